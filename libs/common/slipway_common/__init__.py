@@ -1,0 +1,1 @@
+"""What two or more Slipway services share: events, outbox, consumers, and the one shape of a service."""

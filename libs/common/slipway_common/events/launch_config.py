@@ -1,0 +1,57 @@
+"""One way to launch a worker of a pool. Values only."""
+
+from datetime import datetime
+from typing import ClassVar
+
+import msgspec
+
+
+class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole state of a launch config (its topic is compacted).
+
+    `base_weight` and `price_factor` scale the share that the config gets at equal health; `state` is active, paused,
+    draining or archived. The body (type, image, user data…) stays with the provisioner.
+    """
+
+    launch_config_id: str
+    pool_id: str
+    account_id: str
+    region: str
+    zone: str
+    instance_type: str
+    image_revision: str
+    base_weight: float
+    price_factor: float
+    state: str
+    revision: int
+
+
+class LaunchConfigCreated(LaunchConfigState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.launch_config.created.v1"
+
+
+class LaunchConfigUpdated(LaunchConfigState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.launch_config.updated.v1"
+
+
+class LaunchConfigArchived(LaunchConfigState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.launch_config.archived.v1"
+
+
+class LaunchConfigPaused(LaunchConfigState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.launch_config.paused.v1"
+    reason: str
+    by: str
+    until: datetime | None = None
+
+
+class LaunchConfigResumed(LaunchConfigState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.launch_config.resumed.v1"
+    reason: str
+    by: str
+
+
+class LaunchConfigDraining(LaunchConfigState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.launch_config.draining.v1"
+    reason: str
+    by: str

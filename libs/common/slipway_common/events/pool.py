@@ -1,0 +1,74 @@
+"""What queues ask of a worker pool, and what a pool is. Values only."""
+
+from datetime import datetime
+from typing import ClassVar
+
+import msgspec
+
+
+class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample of one queue. Silence is not zero: after `valid_for_seconds` the report is stale, not empty.
+
+    `claimed` counts tasks that are running now on workers of this pool that Slipway owns.
+    """
+
+    type: ClassVar[str] = "io.slipway.pool.demand_reported.v1"
+    pool_id: str
+    source: str
+    pending: int
+    claimed: int
+    observed_at: datetime
+    valid_for_seconds: float = 300.0
+
+
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole state of a worker pool (its topic is compacted)."""
+
+    pool_id: str
+    min_capacity: int
+    max_capacity: int
+    scaling_ratio: str
+    mode: str
+    paused: bool
+    frozen: bool
+    revision: int
+
+
+class PoolCreated(PoolState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.pool.created.v1"
+
+
+class PoolUpdated(PoolState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.pool.updated.v1"
+
+
+class PoolPaused(PoolState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.pool.paused.v1"
+    reason: str
+    by: str
+
+
+class PoolResumed(PoolState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.pool.resumed.v1"
+    reason: str
+    by: str
+
+
+class PoolFrozen(PoolState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.pool.frozen.v1"
+    reason: str
+
+
+class PoolUnfrozen(PoolState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.pool.unfrozen.v1"
+    reason: str
+    by: str
+
+
+class PoolRolledBack(PoolState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.pool.rolled_back.v1"
+    to_revision: int
+
+
+class PoolDeleted(PoolState, frozen=True, kw_only=True):
+    type: ClassVar[str] = "io.slipway.pool.deleted.v1"

@@ -1,0 +1,42 @@
+"""Ids. UUIDv7 (RFC 9562 §5.7): time-ordered, so that index pages stay warm and "lowest id" means "oldest"."""
+
+import hashlib
+import secrets
+import threading
+import time
+import uuid
+
+_lock = threading.Lock()
+_last_ms = 0
+_counter = 0
+
+
+def new_id() -> str:
+    """A UUIDv7 string; strictly growing within this process, even inside one millisecond."""
+    global _last_ms, _counter
+    with _lock:
+        now_ms = time.time_ns() // 1_000_000
+        if now_ms > _last_ms:
+            _last_ms, _counter = now_ms, secrets.randbits(16)
+        else:
+            _counter += 1
+        ms, counter = _last_ms, _counter
+    # RFC 9562 §6.2 method 1: a counter of 18 bits seeded at random fills rand_a and the head of rand_b.
+    value = (ms & (1 << 48) - 1) << 80 | 0x7 << 76 | (counter >> 6 & 0xFFF) << 64
+    value |= 0b10 << 62 | (counter & 0x3F) << 56 | secrets.randbits(56)
+    return str(uuid.UUID(int=value))
+
+
+def new_secret() -> str:
+    """An unguessable secret of 256 bits, for tokens that are shown once and stored hashed."""
+    return secrets.token_urlsafe(32)
+
+
+def hash_secret(secret: str) -> str:
+    """SHA-256, hexadecimal. Enough for secrets of 256 random bits: nothing to brute-force."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def stable_id(prefix: str, body: bytes) -> str:
+    """An id that is the same for the same body, for example a launch config's."""
+    return f"{prefix}-{hashlib.sha256(body).hexdigest()[:12]}"

@@ -1,0 +1,172 @@
+"""Schemas and roles: one Alembic history per service, each in a schema of its own, plain SQL in the migrations.
+
+Code of release N runs on schemas N and N+1, so readiness asks for a minimum, never for the head.
+"""
+
+import asyncio
+import contextlib
+import sys
+from importlib import resources
+from typing import Any
+
+import asyncpg
+from alembic import command, context
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, pool, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from slipway_common.postgres import role_of, schema_of
+
+# What every service has: the outbox and its numbers, the positions of its consumers, dead letters.
+MESSAGING = """
+CREATE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()';
+
+CREATE TABLE incarnation (id text NOT NULL);
+INSERT INTO incarnation VALUES (replace(gen_random_uuid()::text, '-', ''));
+
+CREATE TABLE outbox_subject (
+    topic text NOT NULL, subject text NOT NULL, revision bigint NOT NULL,
+    touched_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (topic, subject)
+);
+CREATE TABLE outbox (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    event_id uuid NOT NULL, topic text NOT NULL, type text NOT NULL, subject text NOT NULL, key text,
+    revision bigint NOT NULL, value bytea, at timestamptz NOT NULL, traceparent text NOT NULL,
+    headers jsonb,
+    partition integer, number bigint, previous bigint
+);
+CREATE INDEX outbox_unnumbered ON outbox (id) WHERE number IS NULL;
+CREATE INDEX outbox_numbered ON outbox (topic, partition, number) WHERE number IS NOT NULL;
+CREATE TABLE relay_position (
+    topic text NOT NULL, partition integer NOT NULL, number bigint NOT NULL,
+    PRIMARY KEY (topic, partition)
+);
+
+CREATE TABLE consumed (
+    topic text NOT NULL, partition integer NOT NULL, epoch bigint NOT NULL, next_offset bigint NOT NULL,
+    cluster_id text NOT NULL,
+    PRIMARY KEY (topic, partition)
+);
+CREATE TABLE seen_number (
+    topic text NOT NULL, partition integer NOT NULL, source text NOT NULL, number bigint NOT NULL,
+    PRIMARY KEY (topic, partition, source)
+);
+CREATE TABLE seen_event (
+    topic text NOT NULL, source text NOT NULL, event_id text NOT NULL,
+    seen_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (topic, source, event_id)
+);
+CREATE INDEX seen_event_at ON seen_event (seen_at);
+CREATE TABLE gap (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    topic text NOT NULL, partition integer NOT NULL, kind text NOT NULL, detail text NOT NULL,
+    at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE TABLE dead_letter (
+    topic text NOT NULL, partition integer NOT NULL, "offset" bigint NOT NULL,
+    subject text NOT NULL, state text NOT NULL CHECK (state IN ('dead', 'parked')), reason text NOT NULL,
+    key bytea, value bytea, headers jsonb NOT NULL, record_at timestamptz NOT NULL,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (topic, partition, "offset")
+);
+CREATE INDEX dead_letter_subject ON dead_letter (topic, subject);
+"""
+
+
+def messaging(op: Any) -> None:
+    """First line of every service's first migration."""
+    op.execute(MESSAGING)
+
+
+def _sqlalchemy_url(url: str) -> str:
+    """The same database, named as SQLAlchemy wants it for asyncpg."""
+    return make_url(url).set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
+
+
+def script_location(service: str) -> str:
+    return str(resources.files(f"slipway_{schema_of(service)}") / "migrations")
+
+
+def _config(service: str) -> Config:
+    config = Config()
+    config.set_main_option("script_location", script_location(service).replace("%", "%%"))
+    return config
+
+
+def head(service: str) -> str:
+    """The newest revision that this code ships."""
+    revision = ScriptDirectory.from_config(_config(service)).get_current_head()
+    assert revision is not None, f"{service} has no migrations"
+    return revision
+
+
+PREPARE = """
+DO $$ BEGIN CREATE ROLE {role} NOLOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
+DO $$ BEGIN EXECUTE format('GRANT {role} TO %I', current_user);
+EXCEPTION WHEN OTHERS THEN IF SQLERRM NOT LIKE '%concurrently%' THEN RAISE; END IF; END $$;
+CREATE SCHEMA IF NOT EXISTS {schema} AUTHORIZATION {role};
+"""
+
+
+async def upgrade(url: str, service: str) -> None:
+    """Create role and schema of a service if absent and bring its tables to the head. Idempotent.
+
+    Raises asyncpg.PostgresError when the URL's user may not create roles and they are absent.
+    """
+    connection = await asyncpg.connect(url)
+    try:
+        # Two services of one database may be migrated at the same time; roles are global to the server.
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock(7301)")
+            await connection.execute(PREPARE.format(role=role_of(service), schema=schema_of(service)))
+    finally:
+        await connection.close()
+    await _run(url, service)
+
+
+async def _run(url: str, service: str) -> None:
+    engine = create_async_engine(_sqlalchemy_url(url), poolclass=pool.NullPool)
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(_upgrade, service)
+    finally:
+        await engine.dispose()
+
+
+def _upgrade(connection: Connection, service: str) -> None:
+    connection.execute(text(f"SET LOCAL ROLE {role_of(service)}"))
+    connection.execute(text(f"SET LOCAL search_path TO {schema_of(service)}"))
+    connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(current_schema()))"))
+    config = _config(service)
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def run_environment() -> None:
+    """The whole of every service's env.py."""
+    connection = context.config.attributes["connection"]
+    context.configure(connection=connection, target_metadata=None, transaction_per_migration=False)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+async def revision_of(db: Any) -> str | None:
+    """The revision of the connected service's schema; None when it was never migrated."""
+    with contextlib.suppress(asyncpg.UndefinedTableError):
+        revision: str | None = await db.fetchval("SELECT version_num FROM alembic_version")
+        return revision
+    return None
+
+
+def main() -> None:
+    """`python -m slipway_common.migrate URL SERVICE…`: migrate and exit."""
+    url, *services = sys.argv[1:]
+    for service in services:
+        asyncio.run(upgrade(url, service))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,370 @@
+"""The one shape of a service: what it consumes, its views, loops and routes; start, readiness, drain.
+
+Holds no rule of any service. Starting never fails for want of a database or a broker: the process is live, not
+ready, and tries again.
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from slipway_common import kafka, migrate, outbox, postgres, problem, telemetry
+from slipway_common.access import Tokens
+from slipway_common.clock import monotonic_seconds, utc_now
+from slipway_common.consume import Consumer, Handler
+from slipway_common.events.alert import AlertRaised
+from slipway_common.events.service import ServiceHeartbeat
+from slipway_common.postgres import Pool
+from slipway_common.relay import Relay
+from slipway_common.topic_admin import partition_counts
+from slipway_common.topics import TOPICS, Topic
+from slipway_common.views import Reader, View
+
+LOG = telemetry.logger(__name__)
+VERSION: Final = "0.1.0"
+# As long as the longest retention of a topic that outsiders write, and of one whose subjects end, plus a day.
+FORGET_OUTSIDERS: Final = "DELETE FROM seen_event WHERE seen_at < slipway_clock() - interval '7 days'"
+FORGET_SUBJECTS: Final = """
+DELETE FROM outbox_subject WHERE topic = ANY($1) AND touched_at < slipway_clock() - interval '8 days'"""
+
+
+class ServiceSettings(BaseSettings):
+    """Settings of every service, from SLIPWAY_* variables. Durations are in seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="SLIPWAY_", extra="ignore", frozen=True)
+
+    database_url: str
+    kafka: str
+    """Bootstrap servers, host:port,…"""
+    topic_prefix: str = ""
+    """Put before every topic name, so that several deployments can share a cluster."""
+    partitions: int | None = None
+    """Partitions of every topic; unset: the registry's 32. May never change for a deployment."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    instance: str = "0"
+    """Names this replica: static group membership, so that a quick restart moves no partition."""
+    tokens_file: Path | None = None
+    heartbeat_seconds: float = 5.0
+
+
+class Loop(msgspec.Struct, frozen=True):
+    """`step(pool)` does one piece of work; True: there may be more. Else it waits for a ring or the tick."""
+
+    name: str
+    step: Callable[[Pool], Awaitable[bool]]
+    tick_seconds: float = 1.0
+
+
+class Runtime:
+    """What a running service has: set up in the background, so that HTTP answers from the first moment."""
+
+    def __init__(self) -> None:
+        self.pool: Pool | None = None
+        self.schema: str | None = None
+        self.subscriptions: list[kafka.Subscription] = []
+        self.readers: list[Reader] = []
+        self.relay: Relay | None = None
+        self.bells: list[asyncio.Event] = []
+        self.stopping = asyncio.Event()
+
+    def ring(self) -> None:
+        """Something was committed: every loop looks again, the relay publishes."""
+        for bell in self.bells:
+            bell.set()
+        if self.relay is not None and self.pool is not None:
+            self.relay.ring(self.pool)
+
+    def caught_up(self, topic: Topic) -> bool:
+        """Whether this process has read the topic to the end it saw when its partitions were claimed."""
+        return any(s.consumer.topic is topic and s.assigned and s.caught_up() for s in self.subscriptions)
+
+    def unready(self) -> list[str]:
+        reasons = []
+        if self.pool is None:
+            reasons.append("the database or the broker has not answered yet")
+        for subscription in self.subscriptions:
+            waiting = [p for p in subscription.assigned if p not in subscription.owned]
+            if waiting:
+                reasons.append(f"{subscription.name}: partitions {waiting} are assigned but not owned")
+            reasons.extend(f"{subscription.name}/{p}: {why}" for p, why in subscription.stopped.items())
+        reasons += [f"{reader.name} is not read to its end" for reader in self.readers if not reader.ready]
+        return reasons
+
+
+class Service:
+    """Compose one in `main.py`, then `run()`."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: ServiceSettings,
+        *,
+        consumes: Mapping[Topic, Handler] | None = None,
+        views: Sequence[View] = (),
+        loops: Sequence[Loop] = (),
+        routers: Sequence[APIRouter] = (),
+        resources: Sequence[contextlib.AbstractAsyncContextManager[Any]] = (),
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.consumers = [Consumer(name, topic, handle) for topic, handle in (consumes or {}).items()]
+        self.views = views
+        self.loops = [*loops, *self._own_loops()]
+        self.routers = routers
+        self.resources = resources
+        self.runtime = Runtime()
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; then finish the steps under way and stop."""
+        telemetry.configure_logs(self.name)
+        uvicorn.run(
+            self.app(), host=self.settings.host, port=self.settings.port, log_config=None, access_log=False,
+            timeout_graceful_shutdown=5,
+        )  # fmt: skip
+
+    def app(self) -> FastAPI:
+        app = FastAPI(title=f"Slipway {self.name}", version=VERSION, lifespan=self._lifespan)
+        app.state.runtime = self.runtime
+        app.state.tokens = Tokens(self.settings.tokens_file)
+        problem.install(app)
+        app.include_router(_health)
+        for router in self.routers:
+            app.include_router(router)
+        return app
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        main = asyncio.create_task(self._main())
+        main.add_done_callback(_end_process_on_failure)
+        try:
+            yield
+        finally:
+            self.runtime.stopping.set()
+            self.runtime.ring()
+            main.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await main
+
+    async def _main(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for resource in self.resources:
+                await stack.enter_async_context(resource)
+            pool = await self._start_database(stack)
+            tasks: list[asyncio.Task[None]] = []
+            stack.push_async_callback(_cancel, tasks)
+            settings, runtime = self.settings, self.runtime
+            runtime.relay = Relay(
+                self.name, database_url=settings.database_url, kafka=settings.kafka,
+                topic_prefix=settings.topic_prefix, partitions=partition_counts(TOPICS, settings.partitions),
+            )  # fmt: skip
+            tasks.append(asyncio.create_task(runtime.relay.run()))
+            for view in self.views:
+                reader = Reader(
+                    view, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix, ring=runtime.ring
+                )
+                runtime.readers.append(reader)
+                tasks.append(asyncio.create_task(reader.run(pool)))
+            await self._start_consumers(stack, pool)
+            runtime.pool = pool
+            loops = [asyncio.create_task(self._run_loop(loop, pool)) for loop in self.loops]
+            LOG.info("started", version=VERSION, instance=settings.instance)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                # Loops finish the step they are in: an action taken must be recorded. The stack undoes the rest.
+                await asyncio.wait(loops, timeout=5)
+                await _cancel(loops)
+
+    async def _start_database(self, stack: contextlib.AsyncExitStack) -> Pool:
+        while True:
+            try:
+                pool = await postgres.connect(self.settings.database_url, self.name)
+                self.runtime.schema = await migrate.revision_of(pool)
+                if self.runtime.schema is None:
+                    raise OSError(f"the schema of {self.name} is missing: run its migrations")
+            except Exception as error:
+                LOG.warning("database not usable yet", error=repr(error))
+                await asyncio.sleep(0.5)
+                continue
+            stack.push_async_callback(_close_pool, pool)
+            return pool
+
+    async def _start_consumers(self, stack: contextlib.AsyncExitStack, pool: Pool) -> None:
+        if not self.consumers:
+            return
+        settings, runtime = self.settings, self.runtime
+        while True:
+            broker = kafka.connect(settings.kafka, self.name)
+            try:
+                cluster = await kafka.cluster_id(settings.kafka)
+                runtime.subscriptions = [
+                    kafka.Subscription(
+                        broker, pool, consumer, prefix=settings.topic_prefix, instance=settings.instance,
+                        cluster=cluster, ring=runtime.ring,
+                    )
+                    for consumer in self.consumers
+                ]  # fmt: skip
+                await broker.start()
+            except Exception as error:
+                LOG.warning("broker not usable yet", error=repr(error))
+                with contextlib.suppress(Exception):
+                    await broker.stop()
+                await asyncio.sleep(0.5)
+                continue
+            stack.push_async_callback(self._stop_consumers, broker)
+            return
+
+    async def _stop_consumers(self, broker: Any) -> None:
+        for subscription in self.runtime.subscriptions:
+            await subscription.stop()
+        await broker.stop()
+
+    async def _run_loop(self, loop: Loop, pool: Pool) -> None:
+        bell = asyncio.Event()
+        self.runtime.bells.append(bell)
+        failures = 0
+        while not self.runtime.stopping.is_set():
+            bell.clear()
+            try:
+                started = monotonic_seconds()
+                more = await loop.step(pool)
+                telemetry.LOOP_SECONDS.labels(loop.name).observe(monotonic_seconds() - started)
+                failures = 0
+            except Exception as error:
+                failures += 1
+                telemetry.LOOP_FAILURES.labels(loop.name).inc()
+                if postgres.is_infrastructure(error):
+                    LOG.warning("loop will try again", loop=loop.name, error=repr(error))
+                else:
+                    LOG.exception("loop failed", loop=loop.name)
+                await asyncio.sleep(kafka.BACKOFF_SECONDS[min(failures, len(kafka.BACKOFF_SECONDS)) - 1])
+                continue
+            if more:
+                self.runtime.ring()
+                await asyncio.sleep(0)
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(bell.wait(), loop.tick_seconds)
+
+    def _own_loops(self) -> list[Loop]:
+        return [
+            Loop("heartbeat", self._beat, self.settings.heartbeat_seconds),
+            Loop("housekeeping", self._keep_house, 600.0),
+            Loop("watch-ownership", self._watch_ownership, 2.0),
+        ]
+
+    _beat_at = 0.0
+
+    async def _beat(self, pool: Pool) -> bool:
+        if monotonic_seconds() - self._beat_at < self.settings.heartbeat_seconds * 0.9:
+            return False  # rung, not due
+        self._beat_at = monotonic_seconds()
+        beat = ServiceHeartbeat(service=self.name, instance=self.settings.instance, at=utc_now(), version=VERSION)
+        async with pool.acquire() as db, db.transaction():
+            await outbox.enqueue(db, [beat])
+        if self.runtime.relay is not None:
+            self.runtime.relay.ring(pool)
+        return False
+
+    _house_kept_at = -1e9
+
+    async def _keep_house(self, pool: Pool) -> bool:
+        """Forget what can no longer be repeated: outsiders' ids, revisions of subjects that ended long ago."""
+        if monotonic_seconds() - self._house_kept_at < 600:
+            return False
+        self._house_kept_at = monotonic_seconds()
+        ended = [topic.name for topic in TOPICS if not topic.compacted]
+        await pool.execute(FORGET_OUTSIDERS)
+        await pool.execute(FORGET_SUBJECTS, ended)
+        return False
+
+    _alerted = False
+
+    async def _watch_ownership(self, pool: Pool) -> bool:
+        """An assigned partition never stays un-owned unnoticed."""
+        stuck = [s for s in self.runtime.subscriptions if s.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
+        if stuck and not self._alerted:
+            names = ", ".join(s.name for s in stuck)
+            alert = AlertRaised(
+                dedup_key=f"{self.name}/unowned", subject_id=self.name, kind="unowned-partition",
+                summary=f"{self.name} was assigned partitions of {names} but cannot claim them",
+                effect="their events wait", doing="tries again each second",
+                command="look at the service's log and at /readyz",
+            )  # fmt: skip
+            async with pool.acquire() as db, db.transaction():
+                await outbox.enqueue(db, [alert])
+        self._alerted = bool(stuck)
+        return False
+
+
+def _end_process_on_failure(main: asyncio.Task[None]) -> None:
+    """A service whose main task died would look alive and do nothing."""
+    if not main.cancelled() and (error := main.exception()) is not None:
+        LOG.error("service failed", exc_info=error)
+        signal.raise_signal(signal.SIGTERM)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _close_pool(pool: Pool) -> None:
+    try:
+        await asyncio.wait_for(pool.close(), 3)
+    except TimeoutError:
+        pool.terminate()
+
+
+def runtime_of(request: Request) -> Runtime:
+    """FastAPI dependency: the running service."""
+    runtime: Runtime = request.app.state.runtime
+    return runtime
+
+
+def database(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Pool:
+    """FastAPI dependency: the pool; a Problem 503 until the service has started."""
+    if runtime.pool is None:
+        raise problem.Problem(503, "starting", "The service is starting", "try again in a moment")
+    return runtime.pool
+
+
+def ring(request: Request) -> None:
+    """Call after a write has committed: loops and relay look at once."""
+    runtime_of(request).ring()
+
+
+_health = APIRouter(include_in_schema=False)
+
+
+@_health.get("/livez")
+async def livez() -> PlainTextResponse:
+    return PlainTextResponse("ok")
+
+
+@_health.get("/readyz")
+async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> JSONResponse:
+    reasons = runtime.unready()
+    if runtime.pool is not None and not reasons:
+        try:
+            await asyncio.wait_for(runtime.pool.fetchval("SELECT 1"), 2)
+        except Exception as error:
+            reasons.append(f"database: {error!r}")
+    return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+
+@_health.get("/metrics")
+async def metrics() -> PlainTextResponse:
+    return PlainTextResponse(generate_latest(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,87 @@
+"""Logs as JSON lines, metrics for Prometheus, and the trace that is carried from event to event (W3C traceparent)."""
+
+import logging
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+import structlog
+from prometheus_client import Counter, Gauge, Histogram
+
+_traceparent: ContextVar[str] = ContextVar("traceparent", default="")
+
+CONSUMED: Final = Counter("slipway_consumed_total", "Records applied, by what became of them", ["topic", "result"])
+PUBLISHED: Final = Counter("slipway_published_total", "Records acknowledged by the broker", ["topic"])
+OUTBOX_OLDEST: Final = Gauge("slipway_outbox_oldest_seconds", "Age of the oldest event not yet published")
+UNOWNED: Final = Gauge("slipway_unowned_partitions", "Assigned partitions that this process may not write for")
+LOOP_SECONDS: Final = Histogram("slipway_loop_seconds", "One step of a loop", ["loop"])
+LOOP_FAILURES: Final = Counter("slipway_loop_failures_total", "Steps of a loop that raised", ["loop"])
+
+
+def logger(name: str) -> structlog.stdlib.BoundLogger:
+    bound: structlog.stdlib.BoundLogger = structlog.get_logger(name)
+    return bound
+
+
+def configure_logs(service: str, level: int = logging.INFO) -> None:
+    """JSON lines on stdout, for our own logger and for the libraries'."""
+    shared = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _add_trace,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],  # type: ignore[list-item]
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,  # type: ignore[arg-type]
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    # Their INFO tells of every request, fetch and heartbeat.
+    for noisy in ("aiokafka", "uvicorn.access", "httpx2", "httpcore2", "faststream", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def _add_trace(_: object, __: str, event: dict[str, object]) -> dict[str, object]:
+    if trace := _traceparent.get():
+        event["trace_id"] = trace[3:35]
+    return event
+
+
+def child_of(traceparent: str) -> str:
+    """A new span in the same trace; a new trace when `traceparent` is absent or malformed."""
+    parts = traceparent.split("-")
+    trace_id = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else secrets.token_hex(16)
+    return f"00-{trace_id}-{secrets.token_hex(8)}-01"
+
+
+def current_trace() -> str:
+    """The traceparent that events enqueued now continue; empty outside any."""
+    return _traceparent.get()
+
+
+@contextmanager
+def trace(traceparent: str) -> Iterator[None]:
+    """Events enqueued inside continue `traceparent`."""
+    token = _traceparent.set(traceparent)
+    try:
+        yield
+    finally:
+        _traceparent.reset(token)

@@ -1,0 +1,94 @@
+"""Topics on the broker, as the registry says: create what is missing, tell what differs. Deletes nothing."""
+
+import asyncio
+from typing import Final
+
+import msgspec
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import TopicAlreadyExistsError, for_code
+
+from slipway_common.topics import CONSUMED, DAY_MS, TOPICS, Topic, dead_letter_topic
+
+DEAD_LETTER_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(14 * DAY_MS)}
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """One topic as it should be on the broker."""
+
+    name: str
+    partitions: int
+    config: dict[str, str]
+
+
+def wanted(*, prefix: str = "", partitions: int | None = None) -> list[Wanted]:
+    """Every topic and dead-letter topic. `partitions` replaces the registry's count (tests, demo)."""
+    rows = [Wanted(prefix + t.name, partitions or t.partitions, t.config) for t in TOPICS]
+    rows += [Wanted(prefix + dead_letter_topic(t, service), 1, DEAD_LETTER_CONFIG) for t, service in CONSUMED]
+    return rows
+
+
+def partition_counts(topics: tuple[Topic, ...] = TOPICS, partitions: int | None = None) -> dict[str, int]:
+    """Registry name → partition count, for the relay."""
+    return {t.name: partitions or t.partitions for t in topics}
+
+
+async def create(bootstrap_servers: str, *, prefix: str = "", partitions: int | None = None, replicas: int = 1) -> int:
+    """Create the topics that are missing and wait until each has leaders; returns how many were created.
+
+    Raises KafkaError when the broker refuses.
+    """
+    rows = wanted(prefix=prefix, partitions=partitions)
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    await admin.start()
+    try:
+        present = set(await admin.list_topics())
+        missing = [row for row in rows if row.name not in present]
+        if missing:
+            new = [NewTopic(row.name, row.partitions, replicas, topic_configs=row.config) for row in missing]
+            response = await admin.create_topics(new, timeout_ms=30_000)
+            for name, code, *rest in response.topic_errors:
+                if code not in {0, TopicAlreadyExistsError.errno}:
+                    raise for_code(code)(f"{name}: {rest[0] if rest else ''}")
+        await _settle(admin, [row.name for row in rows])
+    finally:
+        await admin.close()
+    return len(missing)
+
+
+async def _settle(admin: AIOKafkaAdminClient, names: list[str]) -> None:
+    """Creation is acknowledged before the leaders are elected; producing then fails."""
+    for _ in range(200):
+        described = await admin.describe_topics(names)
+        if all(t["error_code"] == 0 and all(p["leader"] >= 0 for p in t["partitions"]) for t in described):
+            return
+        await asyncio.sleep(0.05)
+    raise TimeoutError("topics were created, but got no leaders in 10 s")
+
+
+async def diff(bootstrap_servers: str, *, prefix: str = "", partitions: int | None = None) -> list[str]:
+    """How the broker differs from the registry, a sentence per difference."""
+    rows = wanted(prefix=prefix, partitions=partitions)
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    await admin.start()
+    try:
+        present = set(await admin.list_topics())
+        found = [row for row in rows if row.name in present]
+        lines = [f"{row.name}: missing" for row in rows if row.name not in present]
+        if not found:
+            return lines
+        counts = {t["topic"]: len(t["partitions"]) for t in await admin.describe_topics([r.name for r in found])}
+        resources = [ConfigResource(ConfigResourceType.TOPIC, row.name) for row in found]
+        configs: dict[str, dict[str, str]] = {}
+        for response in await admin.describe_configs(resources):
+            for _, _, _, name, entries in response.resources:
+                configs[name] = {entry[0]: entry[1] for entry in entries}
+        for row in found:
+            if counts[row.name] != row.partitions:
+                lines.append(f"{row.name}: {counts[row.name]} partitions, wanted {row.partitions}")
+            for key, value in row.config.items():
+                if configs.get(row.name, {}).get(key) != value:
+                    lines.append(f"{row.name}: {key} is {configs.get(row.name, {}).get(key)}, wanted {value}")
+        return lines
+    finally:
+        await admin.close()

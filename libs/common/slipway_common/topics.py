@@ -1,0 +1,163 @@
+"""Every topic, once. Creation, subscription, decoding, contracts/ and the docs are derived from this table."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.events import alert, launch_config, lease, pool, service, signal, weight, worker
+
+DAY_MS: Final = 86_400_000
+COMPACT: Final = {"cleanup.policy": "compact", "delete.retention.ms": str(7 * DAY_MS)}
+
+
+def retained(days: int) -> dict[str, str]:
+    return {"cleanup.policy": "delete", "retention.ms": str(days * DAY_MS)}
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """One topic. `subject` is what order is promised for, and what is parked behind a dead event.
+
+    `parks` is false for latest-wins inputs: a dead report holds up nothing. `outsiders` may publish to it.
+    """
+
+    name: str
+    events: tuple[type[Any], ...]
+    key: Callable[[Any], str]
+    subject: Callable[[Any], str]
+    producers: frozenset[str]
+    consumers: frozenset[str]
+    config: dict[str, str]
+    partitions: int = 32
+    parks: bool = True
+
+    @property
+    def compacted(self) -> bool:
+        return self.config["cleanup.policy"] == "compact"
+
+
+POOL_DEMAND: Final = Topic(
+    "slipway.pool.demand.v1",
+    events=(pool.DemandReported,),
+    key=lambda event: f"{event.pool_id}/{event.source}",
+    subject=lambda event: f"{event.pool_id}/{event.source}",
+    producers=frozenset({"monitors"}),
+    consumers=frozenset({"provisioner"}),
+    config=COMPACT,
+    parks=False,
+)
+POOL_LIFECYCLE: Final = Topic(
+    "slipway.pool.lifecycle.v1",
+    events=(
+        pool.PoolCreated, pool.PoolUpdated, pool.PoolPaused, pool.PoolResumed, pool.PoolFrozen, pool.PoolUnfrozen,
+        pool.PoolRolledBack, pool.PoolDeleted,
+    ),
+    key=lambda event: event.pool_id,
+    subject=lambda event: event.pool_id,
+    producers=frozenset({"provisioner"}),
+    consumers=frozenset(),
+    config=COMPACT,
+)  # fmt: skip
+LAUNCH_CONFIG_LIFECYCLE: Final = Topic(
+    "slipway.launch-config.lifecycle.v1",
+    events=(
+        launch_config.LaunchConfigCreated, launch_config.LaunchConfigUpdated, launch_config.LaunchConfigArchived,
+        launch_config.LaunchConfigPaused, launch_config.LaunchConfigResumed, launch_config.LaunchConfigDraining,
+    ),
+    key=lambda event: event.launch_config_id,
+    subject=lambda event: event.launch_config_id,
+    producers=frozenset({"provisioner"}),
+    consumers=frozenset({"weight-calculator"}),
+    config=COMPACT,
+)  # fmt: skip
+LAUNCH_CONFIG_SIGNAL: Final = Topic(
+    "slipway.launch-config.signal.v1",
+    events=(signal.SignalRaised,),
+    key=lambda event: event.target_id,
+    subject=lambda event: event.target_id,
+    producers=frozenset({"monitors"}),
+    consumers=frozenset({"provisioner"}),
+    config=retained(3),
+)
+LAUNCH_CONFIG_WEIGHT: Final = Topic(
+    "slipway.launch-config.weight.v1",
+    events=(weight.WeightChanged,),
+    key=lambda event: event.launch_config_id,
+    subject=lambda event: event.launch_config_id,
+    producers=frozenset({"weight-calculator"}),
+    consumers=frozenset({"provisioner"}),
+    config=COMPACT,
+)
+WORKER_LIFECYCLE: Final = Topic(
+    "slipway.worker.lifecycle.v1",
+    events=(
+        worker.WorkerRequested, worker.WorkerDelayed, worker.WorkerLaunched, worker.WorkerLaunchFailed,
+        worker.WorkerRegistered, worker.WorkerClaimed, worker.WorkerIdle, worker.WorkerErrorReported,
+        worker.WorkerStopping, worker.WorkerStopped, worker.WorkerLost,
+    ),
+    key=lambda event: event.worker_id,
+    subject=lambda event: event.worker_id,
+    producers=frozenset({"provisioner"}),
+    consumers=frozenset({"weight-calculator"}),
+    config=retained(7),
+)  # fmt: skip
+LEASE_REQUEST: Final = Topic(
+    "slipway.lease.request.v1",
+    events=(
+        lease.LeaseRequested, lease.LeaseConfirmRequested, lease.LeaseRenewRequested, lease.LeaseCancelRequested,
+        lease.LeaseReleaseRequested,
+    ),
+    key=lambda event: event.lease_pool_id,
+    subject=lambda event: getattr(event, "lease_id", None) or event.request_id,
+    producers=frozenset({"provisioner"}),
+    consumers=frozenset({"lease-broker"}),
+    config=retained(3),
+)  # fmt: skip
+LEASE_LIFECYCLE: Final = Topic(
+    "slipway.lease.lifecycle.v1",
+    events=(
+        lease.LeaseQueued, lease.LeaseGranted, lease.LeaseConfirmed, lease.LeaseReleased, lease.LeaseExpired,
+        lease.LeaseLost, lease.LeaseLimitChanged,
+    ),
+    key=lambda event: event.lease_pool_id,
+    subject=lambda event: getattr(event, "lease_id", None) or getattr(event, "request_id", event.lease_pool_id),
+    producers=frozenset({"lease-broker"}),
+    consumers=frozenset({"provisioner"}),
+    config=retained(7),
+)  # fmt: skip
+SERVICE_HEARTBEAT: Final = Topic(
+    "slipway.service.heartbeat.v1",
+    events=(service.ServiceHeartbeat,),
+    key=lambda event: event.service,
+    subject=lambda event: event.service,
+    producers=frozenset({"provisioner", "weight-calculator", "lease-broker"}),
+    consumers=frozenset({"provisioner"}),
+    config=COMPACT,
+)
+ALERT: Final = Topic(
+    "slipway.alert.v1",
+    events=(alert.AlertRaised, alert.AlertResolved),
+    key=lambda event: event.subject_id,
+    subject=lambda event: event.dedup_key,
+    producers=frozenset({"provisioner", "weight-calculator", "lease-broker"}),
+    consumers=frozenset(),
+    config=retained(7),
+)
+
+TOPICS: Final = (
+    POOL_DEMAND, POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, LAUNCH_CONFIG_WEIGHT,
+    WORKER_LIFECYCLE, LEASE_REQUEST, LEASE_LIFECYCLE, SERVICE_HEARTBEAT, ALERT,
+)  # fmt: skip
+TOPIC_OF: Final = {event: topic for topic in TOPICS for event in topic.events}
+EVENT_OF: Final[dict[str, type[Any]]] = {event.type: event for event in TOPIC_OF}
+DECODERS: Final = {event.type: msgspec.json.Decoder(event) for event in TOPIC_OF}
+CONSUMED: Final = tuple((topic, service) for topic in TOPICS for service in sorted(topic.consumers))
+
+
+def group(service: str, topic: Topic) -> str:
+    """The consumer group of a service on a topic; also names its dead-letter topic."""
+    return f"slipway.{service}.{topic.name}"
+
+
+def dead_letter_topic(topic: Topic, service: str) -> str:
+    return f"{topic.name}.{group(service, topic)}.dlq"
