@@ -1,0 +1,1 @@
+"""Pure decisions: no clock, no chance, no I/O."""

@@ -1,0 +1,167 @@
+"""One decision for one pool: what to launch where, whom to send away, and why. Pure; calls accounting, windows,
+choice and scale_down, and has no rule of its own beyond their order."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from slipway_provisioner.domain import accounting, choice, scale_down, windows
+from slipway_provisioner.domain.pool import Config, Observed
+
+LAUNCHING_MODES = ("enforce", "canary")
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """Start `units` workers of one config; `permit` when this one start is a probe."""
+
+    config: Config
+    units: int
+    permit: int | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps and the reasons for them. Executing it takes no choices."""
+
+    launches: Sequence[Launch]
+    cancel: Sequence[str]
+    tell: Sequence[str]
+    wanted: int
+    serving: int
+    why: dict[str, Any]
+    reconsider_after_seconds: float | None = None  # when time alone may change the decision
+
+    @property
+    def units(self) -> int:
+        return sum(launch.units for launch in self.launches)
+
+
+def plan(observed: Observed, *, now: datetime) -> Plan:
+    """Decide for one pool. The reasons name every config, also those that got nothing."""
+    pool = observed.pool
+    asked = accounting.tasks(observed.demands, trust_stale=False)
+    protected = accounting.tasks(observed.demands, trust_stale=True)
+    needed = accounting.shortfall(pool, asked, observed.fleet)
+    held = _held(observed)
+    launches, configs = _spread(observed, 0 if held else needed)
+    spare = accounting.surplus(pool, protected, observed.fleet)
+    cancel, tell = scale_down.leave(
+        spare, [w for w in observed.waiting if w not in observed.orphaned], observed.idle,
+        idle_timeout_seconds=observed.idle_timeout_seconds, now=now,
+    )  # fmt: skip
+    got = sum(launch.units for launch in launches)
+    why = {
+        "tasks": asked,
+        "sources": {
+            d.source: {"pending": d.pending, "claimed": d.claimed, "gone": d.gone, "stale": d.stale}
+            for d in observed.demands
+        },
+        "wanted": accounting.wanted(pool, asked),
+        "serving": observed.fleet.serving,
+        "leaving": observed.fleet.leaving,
+        "needed": needed,
+        "launched": got,
+        "because": held or _because(needed, got, cancel, tell),
+        "configs": configs,
+    }
+    return Plan(
+        launches=launches,
+        cancel=[*observed.orphaned, *cancel],
+        tell=tell,
+        wanted=accounting.wanted(pool, asked),
+        serving=observed.fleet.serving,
+        why=why,
+        reconsider_after_seconds=observed.idle_timeout_seconds if spare > len(cancel) + len(tell) else None,
+    )
+
+
+def _held(observed: Observed) -> str:
+    """Why nothing may launch in this pool at all; empty when it may."""
+    pool = observed.pool
+    if observed.stopped:
+        return observed.stopped
+    for is_so, reason in (
+        (pool.deleted, "the pool is deleted"),
+        (pool.frozen, "the pool is frozen"),
+        (pool.paused, "the pool is paused"),
+        (pool.mode not in LAUNCHING_MODES, f"mode {pool.mode}: decided and recorded, not launched"),
+    ):
+        if is_so:
+            return reason
+    return ""
+
+
+def _spread(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, Any]]:
+    """Probes first (each is one unit of real demand), then shares by weight within windows."""
+    launches: list[Launch] = []
+    candidates: list[choice.Candidate] = []
+    notes: dict[str, Any] = {}
+    silent = observed.calculator_silent_seconds > 0
+    for config in observed.configs:
+        room, limiting = windows.room(config, calculator_silent=silent)
+        weight = windows.trusted_weight(config, calculator_silent_seconds=observed.calculator_silent_seconds)
+        notes[config.id] = note = {"weight": weight, "room": room, "limited_by": limiting, "launched": 0}
+        if not config.active:
+            note["lost"] = "not active"
+        elif config.stopped:
+            note["lost"] = config.stopped
+        elif config.closed:
+            if config.permit is None:
+                note["lost"] = "closed, no probe is due"
+            elif len(launches) < needed:
+                launches.append(Launch(config=config, units=1, permit=config.permit))
+                note["launched"], note["probe"] = 1, config.permit
+            else:
+                note["lost"] = "closed, its probe waits for demand"
+        elif room == 0:
+            note["lost"] = f"the {limiting} window is full"
+        else:
+            candidates.append(choice.Candidate(config.id, weight, room))
+    left = needed - len(launches)
+    if observed.pool.mode == "canary":
+        left = min(left, 1 - observed.fleet.serving)
+    by_id = {config.id: config for config in observed.configs}
+    if silent and observed.attempt_due and left > 0 and not candidates:
+        # Nobody folds failures while the calculator is away; without this a pool could wait for ever.
+        open_ = [c for c in observed.configs if c.active and not c.stopped]
+        candidates = [choice.Candidate(c.id, c.prior_weight, 1) for c in open_]
+        left = 1
+    for config_id, units in choice.choose(candidates, max(0, left), drawn=observed.pool.drawn).items():
+        launches.append(Launch(config=by_id[config_id], units=units))
+        notes[config_id]["launched"] = units
+    for candidate in candidates:
+        if not notes[candidate.config_id]["launched"]:
+            notes[candidate.config_id]["lost"] = "nothing left for its share" if needed else "nothing is needed"
+    return launches, notes
+
+
+def _because(needed: int, got: int, cancel: Sequence[str], tell: Sequence[str]) -> str:
+    if got:
+        return f"{needed} needed" if got == needed else f"{needed} needed, room for {got}"
+    if needed:
+        return f"{needed} needed, but no config may launch now"
+    if cancel or tell:
+        return f"{len(cancel)} cancelled and {len(tell)} told to leave: more than is wanted"
+    return "nothing is needed"
+
+
+def check_plan(observed: Observed, plan: Plan) -> list[str]:
+    """What is wrong with a plan; empty for every plan that `plan` makes. Checked again before each commit."""
+    pool, fleet = observed.pool, observed.fleet
+    after = fleet.serving + plan.units
+    problems = []
+    if plan.units and after > pool.max_capacity:
+        problems.append(f"{after} would serve, above the maximum of {pool.max_capacity}")
+    if plan.units and after + fleet.leaving > pool.max_capacity + pool.min_capacity:
+        problems.append(f"{after} serving and {fleet.leaving} leaving exceed maximum + minimum")
+    if plan.units and _held(observed):
+        problems.append(f"launches although {_held(observed)}")
+    problems += [
+        f"launches on {launch.config.id}, which is not active"
+        for launch in plan.launches
+        if not launch.config.active or launch.config.stopped
+    ]
+    if not set(plan.tell) <= {w.worker_id for w in observed.idle}:
+        problems.append("tells a worker to leave that is not idle")
+    return problems

@@ -1,0 +1,89 @@
+"""What a planner sees of a pool: its limits, its demand, its fleet, and its ways to launch. Values only."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from fractions import Fraction
+
+import msgspec
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits and switches of one worker pool. `drawn` counts the launches ever chosen: it places the next draw."""
+
+    id: str
+    min_capacity: int
+    max_capacity: int
+    scaling_ratio: Fraction
+    mode: str = "enforce"
+    paused: bool = False
+    frozen: bool = False
+    deleted: bool = False
+    drawn: int = 0
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest report of one source. `gone` are the tasks of it that ended, or will not go on, since it was taken."""
+
+    source: str
+    pending: int
+    claimed: int
+    gone: int
+    stale: bool
+    traceparent: str = ""
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers by what they count as. `serving` = requested … running and not told to leave."""
+
+    serving: int
+    leaving: int
+
+
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
+    """A running worker without a task since `since`."""
+
+    worker_id: str
+    since: datetime
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of one config: what is under way, and how many failures the weight has not taken in yet."""
+
+    in_flight: int = 0
+    failures: int = 0
+    folded: int = 0
+    window: int
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to launch, with what is known of it. `permit` is a probe permit that nobody has spent."""
+
+    id: str
+    account_id: str
+    lease_pool_id: str
+    image_revision: str
+    active: bool
+    stopped: str = ""  # why no launch may start in its account; empty: it may
+    weight: float
+    prior_weight: float  # its weight if nothing were known of its health
+    closed: bool = False
+    permit: int | None = None
+    launch: Stage
+    boot: Stage
+    claim: Stage
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one decision may look at, read under the pool's lock."""
+
+    pool: Pool
+    demands: Sequence[Demand]
+    fleet: Fleet
+    configs: Sequence[Config]
+    waiting: Sequence[str] = ()  # ids of workers that still wait for admission, oldest first
+    orphaned: Sequence[str] = ()  # waiting workers whose config may not launch any more
+    idle: Sequence[Idle] = ()  # longest idle first
+    idle_timeout_seconds: float
+    calculator_silent_seconds: float = 0.0  # beyond the time after which it counts as silent
+    attempt_due: bool = False  # with a silent calculator: the pool's one attempt per 30 s is due
+    stopped: str = ""  # why nothing may launch in this pool, by an operator's brake

@@ -1,0 +1,1 @@
+"""Facts from Kafka → rows; one file per topic. Handlers record, loops decide."""

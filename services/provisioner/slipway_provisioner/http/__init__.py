@@ -1,0 +1,1 @@
+"""Routes: for people and monitors (pools), for machines (workers), for the curious (decisions)."""

@@ -1,0 +1,164 @@
+"""Pools, launch configs, demand and brakes, for people and monitors."""
+
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from slipway_common.access import Credentials, check, require
+from slipway_common.declaration import Invalid, parse
+from slipway_common.events.pool import DemandReported
+from slipway_common.postgres import Pool
+from slipway_common.problem import Problem
+from slipway_common.service import database, ring
+from slipway_provisioner.handlers import demand as demand_handler
+from slipway_provisioner.store import brakes, configs, declarations, pools
+
+router = APIRouter(tags=["pools"])
+Database = Annotated[Pool, Depends(database)]
+Caller = Annotated[str, Depends(require("launch-configs:write"))]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DemandBody(Body):
+    """Tasks of one source. `claimed` counts tasks on this pool's own workers only."""
+
+    pending: int = Field(ge=0, le=demand_handler.TASKS_MAX)
+    claimed: int = Field(0, ge=0, le=demand_handler.TASKS_MAX)
+    observed_at: AwareDatetime
+    valid_for_seconds: float = Field(300.0, gt=0, le=86_400)
+    source: str = Field(min_length=1, max_length=200)
+
+
+class PauseBody(Body):
+    reason: str = Field(min_length=1, max_length=500)
+    until: AwareDatetime | None = None
+
+
+class BrakeBody(PauseBody):
+    scope: str = Field(pattern="^(all|account|pool)$")
+    scope_id: str = ""
+
+
+def no_pool(pool_id: str) -> Problem:
+    return Problem(404, "unknown-pool", "No such pool", f"no pool {pool_id!r} is declared; see `slipway pool ls`")
+
+
+@router.put("/declaration")
+async def put_declaration(
+    request: Request, db: Database, _: Annotated[str, Depends(require("declaration:write"))], dry_run: bool = False
+) -> dict[str, Any]:
+    """Apply a whole declaration, or tell what would change. Atomic and idempotent."""
+    try:
+        body = msgspec.json.decode(await request.body())
+        declared = parse(body)
+    except msgspec.DecodeError as error:
+        raise Problem(400, "not-json", "The body is not JSON", str(error)) from error
+    except Invalid as error:
+        problems = [msgspec.to_builtins(problem) for problem in error.problems]
+        detail = "; ".join(f"{p.path}: {p.reason}" for p in error.problems)
+        raise Problem(422, "invalid-declaration", "The declaration is not valid", detail, errors=problems) from error
+    async with db.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            changes = await declarations.apply(connection, declared, providers=request.app.state.providers)
+        except declarations.Refused as error:
+            await transaction.rollback()
+            raise Problem(409, "declaration-refused", "The declaration cannot be applied", str(error)) from error
+        except BaseException:
+            await transaction.rollback()
+            raise
+        await (transaction.rollback() if dry_run else transaction.commit())
+    ring(request)
+    return {"items": [msgspec.to_builtins(change) for change in changes], "applied": not dry_run}
+
+
+@router.get("/pools")
+async def list_pools(db: Database) -> dict[str, Any]:
+    return {"items": await pools.summaries(db)}
+
+
+@router.get("/pools/{pool_id}")
+async def get_pool(pool_id: str, db: Database) -> dict[str, Any]:
+    found = await pools.summaries(db, pool_id)
+    if not found:
+        raise no_pool(pool_id)
+    return found[0]
+
+
+@router.put("/pools/{pool_id}/demand")
+async def put_demand(
+    pool_id: str, body: DemandBody, request: Request, db: Database, credentials: Credentials
+) -> dict[str, Any]:
+    """Report demand without Kafka. Older than what is known: accepted, changes nothing (`stored` says so)."""
+    check(request, credentials, f"demand:write:{pool_id}")
+    report = DemandReported(pool_id=pool_id, **body.model_dump())
+    async with db.acquire() as connection, connection.transaction():
+        now = await pools.now(connection)
+        if reason := demand_handler.problem(report, now):
+            raise Problem(422, "demand-refused", "The report cannot be believed", reason)
+        if pool_id not in await pools.known(connection, [pool_id]):
+            raise no_pool(pool_id)
+        trace = request.headers.get("traceparent", "")
+        stored = await demand_handler.store_reports(connection, [(report, trace)])
+    ring(request)
+    return {"stored": stored}
+
+
+@router.get("/launch-configs")
+async def list_configs(db: Database, pool: str | None = None) -> dict[str, Any]:
+    return {"items": await pools.config_summaries(db, pool)}
+
+
+@router.post("/launch-configs/{config_id}/pause")
+async def pause(config_id: str, body: PauseBody, request: Request, db: Database, by: Caller) -> dict[str, Any]:
+    """No start commits for the config after this has answered. Intents that wait are cancelled."""
+    async with db.acquire() as connection, connection.transaction():
+        if not await configs.pause(connection, config_id, reason=body.reason, by=by, until=body.until):
+            raise _no_config(config_id, "active, or `until` has passed")
+    ring(request)
+    return {"id": config_id, "state": "paused"}
+
+
+@router.post("/launch-configs/{config_id}/resume")
+async def resume(config_id: str, body: PauseBody, request: Request, db: Database, by: Caller) -> dict[str, Any]:
+    async with db.acquire() as connection, connection.transaction():
+        if not await configs.resume(connection, config_id, reason=body.reason, by=by):
+            raise _no_config(config_id, "paused")
+    ring(request)
+    return {"id": config_id, "state": "active"}
+
+
+@router.post("/stop-launching")
+async def stop_launching(
+    body: BrakeBody, request: Request, db: Database, by: Annotated[str, Depends(require("launching:stop"))]
+) -> dict[str, Any]:
+    """The brake: works without Kafka; no start commits after this has answered."""
+    async with db.acquire() as connection, connection.transaction():
+        await brakes.pull(connection, body.scope, body.scope_id, reason=body.reason, by=by, until=body.until)
+    ring(request)
+    return {"scope": body.scope, "scope_id": body.scope_id, "stopped": True}
+
+
+@router.post("/start-launching")
+async def start_launching(
+    body: BrakeBody, request: Request, db: Database, _: Annotated[str, Depends(require("launching:stop"))]
+) -> dict[str, Any]:
+    async with db.acquire() as connection, connection.transaction():
+        released = await brakes.release(connection, body.scope, body.scope_id)
+    ring(request)
+    return {"scope": body.scope, "scope_id": body.scope_id, "stopped": False, "was_stopped": released}
+
+
+def _no_config(config_id: str, wanted: str) -> Problem:
+    return Problem(
+        409, "wrong-config-state", "The launch config is not in that state", f"{config_id} is unknown or not {wanted}"
+    )
+
+

@@ -1,0 +1,220 @@
+"""What machines say. A repeated fact is fine; an impossible one is refused and changes nothing."""
+
+import hmac
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from slipway_common.access import Credentials, bearer
+from slipway_common.ids import hash_secret, new_secret
+from slipway_common.lifecycle import IllegalTransition, State
+from slipway_common.postgres import Connection, Pool
+from slipway_common.problem import Problem
+from slipway_common.service import database, ring
+from slipway_provisioner import metrics
+from slipway_provisioner.domain import workers as domain
+from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.loops.launch import batch_secret
+from slipway_provisioner.store import batches, demand, leases, pools, workers
+
+router = APIRouter(prefix="/workers", tags=["workers"])
+Database = Annotated[Pool, Depends(database)]
+CLAMP: Final = timedelta(minutes=2)  # a machine's clock further off than this is not believed
+UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Registration(Body):
+    batch_id: Annotated[str, Field(pattern=f"^{UUID.pattern}$")]
+    secret: Text
+    instance_id: Text
+
+
+class Claim(Body):
+    task_id: Text
+    source: Text
+    at: AwareDatetime
+
+
+class At(Body):
+    at: AwareDatetime
+
+
+class Fault(Body):
+    kind: Text
+    detail: str = Field("", max_length=4000)
+
+
+def refused(error: IllegalTransition) -> Problem:
+    return Problem(409, "wrong-state", "Not possible in the worker's state", str(error))
+
+
+@router.post("/register")
+async def register(body: Registration, request: Request, db: Database) -> dict[str, Any]:
+    """Exchange the batch secret for the worker's own token; once per instance, repeatable until the token is used."""
+    key = request.app.state.settings.registration_key
+    if not hmac.compare_digest(batch_secret(key, body.batch_id), body.secret):
+        raise Problem(401, "bad-secret", "The secret is not this batch's", "")
+    token = new_secret()
+    async with db.acquire() as connection, connection.transaction():
+        if await batches.lock(connection, body.batch_id) is None:
+            raise Problem(404, "unknown-batch", "No such launch batch", body.batch_id)
+        worker = await workers.by_instance(connection, body.batch_id, body.instance_id)
+        if worker is None:
+            worker = await _lowest_unbound(connection, body)
+        if worker.registered_at is not None:
+            worker = await _again(connection, worker, token)
+        else:
+            worker = await _first(connection, worker, body.instance_id, token)
+    ring(request)
+    return {"worker_id": worker.id, "token": token, "pool_id": worker.pool_id}
+
+
+async def _lowest_unbound(db: Connection, body: Registration) -> Worker:
+    for worker in await workers.lock_batch(db, body.batch_id):
+        if worker.instance_id is None:
+            return worker
+    raise Problem(
+        409, "surplus-instance", "Nobody asked for this instance", "every intent of the batch has one; it will be ended"
+    )
+
+
+async def _first(db: Connection, worker: Worker, instance_id: str, token: str) -> Worker:
+    now = await pools.now(db)
+    try:
+        after, event = domain.registered(worker, instance_id, hash_secret(token), now)
+    except IllegalTransition as error:
+        raise refused(error) from error
+    (freed,) = await leases.release(db, [after], "registered")
+    await workers.save(db, [(freed, event)])
+    return freed
+
+
+async def _again(db: Connection, worker: Worker, token: str) -> Worker:
+    """The first answer was lost: a new token replaces the one that was never used."""
+    if worker.state is State.STOPPED:
+        raise Problem(410, "worker-gone", "The worker has ended", worker.id)
+    if worker.token_used:
+        raise Problem(409, "already-registered", "The instance has registered and used its token", worker.id)
+    after = msgspec.structs.replace(worker, token_sha256=hash_secret(token))
+    await workers.save_silently(db, [after])
+    return after
+
+
+async def _authenticated(db: Connection, worker_id: str, credentials: Any) -> Worker:
+    """The worker whose token this is, locked."""
+    secret = bearer(credentials)
+    worker = await workers.lock_one(db, worker_id) if UUID.fullmatch(worker_id) else None
+    if worker is None:
+        raise Problem(404, "unknown-worker", "No such worker", worker_id)
+    if worker.token_sha256 is None or not hmac.compare_digest(worker.token_sha256, hash_secret(secret)):
+        raise Problem(401, "foreign-token", "The token is not this worker's", "use the one that registration gave")
+    if worker.state is State.STOPPED:
+        raise Problem(410, "worker-gone", "The worker has ended", worker.reason)
+    now = await pools.now(db)
+    return msgspec.structs.replace(worker, token_used=True, heard_at=now)
+
+
+def _clamped(at: datetime, now: datetime) -> datetime:
+    """The machine's time, capped at receipt, and at most two minutes before it."""
+    believed = min(max(at, now - CLAMP), now)
+    if abs(at - now) > CLAMP:
+        metrics.CLAMPED.inc()
+    return believed
+
+
+def _answer(worker: Worker) -> dict[str, Any]:
+    leaving = worker.state is State.STOPPING
+    return {"terminate": leaving, "reason": worker.reason if leaving else ""}
+
+
+@router.post("/{worker_id}/claimed")
+async def claimed(
+    worker_id: str, body: Claim, request: Request, db: Database, credentials: Credentials
+) -> dict[str, Any]:
+    """A task begins. It ends with the next idle or stopped."""
+    async with db.acquire() as connection, connection.transaction():
+        worker = await _authenticated(connection, worker_id, credentials)
+        at = _clamped(body.at, await pools.now(connection))
+        try:
+            change = domain.claimed(worker, body.task_id, body.source, at)
+        except IllegalTransition as error:
+            raise refused(error) from error
+        if await demand.open_claim(connection, worker_id, body.task_id, worker.pool_id, body.source, at):
+            worker = change[0]
+            await workers.save(connection, [change], at=at)
+        else:
+            await workers.save_silently(connection, [worker])
+    ring(request)
+    return _answer(worker)
+
+
+@router.post("/{worker_id}/idle")
+async def idle(worker_id: str, body: At, request: Request, db: Database, credentials: Credentials) -> dict[str, Any]:
+    """The task has ended."""
+    async with db.acquire() as connection, connection.transaction():
+        worker = await _authenticated(connection, worker_id, credentials)
+        at = _clamped(body.at, await pools.now(connection))
+        try:
+            change = domain.idle(worker, at)
+        except IllegalTransition as error:
+            raise refused(error) from error
+        if await demand.close_claims(connection, [worker_id], at):
+            worker = change[0]
+            await workers.save(connection, [change], at=at)
+        else:
+            await workers.save_silently(connection, [worker])
+    ring(request)
+    return _answer(worker)
+
+
+@router.post("/{worker_id}/heartbeat")
+async def heartbeat(worker_id: str, db: Database, credentials: Credentials) -> dict[str, Any]:
+    async with db.acquire() as connection, connection.transaction():
+        worker = await _authenticated(connection, worker_id, credentials)
+        await workers.save_silently(connection, [worker])
+    return _answer(worker)
+
+
+@router.get("/{worker_id}/should-terminate")
+async def should_terminate(worker_id: str, db: Database, credentials: Credentials) -> dict[str, Any]:
+    """Asked between tasks. Counts as a heartbeat."""
+    return await heartbeat(worker_id, db, credentials)
+
+
+@router.post("/{worker_id}/error")
+async def report_error(worker_id: str, body: Fault, db: Database, credentials: Credentials) -> dict[str, Any]:
+    async with db.acquire() as connection, connection.transaction():
+        worker = await _authenticated(connection, worker_id, credentials)
+        try:
+            change = domain.error_reported(worker, body.kind, body.detail)
+        except IllegalTransition as error:
+            raise refused(error) from error
+        await workers.save(connection, [change])
+    return _answer(change[0])
+
+
+@router.post("/{worker_id}/stopped")
+async def has_stopped(
+    worker_id: str, body: At, request: Request, db: Database, credentials: Credentials
+) -> dict[str, Any]:
+    """The last act of a machine that ends by itself; its task, if any, has ended."""
+    async with db.acquire() as connection, connection.transaction():
+        worker = await _authenticated(connection, worker_id, credentials)
+        now = await pools.now(connection)
+        try:
+            change = domain.stopped(worker, "ended by itself", now)
+        except IllegalTransition as error:
+            raise refused(error) from error
+        await demand.close_claims(connection, [worker_id], _clamped(body.at, now))
+        await workers.save(connection, [change])
+    ring(request)
+    return {"terminate": True, "reason": "ended by itself"}

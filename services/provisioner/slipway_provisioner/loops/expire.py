@@ -1,0 +1,102 @@
+"""Deadlines of workers: boots that took too long, workers that idle in vain, leave-takings that need help."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.lifecycle import State
+from slipway_common.postgres import Pool
+from slipway_common.telemetry import logger
+from slipway_provisioner.domain.workers import Worker, stopping
+from slipway_provisioner.providers.port import OutcomeUnknown, Provider
+from slipway_provisioner.settings import Settings
+from slipway_provisioner.store import accounts, configs, leases, pools, workers
+
+LOG = logger(__name__)
+
+OVERDUE_BOOTS: Final = """
+SELECT id::text FROM worker WHERE state = 'starting' AND launched_at < slipway_clock() - $1 * interval '1 s'
+ORDER BY id LIMIT 200"""
+# Idle although a source of its pool has had tasks pending for as long; `throughout`: for all of its idle time.
+IDLE_IN_VAIN: Final = """
+SELECT w.id::text, bool_or(d.pending_since <= w.idle_since) AS throughout
+FROM worker w JOIN demand d ON d.pool_id = w.pool_id
+WHERE w.state = 'running' AND w.idle_since < slipway_clock() - $1 * interval '1 s'
+    AND d.pending_since < slipway_clock() - $1 * interval '1 s'
+    AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
+GROUP BY w.id ORDER BY w.id LIMIT 200"""
+UNHEARD: Final = """
+SELECT id::text FROM worker WHERE state = 'running' AND heard_at < slipway_clock() - $1 * interval '1 s'
+ORDER BY id LIMIT 200"""
+# One that never registered cannot hear us; the others may end by themselves first.
+TO_END: Final = """
+SELECT id::text, account_id, instance_id FROM worker
+WHERE state = 'stopping' AND instance_id IS NOT NULL
+    AND (registered_at IS NULL OR stopping_at < slipway_clock() - $1 * interval '1 s')
+    AND (termination_asked_at IS NULL OR termination_asked_at < slipway_clock() - $2 * interval '1 s')
+ORDER BY id LIMIT 50"""
+ASKED: Final = "UPDATE worker SET termination_asked_at = slipway_clock() WHERE id = ANY($1::uuid[])"
+
+
+async def expire_next(pool: Pool, *, settings: Settings) -> bool:
+    """Tell overdue workers to leave, with the outcome that says what failed."""
+    async with pool.acquire() as db:
+        async with db.transaction():
+            ids = [row["id"] for row in await db.fetch(OVERDUE_BOOTS, settings.boot_timeout_seconds)]
+            boots = [w for w in await workers.lock(db, ids) if w.state is State.STARTING]
+            now = await pools.now(db)
+            await workers.save(db, [stopping(w, "did not register in time", now, _boot_failed(w)) for w in boots])
+        async with db.transaction():
+            rows = await db.fetch(IDLE_IN_VAIN, settings.give_up_idle_seconds)
+            throughout = {row["id"]: row["throughout"] for row in rows}
+            idle = [w for w in await workers.lock(db, sorted(throughout)) if w.state is State.RUNNING and w.idle_since]
+            now = await pools.now(db)
+            given_up = [
+                stopping(w, "idle while tasks wait", now, _claim_failed(w, evidence=throughout[w.id])) for w in idle
+            ]
+            await workers.save(db, given_up)
+        async with db.transaction():
+            ids = [row["id"] for row in await db.fetch(UNHEARD, settings.heard_timeout_seconds)]
+            unheard = [w for w in await workers.lock(db, ids) if w.state is State.RUNNING]
+            now = await pools.now(db)
+            await workers.save(db, [stopping(w, "not heard from", now) for w in unheard])
+        async with db.transaction():
+            await configs.resume_overdue(db)
+        async with db.transaction():
+            await leases.renew(db)
+    return bool(boots or idle or unheard)
+
+
+def _boot_failed(worker: Worker) -> Outcome:
+    return Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, worker.image_revision, "boot_timeout")
+
+
+def _claim_failed(worker: Worker, *, evidence: bool) -> Outcome | None:
+    """A worker that never claimed ends its claim stage; it is evidence only if there was work all the while."""
+    if worker.first_claimed_at is not None:
+        return None
+    if not evidence:
+        return Outcome(Stage.CLAIM, Result.FAILED, Scope.NOTHING, "", "never_claimed")
+    return Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, worker.image_revision, "never_claimed")
+
+
+async def end_instances(pool: Pool, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
+    """End the instances of workers that leave and do not end by themselves. The reaper proves them gone."""
+    async with pool.acquire() as db:
+        rows = await db.fetch(TO_END, settings.stop_grace_seconds, settings.reap_seconds)
+        owners = {row["account_id"]: await accounts.get(db, row["account_id"]) for row in rows}
+
+    async def end(row: Any) -> str | None:
+        account = owners[row["account_id"]]
+        try:
+            await providers[account.provider].terminate(account, row["instance_id"])
+        except OutcomeUnknown as error:
+            LOG.warning("terminate will be tried again", instance=row["instance_id"], error=str(error))
+            return None
+        return str(row["id"])
+
+    ended = [worker_id for worker_id in await asyncio.gather(*(end(row) for row in rows)) if worker_id]
+    if ended:
+        await pool.execute(ASKED, ended)
+    return False

@@ -1,0 +1,225 @@
+"""Admitted intents become provider calls, and calls become recorded facts. Runs outside every consumer.
+
+Intent before action: the start statement commits body, token and deadline; only then is the call made. Its outcome
+is recorded by a transition; an outcome nobody knows is loops/resolve's.
+"""
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from slipway_common import outbox
+from slipway_common.clock import monotonic_seconds
+from slipway_common.events.lease import LeaseConfirmRequested, LeaseRenewRequested
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.ids import new_id
+from slipway_common.lifecycle import State
+from slipway_common.postgres import Connection, Pool
+from slipway_common.telemetry import logger
+from slipway_provisioner import metrics
+from slipway_provisioner.domain.binding import bind
+from slipway_provisioner.domain.workers import Change, calling, delayed, launch_failed, launched
+from slipway_provisioner.providers.port import Account, CreateRequest, OutcomeUnknown, Provider, Refused
+from slipway_provisioner.settings import Settings
+from slipway_provisioner.store import accounts, batches, leases, pools, workers
+from slipway_provisioner.store.batches import Batch
+
+LOG = logger(__name__)
+
+# Shared with every other start; a pause, freeze, drain, archive, brake or mode change excludes it. What has committed
+# before this statement is seen by it, so no start commits after a brake.
+MAY_START = """
+SELECT c.account_id, c.id, c.pool_id, c.zone, c.instance_type, c.image_revision, c.settings,
+    c.state = 'active' AND p.mode IN ('enforce', 'canary') AND NOT p.paused AND NOT p.frozen AND NOT p.deleted
+    AND NOT EXISTS (SELECT FROM brake b WHERE (b.until IS NULL OR b.until > slipway_clock()) AND (
+        b.scope = 'all' OR (b.scope = 'pool' AND b.scope_id = p.id)
+        OR (b.scope = 'account' AND b.scope_id = c.account_id))) AS may_start
+FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id, brake_guard g
+WHERE c.id = $1 FOR SHARE OF p, c, g"""
+
+
+def batch_secret(key: str, batch_id: str) -> str:
+    """The registration secret of a batch: derived, so that it stands in no table."""
+    return hmac.new(key.encode(), batch_id.encode(), hashlib.sha256).hexdigest()
+
+
+class Launcher:
+    """Starts and records provider calls; at most `calls_in_flight_max` at a time in this process."""
+
+    def __init__(self, settings: Settings, providers: Mapping[str, Provider]) -> None:
+        self.settings = settings
+        self.providers = providers
+        self.calls: set[asyncio.Task[None]] = set()
+
+    async def launch_next(self, pool: Pool) -> bool:
+        """Start what may start; False when nothing was admitted or every place is taken."""
+        free = self.settings.calls_in_flight_max - len(self.calls)
+        if free <= 0 or not self.settings.launching:
+            return False
+        async with pool.acquire() as db:
+            candidates = [row["id"] for row in await db.fetch(leases.CANDIDATES, min(free, 16))]
+            started = False
+            for lease_id in candidates:
+                began = monotonic_seconds()
+                if (start := await self._start(db, lease_id)) is not None:
+                    started = True
+                    task = asyncio.create_task(self._call(pool, *start, began=began))
+                    self.calls.add(task)
+                    task.add_done_callback(self.calls.discard)
+        return started
+
+    async def drain(self) -> None:
+        """Let calls under way end and be recorded; what is cut off is resolved by the next process."""
+        if self.calls:
+            await asyncio.wait(self.calls, timeout=4)
+
+    async def _start(self, db: Connection, lease_id: str) -> tuple[Batch, Account] | None:
+        """The start statement: the one commit after which a call may be made. None: not now."""
+        settings = self.settings
+        async with db.transaction():
+            config_id = await db.fetchval("SELECT launch_config_id FROM lease WHERE id = $1", lease_id)
+            config = await db.fetchrow(MAY_START, config_id)
+            if config is None or not config["may_start"]:
+                return None
+            lease = await leases.lock(db, lease_id, skip_locked=True)
+            if lease is None or lease.state == "ended":
+                return None
+            waiting = await workers.lock_leased(db, lease_id)
+            if not waiting:
+                return None
+            now = await pools.now(db)
+            needed = timedelta(seconds=settings.call_timeout_seconds + settings.clock_skew_seconds)
+            if lease.expires_at - now <= needed:
+                await self._renew_first(db, lease)
+                return None
+            account = await accounts.get(db, config["account_id"])
+            batch_id = new_id()
+            # The body is committed, the secret is not part of it.
+            body = {
+                "id": config["id"], "zone": config["zone"], "instance_type": config["instance_type"],
+                "image": config["image_revision"], "settings": config["settings"],
+            }  # fmt: skip
+            batch = Batch(
+                id=batch_id, launch_config_id=config["id"], account_id=account.id, lease_id=lease_id,
+                token=f"{settings.deployment}-{batch_id}", body=body, units=len(waiting),
+            )  # fmt: skip
+            await batches.insert(db, batch, call_timeout_seconds=settings.call_timeout_seconds)
+            await workers.save_silently(db, [calling(worker, batch_id) for worker in waiting])
+            if lease.state == "reserved":
+                confirm = LeaseConfirmRequested(
+                    lease_pool_id=lease.lease_pool_id, lease_id=lease_id, fencing_token=lease.fencing_token
+                )
+                await outbox.enqueue(db, [outbox.Traced(confirm, lease.traceparent)])
+        return batch, account
+
+    async def _renew_first(self, db: Connection, lease: leases.Lease) -> None:
+        """Too little is left for a call: ask for more once per skew time, and start when the answer is here."""
+        asked: Any = await db.fetchval(
+            "UPDATE lease SET renewed_at = slipway_clock() "
+            "WHERE id = $1 AND renewed_at < slipway_clock() - $2 * interval '1 s' RETURNING true",
+            lease.id, self.settings.clock_skew_seconds,
+        )  # fmt: skip
+        if asked:
+            renew = LeaseRenewRequested(
+                lease_pool_id=lease.lease_pool_id, lease_id=lease.id, fencing_token=lease.fencing_token
+            )
+            await outbox.enqueue(db, [outbox.Traced(renew, lease.traceparent)])
+
+    async def _call(self, pool: Pool, batch: Batch, account: Account, *, began: float) -> None:
+        """Make the call and record what is certain of it. Never raises: what fails here is resolved later."""
+        try:
+            if monotonic_seconds() - began > self.settings.send_within_seconds:
+                await self.record(pool, batch, put_back="not sent in time")
+                return
+            request = CreateRequest(
+                batch_id=batch.id, token=batch.token, count=batch.units, config=batch.body,
+                secret=batch_secret(self.settings.registration_key, batch.id),
+            )  # fmt: skip
+            await self.call(pool, batch, account, request)
+        except Exception as error:
+            LOG.warning("outcome will be looked up", batch=batch.id, error=repr(error))
+
+    async def call(self, pool: Pool, batch: Batch, account: Account, request: CreateRequest) -> None:
+        """One provider call and its record; an unknown outcome stays unknown."""
+        began = monotonic_seconds()
+        try:
+            async with asyncio.timeout(self.settings.call_timeout_seconds):
+                ids = await self.providers[account.provider].create(account, request)
+        except Refused as refused:
+            metrics.CALLS.labels(account.id, refused.outcome.code).inc()
+            await self.record(pool, batch, refused=refused)
+        except (OutcomeUnknown, TimeoutError) as error:
+            metrics.CALLS.labels(account.id, "unknown").inc()
+            LOG.info("outcome unknown", batch=batch.id, account=account.id, error=str(error))
+        else:
+            metrics.CALLS.labels(account.id, "ok").inc()
+            await self.record(pool, batch, instance_ids=ids)
+        metrics.CALL_SECONDS.labels(account.id).observe(monotonic_seconds() - began)
+
+    async def record(
+        self,
+        pool: Pool,
+        batch: Batch,
+        *,
+        instance_ids: Any = None,
+        refused: Refused | None = None,
+        put_back: str = "",
+        looked_up: bool = False,
+    ) -> None:
+        """Record a certain outcome: ids, a refusal, or that the call had no effect (`put_back`). Once only."""
+        async with pool.acquire() as db, db.transaction():
+            stored = await batches.lock(db, batch.id)
+            if stored is None or stored.state == "known":
+                return  # a late reply; instances that nobody asked for are the reaper's
+            intents = await workers.lock_batch(db, batch.id)
+            now = await pools.now(db)
+            changes: list[Change] = []
+            if refused is not None and not refused.throttled:
+                failing = await leases.release(db, [w for w in intents if w.instance_id is None], "launch_failed")
+                changes = [launch_failed(worker, refused.outcome, now) for worker in failing]
+                outcome = refused.outcome.code
+            elif refused is not None or put_back:
+                outcome = put_back or "throttled"
+                changes = await self._put_back(db, batch, intents, outcome, refused)
+            else:
+                outcome = "launched"
+                binding = bind(intents, instance_ids)
+                changes = [launched(w, instance, now, looked_up=looked_up) for w, instance in binding.bound]
+                # Fewer than asked for is a refusal of the rest, for want of capacity.
+                short = Outcome(
+                    Stage.LAUNCH, Result.FAILED, Scope.CAPACITY,
+                    f"{batch.body['instance_type']}/{batch.body['zone']}/on-demand", "PartialCapacity",
+                )  # fmt: skip
+                left = await leases.release(db, binding.left, "launch_failed")
+                changes += [launch_failed(worker, short, now) for worker in left]
+            await workers.save(db, changes)
+            await batches.known(db, batch.id, outcome)
+
+    async def _put_back(
+        self, db: Connection, batch: Batch, intents: list[Any], reason: str, refused: Refused | None
+    ) -> list[Change]:
+        """Intents wait for admission again; those that registered or were told to leave meanwhile stay as they are."""
+        retry = refused.retry_after_seconds if refused is not None else None
+        free = [worker for worker in intents if worker.instance_id is None and worker.state is State.LAUNCHING]
+        released = await leases.release(
+            db, free, reason, throttled=refused is not None, retry_after_seconds=retry
+        )
+        now = await pools.now(db)
+        not_before = now + timedelta(seconds=retry) if retry else None
+        gone = [worker for worker in intents if worker.state is State.STOPPING and worker.instance_id is None]
+        unneeded = Outcome(Stage.LAUNCH, Result.FAILED, Scope.NOTHING, "", reason)
+        return [delayed(worker, reason, not_before=not_before) for worker in released] + [
+            launch_failed(worker, unneeded, now) for worker in gone
+        ]
+
+
+async def renew(pool: Pool) -> bool:
+    """Keep the leases of calls and boots under way alive."""
+    async with pool.acquire() as db, db.transaction():
+        await leases.renew(db)
+    return False
+
+

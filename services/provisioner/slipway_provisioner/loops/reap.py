@@ -1,0 +1,101 @@
+"""Rows against the cloud's own listing, account by account: ends surplus instances, finds workers that are gone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from slipway_common import outbox
+from slipway_common.events.alert import AlertRaised
+from slipway_common.lifecycle import State
+from slipway_common.postgres import Connection, Pool
+from slipway_common.telemetry import logger
+from slipway_provisioner import metrics
+from slipway_provisioner.domain.reaping import Findings, judge
+from slipway_provisioner.domain.workers import Worker, lost, stopped
+from slipway_provisioner.providers.port import Account, OutcomeUnknown, Provider
+from slipway_provisioner.settings import Settings
+from slipway_provisioner.store import accounts, batches, demand, leases, pools, workers
+
+LOG = logger(__name__)
+WITH_INSTANCE: Final = f"""
+{workers.SELECT} WHERE account_id = $1 AND state <> 'stopped' AND instance_id IS NOT NULL ORDER BY id"""
+ENDED_PER_PASS: Final = 100  # a mistaken reaper may not empty an account at once
+
+
+async def reap_next(pool: Pool, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
+    """One pass over the account that is due; False when none is."""
+    async with pool.acquire() as db:
+        account = await accounts.due_for_reaping(db, settings.reap_seconds)
+        if account is None:
+            return False
+        provider = providers[account.provider]
+        now = await pools.now(db)
+    try:
+        matches = await provider.identity(account) == account.identity
+        listed = await provider.instances(account)
+    except OutcomeUnknown as error:
+        LOG.warning("account cannot be listed", account=account.id, error=str(error))
+        return True
+    async with pool.acquire() as db:
+        rows = [workers.from_row(row) for row in await db.fetch(WITH_INSTANCE, account.id)]
+        states = await batches.states(db, sorted({i.batch_id for i in listed}))
+    findings = judge(
+        listed, rows, states, listed_at=now, identity_matches=matches,
+        settled_seconds=settings.call_timeout_seconds + settings.visibility_seconds,
+    )  # fmt: skip
+    await _end_surplus(account, provider, findings.surplus)
+    missing = [worker for worker in rows if worker.id in set(findings.missing)]
+    if findings.implausible:
+        await _alert(pool, account, findings)
+    gone = await _confirmed(account, provider, missing) if matches else []
+    if gone:
+        await mark_gone(pool, [worker.id for worker in gone], "instance is gone")
+    return True
+
+
+async def _end_surplus(account: Account, provider: Provider, surplus: Sequence[str]) -> None:
+    for instance_id in list(surplus)[:ENDED_PER_PASS]:
+        try:
+            await provider.terminate(account, instance_id)
+        except OutcomeUnknown as error:
+            LOG.warning("surplus will be ended in the next pass", instance=instance_id, error=str(error))
+            continue
+        metrics.REAPED.labels(account.id, "surplus").inc()
+        LOG.info("ended an instance nobody asked for", instance=instance_id, account=account.id)
+
+
+async def _confirmed(account: Account, provider: Provider, missing: Sequence[Worker]) -> list[Worker]:
+    """Those of the missing that the cloud, asked by id, says are gone. A listing alone marks nothing lost."""
+    gone = []
+    for worker in missing:
+        try:
+            if not await provider.exists(account, worker.instance_id or ""):
+                gone.append(worker)
+        except OutcomeUnknown as error:
+            LOG.warning("cannot confirm", instance=worker.instance_id, error=str(error))
+    metrics.REAPED.labels(account.id, "missing").inc(len(gone))
+    return gone
+
+
+async def mark_gone(pool: Pool, ids: Sequence[str], reason: str) -> None:
+    """Workers whose instance is proven gone: stopped if they were told to leave, else lost. Units come back."""
+    async with pool.acquire() as db, db.transaction():
+        live = [w for w in await workers.lock(db, sorted(ids)) if w.state is not State.STOPPED]
+        now = await pools.now(db)
+        await demand.close_claims(db, [w.id for w in live], now)
+        freed = await leases.release(db, live, "gone")
+        changes = [
+            (stopped if worker.state is State.STOPPING else lost)(worker, reason, now) for worker in freed
+        ]
+        await workers.save(db, changes)
+
+
+async def _alert(pool: Connection, account: Account, findings: Findings) -> None:
+    alert = AlertRaised(
+        dedup_key=f"provisioner/listing/{account.id}", subject_id=account.id, kind="implausible-listing",
+        summary=f"the listing of {account.id} cannot be believed: {findings.implausible}",
+        effect=f"{len(findings.missing)} workers are in doubt",
+        doing="marks none of them lost unless the cloud, asked by id, says that it is gone",
+        command=f"slipway worker ls --state running --pool all  # account {account.id}",
+    )  # fmt: skip
+    async with pool.acquire() as db, db.transaction():
+        await outbox.enqueue(db, [alert])

@@ -1,0 +1,68 @@
+"""Provisioner: what it consumes, does and answers, on one screen."""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+
+from slipway_common.service import Loop, Service
+from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
+from slipway_provisioner.handlers import demand, leases, signals
+from slipway_provisioner.handlers.heartbeats import HeartbeatView
+from slipway_provisioner.handlers.weights import WeightView
+from slipway_provisioner.http import decisions, pools, workers
+from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
+from slipway_provisioner.loops.launch import Launcher
+from slipway_provisioner.providers.port import Provider
+from slipway_provisioner.providers.simulated import Simulated
+from slipway_provisioner.settings import Settings
+
+
+def build(settings: Settings) -> Service:
+    """The whole service."""
+    simulated = Simulated(
+        deployment=settings.deployment,
+        register_url=settings.register_url or f"http://{settings.host}:{settings.port}",
+        timeout_seconds=settings.call_timeout_seconds,
+    )
+    providers: Mapping[str, Provider] = {"simulated": simulated}
+    launcher = Launcher(settings, providers)
+    heartbeats = HeartbeatView()
+    silent = partial(
+        heartbeats.silent_seconds, "weight-calculator", after_seconds=settings.calculator_silent_seconds
+    )
+
+    @contextlib.asynccontextmanager
+    async def calls() -> AsyncIterator[None]:
+        yield
+        await launcher.drain()
+        await simulated.close()
+
+    return Service(
+        "provisioner", settings,
+        consumes={
+            POOL_DEMAND: demand.record_demand, LEASE_LIFECYCLE: leases.record_leases,
+            LAUNCH_CONFIG_SIGNAL: signals.record_requests,
+        },
+        views=[WeightView(), heartbeats],
+        loops=[
+            Loop("plan", partial(plan.plan_next, settings=settings, calculator_silent_seconds=silent)),
+            Loop("ask-again", partial(plan.ask_again, resend_seconds=settings.resend_seconds)),
+            Loop("launch", launcher.launch_next),
+            Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
+            Loop("expire", partial(expire.expire_next, settings=settings)),
+            Loop("end-instances", partial(expire.end_instances, settings=settings, providers=providers)),
+            Loop("reap", partial(reap.reap_next, settings=settings, providers=providers)),
+            Loop("sweep", partial(sweep.sweep_next, settings=settings)),
+        ],
+        routers=[pools.router, decisions.router, workers.router],
+        resources=[calls()],
+        state={"settings": settings, "providers": list(providers)},
+    )  # fmt: skip
+
+
+def main() -> None:
+    build(Settings()).run()  # type: ignore[call-arg] # from the environment
+
+
+if __name__ == "__main__":
+    main()

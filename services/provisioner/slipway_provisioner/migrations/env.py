@@ -1,0 +1,5 @@
+"""Alembic's entry point; see slipway_common.migrate."""
+
+from slipway_common.migrate import run_environment
+
+run_environment()

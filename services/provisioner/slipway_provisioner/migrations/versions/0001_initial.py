@@ -1,0 +1,114 @@
+"""Pools, configs, workers, batches, leases, demand, decisions."""
+
+from alembic import op
+
+from slipway_common.migrate import messaging
+
+revision = "0001"
+down_revision = None
+
+TABLES = """
+CREATE TABLE account (
+    id text PRIMARY KEY, provider text NOT NULL, region text NOT NULL, identity text NOT NULL,
+    lease_pool_id text NOT NULL, settings jsonb NOT NULL, reaped_at timestamptz
+);
+CREATE TABLE worker_pool (
+    id text PRIMARY KEY, min_capacity integer NOT NULL CHECK (min_capacity >= 0),
+    max_capacity integer NOT NULL CHECK (max_capacity >= min_capacity), scaling_ratio text NOT NULL,
+    mode text NOT NULL, paused boolean NOT NULL DEFAULT false, frozen boolean NOT NULL DEFAULT false,
+    deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
+    swept_at timestamptz NOT NULL DEFAULT clock_timestamp(), attempted_at timestamptz
+);
+CREATE TABLE launch_config (
+    id text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, account_id text NOT NULL REFERENCES account,
+    region text NOT NULL, zone text NOT NULL, instance_type text NOT NULL, image_revision text NOT NULL,
+    base_weight double precision NOT NULL, price_factor double precision NOT NULL, settings jsonb NOT NULL,
+    state text NOT NULL CHECK (state IN ('active', 'paused', 'draining', 'archived')),
+    state_reason text NOT NULL DEFAULT '', state_by text NOT NULL DEFAULT '', paused_until timestamptz,
+    revision bigint NOT NULL DEFAULT 1
+);
+CREATE INDEX launch_config_pool ON launch_config (pool_id);
+CREATE TABLE launch_config_failures (
+    launch_config_id text NOT NULL REFERENCES launch_config, stage text NOT NULL, failures bigint NOT NULL,
+    PRIMARY KEY (launch_config_id, stage)
+);
+CREATE TABLE weight (
+    launch_config_id text PRIMARY KEY, revision bigint NOT NULL, record jsonb NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+-- One row that every start statement shares and every brake excludes: a brake that has committed was seen.
+CREATE TABLE brake_guard (id boolean PRIMARY KEY DEFAULT true CHECK (id));
+INSERT INTO brake_guard DEFAULT VALUES;
+CREATE TABLE brake (
+    scope text NOT NULL CHECK (scope IN ('all', 'account', 'pool')), scope_id text NOT NULL,
+    reason text NOT NULL, by text NOT NULL, until timestamptz, at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (scope, scope_id)
+);
+CREATE TABLE demand (
+    pool_id text NOT NULL REFERENCES worker_pool, source text NOT NULL,
+    pending integer NOT NULL CHECK (pending >= 0), claimed integer NOT NULL CHECK (claimed >= 0),
+    observed_at timestamptz NOT NULL, valid_for_seconds double precision NOT NULL, pending_since timestamptz,
+    received_at timestamptz NOT NULL DEFAULT clock_timestamp(), traceparent text NOT NULL DEFAULT '',
+    PRIMARY KEY (pool_id, source)
+);
+CREATE TABLE lease_request (
+    id uuid PRIMARY KEY, lease_pool_id text NOT NULL, pool_id text NOT NULL, launch_config_id text NOT NULL,
+    units integer NOT NULL, sent_at timestamptz NOT NULL DEFAULT clock_timestamp(), traceparent text NOT NULL
+);
+CREATE TABLE lease (
+    id text PRIMARY KEY, request_id uuid NOT NULL, lease_pool_id text NOT NULL, launch_config_id text NOT NULL,
+    fencing_token bigint NOT NULL, units integer NOT NULL,
+    state text NOT NULL CHECK (state IN ('reserved', 'confirmed', 'ended')),
+    expires_at timestamptz NOT NULL, hold_until timestamptz NOT NULL, ttl_seconds double precision,
+    renewed_at timestamptz NOT NULL DEFAULT clock_timestamp(), traceparent text NOT NULL
+);
+CREATE INDEX lease_live ON lease (renewed_at) WHERE state <> 'ended';
+CREATE TABLE launch_batch (
+    id uuid PRIMARY KEY, launch_config_id text NOT NULL, account_id text NOT NULL, lease_id text NOT NULL,
+    token text NOT NULL UNIQUE, body jsonb NOT NULL, units integer NOT NULL,
+    state text NOT NULL CHECK (state IN ('calling', 'known')), outcome text NOT NULL DEFAULT '',
+    repeats integer NOT NULL DEFAULT 0,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(), call_deadline timestamptz NOT NULL,
+    known_at timestamptz
+);
+CREATE INDEX launch_batch_calling ON launch_batch (call_deadline) WHERE state = 'calling';
+CREATE TABLE worker (
+    id uuid PRIMARY KEY, pool_id text NOT NULL, launch_config_id text NOT NULL, account_id text NOT NULL,
+    image_revision text NOT NULL, state text NOT NULL, decision_id uuid NOT NULL, probe_permit bigint,
+    request_id uuid, lease_id text, holds_unit boolean NOT NULL DEFAULT false, batch_id uuid, instance_id text,
+    token_sha256 text, token_used boolean NOT NULL DEFAULT false, not_before timestamptz,
+    requested_at timestamptz NOT NULL, launched_at timestamptz, registered_at timestamptz,
+    first_claimed_at timestamptz, idle_since timestamptz, heard_at timestamptz,
+    stopping_at timestamptz, ended_at timestamptz,
+    termination_asked_at timestamptz, reason text NOT NULL DEFAULT '', traceparent text NOT NULL,
+    UNIQUE (account_id, instance_id)
+);
+CREATE INDEX worker_live ON worker (pool_id, launch_config_id, state) WHERE state <> 'stopped';
+CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
+CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lease_id IS NOT NULL;
+CREATE INDEX worker_batch ON worker (batch_id);
+CREATE UNIQUE INDEX worker_probe ON worker (launch_config_id, probe_permit) WHERE probe_permit IS NOT NULL;
+CREATE TABLE claim (
+    worker_id uuid NOT NULL, task_id text NOT NULL, pool_id text NOT NULL, source text NOT NULL,
+    started_at timestamptz NOT NULL, ended_at timestamptz,
+    PRIMARY KEY (worker_id, task_id)
+);
+CREATE INDEX claim_recent ON claim (pool_id, source, ended_at);
+CREATE INDEX claim_open ON claim (worker_id) WHERE ended_at IS NULL;
+CREATE TABLE decision (
+    id uuid PRIMARY KEY, pool_id text NOT NULL, at timestamptz NOT NULL, last_at timestamptz NOT NULL,
+    times integer NOT NULL DEFAULT 1, launched integer NOT NULL, because text NOT NULL, why jsonb NOT NULL
+);
+CREATE INDEX decision_pool ON decision (pool_id, at DESC);
+-- Append-only: a marker never waits for a planner, and a planner deletes only the marks whose facts it can see.
+CREATE TABLE dirty_pool (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, pool_id text NOT NULL, because text NOT NULL,
+    due_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX dirty_pool_pool ON dirty_pool (pool_id, due_at);
+"""
+
+
+def upgrade() -> None:
+    messaging(op)
+    op.execute(TABLES)

@@ -1,0 +1,81 @@
+"""What Slipway needs of a cloud. Adapters classify errors once, from a table; nobody else looks at codes."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from slipway_common.events.worker import Outcome
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Where calls go. `settings` are the provider's own."""
+
+    id: str
+    provider: str
+    region: str
+    identity: str
+    lease_pool_id: str
+    settings: Mapping[str, Any]
+
+
+class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One call for `count` equal instances. `batch_id` is the tag, `token` the idempotency token; `secret` goes into
+    the machines' user data and nowhere else."""
+
+    batch_id: str
+    token: str
+    count: int
+    config: Mapping[str, Any]
+    secret: str
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance as a listing shows it. `batch_id` is empty when it has no tag of ours."""
+
+    id: str
+    batch_id: str
+    created_at: datetime
+
+
+class Refused(Exception):
+    """The provider said no, for certain. `throttled`: it says something about the API limiter only."""
+
+    def __init__(self, outcome: Outcome, message: str, *, throttled: bool, retry_after_seconds: float | None) -> None:
+        super().__init__(f"{outcome.code}: {message}")
+        self.outcome = outcome
+        self.throttled = throttled
+        self.retry_after_seconds = retry_after_seconds
+
+
+class OutcomeUnknown(Exception):
+    """No reply, or one that proves nothing: the call may have had its effect."""
+
+
+class Provider(Protocol):
+    """Every method raises OutcomeUnknown when the cloud cannot be reached or gives no usable answer."""
+
+    def honours_tokens(self, account: Account) -> bool:
+        """Whether repeating a call with its token is safe."""
+        ...
+
+    async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
+        """Instance ids, 1…count of them. Raises Refused."""
+        ...
+
+    async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
+        """Live instances of this deployment, of one batch if given."""
+        ...
+
+    async def exists(self, account: Account, instance_id: str) -> bool:
+        """Whether one instance is still there; for when a listing cannot be believed."""
+        ...
+
+    async def terminate(self, account: Account, instance_id: str) -> None:
+        """Ends an instance; ending one that is gone is fine."""
+        ...
+
+    async def identity(self, account: Account) -> str:
+        """Who we are to the cloud, as the account declares it."""
+        ...

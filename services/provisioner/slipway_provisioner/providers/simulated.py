@@ -1,0 +1,129 @@
+"""The simulator as a cloud, over HTTP."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import httpx2
+
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_provisioner.providers.port import Account, CreateRequest, Instance, OutcomeUnknown, Refused
+
+# Code → what it says something about. A code that is not here is a definite failure of unknown meaning: it is
+# charged to the config. `errors` in the account's settings adds to the table.
+ERRORS: Final = {
+    "InsufficientCapacity": Scope.CAPACITY,
+    "QuotaExceeded": Scope.QUOTA,
+    "RequestLimitExceeded": Scope.LIMITER,
+    "ImageNotFound": Scope.IMAGE,
+    "InvalidRequest": Scope.CONFIG,
+    "AuthFailure": Scope.CREDENTIAL,
+}
+UNPROVEN: Final = frozenset({"InternalError"})  # may have had its effect
+
+
+def classify(account: Account, config: dict[str, Any], code: str) -> Outcome:
+    """What a refusal says something about, and which one."""
+    extra = account.settings.get("errors", {})
+    scope = Scope(extra[code]) if code in extra else ERRORS.get(code)
+    kind, zone = config["instance_type"], config["zone"]
+    family = kind.split(".")[0]
+    keys = {
+        Scope.CAPACITY: f"{kind}/{zone}/{config.get('lifecycle', 'on-demand')}",
+        Scope.QUOTA: f"{account.id}/{account.region}/{family}",
+        Scope.IMAGE: config["image"],
+        Scope.CREDENTIAL: account.id,
+        Scope.LIMITER: account.id,
+    }
+    if scope is None:
+        return Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, config["id"], code, classified=False)
+    return Outcome(Stage.LAUNCH, Result.FAILED, scope, keys.get(scope, config["id"]), code)
+
+
+class Simulated:
+    """The adapter. `timeout_seconds` bounds every call; `deployment` is the tag that says an instance is ours."""
+
+    def __init__(self, *, deployment: str, register_url: str, timeout_seconds: float) -> None:
+        self.deployment = deployment
+        self.register_url = register_url
+        self.client = httpx2.AsyncClient(
+            timeout=timeout_seconds, limits=httpx2.Limits(max_connections=200, max_keepalive_connections=50)
+        )
+
+    async def close(self) -> None:
+        await self.client.aclose()
+
+    def honours_tokens(self, account: Account) -> bool:
+        return bool(account.settings.get("honours_tokens", False))
+
+    async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
+        config = dict(request.config)
+        body = {
+            "token": request.token,
+            "tags": {
+                "slipway-deployment": self.deployment, "slipway-batch": request.batch_id,
+                "slipway-config": config["id"],
+            },
+            "count": request.count,
+            "zone": config["zone"],
+            "instance_type": config["instance_type"],
+            "image": config["image"],
+            "user_data": {
+                "register_url": self.register_url, "batch_id": request.batch_id, "secret": request.secret,
+                "settings": config["settings"],
+            },
+        }  # fmt: skip
+        response = await self._call("POST", account, "/instances", json=body)
+        if response.status_code == 200:
+            return [row["id"] for row in _json(response)["instances"]]
+        error = _json(response)
+        code = str(error.get("code", f"HTTP {response.status_code}"))
+        if code in UNPROVEN or (response.status_code >= 500 and code not in ERRORS):
+            raise OutcomeUnknown(f"{code}: {error.get('message', '')}")
+        outcome = classify(account, config, code)
+        raise Refused(
+            outcome, str(error.get("message", "")), throttled=outcome.scope is Scope.LIMITER,
+            retry_after_seconds=error.get("retry_after_seconds"),
+        )  # fmt: skip
+
+    async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
+        query = {"deployment": self.deployment} | ({"batch": batch_id} if batch_id else {})
+        response = await self._call("GET", account, "/instances", params=query)
+        if response.status_code != 200:
+            raise OutcomeUnknown(f"listing {account.id}: HTTP {response.status_code}")
+        return [
+            Instance(id=row["id"], batch_id=row["batch"], created_at=datetime.fromtimestamp(row["created_at"], UTC))
+            for row in _json(response)["instances"]
+        ]
+
+    async def exists(self, account: Account, instance_id: str) -> bool:
+        response = await self._call("GET", account, f"/instances/{instance_id}")
+        if response.status_code == 404:
+            return False
+        if response.status_code != 200:
+            raise OutcomeUnknown(f"instance {instance_id}: HTTP {response.status_code}")
+        return bool(_json(response)["state"] != "terminated")
+
+    async def terminate(self, account: Account, instance_id: str) -> None:
+        response = await self._call("DELETE", account, f"/instances/{instance_id}")
+        if response.status_code not in {204, 404}:
+            raise OutcomeUnknown(f"terminate {instance_id}: HTTP {response.status_code}")
+
+    async def identity(self, account: Account) -> str:
+        response = await self._call("GET", account, "/identity")
+        return str(_json(response)["account"])
+
+    async def _call(self, method: str, account: Account, path: str, **content: Any) -> httpx2.Response:
+        url = f"{account.settings['url']}/accounts/{account.id}{path}"
+        try:
+            return await self.client.request(method, url, **content)
+        except httpx2.HTTPError as error:
+            raise OutcomeUnknown(f"{method} {path}: {error!r}") from error
+
+
+def _json(response: httpx2.Response) -> dict[str, Any]:
+    try:
+        value = response.json()
+    except ValueError as error:
+        raise OutcomeUnknown(f"HTTP {response.status_code} without JSON") from error
+    return value if isinstance(value, dict) else {}

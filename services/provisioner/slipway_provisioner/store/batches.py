@@ -1,0 +1,69 @@
+"""Launch batches: committed request bodies, and which of them have no known outcome."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.postgres import Connection
+
+NAMES: Final = (
+    "id::text, launch_config_id, account_id, lease_id, token, body, units, state, outcome, repeats, started_at, "
+    "call_deadline"
+)
+INSERT: Final = """
+INSERT INTO launch_batch (id, launch_config_id, account_id, lease_id, token, body, units, state, started_at,
+    call_deadline)
+VALUES ($1, $2, $3, $4, $5, $6, $7, 'calling', slipway_clock(), slipway_clock() + $8 * interval '1 s')"""
+# A deadline that has passed by the visibility delay: an instance of the call would be listed by now.
+UNKNOWN: Final = f"""
+SELECT {NAMES} FROM launch_batch WHERE state = 'calling'
+    AND call_deadline < slipway_clock() - $1 * interval '1 s' ORDER BY call_deadline LIMIT 20"""
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """One provider call: 1…n intents of one config, one body, one token; `id` is also the tag."""
+
+    id: str
+    launch_config_id: str
+    account_id: str
+    lease_id: str
+    token: str
+    body: dict[str, Any]
+    units: int
+    state: str = "calling"
+    outcome: str = ""
+    repeats: int = 0
+    started_at: datetime | None = None
+    call_deadline: datetime | None = None
+
+
+async def insert(tx: Connection, batch: Batch, *, call_timeout_seconds: float) -> None:
+    await tx.execute(
+        INSERT, batch.id, batch.launch_config_id, batch.account_id, batch.lease_id, batch.token, batch.body,
+        batch.units, call_timeout_seconds,
+    )  # fmt: skip
+
+
+async def lock(tx: Connection, batch_id: str) -> Batch | None:
+    row = await tx.fetchrow(f"SELECT {NAMES} FROM launch_batch WHERE id = $1 FOR UPDATE", batch_id)
+    return None if row is None else Batch(**row)
+
+
+async def known(tx: Connection, batch_id: str, outcome: str) -> None:
+    """The outcome is certain; the batch is locked."""
+    await tx.execute(
+        "UPDATE launch_batch SET state = 'known', outcome = $2, known_at = slipway_clock() WHERE id = $1",
+        batch_id, outcome,
+    )  # fmt: skip
+
+
+async def unknown(db: Connection, visibility_seconds: float) -> list[Batch]:
+    """Batches whose calls must have ended and whose outcome nobody recorded."""
+    return [Batch(**row) for row in await db.fetch(UNKNOWN, visibility_seconds)]
+
+
+async def states(db: Connection, ids: list[str]) -> dict[str, str]:
+    """Batch id → state, of those that exist."""
+    rows = await db.fetch("SELECT id::text, state FROM launch_batch WHERE id::text = ANY($1::text[])", ids)
+    return {row["id"]: row["state"] for row in rows}

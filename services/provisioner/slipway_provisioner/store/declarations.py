@@ -1,0 +1,170 @@
+"""slipway.yaml as rows: what would change, and the change, in one transaction with its events."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common import outbox
+from slipway_common.declaration import Account, Declaration, LaunchConfig, WorkerPool, config_id
+from slipway_common.events import launch_config as config_events
+from slipway_common.events import pool as pool_events
+from slipway_common.postgres import Connection
+from slipway_provisioner.store import configs, workers
+
+POOL_STATE: Final = """
+SELECT id AS pool_id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, revision
+FROM worker_pool WHERE id = $1"""
+BODY: Final = ("account_id", "region", "zone", "instance_type", "image_revision", "settings")
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference: `action` is create, update or remove."""
+
+    kind: str
+    id: str
+    action: str
+    detail: str = ""
+
+
+class Refused(Exception):
+    """The declaration contradicts what exists; nothing was changed."""
+
+
+async def pool_state(db: Connection, pool_id: str) -> dict[str, Any]:
+    return dict(await db.fetchrow(POOL_STATE, pool_id))
+
+
+async def apply(tx: Connection, declared: Declaration, *, providers: Sequence[str]) -> list[Change]:
+    """Make the rows say what is declared; returns the differences there were. Roll back for a dry run.
+
+    Raises Refused for what rows cannot follow: an unknown provider, a changed body under the same config id, a
+    config that would move to another pool, an account that still has configs.
+    """
+    changes: list[Change] = []
+    await tx.execute("SELECT pg_advisory_xact_lock(hashtext('slipway.apply'), hashtext(current_schema()))")
+    await tx.execute("SELECT FROM worker_pool ORDER BY id FOR UPDATE")
+    for account in declared.accounts:
+        if account.provider not in providers:
+            raise Refused(
+                f"account {account.id}: no provider {account.provider}; there is {', '.join(sorted(providers))}"
+            )
+        changes += await _account(tx, account)
+    regions = {account.id: account.region for account in declared.accounts}
+    for pool in declared.worker_pools:
+        changes += await _pool(tx, pool)
+        for config in pool.launch_configs:
+            changes += await _config(tx, pool, config, regions[config.account])
+    changes += await _remove(tx, declared)
+    return changes
+
+
+async def _account(tx: Connection, account: Account) -> list[Change]:
+    row = await tx.fetchrow(
+        "SELECT provider, region, identity, lease_pool_id, settings FROM account WHERE id = $1", account.id
+    )
+    wanted = {
+        "provider": account.provider, "region": account.region, "identity": account.identity,
+        "lease_pool_id": account.lease_pool, "settings": dict(account.settings),
+    }  # fmt: skip
+    if row is not None and dict(row) == wanted:
+        return []
+    await tx.execute(
+        "INSERT INTO account (id, provider, region, identity, lease_pool_id, settings) VALUES ($1, $2, $3, $4, $5, $6) "
+        "ON CONFLICT (id) DO UPDATE SET provider = $2, region = $3, identity = $4, lease_pool_id = $5, settings = $6",
+        account.id, *wanted.values(),
+    )  # fmt: skip
+    return [_change("account", account.id, row, wanted)]
+
+
+async def _pool(tx: Connection, pool: WorkerPool) -> list[Change]:
+    row = await tx.fetchrow(
+        "SELECT min_capacity, max_capacity, scaling_ratio, mode, deleted FROM worker_pool WHERE id = $1", pool.id
+    )
+    wanted = {
+        "min_capacity": pool.min_capacity, "max_capacity": pool.max_capacity,
+        "scaling_ratio": str(pool.scaling_ratio), "mode": pool.mode, "deleted": False,
+    }  # fmt: skip
+    if row is not None and dict(row) == wanted:
+        return []
+    await tx.execute(
+        "INSERT INTO worker_pool AS p (id, min_capacity, max_capacity, scaling_ratio, mode, deleted) "
+        "VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (id) DO UPDATE SET min_capacity = $2, max_capacity = $3, "
+        "scaling_ratio = $4, mode = $5, deleted = $6, revision = p.revision + 1",
+        pool.id, *wanted.values(),
+    )  # fmt: skip
+    event = pool_events.PoolCreated if row is None or row["deleted"] else pool_events.PoolUpdated
+    await outbox.enqueue(tx, [event(**await pool_state(tx, pool.id))])
+    await workers.mark_dirty(tx, {pool.id}, because="declared")
+    return [_change("pool", pool.id, row, wanted)]
+
+
+async def _config(tx: Connection, pool: WorkerPool, config: LaunchConfig, region: str) -> list[Change]:
+    id_ = config_id(pool, config)
+    row = await tx.fetchrow(
+        "SELECT account_id, region, zone, instance_type, image_revision, settings, pool_id, base_weight, price_factor, "
+        "state FROM launch_config WHERE id = $1",
+        id_,
+    )
+    wanted: dict[str, Any] = {
+        "account_id": config.account, "region": region, "zone": config.zone,
+        "instance_type": config.instance_type, "image_revision": config.image, "settings": dict(config.settings),
+        "pool_id": pool.id, "base_weight": config.base_weight, "price_factor": config.price_factor,
+    }  # fmt: skip
+    if row is not None:
+        changed = [name for name in (*BODY, "pool_id") if row[name] != wanted[name]]
+        if changed:
+            raise Refused(
+                f"launch config {id_}: {', '.join(changed)} cannot change under the same id, since its history "
+                "would speak of another thing; give the new config a new id"
+            )
+        if row["state"] != "archived" and all(row[name] == wanted[name] for name in ("base_weight", "price_factor")):
+            return []
+    stored = await tx.fetchrow(
+        "INSERT INTO launch_config AS c (id, account_id, region, zone, instance_type, image_revision, settings, "
+        "pool_id, base_weight, price_factor, state) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 'active') "
+        "ON CONFLICT (id) DO UPDATE SET base_weight = $9, price_factor = $10, revision = c.revision + 1, "
+        f"state = CASE c.state WHEN 'archived' THEN 'active' ELSE c.state END RETURNING {configs.COLUMNS}",
+        id_, *wanted.values(),
+    )  # fmt: skip
+    new = row is None or row["state"] == "archived"
+    event = config_events.LaunchConfigCreated if new else config_events.LaunchConfigUpdated
+    await outbox.enqueue(tx, [event(**configs.state(stored))])
+    await workers.mark_dirty(tx, {pool.id}, because="declared")
+    return [_change("launch config", id_, None if new else row, wanted)]
+
+
+async def _remove(tx: Connection, declared: Declaration) -> list[Change]:
+    """What is not declared any more: configs are archived, pools deleted, accounts removed once nothing uses them."""
+    kept = [config_id(pool, config) for pool in declared.worker_pools for config in pool.launch_configs]
+    changes = []
+    for row in await tx.fetch(
+        "UPDATE launch_config SET state = 'archived', revision = revision + 1 "
+        f"WHERE id <> ALL($1::text[]) AND state <> 'archived' RETURNING {configs.COLUMNS}",
+        kept,
+    ):
+        await outbox.enqueue(tx, [config_events.LaunchConfigArchived(**configs.state(row))])
+        await workers.mark_dirty(tx, {row["pool_id"]}, because="archived")
+        changes.append(Change(kind="launch config", id=row["id"], action="remove"))
+    for row in await tx.fetch(
+        "UPDATE worker_pool SET deleted = true, min_capacity = 0, max_capacity = 0, revision = revision + 1 "
+        "WHERE id <> ALL($1::text[]) AND NOT deleted RETURNING id",
+        [pool.id for pool in declared.worker_pools],
+    ):
+        await outbox.enqueue(tx, [pool_events.PoolDeleted(**await pool_state(tx, row["id"]))])
+        await workers.mark_dirty(tx, {row["id"]}, because="deleted")
+        changes.append(Change(kind="pool", id=row["id"], action="remove"))
+    gone = await tx.fetch(
+        "DELETE FROM account a WHERE id <> ALL($1::text[]) "
+        "AND NOT EXISTS (SELECT FROM launch_config c WHERE c.account_id = a.id) "
+        "AND NOT EXISTS (SELECT FROM worker w WHERE w.account_id = a.id AND w.state <> 'stopped') RETURNING id",
+        [account.id for account in declared.accounts],
+    )
+    return changes + [Change(kind="account", id=row["id"], action="remove") for row in gone]
+
+
+def _change(kind: str, id_: str, row: Any, wanted: dict[str, Any]) -> Change:
+    if row is None:
+        return Change(kind=kind, id=id_, action="create")
+    changed = [f"{name}: {row[name]} → {value}" for name, value in wanted.items() if row[name] != value]
+    return Change(kind=kind, id=id_, action="update", detail=", ".join(changed))

@@ -1,0 +1,71 @@
+"""Demand rows: the newest report per (pool, source); claims: which task runs, or ran, on which worker."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from slipway_common.events.pool import DemandReported
+from slipway_common.postgres import Connection
+from slipway_provisioner.domain.pool import Demand
+
+# Equal times count as repeats. DISTINCT ON: one statement may not touch a row twice.
+NEWEST: Final = """
+INSERT INTO demand AS d (pool_id, source, pending, claimed, observed_at, valid_for_seconds, pending_since, received_at,
+    traceparent)
+SELECT DISTINCT ON (pool_id, source) pool_id, source, pending, claimed, observed_at, valid_for_seconds,
+    CASE WHEN pending > 0 THEN observed_at END, slipway_clock(), traceparent
+FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::timestamptz[], $6::float8[], $7::text[])
+    AS u (pool_id, source, pending, claimed, observed_at, valid_for_seconds, traceparent)
+ORDER BY pool_id, source, observed_at DESC
+ON CONFLICT (pool_id, source) DO UPDATE SET pending = excluded.pending, claimed = excluded.claimed,
+    observed_at = excluded.observed_at, valid_for_seconds = excluded.valid_for_seconds,
+    pending_since = CASE WHEN excluded.pending > 0 THEN coalesce(d.pending_since, excluded.observed_at) END,
+    received_at = excluded.received_at, traceparent = excluded.traceparent
+WHERE d.observed_at < excluded.observed_at
+RETURNING pool_id, source, valid_for_seconds"""
+# A claim is gone for its source when it ended after the sample, or runs on a worker that was told to leave.
+OBSERVE: Final = """
+SELECT d.source, d.pending, d.claimed, d.traceparent,
+    d.observed_at + d.valid_for_seconds * interval '1 s' < slipway_clock() AS stale,
+    (SELECT count(*) FROM claim c LEFT JOIN worker w ON w.id = c.worker_id
+     WHERE c.pool_id = d.pool_id AND c.source = d.source
+       AND (c.ended_at > d.observed_at OR (c.ended_at IS NULL AND w.state = 'stopping'))) AS gone
+FROM demand d WHERE d.pool_id = $1 ORDER BY d.source"""
+OPEN: Final = """
+INSERT INTO claim AS c (worker_id, task_id, pool_id, source, started_at) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (worker_id, task_id) DO NOTHING RETURNING task_id"""
+CLOSE: Final = "UPDATE claim SET ended_at = $2 WHERE worker_id = ANY($1::uuid[]) AND ended_at IS NULL RETURNING task_id"
+
+
+async def upsert_newest(tx: Connection, reports: Sequence[tuple[DemandReported, str]]) -> list[Any]:
+    """Keep the newest report per (pool, source) of (report, traceparent) pairs; returns the rows that changed."""
+    if not reports:
+        return []
+    columns = zip(
+        *(
+            (r.pool_id, r.source, r.pending, r.claimed, r.observed_at, r.valid_for_seconds, trace)
+            for r, trace in reports
+        ),
+        strict=True,
+    )
+    rows: list[Any] = await tx.fetch(NEWEST, *map(list, columns))
+    return rows
+
+
+async def observe(tx: Connection, pool_id: str) -> list[Demand]:
+    return [Demand(**row) for row in await tx.fetch(OBSERVE, pool_id)]
+
+
+async def open_claim(tx: Connection, worker_id: str, task_id: str, pool_id: str, source: str, at: datetime) -> bool:
+    """Record that a worker took a task; False when that was known."""
+    return await tx.fetchval(OPEN, worker_id, task_id, pool_id, source, at) is not None
+
+
+async def has_claim(tx: Connection, worker_id: str, task_id: str) -> bool:
+    known = "SELECT EXISTS (SELECT FROM claim WHERE worker_id = $1 AND task_id = $2)"
+    return bool(await tx.fetchval(known, worker_id, task_id))
+
+
+async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> int:
+    """End the open claims of workers; returns how many there were."""
+    return len(await tx.fetch(CLOSE, worker_ids, at))

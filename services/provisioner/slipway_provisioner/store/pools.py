@@ -1,0 +1,185 @@
+"""Pools as a decision sees them: locked, observed, marked dirty; configs with their weights and what is under way."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from fractions import Fraction
+from typing import Any, Final
+
+from slipway_common.postgres import Connection
+from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Stage
+from slipway_provisioner.store import demand
+
+# The marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees
+# what committed before it began, so every mark deleted here came with facts that the reads below will see; a mark that
+# commits later stays, and makes the pool dirty again.
+LOCK_DIRTY: Final = """
+SELECT p.id FROM worker_pool p
+WHERE EXISTS (SELECT FROM dirty_pool d WHERE d.pool_id = p.id AND d.due_at <= slipway_clock())
+ORDER BY (SELECT min(d.id) FROM dirty_pool d WHERE d.pool_id = p.id) LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
+UNMARK: Final = "DELETE FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() RETURNING because"
+MARK_LATER: Final = """
+INSERT INTO dirty_pool (pool_id, because, due_at) SELECT $1, $2, slipway_clock() + $3 * interval '1 s'
+WHERE NOT EXISTS (SELECT FROM dirty_pool WHERE pool_id = $1 AND because = $2)"""
+POOL: Final = """
+SELECT id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, deleted, drawn,
+    attempted_at IS NULL OR attempted_at < slipway_clock() - $2 * interval '1 s' AS attempt_due
+FROM worker_pool WHERE id = $1"""
+FLEET: Final = """
+SELECT count(*) FILTER (WHERE state IN ('requested', 'launching', 'starting', 'running')) AS serving,
+    count(*) FILTER (WHERE state = 'stopping') AS leaving
+FROM worker WHERE pool_id = $1 AND state <> 'stopped'"""
+CONFIGS: Final = """
+SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active' AS active,
+    c.base_weight * c.price_factor AS prior_weight, w.record,
+    w.record IS NOT NULL AND (w.record ->> 'probe_ready')::boolean AND NOT EXISTS (
+        SELECT FROM worker p WHERE p.launch_config_id = c.id
+        AND p.probe_permit = (w.record ->> 'probe_permit')::bigint) AS permitted,
+    (SELECT reason FROM brake b WHERE b.scope = 'account' AND b.scope_id = c.account_id
+        AND (until IS NULL OR until > slipway_clock())) AS braked,
+    count(k.id) FILTER (WHERE k.state IN ('requested', 'launching')) AS launching,
+    count(k.id) FILTER (WHERE k.state = 'starting') AS booting,
+    count(k.id) FILTER (WHERE k.state = 'running' AND k.first_claimed_at IS NULL) AS unclaimed
+FROM launch_config c JOIN account a ON a.id = c.account_id
+LEFT JOIN weight w ON w.launch_config_id = c.id
+LEFT JOIN worker k ON k.launch_config_id = c.id AND k.state <> 'stopped'
+WHERE c.pool_id = $1 AND (c.state <> 'archived' OR k.id IS NOT NULL)
+GROUP BY c.id, a.lease_pool_id, w.launch_config_id ORDER BY c.id"""
+FAILURES: Final = """
+SELECT f.launch_config_id, f.stage, f.failures FROM launch_config_failures f
+JOIN launch_config c ON c.id = f.launch_config_id WHERE c.pool_id = $1"""
+# Only workers that no lease was granted for may be cancelled: a call may start for the others at any moment.
+WAITING: Final = """
+SELECT w.id::text, w.probe_permit IS NULL AND (c.state <> 'active' OR coalesce(g.record ->> 'state', '') = 'closed')
+    AS orphaned
+FROM worker w JOIN launch_config c ON c.id = w.launch_config_id LEFT JOIN weight g ON g.launch_config_id = c.id
+WHERE w.pool_id = $1 AND w.state = 'requested' AND w.lease_id IS NULL ORDER BY w.id"""
+IDLE: Final = """
+SELECT id::text AS worker_id, idle_since AS since FROM worker
+WHERE pool_id = $1 AND state = 'running' AND idle_since IS NOT NULL ORDER BY idle_since LIMIT 500"""
+BRAKES: Final = """
+SELECT reason FROM brake WHERE (scope = 'all' OR (scope = 'pool' AND scope_id = $1))
+    AND (until IS NULL OR until > slipway_clock()) LIMIT 1"""
+DEFAULT_WINDOWS: Final = {"launch": 64, "boot": 64, "claim": 1000}  # until the first weight record arrives
+
+
+async def claim_dirty(tx: Connection) -> str | None:
+    """Lock the pool that has been dirty longest and that nobody plans for; None when there is none."""
+    pool_id: str | None = await tx.fetchval(LOCK_DIRTY)
+    if pool_id is not None:
+        await tx.fetch(UNMARK, pool_id)
+    return pool_id
+
+
+async def mark_later(tx: Connection, pool_id: str, because: str, after_seconds: float) -> None:
+    """Make the pool dirty once time alone may have changed the decision."""
+    await tx.execute(MARK_LATER, pool_id, because, after_seconds)
+
+
+async def observe(
+    tx: Connection, pool_id: str, *, idle_timeout_seconds: float, silent_seconds: float, attempt_seconds: float
+) -> Observed:
+    """Everything a decision may look at. The pool is locked by the caller."""
+    row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds))
+    attempt_due = row.pop("attempt_due")
+    pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
+    failures = {(r["launch_config_id"], r["stage"]): r["failures"] for r in await tx.fetch(FAILURES, pool_id)}
+    waiting = await tx.fetch(WAITING, pool_id)
+    brake = await tx.fetchval(BRAKES, pool_id)
+    return Observed(
+        pool=pool,
+        demands=await demand.observe(tx, pool_id),
+        fleet=Fleet(**await tx.fetchrow(FLEET, pool_id)),
+        configs=[_config(r, failures) for r in await tx.fetch(CONFIGS, pool_id)],
+        waiting=[r["id"] for r in waiting],
+        orphaned=[r["id"] for r in waiting if r["orphaned"]],
+        idle=[Idle(**r) for r in await tx.fetch(IDLE, pool_id)],
+        idle_timeout_seconds=idle_timeout_seconds,
+        calculator_silent_seconds=silent_seconds,
+        attempt_due=attempt_due,
+        stopped=f"launching is stopped: {brake}" if brake else "",
+    )
+
+
+def _config(row: Any, failures: dict[tuple[str, str], int]) -> Config:
+    record: dict[str, Any] = row["record"] or {}
+    stages: dict[str, Any] = record.get("stages", {})
+
+    def stage(name: str, in_flight: int) -> Stage:
+        published = stages.get(name, {})
+        return Stage(
+            in_flight=in_flight,
+            failures=failures.get((row["id"], name), 0),
+            folded=published.get("failures_folded", 0),
+            window=published.get("window", DEFAULT_WINDOWS[name]),
+        )
+
+    return Config(
+        id=row["id"],
+        account_id=row["account_id"],
+        lease_pool_id=row["lease_pool_id"],
+        image_revision=row["image_revision"],
+        active=row["active"],
+        stopped=f"launching is stopped in {row['account_id']}: {row['braked']}" if row["braked"] else "",
+        weight=record.get("weight", row["prior_weight"]),
+        prior_weight=row["prior_weight"],
+        closed=record.get("state") == "closed",
+        permit=record.get("probe_permit") if row["permitted"] and record.get("state") == "closed" else None,
+        launch=stage("launch", row["launching"]),
+        boot=stage("boot", row["booting"]),
+        claim=stage("claim", row["unclaimed"]),
+    )
+
+
+async def drew(tx: Connection, pool_id: str, units: int) -> None:
+    """Continue the pool's draws behind `units` launches."""
+    await tx.execute(
+        "UPDATE worker_pool SET drawn = drawn + $2, attempted_at = slipway_clock() WHERE id = $1", pool_id, units
+    )
+
+
+async def known(db: Connection, pool_ids: Sequence[str]) -> set[str]:
+    """Which of these pools exist."""
+    rows = await db.fetch("SELECT id FROM worker_pool WHERE id = ANY($1::text[]) AND NOT deleted", list(pool_ids))
+    return {row["id"] for row in rows}
+
+
+async def now(db: Connection) -> datetime:
+    """The database's clock; after the locks of the caller's transaction are held."""
+    at: datetime = await db.fetchval("SELECT slipway_clock()")
+    return at
+
+
+SUMMARY: Final = """
+SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.paused, p.frozen,
+    coalesce((SELECT sum(pending) FROM demand d WHERE d.pool_id = p.id), 0)::int AS pending,
+    coalesce((SELECT sum(claimed) FROM demand d WHERE d.pool_id = p.id), 0)::int AS claimed,
+    (SELECT count(*) FROM worker w WHERE w.pool_id = p.id AND w.state IN
+        ('requested', 'launching', 'starting', 'running'))::int AS serving,
+    (SELECT count(*) FROM worker w WHERE w.pool_id = p.id AND w.state = 'running')::int AS running,
+    (SELECT count(*) FROM worker w WHERE w.pool_id = p.id AND w.state = 'stopping')::int AS leaving,
+    (SELECT (why ->> 'wanted')::int FROM decision x WHERE x.pool_id = p.id ORDER BY x.last_at DESC LIMIT 1) AS wanted
+FROM worker_pool p WHERE NOT p.deleted AND ($1::text IS NULL OR p.id = $1) ORDER BY p.id"""
+CONFIG_SUMMARY: Final = """
+SELECT c.id, c.pool_id, c.account_id, c.region, c.zone, c.instance_type, c.image_revision, c.state, c.state_reason,
+    c.paused_until, c.base_weight, c.price_factor, w.record,
+    count(k.id) FILTER (WHERE k.state IN ('requested', 'launching', 'starting'))::int AS starting,
+    count(k.id) FILTER (WHERE k.state = 'running')::int AS running
+FROM launch_config c LEFT JOIN weight w ON w.launch_config_id = c.id
+LEFT JOIN worker k ON k.launch_config_id = c.id AND k.state <> 'stopped'
+WHERE ($1::text IS NULL OR c.pool_id = $1) GROUP BY c.id, w.launch_config_id ORDER BY c.pool_id, c.id"""
+
+
+async def summaries(db: Connection, pool_id: str | None = None) -> list[dict[str, Any]]:
+    """Pools for people."""
+    return [dict(row) for row in await db.fetch(SUMMARY, pool_id)]
+
+
+async def config_summaries(db: Connection, pool_id: str | None = None) -> list[dict[str, Any]]:
+    """Launch configs for people, with the weight record in force."""
+    rows = []
+    for row in await db.fetch(CONFIG_SUMMARY, pool_id):
+        record = row["record"] or {}
+        shown = {name: record.get(name) for name in ("weight", "health", "closed_stage", "next_probe_at", "reason")}
+        shown["circuit"] = record.get("state", "open")
+        rows.append({name: value for name, value in row.items() if name != "record"} | shown)
+    return rows

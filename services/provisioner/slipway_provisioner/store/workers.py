@@ -1,0 +1,139 @@
+"""Worker rows: locked in id order, written back whole with their events."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common import outbox
+from slipway_common.lifecycle import State
+from slipway_common.postgres import Connection
+from slipway_provisioner.domain.workers import Change, Worker, failed_stage
+
+# Column → its array type, for UNNEST. The struct and the table agree field by field.
+COLUMNS: Final = {
+    "id": "uuid", "pool_id": "text", "launch_config_id": "text", "account_id": "text", "image_revision": "text",
+    "state": "text", "decision_id": "uuid", "probe_permit": "bigint", "request_id": "uuid", "lease_id": "text",
+    "holds_unit": "boolean", "batch_id": "uuid", "instance_id": "text", "token_sha256": "text",
+    "token_used": "boolean", "not_before": "timestamptz", "requested_at": "timestamptz",
+    "launched_at": "timestamptz", "registered_at": "timestamptz", "first_claimed_at": "timestamptz",
+    "idle_since": "timestamptz", "heard_at": "timestamptz", "stopping_at": "timestamptz",
+    "ended_at": "timestamptz", "reason": "text", "traceparent": "text",
+}  # fmt: skip
+UUIDS: Final = frozenset(name for name, kind in COLUMNS.items() if kind == "uuid")
+_ROWS: Final = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(COLUMNS.values(), 1))
+_NAMES: Final = ", ".join(COLUMNS)
+_MUTABLE: Final = [name for name in COLUMNS if name not in {"id", "pool_id", "launch_config_id", "requested_at"}]
+
+SELECT: Final = f"SELECT {_NAMES} FROM worker"
+INSERT: Final = f"INSERT INTO worker ({_NAMES}) SELECT * FROM unnest({_ROWS})"
+UPDATE: Final = (
+    f"UPDATE worker w SET {', '.join(f'{name} = u.{name}' for name in _MUTABLE)} "
+    f"FROM unnest({_ROWS}) AS u ({_NAMES}) WHERE w.id = u.id"
+)
+LOCK: Final = f"{SELECT} WHERE id = ANY($1::uuid[]) ORDER BY id FOR UPDATE"
+COUNT_FAILURES: Final = """
+INSERT INTO launch_config_failures AS f (launch_config_id, stage, failures)
+SELECT config, stage, count(*) FROM unnest($1::text[], $2::text[]) AS u (config, stage)
+GROUP BY config, stage ORDER BY config, stage
+ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = f.failures + excluded.failures"""
+BATCH: Final = f"{SELECT} WHERE batch_id = $1 AND state <> 'stopped' ORDER BY id FOR UPDATE"
+BY_LEASE: Final = f"{SELECT} WHERE lease_id = $1 AND state = 'requested' ORDER BY id FOR UPDATE"
+BY_REQUEST: Final = f"""
+{SELECT} WHERE request_id = $1 AND state = 'requested' AND lease_id IS NULL ORDER BY id LIMIT $2 FOR UPDATE"""
+
+
+def from_row(row: Any) -> Worker:
+    values: dict[str, Any] = dict(row)
+    for name in UUIDS:
+        if values[name] is not None:
+            values[name] = str(values[name])
+    values["state"] = State(values["state"])
+    return Worker(**values)
+
+
+def _columns(workers: Sequence[Worker]) -> list[list[Any]]:
+    return [[getattr(worker, name) for worker in workers] for name in COLUMNS]
+
+
+async def insert(tx: Connection, changes: Sequence[Change]) -> None:
+    """Store new intents and their events."""
+    if changes:
+        await tx.execute(INSERT, *_columns([worker for worker, _ in changes]))
+        await outbox.enqueue(tx, [outbox.Traced(event, worker.traceparent) for worker, event in changes])
+
+
+async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None = None) -> None:
+    """Write workers back with their events, and count failed stages, whatever their scope. The rows are locked.
+
+    `at`: when the facts happened, if not now. Marks the pools dirty: a changed worker changes what is needed.
+    """
+    if not changes:
+        return
+    await tx.execute(UPDATE, *_columns([worker for worker, _ in changes]))
+    failed = [failure for _, event in changes if (failure := failed_stage(event)) is not None]
+    if failed:
+        configs, stages = zip(*failed, strict=True)
+        await tx.execute(COUNT_FAILURES, list(configs), list(stages))
+    traced = [outbox.Traced(event, worker.traceparent) for worker, event in changes]
+    await outbox.enqueue(tx, traced, at=at)
+    await mark_dirty(tx, {worker.pool_id for worker, _ in changes}, because="worker")
+
+
+async def save_silently(tx: Connection, workers: Sequence[Worker]) -> None:
+    """Write workers back whose change is no event of its own (a call begins, a lease is bound, a heartbeat)."""
+    if workers:
+        await tx.execute(UPDATE, *_columns(workers))
+
+
+async def mark_dirty(tx: Connection, pool_ids: Iterable[str], *, because: str) -> None:
+    """Ask for a decision on each pool; never waits for a planner that holds the pool."""
+    ids = sorted(set(pool_ids))
+    if ids:
+        await tx.execute("INSERT INTO dirty_pool (pool_id, because) SELECT unnest($1::text[]), $2", ids, because)
+
+
+async def lock(tx: Connection, ids: Sequence[str]) -> list[Worker]:
+    return [from_row(row) for row in await tx.fetch(LOCK, ids)]
+
+
+async def lock_one(tx: Connection, worker_id: str) -> Worker | None:
+    return next(iter(await lock(tx, [worker_id])), None)
+
+
+async def lock_batch(tx: Connection, batch_id: str) -> list[Worker]:
+    """Intents of a batch that have not ended."""
+    return [from_row(row) for row in await tx.fetch(BATCH, batch_id)]
+
+
+async def lock_leased(tx: Connection, lease_id: str) -> list[Worker]:
+    """Intents admitted under a lease that no call was made for."""
+    return [from_row(row) for row in await tx.fetch(BY_LEASE, lease_id)]
+
+
+async def lock_waiting(tx: Connection, request_id: str, units: int) -> list[Worker]:
+    """The lowest `units` intents that still wait for a request."""
+    return [from_row(row) for row in await tx.fetch(BY_REQUEST, request_id, units)]
+
+
+async def by_instance(tx: Connection, batch_id: str, instance_id: str) -> Worker | None:
+    """The worker an instance of a batch was bound to, ended or not; locked."""
+    row = await tx.fetchrow(f"{SELECT} WHERE batch_id = $1 AND instance_id = $2 FOR UPDATE", batch_id, instance_id)
+    return None if row is None else from_row(row)
+
+
+async def listed(db: Connection, *, pool_id: str | None, state: str | None, limit: int) -> list[Worker]:
+    """Workers for people, newest first."""
+    rows = await db.fetch(
+        f"{SELECT} WHERE ($1::text IS NULL OR pool_id = $1) AND ($2::text IS NULL OR state = $2) "
+        "ORDER BY id DESC LIMIT $3",
+        pool_id, state, limit,
+    )  # fmt: skip
+    return [from_row(row) for row in rows]
+
+
+def described(worker: Worker) -> dict[str, Any]:
+    """For people: everything but the token's hash and internals."""
+    hidden = {"token_sha256", "token_used", "traceparent", "holds_unit", "not_before"}
+    return {name: value for name, value in msgspec.structs.asdict(worker).items() if name not in hidden}
