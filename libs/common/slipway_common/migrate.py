@@ -28,7 +28,7 @@ INSERT INTO incarnation VALUES (replace(gen_random_uuid()::text, '-', ''));
 
 CREATE TABLE outbox_subject (
     topic text NOT NULL, subject text NOT NULL, revision bigint NOT NULL,
-    touched_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    touched_at timestamptz NOT NULL DEFAULT slipway_clock(),
     PRIMARY KEY (topic, subject)
 );
 CREATE TABLE outbox (
@@ -56,29 +56,34 @@ CREATE TABLE seen_number (
 );
 CREATE TABLE seen_event (
     topic text NOT NULL, source text NOT NULL, event_id text NOT NULL,
-    seen_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at timestamptz NOT NULL DEFAULT slipway_clock(),
     PRIMARY KEY (topic, source, event_id)
 );
 CREATE INDEX seen_event_at ON seen_event (seen_at);
 CREATE TABLE gap (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     topic text NOT NULL, partition integer NOT NULL, kind text NOT NULL, detail text NOT NULL,
-    at timestamptz NOT NULL DEFAULT clock_timestamp()
+    at timestamptz NOT NULL DEFAULT slipway_clock()
 );
 CREATE TABLE dead_letter (
     topic text NOT NULL, partition integer NOT NULL, "offset" bigint NOT NULL,
     subject text NOT NULL, state text NOT NULL CHECK (state IN ('dead', 'parked')), reason text NOT NULL,
     key bytea, value bytea, headers jsonb NOT NULL, record_at timestamptz NOT NULL,
-    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    at timestamptz NOT NULL DEFAULT slipway_clock(),
     PRIMARY KEY (topic, partition, "offset")
 );
 CREATE INDEX dead_letter_subject ON dead_letter (topic, subject);
 """
 
 
+def execute(op: Any, sql: str) -> None:
+    """Run a script of several statements inside a migration: the driver prepares one at a time, so as one text."""
+    op.get_bind().connection.dbapi_connection.run_async(lambda connection: connection.execute(sql))
+
+
 def messaging(op: Any) -> None:
     """First line of every service's first migration."""
-    op.execute(MESSAGING)
+    execute(op, MESSAGING)
 
 
 def _sqlalchemy_url(url: str) -> str:

@@ -34,14 +34,18 @@ def partition_counts(topics: tuple[Topic, ...] = TOPICS, partitions: int | None 
 
 
 async def create(bootstrap_servers: str, *, prefix: str = "", partitions: int | None = None, replicas: int = 1) -> int:
-    """Create the topics that are missing and wait until each has leaders; returns how many were created.
+    """Create what the registry has and the broker lacks, and wait for leaders; returns how many were created."""
+    return await ensure(bootstrap_servers, wanted(prefix=prefix, partitions=partitions), replicas=replicas)
+
+
+async def ensure(bootstrap_servers: str, rows: list[Wanted], *, replicas: int = 1) -> int:
+    """Create those topics that are missing and wait until each has leaders; returns how many were created.
 
     Raises KafkaError when the broker refuses.
     """
-    rows = wanted(prefix=prefix, partitions=partitions)
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
-    await admin.start()
     try:
+        await admin.start()
         present = set(await admin.list_topics())
         missing = [row for row in rows if row.name not in present]
         if missing:
@@ -70,8 +74,8 @@ async def diff(bootstrap_servers: str, *, prefix: str = "", partitions: int | No
     """How the broker differs from the registry, a sentence per difference."""
     rows = wanted(prefix=prefix, partitions=partitions)
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
-    await admin.start()
     try:
+        await admin.start()
         present = set(await admin.list_topics())
         found = [row for row in rows if row.name in present]
         lines = [f"{row.name}: missing" for row in rows if row.name not in present]
@@ -90,5 +94,18 @@ async def diff(bootstrap_servers: str, *, prefix: str = "", partitions: int | No
                 if configs.get(row.name, {}).get(key) != value:
                     lines.append(f"{row.name}: {key} is {configs.get(row.name, {}).get(key)}, wanted {value}")
         return lines
+    finally:
+        await admin.close()
+
+
+async def delete(bootstrap_servers: str, *, prefix: str) -> None:
+    """Delete the topics of a run that had a prefix of its own. Refuses an empty prefix: that is production."""
+    if not prefix:
+        raise ValueError("topics without a prefix are not deleted")
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    await admin.start()
+    try:
+        present = set(await admin.list_topics())
+        await admin.delete_topics([row.name for row in wanted(prefix=prefix) if row.name in present])
     finally:
         await admin.close()

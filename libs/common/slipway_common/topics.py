@@ -15,7 +15,7 @@ def retained(days: int) -> dict[str, str]:
     return {"cleanup.policy": "delete", "retention.ms": str(days * DAY_MS)}
 
 
-class Topic(msgspec.Struct, frozen=True):
+class Topic(msgspec.Struct, frozen=True, eq=False):  # there is one of each: identity is equality
     """One topic. `subject` is what order is promised for, and what is parked behind a dead event.
 
     `parks` is false for latest-wins inputs: a dead report holds up nothing. `outsiders` may publish to it.

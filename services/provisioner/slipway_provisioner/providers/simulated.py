@@ -62,7 +62,7 @@ class Simulated:
             "token": request.token,
             "tags": {
                 "slipway-deployment": self.deployment, "slipway-batch": request.batch_id,
-                "slipway-config": config["id"],
+                "slipway-launch-config": config["id"],
             },
             "count": request.count,
             "zone": config["zone"],

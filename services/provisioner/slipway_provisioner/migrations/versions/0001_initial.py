@@ -2,7 +2,7 @@
 
 from alembic import op
 
-from slipway_common.migrate import messaging
+from slipway_common.migrate import execute, messaging
 
 revision = "0001"
 down_revision = None
@@ -111,4 +111,4 @@ CREATE INDEX dirty_pool_pool ON dirty_pool (pool_id, due_at);
 
 def upgrade() -> None:
     messaging(op)
-    op.execute(TABLES)
+    execute(op, TABLES)

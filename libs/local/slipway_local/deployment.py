@@ -1,0 +1,166 @@
+"""A whole Slipway on this machine: servers, topics, schemas, tokens, simulator and services, each its own process.
+
+Decides only what a production deployment would read from its environment. Servers of the user's own are used instead
+of embedded ones when SLIPWAY_KAFKA or SLIPWAY_DATABASE_URL say so; nothing else differs.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import httpx2
+import msgspec
+
+from slipway_common import migrate, topic_admin
+from slipway_common.declaration import Declaration, load, scaled
+from slipway_common.ids import hash_secret, new_id, new_secret
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.ports import free_ports
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.supervisor import Service, Supervisor, http_ready
+
+SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
+# Every time that belongs to the product; SPEED divides these and no others. The same defaults stand in the services'
+# settings, except that a demo looks at its accounts twice as often: it waits for two passes at its end.
+PRODUCT_SECONDS: Final[Mapping[str, Mapping[str, float]]] = {
+    "provisioner": {
+        "call_timeout_seconds": 60, "visibility_seconds": 10, "boot_timeout_seconds": 900,
+        "idle_timeout_seconds": 120, "give_up_idle_seconds": 300, "heard_timeout_seconds": 900,
+        "stop_grace_seconds": 120, "clock_skew_seconds": 5, "resend_seconds": 30, "reap_seconds": 30,
+        "sweep_seconds": 600, "silent_attempt_seconds": 30,
+    },
+    "weight-calculator": {
+        "half_life_seconds": 600, "probe_initial_seconds": 15, "probe_max_seconds": 600, "pool_probe_seconds": 30,
+    },
+    "lease-broker": {"lost_linger_seconds": 70},
+}  # fmt: skip
+PARTITIONS: Final = 4
+
+
+class Deployment:
+    """Started once under a supervisor; knows where everything is."""
+
+    def __init__(self, supervisor: Supervisor, folder: Path, *, speed: float, seconds: Mapping[str, float]) -> None:
+        """`seconds` replaces product times by name, before they are divided by `speed`."""
+        self.supervisor = supervisor
+        self.folder = folder
+        self.speed = speed
+        self.seconds = seconds
+        self.run_id = new_id()[-12:]
+        self.prefix = f"run-{self.run_id}."
+        self.kafka_server = EmbeddedKafka(folder / "kafka")
+        self.postgres_server = EmbeddedPostgres(folder / "postgres")
+        self.kafka = os.environ.get("SLIPWAY_KAFKA", "")
+        self.own_database = os.environ.get("SLIPWAY_DATABASE_URL", "")
+        self.database_url = ""
+        self.ledger = folder / "ledger.jsonl"
+        self.token = new_secret()
+        self.ports = dict(zip((*SERVICES, "simulator"), free_ports(4), strict=True))
+        self.http = httpx2.AsyncClient(timeout=5.0)
+
+    def url(self, service: str) -> str:
+        return f"http://127.0.0.1:{self.ports[service]}"
+
+    async def start(self) -> None:
+        """Servers, then topics and schemas, then services. Raises StartFailed with the log's tail."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        await self.supervisor.start(
+            *([] if self.kafka else [self.kafka_server]), *([] if self.own_database else [self.postgres_server])
+        )
+        self.kafka = self.kafka or self.kafka_server.bootstrap
+        await asyncio.gather(
+            topic_admin.create(self.kafka, prefix=self.prefix, partitions=PARTITIONS), self._prepare_database()
+        )
+        self._write_tokens()
+        await self.supervisor.start(*(self._process(name) for name in ("simulator", *SERVICES)))
+
+    async def _prepare_database(self) -> None:
+        name = f"slipway_{self.run_id}"
+        if self.own_database:
+            admin = await asyncpg.connect(self.own_database)
+            try:
+                await admin.execute(f"CREATE DATABASE {name}")
+            finally:
+                await admin.close()
+            base, _, query = self.own_database.partition("?")
+            self.database_url = base.rsplit("/", 1)[0] + f"/{name}" + (f"?{query}" if query else "")
+        else:
+            self.database_url = await self.postgres_server.create_database(name)
+        for service in SERVICES:
+            await migrate.upgrade(self.database_url, service)
+
+    def _write_tokens(self) -> None:
+        entry = {"name": "local", "sha256": hash_secret(self.token), "scopes": ["admin"]}
+        path = self.folder / "tokens.yaml"
+        path.touch(0o600)
+        path.write_bytes(msgspec.json.encode([entry]))
+
+    def _process(self, name: str) -> Service:
+        module = f"slipway_{name.replace('-', '_')}.main"
+        ready = "/livez" if name == "simulator" else "/readyz"
+        return Service(
+            name,
+            [sys.executable, "-m", module],
+            env=self._environment(name),
+            log=self.folder / f"{name}.log",
+            ready=partial(http_ready, self.ports[name], ready),
+        )
+
+    def _environment(self, name: str) -> dict[str, str]:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
+        env |= {
+            "SLIPWAY_KAFKA": self.kafka,
+            "SLIPWAY_TOPIC_PREFIX": self.prefix,
+            "SLIPWAY_PARTITIONS": str(PARTITIONS),
+            "SLIPWAY_DATABASE_URL": self.database_url,
+            "SLIPWAY_PORT": str(self.ports[name]),
+            "SLIPWAY_TOKENS_FILE": str(self.folder / "tokens.yaml"),
+            "SLIPWAY_LEDGER": str(self.ledger),
+            "SLIPWAY_REGISTRATION_KEY": hash_secret(self.token),
+            "SLIPWAY_DEPLOYMENT": self.run_id,
+        }
+        for key, value in PRODUCT_SECONDS.get(name, {}).items():
+            env[f"SLIPWAY_{key.upper()}"] = repr(self.seconds.get(key, value) / self.speed)
+        return env
+
+    def declaration(self, path: Path) -> Declaration:
+        """slipway.yaml as this run applies it: durations divided by the speed, the simulator at its own port."""
+        declared = scaled(load(path.read_text()), self.speed).model_dump(mode="json")
+        for account in declared["accounts"]:
+            account["settings"]["url"] = self.url("simulator")
+        return Declaration.model_validate(declared)
+
+    async def apply(self, declared: Declaration) -> None:
+        """Lease pools first: a pool without accounts hurts nobody, an account without its pool waits."""
+        body = declared.model_dump(mode="json")
+        await self.call("PUT", "lease-broker", "/lease-pools", body["lease_pools"])
+        await self.call("PUT", "provisioner", "/declaration", body)
+
+    async def call(self, method: str, service: str, path: str, body: Any = None) -> Any:
+        """One authorized request; the decoded answer. Raises httpx2.HTTPStatusError with the service's words."""
+        response = await self.http.request(
+            method, self.url(service) + path, headers={"Authorization": f"Bearer {self.token}"},
+            **({} if body is None else {"json": body}),
+        )  # fmt: skip
+        if response.is_error:
+            raise httpx2.HTTPStatusError(
+                f"{method} {path}: {response.status_code} {response.text}", request=response.request, response=response
+            )
+        return response.json() if response.content else None
+
+    async def remove(self) -> None:
+        """Leave nothing on servers of the user's own."""
+        await self.http.aclose()
+        if self.own_database and self.database_url:
+            admin = await asyncpg.connect(self.own_database)
+            try:
+                await admin.execute(f"DROP DATABASE IF EXISTS slipway_{self.run_id} WITH (FORCE)")
+            finally:
+                await admin.close()
+        if os.environ.get("SLIPWAY_KAFKA"):
+            await topic_admin.delete(self.kafka, prefix=self.prefix)

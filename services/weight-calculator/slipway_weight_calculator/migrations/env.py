@@ -1,0 +1,5 @@
+"""Run by Alembic."""
+
+from slipway_common.migrate import run_environment
+
+run_environment()
