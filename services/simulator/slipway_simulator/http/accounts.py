@@ -1,0 +1,126 @@
+"""The provider's side: one API per account, with the codes that providers use."""
+
+import hashlib
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, Field
+
+from slipway_simulator.facts import Call, Code, Reply
+from slipway_simulator.http.dropping import drop
+from slipway_simulator.runtime import Simulator
+
+DEPLOYMENT_TAG: Final = "slipway-deployment"
+BATCH_TAG: Final = "slipway-batch"
+CONFIG_TAG: Final = "slipway-launch-config"
+STATUS: Final[dict[Code, int]] = {
+    "OK": 200,
+    "InvalidRequest": 400,
+    "ImageNotFound": 400,
+    "AuthFailure": 401,
+    "QuotaExceeded": 409,
+    "InsufficientCapacity": 409,
+    "RequestLimitExceeded": 429,
+    "InternalError": 500,
+}
+
+router = APIRouter(prefix="/accounts/{account}")
+
+
+def simulator(request: Request) -> Simulator:
+    found = request.app.state.simulator
+    assert isinstance(found, Simulator)
+    return found
+
+
+Simulated = Annotated[Simulator, Depends(simulator)]
+
+
+class Create(BaseModel):
+    """A create call. `settings` may stand in `user_data` as well."""
+
+    token: str = Field(min_length=1, max_length=128)
+    tags: dict[str, str] = {}
+    count: int = 1
+    zone: str
+    instance_type: str
+    image: str
+    user_data: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+
+
+@router.post("/instances")
+async def create(account: str, body: Create, request: Request, simulation: Simulated) -> Response:
+    call = Call(
+        at=simulation.now(),
+        call_id=f"call-{simulation.world.cloud.calls + 1}",
+        account=account,
+        token=body.token,
+        deployment=body.tags.get(DEPLOYMENT_TAG, ""),
+        batch=body.tags.get(BATCH_TAG, ""),
+        config=body.tags.get(CONFIG_TAG, ""),
+        count=body.count,
+        zone=body.zone,
+        instance_type=body.instance_type,
+        image=body.image,
+        request=hashlib.sha256(msgspec.json.encode(body.model_dump(), order="sorted")).hexdigest()[:16],
+    )
+    user_data = body.user_data if not body.settings else {"settings": body.settings, **body.user_data}
+    reply = await simulation.create(call, user_data)
+    if reply.lost and request.client:
+        await drop((request.client.host, request.client.port))
+    return _told(reply, simulation)
+
+
+@router.get("/instances")
+async def instances(account: str, simulation: Simulated, deployment: str, batch: str | None = None) -> Response:
+    now = simulation.now()
+    found = simulation.world.cloud.listed(account, deployment, batch, now=now)
+    return _json(
+        200,
+        {
+            "instances": [
+                {
+                    "id": instance.instance_id,
+                    "state": instance.state(now),
+                    "batch": instance.batch,
+                    "zone": instance.zone,
+                    "created_at": instance.created_at,
+                }
+                for instance in found
+            ]
+        },
+    )
+
+
+@router.delete("/instances/{instance_id}")
+async def delete(account: str, instance_id: str, simulation: Simulated) -> Response:
+    instance = simulation.world.cloud.instances.get(instance_id)
+    if instance and instance.account == account:
+        simulation.end_instance(instance_id, "api")
+    elif instance_id not in simulation.world.cloud.gone:
+        return _json(404, {"code": "InstanceNotFound", "message": f"no instance {instance_id}"})
+    return Response(status_code=204)
+
+
+@router.get("/identity")
+async def identity(account: str, simulation: Simulated) -> Response:
+    if simulation.world.cloud.rules.account(account) is None:
+        return _json(401, {"code": "AuthFailure", "message": f"no account {account}"})
+    return _json(200, {"account": account})
+
+
+def _told(reply: Reply, simulation: Simulator) -> Response:
+    if reply.code == "OK":
+        now, live = simulation.now(), simulation.world.cloud.instances
+        states = [(id_, live[id_].state(now) if id_ in live else "terminated") for id_ in reply.instance_ids]
+        return _json(200, {"instances": [{"id": id_, "state": state} for id_, state in states]})
+    body: dict[str, Any] = {"code": reply.code, "message": reply.message}
+    if reply.retry_after_seconds is not None:
+        body["retry_after_seconds"] = reply.retry_after_seconds
+    return _json(STATUS[reply.code], body)
+
+
+def _json(status: int, body: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")

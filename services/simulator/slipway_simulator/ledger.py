@@ -1,0 +1,62 @@
+"""The append-only file of facts, one JSON object a line. What is in it happened; what is not did not.
+
+Each append is one unbuffered write, so that the file survives a killed process; a torn last line is cut off on
+opening, as a fact that was never told to anybody. Not fsynced: a run does not outlive its host.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from slipway_simulator.facts import Fact
+
+ENCODER = msgspec.json.Encoder()
+DECODER: msgspec.json.Decoder[Fact] = msgspec.json.Decoder(Fact)
+
+
+class Ledger:
+    """Open for appending. `facts()` reads what an earlier process left."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        _cut_torn_line(self._fd)
+        self.size_bytes = os.fstat(self._fd).st_size
+
+    def facts(self) -> Iterator[Fact]:
+        return read(self.path)
+
+    def append(self, facts: Sequence[Fact]) -> None:
+        lines = b"".join(ENCODER.encode(fact) + b"\n" for fact in facts)
+        view = memoryview(lines)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self.size_bytes += len(lines)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read(path: Path) -> Iterator[Fact]:
+    """The facts of a ledger, also of one that is being written: an unfinished last line is left out."""
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            yield DECODER.decode(line)
+
+
+def _cut_torn_line(fd: int) -> None:
+    size = end = os.fstat(fd).st_size
+    while end:
+        start = max(0, end - 65536)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(fd, end)

@@ -1,0 +1,154 @@
+"""Machines in motion: performs what machines.py decides, over the provisioner's real HTTP API.
+
+What has to be heard is repeated for as long as the machine lives, whatever is down; an answer is taken as it is.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from random import Random
+from typing import Any, Protocol
+
+import httpx2
+import msgspec
+
+from slipway_simulator.facts import Claimed, EndedBy, Fact, Idle, Registered, Told
+from slipway_simulator.machines import Ask, Contact, Machine, Owed, Register, Take, Tell, Wait, next_act
+from slipway_simulator.world import World
+
+# Between repetitions while nobody answers: long enough to leave a restarting service alone, in wall seconds.
+FIRST_RETRY_SECONDS = 0.2
+LONGEST_RETRY_SECONDS = 3.0
+REGISTER_PATH = "/workers/register"
+SOURCE = "simulator"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    status: int
+    body: dict[str, Any]
+
+
+class Driver(Protocol):
+    """What a machine needs of the simulation around it."""
+
+    world: World
+    client: httpx2.AsyncClient
+    now: Callable[[], float]
+
+    def record(self, facts: Iterable[Fact]) -> None: ...
+    def work(self, machine: Machine) -> bool: ...
+    def take(self, machine: Machine) -> None: ...
+    def refuse(self, machine: Machine, status: int) -> None: ...
+    def end_instance(self, instance_id: str, by: EndedBy) -> None: ...
+    async def rest(self, machine: Machine, until: float | None) -> None: ...
+
+
+async def live(machine: Machine, driver: Driver, rng: Random) -> None:
+    """One machine's life, until its instance is gone."""
+    # Machines that go on after a restart must not all ask at the same instant.
+    early = rng.random() * driver.world.cloud.rules.poll_seconds
+    contact = Contact(driver.now() - early, driver.now() - early)
+    while machine.instance_id in driver.world.machines:
+        now = driver.now()
+        match next_act(machine, contact, driver.world.cloud.rules, work=driver.work(machine), now=now):
+            case Wait(until):
+                await driver.rest(machine, until)
+            case Register():
+                await _register(machine, driver, rng)
+                contact = Contact(driver.now(), driver.now())
+            case Take():
+                driver.take(machine)
+            case Tell(owed):
+                await _tell(machine, owed, driver, rng)
+            case Ask(heartbeat):
+                await _ask(machine, driver, heartbeat=heartbeat)
+                contact = Contact(driver.now(), driver.now() if heartbeat else contact.heartbeat_at)
+
+
+async def _register(machine: Machine, driver: Driver, rng: Random) -> None:
+    body = {
+        "batch_id": machine.user_data.get("batch_id", ""),
+        "secret": machine.user_data.get("secret", ""),
+        "instance_id": machine.instance_id,
+    }
+    answer = await _insist(driver, rng, _base_url(machine) + REGISTER_PATH, "", body)
+    match answer.body:
+        case {"worker_id": str(worker_id), "pool_id": str(pool_id), "token": str(token)} if answer.status < 300:
+            registered = Registered(
+                at=driver.now(), instance_id=machine.instance_id, worker_id=worker_id, pool_id=pool_id, token=token
+            )
+            driver.record([registered])
+        case _:
+            driver.refuse(machine, answer.status)
+
+
+async def _tell(machine: Machine, owed: Owed, driver: Driver, rng: Random) -> None:
+    body = {"at": datetime.fromtimestamp(owed.at, UTC).isoformat()}
+    if owed.what == "claimed":
+        body |= {"task_id": owed.task_id, "source": SOURCE}
+    answer = await _insist(driver, rng, _worker_url(machine, owed.what), machine.token, body)
+    if owed.what == "stopped":
+        driver.end_instance(machine.instance_id, "self")
+        return
+    who = {"instance_id": machine.instance_id, "worker_id": machine.worker_id, "pool_id": machine.pool_id}
+    heard: Fact
+    if owed.what == "claimed":
+        heard = Claimed(at=driver.now(), task_id=owed.task_id, status=answer.status, **who)
+    else:
+        heard = Idle(at=driver.now(), status=answer.status, **who)
+    driver.record([heard])
+    _obey(machine, answer, driver)
+
+
+async def _ask(machine: Machine, driver: Driver, *, heartbeat: bool) -> None:
+    """One attempt: the next one comes soon enough, and the machine may find work meanwhile."""
+    if heartbeat:
+        answer = await _attempt(driver, "POST", _worker_url(machine, "heartbeat"), machine.token, {})
+    else:
+        answer = await _attempt(driver, "GET", _worker_url(machine, "should-terminate"), machine.token, None)
+    if answer:
+        _obey(machine, answer, driver)
+
+
+def _obey(machine: Machine, answer: Answer, driver: Driver) -> None:
+    """Leave when told to; a worker that is gone ends itself, one that is not let in any more does nothing."""
+    match answer.status:
+        case 410:
+            driver.end_instance(machine.instance_id, "self")
+        case 401 | 403:
+            driver.refuse(machine, answer.status)
+        case _:
+            if answer.body.get("terminate") and not machine.told:
+                driver.record([Told(at=driver.now(), instance_id=machine.instance_id, worker_id=machine.worker_id)])
+
+
+async def _insist(driver: Driver, rng: Random, url: str, token: str, body: dict[str, Any]) -> Answer:
+    """Until somebody answers for good."""
+    pause_seconds = FIRST_RETRY_SECONDS
+    while (answer := await _attempt(driver, "POST", url, token, body)) is None:
+        await asyncio.sleep(pause_seconds * rng.uniform(0.5, 1.0))
+        pause_seconds = min(LONGEST_RETRY_SECONDS, pause_seconds * 2)
+    return answer
+
+
+async def _attempt(driver: Driver, method: str, url: str, token: str, body: dict[str, Any] | None) -> Answer | None:
+    """None when nobody answered, or only that it cannot be answered now."""
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        response = await driver.client.request(method, url, json=body, headers=headers)
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError):
+        return None
+    if response.status_code >= 500 or response.status_code in {404, 408, 425, 429}:
+        return None
+    try:
+        return Answer(response.status_code, msgspec.json.decode(response.content or b"{}", type=dict[str, Any]))
+    except msgspec.DecodeError:
+        return Answer(response.status_code, {})
+
+
+def _base_url(machine: Machine) -> str:
+    return str(machine.user_data.get("register_url", "")).removesuffix("/").removesuffix(REGISTER_PATH)
+
+
+def _worker_url(machine: Machine, what: str) -> str:
+    return f"{_base_url(machine)}/workers/{machine.worker_id}/{what}"

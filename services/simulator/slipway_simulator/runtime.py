@@ -1,0 +1,228 @@
+"""The world in motion: facts go to the ledger and into the world, and set off what has to happen next.
+
+Holds the one World, a task per live machine, a timer per running task and a feeder per source of tasks. Decides
+nothing: the pure modules do. All of it runs on one event loop, so that deciding and recording is one step.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from itertools import islice
+from random import Random
+from typing import Any
+
+import httpx2
+
+from slipway_common.telemetry import logger
+from slipway_simulator import cloud, demand, queue, world
+from slipway_simulator.facts import (
+    Call,
+    DemandSet,
+    EndedBy,
+    Fact,
+    InstanceCreated,
+    Refused,
+    Reply,
+    ScenarioLoaded,
+    TaskArrived,
+    TaskEnded,
+    TasksAdded,
+    TaskStarted,
+    Terminated,
+)
+from slipway_simulator.ledger import Ledger
+from slipway_simulator.machine_loop import Driver, live
+from slipway_simulator.machines import Machine
+from slipway_simulator.queue import Run
+
+log = logger(__name__)
+
+
+class Simulator(Driver):
+    """Continues the run of its ledger once started."""
+
+    def __init__(self, ledger: Ledger, client: httpx2.AsyncClient, now: Callable[[], float]) -> None:
+        self.ledger = ledger
+        self.client = client
+        self.now = now
+        self.world = world.rebuild(ledger.facts())
+        self.calls_in_flight = 0
+        self.changed = asyncio.Event()
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._feeders: dict[str, asyncio.Task[None]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._wakes: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, dict[str, asyncio.Event]] = {}
+
+    def start(self) -> None:
+        """Everything that lived when the ledger ended goes on."""
+        for machine in self.world.machines.values():
+            self._start_life(machine)
+        for pool in self.world.queue.pools.values():
+            for run in pool.running.values():
+                self._start_timer(run)
+        self._start_feeders()
+        log.info("resumed", machines=len(self.world.machines), ledger=str(self.ledger.path))
+
+    async def stop(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        tasks = [*self._lives.values(), *self._feeders.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.ledger.close()
+
+    def record(self, facts: Iterable[Fact]) -> None:
+        """Make facts true: written first, then folded, then acted upon."""
+        batch = tuple(facts)
+        if not batch:
+            return
+        self.ledger.append(batch)
+        for fact in batch:
+            self.world.fold(fact)
+        pools = {pool for fact in batch if (pool := self._react(fact))}
+        for pool_id in pools:
+            for wake in islice(self._waiting.get(pool_id, {}).values(), queue.available(self.world.queue, pool_id)):
+                wake.set()
+        if pools:
+            self.changed.set()
+
+    def _react(self, fact: Fact) -> str:
+        """Start or stop what the fact sets in motion; returns the pool whose queue has changed."""
+        match fact:
+            case ScenarioLoaded():
+                self._start_feeders()
+                self.changed.set()
+            case TasksAdded():
+                self._start_feeders()
+            case InstanceCreated():
+                self._start_life(self.world.machines[fact.instance_id])
+            case Terminated():
+                self._end_life(fact.instance_id)
+            case TaskStarted():
+                self._start_timer(self.world.queue.pools[fact.pool_id].running[fact.task_id])
+                return fact.pool_id
+            case TaskEnded():
+                if timer := self._timers.pop(fact.task_id, None):
+                    timer.cancel()
+                if wake := self._wakes.get(fact.instance_id):
+                    wake.set()
+                return fact.pool_id
+            case TaskArrived() | DemandSet():
+                return fact.pool_id
+            case _:
+                pass
+        return ""
+
+    # Accounts
+
+    async def create(self, call: Call, user_data: dict[str, Any]) -> Reply:
+        """A create call: its effect and its reply come after the account's latency, whoever still listens."""
+        self.record([call])
+        rng = self._chance(call.call_id)
+        self.calls_in_flight += 1
+        try:
+            await asyncio.sleep(cloud.latency_seconds(self.world.cloud, call.account, rng))
+            now = self.now()
+            effects = self.world.effects(now)
+            facts = cloud.decide_create(self.world.cloud, call, user_data, effects=effects, now=now, rng=rng)
+            self.record(facts)
+        finally:
+            self.calls_in_flight -= 1
+        reply = facts[-1]
+        assert isinstance(reply, Reply)
+        return reply
+
+    def end_instance(self, instance_id: str, by: EndedBy) -> None:
+        self.record(world.end_instance(self.world, instance_id, by, now=self.now()))
+
+    # Machines
+
+    def work(self, machine: Machine) -> bool:
+        return queue.available(self.world.queue, machine.pool_id) > 0
+
+    def take(self, machine: Machine) -> None:
+        if started := queue.take(self.world.queue, machine.pool_id, machine.instance_id, now=self.now()):
+            self.record([started])
+
+    def refuse(self, machine: Machine, status: int) -> None:
+        now = self.now()
+        dropped = world.interrupt(self.world, machine, now=now)
+        self.record([*dropped, Refused(at=now, instance_id=machine.instance_id, status=status)])
+
+    async def rest(self, machine: Machine, until: float | None) -> None:
+        wake = self._wakes[machine.instance_id]
+        waiting = self._waiting.setdefault(machine.pool_id, {})
+        if machine.free:
+            waiting[machine.instance_id] = wake
+        try:
+            async with asyncio.timeout(None if until is None else max(0.0, until - self.now())):
+                await wake.wait()
+        except TimeoutError:
+            pass
+        finally:
+            wake.clear()
+            waiting.pop(machine.instance_id, None)
+
+    def _start_life(self, machine: Machine) -> None:
+        self._wakes[machine.instance_id] = asyncio.Event()
+        self._lives[machine.instance_id] = spawn(live(machine, self, self._chance(machine.instance_id)))
+
+    def _end_life(self, instance_id: str) -> None:
+        self._wakes.pop(instance_id, None)
+        life = self._lives.pop(instance_id, None)
+        if life and life is not asyncio.current_task():
+            life.cancel()
+
+    # Tasks
+
+    def _start_timer(self, run: Run) -> None:
+        if run.ends_at is not None:
+            delay = max(0.0, run.ends_at - self.now())
+            self._timers[run.task.task_id] = asyncio.get_running_loop().call_later(delay, self._end_task, run)
+
+    def _end_task(self, run: Run) -> None:
+        self.record([queue.end(run, now=self.now())])
+
+    def _start_feeders(self) -> None:
+        """A feeder per source; those of an earlier scenario end."""
+        for source_id in self._feeders.keys() - self.world.queue.sources.keys():
+            self._feeders.pop(source_id).cancel()
+        for source_id in self.world.queue.sources.keys() - self._feeders.keys():
+            self._feeders[source_id] = spawn(self._feed(source_id))
+
+    async def _feed(self, source_id: str) -> None:
+        """Tasks arrive when they are due; those that had arrived before a restart are skipped."""
+        source = self.world.queue.sources[source_id]
+        tasks = demand.arrivals(source.demand, self._chance(source_id))
+        for offset, length in islice(tasks, source.taken, None):
+            due = source.at + offset / source.speed
+            if (wait := due - self.now()) > 0:
+                await asyncio.sleep(wait)
+            self.record(
+                [
+                    TaskArrived(
+                        at=self.now(),
+                        task_id=queue.next_task_id(self.world.queue, source.pool_id),
+                        pool_id=source.pool_id,
+                        source_id=source_id,
+                        duration_seconds=length / source.speed,
+                    )
+                ]
+            )
+
+    def _chance(self, what: str) -> Random:
+        """The same chance for the same thing in every run with this seed."""
+        return Random(f"{self.world.cloud.rules.seed}/{what}")  # noqa: S311 (a simulation has to be repeatable)
+
+
+def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task whose failure is told, not kept."""
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(_log_failure)
+    return task
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("a part of the simulation failed", exc_info=error)

@@ -1,0 +1,124 @@
+"""What a run is made of: accounts, zones, images, demand, faults, and how long things take. Values only.
+
+A scenario is written in product seconds; `on_the_wall` gives the same rules in seconds of this host, which is what
+the cores count in. Decoding fills in defaults and raises msgspec.ValidationError or BadFault with the path or reason.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from slipway_simulator.demand import Demand, NotNegative, Positive
+from slipway_simulator.faults import Fault, parsed
+
+# How often machines and the queue speak at most, however fast product time runs: the machine that runs the demo has
+# better things to do than to poll.
+LEAST_POLL_SECONDS = 1.0
+LEAST_REPORT_SECONDS = 0.2
+# A reader that waits for a slow broker must not take a live queue for a silent one at high speeds.
+LEAST_VALID_SECONDS = 15.0
+
+# How many instances fit: a number, null for any number, or steps [[from_seconds, number or null], …] over time.
+Capacity = int | None | tuple[tuple[NotNegative, int | None], ...]
+ImageFault = Literal["never_registers", "never_claims", "not_found"]
+
+
+class Throttle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The token bucket of an account's create calls."""
+
+    burst: Annotated[float, msgspec.Meta(ge=1)] = 20.0
+    refill_per_second: Positive = 5.0
+
+
+class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One account. `capacity` is per zone, `quota` live instances per instance family; what is absent is unlimited."""
+
+    capacity: dict[str, Capacity] = {}
+    quota: dict[str, int] = {}
+    throttle: Throttle | None = None
+    latency_seconds: NotNegative = 2.0
+    latency_sigma: NotNegative = 0.4
+
+
+class Zone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A zone's capacity, shared by all accounts."""
+
+    capacity: Capacity = None
+
+
+class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    bad: ImageFault | None = None
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything at once. No zones: every zone exists. Account `*` stands for those not named."""
+
+    seed: int = 0
+    speed: Positive = 1.0
+    pools: dict[str, Demand] = {}
+    accounts: dict[str, Account] = msgspec.field(default_factory=lambda: {"*": Account()})
+    zones: dict[str, Zone] = {}
+    images: dict[str, Image] = {}
+    faults: tuple[Fault, ...] = ()
+    honours_tokens: bool = True
+    visibility_seconds: NotNegative = 0.0
+    boot_seconds_median: NotNegative = 90.0
+    boot_sigma: NotNegative = 0.35
+    poll_seconds: Positive = 30.0
+    heartbeat_seconds: Positive = 120.0
+    report_seconds: Positive = 10.0
+    report_on_change: bool = True
+    valid_for_seconds: Positive = 300.0
+    # What an account admits under the throttle fault: hard enough to bind at any pace worth simulating.
+    throttle_fault: Throttle = Throttle(burst=1.0, refill_per_second=0.1)
+
+    def account(self, name: str) -> Account | None:
+        return self.accounts.get(name) or self.accounts.get("*")
+
+    def on_the_wall(self) -> "Scenario":
+        """The same rules with every time as this host sees it pass. Demand and faults stay in product time."""
+        speed = self.speed
+        return replace(
+            self,
+            accounts={name: _account_on_the_wall(account, speed) for name, account in self.accounts.items()},
+            zones={name: Zone(_sooner(zone.capacity, speed)) for name, zone in self.zones.items()},
+            throttle_fault=_faster(self.throttle_fault, speed),
+            visibility_seconds=self.visibility_seconds / speed,
+            boot_seconds_median=self.boot_seconds_median / speed,
+            poll_seconds=max(LEAST_POLL_SECONDS, self.poll_seconds / speed),
+            heartbeat_seconds=max(LEAST_POLL_SECONDS, self.heartbeat_seconds / speed),
+            report_seconds=max(LEAST_REPORT_SECONDS, self.report_seconds / speed),
+            valid_for_seconds=max(LEAST_VALID_SECONDS, self.valid_for_seconds / speed),
+        )
+
+
+def decode(body: bytes) -> Scenario:
+    """A scenario from JSON. A pool's demand may leave out `kind` when it is a list; `faults` may be FAULTS text,
+    whose percentages are of `duration_seconds`."""
+    raw = msgspec.json.decode(body, type=dict[str, Any])
+    duration_seconds = msgspec.convert(raw.pop("duration_seconds", None), float | None)
+    pools = msgspec.convert(raw.get("pools", {}), dict[str, dict[str, Any]])
+    raw["pools"] = {name: {"kind": "arrivals", **demand} for name, demand in pools.items()}
+    faults = msgspec.convert(raw.get("faults", ""), str | tuple[Fault, ...])
+    raw["faults"] = msgspec.to_builtins(parsed(faults, duration_seconds=duration_seconds))
+    return msgspec.convert(raw, Scenario)
+
+
+def _account_on_the_wall(account: Account, speed: float) -> Account:
+    return replace(
+        account,
+        capacity={zone: _sooner(capacity, speed) for zone, capacity in account.capacity.items()},
+        throttle=_faster(account.throttle, speed) if account.throttle else None,
+        latency_seconds=account.latency_seconds / speed,
+    )
+
+
+def _faster(throttle: Throttle, speed: float) -> Throttle:
+    return replace(throttle, refill_per_second=throttle.refill_per_second * speed)
+
+
+def _sooner(capacity: Capacity, speed: float) -> Capacity:
+    if isinstance(capacity, tuple):
+        return tuple((from_seconds / speed, number) for from_seconds, number in capacity)
+    return capacity

@@ -1,0 +1,87 @@
+"""The whole simulated world as one value: the ledger folded. Pure.
+
+Live state and rebuilt state are the same by construction: nothing here changes but by `fold`.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from slipway_simulator import machines, queue
+from slipway_simulator.cloud import Cloud
+from slipway_simulator.facts import (
+    DemandSet,
+    EndedBy,
+    Fact,
+    FaultCleared,
+    FaultSet,
+    InstanceCreated,
+    ScenarioLoaded,
+    TaskEnded,
+    Terminated,
+)
+from slipway_simulator.faults import Effects, Fault, effects
+from slipway_simulator.machines import Machine
+from slipway_simulator.queue import Queue
+
+
+class World(msgspec.Struct):
+    cloud: Cloud = msgspec.field(default_factory=Cloud)
+    queue: Queue = msgspec.field(default_factory=Queue)
+    machines: dict[str, Machine] = {}
+    faults: tuple[Fault, ...] = ()
+
+    def fold(self, fact: Fact) -> None:
+        self.cloud.fold(fact)
+        self.queue.fold(fact)
+        match fact:
+            case ScenarioLoaded():
+                self.faults = fact.scenario.faults
+            case FaultSet():
+                self.faults = (*self.faults, fact.fault)
+            case FaultCleared():
+                self.faults = tuple(fault for fault in self.faults if fault.name != fact.name)
+            case InstanceCreated():
+                self.machines[fact.instance_id] = machines.created(fact)
+            case Terminated():
+                self.machines.pop(fact.instance_id, None)
+            case _:
+                if machine := self.machines.get(getattr(fact, "instance_id", "")):
+                    machine.fold(fact)
+
+    def effects(self, now: float) -> Effects:
+        return effects(self.faults, self.product_seconds(now))
+
+    def product_seconds(self, now: float) -> float:
+        """Product time since the scenario began."""
+        return (now - self.cloud.started_at) * self.cloud.rules.speed
+
+
+def rebuild(facts: Iterable[Fact]) -> World:
+    world = World()
+    for fact in facts:
+        world.fold(fact)
+    return world
+
+
+def end_instance(world: World, instance_id: str, by: EndedBy, *, now: float) -> Iterator[Fact]:
+    """An instance goes, and with it the task that it runs; nothing if it is gone already."""
+    if machine := world.machines.get(instance_id):
+        yield from interrupt(world, machine, now=now)
+        yield Terminated(at=now, instance_id=instance_id, account=machine.account, by=by)
+
+
+def interrupt(world: World, machine: Machine, *, now: float) -> Iterator[TaskEnded]:
+    """The machine drops its task, which then waits again."""
+    if machine.task_id:
+        run = world.queue.pools[machine.pool_id].running[machine.task_id]
+        yield queue.end(run, now=now, interrupted=True)
+
+
+def set_level(world: World, level: DemandSet) -> Iterator[Fact]:
+    """A new demand level, and the ends of what is above it."""
+    yield level
+    before = world.queue.pools.get(level.pool_id, queue.PoolQueue())
+    after = Queue(pools={level.pool_id: msgspec.structs.replace(before, level=level)})
+    for run in queue.surplus(after, level.pool_id):
+        yield queue.end(run, now=level.at)

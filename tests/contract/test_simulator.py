@@ -1,0 +1,363 @@
+"""The simulator as its callers see it: the real process on a free port, a provisioner of a few lines beside it."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from fastapi import FastAPI, Response
+
+from slipway_simulator.facts import (
+    Claimed,
+    Fact,
+    Idle,
+    InstanceCreated,
+    Refused,
+    Registered,
+    Reply,
+    TaskEnded,
+    Terminated,
+)
+from slipway_simulator.ledger import Ledger, read
+from slipway_simulator.main import served
+from slipway_simulator.settings import Settings
+
+SCENARIO: dict[str, Any] = {
+    "seed": 7,
+    "speed": 1000,
+    "accounts": {"sim-a": {"capacity": {"zone-c": 2}}, "slow": {"throttle": {"burst": 2, "refill_per_second": 0.001}}},
+    "zones": {"zone-a": {}, "zone-b": {}, "zone-c": {}},
+}
+
+
+class Registrar:
+    """Stands for the provisioner: lets in the right secret, remembers what it was told, answers as it is set to."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.heard: list[tuple[str, ...]] = []
+        self.down = self.terminate = False
+        self.app = FastAPI()
+        self.app.post("/workers/register")(self.register)
+        self.app.post("/workers/{worker_id}/{what}")(self.told)
+        self.app.get("/workers/{worker_id}/should-terminate")(self.asked)
+
+    async def register(self, body: dict[str, Any]) -> Any:
+        if self.down:
+            return Response(status_code=503)
+        if body["secret"] != "secret":
+            return Response(status_code=401)
+        self.heard.append(("register", body["instance_id"], body["batch_id"]))
+        return {"worker_id": f"w-{body['instance_id']}", "pool_id": "linux", "token": f"token-{body['instance_id']}"}
+
+    async def told(self, worker_id: str, what: str, body: dict[str, Any]) -> Any:
+        if self.down:
+            return Response(status_code=503)
+        self.heard.append((what, worker_id, body.get("task_id", "")))
+        return {"terminate": self.terminate}
+
+    async def asked(self, worker_id: str) -> Any:
+        return {"terminate": self.terminate, "reason": "idle"}
+
+
+class Simulated:
+    """The real app behind its real server, in this process or in one of its own, and a client for it."""
+
+    def __init__(self, ledger: Path, registrar: Registrar) -> None:
+        self.settings = Settings(port=free_port(), ledger=ledger, kafka="")
+        self.registrar = registrar
+        self.client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.settings.port}", trust_env=False)
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """In a process of its own, which can be killed."""
+        env = os.environ | {"SLIPWAY_PORT": str(self.settings.port), "SLIPWAY_LEDGER": str(self.settings.ledger)}
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "slipway_simulator.main", env=env, stdout=asyncio.subprocess.DEVNULL
+        )
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    assert (await self.client.get("/readyz")).status_code == 200
+                    return
+                except httpx2.TransportError:
+                    await asyncio.sleep(0.05)
+
+    async def stop(self, by: signal.Signals) -> int:
+        assert self.process is not None
+        self.process.send_signal(by)
+        async with asyncio.timeout(10):
+            return await self.process.wait()
+
+    async def create(self, token: str, *, account: str = "sim-a", **fields: Any) -> httpx2.Response:
+        body = {
+            "token": token,
+            "tags": {"slipway-deployment": "test", "slipway-batch": f"batch-{token}", "slipway-launch-config": "lc"},
+            "count": 1,
+            "zone": "zone-a",
+            "instance_type": "m5",
+            "image": "linux-1",
+            "user_data": {"register_url": self.registrar.url, "batch_id": f"batch-{token}", "secret": "secret"},
+        }
+        return await self.client.post(f"/accounts/{account}/instances", json=body | fields)
+
+    async def listed(self, token: str) -> list[str]:
+        params = {"deployment": "test", "batch": f"batch-{token}"}
+        answer = (await self.client.get("/accounts/sim-a/instances", params=params)).json()
+        return [instance["id"] for instance in answer["instances"]]
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        response = await self.client.post(path, json=body)
+        assert response.status_code < 300, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async def facts(self, kind: type[Fact], number: int) -> list[Any]:
+        """The ledger's facts of a kind, once there are that many."""
+        async with asyncio.timeout(10):
+            while len(found := self.written(kind)) < number:  # noqa: ASYNC110 (the file is another's)
+                await asyncio.sleep(0.02)
+        assert len(found) == number
+        return found
+
+    def written(self, kind: type[Fact]) -> list[Any]:
+        return [fact for fact in read(self.settings.ledger) if isinstance(fact, kind)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def serving(config: uvicorn.Config) -> AsyncIterator[None]:
+    server = uvicorn.Server(config)
+    serve = asyncio.create_task(server.serve())
+    async with asyncio.timeout(10):
+        while not server.started:  # noqa: ASYNC110 (uvicorn has only a flag)
+            await asyncio.sleep(0.01)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serve
+
+
+@pytest.fixture
+async def prepared(tmp_path: Path) -> AsyncIterator[Simulated]:
+    """Nothing runs yet but the provisioner's stand-in."""
+    registrar = Registrar()
+    config = uvicorn.Config(registrar.app, port=registrar.port, log_config=None, lifespan="off", timeout_keep_alive=600)
+    prepared = Simulated(tmp_path / "ledger.jsonl", registrar)
+    async with serving(config):
+        yield prepared
+        await prepared.client.aclose()
+
+
+@pytest.fixture
+async def simulated(prepared: Simulated) -> AsyncIterator[Simulated]:
+    """Running in this process, with the scenario loaded."""
+    async with serving(served(prepared.settings)):
+        await prepared.post("/scenario", SCENARIO)
+        yield prepared
+        await prepared.client.aclose()
+
+
+async def test_create_register_work_leave(simulated: Simulated) -> None:
+    """A one-task machine registers, claims, runs its task and stops by itself; all of it stands in the ledger."""
+    await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 60})
+    reply = await simulated.create("t1", settings={"tasks_per_worker": 1})
+    assert (reply.status_code, reply.json()) == (200, {"instances": [{"id": "i-000001", "state": "pending"}]})
+    (ended,) = await simulated.facts(Terminated, 1)
+    assert (ended.instance_id, ended.by, ended.account) == ("i-000001", "self", "sim-a")
+    assert simulated.registrar.heard == [
+        ("register", "i-000001", "batch-t1"),
+        ("claimed", "w-i-000001", "linux-1"),
+        ("stopped", "w-i-000001", ""),
+    ]
+    (task,) = await simulated.facts(TaskEnded, 1)
+    assert (task.task_id, task.result) == ("linux-1", "done")
+    assert await simulated.listed("t1") == []
+
+
+async def test_reusable_machine_works_on_until_told(simulated: Simulated) -> None:
+    """A machine without a limit runs task after task, says when it is idle, and leaves when told to."""
+    await simulated.create("t1")
+    await simulated.post("/tasks", {"pool_id": "linux", "count": 3, "duration_seconds": 60, "at": [0, 1, 200]})
+    assert [fact.status for fact in await simulated.facts(Idle, 3)] == [200, 200, 200]
+    simulated.registrar.terminate = True
+    await simulated.facts(Terminated, 1)
+    heard = [what for what, *_ in simulated.registrar.heard if what != "heartbeat"]
+    assert heard == ["register", *["claimed", "idle"] * 3, "stopped"]
+
+
+async def test_partial_capacity_then_none(simulated: Simulated) -> None:
+    """A zone gives what it has, then refuses with its code; a deleted instance makes room."""
+    assert len((await simulated.create("t1", zone="zone-c", count=3)).json()["instances"]) == 2
+    refusal = await simulated.create("t2", zone="zone-c")
+    assert (refusal.status_code, refusal.json()["code"]) == (409, "InsufficientCapacity")
+    instance_id = (await simulated.listed("t1"))[0]
+    path = f"/accounts/sim-a/instances/{instance_id}"
+    assert [(await simulated.client.delete(path)).status_code for _ in range(2)] == [204, 204]
+    assert (await simulated.create("t3", zone="zone-c")).status_code == 200
+    unknown = await simulated.client.delete("/accounts/sim-a/instances/i-999999")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "InstanceNotFound")
+
+
+async def test_lost_reply_then_listed_by_tag(simulated: Simulated) -> None:
+    """The connection ends without an answer, the instances are there under their tag, and the same token finds them."""
+    await simulated.post("/faults", {"name": "lost-reply", "arg": "1"})
+    with pytest.raises(httpx2.TransportError):
+        await simulated.create("t1", count=2)
+    (reply,) = await simulated.facts(Reply, 1)
+    assert (reply.code, reply.lost) == ("OK", True)
+    assert await simulated.listed("t1") == list(reply.instance_ids) == ["i-000001", "i-000002"]
+    await simulated.client.delete("/faults/lost-reply")
+    again = (await simulated.create("t1", count=2)).json()
+    assert [instance["id"] for instance in again["instances"]] == ["i-000001", "i-000002"]
+    assert (await simulated.client.get("/state")).json()["calls"]["lost_replies"] == 1
+
+
+async def test_ignored_token_doubles(simulated: Simulated) -> None:
+    """An account that ignores tokens creates anew under the same tag."""
+    await simulated.post("/faults", {"name": "ignore-token"})
+    await simulated.create("t1")
+    await simulated.create("t1")
+    assert await simulated.listed("t1") == ["i-000001", "i-000002"]
+
+
+async def test_zone_out_keeps_its_instances(simulated: Simulated) -> None:
+    """A zone that is out launches nothing and loses nothing."""
+    await simulated.create("t1", zone="zone-b")
+    await simulated.post("/faults", {"name": "zone-b"})
+    assert (await simulated.create("t2", zone="zone-b")).json()["code"] == "InsufficientCapacity"
+    zone = (await simulated.client.get("/state")).json()["zones"]["zone-b"]
+    assert zone == {"live": 1, "launched": 1, "out": True}
+
+
+async def test_throttle(simulated: Simulated) -> None:
+    """Above its bucket an account refuses, and says when to come again."""
+    answers = [await simulated.create(f"t{number}", account="slow") for number in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    refusal = answers[2].json()
+    assert refusal["code"] == "RequestLimitExceeded"
+    assert 0 < refusal["retry_after_seconds"] <= 1.0
+
+
+async def test_bad_requests_are_told_and_change_nothing(simulated: Simulated) -> None:
+    """Providers' codes for accounts, problems for operators."""
+    before = (await simulated.client.get("/ledger")).json()["size_bytes"]
+    unread = await simulated.create("")
+    assert (unread.status_code, unread.json()["code"]) == (400, "InvalidRequest")
+    for path, body, reason in [
+        ("/faults", {"name": "gremlins"}, "known: none, zone-NAME"),
+        ("/scenario", {"sped": 3}, "unknown field `sped`"),
+        ("/scenario", {"pools": {"p": {"kind": "trace", "path": "/nowhere.dat"}}}, "No such file"),
+        ("/tasks", {"pool_id": "p"}, "duration_seconds"),
+    ]:
+        refusal = await simulated.client.post(path, json=body)
+        assert refusal.headers["content-type"] == "application/problem+json"
+        assert (refusal.status_code, reason in refusal.json()["detail"]) == (422, True)
+    assert (await simulated.client.get("/ledger")).json()["size_bytes"] == before
+
+
+async def test_refused_machine_stays_and_does_nothing(simulated: Simulated) -> None:
+    """A machine with a wrong secret lives on until somebody ends it."""
+    await simulated.create("t1", user_data={"register_url": simulated.registrar.url, "secret": "wrong"})
+    (refused,) = await simulated.facts(Refused, 1)
+    assert refused.status == 401
+    assert await simulated.listed("t1") == ["i-000001"]
+
+
+async def test_demand_level(simulated: Simulated) -> None:
+    """Machines hold as much of a level as there is, and let go when it drops."""
+    await simulated.client.put("/demand/linux", json={"pending": 3})
+    await simulated.create("t1", count=2)
+    await simulated.facts(Claimed, 2)
+    pool = (await simulated.client.get("/state")).json()["pools"]["linux"]
+    assert (pool["pending"], pool["claimed"], pool["busy"]) == (1, 2, 2)
+    answer = (await simulated.client.put("/demand/linux", json={"pending": 1})).json()
+    assert (answer["pending"], answer["claimed"]) == (0, 1)
+    await simulated.facts(Idle, 1)
+
+
+async def test_killed_simulator_goes_on_from_its_ledger(prepared: Simulated) -> None:
+    """kill -9 while one machine works and one waits to register: all is as before, and both finish what they began."""
+    simulated = prepared
+    await simulated.start()
+    await simulated.post("/scenario", SCENARIO)
+    await simulated.post("/tasks", {"pool_id": "linux", "count": 2, "duration_seconds": 500})
+    await simulated.create("t1", settings={"tasks_per_worker": 1})
+    await simulated.facts(Claimed, 1)
+    simulated.registrar.down = True
+    await simulated.post("/faults", {"name": "zone-b"})
+    await simulated.create("t2", settings={"tasks_per_worker": 1})
+    before = (await simulated.client.get("/state")).json()
+    await simulated.stop(signal.SIGKILL)
+    with simulated.settings.ledger.open("ab") as ledger:
+        ledger.write(b'{"kind":"task_arr')
+    simulated.registrar.down = False
+    await simulated.start()
+    after = (await simulated.client.get("/state")).json()
+    for part in ("calls", "faults", "started_at"):
+        assert (part, after[part]) == (part, before[part])
+    again = (await simulated.create("t2", settings={"tasks_per_worker": 1})).json()
+    assert [instance["id"] for instance in again["instances"]] == ["i-000002"]
+    assert {fact.by for fact in await simulated.facts(Terminated, 2)} == {"self"}
+    assert sorted(simulated.registrar.heard) == [
+        ("claimed", "w-i-000001", "linux-1"),
+        ("claimed", "w-i-000002", "linux-2"),
+        ("register", "i-000001", "batch-t1"),
+        ("register", "i-000002", "batch-t2"),
+        ("stopped", "w-i-000001", ""),
+        ("stopped", "w-i-000002", ""),
+    ]
+    assert [fact.result for fact in await simulated.facts(TaskEnded, 2)] == ["done", "done"]
+    assert await simulated.stop(signal.SIGTERM) == -signal.SIGTERM  # after a clean stop, as uvicorn passes it on
+
+
+async def test_crash_loses_the_machine_not_its_task(simulated: Simulated) -> None:
+    """A machine that dies without a word leaves its task to the next one."""
+    await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 600})
+    await simulated.create("t1")
+    await simulated.facts(Claimed, 1)
+    assert (await simulated.client.post("/instances/i-000001/crash")).status_code == 204
+    await simulated.create("t2")
+    assert [fact.result for fact in await simulated.facts(TaskEnded, 2)] == ["interrupted", "done"]
+    assert [fact.by for fact in await simulated.facts(Terminated, 1)] == ["fault"]
+
+
+def test_torn_line_is_cut(tmp_path: Path) -> None:
+    """A fact half written is none; what is appended later stands on its own line."""
+    path = tmp_path / "ledger.jsonl"
+    fact = Registered(at=1.0, instance_id="i-1", worker_id="w", pool_id="p", token="t")
+    ledger = Ledger(path)
+    ledger.append([fact])
+    ledger.close()
+    with path.open("ab") as torn:
+        torn.write(b'{"kind":"registered","at"')
+    assert list(read(path)) == [fact]
+    ledger = Ledger(path)
+    ledger.append([fact])
+    ledger.close()
+    assert list(read(path)) == [fact, fact]
+
+
+async def test_one_run_of_chance(simulated: Simulated) -> None:
+    """Boot times come from the seed: the same scenario boots the same machines alike."""
+    await simulated.create("t1", count=2)
+    first, second = await simulated.facts(InstanceCreated, 2)
+    boots = [round((fact.boots_at - fact.at) * SCENARIO["speed"], 3) for fact in (first, second)]
+    assert boots[0] != boots[1]
+    assert all(20 < seconds < 400 for seconds in boots)

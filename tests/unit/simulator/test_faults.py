@@ -1,0 +1,80 @@
+"""Faults as they are written, and what they do when."""
+
+import pytest
+
+from slipway_simulator.faults import BadFault, Effects, Fault, effects, parse, parse_one, parsed
+
+PARSED = [
+    ("none", ()),
+    ("", ()),
+    ("zone-b:4m-14m", (Fault("zone-b", "", 240.0, 840.0),)),
+    ("zone-b:25%-50%", (Fault("zone-b", "", 900.0, 1800.0),)),
+    ("zone:eu-1b:90s-", (Fault("zone", "eu-1b", 90.0, None),)),
+    ("lost-reply,ignore-token", (Fault("lost-reply"), Fault("ignore-token"))),
+    ("lost-reply:0.5:1h-2h", (Fault("lost-reply", "0.5", 3600.0, 7200.0),)),
+    ("quota:sim-a:10m-20m", (Fault("quota", "sim-a", 600.0, 1200.0),)),
+    ("throttle:30s-60s", (Fault("throttle", "", 30.0, 60.0),)),
+    ("bad-image:linux-2", (Fault("bad-image", "linux-2"),)),
+    ("slow-boot:3", (Fault("slow-boot", "3"),)),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), PARSED)
+def test_parse(text: str, expected: tuple[Fault, ...]) -> None:
+    """Name, argument and window are told apart; percentages are of the run."""
+    assert parse(text, duration_seconds=3600.0) == expected
+
+
+REFUSED = [
+    ("zone-b:tomorrow", "expected a window"),
+    ("quota", "a name is missing"),
+    ("lost-reply:2", "between 0 and 1"),
+    ("slow-boot", "write slow-boot:FACTOR"),
+    ("slow-boot:0", "above 0"),
+    ("ignore-token:yes", "takes no argument"),
+    ("zone-b:14m-4m", "ends before it begins"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSED)
+def test_refused(text: str, reason: str) -> None:
+    """What cannot be read is refused with a reason."""
+    with pytest.raises(BadFault, match=reason):
+        parse(text, duration_seconds=3600.0)
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    """An unknown fault is answered with all that could be written."""
+    with pytest.raises(
+        BadFault, match=r"unknown fault 'gremlins'; known: none, zone-NAME.*lost-reply.*slow-boot:FACTOR"
+    ):
+        parse("gremlins:4m-14m")
+
+
+def test_percentage_needs_a_duration() -> None:
+    """A run without an end has no percentages."""
+    with pytest.raises(BadFault, match="needs a run of known duration"):
+        parse("zone-b:25%-50%")
+
+
+ACTIVE = [
+    ("zone-b:4m-14m", 239.9, Effects()),
+    ("zone-b:4m-14m", 240.0, Effects(zones_out=frozenset({"zone-b"}))),
+    ("zone-b:4m-14m", 840.0, Effects()),
+    ("zone-a,zone:b", 0.0, Effects(zones_out=frozenset({"zone-a", "b"}))),
+    ("lost-reply,ignore-token", 0.0, Effects(lost_reply_ratio=0.3, ignore_token=True)),
+    ("quota:x,throttle,bad-image:y", 0.0, Effects(frozenset(), frozenset({"x"}), frozenset({"y"}), throttled=True)),
+    ("slow-boot:2,slow-boot:3", 0.0, Effects(boot_factor=6.0)),
+]
+
+
+@pytest.mark.parametrize(("text", "elapsed_seconds", "expected"), ACTIVE)
+def test_effects(text: str, elapsed_seconds: float, expected: Effects) -> None:
+    """A fault acts from the start of its window up to, not at, its end; faults add up."""
+    assert effects(parse(text), elapsed_seconds) == expected
+
+
+def test_fields_beat_text() -> None:
+    """A window in fields is taken before one in the argument."""
+    assert parsed([Fault("zone-b", "4m-14m", until_seconds=300.0)]) == (Fault("zone-b", "", 240.0, 300.0),)
+    assert parse_one("lost-reply", "1") == Fault("lost-reply", "1")

@@ -1,0 +1,143 @@
+"""When demand is reported, and what of it survives a broker that is down."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from aiokafka.errors import KafkaConnectionError
+
+from slipway_common.envelope import Envelope, Headers, decode, decode_data
+from slipway_common.events.pool import DemandReported as DemandEvent
+from slipway_simulator import reports, scenario
+from slipway_simulator.facts import DemandReported, DemandSet, Fact, ScenarioLoaded
+from slipway_simulator.reports import Reporter
+from slipway_simulator.world import World, rebuild
+
+
+class FakeProducer:
+    """A broker that is up or down."""
+
+    def __init__(self) -> None:
+        self.down = False
+        self.sent: list[tuple[str, bytes, Envelope, DemandEvent]] = []
+
+    async def start(self) -> None:
+        if self.down:
+            raise KafkaConnectionError("nobody there")
+
+    async def stop(self) -> None: ...
+
+    async def send(self, topic: str, *, value: bytes, key: bytes, headers: Headers) -> Awaitable[Any]:
+        if self.down:
+            raise KafkaConnectionError("nobody there")
+        envelope = decode(headers, received_at=datetime(2000, 1, 1, tzinfo=UTC))
+        self.sent.append((topic, key, envelope, decode_data(envelope.type, value)))
+        acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        acknowledged.set_result(None)
+        return acknowledged
+
+
+class Run:
+    """A reporter on a world whose clock stands still unless it is moved."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.now = 1000.0
+        self.changed = asyncio.Event()
+        self.producer = FakeProducer()
+        self.recorded: list[Fact] = []
+        loaded = scenario.decode(msgspec.json.encode({"pools": {"linux": {}}} | rules))
+        self.world: World = rebuild([ScenarioLoaded(at=self.now, scenario=loaded)])
+        self.reporter = Reporter(
+            self.world, self.record, self.changed, lambda: self.producer, topic="t.demand", now=lambda: self.now
+        )
+
+    def record(self, facts: Iterable[Fact]) -> None:
+        self.recorded += facts
+
+    def set_level(self, pending: int) -> None:
+        self.world.fold(DemandSet(at=self.now, pool_id="linux", pending=pending))
+        self.changed.set()
+
+    @property
+    def pending(self) -> list[int]:
+        return [event.pending for *_, event in self.producer.sent]
+
+
+async def soon(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 (nothing to wait on)
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "LEAST_REPORT_SECONDS", 0.02)
+    monkeypatch.setattr(reports, "RETRY_SECONDS", 0.02)
+
+
+async def test_a_report_is_an_outsiders_cloud_event() -> None:
+    """Binary CloudEvents headers without numbers, keyed by pool and source; a fact once it is acknowledged."""
+    run = Run(valid_for_seconds=60)
+    run.set_level(3)
+    task = asyncio.create_task(run.reporter.run())
+    await soon(lambda: bool(run.recorded))
+    task.cancel()
+    topic, key, envelope, event = run.producer.sent[0]
+    at = datetime.fromtimestamp(1000.0, UTC)
+    assert (topic, key) == ("t.demand", b"linux/simulator")
+    assert envelope == Envelope(id=envelope.id, type=DemandEvent.type, source="/simulator/queue", time=at)
+    assert event == DemandEvent(
+        pool_id="linux", source="simulator", pending=3, claimed=0, observed_at=at, valid_for_seconds=60.0
+    )
+    assert run.recorded == [DemandReported(at=1000.0, pool_id="linux", pending=3, claimed=0, observed_at=1000.0)]
+
+
+async def test_changes_at_once_and_levels_when_due() -> None:
+    """A change is reported at once, many of them as one; without a change not before `report_seconds`."""
+    run = Run(report_seconds=10)
+    task = asyncio.create_task(run.reporter.run())
+    await soon(lambda: run.pending == [0])
+    for level in range(1, 6):
+        run.set_level(level)
+    await soon(lambda: run.pending == [0, 5])
+    run.now += 9.9
+    assert run.reporter.due() == []
+    run.now += 0.1
+    assert [report.counts.pending for report in run.reporter.due()] == [5]
+    task.cancel()
+
+
+async def test_changes_may_wait_for_their_time() -> None:
+    """A queue that only samples reports a change with its next sample."""
+    run = Run(report_on_change=False, report_seconds=10)
+    task = asyncio.create_task(run.reporter.run())
+    await soon(lambda: run.pending == [0])
+    run.set_level(4)
+    assert run.reporter.due() == []
+    run.now += 10
+    run.changed.set()
+    await soon(lambda: run.pending == [0, 4])
+    task.cancel()
+
+
+async def test_only_the_newest_level_outlives_an_outage() -> None:
+    """While the broker is down nothing is recorded as reported; afterwards the newest level is sent."""
+    run = Run()
+    run.producer.down = True
+    task = asyncio.create_task(run.reporter.run())
+    for level in (1, 2, 3):
+        run.set_level(level)
+        await asyncio.sleep(0.03)
+    assert (run.pending, run.recorded, run.reporter.connected) == ([], [], False)
+    run.producer.down = False
+    await soon(lambda: run.pending == [3])
+    assert run.reporter.connected
+    run.producer.down = True
+    run.set_level(9)
+    await soon(lambda: not run.reporter.connected)
+    run.producer.down = False
+    await soon(lambda: run.pending == [3, 9])
+    task.cancel()
