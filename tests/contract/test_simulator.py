@@ -163,6 +163,8 @@ async def prepared(tmp_path: Path) -> AsyncIterator[Simulated]:
     async with serving(config):
         yield prepared
         await prepared.client.aclose()
+        if prepared.process and prepared.process.returncode is None:
+            await prepared.stop(signal.SIGKILL)
 
 
 @pytest.fixture
