@@ -7,7 +7,6 @@ of embedded ones when SLIPWAY_KAFKA or SLIPWAY_DATABASE_URL say so; nothing else
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +26,7 @@ from slipway_local.supervisor import Service, Supervisor, http_ready
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 # Every time that belongs to the product; SPEED divides these and no others. The same defaults stand in the services'
 # settings, except that a demo looks at its accounts twice as often: it waits for two passes at its end.
-PRODUCT_SECONDS: Final[Mapping[str, Mapping[str, float]]] = {
+PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
     "provisioner": {
         "call_timeout_seconds": 60, "visibility_seconds": 10, "boot_timeout_seconds": 900,
         "idle_timeout_seconds": 120, "give_up_idle_seconds": 300, "heard_timeout_seconds": 900,
@@ -45,7 +44,7 @@ PARTITIONS: Final = 4
 class Deployment:
     """Started once under a supervisor; knows where everything is."""
 
-    def __init__(self, supervisor: Supervisor, folder: Path, *, speed: float, seconds: Mapping[str, float]) -> None:
+    def __init__(self, supervisor: Supervisor, folder: Path, *, speed: float, seconds: dict[str, float]) -> None:
         """`seconds` replaces product times by name, before they are divided by `speed`."""
         self.supervisor = supervisor
         self.folder = folder
@@ -62,6 +61,18 @@ class Deployment:
         self.token = new_secret()
         self.ports = dict(zip((*SERVICES, "simulator"), free_ports(4), strict=True))
         self.http = httpx2.AsyncClient(timeout=5.0)
+
+    @property
+    def call_settle_seconds(self) -> float:
+        """Until the reaper may judge what the last call has created."""
+        times = PRODUCT_SECONDS["provisioner"] | self.seconds
+        return (times["call_timeout_seconds"] + times["visibility_seconds"]) / self.speed
+
+    @property
+    def settle_seconds(self) -> float:
+        """Until everything older had its call settled and two passes of the reaper, with a second to act."""
+        times = PRODUCT_SECONDS["provisioner"] | self.seconds
+        return self.call_settle_seconds + 2 * max(1.0, times["reap_seconds"] / self.speed) + 1.0
 
     def url(self, service: str) -> str:
         return f"http://127.0.0.1:{self.ports[service]}"

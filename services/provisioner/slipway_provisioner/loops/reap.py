@@ -49,6 +49,7 @@ async def reap_next(pool: Pool, *, settings: Settings, providers: Mapping[str, P
     gone = await _confirmed(account, provider, missing) if matches else []
     if gone:
         await mark_gone(pool, [worker.id for worker in gone], "instance is gone")
+    await pool.execute("UPDATE account SET passes = passes + 1 WHERE id = $1", account.id)
     return True
 
 

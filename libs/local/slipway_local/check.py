@@ -1,0 +1,225 @@
+"""Does the path hold? Judges the evidence of one run; pure, so that each verdict can be tested on made-up evidence.
+
+Nothing here believes a counter of ours: instances are counted in the ledger, events in the topics, and rows must agree
+with both.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from slipway_common.events import worker as events
+from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, TOPICS
+from slipway_local.evidence import Evidence, Published
+from slipway_simulator import facts
+
+# Below this an excess is the time between an effect and its line in the ledger, written by another process.
+OVER_CAP_TOLERATED_SECONDS: Final = 0.05
+COMPACTED: Final = frozenset(topic.name for topic in TOPICS if topic.compacted)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one run, and every way in which it fell short (`problems`, empty when the path is ok)."""
+
+    requested: int
+    launched: int
+    registered: int
+    failed: int
+    cancelled: int
+    in_flight: int
+    doubled: int
+    rowless: int
+    over_cap_seconds: float
+    holes: int
+    lost: int
+    dead: int
+    lost_replies: int
+    looked_up: int
+    peaks: dict[str, tuple[int, int]]  # account or pool → (most at once, allowed)
+    problems: Sequence[str]
+
+    def line(self) -> str:
+        """The closing line of a run."""
+        verdict = "path ok" if not self.problems else "path BROKEN"
+        return (
+            f"{verdict}: requested={self.requested} launched={self.launched} registered={self.registered} "
+            f"failed={self.failed} cancelled={self.cancelled} in_flight={self.in_flight} doubled={self.doubled} "
+            f"rowless={self.rowless} over_cap={self.over_cap_seconds:.3g} holes={self.holes} lost={self.lost} "
+            f"dead={self.dead}"
+        )
+
+
+def judge(evidence: Evidence) -> Report:
+    """Compare the three sources."""
+    published = [p for p in evidence.published if p.event is not None]
+    fates = _fates(published)
+    waiting = {w["id"] for w in evidence.rows.workers if w["state"] in ("requested", "launching")}
+    counts = Counter(fates.values())
+    in_flight = sum(fate == "open" and worker in waiting for worker, fate in fates.items())
+    doubled, rowless = _instances(evidence)
+    holes, lost = _holes(evidence.published), _lost(evidence)
+    over, peaks = _over_cap(evidence)
+    dead = max(evidence.rows.dead, evidence.dead_records)
+    claimed = {p.event.instance_id for p in published if isinstance(p.event, events.WorkerLaunched)}
+    unknown = claimed - {f.instance_id for f in evidence.ledger if isinstance(f, facts.InstanceCreated)}
+    problems = [
+        text
+        for is_so, text in (
+            (doubled, f"{doubled} live instances beyond one per intent"),
+            (rowless, f"{rowless} instances without a row, or rows without their instance"),
+            (over > OVER_CAP_TOLERATED_SECONDS, f"{over:.3f} s above a limit"),
+            (holes, f"{holes} holes in the numbers of a source"),
+            (lost, f"{lost} gaps in revisions, or calls without an outcome"),
+            (dead, f"{dead} dead letters"),
+            (evidence.rows.gaps, f"gaps were recorded: {list(evidence.rows.gaps)[:3]}"),
+            (
+                counts["open"] != in_flight,
+                f"{counts['open'] - in_flight} intents have no fate and are not in flight",
+            ),
+            (not fates, "nothing was requested"),
+            (not counts["launched"], "nothing was launched"),
+            (unknown, f"{len(unknown)} launched instances that the ledger does not know"),
+        )
+        if is_so
+    ]
+    return Report(
+        requested=len(fates),
+        launched=counts["launched"],
+        registered=len({p.event.worker_id for p in published if isinstance(p.event, events.WorkerRegistered)}),
+        failed=counts["failed"],
+        cancelled=counts["cancelled"],
+        in_flight=in_flight,
+        doubled=doubled,
+        rowless=rowless,
+        over_cap_seconds=over if over > OVER_CAP_TOLERATED_SECONDS else 0.0,
+        holes=holes,
+        lost=lost,
+        dead=dead,
+        lost_replies=sum(isinstance(f, facts.Reply) and f.lost for f in evidence.ledger),
+        looked_up=len({
+            p.event.batch_id for p in published if isinstance(p.event, events.WorkerLaunched) and p.event.looked_up
+        }),
+        peaks=peaks,
+        problems=problems,
+    )  # fmt: skip
+
+
+def _fates(published: Iterable[Published]) -> dict[str, str]:
+    """What became of each requested worker's launch, by the topic alone."""
+    fates: dict[str, str] = {}
+    for record in published:
+        event = record.event
+        if isinstance(event, events.WorkerRequested):
+            fates.setdefault(event.worker_id, "open")
+        elif isinstance(event, events.WorkerLaunched | events.WorkerRegistered):
+            fates[event.worker_id] = "launched"
+        elif isinstance(event, events.WorkerLaunchFailed):
+            fates[event.worker_id] = "failed"
+        elif isinstance(event, events.WorkerStopped) and event.cancelled:
+            fates[event.worker_id] = "cancelled"
+        elif isinstance(event, events.WorkerLost) and fates.get(event.worker_id) != "launched":
+            fates[event.worker_id] = "failed"
+    return fates
+
+
+def _instances(evidence: Evidence) -> tuple[int, int]:
+    """(doubled, rowless): old live instances that no row has, of known and of unknown batches; and old rows whose
+    instance has been gone for as long."""
+    ended = {f.instance_id: f.at for f in evidence.ledger if isinstance(f, facts.Terminated)}
+    settled = evidence.settled_before
+    live = {
+        f.instance_id: f.batch
+        for f in evidence.ledger
+        if isinstance(f, facts.InstanceCreated) and f.instance_id not in ended and f.at < settled
+    }
+    bound = {w["instance_id"] for w in evidence.rows.workers if w["state"] in ("starting", "running", "stopping")}
+    batches = {batch["id"] for batch in evidence.rows.batches}
+    unasked = Counter(batch in batches for instance, batch in live.items() if instance not in bound)
+    gone = sum(ended.get(instance, settled) < settled for instance in bound)
+    return unasked[True], unasked[False] + gone
+
+
+def _holes(published: Iterable[Published]) -> int:
+    """Numbers of a source that a partition lacks. Repeats are fine: a resend repeats its numbers."""
+    numbers: dict[tuple[str, int, str], set[int]] = defaultdict(set)
+    for record in published:
+        if record.envelope is not None and record.envelope.number is not None:
+            numbers[record.topic, record.partition, record.envelope.number_source].add(record.envelope.number)
+    return sum(max(seen) - min(seen) + 1 - len(seen) for (topic, *_), seen in numbers.items() if topic not in COMPACTED)
+
+
+def _lost(evidence: Evidence) -> int:
+    """Gaps in the revisions of a subject, subjects out of order, and calls without an outcome."""
+    revisions: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for record in evidence.published:
+        envelope = record.envelope
+        if envelope is not None and envelope.revision is not None and record.topic not in COMPACTED:
+            revisions[record.topic, envelope.subject].append(envelope.revision)
+    lost = 0
+    for seen in revisions.values():
+        first_time = list(dict.fromkeys(seen))
+        lost += first_time != list(range(1, len(first_time) + 1))
+    known = {batch["id"] for batch in evidence.rows.batches if batch["state"] == "known"}
+    return lost + sum(isinstance(f, facts.Call) and f.batch not in known for f in evidence.ledger)
+
+
+def _over_cap(evidence: Evidence) -> tuple[float, dict[str, tuple[int, int]]]:
+    """Seconds above an account's limit or a pool's maximum, and the peaks, from the ledger alone.
+
+    A unit of an account is in use from the call to the registration or the end of its instance; a place of a pool
+    from the creation to the end of the instance. Minimum capacity may be refilled beside leaving workers.
+    """
+    steps: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    calls: dict[str, facts.Call] = {}
+    account_of: dict[str, str] = {}
+    pool_of: dict[str, str] = {}
+    booting: set[str] = set()
+    for fact in evidence.ledger:
+        if isinstance(fact, facts.Call):
+            calls[fact.call_id] = fact
+            steps["account " + fact.account].append((fact.at, fact.count))
+        elif isinstance(fact, facts.Reply):
+            created = 0 if fact.repeated else len(fact.instance_ids)
+            steps["account " + fact.account].append((fact.at, created - calls[fact.call_id].count))
+        elif isinstance(fact, facts.InstanceCreated):
+            account_of[fact.instance_id] = fact.account
+            pool_of[fact.instance_id] = evidence.rows.pool_of.get(fact.config, "?")
+            booting.add(fact.instance_id)
+            steps["pool " + pool_of[fact.instance_id]].append((fact.at, 1))
+        elif isinstance(fact, facts.Registered | facts.Terminated):
+            if fact.instance_id in booting:
+                booting.discard(fact.instance_id)
+                steps["account " + account_of[fact.instance_id]].append((fact.at, -1))
+            if isinstance(fact, facts.Terminated):
+                steps["pool " + pool_of[fact.instance_id]].append((fact.at, -1))
+    allowed = {"account " + account: limit for account, limit in evidence.rows.limits.items()}
+    allowed |= {"pool " + pool: low + high for pool, (low, high) in evidence.rows.pools.items()}
+    over = 0.0
+    peaks = {}
+    for name, cap in allowed.items():
+        level, peak, since = 0, 0, 0.0
+        for at, change in sorted(steps[name], key=lambda step: (step[0], step[1])):
+            if level > cap:
+                over += at - since
+            level, since = level + change, at
+            peak = max(peak, level)
+        peaks[name] = (peak, cap)
+    return over, peaks
+
+
+def attempts(evidence: Evidence) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
+    """Launch attempts as (epoch seconds, zone): by the topic, and by the ledger."""
+    zone_of = {
+        p.event.launch_config_id: p.event.zone
+        for p in evidence.published
+        if p.topic == LAUNCH_CONFIG_LIFECYCLE.name and p.event is not None
+    }
+    by_topic = sorted(
+        (p.envelope.time.timestamp(), zone_of[p.event.launch_config_id])
+        for p in evidence.published
+        if isinstance(p.event, events.WorkerLaunched | events.WorkerLaunchFailed) and p.envelope is not None
+    )
+    by_ledger = [(f.at, f.zone) for f in evidence.ledger if isinstance(f, facts.Call) for _ in range(f.count)]
+    return by_topic, by_ledger
