@@ -25,6 +25,7 @@ CREATE TABLE launch_config (
     looked_at timestamptz
 ) WITH (fillfactor = 70);
 CREATE INDEX launch_config_unpublished ON launch_config (id) WHERE unpublished;
+CREATE INDEX launch_config_looked_at ON launch_config (looked_at) WHERE NOT unpublished;
 CREATE INDEX launch_config_pool ON launch_config (pool_id);
 CREATE INDEX launch_config_closed ON launch_config (pool_id) WHERE closed;
 """

@@ -1,0 +1,1 @@
+"""How outcomes become weights and gates. Pure: no clock, no chance, no I/O."""

@@ -1,0 +1,1 @@
+"""What people and programs without Kafka may ask."""

@@ -1,0 +1,1 @@
+"""One loop a file: what is decided without being told."""
