@@ -4,6 +4,7 @@ Decides whether a declaration is sound as a whole: a sound one is applied atomic
 know what is applied already, nor any provider's settings.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
@@ -242,7 +243,7 @@ def _unknown(kind: str, id_: str, known: set[str]) -> str:
 def _problems(error: ValidationError, document: Document) -> Iterator[Problem]:
     errors = error.errors(include_url=False)
     for found in errors:
-        where, cause = found["loc"], found.get("ctx", {}).get("error")
+        where, cause = _outside_settings(found["loc"]), found.get("ctx", {}).get("error")
         if isinstance(cause, _Inconsistent):
             for path, reason in cause.problems:
                 yield Problem(path_text(path), reason, document.line(path))
@@ -252,8 +253,7 @@ def _problems(error: ValidationError, document: Document) -> Iterator[Problem]:
 
 
 def _reason(found: Any) -> str:
-    context, shown = found.get("ctx", {}), msgspec.json.encode(found["input"], enc_hook=str).decode()
-    shown = shown if len(shown) <= 60 else shown[:57] + "…"
+    context, shown = found.get("ctx", {}), _shown(found["input"])
     match found["type"]:
         case "missing":
             return "is missing"
@@ -271,6 +271,19 @@ def _reason(found: Any) -> str:
             return f"{shown} {context['error']}" if not isinstance(found["input"], dict) else str(context["error"])
         case _:
             return f"{shown}: {found['msg'].replace('Input should', 'must')}"
+
+
+def _outside_settings(path: Path) -> Path:
+    """Inside settings a path may be hundreds of steps long, and names alternatives of JSON instead of fields."""
+    return path[: path.index("settings") + 1] if "settings" in path else path
+
+
+def _shown(value: object) -> str:
+    """A short text for what was given. Nested things are not spelled out: they may be deep."""
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _fields(path: Path) -> list[str]:

@@ -1,0 +1,161 @@
+"""contracts/ and docs/generated/ say what the code does, and change only by additions."""
+
+import json
+import subprocess
+from copy import deepcopy
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from slipway_common.envelope import decode, decode_data
+from slipway_common.topics import EVENT_OF
+from slipway_local.contracts.__main__ import GENERATED, committed, files, generate, main
+from slipway_local.contracts.compatibility import breaking
+from slipway_local.contracts.examples import EXAMPLES, example
+from slipway_local.contracts.schemas import schemas
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_generated_files_are_in_step() -> None:
+    """`make generated` would change nothing: every file is there, with these words, and no other."""
+    here = {
+        path.relative_to(ROOT).as_posix(): path.read_text()
+        for folder in GENERATED
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file()
+    }
+    made = files()
+    assert sorted(here) == sorted(made)
+    assert [name for name, text in made.items() if here[name] != text] == []
+
+
+def test_generating_removes_what_is_generated_no_more(tmp_path: Path) -> None:
+    stale = tmp_path / "contracts/schemas/io.slipway.worker.levitated.v1.json"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("{}")
+    generate(tmp_path)
+    assert not stale.exists()
+    assert (tmp_path / "contracts/asyncapi.yaml").read_text() == files()["contracts/asyncapi.yaml"]
+
+
+def test_every_event_type_has_one_example() -> None:
+    assert sorted(event.type for event in EXAMPLES) == sorted(EVENT_OF)
+
+
+@pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: event.type)
+def test_example_fits_its_schema_and_decodes_to_itself(event: Any) -> None:
+    record = example(event)
+    schema = schemas()[event.type]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(record["data"], schema, jsonschema.Draft202012Validator)
+    jsonschema.validate(record["data"] | {"added_later": 1}, schema, jsonschema.Draft202012Validator)
+    headers = [(name, text.encode()) for name, text in record["headers"].items()]
+    envelope = decode(headers, received_at=datetime(2026, 1, 1, tzinfo=UTC))
+    assert decode_data(envelope.type, json.dumps(record["data"]).encode()) == event
+
+
+def test_asyncapi_references_lead_somewhere() -> None:
+    document = yaml.safe_load((ROOT / "contracts/asyncapi.yaml").read_text())
+    references = list(_references(document))
+    assert len(references) > 3 * len(EVENT_OF)
+    for reference in references:
+        if reference.startswith("#/"):
+            place = document
+            for step in reference.removeprefix("#/").split("/"):
+                place = place[step]
+        else:
+            assert (ROOT / "contracts" / reference).is_file()
+
+
+OLD = {
+    "x-topic": "t",
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "count": {"type": "integer", "default": 0},
+        "until": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+        "words": {"type": "array", "items": {"$ref": "#/$defs/Word"}},
+        "stages": {"type": "object", "additionalProperties": {"$ref": "#/$defs/Stage"}},
+        "last": {"anyOf": [{"$ref": "#/$defs/Stage"}, {"type": "null"}], "default": None},
+    },
+    "required": ["id", "words", "stages"],
+    "$defs": {
+        "Word": {"enum": ["good", "bad"]},
+        "Stage": {"type": "object", "properties": {"window": {"type": "integer"}}, "required": ["window"]},
+    },
+}
+CHANGES: list[tuple[str, str, Any, list[str]]] = [
+    # path of what is set, or removed by None, and what is said about it
+    ("title", "a description", "New words", []),
+    ("properties", "added", {"type": "string"}, []),
+    ("$defs.Word", "enum", ["good", "bad", "ugly"], []),
+    ("$defs.Stage.properties", "health", {"type": "number"}, []),
+    ("", "x-topic", "u", ["e: moved from topic t to u"]),
+    ("properties", "count", None, ["e.count: property removed"]),
+    ("properties", "count", {"type": "string"}, ["e.count: type changed from integer to string"]),
+    ("properties", "until", {"type": "string"}, ["e.until: type changed from null or string to string"]),
+    ("properties", "id", {"enum": ["a", "b"]}, ["e.id: now only a or b"]),
+    ("", "required", ["id", "words", "stages", "count"], ["e.count: now required; older records lack it"]),
+    ("", "required", ["id", "words"], ["e.stages: no longer required; older readers need it"]),
+    ("$defs.Word", "enum", ["good"], ["e.words[]: value 'bad' removed"]),
+    ("properties.words", "items", {"type": "integer"}, ["e.words[]: type changed from string to integer"]),
+    ("$defs.Stage.properties", "window", None, [f"e.{at}.window: property removed" for at in ("stages.*", "last")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "name", "value", "said"), CHANGES)
+def test_only_additions_pass(path: str, name: str, value: Any, said: list[str]) -> None:
+    new: dict[str, Any] = deepcopy(OLD)
+    place = new
+    for step in path.split(".") if path else []:
+        place = place.setdefault(step, {})
+    if value is None:
+        del place[name]
+    else:
+        place[name] = value
+    assert breaking({"e": OLD}, {"e": new}) == said
+
+
+def test_event_types_come_and_do_not_go() -> None:
+    assert breaking({"e": OLD}, {"e": OLD, "f": OLD}) == []
+    assert breaking({"e": OLD, "f": OLD}, {"e": OLD}) == ["f: event type removed"]
+
+
+def test_the_code_only_adds_to_the_last_commits() -> None:
+    assert main(["check"]) == 0
+
+
+def test_check_reads_a_revision_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An older contract with one more field: the code has removed it, whichever way the old one is read."""
+    folder = tmp_path / "contracts"
+    (folder / "schemas").mkdir(parents=True)
+    older = deepcopy(schemas()["io.slipway.worker.idle.v1"])
+    older["properties"]["mood"] = {"type": "string"}
+    (folder / "schemas/io.slipway.worker.idle.v1.json").write_text(json.dumps(older))
+    assert main(["check", str(folder)]) == 1
+    assert "io.slipway.worker.idle.v1.mood: property removed" in capsys.readouterr().err
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "old"],
+    ):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True, capture_output=True)
+    assert committed(tmp_path, "HEAD") == {"io.slipway.worker.idle.v1": older}
+    assert committed(tmp_path, "HEAD~1") == {}
+
+
+def _references(node: Any) -> Any:
+    if isinstance(node, dict):
+        for name, inner in node.items():
+            if name == "$ref":
+                yield inner
+            else:
+                yield from _references(inner)
+    elif isinstance(node, list):
+        for inner in node:
+            yield from _references(inner)

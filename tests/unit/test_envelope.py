@@ -1,0 +1,111 @@
+"""Headers to attributes and back: nothing is lost, and what cannot be read says why."""
+
+import contextlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_common.envelope import Envelope, UnknownType, decode, decode_data, encode
+from slipway_common.errors import BadEvent
+from slipway_common.events.pool import DemandReported
+from slipway_common.events.worker import Scope, WorkerLaunchFailed
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+RECEIVED = datetime(2026, 1, 5, 10, 0, tzinfo=UTC)
+USUAL = {
+    "ce_specversion": b"1.0",
+    "ce_id": b"1",
+    "ce_type": b"t",
+    "ce_source": b"/s",
+    "ce_time": b"2026-01-05T09:30:00Z",
+}
+
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
+NUMBER = st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def envelopes(draw: st.DrawFn) -> Envelope:
+    numbered = draw(st.booleans())
+    offset = timezone(timedelta(minutes=draw(st.integers(-23 * 60, 23 * 60))))
+    return Envelope(
+        id=draw(TEXT),
+        type=draw(TEXT),
+        source=draw(TEXT),
+        subject=draw(st.just("") | TEXT),
+        time=(EPOCH + timedelta(microseconds=draw(st.integers(0, 2**52)))).astimezone(offset),
+        number=draw(NUMBER) if numbered else None,
+        previous=draw(NUMBER) if numbered else None,
+        number_source=draw(TEXT) if numbered else "",
+        revision=draw(st.none() | NUMBER),
+        traceparent=draw(st.just("") | TEXT),
+    )
+
+
+@given(envelopes())
+def test_what_is_encoded_is_decoded(envelope: Envelope) -> None:
+    assert decode(encode(envelope), received_at=RECEIVED) == envelope
+
+
+@given(st.dictionaries(st.sampled_from([*USUAL, "ce_slipwaynumber", "traceparent", "x"]), st.none() | st.binary()))
+def test_foreign_bytes_are_read_or_refused_with_a_reason(headers: Mapping[str, bytes | None]) -> None:
+    """Whatever somebody writes, the caller gets attributes or a BadEvent; nothing else is raised."""
+    with contextlib.suppress(BadEvent):
+        decode(list(headers.items()), received_at=RECEIVED)
+
+
+def test_missing_time_is_receipt() -> None:
+    headers = [(name, value) for name, value in USUAL.items() if name != "ce_time"]
+    assert decode(headers, received_at=RECEIVED).time == RECEIVED
+
+
+def test_other_headers_are_left_alone() -> None:
+    assert decode([*USUAL.items(), ("x-mine", b"\xff")], received_at=RECEIVED).id == "1"
+
+
+BAD_HEADERS = [
+    ({"ce_id": None}, "ce_id"),
+    ({"ce_type": b"", "ce_source": b""}, "ce_type, ce_source"),
+    ({"ce_id": b"\xff\xfe"}, "header ce_id is not UTF-8"),
+    ({"traceparent": b"\xff"}, "header traceparent is not UTF-8"),
+    ({"ce_specversion": b"0.3"}, "version 0.3 is not 1.x"),
+    ({"ce_time": b"yesterday"}, "'yesterday' is not RFC 3339"),
+    ({"ce_time": b"2026-01-05T09:30:00"}, "no time zone"),
+    ({"ce_slipwaynumber": b"many"}, "ce_slipwaynumber 'many' is not a number"),
+    ({"ce_slipwayrevision": b""}, "is not a number"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), BAD_HEADERS)
+def test_undecodable_headers_say_why(change: Mapping[str, bytes | None], reason: str) -> None:
+    with pytest.raises(BadEvent, match=reason):
+        decode(list({**USUAL, **change}.items()), received_at=RECEIVED)
+
+
+def test_unknown_type_is_not_a_bad_event_of_a_known_one() -> None:
+    """It is skipped and counted, whatever its value: a newer sender is not an error."""
+    with pytest.raises(UnknownType):
+        decode_data("io.slipway.worker.levitated.v1", b"\xff not json")
+
+
+def test_tombstone_has_no_event() -> None:
+    assert decode_data(DemandReported.type, None) is None
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"[]", b"null", b'{"pool_id": 5}', b"\xff", b"{}"])
+def test_undecodable_value_is_a_bad_event(value: bytes) -> None:
+    with pytest.raises(BadEvent, match=DemandReported.type):
+        decode_data(DemandReported.type, value)
+
+
+def test_newer_words_and_fields_are_read() -> None:
+    """A word that this version does not know decodes as unknown, a field that it does not know is left out."""
+    event = decode_data(
+        WorkerLaunchFailed.type,
+        b'{"worker_id":"w","pool_id":"p","launch_config_id":"c","account_id":"a","image_revision":"i","batch_id":"b",'
+        b'"mood":"gloomy","outcome":{"stage":"launch","result":"failed","scope":"astrology","house":7}}',
+    )
+    assert event.outcome.scope is Scope.UNKNOWN
