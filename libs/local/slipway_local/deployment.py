@@ -35,6 +35,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
     },
     "weight-calculator": {
         "half_life_seconds": 600, "probe_initial_seconds": 15, "probe_max_seconds": 600, "pool_probe_seconds": 30,
+        "refresh_seconds": 60, "republish_seconds": 600,
     },
     "lease-broker": {"lost_linger_seconds": 70},
 }  # fmt: skip

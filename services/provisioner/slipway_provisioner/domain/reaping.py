@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from slipway_common.lifecycle import State
+from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.providers.port import Instance
 
 IMPLAUSIBLE_SHARE: Final = 0.2  # more than this gone in one pass is a broken listing until proven otherwise
 

@@ -8,7 +8,7 @@ import msgspec
 from slipway_common.consume import Received
 from slipway_common.postgres import Pool
 from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, Topic
-from slipway_provisioner.store import workers
+from slipway_provisioner.store import marks
 
 UPSERT: Final = """
 INSERT INTO weight AS w (launch_config_id, revision, record, received_at)
@@ -39,4 +39,4 @@ class WeightView:
                     UPSERT, [r.event.launch_config_id for r in live], [r.revision or 0 for r in live],
                     [msgspec.to_builtins(r.event) for r in live],
                 )  # fmt: skip
-                await workers.mark_dirty(db, {row["pool_id"] for row in rows}, because="weight")
+                await marks.dirty(db, {row["pool_id"] for row in rows}, because="weight")

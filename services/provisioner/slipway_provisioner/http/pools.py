@@ -13,8 +13,8 @@ from slipway_common.events.pool import DemandReported
 from slipway_common.postgres import Pool
 from slipway_common.problem import Problem
 from slipway_common.service import database, ring
-from slipway_provisioner.handlers import demand as demand_handler
-from slipway_provisioner.store import brakes, configs, declarations, pools
+from slipway_provisioner.domain.demand import TASKS_MAX, problem
+from slipway_provisioner.store import brakes, configs, declarations, demand, pools
 
 router = APIRouter(tags=["pools"])
 Database = Annotated[Pool, Depends(database)]
@@ -28,8 +28,8 @@ class Body(BaseModel):
 class DemandBody(Body):
     """Tasks of one source. `claimed` counts tasks on this pool's own workers only."""
 
-    pending: int = Field(ge=0, le=demand_handler.TASKS_MAX)
-    claimed: int = Field(0, ge=0, le=demand_handler.TASKS_MAX)
+    pending: int = Field(ge=0, le=TASKS_MAX)
+    claimed: int = Field(0, ge=0, le=TASKS_MAX)
     observed_at: AwareDatetime
     valid_for_seconds: float = Field(300.0, gt=0, le=86_400)
     source: str = Field(min_length=1, max_length=200)
@@ -101,12 +101,12 @@ async def put_demand(
     report = DemandReported(pool_id=pool_id, **body.model_dump())
     async with db.acquire() as connection, connection.transaction():
         now = await pools.now(connection)
-        if reason := demand_handler.problem(report, now):
+        if reason := problem(report, now):
             raise Problem(422, "demand-refused", "The report cannot be believed", reason)
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
         trace = request.headers.get("traceparent", "")
-        stored = await demand_handler.store_reports(connection, [(report, trace)])
+        stored = await demand.store(connection, [(report, trace)])
     ring(request)
     return {"stored": stored}
 

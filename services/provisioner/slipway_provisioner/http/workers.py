@@ -17,8 +17,8 @@ from slipway_common.problem import Problem
 from slipway_common.service import database, ring
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain
+from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.loops.launch import batch_secret
 from slipway_provisioner.store import batches, demand, leases, pools, workers
 
 router = APIRouter(prefix="/workers", tags=["workers"])

@@ -5,8 +5,6 @@ is recorded by a transition; an outcome nobody knows is loops/resolve's.
 """
 
 import asyncio
-import hashlib
-import hmac
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -21,8 +19,10 @@ from slipway_common.postgres import Connection, Pool
 from slipway_common.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.binding import bind
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Change, calling, delayed, launch_failed, launched
-from slipway_provisioner.providers.port import Account, CreateRequest, OutcomeUnknown, Provider, Refused
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, batches, leases, pools, workers
 from slipway_provisioner.store.batches import Batch
@@ -39,11 +39,6 @@ SELECT c.account_id, c.id, c.pool_id, c.zone, c.instance_type, c.image_revision,
         OR (b.scope = 'account' AND b.scope_id = c.account_id))) AS may_start
 FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id, brake_guard g
 WHERE c.id = $1 FOR SHARE OF p, c, g"""
-
-
-def batch_secret(key: str, batch_id: str) -> str:
-    """The registration secret of a batch: derived, so that it stands in no table."""
-    return hmac.new(key.encode(), batch_id.encode(), hashlib.sha256).hexdigest()
 
 
 class Launcher:

@@ -17,7 +17,7 @@ from slipway_provisioner.domain.planning import Launch, Plan
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.workers import Worker, cancelled, requested, stopping
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import decisions, leases, pools, workers
+from slipway_provisioner.store import decisions, leases, marks, pools, workers
 
 LOG = logger(__name__)
 # Facts that arrive within this time share one decision.
@@ -63,7 +63,7 @@ async def _execute(db: Connection, observed: Observed, plan: Plan, now: datetime
         told = [w for w in await workers.lock(db, sorted(plan.tell)) if w.state is State.RUNNING and w.idle_since]
         await workers.save(db, [stopping(w, "more workers than wanted", now) for w in told])
     if plan.reconsider_after_seconds is not None:
-        await pools.mark_later(db, pool_id, "idle", plan.reconsider_after_seconds)
+        await marks.later(db, pool_id, "idle", plan.reconsider_after_seconds)
 
 
 async def _request(

@@ -9,9 +9,10 @@ from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection, Pool
 from slipway_common.telemetry import logger
 from slipway_provisioner import metrics
+from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.reaping import Findings, judge
 from slipway_provisioner.domain.workers import Worker, lost, stopped
-from slipway_provisioner.providers.port import Account, OutcomeUnknown, Provider
+from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, batches, demand, leases, pools, workers
 

@@ -7,8 +7,10 @@ after which the cloud must list its instances have both passed.
 from slipway_common.postgres import Pool
 from slipway_common.telemetry import logger
 from slipway_provisioner import metrics
-from slipway_provisioner.loops.launch import Launcher, batch_secret
-from slipway_provisioner.providers.port import Account, CreateRequest, OutcomeUnknown
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.loops.launch import Launcher
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown
 from slipway_provisioner.store import accounts, batches
 from slipway_provisioner.store.batches import Batch
 

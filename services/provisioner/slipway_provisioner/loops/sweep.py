@@ -11,7 +11,7 @@ from slipway_common.events.pool import PoolUpdated
 from slipway_common.postgres import Pool
 from slipway_common.telemetry import logger
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import configs, declarations, workers
+from slipway_provisioner.store import configs, declarations, marks
 
 LOG = logger(__name__)
 NEXT: Final = """
@@ -41,7 +41,7 @@ async def sweep_next(pool: Pool, *, settings: Settings) -> bool:
         pool_id = await db.fetchval(NEXT, settings.sweep_seconds)
         if pool_id is None:
             return False
-        await workers.mark_dirty(db, {pool_id}, because="sweep")
+        await marks.dirty(db, {pool_id}, because="sweep")
         states = [LaunchConfigUpdated(**configs.state(row)) for row in await db.fetch(CONFIGS, pool_id)]
         state = PoolUpdated(**await declarations.pool_state(db, pool_id))
         await outbox.enqueue(db, [state, *states])

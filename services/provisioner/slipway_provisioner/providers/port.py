@@ -1,23 +1,12 @@
 """What Slipway needs of a cloud. Adapters classify errors once, from a table; nobody else looks at codes."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
 
 from slipway_common.events.worker import Outcome
-
-
-class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Where calls go. `settings` are the provider's own."""
-
-    id: str
-    provider: str
-    region: str
-    identity: str
-    lease_pool_id: str
-    settings: Mapping[str, Any]
+from slipway_provisioner.domain.cloud import Account, Instance
 
 
 class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,14 +18,6 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     config: Mapping[str, Any]
     secret: str
-
-
-class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as a listing shows it. `batch_id` is empty when it has no tag of ours."""
-
-    id: str
-    batch_id: str
-    created_at: datetime
 
 
 class Refused(Exception):

@@ -7,7 +7,8 @@ from typing import Any, Final
 import httpx2
 
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_provisioner.providers.port import Account, CreateRequest, Instance, OutcomeUnknown, Refused
+from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
 
 # Code → what it says something about. A code that is not here is a definite failure of unknown meaning: it is
 # charged to the config. `errors` in the account's settings adds to the table.

@@ -3,7 +3,7 @@
 from typing import Final
 
 from slipway_common.postgres import Connection
-from slipway_provisioner.providers.port import Account
+from slipway_provisioner.domain.cloud import Account
 
 NAMES: Final = "id, provider, region, identity, lease_pool_id, settings"
 DUE: Final = f"""

@@ -6,7 +6,7 @@ from typing import Any, Final
 from slipway_common import outbox
 from slipway_common.events import launch_config as events
 from slipway_common.postgres import Connection
-from slipway_provisioner.store import workers
+from slipway_provisioner.store import marks
 
 COLUMNS: Final = (
     "id, pool_id, account_id, region, zone, instance_type, image_revision, base_weight, price_factor, state, revision"
@@ -35,7 +35,7 @@ async def pause(tx: Connection, config_id: str, *, reason: str, by: str, until: 
     if row is None:
         return False
     await outbox.enqueue(tx, [events.LaunchConfigPaused(**state(row), reason=reason, by=by, until=until)])
-    await workers.mark_dirty(tx, {row["pool_id"]}, because="paused")
+    await marks.dirty(tx, {row["pool_id"]}, because="paused")
     return True
 
 
@@ -45,7 +45,7 @@ async def resume(tx: Connection, config_id: str, *, reason: str, by: str, only_b
     if row is None:
         return False
     await outbox.enqueue(tx, [events.LaunchConfigResumed(**state(row), reason=reason, by=by)])
-    await workers.mark_dirty(tx, {row["pool_id"]}, because="resumed")
+    await marks.dirty(tx, {row["pool_id"]}, because="resumed")
     return True
 
 

@@ -10,7 +10,7 @@ from slipway_common.declaration import Account, Declaration, LaunchConfig, Worke
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
 from slipway_common.postgres import Connection
-from slipway_provisioner.store import configs, workers
+from slipway_provisioner.store import configs, marks
 
 POOL_STATE: Final = """
 SELECT id AS pool_id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, revision
@@ -95,7 +95,7 @@ async def _pool(tx: Connection, pool: WorkerPool) -> list[Change]:
     )  # fmt: skip
     event = pool_events.PoolCreated if row is None or row["deleted"] else pool_events.PoolUpdated
     await outbox.enqueue(tx, [event(**await pool_state(tx, pool.id))])
-    await workers.mark_dirty(tx, {pool.id}, because="declared")
+    await marks.dirty(tx, {pool.id}, because="declared")
     return [_change("pool", pool.id, row, wanted)]
 
 
@@ -130,7 +130,7 @@ async def _config(tx: Connection, pool: WorkerPool, config: LaunchConfig, region
     new = row is None or row["state"] == "archived"
     event = config_events.LaunchConfigCreated if new else config_events.LaunchConfigUpdated
     await outbox.enqueue(tx, [event(**configs.state(stored))])
-    await workers.mark_dirty(tx, {pool.id}, because="declared")
+    await marks.dirty(tx, {pool.id}, because="declared")
     return [_change("launch config", id_, None if new else row, wanted)]
 
 
@@ -144,7 +144,7 @@ async def _remove(tx: Connection, declared: Declaration) -> list[Change]:
         kept,
     ):
         await outbox.enqueue(tx, [config_events.LaunchConfigArchived(**configs.state(row))])
-        await workers.mark_dirty(tx, {row["pool_id"]}, because="archived")
+        await marks.dirty(tx, {row["pool_id"]}, because="archived")
         changes.append(Change(kind="launch config", id=row["id"], action="remove"))
     for row in await tx.fetch(
         "UPDATE worker_pool SET deleted = true, min_capacity = 0, max_capacity = 0, revision = revision + 1 "
@@ -152,7 +152,7 @@ async def _remove(tx: Connection, declared: Declaration) -> list[Change]:
         [pool.id for pool in declared.worker_pools],
     ):
         await outbox.enqueue(tx, [pool_events.PoolDeleted(**await pool_state(tx, row["id"]))])
-        await workers.mark_dirty(tx, {row["id"]}, because="deleted")
+        await marks.dirty(tx, {row["id"]}, because="deleted")
         changes.append(Change(kind="pool", id=row["id"], action="remove"))
     gone = await tx.fetch(
         "DELETE FROM account a WHERE id <> ALL($1::text[]) "

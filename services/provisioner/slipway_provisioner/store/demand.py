@@ -7,6 +7,7 @@ from typing import Any, Final
 from slipway_common.events.pool import DemandReported
 from slipway_common.postgres import Connection
 from slipway_provisioner.domain.pool import Demand
+from slipway_provisioner.store import marks
 
 # Equal times count as repeats. DISTINCT ON: one statement may not touch a row twice.
 NEWEST: Final = """
@@ -69,3 +70,12 @@ async def has_claim(tx: Connection, worker_id: str, task_id: str) -> bool:
 async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> int:
     """End the open claims of workers; returns how many there were."""
     return len(await tx.fetch(CLOSE, worker_ids, at))
+
+
+async def store(tx: Connection, reports: Sequence[tuple[DemandReported, str]]) -> bool:
+    """Store checked reports; True when one of them was news."""
+    changed = await upsert_newest(tx, reports)
+    await marks.dirty(tx, {row["pool_id"] for row in changed}, because="demand")
+    for row in changed:  # silence is not zero, but a stale report asks for nothing: look again then
+        await marks.later(tx, row["pool_id"], "stale", row["valid_for_seconds"])
+    return bool(changed)

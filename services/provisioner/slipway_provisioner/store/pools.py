@@ -17,9 +17,6 @@ SELECT p.id FROM worker_pool p
 WHERE EXISTS (SELECT FROM dirty_pool d WHERE d.pool_id = p.id AND d.due_at <= slipway_clock())
 ORDER BY (SELECT min(d.id) FROM dirty_pool d WHERE d.pool_id = p.id) LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
 UNMARK: Final = "DELETE FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() RETURNING because"
-MARK_LATER: Final = """
-INSERT INTO dirty_pool (pool_id, because, due_at) SELECT $1, $2, slipway_clock() + $3 * interval '1 s'
-WHERE NOT EXISTS (SELECT FROM dirty_pool WHERE pool_id = $1 AND because = $2)"""
 POOL: Final = """
 SELECT id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, deleted, drawn,
     attempted_at IS NULL OR attempted_at < slipway_clock() - $2 * interval '1 s' AS attempt_due
@@ -68,11 +65,6 @@ async def claim_dirty(tx: Connection) -> str | None:
     if pool_id is not None:
         await tx.fetch(UNMARK, pool_id)
     return pool_id
-
-
-async def mark_later(tx: Connection, pool_id: str, because: str, after_seconds: float) -> None:
-    """Make the pool dirty once time alone may have changed the decision."""
-    await tx.execute(MARK_LATER, pool_id, because, after_seconds)
 
 
 async def observe(

@@ -1,6 +1,6 @@
 """Worker rows: locked in id order, written back whole with their events."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from slipway_common import outbox
 from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection
 from slipway_provisioner.domain.workers import Change, Worker, failed_stage
+from slipway_provisioner.store import marks
 
 # Column → its array type, for UNNEST. The struct and the table agree field by field.
 COLUMNS: Final = {
@@ -78,20 +79,13 @@ async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None
         await tx.execute(COUNT_FAILURES, list(configs), list(stages))
     traced = [outbox.Traced(event, worker.traceparent) for worker, event in changes]
     await outbox.enqueue(tx, traced, at=at)
-    await mark_dirty(tx, {worker.pool_id for worker, _ in changes}, because="worker")
+    await marks.dirty(tx, {worker.pool_id for worker, _ in changes}, because="worker")
 
 
 async def save_silently(tx: Connection, workers: Sequence[Worker]) -> None:
     """Write workers back whose change is no event of its own (a call begins, a lease is bound, a heartbeat)."""
     if workers:
         await tx.execute(UPDATE, *_columns(workers))
-
-
-async def mark_dirty(tx: Connection, pool_ids: Iterable[str], *, because: str) -> None:
-    """Ask for a decision on each pool; never waits for a planner that holds the pool."""
-    ids = sorted(set(pool_ids))
-    if ids:
-        await tx.execute("INSERT INTO dirty_pool (pool_id, because) SELECT unnest($1::text[]), $2", ids, because)
 
 
 async def lock(tx: Connection, ids: Sequence[str]) -> list[Worker]:
