@@ -1,0 +1,69 @@
+# What people and CI run. Every target sets up by itself; `make help` lists them.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+MEMBERS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)))
+DISTRIBUTIONS := slipway-common slipway-client slipway-local \
+	slipway-provisioner slipway-weight-calculator slipway-lease-broker slipway-simulator
+READY := .venv/.ready
+IS_RECENT := 'import sys; sys.exit(sys.version_info < (3, 11))'
+RUN := .venv/bin/python
+UV := .venv/bin/uv
+
+# Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
+ARGUMENTS := DURATION SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY
+$(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lock lock-jars demo check test e2e mutants generated bench-events clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Virtual environment with the locked dependencies; done by every other target when needed
+
+$(READY): requirements.lock pyproject.toml $(MEMBERS:%=%/pyproject.toml)
+	@$(RUN) -c $(IS_RECENT) 2>/dev/null || $(PYTHON) -c $(IS_RECENT) 2>/dev/null || { \
+		echo "Slipway needs Python 3.11 or later; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)" >&2; \
+		echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(RUN) -c $(IS_RECENT) 2>/dev/null || { echo "Setting up .venv, once"; $(PYTHON) -m venv --clear .venv; }
+	@$(RUN) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@$(UV) pip sync --python $(RUN) --require-hashes requirements.lock
+	@$(UV) pip install --python $(RUN) --quiet --no-deps $(MEMBERS:%=-e %)
+	@touch $@
+
+lock: $(READY) ## Resolve requirements.lock again: hashes for every platform, no index addresses
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) \
+		--custom-compile-command "make lock" --group dev pyproject.toml --output-file requirements.lock
+
+lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
+	cd libs/local/slipway_local/broker && \
+		$(abspath $(UV)) tool run --quiet --from 'jgo[cli]>=3.2,<4' jgo --resolver python lock && rm -rf .jgo
+
+demo: $(READY) ## Whole system on simulated clouds: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT=
+	@$(RUN) -m slipway_local.demo
+
+check: $(READY) ## ruff, mypy, import contracts
+	.venv/bin/ruff check .
+	.venv/bin/mypy libs services tests $(if $(wildcard bench/*.py),bench)
+	.venv/bin/lint-imports --no-logo
+
+test: $(READY) ## Everything that CI runs, layer by layer, with times: LAYERS="unit contract" for some of them
+	@$(RUN) tests/layers.py $(LAYERS)
+
+e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS=20 KILL=all SEED=3, or FULL=1
+	@$(RUN) -m tests.e2e.run
+
+mutants: $(READY) ## Break each main claim in a copy and see its test turn red: ONLY=group
+	@$(RUN) tests/mutants.py
+
+generated: $(READY) ## Write contracts/ and docs/generated/ from the code
+	@$(RUN) -m slipway_local.contracts
+
+bench-events: $(READY) ## Decode, event → committed → next event, replay
+	@$(RUN) bench/events.py
+
+clean: ## Remove the virtual environment and every cache in this folder
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

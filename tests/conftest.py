@@ -1,0 +1,35 @@
+"""One Apache Kafka and one PostgreSQL per test session, started when first asked for."""
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from slipway_local.guard import guard
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.postgres import EmbeddedPostgres
+
+
+@pytest.fixture(scope="session")
+def session_folder() -> Iterator[Path]:
+    """Data of the session's servers; gone afterwards, even if the session is killed."""
+    with tempfile.TemporaryDirectory(prefix="slipway-tests-", ignore_cleanup_errors=True) as folder:
+        guard().remove(Path(folder))
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+async def kafka(session_folder: Path) -> AsyncIterator[EmbeddedKafka]:
+    broker = EmbeddedKafka(session_folder / "kafka")
+    await broker.start()
+    yield broker
+    await broker.stop()
+
+
+@pytest.fixture(scope="session")
+async def postgres(session_folder: Path) -> AsyncIterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(session_folder / "postgres")
+    await server.start()
+    yield server
+    await server.stop()

@@ -1,0 +1,32 @@
+"""Starts a database, a service that it pauses and, if asked, a broker; says so and waits. For test_local.py."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.supervisor import Part, Service, Supervisor, run
+
+FOLDER = Path(sys.argv[1])
+
+
+async def main(supervisor: Supervisor) -> int:
+    print("starting", flush=True)
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    servers: list[Part] = [EmbeddedPostgres(FOLDER / "postgres")]
+    if "kafka" in sys.argv:
+        servers.append(EmbeddedKafka(FOLDER / "kafka"))
+    await supervisor.start(*servers)
+    await supervisor.start(Service("sleeper", sleeper, env=os.environ, log=FOLDER / "sleeper.log"))
+    supervisor.pause("sleeper")
+    if "fail" in sys.argv:
+        raise RuntimeError("as asked")
+    print("up", flush=True)
+    await asyncio.sleep(600)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
