@@ -242,6 +242,8 @@ def create_token(
         secret, line = tokens.create(name, scope, file)
     except Invalid as error:
         raise InvalidFile(file or Path("slipway token create"), error.problems) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failed(f"the tokens file cannot be used: {error}") from error
     print(secret)
     if file is None:
         print(f"add to the tokens file: {line}", file=sys.stderr)

@@ -1,0 +1,91 @@
+"""Whoever consumes a topic reads every example of it as it is in contracts/, and what a newer sender may make of it."""
+
+import json
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipway_common.envelope import decode, decode_data
+from slipway_common.topics import CONSUMED, EVENT_OF, TOPICS, Topic
+
+FOLDER = Path(__file__).parents[2] / "contracts/examples"
+RECEIVED = datetime(2026, 1, 5, 10, 0, tzinfo=UTC)
+READ = [
+    pytest.param(topic, event, id=f"{service}-{event.type}") for topic, service in CONSUMED for event in topic.events
+]
+EVENTS = [pytest.param(topic, event, id=event.type) for topic in TOPICS for event in topic.events]
+
+
+def record(event: type[Any]) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((FOLDER / f"{event.type}.json").read_text())
+    return loaded
+
+
+def read(example: dict[str, Any]) -> Any:
+    """The event, by the way that every consumer takes: headers first, then the value."""
+    headers = [(name, text.encode()) for name, text in example["headers"].items()]
+    envelope = decode(headers, received_at=RECEIVED)
+    return decode_data(envelope.type, json.dumps(example["data"]).encode())
+
+
+@pytest.mark.parametrize(("topic", "event"), READ)
+def test_consumers_read_every_example(topic: Topic, event: type[Any]) -> None:
+    """Each is on the topic that its consumer subscribes to, and says the same once written again."""
+    example = record(event)
+    decoded = read(example)
+    assert (type(decoded), example["topic"]) == (event, topic.name)
+    assert msgspec.to_builtins(decoded) == example["data"]
+    assert (topic.key(decoded), topic.subject(decoded)) == (
+        example["key"],
+        example["headers"]["ce_subject"],
+    )
+
+
+@pytest.mark.parametrize(("topic", "event"), EVENTS)
+def test_fields_of_a_newer_sender_are_left_out(topic: Topic, event: type[Any]) -> None:
+    example = record(event)
+    assert example["topic"] == topic.name
+    newer = example | {"data": _with_more_fields(example["data"])}
+    assert read(newer) == read(example)
+
+
+def test_words_of_a_newer_sender_are_unknown() -> None:
+    """Every enum on the wire, wherever it occurs, takes a new word for `unknown` instead of refusing the record."""
+    met = set()
+    for event in EVENT_OF.values():
+        example = record(event)
+        for name, kind in _enums(event):
+            example["data"]["outcome"] = (example["data"].get("outcome") or {"stage": "boot", "result": "ok"}) | {
+                name: "word-of-tomorrow"
+            }
+            assert getattr(read(example).outcome, name) is kind.UNKNOWN  # type: ignore[attr-defined]
+            met.add(kind)
+    assert {kind.__name__ for kind in met} == {"Stage", "Result", "Scope"}
+
+
+def _enums(event: type[Any]) -> list[tuple[str, type[StrEnum]]]:
+    """Enums in an event: only its outcome has any. A test of the registry fails if that changes."""
+    info = msgspec.json.schema_components([event])[1]
+    if "Outcome" not in info:
+        assert not [part for part in info.values() if "enum" in part]
+        return []
+    outcome = next(field.type for field in msgspec.structs.fields(event) if field.name == "outcome")
+    struct = outcome if isinstance(outcome, type) else next(iter(outcome.__args__))
+    return [
+        (field.name, field.type)
+        for field in msgspec.structs.fields(struct)
+        if isinstance(field.type, type) and issubclass(field.type, StrEnum)
+    ]
+
+
+def _with_more_fields(value: Any) -> Any:
+    """The value with a field more in every object that is not a map of the event's own keys."""
+    if not isinstance(value, dict):
+        return value
+    inner = {name: _with_more_fields(part) for name, part in value.items()}
+    is_map = bool(value) and all(isinstance(part, dict) for part in value.values())
+    return inner if is_map else inner | {"added_tomorrow": {"deep": [1, None, "x"]}}

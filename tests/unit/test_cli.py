@@ -1,0 +1,290 @@
+"""The `slipway` command against servers that answer as the services do: what it says, and its exit codes."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+import yaml
+from fastapi import FastAPI, Request
+from typer.testing import CliRunner, Result
+
+from slipway_client.cli import app
+from slipway_common import problem
+from slipway_common.access import Tokens, allows
+from slipway_common.ids import hash_secret
+from slipway_common.problem import Problem
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = str(ROOT / "examples/slipway.yaml")
+NOWHERE = "http://127.0.0.1:1"
+
+
+class Services:
+    """Provisioner and lease-broker in one: they keep what was put, and list two of everything."""
+
+    def __init__(self) -> None:
+        self.app = FastAPI()
+        problem.install(self.app)
+        self.puts: list[str] = []
+        self.kept: dict[str, Any] = {}
+        self.demand: dict[str, Any] = {}
+        self.queries: list[dict[str, str]] = []
+        self.refused = ""
+        self._route()
+
+    def _route(self) -> None:
+        @self.app.put("/{kind:path}")
+        async def put(kind: str, request: Request, dry_run: bool = False) -> dict[str, Any]:
+            if request.headers.get("authorization") != "Bearer good":
+                raise Problem(403, "scope-missing", "The token lacks a scope", f"nobody needs {kind}:write")
+            body = await request.json()
+            if kind.startswith("pools/"):
+                if kind != "pools/linux/demand":
+                    raise Problem(404, "unknown-pool", "No such pool", f"no pool {kind.split('/')[1]!r} is declared")
+                self.demand = body
+                return {"stored": True}
+            changed = self.kept.get(kind) != body
+            if not dry_run:
+                if kind == self.refused:
+                    raise Problem(409, "declaration-refused", "The declaration cannot be followed", "not now")
+                self.puts.append(kind)
+                self.kept[kind] = body
+            if kind == "lease-pools":
+                fields = {"limit": [None, 40]} if changed else {}
+                change = "created" if changed else "unchanged"
+                return {"items": [{"id": entry["id"], "change": change, "fields": fields} for entry in body]}
+            made = {"kind": "pool", "id": "linux", "action": "update", "detail": "max_capacity: 60 → 120"}
+            return {"items": [made] if changed else []}
+
+        @self.app.get("/{kind:path}")
+        async def get(kind: str, request: Request) -> dict[str, Any]:
+            self.queries.append(dict(request.query_params))
+            if kind == "leases":
+                raise Problem(503, "unavailable", "Temporarily unavailable", "a database cannot be reached")
+            if kind == "launch-configs":
+                return {"items": []}
+            return {
+                "items": [
+                    {"id": "linux", "mode": "enforce", "serving": 7, "wanted": None, "paused": False},
+                    {"id": "windows", "mode": "observe", "serving": 112, "wanted": 3, "paused": True},
+                ]
+            }
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Services, str]]:
+    services = Services()
+    config = uvicorn.Config(services.app, port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    socket = config.bind_socket()
+    thread = threading.Thread(target=server.run, args=([socket],))
+    thread.start()
+    yield services, f"http://127.0.0.1:{socket.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+    socket.close()
+
+
+@pytest.fixture
+def services(server: tuple[Services, str]) -> Services:
+    server[0].puts.clear()
+    server[0].kept.clear()
+    server[0].queries.clear()
+    server[0].refused = ""
+    return server[0]
+
+
+@pytest.fixture
+def url(server: tuple[Services, str]) -> str:
+    return server[1]
+
+
+def slipway(*arguments: str, url: str = NOWHERE, token: str = "good") -> Result:
+    where = {"SLIPWAY_PROVISIONER_URL": url, "SLIPWAY_LEASE_BROKER_URL": url, "SLIPWAY_TOKEN": token}
+    return CliRunner().invoke(app, arguments, env=where, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("command", ["apply", "diff"])
+def test_broken_file_is_refused_before_any_server_is_asked(command: str) -> None:
+    file = str(ROOT / "tests/data/broken.yaml")
+    answer = slipway(command, file)
+    assert answer.exit_code == 2
+    assert answer.stdout == ""
+    lines = answer.stderr.splitlines()
+    assert len(lines) == 12
+    assert all(re.fullmatch(rf"{re.escape(file)}:\d+: \S+: .+", line) for line in lines)
+    assert f"{file}:5: lease_pools[0].limit: -1: must be greater than or equal to 0" in lines
+
+
+def test_file_that_is_not_text_or_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"version: \xe9")
+    answer = slipway("apply", str(tmp_path / "latin.yaml"))
+    assert (answer.exit_code, "is not UTF-8 text" in answer.stderr) == (2, True)
+    assert slipway("apply", str(tmp_path / "missing.yaml")).exit_code == 2
+    assert slipway("apply", str(tmp_path)).exit_code == 2
+
+
+def test_service_that_is_not_there_is_named_with_its_setting() -> None:
+    answer = slipway("apply", EXAMPLE)
+    assert answer.exit_code == 1
+    assert f"the lease-broker at {NOWHERE} does not answer" in answer.stderr
+    assert "--lease-broker or SLIPWAY_LEASE_BROKER_URL" in answer.stderr
+
+
+def test_apply_asks_both_before_it_changes_either_and_twice_changes_nothing(services: Services, url: str) -> None:
+    first = slipway("apply", EXAMPLE, url=url)
+    assert first.exit_code == 0
+    assert services.puts == ["lease-pools", "declaration"]
+    assert services.kept["lease-pools"] == services.kept["declaration"]["lease_pools"]
+    assert [line.split() for line in first.stdout.splitlines()] == [
+        ["kind", "id", "change", "detail"],
+        ["lease", "pool", "sim-a", "created"],
+        ["lease", "pool", "sim-b", "created"],
+        ["pool", "linux", "update", "max_capacity:", "60", "→", "120"],
+    ]
+    second = slipway("apply", EXAMPLE, url=url)
+    assert (second.exit_code, second.stdout) == (0, "nothing to change\n")
+    assert services.puts == ["lease-pools", "declaration"]
+
+
+def test_diff_tells_and_changes_nothing(services: Services, url: str) -> None:
+    found = slipway("diff", EXAMPLE, "-o", "json", url=url)
+    assert found.exit_code == 3
+    assert [(row["kind"], row["id"], row["change"]) for row in json.loads(found.stdout)] == [
+        ("lease pool", "sim-a", "created"), ("lease pool", "sim-b", "created"), ("pool", "linux", "update"),
+    ]  # fmt: skip
+    assert services.puts == []
+    slipway("apply", EXAMPLE, url=url)
+    none = slipway("diff", EXAMPLE, "-o", "json", url=url)
+    assert (none.exit_code, json.loads(none.stdout)) == (0, [])
+
+
+def test_speed_divides_what_is_sent(services: Services, url: str) -> None:
+    assert slipway("apply", EXAMPLE, "--speed", "20", url=url).exit_code == 0
+    assert services.kept["lease-pools"][0]["hold_seconds"] == 60
+
+
+def test_refusal_is_told_with_what_to_do(services: Services, url: str) -> None:
+    answer = slipway("apply", EXAMPLE, url=url, token="bad")
+    assert answer.exit_code == 1
+    assert "PUT" in answer.stderr
+    assert "(403): The token lacks a scope: nobody needs lease-pools:write" in answer.stderr
+    assert "slipway token create --scope" in answer.stderr
+    assert services.puts == []
+
+
+def test_half_an_apply_says_so(services: Services, url: str) -> None:
+    """The provisioner refuses between dry run and change: what is done already is told."""
+    services.refused = "declaration"
+    answer = slipway("apply", EXAMPLE, url=url)
+    assert answer.exit_code == 1
+    assert services.puts == ["lease-pools"]
+    assert "Lease pools are applied already; apply again" in answer.stderr
+
+
+def test_numbers_are_aligned_right_and_gaps_are_dashes(services: Services, url: str) -> None:
+    answer = slipway("pool", "ls", url=url)
+    assert answer.exit_code == 0
+    header, *rows = answer.stdout.splitlines()
+    ends = [line.index(word) + len(word) for line, word in zip([header, *rows], ["serving", "  7", "112"], strict=True)]
+    assert len(set(ends)) == 1
+    assert "wanted" in header
+    assert [row.split()[0] for row in rows] == ["linux", "windows"]
+    assert " - " in rows[0]
+
+
+def test_lists_for_programs_have_every_field(services: Services, url: str) -> None:
+    rows = json.loads(slipway("pool", "ls", "-o", "json", url=url).stdout)
+    assert [row["paused"] for row in rows] == [False, True]
+    assert slipway("lc", "ls", url=url).stdout == "no launch configs\n"
+    assert json.loads(slipway("lc", "ls", "--output", "json", url=url).stdout) == []
+
+
+def test_filters_are_passed_on(services: Services, url: str) -> None:
+    assert slipway("worker", "ls", "--pool", "linux", "--state", "running", url=url).exit_code == 0
+    assert slipway("lease", "ls", "--pool", "sim-a", url=url).exit_code == 1
+    assert slipway("worker", "ls", url=url).exit_code == 0
+    assert services.queries == [{"pool": "linux", "state": "running"}, {"pool": "sim-a"}, {}]
+
+
+def test_demand_is_reported_with_its_time(services: Services, url: str) -> None:
+    answer = slipway("demand", "set", "linux", "--pending", "12", "--claimed", "3", "--valid-for", "600", url=url)
+    assert (answer.exit_code, answer.stdout) == (0, "linux: 12 pending, 3 claimed, from operator\n")
+    observed_at = services.demand.pop("observed_at")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*\+00:00", observed_at)
+    assert services.demand == {"pending": 12, "claimed": 3, "source": "operator", "valid_for_seconds": 600.0}
+    unknown = slipway("demand", "set", "solaris", "--pending", "1", "--claimed", "0", url=url)
+    assert (unknown.exit_code, "no pool 'solaris' is declared" in unknown.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["demand", "set", "linux", "--pending", "-1", "--claimed", "0"], ["pool", "ls", "-o", "xml"], ["pool", "fly"],
+     ["apply"], ["token", "create", "--name", "x"]],
+)  # fmt: skip
+def test_wrong_usage_is_2(arguments: list[str]) -> None:
+    answer = slipway(*arguments)
+    assert (answer.exit_code, answer.stdout) == (2, "")
+
+
+def test_token_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.yaml"
+    scopes = ["--scope", "demand:write:linux", "--scope", "declaration:write"]
+    first = slipway("token", "create", "--name", "ci", *scopes, "--file", str(file))
+    second = slipway("token", "create", "--name", "me", "--scope", "admin", "--file", str(file))
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    secret = first.stdout.strip()
+    assert secret not in file.read_text()
+    assert [entry["name"] for entry in yaml.safe_load(file.read_text())] == ["ci", "me"]
+    found = Tokens(file).find(secret)
+    assert found is not None
+    assert (found.name, found.sha256) == ("ci", hash_secret(secret))
+    assert allows(found.scopes, "demand:write:linux")
+    assert not allows(found.scopes, "demand:write:windows")
+
+
+def test_tokens_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    answer = slipway("token", "create", "--name", "ci", "--scope", "admin", "--file", str(tmp_path / "no/where.yaml"))
+    assert (answer.exit_code, answer.stdout) == (1, "")
+    assert "the tokens file cannot be used" in answer.stderr
+
+
+def test_token_without_a_file_shows_the_line_beside_the_secret() -> None:
+    answer = slipway("token", "create", "--name", "ci", "--scope", "demand:*")
+    assert answer.exit_code == 0
+    assert len(answer.stdout.split()) == 1
+    assert hash_secret(answer.stdout.strip()) in answer.stderr
+
+
+BAD_TOKENS = [
+    (["--name", "C I", "--scope", "admin"], "--name: 'C I' is not"),
+    (["--name", "ci", "--scope", "everything"], "--scope: 'everything' is not area:verb"),
+    (["--name", "known", "--scope", "admin"], "has a token 'known' already"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), BAD_TOKENS)
+def test_bad_token_changes_no_file(tmp_path: Path, arguments: list[str], reason: str) -> None:
+    file = tmp_path / "tokens.yaml"
+    file.write_text("- {name: known, sha256: 00, scopes: []}")
+    before = file.read_text()
+    answer = slipway("token", "create", *arguments, "--file", str(file))
+    assert (answer.exit_code, answer.stdout, file.read_text()) == (2, "", before)
+    assert reason in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["apply"], ["diff"], ["pool", "ls"], ["lc", "ls"], ["worker", "ls"], ["lease", "ls"], ["demand", "set"],
+     ["token", "create"]],
+)  # fmt: skip
+def test_help_has_an_example(command: list[str]) -> None:
+    answer = slipway(*command, "--help")
+    assert answer.exit_code == 0
+    assert "Example" in answer.stdout
+    assert " ".join(["slipway", *command]) in answer.stdout.split("Example", 1)[1]
