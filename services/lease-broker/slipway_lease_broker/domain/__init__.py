@@ -1,0 +1,1 @@
+"""The rules of admission. Pure: no clock, no chance, no I/O."""

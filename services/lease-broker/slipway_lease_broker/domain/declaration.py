@@ -1,0 +1,71 @@
+"""What changes when a list of lease pools is declared. Pure.
+
+The list is whole: a pool that it leaves out is retired, which means that its limit falls to 0. It drains like any
+lowered limit: leases run on, requests wait. Declaring it again brings it back.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from slipway_common.events.lease import LeaseLimitChanged
+
+TERMS: Final = ("limit_units", "hold_seconds", "ttl_seconds", "reserve_seconds")
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True):
+    """The terms of one lease pool; `revision` grows with every change."""
+
+    id: str
+    limit_units: int
+    hold_seconds: float
+    ttl_seconds: float
+    reserve_seconds: float
+    revision: int = 1
+    retired: bool = False
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool before and after; `before` is None for a new one."""
+
+    change: Literal["created", "updated", "restored", "retired", "unchanged"]
+    before: Declared | None
+    after: Declared
+
+
+def compare(current: Sequence[Declared], wanted: Sequence[Declared]) -> list[Change]:
+    """One change per pool, declared or known, in order of ids. Pools that are retired and stay so are left out."""
+    known = {pool.id: pool for pool in current}
+    named = {pool.id: pool for pool in wanted}
+    return [
+        change(known.get(name), named.get(name))
+        for name in sorted({*named, *(pool.id for pool in current if not pool.retired)})
+    ]
+
+
+def change(before: Declared | None, wanted: Declared | None) -> Change:
+    if before is None:
+        assert wanted is not None
+        return Change(change="created", before=None, after=wanted)
+    if wanted is None:
+        retired = msgspec.structs.replace(before, limit_units=0, retired=True, revision=before.revision + 1)
+        return Change(change="retired", before=before, after=retired)
+    if not before.retired and all(getattr(before, term) == getattr(wanted, term) for term in TERMS):
+        return Change(change="unchanged", before=before, after=before)
+    after = msgspec.structs.replace(wanted, revision=before.revision + 1)
+    return Change(change="restored" if before.retired else "updated", before=before, after=after)
+
+
+def limit_events(changes: Sequence[Change], reason: str) -> list[LeaseLimitChanged]:
+    """What subscribers hear: limits only, since no other term concerns them before a grant states it."""
+    return [
+        LeaseLimitChanged(
+            lease_pool_id=made.after.id,
+            limit=made.after.limit_units,
+            previous_limit=made.before.limit_units if made.before else None,
+            reason=reason,
+        )
+        for made in changes
+        if made.before is None or made.before.limit_units != made.after.limit_units
+    ]

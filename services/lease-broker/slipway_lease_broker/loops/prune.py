@@ -1,0 +1,27 @@
+"""Leases and requests that ended long ago are forgotten. Touches nothing that counts or waits."""
+
+from slipway_common.clock import monotonic_seconds
+from slipway_common.postgres import Pool
+from slipway_lease_broker.store import leases, pools, requests
+
+EVERY_SECONDS = 3600.0
+DAY_SECONDS = 86_400.0
+
+
+class PruneLoop:
+    """Looks once an hour, however often it is rung."""
+
+    def __init__(self, ended_kept_days: float) -> None:
+        self.kept_seconds = ended_kept_days * DAY_SECONDS
+        self._next_at = 0.0
+
+    async def step(self, database: Pool) -> bool:
+        if monotonic_seconds() < self._next_at:
+            return False
+        for pool in await pools.declared(database):
+            async with database.acquire() as db, db.transaction():
+                await pools.lock(db, [pool.id])
+                await leases.forget(db, pool.id, ended_for_seconds=self.kept_seconds)
+                await requests.forget(db, pool.id, done_for_seconds=self.kept_seconds)
+        self._next_at = monotonic_seconds() + EVERY_SECONDS
+        return False

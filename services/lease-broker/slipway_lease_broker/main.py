@@ -1,0 +1,50 @@
+"""What the lease-broker consumes, does and answers, on one screen."""
+
+from slipway_common.relay import partition_for
+from slipway_common.service import Loop, Runtime, Service
+from slipway_common.topic_admin import partition_counts
+from slipway_common.topics import LEASE_REQUEST, TOPICS
+from slipway_lease_broker.handlers import requests
+from slipway_lease_broker.http import leases
+from slipway_lease_broker.loops.decide import DecideLoop
+from slipway_lease_broker.loops.prune import PruneLoop
+from slipway_lease_broker.settings import Settings
+
+
+def build(settings: Settings) -> Service:
+    partitions = partition_counts(TOPICS, settings.partitions)[LEASE_REQUEST.name]
+    decide = DecideLoop(
+        caught_up=lambda lease_pool_id: caught_up(service.runtime, partition_for(lease_pool_id, partitions)),
+        lost_linger_seconds=settings.lost_linger_seconds,
+    )
+    service = Service(
+        "lease-broker",
+        settings,
+        consumes={LEASE_REQUEST: requests.record_requests},
+        loops=[
+            Loop("decide", decide.step, tick_seconds=0.5),  # deadlines pass on a tick; grants and releases ring
+            Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),
+        ],
+        routers=[leases.router],
+    )
+    return service
+
+
+def caught_up(runtime: Runtime, partition: int) -> bool:
+    """Whether this process reads a partition of the requests, and has read to the end it saw when it took it over.
+
+    Whoever does not own a partition cannot know what waits in it, so only its owner lets deadlines pass.
+    """
+    for subscription in runtime.subscriptions:
+        owned = subscription.owned.get(partition)
+        if subscription.consumer.topic is LEASE_REQUEST and owned is not None:
+            return owned.next_offset >= subscription.targets.get(partition, 0)
+    return False
+
+
+def main() -> None:
+    build(Settings()).run()  # type: ignore[call-arg] # from the environment
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Leases. Written only under the lock of their pool."""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from slipway_common.postgres import Connection
+from slipway_lease_broker.domain.ledger import Lease
+from slipway_lease_broker.store.rows import columns, structs
+
+FIELDS: Final = Lease.__struct_fields__
+SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM leases"
+
+COUNTED: Final = f"{SELECT} WHERE lease_pool_id = $1 AND ended_at IS NULL ORDER BY fencing_token"
+NAMED: Final = f"{SELECT} WHERE id = ANY($1::text[])"
+LISTED: Final = f"""
+{SELECT} WHERE ended_at IS NULL AND ($1::text IS NULL OR lease_pool_id = $1)
+ORDER BY lease_pool_id, fencing_token LIMIT $2"""
+ADD: Final = f"""
+INSERT INTO leases ({", ".join(FIELDS)})
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::integer[], $6::integer[], $7::text[],
+    $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::timestamptz[])"""
+SAVE: Final = """
+UPDATE leases AS l SET units = s.units, state = s.state, expires_at = s.expires_at, counted_until = s.counted_until,
+    ended_at = s.ended_at
+FROM unnest($1::text[], $2::integer[], $3::text[], $4::timestamptz[], $5::timestamptz[], $6::timestamptz[])
+    AS s (id, units, state, expires_at, counted_until, ended_at)
+WHERE l.id = s.id"""
+FORGET: Final = """
+DELETE FROM leases WHERE lease_pool_id = $1 AND ended_at < slipway_clock() - make_interval(secs => $2)"""
+
+
+async def counted(tx: Connection, lease_pool_id: str) -> list[Lease]:
+    """Those that count against the limit."""
+    return structs(await tx.fetch(COUNTED, lease_pool_id), Lease)
+
+
+async def named(tx: Connection, ids: Collection[str]) -> list[Lease]:
+    return structs(await tx.fetch(NAMED, list(ids)), Lease) if ids else []
+
+
+async def listed(db: Connection, lease_pool_id: str | None, *, limit: int) -> list[Lease]:
+    """Those that count against the limit of one pool, or of all."""
+    return structs(await db.fetch(LISTED, lease_pool_id, limit), Lease)
+
+
+async def add(tx: Connection, leases: Sequence[Lease]) -> None:
+    if leases:
+        await tx.execute(ADD, *columns(leases, *FIELDS))
+
+
+async def save(tx: Connection, leases: Sequence[Lease]) -> None:
+    if leases:
+        changing = ("id", "units", "state", "expires_at", "counted_until", "ended_at")
+        await tx.execute(SAVE, *columns(leases, *changing))
+
+
+async def forget(tx: Connection, lease_pool_id: str, *, ended_for_seconds: float) -> None:
+    await tx.execute(FORGET, lease_pool_id, ended_for_seconds)

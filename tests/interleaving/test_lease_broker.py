@@ -1,0 +1,404 @@
+"""Two sessions on one lease pool, for every statement of the lease-broker that takes a lock: never over the limit, no
+grant twice, no wake-up lost, nothing revived."""
+
+import asyncio
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeVar
+
+import pytest
+
+import slipway_lease_broker
+from slipway_common.events.lease import (
+    LeaseConfirmed,
+    LeaseExpired,
+    LeaseGranted,
+    LeaseLimitChanged,
+    LeaseLost,
+    LeaseReleased,
+)
+from slipway_lease_broker.loops.prune import PruneLoop
+from slipway_lease_broker.store import leases, pools, requests
+from slipway_local.postgres import EmbeddedPostgres
+from tests.lease_broker import (
+    Broker,
+    after,
+    ask,
+    broker_on,
+    cancel,
+    confirm,
+    release,
+    renew,
+    terms,
+)
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+STORE: Final = (leases, pools, requests)
+LOCKS: Final = re.compile(
+    r"\bFOR (UPDATE|SHARE|NO KEY|KEY)\b|\b(UPDATE|DELETE|MERGE|TRUNCATE|LOCK TABLE)\b|advisory|ON CONFLICT"
+)
+WAITING: Final = "SELECT count(*) FROM requests WHERE waiting_units > 0"
+COVERED: Final[dict[str, list[str]]] = {}
+
+
+def locking(*statements: str) -> Callable[[Test], Test]:
+    """Names the statements whose locks a test is about."""
+
+    def note(test: Test) -> Test:
+        for statement in statements:
+            COVERED.setdefault(statement, []).append(test.__name__)
+        return test
+
+    return note
+
+
+@pytest.fixture
+async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
+    async with broker_on(postgres) as broker:
+        await broker.declare(terms(limit=3))
+        await broker.told()
+        yield broker
+
+
+@locking("pools.CLAIM")
+async def test_a_pool_being_decided_is_skipped(broker: Broker) -> None:
+    """A second decider neither waits nor decides; if the first rolls back, the pool is still due."""
+    await broker.tell(ask("r"))
+    async with broker.pool.acquire() as db:
+        transaction = db.transaction()
+        await transaction.start()
+        assert await pools.claim(db, ["sim-a"]) is not None
+        assert await broker.loop.step(broker.pool) is False
+        await transaction.rollback()
+    assert len(await broker.grants()) == 1
+
+
+@locking("pools.CLAIM", "pools.SETTLE", "requests.SAVE")
+async def test_two_deciders_grant_each_unit_once(broker: Broker) -> None:
+    """The second sees the first's commit or nothing: units, tokens and waiting units add up."""
+    for round_ in range(20):
+        await broker.tell(ask(f"r{round_}", 5))
+        await asyncio.gather(*(broker.loop.step(broker.pool) for _ in range(4)))
+        grants = await broker.grants()
+        assert [(g.units, g.fencing_token) for g in grants] == [(3, round_ + 1)]
+        await broker.tell(cancel(f"r{round_}", 2), release(grants[0]))
+
+
+@locking("pools.LOCK", "pools.MARK", "pools.SETTLE")
+async def test_a_fact_during_a_decision_is_not_missed(broker: Broker) -> None:
+    """It waits for the decision, marks the pool again, and the next decision sees it."""
+    await broker.tell(ask("first"))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read, and cannot write
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_blocked(decision, blocker)
+            fact = broker.start(broker.tell(ask("second")))
+            await asyncio.sleep(0.05)
+            assert not fact.done()
+        await asyncio.gather(decision, fact)
+    assert [grant.request_id for grant in await broker.grants()] == ["first", "second"]
+
+
+@locking("pools.LOCK", "pools.MARK", "pools.CLAIM")
+async def test_a_decision_during_a_fact_comes_after_it(broker: Broker) -> None:
+    """The pool is skipped while the fact is being written, and due once it has committed."""
+    await broker.tell(ask("first"))
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.tell_in(db, ask("second"))
+        assert await broker.loop.step(broker.pool) is False
+    assert [grant.request_id for grant in await broker.grants()] == ["first", "second"]
+
+
+@locking("pools.LOCK")
+async def test_pools_are_locked_in_one_order(broker: Broker) -> None:
+    """Batches that name the same pools in opposite orders do not deadlock."""
+    await broker.declare(terms("a", 9), terms("b", 9))
+    for round_ in range(15):
+        await asyncio.gather(
+            broker.tell(ask(f"x{round_}", pool="a"), ask(f"x{round_}", pool="b")),
+            broker.tell(ask(f"y{round_}", pool="b"), ask(f"y{round_}", pool="a")),
+        )
+    assert await broker.pool.fetchval("SELECT count(*) FROM requests") == 60
+
+
+@locking("pools.LOCK", "leases.SAVE")
+async def test_a_renewal_that_waited_for_an_expiry_does_not_revive(broker: Broker) -> None:
+    """Its units were given to the next in the queue, so its holder is told that it is lost; one lease on limit 3."""
+    await broker.tell(ask("r1", 3), ask("r2", 3))
+    (lease,) = await broker.grants()
+    await broker.set_clock(180)
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_blocked(decision, blocker)
+            late = broker.start(broker.tell(renew(lease)))
+            await asyncio.sleep(0.05)
+            assert not late.done()
+        await asyncio.gather(decision, late)
+    expired, granted, lost = await broker.told()
+    assert isinstance(expired, LeaseExpired)
+    assert isinstance(granted, LeaseGranted)
+    assert granted.request_id == "r2"
+    assert isinstance(lost, LeaseLost)
+    assert lost.lease_id == lease.lease_id
+    assert await broker.held() == 3
+
+
+@locking("pools.LOCK", "pools.CLAIM", "leases.SAVE")
+async def test_a_renewal_that_comes_first_keeps_the_lease(broker: Broker) -> None:
+    """Past its deadline, but before its expiry committed: the decision after it finds a living lease."""
+    await broker.tell(ask("r1", 3), ask("r2", 3))
+    (lease,) = await broker.grants()
+    await broker.set_clock(180)
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.tell_in(db, confirm(lease))
+        assert await broker.loop.step(broker.pool) is False
+    assert await broker.grants() == []
+    assert await broker.held() == 3
+
+
+@locking("pools.LOCK")
+async def test_the_clock_is_read_after_the_lock(broker: Broker) -> None:
+    """A confirm that waited a minute for the lock lives from when it got it."""
+    await broker.tell(ask("r"))
+    (lease,) = await broker.grants()
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await pools.lock(db, ["sim-a"])
+            waiting = broker.start(broker.tell(confirm(lease)))
+            await broker.until_blocked(waiting, db)
+            await broker.set_clock(60)
+        await waiting
+    (told,) = await broker.told()
+    assert isinstance(told, LeaseConfirmed)
+    assert told.expires_at == after(60 + 300)
+
+
+@locking("pools.LOCK", "pools.MARK")
+async def test_a_deadline_set_during_a_decision_is_not_missed(broker: Broker) -> None:
+    """A confirm with a ttl below the reserve deadline moves the pool's wake-up forward, whichever commits last."""
+    await broker.declare(terms(limit=3, ttl_seconds=10))
+    await broker.tell(ask("r1"))
+    (lease,) = await broker.grants()
+    await broker.tell(ask("r2"))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_blocked(decision, blocker)
+            fact = broker.start(broker.tell(confirm(lease)))
+            await asyncio.sleep(0.05)
+        await asyncio.gather(decision, fact)
+    await broker.told()
+    await broker.set_clock(10)
+    await broker.decide()
+    (lost,) = await broker.told()
+    assert isinstance(lost, LeaseLost)
+    assert lost.lease_id == lease.lease_id
+
+
+@locking("pools.MARK")
+async def test_a_renewal_hides_no_request(broker: Broker) -> None:
+    """A mark that asks for no decision keeps one that does, and keeps the earlier deadline."""
+    await broker.tell(ask("r1"))
+    (lease,) = await broker.grants()
+    await broker.tell(ask("r2"))
+    await broker.set_clock(10)
+    await broker.tell(confirm(lease))
+    assert [grant.request_id for grant in await broker.grants()] == ["r2"]
+
+
+@locking("pools.LOCK", "leases.SAVE")
+async def test_two_releases_give_back_what_was_held(broker: Broker) -> None:
+    """The second counts from what the first left."""
+    await broker.tell(ask("r", 3))
+    (lease,) = await broker.grants()
+    await asyncio.gather(broker.tell(release(lease, 2)), broker.tell(release(lease, 2)))
+    told = [(e.units, e.remaining) for e in await broker.told() if isinstance(e, LeaseReleased)]
+    assert told == [(2, 1), (1, 0)]
+    assert await broker.held() == 0
+
+
+@locking("requests.SAVE")
+async def test_a_cancel_during_the_grant_changes_nothing(broker: Broker) -> None:
+    """Granted units are not cancelled; what was cancelled first is not granted."""
+    await broker.tell(ask("r", 2))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE requests IN SHARE MODE")
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_blocked(decision, blocker)
+            fact = broker.start(broker.tell(cancel("r", 2)))
+            await asyncio.sleep(0.05)
+        await asyncio.gather(decision, fact)
+    assert [grant.units for grant in await broker.grants()] == [2]
+
+    await broker.tell(ask("s", 1))
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.tell_in(db, cancel("s", 1))
+        assert await broker.loop.step(broker.pool) is False
+    assert await broker.grants() == []
+
+
+@locking("pools.DECLARATION_LOCK", "pools.DECLARE")
+async def test_two_declarations_of_a_new_pool(broker: Broker) -> None:
+    """The second compares against the first's rows: the limit changes once."""
+    await asyncio.gather(*(broker.declare(terms(limit=3), terms("new", 7)) for _ in range(4)))
+    assert [(e.lease_pool_id, e.limit, e.previous_limit) for e in await broker.told()] == [("new", 7, None)]
+    assert await broker.pool.fetchval("SELECT revision FROM lease_pools WHERE id = 'new'") == 1
+
+
+@locking("pools.DECLARE")
+async def test_a_limit_lowered_during_a_decision(broker: Broker) -> None:
+    """The decision commits under the limit it read; the new limit comes after it and revokes nothing."""
+    await broker.tell(ask("r1", 3))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_blocked(decision, blocker)
+            lowering = broker.start(broker.declare(terms(limit=1)))
+            await asyncio.sleep(0.05)
+            assert not lowering.done()
+        await asyncio.gather(decision, lowering)
+    granted, changed = await broker.told()
+    assert isinstance(granted, LeaseGranted)
+    assert isinstance(changed, LeaseLimitChanged)
+    await broker.tell(ask("r2"))
+    assert await broker.grants() == []
+    assert await broker.held() == 3
+
+
+@locking("pools.DECLARE", "pools.CLAIM")
+async def test_a_decision_while_the_limit_is_being_lowered(broker: Broker) -> None:
+    """No grant commits above the limit in force at that commit."""
+    await broker.tell(ask("r", 3))
+    async with broker.pool.acquire() as db, db.transaction():
+        await pools.lock_declared(db)
+        await pools.declare(db, [terms(limit=1)])
+        assert await broker.loop.step(broker.pool) is False
+    assert [grant.units for grant in await broker.grants()] == [1]
+
+
+@locking("requests.FORGET", "leases.FORGET")
+async def test_what_was_asked_again_is_not_forgotten(broker: Broker) -> None:
+    """Forgetting waits for the repeat and then sees it; a lease that ended long ago goes."""
+    await broker.tell(ask("r"))
+    (lease,) = await broker.grants()
+    await broker.tell(release(lease))
+    await broker.set_clock(9 * 86_400)
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await broker.tell_in(db, ask("r"), renew(lease))
+            pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
+            await broker.until_blocked(pruning, db)
+        await pruning
+    assert await broker.pool.fetchval("SELECT count(*) FROM requests") == 1
+    assert await broker.pool.fetchval("SELECT count(*) FROM leases") == 0
+    assert await broker.grants() == []
+
+
+@locking("pools.LOCK", "requests.FORGET")
+async def test_what_is_being_forgotten_is_asked_anew(broker: Broker) -> None:
+    """A repeat that finds its request going waits until it is gone, and is then a request like any other."""
+    await broker.tell(ask("r"))
+    (lease,) = await broker.grants()
+    await broker.tell(release(lease))
+    await broker.set_clock(9 * 86_400)
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE requests IN SHARE MODE")
+            pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
+            await broker.until_blocked(pruning, blocker)
+            repeat = broker.start(broker.tell(ask("r")))
+            await asyncio.sleep(0.05)
+        await asyncio.gather(pruning, repeat)
+    assert [grant.request_id for grant in await broker.grants()] == ["r"]
+
+
+@locking("pools.LOCK", "pools.MARK", "pools.CLAIM", "pools.SETTLE", "leases.SAVE", "requests.SAVE")
+async def test_everybody_at_once(broker: Broker) -> None:
+    """Two replicas that tell and decide at the same time: never over the limit, every unit granted once, none left
+    lying, tokens in order."""
+    stop = asyncio.Event()
+    todo = {f"r{n}": 1 + n % 4 for n in range(40)}
+    seen: set[str] = set()
+
+    async def decider() -> None:
+        while not stop.is_set():
+            if not await broker.loop.step(broker.pool):
+                await asyncio.sleep(0.001)
+
+    async def holders(share: int) -> None:
+        for name in [name for n, name in enumerate(todo) if n % 2 == share]:
+            await broker.tell(ask(name, todo[name]))
+            await broker.tell(ask(name, todo[name]))
+        while await broker.pool.fetchval(WAITING) or await broker.held():
+            for lease in await leases.listed(broker.pool, "sim-a", limit=100):
+                if lease.fencing_token % 2 != share or lease.id in seen:
+                    continue
+                seen.add(lease.id)
+                grant = LeaseGranted(
+                    lease_pool_id="sim-a", lease_id=lease.id, request_id=lease.request_id, units=lease.units,
+                    fencing_token=lease.fencing_token, expires_at=lease.expires_at, hold_until=lease.hold_until,
+                    waited_seconds=0,
+                )  # fmt: skip
+                await broker.tell(confirm(grant), renew(grant))
+                await broker.tell(release(grant))
+
+    deciders = [broker.start(decider()) for _ in range(2)]
+    await asyncio.wait_for(asyncio.gather(holders(0), holders(1)), 20)
+    stop.set()
+    await asyncio.gather(*deciders)
+
+    held, tokens, granted = 0, [0], dict.fromkeys(todo, 0)
+    for event in await broker.told():  # one pool's transactions are serial: this is the order of their commits
+        if isinstance(event, LeaseGranted):
+            held += event.units
+            granted[event.request_id] += event.units
+            assert event.fencing_token == tokens[-1] + 1
+            tokens.append(event.fencing_token)
+        elif isinstance(event, LeaseReleased):
+            held -= event.units
+        assert held <= 3
+        assert not isinstance(event, LeaseExpired | LeaseLost)
+    assert (held, granted) == (0, todo)
+
+
+def statements(module: ModuleType) -> dict[str, str]:
+    """Every SQL constant of a store module."""
+    name = module.__name__.rpartition(".")[2]
+    return {f"{name}.{key}": value for key, value in vars(module).items() if key.isupper() and isinstance(value, str)}
+
+
+def test_every_locking_statement_has_an_interleaving() -> None:
+    """None is missing, and none is named that is gone."""
+    locks = {name for module in STORE for name, sql in statements(module).items() if LOCKS.search(sql)}
+    assert locks == set(COVERED)
+
+
+def test_all_sql_stands_in_the_store() -> None:
+    """As constants, so that the list above is whole."""
+    package = Path(inspect.getfile(slipway_lease_broker)).parent
+    runs = re.compile(r"\.(?:execute|executemany|fetch|fetchrow|fetchval|cursor|copy_\w+)\((\S+)")
+    for path in package.rglob("*.py"):
+        found = runs.findall(path.read_text())
+        if path.parent.name == "store":
+            assert all(re.match(r"[A-Z_]+\b", argument) for argument in found), path
+        else:
+            assert not found or path.parent.name == "versions", path
+
+
+def test_only_one_clock() -> None:
+    """Deadlines know no other clock than slipway_clock(): any other makes a transaction's start its present."""
+    package = Path(inspect.getfile(slipway_lease_broker)).parent
+    other = re.compile(
+        r"\bnow\(\)|(clock|statement|transaction)_timestamp|timeofday|localtime|current_(time|date)", re.IGNORECASE
+    )
+    for path in package.rglob("*.py"):
+        assert not other.search(path.read_text()), path

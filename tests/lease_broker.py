@@ -1,0 +1,192 @@
+"""A lease-broker without Kafka and HTTP, for tests: real handlers, loop and store on a real database, with the
+database's clock in the test's hand."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+import asyncpg
+
+from slipway_common import migrate, outbox, postgres
+from slipway_common.consume import Received
+from slipway_common.events.lease import (
+    LeaseCancelRequested,
+    LeaseConfirmRequested,
+    LeaseGranted,
+    LeaseReleaseRequested,
+    LeaseRenewRequested,
+    LeaseRequested,
+)
+from slipway_common.ids import new_id
+from slipway_common.postgres import Connection, Pool
+from slipway_common.topics import DECODERS, LEASE_REQUEST
+from slipway_lease_broker.domain import declaration
+from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.handlers.requests import record_requests
+from slipway_lease_broker.loops.decide import DecideLoop
+from slipway_lease_broker.store import pools
+from slipway_local.postgres import EmbeddedPostgres
+
+SERVICE = "lease-broker"
+START = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+SETTABLE_CLOCK = """
+CREATE TABLE test_clock (at timestamptz NOT NULL);
+INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
+CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
+
+
+def after(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def terms(name: str = "sim-a", limit: int = 5, **changes: Any) -> Declared:
+    return Declared(
+        id=name, limit_units=limit, **({"hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180} | changes)
+    )
+
+
+def ask(request_id: str, units: int = 1, pool: str = "sim-a") -> LeaseRequested:
+    return LeaseRequested(lease_pool_id=pool, request_id=request_id, units=units, tenant="linux")
+
+
+def cancel(request_id: str, units: int = 1, pool: str = "sim-a") -> LeaseCancelRequested:
+    return LeaseCancelRequested(lease_pool_id=pool, request_id=request_id, units=units, reason="demand fell")
+
+
+def confirm(grant: LeaseGranted) -> LeaseConfirmRequested:
+    return LeaseConfirmRequested(
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token
+    )
+
+
+def renew(grant: LeaseGranted) -> LeaseRenewRequested:
+    return LeaseRenewRequested(
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token
+    )
+
+
+def release(grant: LeaseGranted, units: int | None = None) -> LeaseReleaseRequested:
+    return LeaseReleaseRequested(
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token,
+        units=units or grant.units, result="registered",
+    )  # fmt: skip
+
+
+def received(fact: Any, offset: int) -> Received:
+    return Received(
+        event=fact, type=fact.type, id=new_id(), source="provisioner", subject=LEASE_REQUEST.subject(fact), time=START,
+        number=offset, revision=None, topic=LEASE_REQUEST.name, partition=0, offset=offset,
+    )  # fmt: skip
+
+
+class Broker:
+    """Says things to the broker, lets it decide, and reads what it told."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.offsets = count()
+        self.caught_up = True
+        self.loop = DecideLoop(caught_up=lambda _: self.caught_up, lost_linger_seconds=70)
+        self._told = 0
+        self._started: list[asyncio.Task[Any]] = []
+
+    async def declare(self, *wanted: Declared) -> None:
+        async with self.pool.acquire() as db, db.transaction():
+            changes = declaration.compare(await pools.lock_declared(db), wanted)
+            changed = [made for made in changes if made.change != "unchanged"]
+            await pools.declare(db, [made.after for made in changed])
+            await outbox.enqueue(db, declaration.limit_events(changed, "test"))
+
+    async def tell(self, *facts: Any) -> None:
+        async with self.pool.acquire() as db, db.transaction():
+            await self.tell_in(db, *facts)
+
+    async def tell_in(self, tx: Connection, *facts: Any) -> None:
+        await record_requests(tx, [received(fact, next(self.offsets)) for fact in facts])
+
+    async def decide(self) -> int:
+        """Until nothing is due; returns how many decisions that took."""
+        for made in range(100):
+            if not await self.loop.step(self.pool):
+                return made
+        raise AssertionError("a lease pool stays due for ever")
+
+    async def told(self) -> list[Any]:
+        """Events enqueued since the last call, in order; dead letters are left out."""
+        rows = await self.pool.fetch("SELECT id, type, value FROM outbox WHERE id > $1 ORDER BY id", self._told)
+        self._told = rows[-1]["id"] if rows else self._told
+        return [DECODERS[row["type"]].decode(row["value"]) for row in rows if row["type"] in DECODERS]
+
+    async def grants(self) -> list[LeaseGranted]:
+        """Decide, and what was granted of it."""
+        await self.decide()
+        return [event for event in await self.told() if isinstance(event, LeaseGranted)]
+
+    async def set_clock(self, seconds: float) -> None:
+        await self.pool.execute("UPDATE test_clock SET at = $1", after(seconds))
+
+    async def held(self, lease_pool_id: str = "sim-a") -> int:
+        units: int = await self.pool.fetchval(
+            "SELECT coalesce(sum(units), 0) FROM leases WHERE lease_pool_id = $1 AND ended_at IS NULL", lease_pool_id
+        )
+        return units
+
+    def start(self, step: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run beside the test; cancelled with it should it fail."""
+        self._started.append(asyncio.create_task(step))
+        return self._started[-1]
+
+    async def close(self) -> None:
+        for task in self._started:
+            task.cancel()
+        await asyncio.gather(*self._started, return_exceptions=True)
+        await self.pool.close()
+
+    async def until_blocked(self, task: asyncio.Task[Any], db: Connection) -> None:
+        """Wait until another session waits for a lock that `db`'s transaction holds."""
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid))"
+        for _ in range(400):
+            assert not task.done(), task
+            if await self.pool.fetchval(waiting, db.get_server_pid()):
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("nobody waits for the lock")
+
+
+TEMPLATE = "lease_broker_template"
+_databases = count(1)
+
+
+@contextlib.asynccontextmanager
+async def broker_on(server: EmbeddedPostgres) -> AsyncIterator[Broker]:
+    """A broker on an empty database of its own."""
+    name = f"lease_broker_{next(_databases)}"
+    await make_template(server)
+    url = await server.create_database(name, template=TEMPLATE)
+    broker = Broker(await postgres.connect(url, SERVICE))
+    try:
+        yield broker
+    finally:
+        await broker.close()
+        await server.drop_database(name)
+
+
+async def make_template(server: EmbeddedPostgres) -> None:
+    """Once per server: the migrated schema, with a clock that tests set."""
+    connection = await asyncpg.connect(server.url())
+    try:
+        if await connection.fetchval("SELECT count(*) FROM pg_database WHERE datname = $1", TEMPLATE):
+            return
+    finally:
+        await connection.close()
+    url = await server.create_database(TEMPLATE)
+    await migrate.upgrade(url, SERVICE)
+    session = await postgres.session(url, SERVICE)
+    try:
+        await session.execute(SETTABLE_CLOCK)
+    finally:
+        await session.close()

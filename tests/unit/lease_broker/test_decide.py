@@ -1,0 +1,177 @@
+"""Who ends and who is admitted: one case a line, then the wording."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+import pytest
+
+from slipway_common.events.lease import LeaseExpired, LeaseGranted, LeaseLost, LeaseQueued, LeaseReleased
+from slipway_lease_broker.domain.decide import Decision, decide
+from slipway_lease_broker.domain.ledger import TRANSITIONS, IllegalTransition, Lease, LeasePool, Request, State, advance
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+POOL = LeasePool(id="sim-a", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, last_token=40)
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def lease(name: str, units: int = 1, state: State = State.CONFIRMED, *, expires: float = 300, hold: float = 900,
+          counted: float | None = None) -> Lease:  # fmt: skip
+    """Times are seconds from NOW."""
+    return Lease(
+        id=name,
+        lease_pool_id="sim-a",
+        request_id=f"of-{name}",
+        fencing_token=7,
+        granted_units=units,
+        units=units,
+        state=state,
+        granted_at=at(hold - 1200),
+        expires_at=at(expires),
+        hold_until=at(hold),
+        counted_until=None if counted is None else at(counted),
+    )
+
+
+def waiter(name: str, units: int, *, since: float = 0, told: bool = False) -> Request:
+    return Request(
+        id=name,
+        lease_pool_id="sim-a",
+        tenant="linux",
+        operation="launch",
+        asked_units=units,
+        waiting_units=units,
+        asked_at=at(-since),
+        last_asked_at=at(-since),
+        queued_at=at(-since) if told else None,
+    )
+
+
+def decided(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, *, expire: bool = True) -> Decision:
+    pool = LeasePool(
+        id="sim-a", limit_units=limit, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, last_token=40
+    )
+    ids = map("lease-{}".format, count(1))
+    return decide(pool, leases, waiters, NOW, new_id=lambda: next(ids), lost_linger_seconds=70, expire=expire)
+
+
+#        held  limit  asked        granted
+ADMIT = [
+    (0, 5, [3], [3]),
+    (0, 5, [7], [5]),  # a part now, the rest waits
+    (0, 5, [2, 2, 2], [2, 2, 1]),
+    (4, 5, [3, 1], [1]),  # the small one does not pass the big one
+    (5, 5, [1], []),
+    (6, 5, [1], []),  # the limit was lowered: nobody is revoked, nobody admitted
+    (0, 0, [1], []),
+    (2, 5, [], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("held", "limit", "asked", "granted"), ADMIT)
+def test_admission(held: int, limit: int, asked: list[int], granted: list[int]) -> None:
+    """First come, first served, in parts, within the limit; tokens grow by one."""
+    leases = [lease("held", held)] if held else []
+    decision = decided(leases, [waiter(f"r{i}", units) for i, units in enumerate(asked)], limit)
+    assert [(new.request_id, new.units) for new in decision.granted] == [(f"r{i}", u) for i, u in enumerate(granted)]
+    assert [new.fencing_token for new in decision.granted] == [41 + i for i in range(len(granted))]
+    assert decision.last_token == 40 + len(granted)
+    assert not decision.ended
+    assert decision.held_units == held + sum(granted)
+    assert decision.waiting_units == sum(asked) - sum(granted)
+
+
+#          lease at NOW                                                    becomes          held after
+PASS = [
+    (lease("a", 2, State.RESERVED, expires=1), None, 2),
+    (lease("a", 2, State.RESERVED, expires=0), State.EXPIRED, 0),  # a deadline is the first instant after
+    (lease("a", 2, State.CONFIRMED, expires=0), State.LOST, 2),  # counted on
+    (lease("a", 2, State.CONFIRMED, expires=9, hold=0), State.RELEASED, 0),
+    (lease("a", 2, State.RESERVED, expires=0, hold=0), State.RELEASED, 0),  # the hold was the end agreed on
+    (lease("a", 2, State.CONFIRMED, expires=-9, hold=-5), State.LOST, 2),  # silent before its hold passed
+    (lease("a", 2, State.LOST, expires=-9, counted=1), None, 2),
+    (lease("a", 2, State.LOST, expires=-9, counted=0), State.LOST, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "state", "held"), PASS)
+def test_deadlines(before: Lease, state: State | None, held: int) -> None:
+    """Each deadline has one consequence, and none with `expire` off."""
+    decision = decided([before], [])
+    assert [after.state for after in decision.ended] == ([] if state is None else [state])
+    assert decision.held_units == held
+    patient = decided([before], [], expire=False)
+    assert (patient.ended, patient.events, patient.held_units) == ((), (), 2)
+
+
+def test_freed_units_are_granted_in_the_same_decision() -> None:
+    """An expiry makes room for the head of the queue at once, and everything is told in order."""
+    leases = [lease("a", 2, State.RESERVED, expires=-1), lease("b", 3, State.CONFIRMED, expires=-1)]
+    waiters = [waiter("r", 3, since=12), waiter("s", 1)]
+    decision = decided(leases, waiters)
+    common: dict[str, Any] = {"lease_pool_id": "sim-a"}
+    assert decision.events == (
+        LeaseExpired(**common, lease_id="a", request_id="of-a", units=2),
+        LeaseLost(**common, lease_id="b", request_id="of-b", units=3, counted_until=at(70)),
+        LeaseGranted(**common, lease_id="lease-1", request_id="r", units=2, fencing_token=41, expires_at=at(180),
+                     hold_until=at(1200), waited_seconds=12),
+        LeaseQueued(**common, request_id="r", units=1, position=1),
+        LeaseQueued(**common, request_id="s", units=1, position=2),
+    )  # fmt: skip
+    assert str(decision).splitlines() == [
+        "lease a: not confirmed by its reserve deadline: 2 units free",
+        f"lease b: not renewed in time: lost, 3 units counted until {at(70)}",
+        "lease lease-1: 2 units granted to request r",
+        "2 requests wait for 2 units: 5 of 5 held",
+    ]
+
+
+def test_hold_is_told_as_a_release() -> None:
+    """The broker gives the units back itself when the hold passes."""
+    (told,) = decided([lease("a", 2, expires=0, hold=0)], []).events
+    assert told == LeaseReleased(
+        lease_pool_id="sim-a", lease_id="a", request_id="of-a", units=2, remaining=0, reason="hold"
+    )
+
+
+def test_waiting_is_told_once() -> None:
+    """Who was told to wait hears no more until it is granted something."""
+    decision = decided([lease("a", 5)], [waiter("r", 1, told=True), waiter("s", 2)])
+    assert decision.events == (LeaseQueued(lease_pool_id="sim-a", request_id="s", units=2, position=2),)
+    assert [request.id for request in decision.requests] == ["s"]
+
+
+WAKE = [
+    ([], [], None),
+    ([lease("a", expires=30), lease("b", expires=20, hold=15)], [], 15),
+    ([lease("a", expires=-1)], [], 70),  # lost now: the end of its counting is next
+    ([lease("a", expires=500)], [waiter("r", 1)], 180),  # the new lease's reserve deadline
+]
+
+
+@pytest.mark.parametrize(("leases", "waiters", "seconds"), WAKE)
+def test_next_wake_up(leases: list[Lease], waiters: list[Request], seconds: float | None) -> None:
+    """Time alone changes nothing before `wake_at`."""
+    assert decided(leases, waiters).wake_at == (None if seconds is None else at(seconds))
+
+
+def test_a_lease_never_outlives_its_hold() -> None:
+    """A hold shorter than the reserve deadline is the deadline."""
+    pool = LeasePool(id="p", limit_units=1, hold_seconds=10, ttl_seconds=300, reserve_seconds=180)
+    decision = decide(pool, [], [waiter("r", 1)], NOW, new_id=lambda: "l", lost_linger_seconds=70)
+    assert decision.granted[0].expires_at == decision.granted[0].hold_until == at(10)
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("fact", sorted({fact for _, fact in TRANSITIONS}))
+def test_every_state_meets_every_fact(state: State, fact: str) -> None:
+    """Listed pairs move as listed; all others raise."""
+    if (state, fact) in TRANSITIONS:
+        assert advance(state, fact) is TRANSITIONS[state, fact]
+    else:
+        with pytest.raises(IllegalTransition):
+            advance(state, fact)

@@ -1,0 +1,201 @@
+"""What holders and askers say: late, repeated, foreign and partial."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipway_common.errors import BadEvent
+from slipway_common.events.lease import (
+    LeaseCancelRequested,
+    LeaseConfirmed,
+    LeaseConfirmRequested,
+    LeaseLost,
+    LeaseReleased,
+    LeaseReleaseRequested,
+    LeaseRenewRequested,
+    LeaseRequested,
+)
+from slipway_lease_broker.domain.facts import Fact, Ledger
+from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+POOL = LeasePool(id="sim-a", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180)
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def lease(state: State, units: int = 3, *, hold: float = 900, **changes: Any) -> Lease:
+    made = Lease(
+        id="l", lease_pool_id="sim-a", request_id="r", fencing_token=7, granted_units=units, units=units, state=state,
+        granted_at=at(hold - 1200), expires_at=at(-1), hold_until=at(hold),
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **changes)
+
+
+def asked(waiting: int = 4) -> Request:
+    return Request(
+        id="r", lease_pool_id="sim-a", tenant="linux", operation="launch", asked_units=5, waiting_units=waiting,
+        asked_at=at(-60), last_asked_at=at(-60),
+    )  # fmt: skip
+
+
+def request(units: int = 5, **changes: Any) -> LeaseRequested:
+    made = LeaseRequested(lease_pool_id="sim-a", request_id="r", units=units, tenant="linux")
+    return msgspec.structs.replace(made, **changes)
+
+
+def confirm(token: int = 7) -> LeaseConfirmRequested:
+    return LeaseConfirmRequested(lease_pool_id="sim-a", lease_id="l", fencing_token=token)
+
+
+def renew(token: int = 7) -> LeaseRenewRequested:
+    return LeaseRenewRequested(lease_pool_id="sim-a", lease_id="l", fencing_token=token)
+
+
+def release(units: int, token: int = 7) -> LeaseReleaseRequested:
+    return LeaseReleaseRequested(
+        lease_pool_id="sim-a", lease_id="l", fencing_token=token, units=units, result="registered"
+    )
+
+
+def after(*facts: Fact, leases: tuple[Lease, ...] = (), requests: tuple[Request, ...] = ()) -> Ledger:
+    ledger = Ledger([POOL], leases, requests)
+    for fact in facts:
+        ledger.record(fact, NOW)
+    return ledger
+
+
+def confirmed(seconds: float) -> LeaseConfirmed:
+    return LeaseConfirmed(lease_pool_id="sim-a", lease_id="l", fencing_token=7, expires_at=at(seconds))
+
+
+def test_request_is_recorded_and_waits() -> None:
+    """A new request waits for all its units, and somebody must decide."""
+    ledger = after(request(5))
+    (new,) = ledger.requests_to_add()
+    assert (new.asked_units, new.waiting_units, new.asked_at, new.queued_at) == (5, 5, NOW, None)
+    assert (ledger.dirty, ledger.answers) == ({"sim-a"}, [])
+
+
+def test_repeated_request_changes_nothing_but_when_it_was_asked_last() -> None:
+    """Also with other units, also in one batch, and nobody is woken."""
+    ledger = after(request(9), requests=(asked(4),))
+    assert ledger.requests_to_save() == [msgspec.structs.replace(asked(4), last_asked_at=NOW)]
+    assert (ledger.requests_to_add(), ledger.dirty, ledger.answers) == ([], set(), [])
+    twice = after(request(5), request(9))
+    assert [new.asked_units for new in twice.requests_to_add()] == [5]
+    assert twice.requests_to_save() == []
+
+
+def test_requests_keep_their_order() -> None:
+    """The order in the batch is the order in the queue."""
+    names = ["z", "a", "m"]
+    assert [new.id for new in after(*(request(request_id=n) for n in names)).requests_to_add()] == names
+
+
+#          lease                                        fact       answer              state
+PROLONG: list[tuple[Lease, Fact, LeaseConfirmed, State]] = [
+    (lease(State.RESERVED), confirm(), confirmed(300), State.CONFIRMED),
+    (lease(State.RESERVED), renew(), confirmed(180), State.RESERVED),
+    (lease(State.CONFIRMED), renew(), confirmed(300), State.CONFIRMED),
+    (lease(State.CONFIRMED), confirm(), confirmed(300), State.CONFIRMED),
+    (lease(State.CONFIRMED, hold=50), renew(), confirmed(50), State.CONFIRMED),  # the hold is the end
+]
+
+
+@pytest.mark.parametrize(("held", "fact", "answer", "state"), PROLONG)
+def test_prolonged(held: Lease, fact: Fact, answer: LeaseConfirmed, state: State) -> None:
+    """All these leases are past their deadline; until an expiry has committed they may be prolonged."""
+    ledger = after(fact, leases=(held,))
+    assert ledger.answers == [answer]
+    (now_held,) = ledger.leases_to_save()
+    assert (now_held.state, now_held.expires_at) == (state, answer.expires_at)
+    assert (ledger.deadlines, ledger.dirty) == ({"sim-a": answer.expires_at}, set())
+
+
+LOST = LeaseLost(lease_pool_id="sim-a", lease_id="l", request_id="r", units=3, counted_until=at(40))
+TOO_LATE = [
+    (lease(State.LOST, counted_until=at(40)), [LOST]),
+    (lease(State.LOST, counted_until=at(40), ended_at=at(40)), [LOST]),
+    (lease(State.EXPIRED, ended_at=at(-1)), [msgspec.structs.replace(LOST, counted_until=at(-1))]),
+    (lease(State.RELEASED, ended_at=at(-1)), []),
+    (None, [msgspec.structs.replace(LOST, request_id="", units=0, counted_until=NOW)]),
+]
+
+
+@pytest.mark.parametrize("fact", [confirm(), renew()])
+@pytest.mark.parametrize(("held", "answers"), TOO_LATE)
+def test_too_late(held: Lease | None, answers: list[LeaseLost], fact: Fact) -> None:
+    """A committed end is never undone; the loss is told again."""
+    ledger = after(fact, leases=() if held is None else (held,))
+    assert (ledger.answers, ledger.leases_to_save(), len(ledger.refusals)) == (answers, [], 1)
+
+
+@pytest.mark.parametrize("fact", [confirm(6), renew(8), release(1, 6)])
+def test_a_strangers_token_changes_and_tells_nothing(fact: Fact) -> None:
+    """An answer would reach the true holder."""
+    ledger = after(fact, leases=(lease(State.CONFIRMED),))
+    assert (ledger.answers, ledger.leases_to_save(), ledger.refusals) == ([], [], ["stale token"])
+
+
+#           units of each release → (units told, remaining told) of each answer, state
+RELEASE = [
+    ([1], [(1, 2)], State.CONFIRMED),
+    ([1, 2], [(1, 2), (2, 0)], State.RELEASED),
+    ([9], [(3, 0)], State.RELEASED),
+    ([3, 1], [(3, 0)], State.RELEASED),  # the second finds nothing to give back
+]
+
+
+@pytest.mark.parametrize(("units", "told", "state"), RELEASE)
+def test_release(units: list[int], told: list[tuple[int, int]], state: State) -> None:
+    """Units come back in parts; the last one ends the lease."""
+    ledger = after(*map(release, units), leases=(lease(State.CONFIRMED),))
+    assert ledger.answers == [
+        LeaseReleased(
+            lease_pool_id="sim-a", lease_id="l", request_id="r", units=gone, remaining=left, reason="registered"
+        )
+        for gone, left in told
+    ]
+    (held,) = ledger.leases_to_save()
+    assert (held.state, held.units, held.granted_units) == (state, told[-1][1], 3)
+    assert (held.ended_at is not None) == (state is State.RELEASED)
+    assert ledger.dirty == {"sim-a"}
+
+
+def test_release_does_not_shorten_a_lost_lease() -> None:
+    """Its units stay counted: a call may be under way."""
+    ledger = after(release(3), leases=(lease(State.LOST, counted_until=at(40)),))
+    assert (ledger.answers, ledger.leases_to_save(), ledger.refusals) == ([], [], ["already lost"])
+
+
+@pytest.mark.parametrize(("units", "left"), [(1, 3), (4, 0), (9, 0)])
+def test_cancel(units: int, left: int) -> None:
+    """Only what still waits is given up."""
+    fact = LeaseCancelRequested(lease_pool_id="sim-a", request_id="r", units=units, reason="demand fell")
+    ledger = after(fact, requests=(asked(4),))
+    assert [request.waiting_units for request in ledger.requests_to_save()] == [left]
+    assert after(fact, fact, requests=(asked(0),)).refusals == ["nothing waits", "nothing waits"]
+
+
+BAD: list[Fact] = [
+    request(lease_pool_id="nowhere"),
+    request(0),
+    request(-1),
+    request(2**70),
+    request(request_id=""),
+    request(request_id="x" * 501),
+    request(tenant="a\0b"),
+    release(0),
+]
+
+
+@pytest.mark.parametrize("fact", BAD)
+def test_bad_values_are_dead_letters(fact: Fact) -> None:
+    """What no ledger could hold is the record's fault, not the database's."""
+    with pytest.raises(BadEvent):
+        after(fact, leases=(lease(State.CONFIRMED),))
