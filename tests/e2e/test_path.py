@@ -1,0 +1,106 @@
+"""The path on real parts, each its own process: what one task costs."""
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway_common.clock import monotonic_seconds
+from slipway_common.declaration import Declaration
+from slipway_local.deployment import Deployment
+from slipway_local.guard import guard
+from slipway_local.supervisor import Supervisor
+from slipway_simulator import facts, ledger
+
+SPEED = 40.0
+POOLS = {"reusable-1": 0, "one-task-1": 1, "reusable-2": 0, "one-task-2": 1}  # pool → tasks per worker, 0: any number
+
+
+def declared(url: str) -> Declaration:
+    account = {
+        "id": "acc", "provider": "simulated", "region": "r", "credential": "none", "identity": "acc",
+        "lease_pool": "acc", "settings": {"url": url},
+    }  # fmt: skip
+    pools = [
+        {
+            "id": pool, "max_capacity": 5,
+            "launch_configs": [
+                {
+                    "id": f"{pool}-zone-a", "account": "acc", "zone": "zone-a", "instance_type": "m5", "image": "i",
+                    "settings": {"tasks_per_worker": tasks} if tasks else {},
+                }
+            ],
+        }
+        for pool, tasks in POOLS.items()
+    ]  # fmt: skip
+    lease_pool = {
+        "id": "acc", "limit": 20, "hold_seconds": 1200 / SPEED, "ttl_seconds": 300 / SPEED,
+        "reserve_seconds": 180 / SPEED,
+    }  # fmt: skip
+    return Declaration.model_validate(
+        {"version": 1, "lease_pools": [lease_pool], "accounts": [account], "worker_pools": pools}
+    )
+
+
+@pytest.fixture
+async def deployment() -> AsyncIterator[Deployment]:
+    """A whole Slipway with four idle pools."""
+    with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
+        guard().remove(Path(folder))
+        async with Supervisor() as supervisor:
+            started = Deployment(supervisor, Path(folder), speed=SPEED, seconds={})
+            await started.start()
+            await started.apply(declared(started.url("simulator")))
+            yield started
+            await started.remove()
+
+
+def launches(deployment: Deployment) -> Counter[str]:
+    """Instances ever created, by launch config, from the ledger."""
+    created = (f for f in ledger.read(deployment.ledger) if isinstance(f, facts.InstanceCreated))
+    return Counter(fact.config.removesuffix("-zone-a") for fact in created)
+
+
+async def reported(deployment: Deployment, pool: str, since: float) -> list[facts.DemandReported]:
+    return [
+        f for f in ledger.read(deployment.ledger)
+        if isinstance(f, facts.DemandReported) and f.pool_id == pool and f.at > since
+    ]  # fmt: skip
+
+
+async def wait(deployment: Deployment, pools: list[str], reports_after: int) -> None:
+    """Until each pool's one task has ended and that many reports came after its end."""
+    deadline = monotonic_seconds() + 60
+    while monotonic_seconds() < deadline:
+        ends = {f.pool_id: f.at for f in ledger.read(deployment.ledger) if isinstance(f, facts.TaskEnded)}
+        seen: list[Any] = [await reported(deployment, p, ends[p]) for p in pools if p in ends]
+        if len(seen) == len(pools) and all(len(reports) >= reports_after for reports in seen):
+            return
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"tasks did not end in time: {launches(deployment)}")
+
+
+async def test_one_task_one_worker(deployment: Deployment) -> None:
+    """One pending task launches one worker: with slow boots and a report each second; and when the only report that
+    saw the task claimed is still the newest one after the task and its one-task worker have ended."""
+    slow = {
+        "seed": 5, "speed": SPEED, "accounts": {"*": {}}, "report_seconds": SPEED, "report_on_change": True,
+        "boot_seconds_median": 180.0, "faults": "slow-boot:1.5",
+    }  # fmt: skip
+    await deployment.call("POST", "simulator", "/scenario", slow)
+    for pool in ("reusable-1", "one-task-1"):
+        task = {"pool_id": pool, "count": 1, "duration_seconds": 40.0}
+        await deployment.call("POST", "simulator", "/tasks", task)
+    await wait(deployment, ["reusable-1", "one-task-1"], reports_after=4)
+
+    late = slow | {"report_seconds": 2.5 * SPEED, "report_on_change": False, "boot_seconds_median": 20.0, "faults": ""}
+    await deployment.call("POST", "simulator", "/scenario", late)
+    for pool in ("reusable-2", "one-task-2"):
+        task = {"pool_id": pool, "count": 1, "duration_seconds": 8.0}
+        await deployment.call("POST", "simulator", "/tasks", task)
+    await wait(deployment, ["reusable-2", "one-task-2"], reports_after=2)
+    assert launches(deployment) == dict.fromkeys(POOLS, 1)
