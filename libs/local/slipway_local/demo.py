@@ -6,6 +6,7 @@ Everything it is told stands in the environment: DURATION, SPEED, SEED, FAULTS, 
 import asyncio
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from slipway_simulator.faults import BadFault, Fault
 
 DECLARATION: Final = Path("examples/slipway.yaml")
 KEPT: Final = Path(".slipway/last-run")
+ENVIRONMENT: Final = Path(".slipway/env")
 DEFAULT_FAULTS: Final = "zone-b:25%-50%"
 # Enough to fill the pool to its maximum and both accounts to their limits, then about half of that.
 DEMAND: Final = {
@@ -205,6 +207,7 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         await deployment.start()
         await deployment.apply(deployment.declaration(DECLARATION))
         started = await deployment.call("POST", "simulator", "/scenario", scenario(asked))
+        tell_where(deployment)
         print(f"started in {monotonic_seconds() - began:.1f} s; SEED={asked.seed} SPEED={asked.speed:g}", flush=True)
         died = asyncio.create_task(supervisor.died())
         told = asyncio.create_task(narrate(deployment, asked.duration_seconds))
@@ -227,9 +230,24 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         return 1
     finally:
         keep(folder)
+        ENVIRONMENT.unlink(missing_ok=True)
         await supervisor.stop()
         await deployment.remove()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def tell_where(deployment: Deployment) -> None:
+    """How other commands reach this run, for `. .slipway/env`; gone when it ends."""
+    ENVIRONMENT.parent.mkdir(parents=True, exist_ok=True)
+    ENVIRONMENT.touch(0o600)
+    lines = {
+        "SLIPWAY_KAFKA": deployment.kafka,
+        "SLIPWAY_TOPIC_PREFIX": deployment.prefix,
+        "SLIPWAY_PROVISIONER_URL": deployment.url("provisioner"),
+        "SLIPWAY_LEASE_BROKER_URL": deployment.url("lease-broker"),
+        "SLIPWAY_TOKEN": deployment.token,
+    }
+    ENVIRONMENT.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in lines.items()))
 
 
 def keep(folder: Path) -> None:

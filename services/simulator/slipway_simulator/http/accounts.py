@@ -94,6 +94,14 @@ async def instances(account: str, simulation: Simulated, deployment: str, batch:
     )
 
 
+@router.get("/instances/{instance_id}")
+async def instance(account: str, instance_id: str, simulation: Simulated) -> Response:
+    found = simulation.world.cloud.instances.get(instance_id)
+    if found is None or found.account != account:
+        return _json(404, {"code": "InstanceNotFound", "message": f"no instance {instance_id}"})
+    return _json(200, {"id": instance_id, "state": found.state(simulation.now())})
+
+
 @router.delete("/instances/{instance_id}")
 async def delete(account: str, instance_id: str, simulation: Simulated) -> Response:
     instance = simulation.world.cloud.instances.get(instance_id)
