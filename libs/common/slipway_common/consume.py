@@ -34,13 +34,18 @@ REMEMBER: Final = """
 INSERT INTO seen_number SELECT $1, $2, * FROM unnest($3::text[], $4::bigint[])
 ON CONFLICT (topic, partition, source) DO UPDATE SET number = excluded.number"""
 REMEMBER_OUTSIDERS: Final = """
-INSERT INTO seen_event (topic, source, event_id) SELECT DISTINCT $1, * FROM unnest($2::text[], $3::text[])
+INSERT INTO seen_event (topic, source, event_id)
+SELECT DISTINCT $1, source, id FROM unnest($2::text[], $3::text[]) AS given (source, id) ORDER BY source, id
 ON CONFLICT DO NOTHING RETURNING source, event_id"""
 PARKING: Final = "SELECT DISTINCT subject FROM dead_letter WHERE topic = $1 AND subject = ANY($2::text[])"
 BURY: Final = """
 INSERT INTO dead_letter (topic, partition, "offset", subject, state, reason, key, value, headers, record_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING"""
 GAP: Final = "INSERT INTO gap (topic, partition, kind, detail) VALUES ($1, $2, $3, $4)"
+
+SUBJECT_BYTES_MAX: Final = 1000  # two of them fit into one index row of PostgreSQL (2,704 bytes)
+REASON_CHARACTERS_MAX: Final = 1000
+BIGINT_MAX: Final = 2**63 - 1
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -109,8 +114,25 @@ async def reread(db: Connection, topic: str, partition: int, epoch: int) -> Owne
     return None if row is None else Owned(row["epoch"], row["next_offset"])
 
 
+async def skip(db: Connection, consumer: Consumer, partition: int, owned: Owned, to: int, *, loss: bool) -> Owned:
+    """Go on at `to`, behind offsets that the log no longer has; a `loss` is recorded with the new position."""
+    async with db.transaction():
+        await _advance(db, consumer, partition, owned, to)
+        if loss:
+            detail = f"offsets {owned.next_offset}…{to - 1} were deleted before they were read"
+            await record_gap(db, consumer, partition, "retention", detail)
+    return Owned(owned.epoch, to)
+
+
+async def _advance(db: Connection, consumer: Consumer, partition: int, owned: Owned, to: int) -> None:
+    """First statement of whatever moves a position: an owner that was replaced finds no row, and is undone."""
+    done = await db.execute(ADVANCE, consumer.topic.name, partition, owned.epoch, to, owned.next_offset)
+    if done != "UPDATE 1":
+        raise Fenced(f"{consumer.topic.name}/{partition} at epoch {owned.epoch}, offset {owned.next_offset}")
+
+
 async def record_gap(db: Connection, consumer: Consumer, partition: int, kind: str, detail: str) -> None:
-    """Keep a loss for good, and tell a person."""
+    """Keep a loss for good, and tell a person. Call in a transaction."""
     topic = consumer.topic.name
     await db.execute(GAP, topic, partition, kind, detail)
     LOG.error("records missing", topic=topic, partition=partition, kind=kind, detail=detail)
@@ -138,9 +160,7 @@ async def apply(db: Connection, consumer: Consumer, owned: Owned, records: Seque
     """
     topic, partition, end = consumer.topic, records[0].partition, records[-1].offset + 1
     async with db.transaction():
-        advanced = await db.execute(ADVANCE, topic.name, partition, owned.epoch, end, owned.next_offset)
-        if advanced != "UPDATE 1":
-            raise Fenced(f"{topic.name}/{partition} at epoch {owned.epoch}, offset {owned.next_offset}")
+        await _advance(db, consumer, partition, owned, end)
         batch = _Batch(consumer, partition)
         for record in records:
             if record.offset >= owned.next_offset:
@@ -208,15 +228,17 @@ class _Batch:
         self.count(state)
 
     def read(self, record: Record) -> None:
-        received_at = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
         try:
-            self.envelopes.append((record, decode(record.headers, received_at=received_at)))
+            envelope = decode(record.headers, received_at=_at(record))
+            _refuse_unstorable(envelope)
         except BadEvent as error:
             # A bare null without CloudEvents headers is how plain tools write a tombstone.
-            if record.value is None:
+            if record.value is None and not any(name.startswith("ce_") for name, _ in record.headers):
                 self.count("tombstone")
             else:
                 self.dead(record, _text(record.key), "dead", str(error))
+        else:
+            self.envelopes.append((record, envelope))
 
     async def drop_duplicates(self, db: Connection) -> None:
         """Numbers prove duplicates and show holes; outsiders have none, so their (source, id) is remembered."""
@@ -260,8 +282,8 @@ class _Batch:
         except UnknownType:
             self.count("unknown_type")
             return
-        except BadEvent as error:
-            self.dead(record, subject, "dead", str(error))
+        except Exception as error:  # decoding touches nothing but the record: whatever it raises is the record's fault
+            self.dead(record, subject, "dead", f"{type(error).__name__}: {error}")
             return
         received = Received(
             event=event,
@@ -300,28 +322,54 @@ class _Batch:
 
     async def bury(self, db: Connection) -> None:
         """Dead rows, in the transaction of the offset; the dead-letter topic is fed through the outbox."""
-        topic = self.consumer.topic
-        target = dead_letter_topic(topic, self.consumer.service)
         for record, subject, state, reason in self.buried:
-            headers = [[name, (value or b"").hex()] for name, value in record.headers]
-            at = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
+            reason = _text(reason.encode(errors="replace"), REASON_CHARACTERS_MAX)
+            headers = [[_text(name.encode(errors="replace")), (value or b"").hex()] for name, value in record.headers]
             await db.execute(
-                BURY, topic.name, self.partition, record.offset, subject, state, reason,
-                record.key, record.value, headers, at,
+                BURY, record.topic, record.partition, record.offset, subject, state, reason,
+                record.key, record.value, headers, _at(record),
             )  # fmt: skip
-            if state != "dead":
-                continue
-            LOG.error("dead letter", topic=topic.name, partition=self.partition, offset=record.offset, reason=reason)
-            told = [
-                ("__dlq.errors.topic", topic.name), ("__dlq.errors.partition", str(self.partition)),
-                ("__dlq.errors.offset", str(record.offset)), ("__dlq.errors.message", reason),
-            ]  # fmt: skip
-            headers += [[name, text.encode().hex()] for name, text in told]
-            key = None if record.key is None else record.key.decode(errors="replace")
-            await db.execute(
-                outbox.DEAD, new_id(), target, "dead", subject, key, record.value, current_trace(), headers
-            )  # fmt: skip
+            if state == "dead":
+                LOG.error(
+                    "dead letter", topic=record.topic, partition=record.partition, offset=record.offset, reason=reason
+                )
+                await self._publish(db, record, subject, headers, reason)
+
+    async def _publish(
+        self, db: Connection, record: Record, subject: str, headers: list[list[str]], reason: str
+    ) -> None:
+        told = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "message": reason}
+        value = record.value
+        size = len(value or b"") + len(record.key or b"") + sum(len(name) + len(text) for name, text in headers)
+        if size > outbox.VALUE_BYTES_MAX:
+            # It would fit into no batch of the relay; the row in `dead_letter` has all of it.
+            value, headers, told["omitted_bytes"] = None, [], size
+        headers = headers + [[f"__dlq.errors.{name}", str(text).encode().hex()] for name, text in told.items()]
+        key = None if record.key is None else _text(record.key)
+        target = dead_letter_topic(self.consumer.topic, self.consumer.service)
+        await db.execute(outbox.DEAD, new_id(), target, "dead", subject, key, value, current_trace(), headers)
 
 
-def _text(key: bytes | None) -> str:
-    return (key or b"").decode(errors="replace")
+def _text(raw: bytes | None, characters_max: int = SUBJECT_BYTES_MAX // 4) -> str:
+    """Foreign bytes as text that every column and index takes."""
+    return (raw or b"").decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")[:characters_max]
+
+
+def _at(record: Record) -> datetime:
+    """When the record was written; the epoch for a time that no calendar has."""
+    try:
+        return datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC)
+
+
+def _refuse_unstorable(envelope: Envelope) -> None:
+    """What no column or index takes would fail the transaction again and again, so it has to be dead beforehand."""
+    for name in ("id", "source", "subject", "number_source"):
+        text: str = getattr(envelope, name)
+        if "\0" in text or len(text.encode()) > SUBJECT_BYTES_MAX:
+            raise BadEvent(f"ce_{name} has a NUL character or more than {SUBJECT_BYTES_MAX} bytes")
+    for name in ("number", "previous", "revision"):
+        number: int | None = getattr(envelope, name)
+        if number is not None and not 0 <= number <= BIGINT_MAX:
+            raise BadEvent(f"ce_slipway{name} {number} is out of range")

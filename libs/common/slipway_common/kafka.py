@@ -1,15 +1,15 @@
 """Kafka → consume.apply(): the one way in which a service consumes, and the only subscriber in the tree.
 
 FastStream would commit past, or hammer on, a record that failed; here the position in Postgres decides, and Kafka's
-own offsets are for dashboards. Three facts of the clients shape this file: a listener's exception is swallowed, the
-fetcher delivers records while an assignment is still being claimed, and the stock parser loses a batch with one
-undecodable header.
+own offsets are for dashboards. Facts of the clients that shape this file: a listener's exception is swallowed and no
+heartbeat is sent while it runs; the fetcher delivers records while an assignment is still being claimed; the stock
+parser loses a batch with one undecodable header.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from itertools import count, groupby
 from operator import attrgetter
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from faststream.kafka import KafkaBroker, KafkaMessage
 from faststream.middlewares import AckPolicy
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.consume import Consumer, Fenced, Owned, Record, apply, claim, record_gap, reread
+from slipway_common.consume import Consumer, Fenced, Owned, Record, apply, claim, record_gap, reread, skip
 from slipway_common.postgres import Pool
 from slipway_common.telemetry import UNOWNED, logger
 from slipway_common.topics import group
@@ -29,14 +29,20 @@ LOG = logger(__name__)
 
 BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 UNOWNED_ALERT_SECONDS: Final = 10.0
-COMMIT_EVERY_SECONDS: Final = 1.0
+REPORT_SECONDS: Final = 1.0
+STOPPED_SECONDS: Final = 5.0  # how soon a partition that waits for an operator is looked at again
+
+
+def backoff_seconds(attempt: int) -> float:
+    """How long to wait before try number `attempt`, counted from 1."""
+    return BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS)) - 1]
 
 
 async def cluster_id(bootstrap_servers: str) -> str:
     """The id of the cluster that offsets belong to. Raises KafkaError when it cannot be reached."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
-    await admin.start()
     try:
+        await admin.start()
         description: Mapping[str, Any] = await admin.describe_cluster()
         return str(description["cluster_id"])
     finally:
@@ -65,27 +71,34 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def __init__(
         self, broker: KafkaBroker, pool: Pool, consumer: Consumer, *, prefix: str, instance: str, cluster: str,
-        ring: Any,
+        ring: Callable[[], None], session_seconds: float = 10.0, heartbeat_seconds: float = 1.0,
     ) -> None:  # fmt: skip
+        """`instance` names the replica for static membership; empty: partitions move as soon as it leaves."""
         self.pool = pool
         self.consumer = consumer
         self.name = prefix + consumer.topic.name
         self.cluster = cluster
         self.ring = ring
+        self.session_seconds = session_seconds
         self.assigned: dict[int, float] = {}  # partition → when it was assigned, or last owned (monotonic)
         self.owned: dict[int, Owned] = {}
         self.targets: dict[int, int] = {}  # partition → end offset seen when it was claimed
         self.sought: dict[int, int] = {}  # partition → position that was sought because a batch began above it
+        self.failures: dict[int, int] = {}  # partition → failures in a row
         self.stopped: dict[int, str] = {}  # partition → why only an operator can go on
-        self._claims: set[asyncio.Task[None]] = set()
+        self._tables: tuple[dict[int, Any], ...] = (
+            self.owned, self.assigned, self.targets, self.sought, self.failures, self.stopped,
+        )  # fmt: skip
+        self._settling: set[asyncio.Task[None]] = set()  # of this assignment: claims, waits for a rebalance
+        self._reporting: asyncio.Task[None] | None = None
         self._running = asyncio.Lock()
-        self._committed_at = 0.0
-        group_id = group(consumer.service, consumer.topic)
+        self._stopping = False
+        group_id = prefix + group(consumer.service, consumer.topic)
         self.subscriber = broker.subscriber(
-            self.name, group_id=group_id, group_instance_id=f"{group_id}.{instance}", batch=True, max_records=500,
-            batch_timeout_ms=20, parser=_parse, decoder=_decode, ack_policy=AckPolicy.MANUAL,
-            auto_offset_reset="earliest", listener=self, session_timeout_ms=10_000, heartbeat_interval_ms=1_000,
-            fetch_max_wait_ms=100,
+            self.name, group_id=group_id, group_instance_id=f"{group_id}.{instance}" if instance else None,
+            batch=True, max_records=500, batch_timeout_ms=20, parser=_parse, decoder=_decode,
+            ack_policy=AckPolicy.MANUAL, auto_offset_reset="earliest", listener=self, fetch_max_wait_ms=100,
+            session_timeout_ms=int(session_seconds * 1000), heartbeat_interval_ms=int(heartbeat_seconds * 1000),
         )  # fmt: skip
         self.subscriber(self.consume)
 
@@ -93,71 +106,101 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
     def client(self) -> Any:
         return self.subscriber.consumer
 
+    # Assignment: what the group gives and takes.
+
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Un-own first, then give the running batch 5 s; what it may still commit is fenced by the next epoch."""
-        for tp in revoked:
-            for table in (self.owned, self.assigned, self.targets, self.sought, self.stopped):
-                table.pop(tp.partition, None)
-        self._gauge()
+        self._let_go(tp.partition for tp in revoked)
+        settling = self._cancel_settling()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
+                # A claim that commits after the successor's would rob it: see each of them end.
+                await asyncio.gather(*settling, return_exceptions=True)
                 async with self._running:
                     pass
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        if self._stopping:
+            return
         now = monotonic_seconds()
         for tp in assigned:
             self.assigned[tp.partition] = now
+            self._settle(self._claim(tp.partition))
         self._gauge()
-        for tp in assigned:
-            if not await self._try_claim(tp.partition):
-                # The client would swallow an exception and leave the partition un-owned for good.
-                task = asyncio.create_task(self._claim_until_owned(tp.partition))
-                self._claims.add(task)
-                task.add_done_callback(self._claims.discard)
+        if self._reporting is None:
+            self._reporting = asyncio.create_task(self._report())
 
-    async def _claim_until_owned(self, partition: int) -> None:
-        for attempt in range(1_000_000):
-            await asyncio.sleep(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
-            if partition not in self.assigned or partition in self.stopped or await self._try_claim(partition):
-                return
+    def _let_go(self, partitions: Iterable[int]) -> None:
+        for partition in list(partitions):
+            for table in self._tables:
+                table.pop(partition, None)
+        self._gauge()
+
+    def _settle(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    def _cancel_settling(self) -> list[asyncio.Task[None]]:
+        tasks = list(self._settling)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _claim(self, partition: int) -> None:
+        """Only an assignment claims; it tries until it owns. Cancelled when the assignment ends."""
+        for attempt in count(1):
+            try:
+                if await self._try_claim(partition):
+                    return
+                await asyncio.sleep(STOPPED_SECONDS)
+            except Exception as error:
+                LOG.warning("claim will be tried again", topic=self.name, partition=partition, error=repr(error))
+                await asyncio.sleep(backoff_seconds(attempt))
 
     async def _try_claim(self, partition: int) -> bool:
-        """Epoch + 1, positions checked, sought, and only then owned. False: try again."""
+        """Epoch + 1, positions checked, sought, and only then owned. False: only an operator can go on."""
         tp = TopicPartition(self.name, partition)
-        topic = self.consumer.topic.name
-        try:
-            async with self.pool.acquire() as db:
-                owned, cluster = await claim(db, topic, partition, self.cluster)
-                begin = (await self.client.beginning_offsets([tp]))[tp]
-                end = (await self.client.end_offsets([tp]))[tp]
-                if cluster != self.cluster or end < owned.next_offset:
-                    why = (
-                        f"stored position {owned.next_offset} of cluster {cluster}; this is cluster {self.cluster} "
-                        f"with offsets {begin}…{end}; `slipway topics adopt` rebases it"
-                    )
-                    self.stopped[partition] = why
-                    await record_gap(db, self.consumer, partition, "foreign-position", why)
-                    self.ring()
-                    return True
-                if begin > owned.next_offset:
-                    detail = f"offsets {owned.next_offset}…{begin - 1} were deleted before they were read"
-                    if owned.next_offset > 0:
-                        await record_gap(db, self.consumer, partition, "retention", detail)
-                    await db.execute(
-                        "UPDATE consumed SET next_offset = $4 WHERE topic = $1 AND partition = $2 AND epoch = $3",
-                        topic, partition, owned.epoch, begin,
-                    )  # fmt: skip
-                    owned = Owned(owned.epoch, begin)
-            if partition not in self.assigned:
-                return True
-            self.client.seek(tp, owned.next_offset)
-        except Exception as error:
-            LOG.warning("claim will be tried again", topic=topic, partition=partition, error=repr(error))
+        async with self.pool.acquire() as db:
+            owned, cluster = await claim(db, self.consumer.topic.name, partition, self.cluster)
+        begin = (await self.client.beginning_offsets([tp]))[tp]
+        end = (await self.client.end_offsets([tp]))[tp]
+        if cluster != self.cluster or end < owned.next_offset:
+            await self._stop_partition(
+                partition,
+                f"stored position {owned.next_offset} of cluster {cluster}; this is cluster {self.cluster} "
+                f"with offsets {begin}…{end}; `slipway topics adopt` rebases it",
+            )
             return False
+        if begin > owned.next_offset:
+            async with self.pool.acquire() as db:
+                # A first claim begins where the topic begins: nothing of it was lost.
+                owned = await skip(db, self.consumer, partition, owned, begin, loss=owned.epoch > 1)
+        self.client.seek(tp, owned.next_offset)
+        self.stopped.pop(partition, None)
         self.targets[partition] = end
-        self._own(partition, owned)
+        self.owned[partition] = owned
+        self._gauge()
         return True
+
+    async def _stop_partition(self, partition: int, why: str) -> None:
+        if partition not in self.stopped:
+            async with self.pool.acquire() as db, db.transaction():
+                await record_gap(db, self.consumer, partition, "foreign-position", why)
+            self.ring()
+        self.stopped[partition] = why
+
+    async def _ask_for_rebalance(self) -> None:
+        """Somebody claimed a partition that the group still gives to us, and no rebalance has told us so.
+
+        A member that was expelled learns it within a session. Claiming again without being asked could rob the
+        rightful owner; a new assignment settles it.
+        """
+        await asyncio.sleep(self.session_seconds)
+        LOG.warning("fenced, but still assigned: joining the group again", topic=self.name)
+        self.client._coordinator.request_rejoin()
+
+    # What others ask.
 
     def caught_up(self) -> bool:
         """Whether every assigned partition was read to the end that was seen when it was claimed."""
@@ -171,24 +214,15 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         now = monotonic_seconds()
         return max((now - since for p, since in self.assigned.items() if p not in self.owned), default=0.0)
 
-    def _own(self, partition: int, owned: Owned) -> None:
-        self.owned[partition] = owned
-        self.assigned[partition] = monotonic_seconds()
-        self._gauge()
-
-    def _unown(self, partition: int) -> None:
-        if self.owned.pop(partition, None) is not None and partition in self.assigned:
-            self.assigned[partition] = monotonic_seconds()
-        self._gauge()
-
     def _gauge(self) -> None:
-        UNOWNED.set(sum(p not in self.owned for p in self.assigned))
+        UNOWNED.labels(self.consumer.topic.name).set(sum(p not in self.owned for p in self.assigned))
+
+    # Records.
 
     async def consume(self, records: Sequence[Any]) -> None:
         async with self._running:
             for partition, group_ in groupby(records, key=attrgetter("partition")):
                 await self._consume_partition(partition, list(group_))
-            await self._commit_applied()
 
     async def _consume_partition(self, partition: int, raw: list[Any]) -> None:
         mine = self.owned.get(partition)
@@ -197,24 +231,23 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         raw = [record for record in raw if record.offset >= mine.next_offset]
         if not raw:
             return
-        if raw[0].offset > mine.next_offset and not await self._accept_gap(partition, mine, raw[0].offset):
-            return
         records = [
             Record(self.consumer.topic.name, partition, r.offset, r.key, r.value, r.headers, r.timestamp) for r in raw
         ]
         try:
+            start = mine
+            if records[0].offset > mine.next_offset:
+                if self._fetched_before_the_seek(partition, mine):
+                    return
+                start = await self._beyond_the_gap(partition, mine, records[0].offset)
             async with self.pool.acquire() as db:
-                after = await apply(db, self.consumer, mine, records)
-        except Fenced as error:
-            LOG.warning("fenced", error=str(error))
-            if self._still(partition, mine):  # else it carries our own newer claim: keep that
-                self._unown(partition)
-            return
+                after = await apply(db, self.consumer, start, records)
         except Exception as error:
-            LOG.warning("batch will be retried", topic=self.name, partition=partition, error=repr(error))
-            await self._recover(partition, mine)
+            LOG.warning("batch was undone", topic=self.name, partition=partition, error=repr(error))
+            await self._recover(partition, mine, fenced=isinstance(error, Fenced))
             return
         self.sought.pop(partition, None)
+        self.failures.pop(partition, None)
         if self._still(partition, mine):  # else: reassigned meanwhile, leave it
             self.owned[partition] = after
         self.ring()
@@ -223,58 +256,81 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         now = self.owned.get(partition)
         return now is not None and now.epoch == mine.epoch
 
-    async def _accept_gap(self, partition: int, mine: Owned, first: int) -> bool:
-        """A batch that begins above the position was fetched before the seek, unless a read after a seek agrees."""
-        if self.sought.get(partition) != mine.next_offset:
-            self.sought[partition] = mine.next_offset
-            self.client.seek(TopicPartition(self.name, partition), mine.next_offset)
+    def _fetched_before_the_seek(self, partition: int, mine: Owned) -> bool:
+        """Of a batch above the position. True at first: it is sought again, and a read after that seek is believed."""
+        if self.sought.get(partition) == mine.next_offset:
             return False
-        if not self.consumer.topic.compacted:
-            begin = (await self.client.beginning_offsets([TopicPartition(self.name, partition)])).popitem()[1]
-            if begin > mine.next_offset:
-                with contextlib.suppress(Exception):
-                    async with self.pool.acquire() as db:
-                        detail = f"offsets {mine.next_offset}…{first - 1} are gone"
-                        await record_gap(db, self.consumer, partition, "retention", detail)
+        self.client.seek(TopicPartition(self.name, partition), mine.next_offset)
+        self.sought[partition] = mine.next_offset
         return True
 
-    async def _recover(self, partition: int, mine: Owned) -> None:
+    async def _beyond_the_gap(self, partition: int, mine: Owned, first: int) -> Owned:
+        """Where to go on when the log has nothing at the position: compaction made it, or retention, a loss."""
+        if self.consumer.topic.compacted:
+            return mine
+        tp = TopicPartition(self.name, partition)
+        if (await self.client.beginning_offsets([tp]))[tp] <= mine.next_offset:
+            return mine  # markers of a foreign transaction
+        async with self.pool.acquire() as db:
+            return await skip(db, self.consumer, partition, mine, first, loss=True)
+
+    async def _recover(self, partition: int, mine: Owned, *, fenced: bool) -> None:
         """After a rollback or an unknown commit: forget, re-read under the captured epoch, seek, back off."""
-        for attempt in range(1_000_000):
-            await asyncio.sleep(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
+        self.sought.pop(partition, None)
+        if not fenced:
+            self.failures[partition] = self.failures.get(partition, 0) + 1
+            await asyncio.sleep(backoff_seconds(self.failures[partition]))
+        for attempt in count(1):
             if not self._still(partition, mine):
-                return
+                return  # revoked, or our own newer claim: keep that
             try:
                 async with self.pool.acquire() as db:
                     stored = await reread(db, self.consumer.topic.name, partition, mine.epoch)
+                break
             except Exception as error:
                 LOG.warning("position cannot be read yet", topic=self.name, partition=partition, error=repr(error))
-                continue
-            if not self._still(partition, mine):
-                return
-            if stored is None:
-                self._unown(partition)
-            else:
-                with contextlib.suppress(Exception):  # revoked just now: the next owner seeks for itself
-                    self.client.seek(TopicPartition(self.name, partition), stored.next_offset)
-                    self.owned[partition] = stored
+                await asyncio.sleep(backoff_seconds(attempt))
+        if not self._still(partition, mine):
             return
+        if stored is None:
+            del self.owned[partition]
+            self.assigned[partition] = monotonic_seconds()
+            self._gauge()
+            self._settle(self._ask_for_rebalance())
+            return
+        with contextlib.suppress(KafkaError):  # revoked just now: the next owner seeks for itself
+            self.client.seek(TopicPartition(self.name, partition), stored.next_offset)
+            self.owned[partition] = stored
 
-    async def _commit_applied(self) -> None:
+    # Lag, for people.
+
+    async def _report(self) -> None:
         """Tell Kafka what was applied, for lag tools; best effort, never read back."""
-        now = monotonic_seconds()
-        if now - self._committed_at < COMMIT_EVERY_SECONDS or not self.owned:
-            return
-        self._committed_at = now
+        told: dict[TopicPartition, int] = {}
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            told = await self._report_once(told)
+
+    async def _report_once(self, told: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
         positions = {TopicPartition(self.name, p): owned.next_offset for p, owned in self.owned.items()}
+        if not positions or positions == told:
+            return told
         try:
             await self.client.commit(positions)
         except (KafkaError, TimeoutError, OSError) as error:
             LOG.info("lag not reported", topic=self.name, error=repr(error))
+            return told
+        return positions
 
     async def stop(self) -> None:
-        for task in list(self._claims):
-            task.cancel()
+        """Begin no batch any more; the one that runs is waited for by the broker's stop."""
+        self._stopping = True
+        if self._reporting is not None:
+            self._reporting.cancel()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._report_once({}), 1)
+        self._let_go(self.assigned)
+        await asyncio.gather(*self._cancel_settling(), return_exceptions=True)
 
 
 def connect(bootstrap_servers: str, service: str) -> KafkaBroker:

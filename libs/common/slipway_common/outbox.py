@@ -42,7 +42,7 @@ WITH given AS (
     INSERT INTO outbox_subject AS s (topic, subject, revision)
     SELECT topic, subject, count(*) FROM given GROUP BY topic, subject ORDER BY topic, subject
     ON CONFLICT (topic, subject) DO UPDATE SET revision = s.revision + excluded.revision,
-        touched_at = clock_timestamp()
+        touched_at = slipway_clock()
     RETURNING topic, subject, revision
 )
 INSERT INTO outbox (event_id, topic, type, subject, key, revision, value, at, traceparent)

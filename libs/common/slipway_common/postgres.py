@@ -2,6 +2,7 @@
 process's locks. No SQL of any service stands here."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 import asyncpg
@@ -19,6 +20,9 @@ SESSION_TIMEOUTS: Final = {
     "statement_timeout": "10s",
     "lock_timeout": "5s",
 }
+INFRASTRUCTURE: Final = (
+    OSError, TimeoutError, asyncio.CancelledError, asyncpg.InterfaceError, asyncpg.InternalClientError, Transient,
+)  # fmt: skip
 DATA_ERRORS: Final = ("22", "23")  # SQLSTATE classes: data exception, integrity constraint violation
 
 
@@ -35,7 +39,9 @@ def is_infrastructure(error: BaseException) -> bool:
     """Whether trying again may help: everything but data errors and our own mistakes in Python."""
     if isinstance(error, asyncpg.PostgresError):
         return not (error.sqlstate or "").startswith(DATA_ERRORS)
-    return isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError | asyncio.CancelledError | Transient)
+    if isinstance(error, ValueError):  # the driver's own DataError: a value that no column could hold
+        return False
+    return isinstance(error, INFRASTRUCTURE)
 
 
 async def _prepare(connection: Connection) -> None:
@@ -62,8 +68,15 @@ def session_settings(service: str) -> dict[str, str]:
     }
 
 
-async def connect(url: str, service: str, *, size: int = 8, command_timeout_seconds: float = 15.0) -> Pool:
-    """A pool whose every connection acts as the service's role in the service's schema.
+async def connect(
+    url: str,
+    service: str,
+    *,
+    size: int = 8,
+    command_timeout_seconds: float = 15.0,
+    settings: Mapping[str, str] | None = None,
+) -> Pool:
+    """A pool whose every connection acts as the service's role in the service's schema; `settings` are the server's.
 
     Raises OSError or asyncpg.PostgresError when the database cannot be reached or was not migrated.
     """
@@ -74,14 +87,12 @@ async def connect(url: str, service: str, *, size: int = 8, command_timeout_seco
         init=_prepare,
         reset=_nothing,
         command_timeout=command_timeout_seconds,
-        server_settings=session_settings(service),
+        server_settings=session_settings(service) | dict(settings or {}),
     )
 
 
 async def session(url: str, service: str, **settings: str) -> Connection:
     """One connection of its own, for a lock that must live and die with its session."""
-    connection = await asyncpg.connect(
-        url, command_timeout=15.0, server_settings=session_settings(service) | settings
-    )
+    connection = await asyncpg.connect(url, command_timeout=15.0, server_settings=session_settings(service) | settings)
     await _prepare(connection)
     return connection

@@ -48,8 +48,9 @@ FROM outbox WHERE number IS NOT NULL ORDER BY topic, partition, number LIMIT 200
 ACKNOWLEDGED: Final = "DELETE FROM outbox WHERE id = ANY($1::bigint[])"
 OLDEST: Final = "SELECT coalesce(extract(epoch FROM slipway_clock() - min(at)), 0)::float8 FROM outbox"
 
-# The server ends the lock session of an owner that stalls longer than this; the relay pings each second.
-STALLED_SECONDS: Final = 10
+# The server ends the lock session of an owner that stalls longer than this. The relay asks it something each second.
+STALLED_SECONDS: Final = 10.0
+PING_SECONDS_MAX: Final = 1.0
 BATCH_BYTES: Final = 900_000  # below the broker's default limit of 1 MiB a batch
 
 
@@ -66,13 +67,16 @@ class Relay:
     """Publishes the outbox of one service until cancelled; takes over when the owner dies or stalls."""
 
     def __init__(
-        self, service: str, *, database_url: str, kafka: str, topic_prefix: str, partitions: dict[str, int]
-    ) -> None:
+        self, service: str, *, database_url: str, kafka: str, topic_prefix: str, partitions: dict[str, int],
+        stalled_seconds: float = STALLED_SECONDS,
+    ) -> None:  # fmt: skip
         self.service = service
         self.database_url = database_url
         self.kafka = kafka
         self.topic_prefix = topic_prefix
         self.partitions = partitions
+        self.stalled_seconds = stalled_seconds
+        self.ping_seconds = min(PING_SECONDS_MAX, stalled_seconds / 4)
         self.leading = False
         self._wake = asyncio.Event()
         self._notify: asyncio.Task[None] | None = None
@@ -93,25 +97,25 @@ class Relay:
     async def run(self) -> None:
         """Lead whenever the lock is free; on any infrastructure error start anew with a fresh session and producer."""
         while True:
+            pause_seconds = 0.5
             try:
                 await self._lead()
-            except asyncio.CancelledError:
-                raise
             except WrongPartitions as error:
                 LOG.error("relay stands still", error=str(error))
+                pause_seconds = 5.0
             except Exception as error:
-                if not (is_infrastructure(error) or isinstance(error, KafkaError)):
-                    LOG.exception("relay failed")
-                else:
+                if is_infrastructure(error) or isinstance(error, KafkaError):
                     LOG.warning("relay starts anew", error=repr(error))
-            self.leading = False
-            await asyncio.sleep(0.5)
+                else:
+                    LOG.exception("relay failed")
+            await asyncio.sleep(pause_seconds)
 
     async def _lead(self) -> None:
-        db = await session(self.database_url, self.service, idle_session_timeout=f"{STALLED_SECONDS}s")
+        stalled_ms = int(self.stalled_seconds * 1000)
+        db = await session(self.database_url, self.service, idle_session_timeout=f"{stalled_ms}ms")
         try:
-            while not await db.fetchval(LOCK):  # asking keeps the session alive; a blocking lock would look idle
-                await asyncio.sleep(0.5)  # noqa: ASYNC110
+            while not await db.fetchval(LOCK):  # noqa: ASYNC110 - asking keeps the session from looking idle
+                await asyncio.sleep(self.ping_seconds / 2)
             await db.add_listener(self._channel, lambda *_: self._wake.set())
             source = f"/slipway/{self.service}/{await db.fetchval('SELECT id FROM incarnation')}"
             producer = AIOKafkaProducer(
@@ -121,6 +125,7 @@ class Relay:
                 max_batch_size=BATCH_BYTES,
                 request_timeout_ms=10_000,
             )
+            await _tell_age(db)
             await producer.start()
             try:
                 await self._check_partitions(producer)
@@ -128,12 +133,13 @@ class Relay:
                 while True:
                     self._wake.clear()
                     if not await self.publish(db, producer, source):
-                        OUTBOX_OLDEST.set(await db.fetchval(OLDEST))
+                        await _tell_age(db)
                         with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(self._wake.wait(), 1.0)
+                            await asyncio.wait_for(self._wake.wait(), self.ping_seconds)
             finally:
                 self.leading = False
-                await producer.stop()
+                with contextlib.suppress(TimeoutError):  # it would wait for a broker that is gone
+                    await asyncio.wait_for(producer.stop(), 2)
         finally:
             await _close(db)
 
@@ -156,10 +162,20 @@ class Relay:
         rows = await db.fetch(LOWEST)
         if not rows:
             return 0
-        targets = [list(group) for _, group in groupby(rows, key=lambda row: (row["topic"], row["partition"]))]
-        sent = await asyncio.gather(*(self._send(producer, source, rows) for rows in targets))
-        acknowledged = [row["id"] for rows in sent for row in rows]
+        sends = [
+            asyncio.create_task(self._send(producer, source, list(group)))
+            for _, group in groupby(rows, key=lambda row: (row["topic"], row["partition"]))
+        ]
+        try:
+            while (await asyncio.wait(sends, timeout=self.ping_seconds))[1]:
+                await _tell_age(db)  # the broker is slow, but we have not stalled: keep the lock
+        finally:
+            for send in sends:
+                send.cancel()
+        acknowledged = [row["id"] for send in sends if send.exception() is None for row in send.result()]
         await db.execute(ACKNOWLEDGED, acknowledged)
+        for send in sends:
+            send.result()  # raises what one partition met, after the others' rows are done with
         return len(acknowledged)
 
     def _count(self, topic: str) -> int:
@@ -184,6 +200,10 @@ class Relay:
         await future
         PUBLISHED.labels(topic).inc(fitting)
         return rows[:fitting]
+
+
+async def _tell_age(db: Connection) -> None:
+    OUTBOX_OLDEST.set(await db.fetchval(OLDEST))
 
 
 def _headers(row: Any, source: str) -> list[tuple[str, bytes]]:

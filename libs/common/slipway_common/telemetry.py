@@ -16,7 +16,9 @@ _traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 CONSUMED: Final = Counter("slipway_consumed_total", "Records applied, by what became of them", ["topic", "result"])
 PUBLISHED: Final = Counter("slipway_published_total", "Records acknowledged by the broker", ["topic"])
 OUTBOX_OLDEST: Final = Gauge("slipway_outbox_oldest_seconds", "Age of the oldest event not yet published")
-UNOWNED: Final = Gauge("slipway_unowned_partitions", "Assigned partitions that this process may not write for")
+UNOWNED: Final = Gauge(
+    "slipway_unowned_partitions", "Assigned partitions that this process may not write for", ["topic"]
+)
 LOOP_SECONDS: Final = Histogram("slipway_loop_seconds", "One step of a loop", ["loop"])
 LOOP_FAILURES: Final = Counter("slipway_loop_failures_total", "Steps of a loop that raised", ["loop"])
 

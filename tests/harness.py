@@ -1,0 +1,267 @@
+"""A throw-away service for tests of what all services share: its database, its topics, records as any client writes
+them, a handler whose effects can be counted, and one way to wait."""
+
+import asyncio
+import contextlib
+import inspect
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import count
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from slipway_common import kafka, migrate, outbox, postgres, topic_admin
+from slipway_common.clock import monotonic_seconds, utc_now
+from slipway_common.consume import Consumer, Handler, Received
+from slipway_common.envelope import Envelope, encode
+from slipway_common.events.worker import WorkerErrorReported
+from slipway_common.ids import new_id
+from slipway_common.postgres import Connection, Pool
+from slipway_common.relay import Relay, partition_for
+from slipway_common.topics import TOPIC_OF, WORKER_LIFECYCLE, Topic, dead_letter_topic
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.postgres import EmbeddedPostgres
+
+SERVICE: Final = "probe"
+PARTITIONS: Final = 4
+TEMPLATE: Final = "probe_template"
+# No key but its own: an effect that happens twice is two rows.
+EFFECT: Final = """
+CREATE TABLE effect (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, subject text NOT NULL, word text NOT NULL,
+    partition integer NOT NULL
+)"""
+# A session that is stopped inside a transaction is ended after this; in production it takes 5 s.
+QUICK: Final = {"idle_in_transaction_session_timeout": "1s", "lock_timeout": "3s"}
+
+USUAL: Final[Any] = object()
+
+_numbers = count(1)
+
+
+async def until(condition: Callable[[], Any], what: str = "", *, seconds: float = 20.0) -> Any:
+    """The first true answer of `condition`; AssertionError when there was none in time. Outages are false answers."""
+    deadline = monotonic_seconds() + seconds
+    error: Exception | None = None
+    answer: Any = None
+    while monotonic_seconds() < deadline:
+        try:
+            answer = condition()
+            if inspect.isawaitable(answer):
+                answer = await answer
+            error = None
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as caught:
+            error = caught
+        else:
+            if answer:
+                return answer
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not within {seconds} s: {what or inspect.getsource(condition)} (last: {error or answer!r})")
+
+
+async def make_template(server: EmbeddedPostgres, name: str = TEMPLATE) -> None:
+    """Once per server and name: the tables that every service has, and one for effects."""
+    url = await server.create_database(name)
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            names = {"role": postgres.role_of(SERVICE), "schema": postgres.schema_of(SERVICE)}
+            await connection.execute(migrate.PREPARE.format(**names))
+            await connection.execute(f"SET LOCAL ROLE {names['role']}")
+            await connection.execute(f"SET LOCAL search_path TO {names['schema']}")
+            await connection.execute(migrate.MESSAGING + EFFECT)
+    finally:
+        await connection.close()
+
+
+class Place:
+    """One test's own database and topics. `pool` acts as the service."""
+
+    def __init__(self, servers: tuple[EmbeddedKafka, EmbeddedPostgres], url: str, pool: Pool, prefix: str) -> None:
+        self.kafka, self.postgres = servers
+        self.url = url
+        self.pool = pool
+        self.prefix = prefix
+
+    async def create(self, *topics: Topic) -> None:
+        """The topics and their dead-letter topics."""
+        rows = [topic_admin.Wanted(self.prefix + topic.name, PARTITIONS, topic.config) for topic in topics]
+        rows += [
+            topic_admin.Wanted(self.prefix + dead_letter_topic(topic, SERVICE), 1, topic_admin.DEAD_LETTER_CONFIG)
+            for topic in topics
+        ]
+        await topic_admin.ensure(self.kafka.bootstrap, rows)
+
+    def relay(self, *topics: Topic, partitions: int = PARTITIONS, stalled_seconds: float = 10.0) -> Relay:
+        return Relay(
+            SERVICE, database_url=self.url, kafka=self.kafka.bootstrap, topic_prefix=self.prefix,
+            partitions=topic_admin.partition_counts(topics, partitions), stalled_seconds=stalled_seconds,
+        )  # fmt: skip
+
+    async def effects(self) -> Counter[tuple[str, str]]:
+        """How often each (subject, word) took effect."""
+        return Counter((r["subject"], r["word"]) for r in await self.pool.fetch("SELECT subject, word FROM effect"))
+
+    async def words(self, subject: str) -> list[str]:
+        """What took effect for a subject, in order."""
+        rows = await self.pool.fetch("SELECT word FROM effect WHERE subject = $1 ORDER BY id", subject)
+        return [row["word"] for row in rows]
+
+    async def dead(self) -> list[tuple[str, str, str]]:
+        """Dead letters as (subject, state, reason), by offset."""
+        query = 'SELECT subject, state, reason FROM dead_letter ORDER BY partition, "offset"'
+        return [tuple(row) for row in await self.pool.fetch(query)]
+
+    async def gaps(self) -> list[str]:
+        return [row["kind"] for row in await self.pool.fetch("SELECT kind FROM gap ORDER BY id")]
+
+    async def alerts(self) -> list[str]:
+        """Kinds of the alerts that wait in the outbox."""
+        rows = await self.pool.fetch("SELECT value FROM outbox WHERE topic = 'slipway.alert.v1' ORDER BY id")
+        return [msgspec.json.decode(row["value"])["kind"] for row in rows]
+
+
+@contextlib.asynccontextmanager
+async def new_place(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> AsyncIterator[Place]:
+    """Expects the template."""
+    name = f"probe_{next(_numbers)}"
+    url = await servers[1].create_database(name, template=TEMPLATE)
+    pool = await postgres.connect(url, SERVICE, settings=QUICK)
+    try:
+        yield Place(servers, url, pool, f"{name}.")
+    finally:
+        pool.terminate()
+
+
+def report(subject: str, word: str) -> WorkerErrorReported:
+    """An event of WORKER_LIFECYCLE that says one word."""
+    return WorkerErrorReported(
+        worker_id=subject, pool_id="p", launch_config_id="c", account_id="a", image_revision="i", kind=word, detail="",
+    )  # fmt: skip
+
+
+async def record_words(tx: Connection, events: Sequence[Received]) -> None:
+    """A handler: every event leaves a row. The word "raise" raises, as a handler with a bug would."""
+    for received in events:
+        word = "tombstone" if received.event is None else received.event.kind
+        await tx.execute(
+            "INSERT INTO effect (subject, word, partition) VALUES ($1, $2, $3)",
+            received.subject, word, received.partition,
+        )  # fmt: skip
+        if word == "raise":
+            raise ValueError("the handler has a bug")
+
+
+class Publisher:
+    """Writes records as a relay would, numbered, or as an outsider would, without numbers."""
+
+    def __init__(self, place: Place, producer: AIOKafkaProducer, source: str = "/slipway/elsewhere") -> None:
+        self.place = place
+        self.producer = producer
+        self.source = source
+        self.numbers: Counter[int] = Counter()
+
+    async def send(
+        self, event: Any, *, partition: int | None = None, key: Any = USUAL, value: Any = USUAL,
+        headers: Sequence[tuple[str, bytes | None]] | None = None, numbered: bool = True, **attributes: Any,
+    ) -> Any:  # fmt: skip
+        """Send one record and wait for it; whatever is not given is what the relay would have written."""
+        topic = TOPIC_OF[type(event)]
+        if partition is None:
+            partition = partition_for(topic.key(event), PARTITIONS)
+        if numbered:
+            number = attributes.pop("number", self.numbers[partition] + 1)
+            previous = attributes.pop("previous", self.numbers[partition])
+            self.numbers[partition] = number
+            attributes |= {"number": number, "previous": previous, "number_source": f"{self.source}/1"}
+        envelope = {"id": new_id(), "type": event.type, "source": self.source, "time": utc_now()}
+        envelope |= {"subject": topic.subject(event)} | attributes
+        return await self.producer.send_and_wait(
+            self.place.prefix + topic.name,
+            msgspec.json.encode(event) if value is USUAL else value,
+            key=topic.key(event).encode() if key is USUAL else key,
+            partition=partition,
+            headers=encode(Envelope(**envelope)) if headers is None else headers,
+        )
+
+
+@contextlib.asynccontextmanager
+async def publisher(place: Place) -> AsyncIterator[Publisher]:
+    producer = AIOKafkaProducer(bootstrap_servers=place.kafka.bootstrap, enable_idempotence=True, linger_ms=1)
+    await producer.start()
+    try:
+        yield Publisher(place, producer)
+    finally:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(producer.stop(), 2)
+
+
+class Member:
+    """One replica of the probe that consumes one topic."""
+
+    def __init__(self, place: Place, broker: Any, subscription: kafka.Subscription) -> None:
+        self.place = place
+        self.broker = broker
+        self.subscription = subscription
+        self.rung = 0
+
+    @property
+    def owns(self) -> set[int]:
+        return set(self.subscription.owned)
+
+    async def stop(self) -> None:
+        await self.subscription.stop()
+        await self.broker.stop()
+
+
+async def join(
+    place: Place, handle: Handler = record_words, *, topic: Topic = WORKER_LIFECYCLE, pool: Pool = None,
+    instance: str = "", cluster: str | None = None, session_seconds: float = 10.0,
+) -> Member:  # fmt: skip
+    """Start a member of the group; by default one that the group lets go as soon as it stops."""
+    broker = kafka.connect(place.kafka.bootstrap, SERVICE)
+    subscription = kafka.Subscription(
+        broker, pool or place.pool, Consumer(SERVICE, topic, handle), prefix=place.prefix, instance=instance,
+        cluster=cluster or await kafka.cluster_id(place.kafka.bootstrap), ring=lambda: None, heartbeat_seconds=0.1,
+        session_seconds=session_seconds,
+    )  # fmt: skip
+    await broker.start()
+    return Member(place, broker, subscription)
+
+
+@contextlib.asynccontextmanager
+async def member(place: Place, handle: Handler = record_words, **options: Any) -> AsyncIterator[Member]:
+    """A member that owns all partitions."""
+    joined = await join(place, handle, **options)
+    try:
+        await until(lambda: joined.owns == set(range(PARTITIONS)), "all partitions are owned")
+        yield joined
+    finally:
+        await joined.stop()
+
+
+async def read_all(place: Place, topic_name: str) -> list[Any]:
+    """Every record of a topic, per partition in order of offsets."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=place.kafka.bootstrap, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        name = place.prefix + topic_name
+        await until(lambda: consumer.partitions_for_topic(name) or consumer._client.force_metadata_update())
+        partitions = [TopicPartition(name, p) for p in sorted(consumer.partitions_for_topic(name))]
+        consumer.assign(partitions)
+        ends = await consumer.end_offsets(partitions)
+        records: list[Any] = []
+        for partition in partitions:
+            while await consumer.position(partition) < ends[partition]:
+                records += (await consumer.getmany(partition, timeout_ms=200)).get(partition, [])
+        return records
+    finally:
+        await consumer.stop()
+
+
+async def enqueue(pool: Pool, *events: Any) -> None:
+    async with pool.acquire() as db, db.transaction():
+        await outbox.enqueue(db, events)

@@ -1,0 +1,518 @@
+"""Consuming on a real broker and a real database: every record takes effect once, or is a dead letter with a reason,
+or a recorded gap, whatever fails."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
+from confluent_kafka import Producer
+
+from slipway_common import consume, kafka
+from slipway_common.clock import utc_now
+from slipway_common.consume import Consumer, Owned, Received, Record
+from slipway_common.envelope import Envelope, encode
+from slipway_common.errors import Transient
+from slipway_common.events.pool import DemandReported
+from slipway_common.ids import new_id
+from slipway_common.postgres import Connection, session
+from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, WORKER_LIFECYCLE, group
+from tests.harness import (
+    PARTITIONS,
+    SERVICE,
+    Member,
+    Place,
+    enqueue,
+    join,
+    member,
+    publisher,
+    record_words,
+    report,
+    until,
+)
+from tests.processes import INSTANCE, Process
+
+
+async def positions(place: Place) -> int:
+    """How many offsets of all partitions are done with."""
+    return int(await place.pool.fetchval("SELECT coalesce(sum(next_offset), 0) FROM consumed"))
+
+
+async def until_read(place: Place, records: int) -> None:
+    async def done() -> bool:
+        return await positions(place) >= records
+
+    await until(done, f"{records} records are done with")
+
+
+async def test_raised_handler(place: Place) -> None:
+    """What a handler raises is the record's fault: it is dead, its neighbours take effect, the stream goes on."""
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish, member(place):
+        for subject, word in [("w1", "a"), ("w2", "raise"), ("w1", "b")]:
+            await publish.send(report(subject, word), partition=0)
+        await until_read(place, 3)
+        assert await place.effects() == {("w1", "a"): 1, ("w1", "b"): 1}
+        assert await place.dead() == [("w2", "dead", "ValueError: the handler has a bug")]
+
+
+async def test_undecodable_value(place: Place) -> None:
+    """Bytes that are no event, or not of this type, are dead with the decoder's reason."""
+    await place.create(WORKER_LIFECYCLE)
+    values = [b"{", b"\xff\xfe", b'{"worker_id": 1}', b'{"x":' + b"[" * 100_000, b""]
+    async with publisher(place) as publish, member(place):
+        for index, value in enumerate(values):
+            await publish.send(report(f"w{index}", "bad"), partition=0, value=value)
+        await publish.send(report("w9", "good"), partition=0)
+        await until_read(place, len(values) + 1)
+        assert ("w9", "good") in await place.effects()
+        assert [subject for subject, *_ in await place.dead()] == ["w0", "w1", "w2", "w3", "w4"]
+
+
+async def test_undecodable_header(place: Place) -> None:
+    """A header that no envelope can have, or that no column could store, is a dead letter and stops nothing."""
+    good = encode(Envelope(id="1", type=report("w", "x").type, source="/outside", time=utc_now()))
+    broken = [
+        [*good, ("ce_subject", b"\xff")],
+        [*good, ("ce_subject", b"nul\0")],
+        [*good, ("ce_subject", b"long" * 1000)],
+        [*good, ("ce_slipwaynumber", b"9" * 30)],
+        [*good, ("ce_slipwayrevision", b"-1")],
+        [*good, ("ce_time", b"yesterday")],
+        [header for header in good if header[0] != "ce_id"],
+        [],
+        [*good, ("nul\0", b"\xff\0"), ("ce_specversion", b"2.0")],
+    ]
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish, member(place):
+        for headers in broken:
+            await publish.send(report("w1", "bad"), partition=0, key=b"\xffnul\0" * 500, headers=headers)
+        fine = [*good, ("ce_subject", b"w2"), ("other", b"\xff"), ("null", None)]
+        await publish.send(report("w2", "x"), partition=0, headers=fine)
+        await until_read(place, len(broken) + 1)
+        assert set(await place.effects()) == {("w2", "x")}
+        assert [state for _, state, _ in await place.dead()] == ["dead"] * len(broken)
+
+
+async def test_tombstone(place: Place) -> None:
+    """A deletion reaches the handler as a subject without an event; a bare null, as plain tools write it, nobody."""
+    await place.create(LAUNCH_CONFIG_WEIGHT)
+    deleted: list[tuple[str, Any]] = []
+
+    async def note(tx: Connection, events: Sequence[Received]) -> None:
+        deleted.extend((received.subject, received.event) for received in events)
+
+    headers = encode(
+        Envelope(id="1", type="io.slipway.weight.changed.v1", source="/s", subject="c1", time=utc_now(), number=1)
+    )
+    async with publisher(place) as publish, member(place, note, topic=LAUNCH_CONFIG_WEIGHT):
+        name = place.prefix + LAUNCH_CONFIG_WEIGHT.name
+        await publish.producer.send_and_wait(name, None, key=b"c0", partition=0)
+        await publish.producer.send_and_wait(name, None, key=b"c1", partition=0, headers=headers)
+        await until_read(place, 2)
+        assert deleted == [("c1", None)]
+        assert await place.dead() == []
+
+
+async def test_poison_in_batch(place: Place) -> None:
+    """One poisoned record in a full batch: it alone is dead, though its batch had to be redone."""
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish:
+        words = [f"{n}" if n != 137 else "raise" for n in range(300)]
+        await asyncio.gather(*(publish.send(report(f"w{n}", word), partition=0) for n, word in enumerate(words)))
+        async with member(place):
+            await until_read(place, 300)
+    effects = await place.effects()
+    assert len(effects) == 299
+    assert set(effects.values()) == {1}
+    assert [subject for subject, *_ in await place.dead()] == ["w137"]
+
+
+async def test_parked_behind_dead(place: Place) -> None:
+    """Order of a subject holds over a dead event: what follows it waits, in its batch and in later ones."""
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish, member(place):
+        for subject, word in [("w1", "a"), ("w1", "raise"), ("w1", "b"), ("w2", "a")]:
+            await publish.send(report(subject, word), partition=0)
+        await publish.send(report("w3", "cut short"), partition=0, value=b"{")
+        await until_read(place, 5)
+        for subject in ("w1", "w2", "w3"):
+            await publish.send(report(subject, "c"), partition=0)
+        await until_read(place, 8)
+    assert await place.effects() == {("w1", "a"): 1, ("w2", "a"): 1, ("w2", "c"): 1}
+    assert [(subject, state) for subject, state, _ in await place.dead()] == [
+        ("w1", "dead"), ("w1", "parked"), ("w3", "dead"), ("w1", "parked"), ("w3", "parked"),
+    ]  # fmt: skip
+
+
+async def test_latest_wins_is_not_parked(place: Place) -> None:
+    """A dead demand report holds up no later one."""
+    await place.create(POOL_DEMAND)
+    seen: list[int] = []
+
+    async def note(tx: Connection, events: Sequence[Received]) -> None:
+        seen.extend(received.event.pending for received in events)
+
+    async with publisher(place) as publish, member(place, note, topic=POOL_DEMAND):
+        await publish.send(demand(pending=1), numbered=False, value=b"{")
+        await publish.send(demand(pending=2), numbered=False)
+        await until_read(place, 2)
+    assert seen == [2]
+
+
+def demand(pending: int, pool_id: str = "p", seconds: float = 0) -> DemandReported:
+    at = utc_now() + timedelta(seconds=seconds)
+    return DemandReported(pool_id=pool_id, source="q", pending=pending, claimed=0, observed_at=at)
+
+
+async def test_hole(place: Place) -> None:
+    """A number that follows one we never saw: recorded, alerted, and the stream goes on; a repeat is dropped."""
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish, member(place):
+        await publish.send(report("w1", "a"), partition=0, number=41, previous=40)
+        await publish.send(report("w2", "b"), partition=0, number=44, previous=43)
+        await publish.send(report("w3", "b"), partition=0, number=44, previous=43)
+        await publish.send(report("w4", "a"), partition=0, number=41, previous=40)
+        await publish.send(report("w5", "c"), partition=0, number=49, previous=44)
+        await until_read(place, 5)
+    assert await place.effects() == {("w1", "a"): 1, ("w2", "b"): 1, ("w5", "c"): 1}
+    assert await place.gaps() == ["hole"]
+    assert await place.alerts() == ["hole"]
+
+
+async def test_unknown_type(place: Place) -> None:
+    """A type of a newer sender is skipped, its number remembered: no dead letter, no hole."""
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish, member(place):
+        await publish.send(report("w1", "a"), partition=0)
+        await publish.send(report("w1", "new"), partition=0, type="io.slipway.worker.beamed_up.v9")
+        await publish.send(report("w1", "b"), partition=0)
+        await until_read(place, 3)
+    assert await place.words("w1") == ["a", "b"]
+    assert (await place.dead(), await place.gaps()) == ([], [])
+
+
+async def test_outside_partitioner(place: Place) -> None:
+    """Other clients put the same key elsewhere: a repeat counts once wherever it lands, and the newest report wins."""
+    await place.create(POOL_DEMAND)
+    await place.pool.execute("CREATE TABLE newest (key text PRIMARY KEY, pending int, observed_at timestamptz)")
+    handled: list[str] = []
+
+    async def keep_newest(tx: Connection, events: Sequence[Received]) -> None:
+        for received in events:
+            handled.append(received.id)
+            await tx.execute(
+                "INSERT INTO newest AS n VALUES ($1, $2, $3) ON CONFLICT (key) DO UPDATE "
+                "SET (pending, observed_at) = (excluded.pending, excluded.observed_at) "
+                "WHERE n.observed_at < excluded.observed_at",
+                received.subject, received.event.pending, received.event.observed_at,
+            )  # fmt: skip
+
+    reports = [demand(n, f"pool-{key}", seconds=s) for key in range(8) for n, s in ((1, -1), (3, 0), (2, -2))]
+    landed: dict[Any, set[Any]] = {}
+    foreign = {  # kcat and librdkafka hash with CRC32, Java's client and ours with murmur2
+        name: Producer({"bootstrap.servers": place.kafka.bootstrap, "partitioner": name})
+        for name in ("consistent_random", "murmur2_random")
+    }
+    async with member(place, keep_newest, topic=POOL_DEMAND):
+        for number, event in enumerate(reports):
+            key = POOL_DEMAND.key(event)
+            headers = encode(Envelope(id=f"{number}", type=event.type, source="/monitor", time=utc_now(), subject=key))
+            for client in foreign.values():  # the same event through both
+                client.produce(
+                    place.prefix + POOL_DEMAND.name, msgspec.json.encode(event), key, headers=[*headers],
+                    on_delivery=lambda _, m: landed.setdefault(m.key(), set()).add(m.partition()),
+                )  # fmt: skip
+        for client in foreign.values():
+            await asyncio.to_thread(client.flush)
+        await until_read(place, 2 * len(reports))
+    assert any(len(partitions) > 1 for partitions in landed.values())
+    assert sorted(handled, key=int) == [f"{n}" for n in range(len(reports))]
+    assert {row["pending"] for row in await place.pool.fetch("SELECT pending FROM newest")} == {3}
+    assert await place.dead() == []
+
+
+async def test_rebalance_while_failing(place: Place) -> None:
+    """Members come and go while their handlers fail: in the end all partitions are owned and every record took
+    effect once."""
+    await place.create(WORKER_LIFECYCLE)
+    expected: dict[tuple[str, str], int] = {}
+    async with publisher(place) as publish:
+        staying = await join(place, failing(Random(0)), session_seconds=1.5)
+        for seed in range(10):
+            chance = Random(seed)
+            instance = "" if seed % 3 else f"m{seed}"  # every third leaves without a word, as a static member does
+            coming = await join(place, failing(chance), session_seconds=1.5, instance=instance)
+            leaving, staying = (staying, coming) if seed % 2 else (coming, staying)
+            for n in range(40):
+                event = report(f"w{seed}-{n % 7}", f"{n}")
+                expected[event.worker_id, event.kind] = 1
+                await publish.send(event)
+                if n == chance.randrange(40):
+                    await leaving.stop()
+            await leaving.stop()
+            await until_owned(staying)
+            await until_read(place, len(expected))
+            assert await place.effects() == expected, f"seed {seed}"
+        await staying.stop()
+    assert (await place.dead(), await place.gaps()) == ([], [])
+
+
+async def until_owned(joined: Member) -> None:
+    await until(lambda: joined.owns == set(range(PARTITIONS)), "all partitions are owned again", seconds=30)
+
+
+def failing(chance: Random) -> consume.Handler:
+    """Every third batch or so fails, before or after its effects, as infrastructure does."""
+
+    async def handle(tx: Connection, events: Sequence[Received]) -> None:
+        fate = chance.random()
+        if fate < 0.15:
+            raise Transient("before")
+        await record_words(tx, events)
+        if fate < 0.3:
+            raise TimeoutError("after")
+        if fate < 0.35:
+            tx.terminate()
+
+    return handle
+
+
+async def test_stalled_owner(place: Place) -> None:
+    """A process that was stopped inside its transaction holds up nobody, and what it does on waking has no effect."""
+    await place.create(WORKER_LIFECYCLE)
+    stalled = Process("consumer", place)
+    try:
+        async with publisher(place) as publish:
+            await publish.send(report("w1", "a"), partition=2)
+            await stalled.until_said("inside")
+            stalled.stop()
+            async with member(place, instance=INSTANCE) as successor:
+                await until_read(place, 1)
+                await publish.send(report("w1", "b"), partition=2)
+                await until_read(place, 2)
+                stalled.go_on()
+                await stalled.until_said("batch was undone")
+                await publish.send(report("w1", "c"), partition=2)
+                await until_read(place, 3)
+                assert successor.subscription.owned[2].next_offset == 3
+    finally:
+        stalled.kill()
+    assert await place.words("w1") == ["a", "b", "c"]
+
+
+async def test_robbed_owner_joins_again(place: Place) -> None:
+    """A zombie's late claim fences the rightful owner; a partition that is assigned does not stay un-owned."""
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish, member(place, instance="0", session_seconds=1.5) as owner:
+        async with place.pool.acquire() as db:
+            zombie, _ = await consume.claim(db, WORKER_LIFECYCLE.name, 1, owner.subscription.cluster)
+        await publish.send(report("w1", "a"), partition=1)
+        await until_read(place, 1)
+        await until_owned(owner)
+        assert owner.subscription.owned[1].epoch > zombie.epoch
+    assert await place.words("w1") == ["a"]
+
+
+async def test_unknown_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to a commit is lost: the position is read again, and what was committed is not repeated."""
+    await place.create(WORKER_LIFECYCLE)
+    lost: list[Owned] = []
+
+    async def committed_but(db: Connection, consumer: Consumer, owned: Owned, records: Sequence[Record]) -> Owned:
+        after = await consume.apply(db, consumer, owned, records)
+        if not lost:
+            lost.append(after)
+            raise ConnectionResetError("no answer")
+        return after
+
+    monkeypatch.setattr(kafka, "apply", committed_but)
+    async with publisher(place) as publish, member(place):
+        await publish.send(report("w1", "a"), partition=0)
+        await until(lambda: lost)
+        await publish.send(report("w1", "b"), partition=0)
+        await until_read(place, 2)
+    assert await place.words("w1") == ["a", "b"]
+
+
+async def test_fetched_before_the_seek(place: Place) -> None:
+    """Kafka's own offsets are ahead and the fetcher follows them while the claim waits: our position decides."""
+    await place.create(WORKER_LIFECYCLE)
+    name = place.prefix + WORKER_LIFECYCLE.name
+    async with publisher(place) as publish:
+        async with member(place, instance="0") as former:
+            for n in range(10):
+                await publish.send(report("w1", f"{n}"), partition=0)
+            await until_read(place, 10)
+            await former.subscription.client.commit({TopicPartition(name, 0): 6})
+        await place.pool.execute("TRUNCATE effect, seen_number")
+        await place.pool.execute("UPDATE consumed SET next_offset = 0")
+        claimed = await session(place.url, SERVICE, idle_in_transaction_session_timeout="0")
+        async with claimed.transaction():
+            await claimed.execute("SELECT FROM consumed FOR UPDATE")
+            joined = await join(place, instance="0")
+
+            async def fetched() -> bool:
+                return bool(await joined.subscription.client.position(TopicPartition(name, 0)) == 10)
+
+            await until(fetched)
+            assert joined.owns == set()
+        await until_read(place, 10)
+        await joined.stop()
+        await claimed.close()
+    assert await place.words("w1") == [f"{n}" for n in range(10)]
+
+
+async def test_batch_above_the_position(place: Place) -> None:
+    """Such a batch is believed only if a read after a seek begins there too."""
+    await place.create(WORKER_LIFECYCLE)
+    async with member(place) as owner:
+        client = owner.subscription.client
+        record = fetched_record(place, offset=5)
+        await owner.subscription.consume([record])
+        assert owner.subscription.owned[0].next_offset == 0
+        assert await client.position(TopicPartition(place.prefix + WORKER_LIFECYCLE.name, 0)) == 0
+        await owner.subscription.consume([record])
+        assert owner.subscription.owned[0].next_offset == 6
+    assert await place.words("w1") == ["late"]
+
+
+def fetched_record(place: Place, offset: int) -> Any:
+    event = report("w1", "late")
+    value = msgspec.json.encode(event)
+    headers = encode(Envelope(id=new_id(), type=event.type, source="/s", subject="w1", time=utc_now(), number=9))
+    return ConsumerRecord(
+        place.prefix + WORKER_LIFECYCLE.name, 0, offset, 0, 0, b"w1", value, None, 2, len(value), tuple(headers)
+    )
+
+
+async def test_foreign_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of another cluster stop the partition, loudly, until an operator has rebased them."""
+    monkeypatch.setattr(kafka, "STOPPED_SECONDS", 0.05)
+    await place.create(WORKER_LIFECYCLE)
+    async with member(place, instance="0", cluster="the-old-one"):
+        pass
+    async with publisher(place) as publish:
+        await publish.send(report("w1", "a"), partition=0)
+        joined = await join(place, instance="0")
+        try:
+            await until(lambda: len(joined.subscription.stopped) == PARTITIONS)
+            assert joined.owns == set()
+            assert "the-old-one" in joined.subscription.stopped[0]
+            assert set(await place.gaps()) == {"foreign-position"}
+            assert await place.effects() == {}
+            await place.pool.execute("UPDATE consumed SET cluster_id = $1", joined.subscription.cluster)
+            await until_owned(joined)
+            await until_read(place, 1)
+        finally:
+            await joined.stop()
+    assert await place.words("w1") == ["a"]
+    assert len(await place.gaps()) == PARTITIONS
+
+
+async def test_retention_gap(place: Place) -> None:
+    """Records that were deleted before they were read are a recorded loss; a first start behind them is none."""
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish:
+        await publish.send(report("w0", "before our time"), partition=1)
+        await publish.send(report("w0", "before our time"), partition=2)
+        await delete_records(place, {1: 1})
+        async with member(place, instance="0"):
+            await publish.send(report("w1", "a"), partition=0)
+            await until_read(place, 3)
+        for word in ("b", "c", "d"):
+            await publish.send(report("w1", word), partition=0)
+        await delete_records(place, {0: 3})
+        async with member(place, instance="0"):
+            await until_read(place, 6)
+    assert await place.words("w1") == ["a", "d"]
+    details = await place.pool.fetch("SELECT detail FROM gap WHERE kind = 'retention'")
+    assert [row["detail"] for row in details] == ["offsets 1…2 were deleted before they were read"]
+    assert "retention" in await place.alerts()
+
+
+async def delete_records(place: Place, before: dict[int, int]) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=place.kafka.bootstrap)
+    await admin.start()
+    try:
+        name = place.prefix + WORKER_LIFECYCLE.name
+        await admin.delete_records(
+            {TopicPartition(name, p): RecordsToDelete(before_offset=offset) for p, offset in before.items()}
+        )
+    finally:
+        await admin.close()
+
+
+async def test_applied_positions_are_reported(place: Place) -> None:
+    """Kafka is told what was applied, also after the last record, so that lag tools see zero."""
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish, member(place):
+        await publish.send(report("w1", "a"), partition=0)
+        admin = AIOKafkaAdminClient(bootstrap_servers=place.kafka.bootstrap)
+        await admin.start()
+        try:
+
+            async def reported() -> bool:
+                offsets = await admin.list_consumer_group_offsets(place.prefix + group(SERVICE, WORKER_LIFECYCLE))
+                found = offsets.get(TopicPartition(place.prefix + WORKER_LIFECYCLE.name, 0))
+                return found is not None and found.offset == 1
+
+            await until(reported)
+        finally:
+            await admin.close()
+
+
+async def test_broker_restart(place: Place) -> None:
+    """Kafka dies and comes back while events are published and consumed: each takes effect once, in order."""
+    await place.create(WORKER_LIFECYCLE)
+    relay = place.relay(WORKER_LIFECYCLE)
+    publishing = asyncio.create_task(relay.run())
+    try:
+        async with member(place):
+            await keep_enqueuing(place, relay, range(40))
+            await until_read(place, 10)
+            dying = asyncio.create_task(place.kafka.kill())
+            await keep_enqueuing(place, relay, range(40, 80))
+            await dying
+            await place.kafka.start()
+            await keep_enqueuing(place, relay, range(80, 120))
+
+            async def all_applied() -> bool:
+                return len(await place.effects()) == 120
+
+            await until(all_applied, "all events took effect", seconds=40)
+    finally:
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+    for subject in range(5):
+        assert await place.words(f"w{subject}") == [f"{n}" for n in range(120) if n % 5 == subject]
+    assert (await place.dead(), await place.gaps()) == ([], [])
+
+
+async def keep_enqueuing(place: Place, relay: Any, numbers: range) -> None:
+    for n in numbers:
+        await enqueue(place.pool, report(f"w{n % 5}", f"{n}"))
+        relay.ring(place.pool)
+
+
+async def test_database_outage_fills_no_dlq(place: Place) -> None:
+    """PostgreSQL dies in the middle and comes back: no record is blamed, each takes effect once."""
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish, member(place):
+        for n in range(60):
+            await publish.send(report(f"w{n % 5}", f"{n}"))
+        await until_read(place, 1)
+        await place.postgres.kill()
+        for n in range(60, 120):
+            await publish.send(report(f"w{n % 5}", f"{n}"))
+        await place.postgres.start()
+        await until_read(place, 120)
+    for subject in range(5):
+        assert await place.words(f"w{subject}") == [f"{n}" for n in range(120) if n % 5 == subject]
+    assert (await place.dead(), await place.gaps()) == ([], [])

@@ -1,0 +1,292 @@
+"""Publishing on a real broker and a real database: nothing is lost, order per subject, numbers without a gap, whoever
+dies or stalls."""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipway_common import outbox
+from slipway_common.clock import utc_now
+from slipway_common.envelope import decode
+from slipway_common.errors import BadEvent
+from slipway_common.events.launch_config import LaunchConfigArchived
+from slipway_common.events.worker import WorkerErrorReported
+from slipway_common.relay import Relay, WrongPartitions, partition_for
+from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, dead_letter_topic
+from tests.harness import (
+    PARTITIONS,
+    SERVICE,
+    Place,
+    enqueue,
+    member,
+    publisher,
+    read_all,
+    report,
+    until,
+)
+from tests.processes import Process
+
+
+@contextlib.asynccontextmanager
+async def running(relay: Relay) -> AsyncIterator[Relay]:
+    task = asyncio.create_task(relay.run())
+    try:
+        yield relay
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until_published(place: Place) -> None:
+    async def empty() -> bool:
+        return not await place.pool.fetchval("SELECT count(*) FROM outbox")
+
+    await until(empty, "the outbox is empty", seconds=30)
+
+
+class Log(msgspec.Struct):
+    """A topic as a consumer sees it that drops what a number proves to be a repeat."""
+
+    events: dict[str, list[tuple[int, str]]]
+    """By subject: (revision, word)."""
+    repeats: int
+    holes: list[str]
+
+
+async def read(place: Place) -> Log:
+    log = Log(defaultdict(list), 0, [])
+    last: dict[tuple[int, str], int] = {}
+    for record in await read_all(place, WORKER_LIFECYCLE.name):
+        envelope = decode(record.headers, received_at=utc_now())
+        assert envelope.number is not None
+        assert envelope.revision is not None
+        assert envelope.previous == envelope.number - 1
+        assert record.partition == partition_for(envelope.subject, PARTITIONS)
+        place_of = record.partition, envelope.number_source
+        if envelope.number <= last.get(place_of, 0):
+            log.repeats += 1
+            continue
+        if envelope.previous > last.get(place_of, 0):
+            log.holes.append(f"{place_of}: {envelope.number} after {last.get(place_of, 0)}")
+        last[place_of] = envelope.number
+        event = msgspec.json.decode(record.value, type=WorkerErrorReported)
+        log.events[envelope.subject].append((envelope.revision, event.kind))
+    return log
+
+
+async def write(place: Place, writer: int, *, rounds: int, subjects: int = 7, ring: Relay | None = None) -> None:
+    """Transactions of several subjects, some undone, some slow to commit; each tells the relay that leads."""
+    chance = Random(writer)
+    for n in range(rounds):
+        names = sorted(chance.sample(range(subjects), chance.randint(1, 3)))
+        async with place.pool.acquire() as db:
+            undone = chance.random() < 0.1
+            with contextlib.suppress(Undone):
+                async with db.transaction():
+                    await outbox.enqueue(db, [report(f"w{name}", f"{writer}.{n}") for name in names])
+                    await asyncio.sleep(chance.choice([0, 0, 0.002]))
+                    if undone:
+                        raise Undone
+        if ring is not None:
+            ring.ring(place.pool)
+
+
+class Undone(Exception):
+    pass
+
+
+def check(log: Log) -> None:
+    """Nothing lost and in order: revisions of a subject are 1, 2, 3 …; each writer's own words keep their order."""
+    assert log.holes == []
+    for events in log.events.values():
+        assert [revision for revision, _ in events] == list(range(1, len(events) + 1))
+        by_writer = defaultdict(list)
+        for _, word in events:
+            writer, n = word.split(".")
+            by_writer[writer].append(int(n))
+        assert all(words == sorted(words) for words in by_writer.values())
+
+
+async def test_concurrent_writers(place: Place) -> None:
+    """Sixteen writers on shared subjects while the relay runs."""
+    await place.create(WORKER_LIFECYCLE)
+    async with running(place.relay(WORKER_LIFECYCLE)) as relay:
+        await asyncio.gather(*(write(place, writer, rounds=40, ring=relay) for writer in range(16)))
+        await until_published(place)
+    log = await read(place)
+    check(log)
+    assert log.repeats == 0
+    revisions = dict(await place.pool.fetch("SELECT subject, revision FROM outbox_subject"))
+    assert {subject: len(events) for subject, events in log.events.items()} == revisions
+
+
+async def test_killed_relay(place: Place) -> None:
+    """A relay dies by SIGKILL in the middle; another takes over."""
+    await place.create(WORKER_LIFECYCLE)
+    first = Process("relay", place)
+    second = place.relay(WORKER_LIFECYCLE)
+    try:
+        await write(place, 0, rounds=5)
+        await first.until_said("published")
+        async with running(second):
+            writing = asyncio.gather(*(write(place, writer, rounds=60, ring=second) for writer in range(1, 5)))
+            await first.until_said("published\npublished\npublished")
+            assert not second.leading
+            first.kill()
+            assert not writing.done()
+            await writing
+            await until_published(place)
+            assert second.leading
+    finally:
+        first.kill()
+    check(await read(place))
+
+
+async def test_stopped_relay(place: Place) -> None:
+    """A relay is stopped for longer than its session may be silent; another takes over; what the first still sends
+    on waking are repeats."""
+    await place.create(WORKER_LIFECYCLE)
+    first = Process("relay", place)
+    second = place.relay(WORKER_LIFECYCLE)
+    try:
+        await first.until_said("up")
+        await write(place, 0, rounds=5)
+        await first.until_said("published")
+        async with running(second):
+            first.stop()
+            await write(place, 1, rounds=30)
+            await until(lambda: second.leading)
+            await until_published(place)
+            first.go_on()
+            await write(place, 2, rounds=30)
+            await first.until_said("relay starts anew")
+            await until_published(place)
+            assert second.leading
+    finally:
+        first.kill()
+    check(await read(place))
+
+
+async def test_zombie_relay(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that lost its lock still holds batches. Whether it sends them before the successor or after: repeats."""
+    await place.create(WORKER_LIFECYCLE)
+    zombie, successor = place.relay(WORKER_LIFECYCLE), place.relay(WORKER_LIFECYCLE)
+    held: list[Any] = []
+    send = zombie._send
+
+    async def hold(*arguments: Any) -> Any:
+        held.append(arguments)
+        raise ConnectionResetError
+
+    monkeypatch.setattr(zombie, "_send", hold)
+    for n in range(24):
+        await enqueue(place.pool, report(f"w{n % 12}", f"0.{n}"))
+    async with publisher(place) as publish, place.pool.acquire() as db:
+        source = f"/slipway/{SERVICE}/{await db.fetchval('SELECT id FROM incarnation')}"
+        with pytest.raises(ConnectionResetError):
+            await zombie.publish(db, publish.producer, source)
+        early, *late = held
+        assert late
+        await send(*early)
+        async with running(successor):
+            await enqueue(place.pool, *(report(f"w{n}", "0.24") for n in range(6)))
+            await until_published(place)
+            for batch in late:
+                await send(*batch)
+            await enqueue(place.pool, *(report(f"w{n}", "0.25") for n in range(12)))
+            await until_published(place)
+    log = await read(place)
+    check(log)
+    assert log.repeats == 24
+    assert sum(len(events) for events in log.events.values()) == 24 + 6 + 12
+
+
+async def test_wrong_partition_count(place: Place) -> None:
+    """With other partitions keys would move: it publishes nothing and says so."""
+    await place.create(WORKER_LIFECYCLE)
+    relay = place.relay(WORKER_LIFECYCLE, partitions=PARTITIONS + 1)
+    await enqueue(place.pool, report("w1", "a"))
+    with pytest.raises(WrongPartitions, match=r"has 4 partitions, the registry says 5"):
+        await relay._lead()
+    assert await place.pool.fetchval("SELECT count(*) FROM outbox") == 1
+    assert await read_all(place, WORKER_LIFECYCLE.name) == []
+
+
+async def test_a_refused_row_holds_up_no_other_topic(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one partition's broker refuses waits; the others' rows are sent once and done with."""
+    await place.create(WORKER_LIFECYCLE)
+    relay = place.relay(WORKER_LIFECYCLE)
+    send = relay._send
+
+    async def refuse_one(producer: Any, source: str, rows: Any) -> Any:
+        if rows[0]["partition"] == refused:
+            raise ConnectionResetError
+        return await send(producer, source, rows)
+
+    monkeypatch.setattr(relay, "_send", refuse_one)
+    subjects = [f"w{n}" for n in range(12)]
+    refused = partition_for("w0", PARTITIONS)
+    await enqueue(place.pool, *(report(subject, "0.1") for subject in subjects))
+    async with publisher(place) as publish, place.pool.acquire() as db:
+        for _ in range(3):
+            with pytest.raises(ConnectionResetError):
+                await relay.publish(db, publish.producer, "/slipway/probe/1")
+    waiting = {row["subject"] for row in await place.pool.fetch("SELECT subject FROM outbox")}
+    assert waiting == {subject for subject in subjects if partition_for(subject, PARTITIONS) == refused}
+    assert set((await read(place)).events) == set(subjects) - waiting
+
+
+async def test_dead_letter_topic(place: Place) -> None:
+    """A dead record reaches its dead-letter topic as it came, with the reason; one that no batch carries, without its
+    value."""
+    await place.create(WORKER_LIFECYCLE)
+    async with publisher(place) as publish, member(place), running(place.relay(WORKER_LIFECYCLE)):
+        bad = await publish.send(report("w1", "bad"), value=b"{", key=b"\xff\0")
+        await publish.send(report("w2", "bad"), value=b"{" * 900_000)
+
+        async def buried() -> bool:
+            return len(await place.dead()) == 2
+
+        await until(buried)
+        await until_published(place)
+    letters = {r.key: r for r in await read_all(place, dead_letter_topic(WORKER_LIFECYCLE, SERVICE))}
+    headers = dict(letters["\ufffd\ufffd".encode()].headers)
+    assert headers["ce_subject"] == b"w1"
+    assert headers["__dlq.errors.topic"] == WORKER_LIFECYCLE.name.encode()
+    assert headers["__dlq.errors.offset"] == b"%d" % bad.offset
+    assert b"truncated" in headers["__dlq.errors.message"]
+    assert letters["\ufffd\ufffd".encode()].value == b"{"
+    assert letters[b"w2"].value is None
+    assert int(dict(letters[b"w2"].headers)["__dlq.errors.omitted_bytes"]) > 900_000
+    assert await place.pool.fetchval("SELECT max(length(value)) FROM dead_letter") == 900_000
+
+
+async def test_too_large_to_publish(place: Place) -> None:
+    """An event that would stop the relay for good is refused before it is committed."""
+    with pytest.raises(BadEvent, match="at most"):
+        await enqueue(place.pool, report("w1", "x" * 600_000))
+
+
+async def test_deleted_key(place: Place) -> None:
+    """A tombstone has the key, the type and a number, and no value; a trace of its own is continued."""
+    await place.create(LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE)
+    trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    gone = LaunchConfigArchived(
+        launch_config_id="c1", pool_id="p", account_id="a", region="r", zone="z", instance_type="t", image_revision="i",
+        base_weight=1, price_factor=1, state="archived", revision=1,
+    )  # fmt: skip
+    await enqueue(place.pool, gone, outbox.Tombstone(gone), outbox.Traced(report("w1", "x"), trace))
+    async with running(place.relay(LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE)):
+        await until_published(place)
+    state, tombstone = await read_all(place, LAUNCH_CONFIG_LIFECYCLE.name)
+    assert (state.key, tombstone.key, tombstone.value) == (b"c1", b"c1", None)
+    envelope = decode(tombstone.headers, received_at=utc_now())
+    assert (envelope.type, envelope.subject, envelope.revision) == (gone.type, "c1", 2)
+    (traced,) = await read_all(place, WORKER_LIFECYCLE.name)
+    assert decode(traced.headers, received_at=utc_now()).traceparent.split("-")[1] == "a" * 32

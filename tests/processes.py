@@ -1,0 +1,103 @@
+"""A consumer or a relay of the probe in a process of its own, to be stopped and killed. Says a word a line on stdout.
+
+`python -m tests.processes consumer|relay DATABASE_URL BOOTSTRAP PREFIX`
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slipway_common import kafka, postgres
+from slipway_common.consume import Consumer, Received
+from slipway_common.postgres import Connection
+from slipway_common.relay import Relay
+from slipway_common.topic_admin import partition_counts
+from slipway_common.topics import WORKER_LIFECYCLE
+from tests import harness
+from tests.harness import PARTITIONS, QUICK, SERVICE, Place, until
+
+INSTANCE = "twin"
+STALLED_SECONDS = 2.0
+
+
+class Process:
+    """Started by a test, always killed by it."""
+
+    def __init__(self, role: str, place: Place) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.processes", role, place.url, place.kafka.bootstrap, place.prefix],
+            cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._output = b""
+
+    def said(self, word: str) -> bool:
+        assert self._process.stdout is not None
+        self._output += self._process.stdout.read() or b""
+        return word.encode() in self._output
+
+    async def until_said(self, word: str) -> None:
+        try:
+            await until(lambda: self.said(word), f"the process says {word}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._output.decode()}") from None
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+async def consume(url: str, bootstrap: str, prefix: str) -> None:
+    """Applies a batch, but is slow before it commits: there it is stopped."""
+
+    async def record_slowly(tx: Connection, events: Sequence[Received]) -> None:
+        await harness.record_words(tx, events)
+        print("inside", flush=True)
+        await asyncio.sleep(0.5)
+        print("about-to-commit", flush=True)
+
+    broker = kafka.connect(bootstrap, SERVICE)
+    pool = await postgres.connect(url, SERVICE, settings=QUICK)
+    kafka.Subscription(
+        broker, pool, Consumer(SERVICE, WORKER_LIFECYCLE, record_slowly), prefix=prefix, instance=INSTANCE,
+        cluster=await kafka.cluster_id(bootstrap), ring=lambda: None, heartbeat_seconds=0.1,
+    )  # fmt: skip
+    await broker.start()
+    await asyncio.Event().wait()
+
+
+async def relay(url: str, bootstrap: str, prefix: str) -> None:
+    """Publishes; in pieces so small that it is always in the middle of something."""
+    relay = Relay(
+        SERVICE, database_url=url, kafka=bootstrap, topic_prefix=prefix,
+        partitions=partition_counts((WORKER_LIFECYCLE,), PARTITIONS), stalled_seconds=STALLED_SECONDS,
+    )  # fmt: skip
+    publish = relay.publish
+
+    async def told(*arguments: Any) -> int:
+        published = await publish(*arguments)
+        if published:
+            print("published", flush=True)
+        return published
+
+    relay.publish = told  # type: ignore[method-assign, assignment]
+    print("up", flush=True)
+    await relay.run()
+
+
+if __name__ == "__main__":
+    asyncio.run({"consumer": consume, "relay": relay}[sys.argv[1]](*sys.argv[2:]))
