@@ -292,6 +292,11 @@ def summarise(asked: Wish, found: evidence.Evidence, started_at: float) -> int:
 
 
 def main() -> int:
+    if os.environ.get("FAULTS") == "help":
+        print("FAULTS=none, or some of these, separated by commas; WINDOW is 4m-14m, 90s- or 25%-50%:")
+        for kind in dict.fromkeys(faults.FAULTS.values()):
+            print(f"  {kind.usage}\n      {kind.meaning}")
+        return 0
     try:
         asked = wish(os.environ)
     except (ValueError, BadFault) as error:

@@ -1,9 +1,10 @@
 """One way to launch a worker of a pool. Values only."""
 
-from datetime import datetime
 from typing import ClassVar
 
 import msgspec
+
+from slipway_common.events import Time
 
 
 class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class LaunchConfigPaused(LaunchConfigState, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.launch_config.paused.v1"
     reason: str
     by: str
-    until: datetime | None = None
+    until: Time | None = None
 
 
 class LaunchConfigResumed(LaunchConfigState, frozen=True, kw_only=True):

@@ -4,10 +4,11 @@ A request id is new per attempt and stands for 1…n units. Each grant is a leas
 asked for; the request waits for the rest. Releases may be partial.
 """
 
-from datetime import datetime
 from typing import ClassVar
 
 import msgspec
+
+from slipway_common.events import Time
 
 
 class LeaseRequested(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +81,8 @@ class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     units: int
     fencing_token: int
-    expires_at: datetime
-    hold_until: datetime
+    expires_at: Time
+    hold_until: Time
     waited_seconds: float
 
 
@@ -92,7 +93,7 @@ class LeaseConfirmed(msgspec.Struct, frozen=True, kw_only=True):
     lease_pool_id: str
     lease_id: str
     fencing_token: int
-    expires_at: datetime
+    expires_at: Time
 
 
 class LeaseReleased(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +126,7 @@ class LeaseLost(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: str
     request_id: str
     units: int
-    counted_until: datetime
+    counted_until: Time
 
 
 class LeaseLimitChanged(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
 """What queues ask of a worker pool, and what a pool is. Values only."""
 
-from datetime import datetime
 from typing import ClassVar
 
 import msgspec
+
+from slipway_common.events import Time
 
 
 class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +18,7 @@ class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     pending: int
     claimed: int
-    observed_at: datetime
+    observed_at: Time
     valid_for_seconds: float = 300.0
 
 

@@ -1,14 +1,15 @@
 """That a service is alive. Values only."""
 
-from datetime import datetime
 from typing import ClassVar
 
 import msgspec
+
+from slipway_common.events import Time
 
 
 class ServiceHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.service.heartbeat.v1"
     service: str
     instance: str
-    at: datetime
+    at: Time
     version: str

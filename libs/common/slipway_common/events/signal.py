@@ -1,9 +1,10 @@
 """An outside opinion on health, or a pause request. Values only."""
 
-from datetime import datetime
 from typing import ClassVar
 
 import msgspec
+
+from slipway_common.events import Time
 
 
 class SignalRaised(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +17,6 @@ class SignalRaised(msgspec.Struct, frozen=True, kw_only=True):
     target_id: str
     kind: str
     reason: str
-    observed_at: datetime
+    observed_at: Time
     ttl_seconds: float = 900.0
     value: float | None = None

@@ -1,9 +1,10 @@
 """What the calculator concludes of one launch config. The whole state: its topic is compacted."""
 
-from datetime import datetime
 from typing import ClassVar
 
 import msgspec
+
+from slipway_common.events import Time
 
 
 class StageHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,5 +40,5 @@ class WeightChanged(msgspec.Struct, frozen=True, kw_only=True):
     closed_stage: str | None = None
     probe_permit: int | None = None
     probe_ready: bool = False
-    next_probe_at: datetime | None = None
+    next_probe_at: Time | None = None
     reason: str

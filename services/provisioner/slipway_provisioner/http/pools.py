@@ -57,7 +57,7 @@ async def put_declaration(
     try:
         body = msgspec.json.decode(await request.body())
         declared = parse(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Problem(400, "not-json", "The body is not JSON", str(error)) from error
     except Invalid as error:
         problems = [msgspec.to_builtins(problem) for problem in error.problems]
