@@ -14,6 +14,9 @@ UV := .venv/bin/uv
 ARGUMENTS := DURATION SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
+# MUTANT=name runs a target on a copy of the tree in which that row of mutants.toml is broken.
+BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
+
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo check test e2e mutants generated bench-events clean
 
@@ -42,7 +45,7 @@ lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 		$(abspath $(UV)) tool run --quiet --from 'jgo[cli]>=3.2,<4' jgo --resolver python lock && rm -rf .jgo
 
 demo: $(READY) ## Whole system on simulated clouds: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT=
-	@$(RUN) -m slipway_local.demo
+	@$(RUN) -m $(BROKEN) slipway_local.demo
 
 check: $(READY) ## ruff, mypy, import contracts
 	.venv/bin/ruff check .
@@ -53,10 +56,10 @@ test: $(READY) ## Everything that CI runs, layer by layer, with times: LAYERS="u
 	@$(RUN) tests/layers.py $(LAYERS)
 
 e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS=20 KILL=all SEED=3, or FULL=1
-	@$(RUN) -m tests.e2e.run
+	@$(RUN) -m $(BROKEN) tests.e2e.run
 
 mutants: $(READY) ## Break each main claim in a copy and see its test turn red: ONLY=group
-	@$(RUN) tests/mutants.py
+	@$(RUN) -m tests.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
 generated: $(READY) ## Write contracts/ and docs/generated/ from the code
 	@$(RUN) -m slipway_local.contracts

@@ -1,0 +1,226 @@
+"""Prove that the tests named for our main claims can fail: break the code as mutants.toml lists it, in a copy, and see
+the named test turn red. The product has no switch for any of this.
+
+`python -m tests.mutants check [--fast] [ONLY=group] [NAME…]`   without arguments all of them
+`python -m tests.mutants run NAME -- COMMAND…`                  anything on a broken copy: `make demo MUTANT=NAME`
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from slipway_local.child import Child
+from slipway_local.guard import guard
+from slipway_local.supervisor import Supervisor
+from slipway_local.supervisor import run as run_supervised
+
+ROOT: Final = Path(__file__).parents[1]
+COPIED: Final = ("libs", "services", "tests", "contracts", "docs", "examples", "pyproject.toml", "mutants.toml")
+LEFT_OUT: Final = shutil.ignore_patterns(".*", "*.egg-info")
+AT_A_TIME: Final = 2
+TEST_SECONDS: Final = 120.0
+STOP_SECONDS: Final = 60.0  # a whole deployment may have to end in order
+
+# An import error, a crash or a fixture that fails proves nothing about a claim.
+ASSERTED: Final = re.compile(r"^FAILED .* - (assert |AssertionError|Failed: DID NOT RAISE)", re.MULTILINE)
+REASON: Final = re.compile(r"^(?:FAILED|ERROR) .*", re.MULTILINE)
+
+
+class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One claim: `test` guards it if it turns red once `old`, which occurs once in `file`, reads `new`.
+
+    `fast` ones need no server.
+    """
+
+    name: str
+    group: str
+    claim: str
+    file: str
+    old: str
+    new: str
+    test: str
+    fast: bool = False
+
+    def broken(self, source: str) -> str:
+        """The source with the one line broken; raises Stale when there is not exactly one."""
+        if (count := source.count(self.old)) != 1:
+            raise Stale(f"stale: `old` occurs {count} times in {self.file}, not once")
+        return source.replace(self.old, self.new)
+
+
+class Stale(Exception):
+    """The listed line is not in the code any more: the claim is unguarded until the row is mended."""
+
+
+class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mutant: list[Mutant]
+
+
+def listed(root: Path = ROOT) -> dict[str, Mutant]:
+    rows = msgspec.toml.decode((root / "mutants.toml").read_bytes(), type=Listed).mutant
+    return {row.name: row for row in rows}
+
+
+def survives(code: int | None, output: str) -> str:
+    """Why a test run does not prove the claim; empty when it is red by an assertion. Code None: it took too long."""
+    if code == 0:
+        return "its test stays green"
+    if code is None:
+        return f"its test took more than {TEST_SECONDS:g} s"
+    if code != 1 or not ASSERTED.search(output):
+        reasons = REASON.findall(output) or output.strip().splitlines()[-1:]
+        return f"its test ends with {code} and no failed assertion: {' / '.join(reasons)}"
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def copied(mutant: Mutant | None) -> AsyncIterator[Path]:
+    """A copy of what runs, broken as the mutant says; removed afterwards, even if we are killed."""
+    with tempfile.TemporaryDirectory(prefix="slipway-mutant-", ignore_cleanup_errors=True) as folder:
+        guard().remove(Path(folder))
+        copy = Path(folder, "copy")
+        copy.mkdir()
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, copy / name, ignore=LEFT_OUT)
+            else:
+                shutil.copy2(ROOT / name, copy / name)
+        if mutant is not None:
+            file = copy / mutant.file
+            file.write_text(mutant.broken(file.read_text()))
+            shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)  # a time of whole seconds could match
+        yield copy
+
+
+def environment(copy: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """The copy's packages come before the installed ones, which are the unbroken tree; children inherit that."""
+    paths = [copy, *sorted(copy.glob("libs/*")), *sorted(copy.glob("services/*"))]
+    changed = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "COLUMNS": "1000"}  # pytest cuts reasons to the columns
+    if demand := given.get("DEMAND"):
+        changed["DEMAND"] = str(Path(demand).resolve())  # the command runs in the copy
+    return dict(given) | changed
+
+
+async def pytest(copy: Path, *arguments: str, seconds: float) -> tuple[int | None, str]:
+    """Exit code and output of a test run in the copy."""
+    log = copy / "pytest.log"
+    argv = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *arguments]
+    child = Child("pytest", argv, log=log, env=environment(copy, os.environ), cwd=copy)
+    child.start()
+    try:
+        async with asyncio.timeout(seconds):
+            code = await child.wait()
+    except TimeoutError:
+        code = None
+    finally:
+        await child.kill()
+    return code, log.read_text(errors="replace")
+
+
+async def check(mutants: Sequence[Mutant]) -> int:
+    """Break each and say a line of it; 1 when a claim is unguarded."""
+    places = asyncio.Semaphore(AT_A_TIME)
+
+    async def control() -> str:
+        """A test that is red anyway proves nothing."""
+        async with places, copied(None) as copy:
+            tests = sorted({mutant.test for mutant in mutants})
+            code, output = await pytest(copy, *tests, seconds=TEST_SECONDS * 3)
+        return "" if code == 0 else output
+
+    async def unguarded(mutant: Mutant) -> str:
+        async with places:
+            try:
+                async with copied(mutant) as copy:
+                    why = survives(*await pytest(copy, "-x", mutant.test, seconds=TEST_SECONDS))
+            except Stale as stale:
+                why = str(stale)
+        said = f"{mutant.name}: {mutant.claim}"
+        print(f"GREEN {said}: {why}" if why else f"red   {said}", flush=True)
+        return why
+
+    async with asyncio.TaskGroup() as group:
+        unbroken = group.create_task(control())
+        tasks = [group.create_task(unguarded(mutant)) for mutant in mutants]
+    if unbroken.result():
+        print(f"{unbroken.result()}\nnot all of these tests are green on the unbroken tree, so red proves nothing")
+    red = sum(not task.result() for task in tasks)
+    print(f"{red} of {len(mutants)} red")
+    return 0 if red == len(mutants) and not unbroken.result() else 1
+
+
+async def run(mutant: Mutant, command: Sequence[str]) -> int:
+    """Run a command in a broken copy; its exit code. What it keeps in .slipway is kept here."""
+    async with copied(mutant) as copy:
+        (ROOT / ".slipway").mkdir(exist_ok=True)
+        (copy / ".slipway").symlink_to(ROOT / ".slipway")
+        child = Child(command[0], command, env=environment(copy, os.environ), cwd=copy)
+        child.start()
+        try:
+            code = await child.wait()
+        finally:
+            await child.stop(STOP_SECONDS)
+    return 1 if code is None else code if code >= 0 else 128 - code
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    checking = verbs.add_parser("check")
+    checking.add_argument("--fast", action="store_true", help="only those that need no server")
+    checking.add_argument("names", nargs="*", metavar="NAME or ONLY=group")
+    running = verbs.add_parser("run")
+    running.add_argument("name")
+    running.add_argument("command", nargs="+")
+    return parser.parse_args(argv)
+
+
+def chosen(rows: Mapping[str, Mutant], names: Sequence[str], *, fast: bool) -> list[Mutant]:
+    """The mutants that these arguments name; raises LookupError with what there is."""
+    groups = {name.removeprefix("ONLY=") for name in names if name.startswith("ONLY=")}
+    wanted = {name for name in names if not name.startswith("ONLY=")}
+    if unknown := groups - {row.group for row in rows.values()}:
+        known = ", ".join(sorted({row.group for row in rows.values()}))
+        raise LookupError(f"no group {', '.join(sorted(unknown))}; there is {known}")
+    if unknown := wanted - set(rows):
+        raise LookupError(f"no mutant {', '.join(sorted(unknown))}; there is {', '.join(rows)}")
+    return [
+        row
+        for row in rows.values()
+        if (not names or row.name in wanted or row.group in groups) and (row.fast or not fast)
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    given, rows = arguments(argv), listed()
+    try:
+        if given.verb == "run":
+            (mutant,) = chosen(rows, [given.name], fast=False)
+        else:
+            mutants = chosen(rows, given.names, fast=given.fast)
+    except LookupError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+    async def work(_: Supervisor) -> int:
+        return await (run(mutant, given.command) if given.verb == "run" else check(mutants))
+
+    try:
+        return run_supervised(work)
+    except Stale as stale:
+        print(f"{given.name}: {stale}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""The simulated cloud's adapter on answers made up here: what is certain, what is not, and what an error blames."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx2
+import pytest
+
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
+from slipway_provisioner.providers.simulated import Simulated
+
+ACCOUNT = Account(
+    id="sim-a", provider="simulated", region="sim-1", identity="sim-a", lease_pool_id="sim-a",
+    settings={"url": "http://cloud", "errors": {"OutOfCoffee": "credential"}},
+)  # fmt: skip
+REQUEST = CreateRequest(
+    batch_id="b", token="t", count=2, secret="s",
+    config={"id": "c", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1", "settings": {}},
+)  # fmt: skip
+
+
+def cloud(answer: Callable[[httpx2.Request], httpx2.Response]) -> Simulated:
+    adapter = Simulated(deployment="d", register_url="http://us", timeout_seconds=1)
+    adapter.client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    return adapter
+
+
+async def test_a_lost_reply_is_found_by_its_tag() -> None:
+    """The call took effect and nobody heard: the listing of the batch's tag tells which instances there are."""
+    created: list[dict[str, Any]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "POST":
+            created.append({"id": "i-1", "state": "pending", "batch": "b", "created_at": 0})
+            raise httpx2.ReadError("connection reset", request=request)
+        asked = dict(request.url.params)
+        assert asked["deployment"] == "d"
+        return httpx2.Response(200, json={"instances": created if asked.get("batch", "b") == "b" else []})
+
+    adapter = cloud(answer)
+    with pytest.raises(OutcomeUnknown):
+        await adapter.create(ACCOUNT, REQUEST)
+    found = [Instance(id="i-1", batch_id="b", created_at=datetime.fromtimestamp(0, UTC))]
+    assert await adapter.instances(ACCOUNT, batch_id="b") == found
+    assert await adapter.instances(ACCOUNT, batch_id="another") == []
+    assert await adapter.instances(ACCOUNT) == found
+
+
+#         status, code            scope, scope key                                   throttled
+REFUSALS = [
+    (409, "InsufficientCapacity", (Scope.CAPACITY, "m5.large/zone-a/on-demand"), False),
+    (409, "QuotaExceeded", (Scope.QUOTA, "sim-a/sim-1/m5"), False),
+    (429, "RequestLimitExceeded", (Scope.LIMITER, "sim-a"), True),
+    (400, "ImageNotFound", (Scope.IMAGE, "linux-1"), False),
+    (400, "InvalidRequest", (Scope.CONFIG, "c"), False),
+    (401, "AuthFailure", (Scope.CREDENTIAL, "sim-a"), False),
+    (400, "OutOfCoffee", (Scope.CREDENTIAL, "sim-a"), False),  # declared in the account's settings
+]
+
+
+@pytest.mark.parametrize(("status", "code", "blame", "throttled"), REFUSALS)
+async def test_refusals_blame_what_their_code_says(
+    status: int, code: str, blame: tuple[Scope, str], throttled: bool
+) -> None:
+    body = {"code": code, "message": "no", "retry_after_seconds": 7}
+    with pytest.raises(Refused) as refused:
+        await cloud(lambda _: httpx2.Response(status, json=body)).create(ACCOUNT, REQUEST)
+    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, *blame, code)
+    assert (refused.value.throttled, refused.value.retry_after_seconds) == (throttled, 7)
+
+
+async def test_an_unknown_code_is_charged_to_the_config() -> None:
+    """A definite failure that no table knows: marked, so that people hear of it."""
+    with pytest.raises(Refused) as refused:
+        await cloud(lambda _: httpx2.Response(400, json={"code": "Gremlins"})).create(ACCOUNT, REQUEST)
+    expected = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "c", "Gremlins", classified=False)
+    assert refused.value.outcome == expected
+
+
+UNPROVEN = [(500, b'{"code": "InternalError"}'), (503, b'{"code": "Gremlins"}'), (502, b"<html>"), (200, b"")]
+
+
+@pytest.mark.parametrize(("status", "content"), UNPROVEN)
+async def test_what_proves_nothing_stays_unknown(status: int, content: bytes) -> None:
+    """Neither success nor failure: the call may have had its effect."""
+    with pytest.raises(OutcomeUnknown):
+        await cloud(lambda _: httpx2.Response(status, content=content)).create(ACCOUNT, REQUEST)
+
+
+async def test_a_listing_that_fails_is_no_empty_listing() -> None:
+    """Otherwise an outage of the cloud would lose every worker."""
+    with pytest.raises(OutcomeUnknown):
+        await cloud(lambda _: httpx2.Response(500, json={"instances": []})).instances(ACCOUNT)

@@ -1,0 +1,66 @@
+"""Who may write what, and how a refusal reads."""
+
+from pathlib import Path
+
+import httpx2
+import msgspec
+import pytest
+from fastapi import Depends, FastAPI
+
+from slipway_common import problem
+from slipway_common.access import Tokens, allows, require
+from slipway_common.ids import hash_secret
+
+#       scopes of a token                   asked for               allowed
+SCOPES = [
+    (["admin"], "declaration:write", True),
+    (["declaration:write"], "declaration:write", True),
+    (["declaration:write"], "launching:stop", False),
+    (["demand:write:linux"], "demand:write:linux", True),
+    (["demand:write:linux"], "demand:write:linux-2", False),  # a scope is no prefix of another
+    (["demand:write:*"], "demand:write:linux", True),
+    (["demand:*"], "declaration:write", False),
+    (["administrator"], "declaration:write", False),
+    ([], "declaration:write", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scopes", "wanted", "allowed"), SCOPES)
+def test_scopes(scopes: list[str], wanted: str, allowed: bool) -> None:
+    """Exactly, or by a trailing star, or as admin."""
+    assert allows(scopes, wanted) is allowed
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "slug"),
+    [
+        ({}, 401, "no-token"),
+        ({"Authorization": "Basic x"}, 401, "no-token"),
+        ({"Authorization": "Bearer of-another-deployment"}, 401, "unknown-token"),
+        ({"Authorization": "Bearer weak"}, 403, "scope-missing"),
+        ({"Authorization": "Bearer strong"}, 200, ""),
+    ],
+)
+async def test_refusals_are_problems(tmp_path: Path, header: dict[str, str], status: int, slug: str) -> None:
+    """With a stable type, and before anything was done."""
+    done = []
+    app = FastAPI()
+    tokens = tmp_path / "tokens.yaml"
+    entries = [("weak", ["demand:write:*"]), ("strong", ["pools:write:p"])]
+    tokens.write_bytes(
+        msgspec.json.encode([{"name": n, "sha256": hash_secret(n), "scopes": scopes} for n, scopes in entries])
+    )
+    app.state.tokens = Tokens(tokens)
+    problem.install(app)
+
+    @app.put("/pools/{pool_id}", dependencies=[Depends(require("pools:write:{pool_id}"))])
+    async def put(pool_id: str) -> None:
+        done.append(pool_id)
+
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://service") as client:
+        answer = await client.put("/pools/p", headers=header)
+    assert answer.status_code == status
+    assert done == (["p"] if status == 200 else [])
+    if slug:
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["type"] == f"urn:slipway:problem:{slug}"
