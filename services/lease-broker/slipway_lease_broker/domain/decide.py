@@ -138,6 +138,7 @@ def admit(
                 granted_at=now,
                 expires_at=alive_until(pool, State.RESERVED, now, hold_until),
                 hold_until=hold_until,
+                traceparent=request.traceparent,
             )
         )
         remaining.append(msgspec.structs.replace(request, waiting_units=request.waiting_units - units))

@@ -47,7 +47,7 @@ class Ledger:
         self.answers: list[Any] = []
         self.refusals: list[str] = []
 
-    def record(self, fact: Fact, now: datetime) -> None:
+    def record(self, fact: Fact, now: datetime, traceparent: str = "") -> None:
         """Raises BadEvent for a fact that can never be applied."""
         pool = self.pools.get(fact.lease_pool_id)
         if pool is None:
@@ -55,7 +55,7 @@ class Ledger:
         check(fact)
         match fact:
             case LeaseRequested():
-                self._ask(pool, fact, now)
+                self._ask(pool, fact, now, traceparent)
             case LeaseCancelRequested():
                 self._cancel(pool, fact)
             case LeaseReleaseRequested():
@@ -63,7 +63,7 @@ class Ledger:
             case LeaseConfirmRequested() | LeaseRenewRequested():
                 self._prolong(pool, fact, now)
 
-    def _ask(self, pool: LeasePool, fact: LeaseRequested, now: datetime) -> None:
+    def _ask(self, pool: LeasePool, fact: LeaseRequested, now: datetime, traceparent: str) -> None:
         key = pool.id, fact.request_id
         if (asked := self.requests.get(key)) is not None:  # it only says that the asker still waits
             self._keep_request(msgspec.structs.replace(asked, last_asked_at=now))
@@ -78,6 +78,7 @@ class Ledger:
                 waiting_units=fact.units,
                 asked_at=now,
                 last_asked_at=now,
+                traceparent=traceparent,
             )
         )
         self.dirty.add(pool.id)

@@ -68,6 +68,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     hold_until: datetime
     counted_until: datetime | None = None  # of a lost lease
     ended_at: datetime | None = None
+    traceparent: str = ""  # of its request: what happens to it goes on in that trace
 
     @property
     def live(self) -> bool:
@@ -92,6 +93,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: datetime
     last_asked_at: datetime
     queued_at: datetime | None = None  # when it was first told to wait
+    traceparent: str = ""
 
 
 def held_units(leases: Iterable[Lease]) -> int:

@@ -13,11 +13,13 @@ from slipway_common.postgres import Connection
 from slipway_lease_broker.domain.facts import Ledger
 from slipway_lease_broker.metrics import REFUSED_FACTS
 from slipway_lease_broker.store import leases, pools, requests
+from slipway_lease_broker.store.traces import traced
 
 
 async def record_requests(tx: Connection, received: Sequence[Received]) -> None:
     """Apply a batch of facts in order. Raises BadEvent for one that can never be applied."""
-    facts = [record.event for record in received if record.event is not None]
+    told = [record for record in received if record.event is not None]
+    facts = [record.event for record in told]
     asks = [fact for fact in facts if isinstance(fact, LeaseRequested | LeaseCancelRequested)]
     lease_ids = {fact.lease_id for fact in facts if not isinstance(fact, LeaseRequested | LeaseCancelRequested)}
 
@@ -28,13 +30,13 @@ async def record_requests(tx: Connection, received: Sequence[Received]) -> None:
         await leases.named(tx, lease_ids),
         await requests.named(tx, {(fact.lease_pool_id, fact.request_id) for fact in asks}),
     )
-    for fact in facts:
-        ledger.record(fact, now)
+    for record in told:
+        ledger.record(record.event, now, record.traceparent)
 
     await leases.save(tx, ledger.leases_to_save())
     await requests.save(tx, ledger.requests_to_save())
     await requests.add(tx, ledger.requests_to_add())
     await pools.mark(tx, ledger.dirty, ledger.deadlines)
-    await outbox.enqueue(tx, ledger.answers, at=now)
+    await outbox.enqueue(tx, traced(ledger.answers, ledger.leases.values()), at=now)
     for reason in ledger.refusals:
         REFUSED_FACTS.labels(reason).inc()

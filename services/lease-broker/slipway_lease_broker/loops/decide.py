@@ -20,6 +20,7 @@ from slipway_lease_broker.metrics import (
     WAITING_UNITS,
 )
 from slipway_lease_broker.store import leases, pools, requests
+from slipway_lease_broker.store.traces import traced
 
 LOG = logger(__name__)
 
@@ -43,15 +44,16 @@ class DecideLoop(msgspec.Struct, frozen=True):
                     return False
                 now = await pools.clock(db)
                 waiters = await requests.waiting(db, pool.id)
+                held = await leases.counted(db, pool.id)
                 decision = decide(
-                    pool, await leases.counted(db, pool.id), waiters, now, new_id=new_id,
+                    pool, held, waiters, now, new_id=new_id,
                     lost_linger_seconds=self.lost_linger_seconds, expire=self.caught_up(pool.id),
                 )  # fmt: skip
                 await leases.save(db, decision.ended)
                 await leases.add(db, decision.granted)
                 await requests.save(db, decision.requests)
                 await pools.settle(db, pool, decision, now)
-                await outbox.enqueue(db, decision.events, at=now)
+                await outbox.enqueue(db, traced(decision.events, [*held, *decision.granted], waiters), at=now)
         measure(pool, decision, {waiter.id: (now - waiter.asked_at).total_seconds() for waiter in waiters})
         return True
 

@@ -18,7 +18,7 @@ ORDER BY lease_pool_id, fencing_token LIMIT $2"""
 ADD: Final = f"""
 INSERT INTO leases ({", ".join(FIELDS)})
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::integer[], $6::integer[], $7::text[],
-    $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::timestamptz[])"""
+    $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::timestamptz[], $13::text[])"""
 SAVE: Final = """
 UPDATE leases AS l SET units = s.units, state = s.state, expires_at = s.expires_at, counted_until = s.counted_until,
     ended_at = s.ended_at

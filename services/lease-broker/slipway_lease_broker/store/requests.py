@@ -16,7 +16,8 @@ NAMED: Final = f"{SELECT} WHERE (lease_pool_id, id) IN (SELECT * FROM unnest($1:
 ADD: Final = f"""
 INSERT INTO requests ({", ".join(FIELDS)})
 SELECT {", ".join(FIELDS)} FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::integer[],
-    $7::timestamptz[], $8::timestamptz[], $9::timestamptz[]) WITH ORDINALITY AS r ({", ".join(FIELDS)}, place)
+    $7::timestamptz[], $8::timestamptz[], $9::timestamptz[], $10::text[])
+    WITH ORDINALITY AS r ({", ".join(FIELDS)}, place)
 ORDER BY r.place"""
 SAVE: Final = """
 UPDATE requests AS r SET waiting_units = s.waiting_units, last_asked_at = s.last_asked_at, queued_at = s.queued_at

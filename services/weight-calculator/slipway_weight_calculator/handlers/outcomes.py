@@ -24,6 +24,7 @@ async def fold_outcomes(tx: Connection, records: Sequence[Received], *, policy: 
     before = {row.config.id: row for row in await configs.lock(tx, sorted(pool_of))}
     now = await configs.clock(tx)
     health = {config_id: row.health for config_id, row in before.items()}
+    trace = {record.event.launch_config_id: record.traceparent for record in told}
     for record in told:
         config_id = record.event.launch_config_id
         # A time in the future would make everything after it look late.
@@ -31,7 +32,9 @@ async def fold_outcomes(tx: Connection, records: Sequence[Received], *, policy: 
         health[config_id] = fold(health[config_id], record.event, at=at, policy=policy)
         metrics.count_outcome(record.event)
     changed = [
-        Row(row.config, health[config_id]) for config_id, row in before.items() if health[config_id] != row.health
+        Row(row.config, health[config_id], trace[config_id])
+        for config_id, row in before.items()
+        if health[config_id] != row.health
     ]
     await configs.write(tx, changed)
     for row in changed:

@@ -29,7 +29,7 @@ class PublishLoop:
         if not changed:
             return 0
         now = await configs.clock(tx)
-        events: list[WeightChanged | outbox.Tombstone] = []
+        events: list[outbox.Traced | outbox.Tombstone] = []
         published: dict[str, WeightChanged | None] = {}
         for item in changed:
             config, last = item.row.config, item.published
@@ -40,7 +40,7 @@ class PublishLoop:
                 continue
             new = record(config, item.row.health, now=now, policy=self.policy)
             if item.published_age_seconds >= self.republish_seconds or worth_publishing(last, new, self.policy):
-                events.append(new)
+                events.append(outbox.Traced(new, item.row.traceparent))
                 published[config.id] = new
         await configs.mark_looked_at(tx, [item.row.config.id for item in changed])
         await configs.mark_published(tx, published)

@@ -43,5 +43,5 @@ class WatchLoop:
             active = [config_id for config_id, row in pool.items() if row.config.state == "active"]
             health = {config_id: row.health for config_id, row in pool.items()}
             for config_id, after in pass_time(health, active, now=now, policy=self.policy).items():
-                changed[config_id] = Row(pool[config_id].config, after)
+                changed[config_id] = Row(pool[config_id].config, after, pool[config_id].traceparent)
         return [changed[config_id] for config_id in sorted(changed)]

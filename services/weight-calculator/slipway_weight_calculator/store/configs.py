@@ -12,7 +12,7 @@ from slipway_common.postgres import Connection
 from slipway_weight_calculator.domain.health import Health
 from slipway_weight_calculator.domain.record import Config
 
-COLUMNS: Final = "id, pool_id, zone, base_weight, price_factor, state, revision, health::text AS health"
+COLUMNS: Final = "id, pool_id, zone, base_weight, price_factor, state, revision, health::text AS health, traceparent"
 
 CLOCK: Final = "SELECT slipway_clock()"
 INTRODUCE: Final = """
@@ -23,8 +23,10 @@ ON CONFLICT DO NOTHING"""
 LOCK: Final = f"SELECT {COLUMNS} FROM launch_config WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
 WRITE: Final = """
 UPDATE launch_config c
-SET health = g.health, closed = g.closed, next_probe_at = g.next_probe_at, unpublished = true
-FROM unnest($1::text[], $2::jsonb[], $3::boolean[], $4::timestamptz[]) AS g (id, health, closed, next_probe_at)
+SET health = g.health, closed = g.closed, next_probe_at = g.next_probe_at, traceparent = g.traceparent,
+    unpublished = true
+FROM unnest($1::text[], $2::jsonb[], $3::boolean[], $4::timestamptz[], $5::text[])
+    AS g (id, health, closed, next_probe_at, traceparent)
 WHERE c.id = g.id"""
 DECLARE: Final = """
 INSERT INTO launch_config AS c (id, pool_id, zone, base_weight, price_factor, state, revision)
@@ -68,6 +70,7 @@ class Row(msgspec.Struct, frozen=True):
 
     config: Config
     health: Health
+    traceparent: str = ""
 
 
 class Unpublished(msgspec.Struct, frozen=True):
@@ -101,6 +104,7 @@ async def write(tx: Connection, rows: Sequence[Row]) -> None:
             [row.health for row in rows],
             [row.health.gate.closed for row in rows],
             [row.health.gate.next_probe_at for row in rows],
+            [row.traceparent for row in rows],
         )
 
 
@@ -170,4 +174,4 @@ def _row(row: Any) -> Row:
         state=row["state"],
         revision=row["revision"],
     )
-    return Row(config, _health.decode(row["health"]))
+    return Row(config, _health.decode(row["health"]), row["traceparent"])

@@ -34,6 +34,7 @@ CREATE TABLE requests (
     asked_at timestamptz NOT NULL,
     last_asked_at timestamptz NOT NULL,
     queued_at timestamptz,                      -- when it was first told to wait
+    traceparent text NOT NULL DEFAULT '',
     PRIMARY KEY (lease_pool_id, id)
 );
 CREATE INDEX requests_waiting ON requests (lease_pool_id, place) WHERE waiting_units > 0;
@@ -52,6 +53,7 @@ CREATE TABLE leases (
     hold_until timestamptz NOT NULL,
     counted_until timestamptz,                  -- of a lost lease
     ended_at timestamptz,                       -- counted against the limit until this is set
+    traceparent text NOT NULL DEFAULT '',
     UNIQUE (lease_pool_id, fencing_token)
 );
 CREATE INDEX leases_counted ON leases (lease_pool_id) WHERE ended_at IS NULL;

@@ -22,7 +22,8 @@ CREATE TABLE launch_config (
     unpublished boolean NOT NULL DEFAULT true,  -- changed since the publish loop looked
     published jsonb,                            -- the record that others have; NULL: none, or a tombstone
     published_at timestamptz,
-    looked_at timestamptz
+    looked_at timestamptz,
+    traceparent text NOT NULL DEFAULT ''        -- of the last outcome: the record that follows goes on in its trace
 ) WITH (fillfactor = 70);
 CREATE INDEX launch_config_unpublished ON launch_config (id) WHERE unpublished;
 CREATE INDEX launch_config_looked_at ON launch_config (looked_at) WHERE NOT unpublished;
