@@ -31,7 +31,7 @@ $(READY): requirements.lock pyproject.toml $(MEMBERS:%=%/pyproject.toml)
 		echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(RUN) -c $(IS_RECENT) 2>/dev/null || { echo "Setting up .venv, once"; $(PYTHON) -m venv --clear .venv; }
 	@$(RUN) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(UV) pip sync --python $(RUN) --require-hashes requirements.lock
+	@$(UV) pip sync --python $(RUN) --compile-bytecode --require-hashes requirements.lock
 	@$(UV) pip install --python $(RUN) --quiet --no-deps $(MEMBERS:%=-e %)
 	@touch $@
 
@@ -65,7 +65,7 @@ generated: $(READY) ## Write contracts/ and docs/generated/ from the code
 	@$(RUN) -m slipway_local.contracts
 
 bench-events: $(READY) ## Decode, event → committed → next event, replay
-	@$(RUN) bench/events.py
+	@$(RUN) -m bench.events
 
 clean: ## Remove the virtual environment and every cache in this folder
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

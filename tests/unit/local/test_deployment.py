@@ -1,0 +1,36 @@
+"""What a local deployment divides by SPEED is what the services call product time, with their own defaults."""
+
+from importlib import import_module
+
+import pytest
+
+from slipway_local.demo import wish
+from slipway_local.deployment import PRODUCT_SECONDS
+from slipway_simulator.faults import BadFault
+
+DIFFERENT = {"reap_seconds"}  # a demo looks twice as often, since it waits for two passes at its end
+
+
+@pytest.mark.parametrize("service", sorted(PRODUCT_SECONDS))
+def test_product_times_are_the_services_defaults(service: str) -> None:
+    fields = import_module(f"slipway_{service.replace('-', '_')}.settings").Settings.model_fields
+    for name, seconds in PRODUCT_SECONDS[service].items():
+        assert name in fields, f"{service} has no setting {name}"
+        if name not in DIFFERENT:
+            assert fields[name].default == seconds, name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"DURATION": "soon"}, {"SPEED": "fast"}, {"SPEED": "0"}, {"DEMAND": "/no/such/file"}, {"FAULTS": "locusts"},
+     {"SEED": "x"}, {"FAULTS": "zone-b:9m-2m"}],
+)  # fmt: skip
+def test_wrong_arguments_are_refused(arguments: dict[str, str]) -> None:
+    with pytest.raises((ValueError, BadFault)):
+        wish(arguments)
+
+
+def test_defaults_tell_an_hour_in_three_minutes() -> None:
+    asked = wish({})
+    assert (asked.duration_seconds, asked.speed, asked.product_seconds) == (180.0, 20.0, 3600.0)
+    assert [(f.name, f.from_seconds, f.until_seconds) for f in asked.faults] == [("zone-b", 900.0, 1800.0)]
