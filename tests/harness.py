@@ -33,7 +33,10 @@ EFFECT: Final = """
 CREATE TABLE effect (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, subject text NOT NULL, word text NOT NULL,
     partition integer NOT NULL
-)"""
+);"""
+MIGRATED: Final = """
+CREATE TABLE alembic_version (version_num text PRIMARY KEY);
+INSERT INTO alembic_version VALUES ('0001')"""
 # A session that is stopped inside a transaction is ended after this; in production it takes 5 s.
 QUICK: Final = {"idle_in_transaction_session_timeout": "1s", "lock_timeout": "3s"}
 
@@ -72,7 +75,7 @@ async def make_template(server: EmbeddedPostgres, name: str = TEMPLATE) -> None:
             await connection.execute(migrate.PREPARE.format(**names))
             await connection.execute(f"SET LOCAL ROLE {names['role']}")
             await connection.execute(f"SET LOCAL search_path TO {names['schema']}")
-            await connection.execute(migrate.MESSAGING + EFFECT)
+            await connection.execute(migrate.MESSAGING + EFFECT + MIGRATED)
     finally:
         await connection.close()
 
@@ -124,10 +127,15 @@ class Place:
         return [msgspec.json.decode(row["value"])["kind"] for row in rows]
 
 
+def new_name() -> str:
+    """Of a database; with a dot behind it, the prefix of its topics."""
+    return f"probe_{next(_numbers)}"
+
+
 @contextlib.asynccontextmanager
-async def new_place(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> AsyncIterator[Place]:
+async def new_place(servers: tuple[EmbeddedKafka, EmbeddedPostgres], name: str = "") -> AsyncIterator[Place]:
     """Expects the template."""
-    name = f"probe_{next(_numbers)}"
+    name = name or new_name()
     url = await servers[1].create_database(name, template=TEMPLATE)
     pool = await postgres.connect(url, SERVICE, settings=QUICK)
     try:
@@ -153,6 +161,25 @@ async def record_words(tx: Connection, events: Sequence[Received]) -> None:
         )  # fmt: skip
         if word == "raise":
             raise ValueError("the handler has a bug")
+
+
+class Words:
+    """A view that keeps the words it has seen, per subject; `refused` makes it fail once."""
+
+    topic = WORKER_LIFECYCLE
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[str | None]] = {}
+        self.refused = ""
+
+    async def apply(self, pool: Pool, records: Sequence[Received]) -> None:
+        for received in records:
+            word = None if received.event is None else received.event.kind
+            if word and word == self.refused:
+                self.refused = ""
+                self.seen = {}
+                raise ConnectionResetError("as asked")
+            self.seen.setdefault(received.subject, []).append(word)
 
 
 class Publisher:

@@ -1,6 +1,6 @@
-"""A consumer or a relay of the probe in a process of its own, to be stopped and killed. Says a word a line on stdout.
+"""The probe, or a part of it, in a process of its own, to be stopped and killed. Says a word a line on stdout.
 
-`python -m tests.processes consumer|relay DATABASE_URL BOOTSTRAP PREFIX`
+`python -m tests.processes consumer|relay|service DATABASE_URL BOOTSTRAP PREFIX [PORT]`
 """
 
 import asyncio
@@ -14,8 +14,9 @@ from typing import Any
 
 from slipway_common import kafka, postgres
 from slipway_common.consume import Consumer, Received
-from slipway_common.postgres import Connection
+from slipway_common.postgres import Connection, Pool
 from slipway_common.relay import Relay
+from slipway_common.service import Loop, Service, ServiceSettings
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import WORKER_LIFECYCLE
 from tests import harness
@@ -28,9 +29,9 @@ STALLED_SECONDS = 2.0
 class Process:
     """Started by a test, always killed by it."""
 
-    def __init__(self, role: str, place: Place) -> None:
+    def __init__(self, role: str, url: str, bootstrap: str, prefix: str, *rest: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.processes", role, place.url, place.kafka.bootstrap, place.prefix],
+            [sys.executable, "-m", "tests.processes", role, url, bootstrap, prefix, *rest],
             cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -47,6 +48,17 @@ class Process:
             await until(lambda: self.said(word), f"the process says {word}")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self._output.decode()}") from None
+
+    @classmethod
+    def at(cls, place: Place, role: str) -> "Process":
+        return cls(role, place.url, place.kafka.bootstrap, place.prefix)
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
@@ -99,5 +111,26 @@ async def relay(url: str, bootstrap: str, prefix: str) -> None:
     await relay.run()
 
 
+def service(url: str, bootstrap: str, prefix: str, port: str) -> None:
+    """All that a service has: something to consume, a view, a loop."""
+
+    async def count(pool: Pool) -> bool:
+        print("effects", await pool.fetchval("SELECT count(*) FROM effect"), flush=True)
+        return False
+
+    settings = ServiceSettings(
+        database_url=url, kafka=bootstrap, topic_prefix=prefix, partitions=PARTITIONS, port=int(port),
+        heartbeat_seconds=0.5,
+    )  # fmt: skip
+    Service(
+        SERVICE, settings, consumes={WORKER_LIFECYCLE: harness.record_words}, views=[harness.Words()],
+        loops=[Loop("count", count)],
+    ).run()  # fmt: skip
+
+
 if __name__ == "__main__":
-    asyncio.run({"consumer": consume, "relay": relay}[sys.argv[1]](*sys.argv[2:]))
+    role, *arguments = sys.argv[1:]
+    if role == "service":
+        service(*arguments)
+    else:
+        asyncio.run({"consumer": consume, "relay": relay}[role](*arguments))

@@ -287,7 +287,7 @@ def failing(chance: Random) -> consume.Handler:
 async def test_stalled_owner(place: Place) -> None:
     """A process that was stopped inside its transaction holds up nobody, and what it does on waking has no effect."""
     await place.create(WORKER_LIFECYCLE)
-    stalled = Process("consumer", place)
+    stalled = Process.at(place, "consumer")
     try:
         async with publisher(place) as publish:
             await publish.send(report("w1", "a"), partition=2)

@@ -129,7 +129,7 @@ async def test_concurrent_writers(place: Place) -> None:
 async def test_killed_relay(place: Place) -> None:
     """A relay dies by SIGKILL in the middle; another takes over."""
     await place.create(WORKER_LIFECYCLE)
-    first = Process("relay", place)
+    first = Process.at(place, "relay")
     second = place.relay(WORKER_LIFECYCLE)
     try:
         await write(place, 0, rounds=5)
@@ -152,7 +152,7 @@ async def test_stopped_relay(place: Place) -> None:
     """A relay is stopped for longer than its session may be silent; another takes over; what the first still sends
     on waking are repeats."""
     await place.create(WORKER_LIFECYCLE)
-    first = Process("relay", place)
+    first = Process.at(place, "relay")
     second = place.relay(WORKER_LIFECYCLE)
     try:
         await first.until_said("up")

@@ -180,16 +180,15 @@ async def _handle(db: Connection, consumer: Consumer, batch: "_Batch") -> None:
     """All at once; if the data is at fault, one by one: what fails alone is a dead letter."""
     if not batch.fresh:
         return
-    received = [event for _, event in batch.fresh]
     try:
         async with db.transaction():
-            await consumer.handle(db, received)
+            await consumer.handle(db, [event for _, event in batch.fresh])
     except Exception as error:
         if is_infrastructure(error):
             raise
         LOG.warning("batch is redone one by one", topic=consumer.topic.name, error=repr(error))
     else:
-        batch.count("applied", len(received))
+        batch.count("applied", len(batch.fresh))
         return
     for record, event in batch.fresh:
         if consumer.topic.parks and event.subject in batch.blocked:
@@ -229,8 +228,7 @@ class _Batch:
 
     def read(self, record: Record) -> None:
         try:
-            envelope = decode(record.headers, received_at=_at(record))
-            _refuse_unstorable(envelope)
+            envelope = opened(record)
         except BadEvent as error:
             # A bare null without CloudEvents headers is how plain tools write a tombstone.
             if record.value is None and not any(name.startswith("ce_") for name, _ in record.headers):
@@ -273,33 +271,13 @@ class _Batch:
                 seen[source] = self.numbers[source] = envelope.number
             kept.append((record, envelope))
         for record, envelope in kept:
-            self._decode(record, envelope)
-
-    def _decode(self, record: Record, envelope: Envelope) -> None:
-        subject = envelope.subject or _text(record.key)
-        try:
-            event = decode_data(envelope.type, record.value)
-        except UnknownType:
-            self.count("unknown_type")
-            return
-        except Exception as error:  # decoding touches nothing but the record: whatever it raises is the record's fault
-            self.dead(record, subject, "dead", f"{type(error).__name__}: {error}")
-            return
-        received = Received(
-            event=event,
-            type=envelope.type,
-            id=envelope.id,
-            source=envelope.source,
-            subject=subject,
-            time=envelope.time,
-            number=envelope.number,
-            revision=envelope.revision,
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            traceparent=envelope.traceparent,
-        )
-        self.fresh.append((record, received))
+            try:
+                self.fresh.append((record, received(record, envelope)))
+            except UnknownType:
+                self.count("unknown_type")
+            except Exception as error:  # it touches nothing but the record: whatever it raises is the record's fault
+                subject = envelope.subject or _text(record.key)
+                self.dead(record, subject, "dead", f"{type(error).__name__}: {error}")
 
     async def park(self, db: Connection) -> None:
         """Keep the order of a subject: what follows a dead event waits behind it."""
@@ -350,6 +328,39 @@ class _Batch:
         await db.execute(outbox.DEAD, new_id(), target, "dead", subject, key, value, current_trace(), headers)
 
 
+def opened(record: Record) -> Envelope:
+    """The envelope of a record. Raises BadEvent, also for what no column or index takes."""
+    envelope = decode(record.headers, received_at=_at(record))
+    # It would fail the transaction again and again, so it has to be dead beforehand.
+    for name in ("id", "source", "subject", "number_source"):
+        text: str = getattr(envelope, name)
+        if "\0" in text or len(text.encode()) > SUBJECT_BYTES_MAX:
+            raise BadEvent(f"ce_{name} has a NUL character or more than {SUBJECT_BYTES_MAX} bytes")
+    for name in ("number", "previous", "revision"):
+        number: int | None = getattr(envelope, name)
+        if number is not None and not 0 <= number <= BIGINT_MAX:
+            raise BadEvent(f"ce_slipway{name} {number} is out of range")
+    return envelope
+
+
+def received(record: Record, envelope: Envelope) -> Received:
+    """What a handler gets of a record. Raises UnknownType, BadEvent, and what a decoder raises on hostile bytes."""
+    return Received(
+        event=decode_data(envelope.type, record.value),
+        type=envelope.type,
+        id=envelope.id,
+        source=envelope.source,
+        subject=envelope.subject or _text(record.key),
+        time=envelope.time,
+        number=envelope.number,
+        revision=envelope.revision,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        traceparent=envelope.traceparent,
+    )
+
+
 def _text(raw: bytes | None, characters_max: int = SUBJECT_BYTES_MAX // 4) -> str:
     """Foreign bytes as text that every column and index takes."""
     return (raw or b"").decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")[:characters_max]
@@ -361,15 +372,3 @@ def _at(record: Record) -> datetime:
         return datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
         return datetime.fromtimestamp(0, UTC)
-
-
-def _refuse_unstorable(envelope: Envelope) -> None:
-    """What no column or index takes would fail the transaction again and again, so it has to be dead beforehand."""
-    for name in ("id", "source", "subject", "number_source"):
-        text: str = getattr(envelope, name)
-        if "\0" in text or len(text.encode()) > SUBJECT_BYTES_MAX:
-            raise BadEvent(f"ce_{name} has a NUL character or more than {SUBJECT_BYTES_MAX} bytes")
-    for name in ("number", "previous", "revision"):
-        number: int | None = getattr(envelope, name)
-        if number is not None and not 0 <= number <= BIGINT_MAX:
-            raise BadEvent(f"ce_slipway{name} {number} is out of range")

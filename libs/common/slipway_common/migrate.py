@@ -108,6 +108,8 @@ def head(service: str) -> str:
     return revision
 
 
+LOCK_SERVER = "SELECT pg_advisory_xact_lock(7301)"
+LOCK_SCHEMA = "SELECT pg_advisory_xact_lock(hashtext(current_schema()))"
 PREPARE = """
 DO $$ BEGIN CREATE ROLE {role} NOLOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
 DO $$ BEGIN EXECUTE format('GRANT {role} TO %I', current_user);
@@ -125,7 +127,7 @@ async def upgrade(url: str, service: str) -> None:
     try:
         # Two services of one database may be migrated at the same time; roles are global to the server.
         async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock(7301)")
+            await connection.execute(LOCK_SERVER)
             await connection.execute(PREPARE.format(role=role_of(service), schema=schema_of(service)))
     finally:
         await connection.close()
@@ -144,7 +146,7 @@ async def _run(url: str, service: str) -> None:
 def _upgrade(connection: Connection, service: str) -> None:
     connection.execute(text(f"SET LOCAL ROLE {role_of(service)}"))
     connection.execute(text(f"SET LOCAL search_path TO {schema_of(service)}"))
-    connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(current_schema()))"))
+    connection.execute(text(LOCK_SCHEMA))
     config = _config(service)
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

@@ -13,16 +13,17 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import uvicorn
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from slipway_common import kafka, migrate, outbox, postgres, problem, telemetry
-from slipway_common.access import Tokens
+from slipway_common import dead_letters, kafka, migrate, outbox, postgres, problem, telemetry
+from slipway_common.access import Tokens, require
 from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.consume import Consumer, Handler
-from slipway_common.events.alert import AlertRaised
+from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.service import ServiceHeartbeat
 from slipway_common.postgres import Pool
 from slipway_common.relay import Relay
@@ -71,7 +72,7 @@ class Runtime:
 
     def __init__(self) -> None:
         self.pool: Pool | None = None
-        self.schema: str | None = None
+        self.consuming = False
         self.subscriptions: list[kafka.Subscription] = []
         self.readers: list[Reader] = []
         self.relay: Relay | None = None
@@ -92,7 +93,9 @@ class Runtime:
     def unready(self) -> list[str]:
         reasons = []
         if self.pool is None:
-            reasons.append("the database or the broker has not answered yet")
+            reasons.append("the database has not answered yet, or lacks the schema")
+        elif not self.consuming:
+            reasons.append("the broker has not answered yet, or lacks the topics")
         for subscription in self.subscriptions:
             waiting = [p for p in subscription.assigned if p not in subscription.owned]
             if waiting:
@@ -115,7 +118,10 @@ class Service:
         loops: Sequence[Loop] = (),
         routers: Sequence[APIRouter] = (),
         resources: Sequence[contextlib.AbstractAsyncContextManager[Any]] = (),
+        state: Mapping[str, Any] | None = None,
+        schema_minimum: str = "0001",
     ) -> None:
+        """`schema_minimum` is the oldest migration that this code runs on; a newer schema is fine."""
         self.name = name
         self.settings = settings
         self.consumers = [Consumer(name, topic, handle) for topic, handle in (consumes or {}).items()]
@@ -123,6 +129,8 @@ class Service:
         self.loops = [*loops, *self._own_loops()]
         self.routers = routers
         self.resources = resources
+        self.state = state or {}
+        self.schema_minimum = schema_minimum
         self.runtime = Runtime()
 
     def run(self) -> None:
@@ -137,8 +145,13 @@ class Service:
         app = FastAPI(title=f"Slipway {self.name}", version=VERSION, lifespan=self._lifespan)
         app.state.runtime = self.runtime
         app.state.tokens = Tokens(self.settings.tokens_file)
+        for name, value in self.state.items():
+            setattr(app.state, name, value)
         problem.install(app)
         app.include_router(_health)
+        if self.consumers:
+            app.state.consumers = {consumer.topic.name: consumer for consumer in self.consumers}
+            app.include_router(_dead_letters)
         for router in self.routers:
             app.include_router(router)
         return app
@@ -155,6 +168,7 @@ class Service:
             main.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await main
+            LOG.info("stopped")
 
     async def _main(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -170,16 +184,16 @@ class Service:
             )  # fmt: skip
             tasks.append(asyncio.create_task(runtime.relay.run()))
             for view in self.views:
-                reader = Reader(
-                    view, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix, ring=runtime.ring
-                )
+                reader = Reader(view, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix, ring=runtime.ring)
                 runtime.readers.append(reader)
                 tasks.append(asyncio.create_task(reader.run(pool)))
-            await self._start_consumers(stack, pool)
+            # What people ask and what is due does not wait for the broker: brakes work without it.
             runtime.pool = pool
             loops = [asyncio.create_task(self._run_loop(loop, pool)) for loop in self.loops]
-            LOG.info("started", version=VERSION, instance=settings.instance)
             try:
+                await self._start_consumers(stack, pool)
+                runtime.consuming = True
+                LOG.info("started", version=VERSION, instance=settings.instance)
                 await asyncio.Event().wait()
             finally:
                 # Loops finish the step they are in: an action taken must be recorded. The stack undoes the rest.
@@ -188,17 +202,19 @@ class Service:
 
     async def _start_database(self, stack: contextlib.AsyncExitStack) -> Pool:
         while True:
-            try:
-                pool = await postgres.connect(self.settings.database_url, self.name)
-                self.runtime.schema = await migrate.revision_of(pool)
-                if self.runtime.schema is None:
-                    raise OSError(f"the schema of {self.name} is missing: run its migrations")
-            except Exception as error:
-                LOG.warning("database not usable yet", error=repr(error))
-                await asyncio.sleep(0.5)
-                continue
-            stack.push_async_callback(_close_pool, pool)
-            return pool
+            async with contextlib.AsyncExitStack() as attempt:
+                try:
+                    pool = await postgres.connect(self.settings.database_url, self.name)
+                    attempt.push_async_callback(_close_pool, pool)
+                    schema = await migrate.revision_of(pool)
+                    if schema is None or schema < self.schema_minimum:
+                        raise OSError(f"schema {schema} is below {self.schema_minimum}: run the migrations first")
+                except Exception as error:
+                    LOG.warning("database not usable yet", error=repr(error))
+                else:
+                    stack.push_async_callback(attempt.pop_all().aclose)
+                    return pool
+            await asyncio.sleep(0.5)
 
     async def _start_consumers(self, stack: contextlib.AsyncExitStack, pool: Pool) -> None:
         if not self.consumers:
@@ -294,11 +310,12 @@ class Service:
     async def _watch_ownership(self, pool: Pool) -> bool:
         """An assigned partition never stays un-owned unnoticed."""
         stuck = [s for s in self.runtime.subscriptions if s.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
-        if stuck and not self._alerted:
+        if bool(stuck) != self._alerted:
             names = ", ".join(s.name for s in stuck)
-            alert = AlertRaised(
-                dedup_key=f"{self.name}/unowned", subject_id=self.name, kind="unowned-partition",
-                summary=f"{self.name} was assigned partitions of {names} but cannot claim them",
+            alert = (AlertRaised if stuck else AlertResolved)(
+                dedup_key=f"{self.name}/unowned/{self.settings.instance}", subject_id=self.name,
+                kind="unowned-partition",
+                summary=f"{self.name} was assigned partitions of {names} but cannot claim them" if stuck else "",
                 effect="their events wait", doing="tries again each second",
                 command="look at the service's log and at /readyz",
             )  # fmt: skip
@@ -368,3 +385,49 @@ async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> JSONRespon
 @_health.get("/metrics")
 async def metrics() -> PlainTextResponse:
     return PlainTextResponse(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+class Letter(BaseModel):
+    """Which dead letter: where its record was."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+_dead_letters = APIRouter(prefix="/dead-letters", tags=["dead letters"])
+Settle = Callable[[Any, Consumer, int, int], Awaitable[dead_letters.Replayed]]
+
+
+@_dead_letters.get("")
+async def list_dead_letters(
+    pool: Annotated[Pool, Depends(database)], topic: str | None = None, limit: Annotated[int, Query(le=1000)] = 100
+) -> Response:
+    return _json({"items": await dead_letters.tell(pool, topic=topic, limit=limit)})
+
+
+@_dead_letters.post("/replay", dependencies=[Depends(require("dead-letters:write"))])
+async def replay_dead_letter(request: Request, pool: Annotated[Pool, Depends(database)], letter: Letter) -> Response:
+    return await _settle(request, pool, letter, dead_letters.replay)
+
+
+@_dead_letters.post("/drop", dependencies=[Depends(require("dead-letters:write"))])
+async def drop_dead_letter(request: Request, pool: Annotated[Pool, Depends(database)], letter: Letter) -> Response:
+    return await _settle(request, pool, letter, dead_letters.drop)
+
+
+async def _settle(request: Request, pool: Pool, letter: Letter, settle: Settle) -> Response:
+    consumer = request.app.state.consumers.get(letter.topic)
+    try:
+        if consumer is None:
+            raise dead_letters.NotDead(f"{letter.topic} is not consumed here")
+        async with pool.acquire() as db:
+            outcome = await settle(db, consumer, letter.partition, letter.offset)
+    except dead_letters.NotDead as error:
+        raise problem.Problem(404, "not-dead", "There is no such dead letter", str(error)) from error
+    ring(request)
+    return _json(outcome)
+
+
+def _json(body: Any) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -68,9 +68,11 @@ class Reader:
             await asyncio.sleep(0.5)
 
     async def _read(self, pool: Pool) -> None:
-        consumer = AIOKafkaConsumer(bootstrap_servers=self.bootstrap_servers, enable_auto_commit=False)
-        await consumer.start()
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap_servers, enable_auto_commit=False, auto_offset_reset="earliest"
+        )
         try:
+            await consumer.start()
             partitions = [TopicPartition(self.name, p) for p in await _partitions(consumer, self.name)]
             consumer.assign(partitions)
             await consumer.seek_to_beginning(*partitions)
@@ -90,11 +92,5 @@ class Reader:
 
 
 async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
-    for _ in range(100):
-        found = consumer.partitions_for_topic(topic)
-        if found:
-            return sorted(found)
-        await consumer._client.force_metadata_update()
-        consumer._client.add_topic(topic)
-        await asyncio.sleep(0.1)
-    raise TimeoutError(f"no topic {topic} on the broker; create it with `slipway topics create`")
+    """Waits for the topic; raises KafkaError when it does not come."""
+    return sorted(await consumer._client._wait_on_metadata(topic))

@@ -1,0 +1,113 @@
+"""Dead letters of a service: told, replayed, dropped, by the handler that refused them. Knows no HTTP.
+
+A subject is replayed in order of its offsets, from the dead record on, until one fails. The topic's positions are held
+meanwhile, so that no event is parked behind a dead one that is just being replayed.
+"""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.consume import Consumer, Record, opened, received
+from slipway_common.envelope import UnknownType
+from slipway_common.postgres import Connection, is_infrastructure
+from slipway_common.telemetry import logger
+
+LOG = logger(__name__)
+
+LIST: Final = """
+SELECT topic, partition, "offset", subject, state, reason, record_at, at FROM dead_letter
+WHERE $1::text IS NULL OR topic = $1 ORDER BY topic, partition, "offset" LIMIT $2"""
+SHOW: Final = 'SELECT * FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
+HOLD: Final = "SELECT FROM consumed WHERE topic = $1 ORDER BY partition FOR UPDATE"
+OF_SUBJECT: Final = """
+SELECT * FROM dead_letter WHERE topic = $1 AND subject = $2 ORDER BY partition, "offset\""""
+SETTLED: Final = 'DELETE FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
+FAILED: Final = """
+UPDATE dead_letter SET state = 'dead', reason = $4 WHERE topic = $1 AND partition = $2 AND "offset" = $3"""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """One record that was not applied; `parked` ones wait behind a `dead` one of their subject."""
+
+    topic: str
+    partition: int
+    offset: int
+    subject: str
+    state: str
+    reason: str
+    record_at: datetime
+    at: datetime
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What became of a subject: records applied now, records that still wait, and why the first of them does."""
+
+    applied: int
+    remaining: int
+    reason: str = ""
+
+
+class NotDead(Exception):
+    """No such dead letter; perhaps it was replayed or dropped by somebody else."""
+
+
+async def tell(db: Connection, *, topic: str | None = None, limit: int = 100) -> list[DeadLetter]:
+    return [DeadLetter(**row) for row in await db.fetch(LIST, topic, limit)]
+
+
+async def replay(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
+    """Try the record again, and those parked with it. Raises NotDead."""
+    async with db.transaction():
+        return await _replay(db, consumer, await _held(db, consumer, partition, offset))
+
+
+async def drop(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
+    """Forget the record for good; what was parked behind it is applied. Raises NotDead."""
+    async with db.transaction():
+        rows = await _held(db, consumer, partition, offset)
+        await db.execute(SETTLED, consumer.topic.name, partition, offset)
+        LOG.warning("dead letter dropped", topic=consumer.topic.name, partition=partition, offset=offset)
+        first, *rest = rows
+        if (first["partition"], first["offset"]) == (partition, offset):
+            return await _replay(db, consumer, rest)
+        return Replayed(0, len(rest), first["reason"])
+
+
+async def _held(db: Connection, consumer: Consumer, partition: int, offset: int) -> list[Any]:
+    """The record and, where order counts, all that wait of its subject; nobody adds to them before the commit."""
+    topic = consumer.topic
+    await db.execute(HOLD, topic.name)
+    row = await db.fetchrow(SHOW, topic.name, partition, offset)
+    if row is None:
+        raise NotDead(f"{topic.name}/{partition}/{offset}")
+    return list(await db.fetch(OF_SUBJECT, topic.name, row["subject"])) if topic.parks else [row]
+
+
+async def _replay(db: Connection, consumer: Consumer, rows: list[Any]) -> Replayed:
+    for applied, row in enumerate(rows):
+        place = (row["topic"], row["partition"], row["offset"])
+        try:
+            async with db.transaction():
+                await _handle(db, consumer, row)
+        except Exception as error:
+            if is_infrastructure(error):
+                raise
+            reason = f"{type(error).__name__}: {error}".replace("\0", "")[:1000]
+            await db.execute(FAILED, *place, reason)
+            return Replayed(applied, len(rows) - applied, reason)
+        await db.execute(SETTLED, *place)
+    return Replayed(len(rows), 0)
+
+
+async def _handle(db: Connection, consumer: Consumer, row: Any) -> None:
+    record = Record(
+        row["topic"], row["partition"], row["offset"], row["key"], row["value"],
+        [(name, bytes.fromhex(value)) for name, value in row["headers"]], int(row["record_at"].timestamp() * 1000),
+    )  # fmt: skip
+    try:
+        event = received(record, opened(record))
+    except UnknownType:
+        return  # as the consumer does
+    await consumer.handle(db, [event])

@@ -1,0 +1,166 @@
+"""Dead letters: told, replayed and dropped by the service that refused them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+import yaml
+
+from slipway_common import consume, dead_letters
+from slipway_common.clock import utc_now
+from slipway_common.consume import Consumer, Received, Record
+from slipway_common.dead_letters import NotDead, Replayed
+from slipway_common.envelope import Envelope, encode
+from slipway_common.errors import Transient
+from slipway_common.ids import hash_secret, new_id
+from slipway_common.postgres import Connection, Pool
+from slipway_common.service import Service, ServiceSettings
+from slipway_common.topics import POOL_DEMAND, WORKER_LIFECYCLE, Topic
+from tests.harness import SERVICE, Place, record_words, report
+
+TOPIC = WORKER_LIFECYCLE.name
+
+
+class Handler:
+    """Refuses the words in `refused`; counts as infrastructure trouble those in `troubled`."""
+
+    def __init__(self) -> None:
+        self.refused = {"bad"}
+        self.troubled: set[str] = set()
+
+    async def __call__(self, tx: Connection, events: Sequence[Received]) -> None:
+        await record_words(tx, events)
+        for received in events:
+            if received.event.kind in self.refused:
+                raise ValueError(f"{received.event.kind} is refused")
+            if received.event.kind in self.troubled:
+                raise Transient("the database is away")
+
+
+@pytest.fixture
+def handler() -> Handler:
+    return Handler()
+
+
+@pytest.fixture
+async def pool(place: Place, handler: Handler) -> Pool:
+    """With the letters of a batch: w1's a dead, b and c parked; w2's alone; w3 has none."""
+    async with place.pool.acquire() as db:
+        owned, _ = await consume.claim(db, TOPIC, 0, "cluster")
+        words = [("w1", "bad"), ("w1", "b"), ("w2", "bad"), ("w3", "d"), ("w1", "c")]
+        records = [record(offset, *word) for offset, word in enumerate(words)]
+        await consume.apply(db, consumer(handler), owned, records)
+    return place.pool
+
+
+def consumer(handler: Handler, topic: Topic = WORKER_LIFECYCLE) -> Consumer:
+    return Consumer(SERVICE, topic, handler)
+
+
+def record(offset: int, subject: str, word: str) -> Record:
+    event = report(subject, word)
+    envelope = Envelope(id=new_id(), type=event.type, source="/s", subject=subject, time=utc_now(), number=offset + 1)
+    return Record(TOPIC, 0, offset, subject.encode(), msgspec.json.encode(event), encode(envelope), 1_000)
+
+
+async def told(pool: Pool) -> list[tuple[int, str, str]]:
+    async with pool.acquire() as db:
+        return [(d.offset, d.subject, d.state) for d in await dead_letters.tell(db)]
+
+
+async def test_replay(place: Place, pool: Pool, handler: Handler) -> None:
+    """The dead record and those parked behind it, in their order; others are left alone."""
+    assert await told(pool) == [
+        (0, "w1", "dead"), (1, "w1", "parked"), (2, "w2", "dead"), (4, "w1", "parked"),
+    ]  # fmt: skip
+    handler.refused = set()
+    async with pool.acquire() as db:
+        assert await dead_letters.replay(db, consumer(handler), 0, 4) == Replayed(3, 0)
+        with pytest.raises(NotDead):
+            await dead_letters.replay(db, consumer(handler), 0, 0)
+    assert await place.words("w1") == ["bad", "b", "c"]
+    assert await told(pool) == [(2, "w2", "dead")]
+
+
+async def test_replay_fails_again(place: Place, pool: Pool, handler: Handler) -> None:
+    """It stops at the first that fails: that one is dead now, what follows stays parked."""
+    handler.refused = {"b"}
+    async with pool.acquire() as db:
+        outcome = await dead_letters.replay(db, consumer(handler), 0, 0)
+    assert outcome == Replayed(1, 2, "ValueError: b is refused")
+    assert await place.words("w1") == ["bad"]
+    assert await told(pool) == [(1, "w1", "dead"), (2, "w2", "dead"), (4, "w1", "parked")]
+
+
+async def test_replay_meets_an_outage(place: Place, pool: Pool, handler: Handler) -> None:
+    """Infrastructure is nobody's fault: nothing has changed."""
+    before = await told(pool)
+    handler.refused, handler.troubled = set(), {"c"}
+    async with pool.acquire() as db:
+        with pytest.raises(Transient):
+            await dead_letters.replay(db, consumer(handler), 0, 0)
+    assert (await told(pool), await place.words("w1")) == (before, [])
+
+
+async def test_drop(place: Place, pool: Pool, handler: Handler) -> None:
+    """What was parked behind the dropped one is applied; one dropped from the middle is only gone."""
+    async with pool.acquire() as db:
+        outcome = await dead_letters.drop(db, consumer(handler), 0, 1)
+        assert outcome == Replayed(0, 2, "ValueError: bad is refused")
+        assert await dead_letters.drop(db, consumer(handler), 0, 0) == Replayed(1, 0)
+    assert await place.words("w1") == ["c"]
+    assert await told(pool) == [(2, "w2", "dead")]
+
+
+async def test_latest_wins_stands_alone(place: Place, handler: Handler) -> None:
+    """Where order does not count, each letter is replayed by itself."""
+    demand = consumer(handler, POOL_DEMAND)
+    async with place.pool.acquire() as db:
+        owned, _ = await consume.claim(db, POOL_DEMAND.name, 0, "cluster")
+        records = [record(offset, "w1", "bad") for offset in range(2)]
+        records = [msgspec.structs.replace(r, topic=POOL_DEMAND.name) for r in records]
+        await consume.apply(db, demand, owned, records)
+        handler.refused = set()
+        assert await dead_letters.replay(db, demand, 0, 1) == Replayed(1, 0)
+    assert await told(place.pool) == [(0, "w1", "dead")]
+
+
+async def test_http(place: Place, pool: Pool, handler: Handler, tmp_path: Path) -> None:
+    """Anybody may read; to replay or drop needs a token with the scope."""
+    tokens = tmp_path / "tokens.yaml"
+    names = {"mender": ["dead-letters:write"], "stranger": ["demand:write"]}
+    tokens.write_text(
+        yaml.safe_dump([{"name": n, "sha256": hash_secret(n), "scopes": scopes} for n, scopes in names.items()])
+    )
+    settings = ServiceSettings(database_url=place.url, kafka="nowhere:1", tokens_file=tokens)
+    probe = Service(SERVICE, settings, consumes={WORKER_LIFECYCLE: handler})
+    transport = httpx2.ASGITransport(app=probe.app())
+    async with httpx2.AsyncClient(transport=transport, base_url="http://probe") as http:
+
+        async def post(path: str, token: str = "mender", **letter: Any) -> tuple[int, Any]:
+            body = {"topic": TOPIC, "partition": 0, "offset": 0} | letter
+            answer = await http.post(path, json=body, headers={"Authorization": f"Bearer {token}"})
+            return answer.status_code, answer.json()
+
+        assert (await http.get("/dead-letters")).status_code == 503
+        probe.runtime.pool = pool
+        items = (await http.get("/dead-letters", params={"topic": TOPIC})).json()["items"]
+        assert [(item["offset"], item["state"]) for item in items][:2] == [(0, "dead"), (1, "parked")]
+        assert items[0]["reason"] == "ValueError: bad is refused"
+        assert (await http.get("/dead-letters", params={"topic": "other"})).json() == {"items": []}
+
+        assert (await post("/dead-letters/replay", "nobody"))[0] == 401
+        assert (await post("/dead-letters/drop", "stranger"))[0] == 403
+        assert (await post("/dead-letters/drop", offset="x"))[0] == 422
+        status, refusal = await post("/dead-letters/replay", offset=3)
+        assert (status, refusal["type"]) == (404, "urn:slipway:problem:not-dead")
+        assert (await post("/dead-letters/replay", topic="other"))[0] == 404
+        assert len(await told(pool)) == 4
+
+        assert await post("/dead-letters/drop") == (200, {"applied": 2, "remaining": 0, "reason": ""})
+        handler.refused = set()
+        assert await post("/dead-letters/replay", offset=2) == (200, {"applied": 1, "remaining": 0, "reason": ""})
+        assert await told(pool) == []

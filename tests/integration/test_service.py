@@ -1,0 +1,87 @@
+"""The shape of every service: it starts without its servers, says what it waits for, works, and drains."""
+
+import signal
+from typing import Any
+
+import httpx2
+
+from slipway_common import topic_admin
+from slipway_common.clock import monotonic_seconds
+from slipway_common.topics import SERVICE_HEARTBEAT
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.ports import free_ports
+from slipway_local.postgres import EmbeddedPostgres
+from tests import harness
+from tests.harness import PARTITIONS, publisher, read_all, report, until
+from tests.processes import Process
+
+UNOWNED = 'slipway_unowned_partitions{topic="slipway.worker.lifecycle.v1"} 0.0'
+
+
+async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> None:
+    """Live at once; ready when database, broker and topics have come; drained within seconds of SIGTERM."""
+    kafka, postgres = servers
+    name, (port,) = harness.new_name(), free_ports(1)
+    await kafka.kill()
+    process = Process("service", postgres.url(name), kafka.bootstrap, f"{name}.", str(port))
+    try:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+
+            async def waits_for(text: str) -> None:
+                await until(lambda: answers(http, "/readyz", 503, text), f"not ready because of {text}", seconds=30)
+
+            await until(lambda: answers(http, "/livez", 200), "live")
+            await waits_for("the database has not answered")
+            async with harness.new_place(servers, name) as place:
+                await waits_for("the broker has not answered")
+                await until(lambda: process.said("effects 0"), "loops do not wait for the broker")
+                await kafka.start()
+                await topic_admin.create(kafka.bootstrap, prefix=place.prefix, partitions=PARTITIONS)
+                await until(lambda: answers(http, "/readyz", 200), "ready", seconds=30)
+                async with publisher(place) as publish:
+                    await publish.send(report("w1", "a"))
+                await until(lambda: process.said("effects 1"))
+                assert await answers(http, "/metrics", 200, UNOWNED)
+                await until(lambda: heartbeats(place))
+                process.terminate()
+                asked_at = monotonic_seconds()
+                await until(lambda: process.exit_code is not None)
+                assert monotonic_seconds() - asked_at < 5
+                assert process.exit_code == -signal.SIGTERM  # the server raises it again when it is done
+                assert process.said("stopped")
+    finally:
+        process.kill()
+
+
+async def answers(http: httpx2.AsyncClient, path: str, status: int, text: str = "") -> bool:
+    try:
+        answer = await http.get(path)
+    except httpx2.TransportError:
+        return False
+    return bool(answer.status_code == status and text in answer.text)
+
+
+async def heartbeats(place: Any) -> int:
+    return len(await read_all(place, SERVICE_HEARTBEAT.name))
+
+
+async def test_database_outage(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> None:
+    """A service whose database died says so, is ready again when it is back, and ends when asked without it."""
+    (port,) = free_ports(1)
+    async with harness.new_place(servers) as place, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        await topic_admin.create(place.kafka.bootstrap, prefix=place.prefix, partitions=PARTITIONS)
+        process = Process("service", place.url, place.kafka.bootstrap, place.prefix, str(port))
+        try:
+            await until(lambda: answers(http, "/readyz", 200), "ready")
+            await place.postgres.kill()
+            await until(lambda: answers(http, "/readyz", 503, "database"), "not ready")
+            assert await answers(http, "/livez", 200)
+            await place.postgres.start()
+            await until(lambda: answers(http, "/readyz", 200), "ready again")
+            await place.postgres.kill()
+            process.terminate()
+            await until(lambda: process.exit_code is not None)
+            assert process.said("stopped")
+        finally:
+            process.kill()
+            await place.postgres.start()

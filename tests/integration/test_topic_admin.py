@@ -1,0 +1,43 @@
+"""Topics on a real broker, as the registry says."""
+
+import msgspec
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from slipway_common import topic_admin
+from slipway_common.topics import CONSUMED, TOPICS, WORKER_LIFECYCLE
+from tests.harness import Place, until
+
+
+async def test_create_and_diff(place: Place) -> None:
+    """Creation is idempotent; afterwards broker and registry differ in nothing, and each later change is told."""
+    broker, prefix = place.kafka.bootstrap, place.prefix
+    assert len(await topic_admin.diff(broker, prefix=prefix, partitions=1)) == len(TOPICS) + len(CONSUMED)
+    assert await topic_admin.create(broker, prefix=prefix, partitions=1) == len(TOPICS) + len(CONSUMED)
+    assert await topic_admin.create(broker, prefix=prefix, partitions=1) == 0
+    assert await topic_admin.diff(broker, prefix=prefix, partitions=1) == []
+
+    name = prefix + WORKER_LIFECYCLE.name
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker)
+    await admin.start()
+    try:
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": "1000"})])
+        await admin.delete_topics([prefix + CONSUMED[0][0].name])
+    finally:
+        await admin.close()
+    missing = f"{prefix}{CONSUMED[0][0].name}: missing"
+    changed = f"{name}: retention.ms is 1000, wanted {WORKER_LIFECYCLE.config['retention.ms']}"
+
+    async def told() -> bool:
+        return {missing, changed} <= set(await topic_admin.diff(broker, prefix=prefix, partitions=1))
+
+    await until(told)  # the broker answers first, and does it then
+
+
+async def test_partition_counts_differ(place: Place) -> None:
+    """Partitions are never changed, as keys would move: it only says so."""
+    row = topic_admin.Wanted(place.prefix + WORKER_LIFECYCLE.name, 2, WORKER_LIFECYCLE.config)
+    assert await topic_admin.ensure(place.kafka.bootstrap, [row]) == 1
+    assert await topic_admin.ensure(place.kafka.bootstrap, [msgspec.structs.replace(row, partitions=3)]) == 0
+    told = await topic_admin.diff(place.kafka.bootstrap, prefix=place.prefix, partitions=3)
+    assert f"{row.name}: 2 partitions, wanted 3" in told

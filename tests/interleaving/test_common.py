@@ -1,0 +1,434 @@
+"""Two sessions for every statement of common that takes a lock: positions, numbers, revisions and dead letters come
+out as if one had come after the other."""
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import asyncpg
+import msgspec
+import pytest
+
+import slipway_common
+from slipway_common import consume, dead_letters, migrate, outbox, postgres, relay, service
+from slipway_common.clock import utc_now
+from slipway_common.consume import Consumer, Fenced, Owned, Record
+from slipway_common.dead_letters import Replayed
+from slipway_common.envelope import Envelope, encode
+from slipway_common.ids import new_id
+from slipway_common.postgres import Connection
+from slipway_common.relay import partition_for
+from slipway_common.topics import WORKER_LIFECYCLE
+from slipway_local.postgres import EmbeddedPostgres
+from tests import harness
+from tests.harness import SERVICE, record_words, report, until
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+CONSUMER: Final = Consumer(SERVICE, WORKER_LIFECYCLE, record_words)
+TOPIC: Final = WORKER_LIFECYCLE.name
+COVERED: Final[dict[str, list[str]]] = {}
+
+
+def locking(*statements: str) -> Callable[[Test], Test]:
+    """Names the statements whose locks a test is about."""
+
+    def note(test: Test) -> Test:
+        for statement in statements:
+            COVERED.setdefault(statement, []).append(test.__name__)
+        return test
+
+    return note
+
+
+class Pair:
+    """Two sessions of the service on one database, and what they start."""
+
+    def __init__(self, url: str, a: Connection, b: Connection) -> None:
+        self.url = url
+        self.a = a
+        self.b = b
+        self.started: list[asyncio.Task[Any]] = []
+
+    async def b_waits(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start B's work; it must come to wait for a lock that A holds."""
+        task = asyncio.create_task(work)
+        self.started.append(task)
+        watch = await postgres.session(self.url, SERVICE)
+        try:
+            query = "SELECT $1 = ANY(pg_blocking_pids($2))"
+            await until(lambda: watch.fetchval(query, self.a.get_server_pid(), self.b.get_server_pid()), "B waits")
+        finally:
+            await watch.close()
+        assert not task.done()
+        return task
+
+    async def words(self) -> list[str]:
+        return [row["word"] for row in await self.a.fetch("SELECT word FROM effect ORDER BY id")]
+
+
+@pytest.fixture
+async def pair(postgres: EmbeddedPostgres) -> AsyncIterator[Pair]:
+    async with pair_on(postgres) as sessions:
+        yield sessions
+
+
+@contextlib.asynccontextmanager
+async def pair_on(server: EmbeddedPostgres) -> AsyncIterator[Pair]:
+    name = harness.new_name()
+    await harness.make_template(server, name)
+    url = server.url(name)
+    patient = {"idle_in_transaction_session_timeout": "0", "lock_timeout": "20s", "statement_timeout": "20s"}
+    a, b = [await postgres.session(url, SERVICE, **patient) for _ in range(2)]
+    sessions = Pair(url, a, b)
+    try:
+        yield sessions
+    finally:
+        for task in sessions.started:
+            task.cancel()
+        a.terminate()
+        b.terminate()
+        await asyncio.gather(*sessions.started, return_exceptions=True)
+
+
+def record(
+    offset: int, word: str, *, partition: int = 0, subject: str = "w1", numbered: bool = True, event_id: str = ""
+) -> Record:
+    event = report(subject, word)
+    envelope = Envelope(id=event_id or new_id(), type=event.type, source="/s", subject=subject, time=utc_now())
+    if numbered:
+        envelope = msgspec.structs.replace(envelope, number=offset + 1, previous=offset)
+    headers = encode(envelope)
+    value = b"{" if word == "cut" else msgspec.json.encode(event)
+    return Record(TOPIC, partition, offset, subject.encode(), value, headers, 0)
+
+
+async def claim(db: Connection, partition: int = 0) -> Owned:
+    return (await consume.claim(db, TOPIC, partition, "cluster"))[0]
+
+
+# Positions.
+
+
+@locking("consume.CLAIM")
+async def test_two_claims(pair: Pair) -> None:
+    """Two first claims of a partition: both come through, one after the other, with different epochs."""
+    async with pair.a.transaction():
+        assert await claim(pair.a) == Owned(1, 0)
+        second = await pair.b_waits(claim(pair.b))
+    assert await second == Owned(2, 0)
+
+
+@locking("consume.ADVANCE", "consume.CLAIM")
+async def test_a_batch_that_waited_for_a_claim_is_fenced(pair: Pair) -> None:
+    """The epoch is looked at after the lock is held: nothing of the batch remains."""
+    former = await claim(pair.b)
+    async with pair.a.transaction():
+        successor = await claim(pair.a)
+        batch = await pair.b_waits(consume.apply(pair.b, CONSUMER, former, [record(0, "late")]))
+    with pytest.raises(Fenced):
+        await batch
+    assert await consume.apply(pair.a, CONSUMER, successor, [record(0, "first")]) == Owned(2, 1)
+    assert await pair.words() == ["first"]
+
+
+@locking("consume.ADVANCE", "consume.REMEMBER", "consume.BURY")
+async def test_the_same_batch_twice(pair: Pair) -> None:
+    """Two tasks apply one batch under one epoch: the second waits for the whole of the first, and is fenced by the
+    position; numbers and dead letters are the first's."""
+    owned = await claim(pair.a)
+    batch = [record(0, "a"), record(1, "cut", subject="w2"), record(2, "b")]
+    async with pair.a.transaction():
+        await consume.apply(pair.a, CONSUMER, owned, batch)
+        again = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, batch))
+    with pytest.raises(Fenced):
+        await again
+    assert await pair.words() == ["a", "b"]
+    assert await pair.a.fetchval("SELECT number FROM seen_number") == 3
+    assert await pair.a.fetchval("SELECT count(*) FROM dead_letter") == 1
+
+
+@locking("consume.ADVANCE")
+async def test_a_batch_undone_leaves_the_position(pair: Pair) -> None:
+    """The second waited for a transaction that rolled back: it applies the batch itself."""
+    owned = await claim(pair.a)
+    undone = pair.a.transaction()
+    await undone.start()
+    await consume.apply(pair.a, CONSUMER, owned, [record(0, "a")])
+    again = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, [record(0, "a")]))
+    await undone.rollback()
+    assert await again == Owned(1, 1)
+    assert await pair.words() == ["a"]
+
+
+@locking("consume.REMEMBER_OUTSIDERS")
+@pytest.mark.parametrize("committed", [True, False])
+async def test_an_outsiders_event_in_two_partitions(pair: Pair, *, committed: bool) -> None:
+    """The second waits until it is known whether the first took effect; one of them does."""
+    ours, theirs = await claim(pair.a, 0), await claim(pair.b, 1)
+    same = [record(0, "a", partition=p, numbered=False, event_id="one") for p in (0, 1)]
+    first = pair.a.transaction()
+    await first.start()
+    await consume.apply(pair.a, CONSUMER, ours, same[:1])
+    second = await pair.b_waits(consume.apply(pair.b, CONSUMER, theirs, same[1:]))
+    await (first.commit() if committed else first.rollback())
+    assert await second == Owned(1, 1)
+    assert await pair.words() == ["a"]
+
+
+# Events.
+
+
+async def enqueue(db: Connection, *events: Any) -> None:
+    async with db.transaction():
+        await outbox.enqueue(db, events)
+
+
+@locking("outbox.ENQUEUE")
+@pytest.mark.parametrize("committed", [True, False])
+async def test_revisions_follow_the_order_of_commits(pair: Pair, *, committed: bool) -> None:
+    """The second writer of a subject draws revision and identity after the first has ended, and leaves no gap."""
+    first = pair.a.transaction()
+    await first.start()
+    await outbox.enqueue(pair.a, [report("w1", "a"), report("w2", "a"), report("w1", "b")])
+    second = await pair.b_waits(enqueue(pair.b, report("w1", "c"), report("w3", "c")))
+    await (first.commit() if committed else first.rollback())
+    await second
+    rows = await pair.a.fetch("SELECT subject, revision, value FROM outbox ORDER BY id")
+    got = [(r["subject"], r["revision"], msgspec.json.decode(r["value"])["kind"]) for r in rows]
+    before = [("w1", 1, "a"), ("w2", 1, "a"), ("w1", 2, "b")] if committed else []
+    assert got == [*before, ("w1", len(before[::2]) + 1, "c"), ("w3", 1, "c")]
+
+
+@locking("outbox.ENQUEUE")
+async def test_subjects_are_locked_in_one_order(pair: Pair) -> None:
+    """Two writers name the same subjects in opposite orders: no deadlock, no revision twice."""
+    for _ in range(25):
+        names = [f"w{n}" for n in range(20)]
+        await asyncio.gather(
+            enqueue(pair.a, *(report(name, "a") for name in names)),
+            enqueue(pair.b, *(report(name, "b") for name in reversed(names))),
+        )
+    revisions = await pair.a.fetch("SELECT array_agg(revision ORDER BY id) AS r FROM outbox GROUP BY subject")
+    assert [row["r"] for row in revisions] == [list(range(1, 51))] * 20
+
+
+@locking("service.FORGET_SUBJECTS", "outbox.ENQUEUE")
+async def test_a_subject_that_speaks_again_is_not_forgotten(pair: Pair) -> None:
+    """Housekeeping waited for the writer and looks again: the subject is no longer old."""
+    await enqueue(pair.a, report("w1", "a"))
+    await pair.a.execute("UPDATE outbox_subject SET touched_at = slipway_clock() - interval '9 days'")
+    async with pair.a.transaction():
+        await outbox.enqueue(pair.a, [report("w1", "b")])
+        forgetting = await pair.b_waits(pair.b.execute(service.FORGET_SUBJECTS, [TOPIC]))
+    assert await forgetting == "DELETE 0"
+    assert await pair.a.fetchval("SELECT revision FROM outbox_subject") == 2
+
+
+@locking("service.FORGET_SUBJECTS", "outbox.ENQUEUE")
+async def test_a_subject_that_speaks_while_it_is_forgotten(pair: Pair) -> None:
+    """The writer waited for the deletion and begins anew; its event is not lost."""
+    await enqueue(pair.a, report("w1", "a"))
+    await pair.a.execute("UPDATE outbox_subject SET touched_at = slipway_clock() - interval '9 days'")
+    async with pair.a.transaction():
+        assert await pair.a.execute(service.FORGET_SUBJECTS, [TOPIC]) == "DELETE 1"
+        speaking = await pair.b_waits(enqueue(pair.b, report("w1", "b")))
+    await speaking
+    assert [row["revision"] for row in await pair.a.fetch("SELECT revision FROM outbox ORDER BY id")] == [1, 1]
+
+
+@locking("service.FORGET_OUTSIDERS", "consume.REMEMBER_OUTSIDERS")
+async def test_an_outsiders_event_repeated_while_it_is_forgotten(pair: Pair) -> None:
+    """The repeat waited for the deletion, and is then as new as its age says."""
+    owned = await claim(pair.b)
+    owned = await consume.apply(pair.b, CONSUMER, owned, [record(0, "a", numbered=False, event_id="one")])
+    await pair.a.execute("UPDATE seen_event SET seen_at = slipway_clock() - interval '8 days'")
+    async with pair.a.transaction():
+        assert await pair.a.execute(service.FORGET_OUTSIDERS) == "DELETE 1"
+        late = [record(1, "again", numbered=False, event_id="one")]
+        repeat = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, late))
+    await repeat
+    assert await pair.words() == ["a", "again"]
+
+
+# Numbers.
+
+
+@locking("relay.LOCK")
+async def test_one_relay_at_a_time(pair: Pair) -> None:
+    """The lock is free only when the session that holds it has ended, with all that it had begun."""
+    assert await pair.a.fetchval(relay.LOCK) is True
+    assert await pair.b.fetchval(relay.LOCK) is False
+    await enqueue(pair.b, report("w1", "a"))
+    unfinished = pair.a.transaction()
+    await unfinished.start()
+    await number(pair.a)
+    await end_session(pair.url, pair.a)
+    await until(lambda: pair.b.fetchval(relay.LOCK))
+    await number(pair.b)
+    assert [tuple(r) for r in await pair.b.fetch("SELECT number, previous FROM outbox")] == [(1, 0)]
+
+
+async def number(db: Connection) -> None:
+    rows = await db.fetch(relay.UNNUMBERED)
+    partitions = [partition_for(row["key"], harness.PARTITIONS) for row in rows]
+    await db.execute(relay.NUMBER, [row["id"] for row in rows], [row["topic"] for row in rows], partitions)
+
+
+async def end_session(url: str, session: Connection) -> None:
+    """As the server ends a session whose owner stalls."""
+    administrator = await asyncpg.connect(url)
+    try:
+        await administrator.execute("SELECT pg_terminate_backend($1)", session.get_server_pid())
+    finally:
+        await administrator.close()
+
+
+@locking("relay.NUMBER")
+async def test_numbers_are_given_once(pair: Pair) -> None:
+    """Two sessions number different rows of the same partitions: the second goes on where the first ends."""
+    await enqueue(pair.a, *(report(f"w{n}", "a") for n in range(20)))
+    async with pair.a.transaction():
+        await number(pair.a)
+        rows = await pair.b.fetch("SELECT coalesce(max(id), 0) AS last FROM outbox")
+        await enqueue(pair.b, *(report(f"w{n}", "b") for n in range(20)))
+        later = await pair.b_waits(number_after(pair.b, rows[0]["last"]))
+    await later
+    numbers = await pair.a.fetch(
+        "SELECT partition, array_agg(number ORDER BY id) AS given, array_agg(previous ORDER BY id) AS previous, "
+        "(SELECT p.number FROM relay_position p WHERE p.partition = o.partition) AS last "
+        "FROM outbox o GROUP BY partition"
+    )
+    assert len(numbers) == harness.PARTITIONS
+    for row in numbers:
+        assert row["given"] == list(range(1, row["last"] + 1))
+        assert row["previous"] == list(range(row["last"]))
+
+
+async def number_after(db: Connection, last: int) -> None:
+    rows = await db.fetch("SELECT id, topic, key FROM outbox WHERE id > $1 ORDER BY id", last)
+    partitions = [partition_for(row["key"], harness.PARTITIONS) for row in rows]
+    await db.execute(relay.NUMBER, [row["id"] for row in rows], [row["topic"] for row in rows], partitions)
+
+
+@locking("relay.ACKNOWLEDGED")
+async def test_a_late_acknowledgement_deletes_nothing_else(pair: Pair) -> None:
+    """Two relays were acknowledged the same rows: both deletions come through, later rows stay."""
+    await enqueue(pair.a, report("w1", "a"), report("w2", "a"))
+    await number(pair.a)
+    ids = [row["id"] for row in await pair.a.fetch(relay.LOWEST)]
+    async with pair.a.transaction():
+        assert await pair.a.execute(relay.ACKNOWLEDGED, ids) == "DELETE 2"
+        late = await pair.b_waits(pair.b.execute(relay.ACKNOWLEDGED, ids))
+    assert await late == "DELETE 0"
+    await enqueue(pair.a, report("w1", "b"))
+    assert await pair.b.execute(relay.ACKNOWLEDGED, ids) == "DELETE 0"
+
+
+# Dead letters.
+
+
+async def bury(pair: Pair) -> Owned:
+    """w1 has a dead letter at 0 and one parked at 1, which both would be applied today."""
+    owned = await claim(pair.a)
+    owned = await consume.apply(pair.a, CONSUMER, owned, [record(0, "raise"), record(1, "b")])
+    await pair.a.execute(
+        "UPDATE dead_letter SET value = $1 WHERE state = 'dead'", msgspec.json.encode(report("w1", "a"))
+    )
+    return owned
+
+
+@locking("dead_letters.HOLD", "dead_letters.SETTLED", "consume.ADVANCE")
+async def test_an_event_during_a_replay(pair: Pair) -> None:
+    """It waits, and is then neither parked behind what is no longer dead, nor applied before it."""
+    owned = await bury(pair)
+    async with pair.a.transaction():
+        assert await dead_letters.replay(pair.a, CONSUMER, 0, 0) == Replayed(2, 0)
+        later = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, [record(2, "c")]))
+    await later
+    assert await pair.words() == ["a", "b", "c"]
+    assert await pair.a.fetchval("SELECT count(*) FROM dead_letter") == 0
+
+
+@locking("dead_letters.HOLD", "dead_letters.SETTLED", "consume.BURY")
+async def test_a_replay_during_a_batch(pair: Pair) -> None:
+    """It waits for what is being parked, and takes it along."""
+    owned = await bury(pair)
+    async with pair.a.transaction():
+        await consume.apply(pair.a, CONSUMER, owned, [record(2, "c")])
+        replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0))
+    assert await replay == Replayed(3, 0)
+    assert await pair.words() == ["a", "b", "c"]
+
+
+@locking("dead_letters.HOLD", "dead_letters.SETTLED", "dead_letters.FAILED")
+async def test_two_replays(pair: Pair) -> None:
+    """The second finds what the first left: nothing, or the one that failed again."""
+    await bury(pair)
+    async with pair.a.transaction():
+        await pair.a.execute("UPDATE dead_letter SET value = '{' WHERE state = 'parked'")
+        assert (await dead_letters.replay(pair.a, CONSUMER, 0, 0)).remaining == 1
+        second = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0))
+    with pytest.raises(dead_letters.NotDead):
+        await second
+    assert await pair.words() == ["a"]
+    assert [r["state"] for r in await pair.a.fetch("SELECT state FROM dead_letter")] == ["dead"]
+
+
+# Schemas.
+
+
+@locking("migrate.LOCK_SERVER", "migrate.LOCK_SCHEMA")
+async def test_two_migrations_at_once(postgres: EmbeddedPostgres) -> None:
+    """Two replicas bring the same new database to the head: both succeed, and it is there once."""
+    url = await postgres.create_database(harness.new_name())
+    await asyncio.gather(*(migrate.upgrade(url, "lease-broker") for _ in range(3)))
+    session = await asyncpg.connect(url)
+    try:
+        assert await session.fetchval("SELECT count(*) FROM lease_broker.alembic_version") == 1
+        assert await session.fetchval("SELECT count(*) FROM lease_broker.incarnation") == 1
+    finally:
+        await session.close()
+
+
+# The list.
+
+LOCKS: Final = re.compile(
+    r"\bFOR (NO KEY )?UPDATE\b|\bFOR (KEY )?SHARE\b|\bON CONFLICT\b|\bpg_(try_)?advisory|\bUPDATE \w+ (\w+ )?SET\b"
+    r"|\bDELETE FROM\b|\bMERGE INTO\b|\bLOCK TABLE\b|\bTRUNCATE\b"
+)
+
+
+def sql() -> Iterator[tuple[str, str]]:
+    """Every text in common that locks, by its module's constant, or by its line if it is none."""
+    for path in sorted(Path(inspect.getfile(slipway_common)).parent.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        names = {
+            part: target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name) and node.value is not None
+            for part in ast.walk(node.value)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and LOCKS.search(node.value):
+                yield f"{path.stem}.{names.get(node, f'line {node.lineno}')}", node.value
+
+
+def test_every_locking_statement_has_an_interleaving() -> None:
+    """None is missing, none stands outside a constant, and none is named that is gone."""
+    assert {name for name, _ in sql()} == set(COVERED)
+
+
+def test_only_one_clock() -> None:
+    """Deadlines know no other clock than slipway_clock(), whose body is the one exception."""
+    other = re.compile(r"\bnow\(\)|(clock|statement|transaction)_timestamp|\bcurrent_(time|date)", re.IGNORECASE)
+    for path in Path(inspect.getfile(slipway_common)).parent.rglob("*.py"):
+        texts = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+        found = [match.group() for text in texts if isinstance(text, str) for match in other.finditer(text)]
+        assert found == (["clock_timestamp"] if path.name == "migrate.py" else []), path
