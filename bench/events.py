@@ -1,0 +1,103 @@
+"""`make bench-events`: what an event costs. Decoding; one hop from event to next event; replay of a backlog.
+
+Prints the figures last, keeps them in bench/results/events.json, and fails when decoding is not what is claimed.
+"""
+
+import logging
+import os
+import platform
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from bench import decode, hop, replay
+from bench.decode import Decoding
+from bench.hop import Hop
+from bench.replay import Replay
+from slipway_local.guard import guard
+from slipway_local.jars import kafka_version, locked_jars
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.supervisor import Supervisor, run
+from tests import harness
+
+RESULTS: Final = Path(__file__).parent / "results/events.json"
+LIBRARIES: Final = ("msgspec", "aiokafka", "faststream", "asyncpg")
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. `on` is what the figures depend on."""
+
+    command: str
+    on: dict[str, Any]
+    decode: Decoding
+    hop: Hop
+    replay: Replay
+
+
+async def measure(supervisor: Supervisor) -> int:
+    """All three on servers of their own."""
+    load = round(os.getloadavg()[0], 1)
+    print("decoding …", flush=True)
+    decoding = decode.measure()
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        guard().remove(folder)
+        servers = EmbeddedKafka(folder / "kafka"), EmbeddedPostgres(folder / "postgres")
+        print("starting Apache Kafka and PostgreSQL …", flush=True)
+        await supervisor.start(*servers)
+        await harness.make_template(servers[1])
+        print(f"one hop, {hop.PER_SECOND} events a second for {hop.SECONDS} s …", flush=True)
+        async with harness.new_place(servers) as place:
+            hopping = await hop.measure(place)
+            postgres = await place.pool.fetchval("SHOW server_version")
+        print(f"replaying {replay.EVENTS} events {replay.ROUNDS} times …", flush=True)
+        async with harness.new_place(servers) as place:
+            replayed = await replay.measure(place)
+        await supervisor.stop()
+    on = surroundings() | {"postgres": postgres, "load_before": load}
+    results = Results(command="make bench-events", on=on, decode=decoding, hop=hopping, replay=replayed)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
+    return tell(results)
+
+
+def surroundings() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in LIBRARIES},
+        "kafka": kafka_version(locked_jars()),
+        "cores": os.cpu_count(),
+    }
+
+
+def tell(results: Results) -> int:
+    """The figures, and whether the claim holds."""
+    decoding, hopping, replayed = results.decode, results.hop, results.replay
+    holds = decoding.event_ratio <= decode.CLAIM
+    worst = max(decoding.event_ratio_by_type, key=lambda name: decoding.event_ratio_by_type[name])
+    print(
+        f"\nminimum / median / maximum on {results.on}\n"
+        f"decode   event {decoding.event} µs, json.loads {decoding.json_loads} µs, "
+        f"headers and event {decoding.record} µs\n"
+        f"         event ÷ json.loads = {decoding.event_ratio} ({'≤' if holds else 'ABOVE'} {decode.CLAIM}; "
+        f"highest for {worst}: {decoding.event_ratio_by_type[worst]}), "
+        f"headers and event ÷ json.loads = {decoding.record_ratio}\n"
+        f"hop      event → committed p50 {hopping.committed_p50} ms → next event read p50 {hopping.next_p50} ms, "
+        f"p99 {hopping.next_p99} ms ({hopping.next}) at {hopping.per_second}/s\n"
+        f"         plain append → read p50 {hopping.plain_p50} ms, p99 {hopping.plain_p99} ms; ratio {hopping.ratio}\n"
+        f"replay   {replayed.applied_per_second} events/s into rows, bare reading {replayed.read_per_second}; "
+        f"ratio {replayed.ratio}"
+    )
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a new broker asks its clients to try again
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    sys.exit(run(measure))
