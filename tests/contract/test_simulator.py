@@ -124,7 +124,7 @@ class Simulated:
     async def facts(self, kind: type[Fact], number: int) -> list[Any]:
         """The ledger's facts of a kind, once there are that many."""
         async with asyncio.timeout(10):
-            while len(found := self.written(kind)) < number:  # noqa: ASYNC110 (the file is another's)
+            while len(found := self.written(kind)) < number:
                 await asyncio.sleep(0.02)
         assert len(found) == number
         return found
@@ -145,7 +145,7 @@ async def serving(config: uvicorn.Config) -> AsyncIterator[None]:
     server = uvicorn.Server(config)
     serve = asyncio.create_task(server.serve())
     async with asyncio.timeout(10):
-        while not server.started:  # noqa: ASYNC110 (uvicorn has only a flag)
+        while not server.started:
             await asyncio.sleep(0.01)
     try:
         yield
@@ -363,3 +363,15 @@ async def test_one_run_of_chance(simulated: Simulated) -> None:
     boots = [round((fact.boots_at - fact.at) * SCENARIO["speed"], 3) for fact in (first, second)]
     assert boots[0] != boots[1]
     assert all(20 < seconds < 400 for seconds in boots)
+
+
+async def test_one_instance_is_told_by_its_id(simulated: Simulated) -> None:
+    """While it lives and in its account; gone, foreign and unknown ones are not found."""
+    await simulated.create("t1")
+    path = "/accounts/sim-a/instances/i-000001"
+    found = await simulated.client.get(path)
+    assert (found.status_code, found.json()["id"], found.json()["state"]) == (200, "i-000001", "pending")
+    assert (await simulated.client.get("/accounts/slow/instances/i-000001")).status_code == 404
+    await simulated.client.delete(path)
+    gone = await simulated.client.get(path)
+    assert (gone.status_code, gone.json()["code"]) == (404, "InstanceNotFound")

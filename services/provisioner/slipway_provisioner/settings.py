@@ -25,7 +25,7 @@ class Settings(ServiceSettings):
     give_up_idle_seconds: float = 300.0
     """Idle this long while tasks are pending: the worker is given up and replaced."""
     heard_timeout_seconds: float = 900.0
-    """A registered worker that was not heard from for this long is checked with its provider."""
+    """A registered worker that was not heard from for this long is told to leave, and ended after the grace."""
     stop_grace_seconds: float = 120.0
     """A worker told to leave may end by itself for this long; then its instance is ended."""
     clock_skew_seconds: float = 5.0

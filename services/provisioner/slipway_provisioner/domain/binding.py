@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from slipway_common.lifecycle import State
 from slipway_provisioner.domain.workers import Worker
 
 
@@ -21,10 +22,11 @@ class Binding(msgspec.Struct, frozen=True):
 
 
 def bind(workers: Sequence[Worker], instance_ids: Sequence[str]) -> Binding:
-    """`workers` are all intents of the batch in id order."""
+    """`workers` are all intents of the batch in id order; an instance of one that has ended is nobody else's."""
     taken = {w.instance_id for w in workers if w.instance_id}
     free = sorted(set(instance_ids) - taken)
-    unbound = [w for w in workers if w.instance_id is None]
-    bound = [(w, w.instance_id) for w in workers if w.instance_id is not None]
+    live = [w for w in workers if w.state is not State.STOPPED]
+    unbound = [w for w in live if w.instance_id is None]
+    bound = [(w, w.instance_id) for w in live if w.instance_id is not None]
     bound += list(zip(unbound, free, strict=False))
     return Binding(bound, unbound[len(free) :], free[len(unbound) :])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from slipway_provisioner.domain import accounting, choice, scale_down, windows
-from slipway_provisioner.domain.pool import Config, Observed
+from slipway_provisioner.domain.pool import Config, Observed, Waiting
 
 LAUNCHING_MODES = ("enforce", "canary")
 
@@ -44,12 +44,18 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
     protected = accounting.tasks(observed.demands, trust_stale=True)
     needed = accounting.shortfall(pool, asked, observed.fleet)
     held = _held(observed)
-    launches, configs = _spread(observed, 0 if held else needed)
+    launches, configs = _spread(observed, needed)
+    if held:
+        launches = []
+        for note in configs.values():
+            note["would_launch"], note["launched"] = note["launched"], 0
+    orphaned = [w.worker_id for w in observed.waiting if held or _is_hopeless(observed, w)]
     spare = accounting.surplus(pool, protected, observed.fleet)
     cancel, tell = scale_down.leave(
-        spare, [w for w in observed.waiting if w not in observed.orphaned], observed.idle,
-        idle_timeout_seconds=observed.idle_timeout_seconds, now=now,
+        max(0, spare - len(orphaned)), [w.worker_id for w in observed.waiting if w.worker_id not in orphaned],
+        observed.idle, idle_timeout_seconds=observed.idle_timeout_seconds, now=now,
     )  # fmt: skip
+    cancel = [*orphaned, *cancel]
     got = sum(launch.units for launch in launches)
     why = {
         "tasks": asked,
@@ -67,13 +73,33 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
     }
     return Plan(
         launches=launches,
-        cancel=[*observed.orphaned, *cancel],
+        cancel=cancel,
         tell=tell,
         wanted=accounting.wanted(pool, asked),
         serving=observed.fleet.serving,
         why=why,
-        reconsider_after_seconds=observed.idle_timeout_seconds if spare > len(cancel) + len(tell) else None,
+        reconsider_after_seconds=_reconsider(observed, now, spare - len(cancel) - len(tell), needed - got),
     )
+
+
+def _reconsider(observed: Observed, now: datetime, spare: int, missing: int) -> float | None:
+    """Seconds until time alone may change the decision."""
+    moments = [d.fresh_seconds for d in observed.demands if not d.stale]
+    if spare > 0:
+        ages = [(now - idle.since).total_seconds() for idle in observed.idle]
+        moments += [observed.idle_timeout_seconds - age for age in ages if age < observed.idle_timeout_seconds]
+    if missing > 0 and observed.calculator_silent_seconds > 0:
+        moments.append(observed.attempt_in_seconds)
+    return min((seconds for seconds in moments if seconds > 0), default=None)
+
+
+def _is_hopeless(observed: Observed, worker: Waiting) -> bool:
+    """A waiting worker whose turn would come in vain. With a silent calculator a closed circuit says nothing."""
+    config = next((c for c in observed.configs if c.id == worker.config_id), None)
+    if config is None or not config.active or config.stopped:
+        return True
+    silent = observed.calculator_silent_seconds > 0
+    return config.closed and not silent and (worker.permit is None or worker.permit != config.last_permit)
 
 
 def _held(observed: Observed) -> str:
@@ -98,6 +124,8 @@ def _spread(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, An
     candidates: list[choice.Candidate] = []
     notes: dict[str, Any] = {}
     silent = observed.calculator_silent_seconds > 0
+    if observed.pool.mode == "canary":
+        needed = min(needed, max(0, 1 - observed.fleet.serving))
     for config in observed.configs:
         room, limiting = windows.room(config, calculator_silent=silent)
         weight = windows.trusted_weight(config, calculator_silent_seconds=observed.calculator_silent_seconds)
@@ -119,15 +147,13 @@ def _spread(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, An
         else:
             candidates.append(choice.Candidate(config.id, weight, room))
     left = needed - len(launches)
-    if observed.pool.mode == "canary":
-        left = min(left, 1 - observed.fleet.serving)
     by_id = {config.id: config for config in observed.configs}
-    if silent and observed.attempt_due and left > 0 and not candidates:
+    if silent and observed.attempt_in_seconds <= 0 and left > 0 and not candidates:
         # Nobody folds failures while the calculator is away; without this a pool could wait for ever.
         open_ = [c for c in observed.configs if c.active and not c.stopped]
         candidates = [choice.Candidate(c.id, c.prior_weight, 1) for c in open_]
         left = 1
-    for config_id, units in choice.choose(candidates, max(0, left), drawn=observed.pool.drawn).items():
+    for config_id, units in choice.choose(candidates, left, drawn=observed.pool.drawn).items():
         launches.append(Launch(config=by_id[config_id], units=units))
         notes[config_id]["launched"] = units
     for candidate in candidates:
@@ -155,6 +181,8 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
         problems.append(f"{after} would serve, above the maximum of {pool.max_capacity}")
     if plan.units and after + fleet.leaving > pool.max_capacity + pool.min_capacity:
         problems.append(f"{after} serving and {fleet.leaving} leaving exceed maximum + minimum")
+    if plan.units and pool.mode == "canary" and after > 1:
+        problems.append(f"{after} would serve, and a canary is one")
     if plan.units and _held(observed):
         problems.append(f"launches although {_held(observed)}")
     problems += [
@@ -164,4 +192,6 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
     ]
     if not set(plan.tell) <= {w.worker_id for w in observed.idle}:
         problems.append("tells a worker to leave that is not idle")
+    if not set(plan.cancel) <= {w.worker_id for w in observed.waiting}:
+        problems.append("cancels a worker that does not wait")
     return problems

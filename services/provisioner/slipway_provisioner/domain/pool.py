@@ -22,13 +22,17 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest report of one source. `gone` are the tasks of it that ended, or will not go on, since it was taken."""
+    """The newest report of one source. `gone` are the tasks of it that ended, or will not go on, since it was taken.
+
+    `fresh_seconds`: it counts as stale after so long.
+    """
 
     source: str
     pending: int
     claimed: int
     gone: int
     stale: bool
+    fresh_seconds: float = 0.0
     traceparent: str = ""
 
 
@@ -37,6 +41,14 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
     serving: int
     leaving: int
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that waits for admission, perhaps as a probe."""
+
+    worker_id: str
+    config_id: str
+    permit: int | None = None
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +68,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to launch, with what is known of it. `permit` is a probe permit that nobody has spent."""
+    """One way to launch, with what is known of it. `permit` is the newest probe permit if nobody has spent it,
+    `last_permit` the newest one in any case."""
 
     id: str
     account_id: str
@@ -68,6 +81,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     prior_weight: float  # its weight if nothing were known of its health
     closed: bool = False
     permit: int | None = None
+    last_permit: int | None = None
     launch: Stage
     boot: Stage
     claim: Stage
@@ -80,10 +94,9 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     demands: Sequence[Demand]
     fleet: Fleet
     configs: Sequence[Config]
-    waiting: Sequence[str] = ()  # ids of workers that still wait for admission, oldest first
-    orphaned: Sequence[str] = ()  # waiting workers whose config may not launch any more
+    waiting: Sequence[Waiting] = ()  # oldest first
     idle: Sequence[Idle] = ()  # longest idle first
     idle_timeout_seconds: float
     calculator_silent_seconds: float = 0.0  # beyond the time after which it counts as silent
-    attempt_due: bool = False  # with a silent calculator: the pool's one attempt per 30 s is due
+    attempt_in_seconds: float = 0.0  # with a silent calculator: until the pool's next attempt of one per 30 s
     stopped: str = ""  # why nothing may launch in this pool, by an operator's brake

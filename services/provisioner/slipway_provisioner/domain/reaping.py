@@ -34,7 +34,7 @@ def judge(
     settled_seconds: float,
     identity_matches: bool,
 ) -> Findings:
-    """Compare a listing with the workers that should have instances.
+    """Compare a listing with the workers that should have instances. A stranger's listing says nothing of ours.
 
     `batches` maps each listed tag to its state, absent for unknown tags. An instance is surplus when its batch's
     outcome is known (or the batch is unknown) and no worker has it; `settled_seconds` protects the youngest.
@@ -55,7 +55,7 @@ def judge(
         implausible = "the listing is empty"
     elif len(vanished) > IMPLAUSIBLE_SHARE * len(expected):
         implausible = f"{len(vanished)} of {len(expected)} workers vanished in one pass"
-    return Findings(surplus, [w.id for w in missing], implausible)
+    return Findings(surplus if identity_matches else [], [w.id for w in missing], implausible)
 
 
 def _since(worker: Worker) -> datetime:

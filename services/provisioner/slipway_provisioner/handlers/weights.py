@@ -19,7 +19,9 @@ ON CONFLICT (launch_config_id) DO UPDATE SET revision = excluded.revision, recor
     received_at = excluded.received_at
 WHERE w.revision < excluded.revision
 RETURNING (record ->> 'pool_id') AS pool_id"""
-DELETE: Final = "DELETE FROM weight WHERE launch_config_id = ANY($1::text[])"
+DELETE: Final = """
+DELETE FROM weight WHERE launch_config_id IN (
+    SELECT launch_config_id FROM weight WHERE launch_config_id = ANY($1::text[]) ORDER BY 1 FOR UPDATE)"""
 
 
 class WeightView:
@@ -31,10 +33,12 @@ class WeightView:
         newest: dict[str, Received] = {r.subject: r for r in records}  # the last record of a key wins
         gone = [subject for subject, r in newest.items() if r.event is None]
         live = [r for r in newest.values() if r.event is not None]
-        async with pool.acquire() as db, db.transaction():
+        async with pool.acquire() as db:
             if gone:
-                await db.execute(DELETE, gone)
-            if live:
+                await db.execute(DELETE, sorted(gone))
+            if not live:
+                return
+            async with db.transaction():
                 rows = await db.fetch(
                     UPSERT, [r.event.launch_config_id for r in live], [r.revision or 0 for r in live],
                     [msgspec.to_builtins(r.event) for r in live],

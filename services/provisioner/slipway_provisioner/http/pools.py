@@ -1,6 +1,5 @@
 """Pools, launch configs, demand and brakes, for people and monitors."""
 
-
 from typing import Annotated, Any
 
 import msgspec
@@ -10,7 +9,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from slipway_common.access import Credentials, check, require
 from slipway_common.declaration import Invalid, parse
 from slipway_common.events.pool import DemandReported
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Connection, Pool
 from slipway_common.problem import Problem
 from slipway_common.service import database, ring
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
@@ -120,7 +119,10 @@ async def list_configs(db: Database, pool: str | None = None) -> dict[str, Any]:
 async def pause(config_id: str, body: PauseBody, request: Request, db: Database, by: Caller) -> dict[str, Any]:
     """No start commits for the config after this has answered. Intents that wait are cancelled."""
     async with db.acquire() as connection, connection.transaction():
-        if not await configs.pause(connection, config_id, reason=body.reason, by=by, until=body.until):
+        paused = await configs.pause(
+            connection, config_id, reason=body.reason, by=by, until=body.until, command=True
+        )
+        if not paused:
             raise _no_config(config_id, "active, or `until` has passed")
     ring(request)
     return {"id": config_id, "state": "paused"}
@@ -141,6 +143,7 @@ async def stop_launching(
 ) -> dict[str, Any]:
     """The brake: works without Kafka; no start commits after this has answered."""
     async with db.acquire() as connection, connection.transaction():
+        await _check_target(connection, body)
         await brakes.pull(connection, body.scope, body.scope_id, reason=body.reason, by=by, until=body.until)
     ring(request)
     return {"scope": body.scope, "scope_id": body.scope_id, "stopped": True}
@@ -156,9 +159,13 @@ async def start_launching(
     return {"scope": body.scope, "scope_id": body.scope_id, "stopped": False, "was_stopped": released}
 
 
+async def _check_target(db: Connection, body: BrakeBody) -> None:
+    """A brake on a name that is misspelt would stop nothing and say that it did."""
+    if not await brakes.has_target(db, body.scope, body.scope_id):
+        raise Problem(404, "unknown-target", "No such account or pool", f"{body.scope} {body.scope_id!r}")
+
+
 def _no_config(config_id: str, wanted: str) -> Problem:
     return Problem(
         409, "wrong-config-state", "The launch config is not in that state", f"{config_id} is unknown or not {wanted}"
     )
-
-

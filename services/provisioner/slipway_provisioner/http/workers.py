@@ -65,11 +65,16 @@ async def register(body: Registration, request: Request, db: Database) -> dict[s
         raise Problem(401, "bad-secret", "The secret is not this batch's", "")
     token = new_secret()
     async with db.acquire() as connection, connection.transaction():
-        if await batches.lock(connection, body.batch_id) is None:
+        batch = await batches.lock(connection, body.batch_id)
+        if batch is None:
             raise Problem(404, "unknown-batch", "No such launch batch", body.batch_id)
-        worker = await workers.by_instance(connection, body.batch_id, body.instance_id)
+        worker = await workers.by_instance(connection, batch.account_id, body.instance_id)
         if worker is None:
             worker = await _lowest_unbound(connection, body)
+        elif worker.batch_id != batch.id:
+            raise Problem(409, "foreign-instance", "The instance belongs to another batch", body.instance_id)
+        if worker.state is State.STOPPED:
+            raise Problem(410, "worker-gone", "The worker has ended", worker.reason)
         if worker.registered_at is not None:
             worker = await _again(connection, worker, token)
         else:
@@ -80,7 +85,7 @@ async def register(body: Registration, request: Request, db: Database) -> dict[s
 
 async def _lowest_unbound(db: Connection, body: Registration) -> Worker:
     for worker in await workers.lock_batch(db, body.batch_id):
-        if worker.instance_id is None:
+        if worker.instance_id is None and worker.state is not State.STOPPED:
             return worker
     raise Problem(
         409, "surplus-instance", "Nobody asked for this instance", "every intent of the batch has one; it will be ended"
@@ -100,8 +105,6 @@ async def _first(db: Connection, worker: Worker, instance_id: str, token: str) -
 
 async def _again(db: Connection, worker: Worker, token: str) -> Worker:
     """The first answer was lost: a new token replaces the one that was never used."""
-    if worker.state is State.STOPPED:
-        raise Problem(410, "worker-gone", "The worker has ended", worker.id)
     if worker.token_used:
         raise Problem(409, "already-registered", "The instance has registered and used its token", worker.id)
     after = msgspec.structs.replace(worker, token_sha256=hash_secret(token))

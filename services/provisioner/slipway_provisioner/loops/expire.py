@@ -20,14 +20,14 @@ SELECT id::text FROM worker WHERE state = 'starting' AND launched_at < slipway_c
 ORDER BY id LIMIT 200"""
 # Idle although a source of its pool has had tasks pending for as long; `throughout`: for all of its idle time.
 IDLE_IN_VAIN: Final = """
-SELECT w.id::text, bool_or(d.pending_since <= w.idle_since) AS throughout
+SELECT w.id::text, w.idle_since, bool_or(d.pending_since <= w.idle_since) AS throughout
 FROM worker w JOIN demand d ON d.pool_id = w.pool_id
 WHERE w.state = 'running' AND w.idle_since < slipway_clock() - $1 * interval '1 s'
     AND d.pending_since < slipway_clock() - $1 * interval '1 s'
     AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
 GROUP BY w.id ORDER BY w.id LIMIT 200"""
 UNHEARD: Final = """
-SELECT id::text FROM worker WHERE state = 'running' AND heard_at < slipway_clock() - $1 * interval '1 s'
+SELECT id::text, heard_at FROM worker WHERE state = 'running' AND heard_at < slipway_clock() - $1 * interval '1 s'
 ORDER BY id LIMIT 200"""
 # One that never registered cannot hear us; the others may end by themselves first.
 TO_END: Final = """
@@ -36,7 +36,9 @@ WHERE state = 'stopping' AND instance_id IS NOT NULL
     AND (registered_at IS NULL OR stopping_at < slipway_clock() - $1 * interval '1 s')
     AND (termination_asked_at IS NULL OR termination_asked_at < slipway_clock() - $2 * interval '1 s')
 ORDER BY id LIMIT 50"""
-ASKED: Final = "UPDATE worker SET termination_asked_at = slipway_clock() WHERE id = ANY($1::uuid[])"
+ASKED: Final = """
+UPDATE worker SET termination_asked_at = slipway_clock() WHERE id IN (
+    SELECT id FROM worker WHERE id = ANY($1::uuid[]) ORDER BY id FOR UPDATE)"""
 
 
 async def expire_next(pool: Pool, *, settings: Settings) -> bool:
@@ -48,17 +50,20 @@ async def expire_next(pool: Pool, *, settings: Settings) -> bool:
             now = await pools.now(db)
             await workers.save(db, [stopping(w, "did not register in time", now, _boot_failed(w)) for w in boots])
         async with db.transaction():
-            rows = await db.fetch(IDLE_IN_VAIN, settings.give_up_idle_seconds)
-            throughout = {row["id"]: row["throughout"] for row in rows}
-            idle = [w for w in await workers.lock(db, sorted(throughout)) if w.state is State.RUNNING and w.idle_since]
+            vain = {row["id"]: row for row in await db.fetch(IDLE_IN_VAIN, settings.give_up_idle_seconds)}
+            locked = await workers.lock(db, sorted(vain))
+            # Whoever claimed a task before the lock, and is idle again, is idle since then.
+            idle = [w for w in locked if w.state is State.RUNNING and w.idle_since == vain[w.id]["idle_since"]]
             now = await pools.now(db)
             given_up = [
-                stopping(w, "idle while tasks wait", now, _claim_failed(w, evidence=throughout[w.id])) for w in idle
+                stopping(w, "idle while tasks wait", now, _claim_failed(w, evidence=vain[w.id]["throughout"]))
+                for w in idle
             ]
             await workers.save(db, given_up)
         async with db.transaction():
-            ids = [row["id"] for row in await db.fetch(UNHEARD, settings.heard_timeout_seconds)]
-            unheard = [w for w in await workers.lock(db, ids) if w.state is State.RUNNING]
+            silent = {row["id"]: row["heard_at"] for row in await db.fetch(UNHEARD, settings.heard_timeout_seconds)}
+            locked = await workers.lock(db, sorted(silent))
+            unheard = [w for w in locked if w.state is State.RUNNING and w.heard_at == silent[w.id]]
             now = await pools.now(db)
             await workers.save(db, [stopping(w, "not heard from", now) for w in unheard])
         async with db.transaction():

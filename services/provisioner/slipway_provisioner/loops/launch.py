@@ -5,13 +5,13 @@ is recorded by a transition; an outcome nobody knows is loops/resolve's.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from slipway_common import outbox
 from slipway_common.clock import monotonic_seconds
-from slipway_common.events.lease import LeaseConfirmRequested, LeaseRenewRequested
+from slipway_common.events.lease import LeaseConfirmRequested
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.ids import new_id
 from slipway_common.lifecycle import State
@@ -21,24 +21,16 @@ from slipway_provisioner import metrics
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.registration import batch_secret
-from slipway_provisioner.domain.workers import Change, calling, delayed, launch_failed, launched
+from slipway_provisioner.domain.workers import Change, Worker, calling, delayed, launch_failed, launched
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, batches, leases, pools, workers
+from slipway_provisioner.store import accounts, batches, configs, leases, pools, workers
 from slipway_provisioner.store.batches import Batch
 
 LOG = logger(__name__)
 
-# Shared with every other start; a pause, freeze, drain, archive, brake or mode change excludes it. What has committed
-# before this statement is seen by it, so no start commits after a brake.
-MAY_START = """
-SELECT c.account_id, c.id, c.pool_id, c.zone, c.instance_type, c.image_revision, c.settings,
-    c.state = 'active' AND p.mode IN ('enforce', 'canary') AND NOT p.paused AND NOT p.frozen AND NOT p.deleted
-    AND NOT EXISTS (SELECT FROM brake b WHERE (b.until IS NULL OR b.until > slipway_clock()) AND (
-        b.scope = 'all' OR (b.scope = 'pool' AND b.scope_id = p.id)
-        OR (b.scope = 'account' AND b.scope_id = c.account_id))) AS may_start
-FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id, brake_guard g
-WHERE c.id = $1 FOR SHARE OF p, c, g"""
+# Said before a repeated call is compared with its token: it proves nothing of the first one.
+TURNED_AWAY: Final = frozenset({Scope.LIMITER, Scope.CREDENTIAL})
 
 
 class Launcher:
@@ -49,13 +41,20 @@ class Launcher:
         self.providers = providers
         self.calls: set[asyncio.Task[None]] = set()
 
+    @property
+    def margin_seconds(self) -> float:
+        """What must be left of a lease for a call to start under it."""
+        return self.settings.call_timeout_seconds + self.settings.clock_skew_seconds
+
     async def launch_next(self, pool: Pool) -> bool:
         """Start what may start; False when nothing was admitted or every place is taken."""
         free = self.settings.calls_in_flight_max - len(self.calls)
         if free <= 0 or not self.settings.launching:
             return False
         async with pool.acquire() as db:
-            candidates = [row["id"] for row in await db.fetch(leases.CANDIDATES, min(free, 16))]
+            candidates = await leases.candidates(
+                db, min(free, 16), margin_seconds=self.margin_seconds, asked_seconds=self.settings.clock_skew_seconds
+            )
             started = False
             for lease_id in candidates:
                 began = monotonic_seconds()
@@ -75,9 +74,8 @@ class Launcher:
         """The start statement: the one commit after which a call may be made. None: not now."""
         settings = self.settings
         async with db.transaction():
-            config_id = await db.fetchval("SELECT launch_config_id FROM lease WHERE id = $1", lease_id)
-            config = await db.fetchrow(MAY_START, config_id)
-            if config is None or not config["may_start"]:
+            config = await configs.startable(db, await leases.config_of(db, lease_id))
+            if config is None:
                 return None
             lease = await leases.lock(db, lease_id, skip_locked=True)
             if lease is None or lease.state == "ended":
@@ -86,9 +84,8 @@ class Launcher:
             if not waiting:
                 return None
             now = await pools.now(db)
-            needed = timedelta(seconds=settings.call_timeout_seconds + settings.clock_skew_seconds)
-            if lease.expires_at - now <= needed:
-                await self._renew_first(db, lease)
+            if lease.expires_at - now <= timedelta(seconds=self.margin_seconds):
+                await leases.renew_one(db, lease_id, asked_seconds=settings.clock_skew_seconds)
                 return None
             account = await accounts.get(db, config["account_id"])
             batch_id = new_id()
@@ -110,42 +107,34 @@ class Launcher:
                 await outbox.enqueue(db, [outbox.Traced(confirm, lease.traceparent)])
         return batch, account
 
-    async def _renew_first(self, db: Connection, lease: leases.Lease) -> None:
-        """Too little is left for a call: ask for more once per skew time, and start when the answer is here."""
-        asked: Any = await db.fetchval(
-            "UPDATE lease SET renewed_at = slipway_clock() "
-            "WHERE id = $1 AND renewed_at < slipway_clock() - $2 * interval '1 s' RETURNING true",
-            lease.id, self.settings.clock_skew_seconds,
-        )  # fmt: skip
-        if asked:
-            renew = LeaseRenewRequested(
-                lease_pool_id=lease.lease_pool_id, lease_id=lease.id, fencing_token=lease.fencing_token
-            )
-            await outbox.enqueue(db, [outbox.Traced(renew, lease.traceparent)])
-
     async def _call(self, pool: Pool, batch: Batch, account: Account, *, began: float) -> None:
         """Make the call and record what is certain of it. Never raises: what fails here is resolved later."""
         try:
             if monotonic_seconds() - began > self.settings.send_within_seconds:
                 await self.record(pool, batch, put_back="not sent in time")
                 return
-            request = CreateRequest(
-                batch_id=batch.id, token=batch.token, count=batch.units, config=batch.body,
-                secret=batch_secret(self.settings.registration_key, batch.id),
-            )  # fmt: skip
-            await self.call(pool, batch, account, request)
+            await self.call(pool, batch, account, began=began)
         except Exception as error:
             LOG.warning("outcome will be looked up", batch=batch.id, error=repr(error))
 
-    async def call(self, pool: Pool, batch: Batch, account: Account, request: CreateRequest) -> None:
-        """One provider call and its record; an unknown outcome stays unknown."""
-        began = monotonic_seconds()
+    async def call(
+        self, pool: Pool, batch: Batch, account: Account, *, began: float, repeated: bool = False
+    ) -> None:
+        """One provider call and its record; an unknown outcome stays unknown. Ends within the time-out of `began`."""
+        settings = self.settings
+        request = CreateRequest(
+            batch_id=batch.id, token=batch.token, count=batch.units, config=batch.body,
+            secret=batch_secret(settings.registration_key, batch.id),
+        )  # fmt: skip
         try:
-            async with asyncio.timeout(self.settings.call_timeout_seconds):
+            async with asyncio.timeout(settings.call_timeout_seconds - (monotonic_seconds() - began)):
                 ids = await self.providers[account.provider].create(account, request)
         except Refused as refused:
             metrics.CALLS.labels(account.id, refused.outcome.code).inc()
-            await self.record(pool, batch, refused=refused)
+            if repeated and refused.outcome.scope in TURNED_AWAY:
+                LOG.info("outcome still unknown", batch=batch.id, account=account.id, error=str(refused))
+            else:
+                await self.record(pool, batch, refused=refused)
         except (OutcomeUnknown, TimeoutError) as error:
             metrics.CALLS.labels(account.id, "unknown").inc()
             LOG.info("outcome unknown", batch=batch.id, account=account.id, error=str(error))
@@ -169,7 +158,8 @@ class Launcher:
             stored = await batches.lock(db, batch.id)
             if stored is None or stored.state == "known":
                 return  # a late reply; instances that nobody asked for are the reaper's
-            intents = await workers.lock_batch(db, batch.id)
+            everybody = await workers.lock_batch(db, batch.id)
+            intents = [worker for worker in everybody if worker.state is not State.STOPPED]
             now = await pools.now(db)
             changes: list[Change] = []
             if refused is not None and not refused.throttled:
@@ -178,10 +168,10 @@ class Launcher:
                 outcome = refused.outcome.code
             elif refused is not None or put_back:
                 outcome = put_back or "throttled"
-                changes = await self._put_back(db, batch, intents, outcome, refused)
+                changes = await self._put_back(db, intents, outcome, refused)
             else:
                 outcome = "launched"
-                binding = bind(intents, instance_ids)
+                binding = bind(everybody, instance_ids)
                 changes = [launched(w, instance, now, looked_up=looked_up) for w, instance in binding.bound]
                 # Fewer than asked for is a refusal of the rest, for want of capacity.
                 short = Outcome(
@@ -194,27 +184,18 @@ class Launcher:
             await batches.known(db, batch.id, outcome)
 
     async def _put_back(
-        self, db: Connection, batch: Batch, intents: list[Any], reason: str, refused: Refused | None
+        self, db: Connection, intents: Sequence[Worker], reason: str, refused: Refused | None
     ) -> list[Change]:
         """Intents wait for admission again; those that registered or were told to leave meanwhile stay as they are."""
         retry = refused.retry_after_seconds if refused is not None else None
         free = [worker for worker in intents if worker.instance_id is None and worker.state is State.LAUNCHING]
-        released = await leases.release(
-            db, free, reason, throttled=refused is not None, retry_after_seconds=retry
-        )
+        gone = [worker for worker in intents if worker.instance_id is None and worker.state is State.STOPPING]
+        evidence: dict[str, Any] = {"throttled": refused is not None, "retry_after_seconds": retry}
+        free = await leases.release(db, free, reason, **evidence)
+        gone = await leases.release(db, gone, reason, **evidence)
         now = await pools.now(db)
         not_before = now + timedelta(seconds=retry) if retry else None
-        gone = [worker for worker in intents if worker.state is State.STOPPING and worker.instance_id is None]
         unneeded = Outcome(Stage.LAUNCH, Result.FAILED, Scope.NOTHING, "", reason)
-        return [delayed(worker, reason, not_before=not_before) for worker in released] + [
+        return [delayed(worker, reason, not_before=not_before) for worker in free] + [
             launch_failed(worker, unneeded, now) for worker in gone
         ]
-
-
-async def renew(pool: Pool) -> bool:
-    """Keep the leases of calls and boots under way alive."""
-    async with pool.acquire() as db, db.transaction():
-        await leases.renew(db)
-    return False
-
-

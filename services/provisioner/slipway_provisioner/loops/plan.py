@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from slipway_common import outbox
+from slipway_common.events.alert import AlertRaised
 from slipway_common.ids import new_id
 from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection, Pool
@@ -24,10 +26,6 @@ LOG = logger(__name__)
 COALESCE_SECONDS: Final = 0.02
 
 
-class PlanRejected(Exception):
-    """A plan that breaks a rule: our mistake. Nothing is launched."""
-
-
 async def plan_next(pool: Pool, *, settings: Settings, calculator_silent_seconds: Callable[[], float]) -> bool:
     """Plan for one dirty pool under its lock and commit the plan; False when no pool is dirty."""
     async with pool.acquire() as db, db.transaction():
@@ -41,11 +39,25 @@ async def plan_next(pool: Pool, *, settings: Settings, calculator_silent_seconds
         now = await pools.now(db)
         plan = planning.plan(observed, now=now)
         if problems := planning.check_plan(observed, plan):
-            raise PlanRejected(f"{pool_id}: {'; '.join(problems)}")
-        await _execute(db, observed, plan, now)
+            await _reject(db, pool_id, problems)
+        else:
+            await _execute(db, observed, plan, now)
     metrics.DECISIONS.labels(pool_id).inc()
     await asyncio.sleep(COALESCE_SECONDS)
     return True
+
+
+async def _reject(db: Connection, pool_id: str, problems: Sequence[str]) -> None:
+    """A plan that breaks a rule is our mistake: nothing of it is done, and the other pools go on."""
+    LOG.error("plan rejected", pool=pool_id, problems=problems)
+    alert = AlertRaised(
+        dedup_key=f"provisioner/plan-rejected/{pool_id}", subject_id=pool_id, kind="plan-rejected",
+        summary=f"a plan for {pool_id} breaks a rule: {'; '.join(problems)}",
+        effect="the pool launches and ends nothing",
+        doing="decides again with the next fact about the pool",
+        command=f"slipway why {pool_id}",
+    )  # fmt: skip
+    await outbox.enqueue(db, [alert])
 
 
 async def _execute(db: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
@@ -63,7 +75,7 @@ async def _execute(db: Connection, observed: Observed, plan: Plan, now: datetime
         told = [w for w in await workers.lock(db, sorted(plan.tell)) if w.state is State.RUNNING and w.idle_since]
         await workers.save(db, [stopping(w, "more workers than wanted", now) for w in told])
     if plan.reconsider_after_seconds is not None:
-        await marks.later(db, pool_id, "idle", plan.reconsider_after_seconds)
+        await marks.later(db, pool_id, plan.reconsider_after_seconds)
 
 
 async def _request(
@@ -86,13 +98,11 @@ async def _request(
 
 async def _cancel(db: Connection, ids: Sequence[str], reason: str, now: datetime) -> None:
     """Cancel intents that still wait, and give up their places in the queue. Requests are locked before workers, as
-    everywhere: a grant may be binding them at this moment."""
-    rows = await db.fetch(
-        "SELECT DISTINCT request_id::text AS id FROM worker WHERE id = ANY($1::uuid[]) AND request_id IS NOT NULL", ids
-    )
-    requests = sorted(row["id"] for row in rows)
-    await db.execute("SELECT FROM lease_request WHERE id = ANY($1::uuid[]) ORDER BY id FOR UPDATE", requests)
-    waiting = [w for w in await workers.lock(db, sorted(ids)) if w.state is State.REQUESTED and w.lease_id is None]
+    everywhere: a grant may be binding them at this moment. Whom somebody else is changing is left to the next plan."""
+    requests = await leases.lock_requests_of(db, ids)
+    locked = await workers.lock(db, sorted(ids), skip_locked=True)
+    waiting = [w for w in locked if w.state is State.REQUESTED and w.lease_id is None]
+    waiting = [w for w in waiting if w.request_id is None or w.request_id in requests]
     await workers.save(db, [cancelled(worker, reason, now) for worker in waiting])
     for request_id in requests:
         if units := sum(worker.request_id == request_id for worker in waiting):
@@ -102,21 +112,16 @@ async def _cancel(db: Connection, ids: Sequence[str], reason: str, now: datetime
 async def ask_again(pool: Pool, *, resend_seconds: float) -> bool:
     """Delayed intents ask for admission anew; requests long without an answer are repeated under the same id."""
     async with pool.acquire() as db, db.transaction():
-        rows = await db.fetch(
-            "SELECT w.id::text, w.pool_id, w.launch_config_id, w.traceparent, a.lease_pool_id FROM worker w "
-            "JOIN account a ON a.id = w.account_id WHERE w.state = 'requested' AND w.request_id IS NULL "
-            "AND (w.not_before IS NULL OR w.not_before <= slipway_clock()) "
-            "ORDER BY w.id LIMIT 200 FOR UPDATE OF w SKIP LOCKED"
-        )
-        groups: dict[tuple[str, str, str], list[str]] = {}
-        for row in rows:
-            groups.setdefault((row["lease_pool_id"], row["pool_id"], row["launch_config_id"]), []).append(row["id"])
-        for (lease_pool_id, pool_id, config_id), ids in groups.items():
+        delayed = await workers.lock_unasked(db)
+        groups: dict[tuple[str, str, str], list[Worker]] = {}
+        for lease_pool_id, worker in delayed:
+            groups.setdefault((lease_pool_id, worker.pool_id, worker.launch_config_id), []).append(worker)
+        for (lease_pool_id, pool_id, config_id), members in groups.items():
             request_id = await leases.request(
-                db, lease_pool_id=lease_pool_id, pool_id=pool_id, launch_config_id=config_id, units=len(ids),
-                traceparent=rows[0]["traceparent"],
+                db, lease_pool_id=lease_pool_id, pool_id=pool_id, launch_config_id=config_id, units=len(members),
+                traceparent=members[0].traceparent,
             )  # fmt: skip
-            await db.execute("UPDATE worker SET request_id = $2 WHERE id = ANY($1::uuid[])", ids, request_id)
+            asking = [msgspec.structs.replace(worker, request_id=request_id) for worker in members]
+            await workers.save_silently(db, asking)
         await leases.resend(db, resend_seconds)
-    return bool(rows)
-
+    return bool(delayed)

@@ -19,6 +19,7 @@ from slipway_provisioner.store import accounts, batches, demand, leases, pools, 
 LOG = logger(__name__)
 WITH_INSTANCE: Final = f"""
 {workers.SELECT} WHERE account_id = $1 AND state <> 'stopped' AND instance_id IS NOT NULL ORDER BY id"""
+PASSED: Final = "UPDATE account SET passes = passes + 1 WHERE id = $1"
 ENDED_PER_PASS: Final = 100  # a mistaken reaper may not empty an account at once
 
 
@@ -37,8 +38,9 @@ async def reap_next(pool: Pool, *, settings: Settings, providers: Mapping[str, P
         LOG.warning("account cannot be listed", account=account.id, error=str(error))
         return True
     async with pool.acquire() as db:
-        rows = [workers.from_row(row) for row in await db.fetch(WITH_INSTANCE, account.id)]
+        # States first: an instance whose batch is known by now has been bound by the time the workers are read.
         states = await batches.states(db, sorted({i.batch_id for i in listed}))
+        rows = [workers.from_row(row) for row in await db.fetch(WITH_INSTANCE, account.id)]
     findings = judge(
         listed, rows, states, listed_at=now, identity_matches=matches,
         settled_seconds=settings.call_timeout_seconds + settings.visibility_seconds,
@@ -50,7 +52,7 @@ async def reap_next(pool: Pool, *, settings: Settings, providers: Mapping[str, P
     gone = await _confirmed(account, provider, missing) if matches else []
     if gone:
         await mark_gone(pool, [worker.id for worker in gone], "instance is gone")
-    await pool.execute("UPDATE account SET passes = passes + 1 WHERE id = $1", account.id)
+    await pool.execute(PASSED, account.id)
     return True
 
 

@@ -19,13 +19,17 @@ UPDATE worker_pool SET swept_at = slipway_clock() WHERE id = (
     SELECT id FROM worker_pool WHERE swept_at < slipway_clock() - $1 * interval '1 s' AND NOT deleted
     ORDER BY swept_at LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING id"""
-CONFIGS: Final = f"SELECT {configs.COLUMNS} FROM launch_config WHERE pool_id = $1 AND state <> 'archived' ORDER BY id"
-# Counters are never lower than what the rows of live workers show; a failed worker's row proves its failure.
-DRIFT: Final = """
-SELECT launch_config_id, stage, failures FROM launch_config_failures f WHERE stage = 'launch' AND failures < (
-    SELECT count(*) FROM worker w JOIN launch_batch b ON b.id = w.batch_id
-    WHERE w.launch_config_id = f.launch_config_id AND w.state = 'stopped' AND w.launched_at IS NULL
-    AND w.registered_at IS NULL AND b.state = 'known' AND b.outcome NOT IN ('launched', 'throttled'))"""
+# Shared: a pause that commits meanwhile would be overwritten by the older state.
+CONFIGS: Final = f"""
+SELECT {configs.COLUMNS} FROM launch_config WHERE pool_id = $1 AND state <> 'archived' ORDER BY id FOR SHARE"""
+# Counters are never lower than what the rows of failed workers show.
+REPAIR: Final = """
+UPDATE launch_config_failures f SET failures = shown.failures FROM (
+    SELECT w.launch_config_id, count(*) AS failures FROM worker w JOIN launch_batch b ON b.id = w.batch_id
+    WHERE w.state = 'stopped' AND w.launched_at IS NULL AND w.registered_at IS NULL AND b.state = 'known'
+    GROUP BY w.launch_config_id) AS shown
+WHERE f.launch_config_id = shown.launch_config_id AND f.stage = 'launch' AND f.failures < shown.failures
+RETURNING f.launch_config_id"""
 FORGET: Final = (
     "DELETE FROM claim WHERE ended_at < slipway_clock() - interval '1 day'",
     "DELETE FROM decision WHERE last_at < slipway_clock() - interval '7 days'",
@@ -46,8 +50,8 @@ async def sweep_next(pool: Pool, *, settings: Settings) -> bool:
         state = PoolUpdated(**await declarations.pool_state(db, pool_id))
         await outbox.enqueue(db, [state, *states])
     async with pool.acquire() as db:
-        for row in await db.fetch(DRIFT):
-            LOG.error("counter below its rows", config=row["launch_config_id"], stage=row["stage"])
+        for row in await db.fetch(REPAIR):
+            LOG.error("a failure counter was below its rows", config=row["launch_config_id"])
         for statement in FORGET:
             await db.execute(statement)
     return True

@@ -76,7 +76,7 @@ class Simulated:
         }  # fmt: skip
         response = await self._call("POST", account, "/instances", json=body)
         if response.status_code == 200:
-            return [row["id"] for row in _json(response)["instances"]]
+            return [str(row["id"]) for row in _listed(response)]
         error = _json(response)
         code = str(error.get("code", f"HTTP {response.status_code}"))
         if code in UNPROVEN or (response.status_code >= 500 and code not in ERRORS):
@@ -94,7 +94,7 @@ class Simulated:
             raise OutcomeUnknown(f"listing {account.id}: HTTP {response.status_code}")
         return [
             Instance(id=row["id"], batch_id=row["batch"], created_at=datetime.fromtimestamp(row["created_at"], UTC))
-            for row in _json(response)["instances"]
+            for row in _listed(response)
         ]
 
     async def exists(self, account: Account, instance_id: str) -> bool:
@@ -103,7 +103,7 @@ class Simulated:
             return False
         if response.status_code != 200:
             raise OutcomeUnknown(f"instance {instance_id}: HTTP {response.status_code}")
-        return bool(_json(response)["state"] != "terminated")
+        return bool(_json(response).get("state") != "terminated")
 
     async def terminate(self, account: Account, instance_id: str) -> None:
         response = await self._call("DELETE", account, f"/instances/{instance_id}")
@@ -112,7 +112,9 @@ class Simulated:
 
     async def identity(self, account: Account) -> str:
         response = await self._call("GET", account, "/identity")
-        return str(_json(response)["account"])
+        if response.status_code != 200:
+            raise OutcomeUnknown(f"identity of {account.id}: HTTP {response.status_code}")
+        return str(_json(response).get("account", ""))
 
     async def _call(self, method: str, account: Account, path: str, **content: Any) -> httpx2.Response:
         url = f"{account.settings['url']}/accounts/{account.id}{path}"
@@ -128,3 +130,10 @@ def _json(response: httpx2.Response) -> dict[str, Any]:
     except ValueError as error:
         raise OutcomeUnknown(f"HTTP {response.status_code} without JSON") from error
     return value if isinstance(value, dict) else {}
+
+
+def _listed(response: httpx2.Response) -> list[dict[str, Any]]:
+    rows = _json(response).get("instances")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.get("id") for row in rows):
+        raise OutcomeUnknown("a reply without instances")
+    return rows

@@ -15,10 +15,17 @@ INSERT: Final = """
 INSERT INTO launch_batch (id, launch_config_id, account_id, lease_id, token, body, units, state, started_at,
     call_deadline)
 VALUES ($1, $2, $3, $4, $5, $6, $7, 'calling', slipway_clock(), slipway_clock() + $8 * interval '1 s')"""
-# A deadline that has passed by the visibility delay: an instance of the call would be listed by now.
-UNKNOWN: Final = f"""
-SELECT {NAMES} FROM launch_batch WHERE state = 'calling'
-    AND call_deadline < slipway_clock() - $1 * interval '1 s' ORDER BY call_deadline LIMIT 20"""
+LOCK: Final = f"SELECT {NAMES} FROM launch_batch WHERE id = $1 FOR UPDATE"
+KNOWN: Final = (
+    "UPDATE launch_batch SET state = 'known', outcome = $2, known_at = slipway_clock() WHERE id = $1"
+)
+# A deadline that has passed by the visibility delay: an instance of the call would be listed by now. Whoever takes a
+# batch has as long for its attempt as the call had; then it is anybody's again.
+OVERDUE: Final = f"""
+UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() + $2 * interval '1 s' WHERE id IN (
+    SELECT id FROM launch_batch WHERE state = 'calling' AND call_deadline < slipway_clock() - $1 * interval '1 s'
+    ORDER BY call_deadline LIMIT 20 FOR UPDATE SKIP LOCKED)
+RETURNING {NAMES}"""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,21 +53,18 @@ async def insert(tx: Connection, batch: Batch, *, call_timeout_seconds: float) -
 
 
 async def lock(tx: Connection, batch_id: str) -> Batch | None:
-    row = await tx.fetchrow(f"SELECT {NAMES} FROM launch_batch WHERE id = $1 FOR UPDATE", batch_id)
+    row = await tx.fetchrow(LOCK, batch_id)
     return None if row is None else Batch(**row)
 
 
 async def known(tx: Connection, batch_id: str, outcome: str) -> None:
     """The outcome is certain; the batch is locked."""
-    await tx.execute(
-        "UPDATE launch_batch SET state = 'known', outcome = $2, known_at = slipway_clock() WHERE id = $1",
-        batch_id, outcome,
-    )  # fmt: skip
+    await tx.execute(KNOWN, batch_id, outcome)
 
 
-async def unknown(db: Connection, visibility_seconds: float) -> list[Batch]:
-    """Batches whose calls must have ended and whose outcome nobody recorded."""
-    return [Batch(**row) for row in await db.fetch(UNKNOWN, visibility_seconds)]
+async def take_overdue(db: Connection, *, visibility_seconds: float, attempt_seconds: float) -> list[Batch]:
+    """Batches whose calls must have ended and whose outcome nobody recorded, for this caller alone for a while."""
+    return [Batch(**row) for row in await db.fetch(OVERDUE, visibility_seconds, attempt_seconds)]
 
 
 async def states(db: Connection, ids: list[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
-"""Launch config states: pause and resume, with their events."""
+"""Launch configs: whether one may start a call now; pause and resume, with their events."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -11,15 +12,36 @@ from slipway_provisioner.store import marks
 COLUMNS: Final = (
     "id, pool_id, account_id, region, zone, instance_type, image_revision, base_weight, price_factor, state, revision"
 )
+LOCK: Final = "SELECT FROM launch_config WHERE id = ANY($1::text[]) ORDER BY id FOR NO KEY UPDATE"
+LOCK_ALL: Final = "SELECT FROM launch_config ORDER BY id FOR NO KEY UPDATE"
+# Shared with every other start; a pause, freeze, drain, archive, brake or mode change excludes it.
+SHARE: Final = """
+SELECT FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id, brake_guard g
+WHERE c.id = $1 FOR SHARE OF p, c, g"""
+MAY_START: Final = """c.state = 'active' AND p.mode IN ('enforce', 'canary') AND NOT p.paused AND NOT p.frozen
+    AND NOT p.deleted AND NOT EXISTS (
+        SELECT FROM brake b WHERE (b.until IS NULL OR b.until > slipway_clock()) AND (
+            b.scope = 'all' OR (b.scope = 'pool' AND b.scope_id = p.id)
+            OR (b.scope = 'account' AND b.scope_id = c.account_id)))"""
+STARTABLE: Final = f"""
+SELECT c.account_id, c.id, c.zone, c.instance_type, c.image_revision, c.settings
+FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id WHERE c.id = $1 AND {MAY_START}"""
+# An outside opinion replaces its own pause or a shorter one; a person's command ($5) replaces any.
 PAUSE: Final = f"""
 UPDATE launch_config SET state = 'paused', state_reason = $2, state_by = $3, paused_until = $4,
     revision = revision + 1
-WHERE id = $1 AND state IN ('active', 'paused') AND ($4::timestamptz IS NULL OR $4 > slipway_clock())
+WHERE id = $1 AND (state = 'active' OR (state = 'paused' AND ($5 OR state_by = $3 OR paused_until < $4)))
+    AND ($4::timestamptz IS NULL OR $4 > slipway_clock())
 RETURNING {COLUMNS}"""
 RESUME: Final = f"""
 UPDATE launch_config SET state = 'active', state_reason = $2, state_by = $3, paused_until = NULL,
     revision = revision + 1
 WHERE id = $1 AND state = 'paused' AND ($4::text IS NULL OR state_by = $4) RETURNING {COLUMNS}"""
+# The deadline is looked at again under the row's lock: somebody may have paused anew meanwhile.
+RESUME_OVERDUE: Final = f"""
+UPDATE launch_config SET state = 'active', state_reason = $2, state_by = $3, paused_until = NULL,
+    revision = revision + 1
+WHERE id = $1 AND state = 'paused' AND paused_until <= slipway_clock() RETURNING {COLUMNS}"""
 OVERDUE: Final = "SELECT id FROM launch_config WHERE state = 'paused' AND paused_until <= slipway_clock() ORDER BY id"
 
 
@@ -29,9 +51,28 @@ def state(row: Any) -> dict[str, Any]:
     return {"launch_config_id": values.pop("id")} | values
 
 
-async def pause(tx: Connection, config_id: str, *, reason: str, by: str, until: datetime | None) -> bool:
-    """Pause a config; once committed no start statement for it commits. False: unknown, archived, or expired."""
-    row = await tx.fetchrow(PAUSE, config_id, reason, by, until)
+async def lock(tx: Connection, ids: Sequence[str]) -> None:
+    """Before several are changed."""
+    await tx.execute(LOCK, sorted(set(ids)))
+
+
+async def startable(tx: Connection, config_id: str) -> Any:
+    """The config's row if a call may start for it; what forbids it is held off until the transaction ends.
+
+    Two statements: one that waited for a lock would still see what was before the wait, and miss a brake.
+    """
+    await tx.execute(SHARE, config_id)
+    return await tx.fetchrow(STARTABLE, config_id)
+
+
+async def pause(
+    tx: Connection, config_id: str, *, reason: str, by: str, until: datetime | None, command: bool
+) -> bool:
+    """Pause a config; once committed no start statement for it commits.
+
+    False: unknown, archived, expired, or, unless it is a person's command, paused by somebody else for longer.
+    """
+    row = await tx.fetchrow(PAUSE, config_id, reason, by, until, command)
     if row is None:
         return False
     await outbox.enqueue(tx, [events.LaunchConfigPaused(**state(row), reason=reason, by=by, until=until)])
@@ -41,17 +82,20 @@ async def pause(tx: Connection, config_id: str, *, reason: str, by: str, until: 
 
 async def resume(tx: Connection, config_id: str, *, reason: str, by: str, only_by: str | None = None) -> bool:
     """Make a paused config active again. False: it was not paused (by `only_by`)."""
-    row = await tx.fetchrow(RESUME, config_id, reason, by, only_by)
+    return await _resumed(tx, await tx.fetchrow(RESUME, config_id, reason, by, only_by), reason, by)
+
+
+async def resume_overdue(tx: Connection) -> int:
+    """Resume configs whose pause has run out; returns how many."""
+    reason, by, resumed = "the pause ran out", "provisioner", 0
+    for config in await tx.fetch(OVERDUE):
+        resumed += await _resumed(tx, await tx.fetchrow(RESUME_OVERDUE, config["id"], reason, by), reason, by)
+    return resumed
+
+
+async def _resumed(tx: Connection, row: Any, reason: str, by: str) -> bool:
     if row is None:
         return False
     await outbox.enqueue(tx, [events.LaunchConfigResumed(**state(row), reason=reason, by=by)])
     await marks.dirty(tx, {row["pool_id"]}, because="resumed")
     return True
-
-
-async def resume_overdue(tx: Connection) -> int:
-    """Resume configs whose pause has run out."""
-    rows = await tx.fetch(OVERDUE)
-    for row in rows:
-        await resume(tx, row["id"], reason="the pause ran out", by="provisioner")
-    return len(rows)

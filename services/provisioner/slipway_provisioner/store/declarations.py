@@ -15,6 +15,8 @@ from slipway_provisioner.store import configs, marks
 POOL_STATE: Final = """
 SELECT id AS pool_id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, revision
 FROM worker_pool WHERE id = $1"""
+ONE_AT_A_TIME: Final = "SELECT pg_advisory_xact_lock(hashtext('slipway.apply'), hashtext(current_schema()))"
+LOCK_POOLS: Final = "SELECT FROM worker_pool ORDER BY id FOR UPDATE"
 BODY: Final = ("account_id", "region", "zone", "instance_type", "image_revision", "settings")
 
 
@@ -42,8 +44,9 @@ async def apply(tx: Connection, declared: Declaration, *, providers: Sequence[st
     config that would move to another pool, an account that still has configs.
     """
     changes: list[Change] = []
-    await tx.execute("SELECT pg_advisory_xact_lock(hashtext('slipway.apply'), hashtext(current_schema()))")
-    await tx.execute("SELECT FROM worker_pool ORDER BY id FOR UPDATE")
+    await tx.execute(ONE_AT_A_TIME)
+    await tx.execute(LOCK_POOLS)
+    await tx.execute(configs.LOCK_ALL)
     for account in declared.accounts:
         if account.provider not in providers:
             raise Refused(

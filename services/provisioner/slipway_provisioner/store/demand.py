@@ -23,11 +23,12 @@ ON CONFLICT (pool_id, source) DO UPDATE SET pending = excluded.pending, claimed 
     pending_since = CASE WHEN excluded.pending > 0 THEN coalesce(d.pending_since, excluded.observed_at) END,
     received_at = excluded.received_at, traceparent = excluded.traceparent
 WHERE d.observed_at < excluded.observed_at
-RETURNING pool_id, source, valid_for_seconds"""
+RETURNING pool_id, source"""
 # A claim is gone for its source when it ended after the sample, or runs on a worker that was told to leave.
 OBSERVE: Final = """
 SELECT d.source, d.pending, d.claimed, d.traceparent,
-    d.observed_at + d.valid_for_seconds * interval '1 s' < slipway_clock() AS stale,
+    extract(epoch FROM d.observed_at + d.valid_for_seconds * interval '1 s' - slipway_clock())::float8
+        AS fresh_seconds,
     (SELECT count(*) FROM claim c LEFT JOIN worker w ON w.id = c.worker_id
      WHERE c.pool_id = d.pool_id AND c.source = d.source
        AND (c.ended_at > d.observed_at OR (c.ended_at IS NULL AND w.state = 'stopping'))) AS gone
@@ -54,17 +55,13 @@ async def upsert_newest(tx: Connection, reports: Sequence[tuple[DemandReported, 
 
 
 async def observe(tx: Connection, pool_id: str) -> list[Demand]:
-    return [Demand(**row) for row in await tx.fetch(OBSERVE, pool_id)]
+    rows = await tx.fetch(OBSERVE, pool_id)
+    return [Demand(**row, stale=row["fresh_seconds"] <= 0) for row in rows]
 
 
 async def open_claim(tx: Connection, worker_id: str, task_id: str, pool_id: str, source: str, at: datetime) -> bool:
     """Record that a worker took a task; False when that was known."""
     return await tx.fetchval(OPEN, worker_id, task_id, pool_id, source, at) is not None
-
-
-async def has_claim(tx: Connection, worker_id: str, task_id: str) -> bool:
-    known = "SELECT EXISTS (SELECT FROM claim WHERE worker_id = $1 AND task_id = $2)"
-    return bool(await tx.fetchval(known, worker_id, task_id))
 
 
 async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> int:
@@ -76,6 +73,4 @@ async def store(tx: Connection, reports: Sequence[tuple[DemandReported, str]]) -
     """Store checked reports; True when one of them was news."""
     changed = await upsert_newest(tx, reports)
     await marks.dirty(tx, {row["pool_id"] for row in changed}, because="demand")
-    for row in changed:  # silence is not zero, but a stale report asks for nothing: look again then
-        await marks.later(tx, row["pool_id"], "stale", row["valid_for_seconds"])
     return bool(changed)

@@ -1,6 +1,6 @@
 """The provisioner's side of leases: requests under way, leases held, units given back once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -9,6 +9,7 @@ import msgspec
 from slipway_common import outbox
 from slipway_common.events.lease import (
     LeaseCancelRequested,
+    LeaseGranted,
     LeaseReleaseRequested,
     LeaseRenewRequested,
     LeaseRequested,
@@ -16,31 +17,60 @@ from slipway_common.events.lease import (
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
 from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.store.configs import MAY_START
 
-CANDIDATES: Final = """
-SELECT l.id FROM lease l WHERE l.state <> 'ended' AND EXISTS (
-    SELECT FROM worker w WHERE w.lease_id = l.id AND w.state = 'requested')
+# What may not start, or was asked to be renewed just now, would hold up the rest.
+CANDIDATES: Final = f"""
+SELECT l.id FROM lease l JOIN launch_config c ON c.id = l.launch_config_id JOIN worker_pool p ON p.id = c.pool_id
+WHERE l.state <> 'ended' AND {MAY_START}
+    AND (l.expires_at > slipway_clock() + $2 * interval '1 s' OR l.renewed_at < slipway_clock() - $3 * interval '1 s')
+    AND EXISTS (SELECT FROM worker w WHERE w.lease_id = l.id AND w.state = 'requested')
 ORDER BY l.fencing_token LIMIT $1"""
 LOCK: Final = """
-SELECT id, request_id::text, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
+SELECT id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
     renewed_at, traceparent
 FROM lease WHERE id = $1 FOR UPDATE"""
 TRY_LOCK: Final = f"{LOCK} SKIP LOCKED"
+CONFIG_OF: Final = "SELECT launch_config_id FROM lease WHERE id = $1"
+LOCK_MANY: Final = "SELECT FROM lease WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
+CONFIRM: Final = """
+UPDATE lease SET state = 'confirmed', expires_at = $2,
+    ttl_seconds = greatest(0.1, extract(epoch FROM $2 - slipway_clock()))
+WHERE id = $1 AND state <> 'ended'"""
+INSERT: Final = """
+INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
+    renewed_at, traceparent)
+VALUES ($1, $2, $3, $4, $5, $6, 'reserved', $7, $8, slipway_clock(), $9) ON CONFLICT (id) DO NOTHING RETURNING true"""
+END: Final = "UPDATE lease SET state = 'ended', units = 0 WHERE id = $1"
 RELEASE: Final = """
 UPDATE lease SET units = units - $2, state = CASE WHEN units <= $2 THEN 'ended' ELSE state END
 WHERE id = $1 AND state <> 'ended' RETURNING lease_pool_id, fencing_token, traceparent"""
-RESEND: Final = """
-UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id IN (
-    SELECT id FROM lease_request WHERE sent_at < slipway_clock() - make_interval(secs => $1)
-    ORDER BY id FOR UPDATE SKIP LOCKED)
-RETURNING id::text, lease_pool_id, pool_id, traceparent, (
-    SELECT count(*) FROM worker w
-    WHERE w.request_id = r.id AND w.state = 'requested' AND w.lease_id IS NULL) AS units"""
 RENEWABLE: Final = """
 UPDATE lease SET renewed_at = slipway_clock() WHERE id IN (
     SELECT id FROM lease WHERE state = 'confirmed' AND renewed_at < slipway_clock() - ttl_seconds / 3 * interval '1 s'
     ORDER BY id FOR UPDATE SKIP LOCKED)
 RETURNING id, lease_pool_id, fencing_token, traceparent"""
+RENEW_ONE: Final = """
+UPDATE lease SET renewed_at = slipway_clock() WHERE id = $1 AND renewed_at < slipway_clock() - $2 * interval '1 s'
+RETURNING id, lease_pool_id, fencing_token, traceparent"""
+
+INSERT_REQUEST: Final = """
+INSERT INTO lease_request (id, lease_pool_id, pool_id, launch_config_id, units, sent_at, traceparent)
+VALUES ($1, $2, $3, $4, $5, slipway_clock(), $6)"""
+LOCK_REQUESTS: Final = "SELECT FROM lease_request WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
+REQUESTS_OF: Final = """
+SELECT id FROM lease_request WHERE id IN (SELECT request_id FROM worker WHERE id = ANY($1::uuid[]))
+ORDER BY id FOR UPDATE"""
+REQUESTED_CONFIG: Final = "SELECT launch_config_id FROM lease_request WHERE id = $1"
+TAKE: Final = "UPDATE lease_request SET units = units - $2 WHERE id = $1 RETURNING lease_pool_id, traceparent, units"
+FORGET_REQUEST: Final = "DELETE FROM lease_request WHERE id = ANY($1::text[])"
+RESEND: Final = """
+UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id IN (
+    SELECT id FROM lease_request WHERE sent_at < slipway_clock() - make_interval(secs => $1)
+    ORDER BY id FOR UPDATE SKIP LOCKED)
+RETURNING id, lease_pool_id, pool_id, traceparent, (
+    SELECT count(*) FROM worker w
+    WHERE w.request_id = r.id AND w.state = 'requested' AND w.lease_id IS NULL) AS units"""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +89,31 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str
 
 
+async def candidates(db: Connection, limit: int, *, margin_seconds: float, asked_seconds: float) -> list[str]:
+    """Leases under which a call may start, as it looks without locks; oldest admission first."""
+    return [row["id"] for row in await db.fetch(CANDIDATES, limit, margin_seconds, asked_seconds)]
+
+
+async def config_of(db: Connection, lease_id: str) -> str:
+    """The config that a lease admits starts of; never changes."""
+    config_id: str = await db.fetchval(CONFIG_OF, lease_id)
+    return config_id
+
+
 async def lock(tx: Connection, lease_id: str, *, skip_locked: bool = False) -> Lease | None:
     row = await tx.fetchrow(TRY_LOCK if skip_locked else LOCK, lease_id)
     return None if row is None else Lease(**row)
+
+
+async def lock_all(tx: Connection, lease_ids: Iterable[str], request_ids: Iterable[str]) -> None:
+    """Before several are changed: leases, then requests."""
+    await tx.execute(LOCK_MANY, sorted(set(lease_ids)))
+    await tx.execute(LOCK_REQUESTS, sorted(set(request_ids)))
+
+
+async def lock_requests_of(tx: Connection, worker_ids: Sequence[str]) -> list[str]:
+    """Lock the requests under which workers wait; returns their ids."""
+    return [row["id"] for row in await tx.fetch(REQUESTS_OF, worker_ids)]
 
 
 async def request(
@@ -69,35 +121,52 @@ async def request(
 ) -> str:
     """Ask for admission of `units` starts of one config; returns the new request id."""
     request_id = new_id()
-    await tx.execute(
-        "INSERT INTO lease_request (id, lease_pool_id, pool_id, launch_config_id, units, sent_at, traceparent) "
-        "VALUES ($1, $2, $3, $4, $5, slipway_clock(), $6)",
-        request_id, lease_pool_id, pool_id, launch_config_id, units, traceparent,
-    )  # fmt: skip
+    await tx.execute(INSERT_REQUEST, request_id, lease_pool_id, pool_id, launch_config_id, units, traceparent)
     asked = LeaseRequested(lease_pool_id=lease_pool_id, request_id=request_id, units=units, tenant=pool_id)
     await outbox.enqueue(tx, [outbox.Traced(asked, traceparent)])
     return request_id
 
 
+async def requested_config(tx: Connection, request_id: str) -> str | None:
+    """Which config a request is for; None when nobody waits under it. Requests are locked."""
+    config_id: str | None = await tx.fetchval(REQUESTED_CONFIG, request_id)
+    return config_id
+
+
+async def take(tx: Connection, request_id: str, units: int) -> Any:
+    """Units of a request are granted or given up; returns the row as it is then, None for an unknown one."""
+    row = await tx.fetchrow(TAKE, request_id, units)
+    if row is not None and row["units"] <= 0:
+        await tx.execute(FORGET_REQUEST, [request_id])
+    return row
+
+
 async def cancel(tx: Connection, request_id: str, units: int, reason: str) -> None:
     """Give up units of a request that nobody waits for any more."""
-    row = await tx.fetchrow(
-        "UPDATE lease_request SET units = units - $2 WHERE id = $1 RETURNING lease_pool_id, traceparent, units",
-        request_id, units,
-    )  # fmt: skip
+    row = await take(tx, request_id, units)
     if row is None:
         return
-    if row["units"] <= 0:
-        await tx.execute("DELETE FROM lease_request WHERE id = $1", request_id)
     gone = LeaseCancelRequested(
         lease_pool_id=row["lease_pool_id"], request_id=request_id, units=units, reason=reason
     )
     await outbox.enqueue(tx, [outbox.Traced(gone, row["traceparent"])])
 
 
-async def release(
-    tx: Connection, workers: Sequence[Worker], result: str, **evidence: Any
-) -> list[Worker]:
+async def insert(tx: Connection, event: LeaseGranted, launch_config_id: str, traceparent: str) -> bool:
+    """Store a grant; False when it is known."""
+    new = await tx.fetchval(
+        INSERT, event.lease_id, event.request_id, event.lease_pool_id, launch_config_id, event.fencing_token,
+        event.units, event.expires_at, event.hold_until, traceparent,
+    )  # fmt: skip
+    return bool(new)
+
+
+async def confirm(tx: Connection, lease_id: str, expires_at: datetime) -> None:
+    """Confirmed or renewed; what has ended stays so."""
+    await tx.execute(CONFIRM, lease_id, expires_at)
+
+
+async def release(tx: Connection, workers: Sequence[Worker], result: str, **evidence: Any) -> list[Worker]:
     """Give back the units that these workers hold, each once; returns the workers without them. Rows are locked."""
     by_lease: dict[str, int] = {}
     for worker in workers:
@@ -122,7 +191,7 @@ async def release_units(tx: Connection, lease_id: str, units: int, result: str, 
 
 async def end(tx: Connection, lease_id: str) -> None:
     """The broker ended it: expired, lost, or held to its end. Nothing is left to give back, whatever workers hold."""
-    await tx.execute("UPDATE lease SET state = 'ended', units = 0 WHERE id = $1", lease_id)
+    await tx.execute(END, lease_id)
 
 
 async def resend(tx: Connection, after_seconds: float) -> int:
@@ -140,13 +209,21 @@ async def resend(tx: Connection, after_seconds: float) -> int:
         if row["units"] > 0
     ]
     await outbox.enqueue(tx, events)
-    await tx.execute("DELETE FROM lease_request WHERE id = ANY($1)", [r["id"] for r in rows if r["units"] == 0])
+    await tx.execute(FORGET_REQUEST, [row["id"] for row in rows if row["units"] == 0])
     return len(rows)
 
 
 async def renew(tx: Connection) -> int:
     """Renew the leases of which a third of the ttl has passed; returns how many."""
-    rows = await tx.fetch(RENEWABLE)
+    return await _renew(tx, await tx.fetch(RENEWABLE))
+
+
+async def renew_one(tx: Connection, lease_id: str, *, asked_seconds: float) -> None:
+    """Ask for more time now, unless that was asked within `asked_seconds`."""
+    await _renew(tx, await tx.fetch(RENEW_ONE, lease_id, asked_seconds))
+
+
+async def _renew(tx: Connection, rows: Sequence[Any]) -> int:
     events = [
         outbox.Traced(
             LeaseRenewRequested(

@@ -5,18 +5,21 @@ from typing import Final
 
 from slipway_common.postgres import Connection
 
+DIRTY: Final = "INSERT INTO dirty_pool (pool_id, because) SELECT unnest($1::text[]), $2"
+# A mark that is due no later makes this one needless: the decision it asks for asks for the next.
 LATER: Final = """
-INSERT INTO dirty_pool (pool_id, because, due_at) SELECT $1, $2, slipway_clock() + $3 * interval '1 s'
-WHERE NOT EXISTS (SELECT FROM dirty_pool WHERE pool_id = $1 AND because = $2)"""
+INSERT INTO dirty_pool (pool_id, because, due_at) SELECT $1, 'time', slipway_clock() + $2 * interval '1 s'
+WHERE NOT EXISTS (
+    SELECT FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() + $2 * interval '1 s')"""
 
 
 async def dirty(tx: Connection, pool_ids: Iterable[str], *, because: str) -> None:
     """Ask for a decision on each pool now."""
     ids = sorted(set(pool_ids))
     if ids:
-        await tx.execute("INSERT INTO dirty_pool (pool_id, because) SELECT unnest($1::text[]), $2", ids, because)
+        await tx.execute(DIRTY, ids, because)
 
 
-async def later(tx: Connection, pool_id: str, because: str, after_seconds: float) -> None:
+async def later(tx: Connection, pool_id: str, after_seconds: float) -> None:
     """Ask for a decision once time alone may have changed it."""
-    await tx.execute(LATER, pool_id, because, after_seconds)
+    await tx.execute(LATER, pool_id, after_seconds)

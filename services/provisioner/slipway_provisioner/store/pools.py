@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slipway_common.postgres import Connection
-from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Stage
+from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Stage, Waiting
 from slipway_provisioner.store import demand
 
 # The marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees
@@ -19,7 +19,7 @@ ORDER BY (SELECT min(d.id) FROM dirty_pool d WHERE d.pool_id = p.id) LIMIT 1 FOR
 UNMARK: Final = "DELETE FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() RETURNING because"
 POOL: Final = """
 SELECT id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, deleted, drawn,
-    attempted_at IS NULL OR attempted_at < slipway_clock() - $2 * interval '1 s' AS attempt_due
+    coalesce(extract(epoch FROM attempted_at + $2 * interval '1 s' - slipway_clock())::float8, 0) AS attempt_in_seconds
 FROM worker_pool WHERE id = $1"""
 FLEET: Final = """
 SELECT count(*) FILTER (WHERE state IN ('requested', 'launching', 'starting', 'running')) AS serving,
@@ -46,16 +46,15 @@ SELECT f.launch_config_id, f.stage, f.failures FROM launch_config_failures f
 JOIN launch_config c ON c.id = f.launch_config_id WHERE c.pool_id = $1"""
 # Only workers that no lease was granted for may be cancelled: a call may start for the others at any moment.
 WAITING: Final = """
-SELECT w.id::text, w.probe_permit IS NULL AND (c.state <> 'active' OR coalesce(g.record ->> 'state', '') = 'closed')
-    AS orphaned
-FROM worker w JOIN launch_config c ON c.id = w.launch_config_id LEFT JOIN weight g ON g.launch_config_id = c.id
-WHERE w.pool_id = $1 AND w.state = 'requested' AND w.lease_id IS NULL ORDER BY w.id"""
+SELECT id::text AS worker_id, launch_config_id AS config_id, probe_permit AS permit FROM worker
+WHERE pool_id = $1 AND state = 'requested' AND lease_id IS NULL ORDER BY worker.id"""
 IDLE: Final = """
 SELECT id::text AS worker_id, idle_since AS since FROM worker
 WHERE pool_id = $1 AND state = 'running' AND idle_since IS NOT NULL ORDER BY idle_since LIMIT 500"""
 BRAKES: Final = """
 SELECT reason FROM brake WHERE (scope = 'all' OR (scope = 'pool' AND scope_id = $1))
     AND (until IS NULL OR until > slipway_clock()) LIMIT 1"""
+DREW: Final = "UPDATE worker_pool SET drawn = drawn + $2, attempted_at = slipway_clock() WHERE id = $1"
 DEFAULT_WINDOWS: Final = {"launch": 64, "boot": 64, "claim": 1000}  # until the first weight record arrives
 
 
@@ -72,22 +71,20 @@ async def observe(
 ) -> Observed:
     """Everything a decision may look at. The pool is locked by the caller."""
     row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds))
-    attempt_due = row.pop("attempt_due")
+    attempt_in_seconds = row.pop("attempt_in_seconds")
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
     failures = {(r["launch_config_id"], r["stage"]): r["failures"] for r in await tx.fetch(FAILURES, pool_id)}
-    waiting = await tx.fetch(WAITING, pool_id)
     brake = await tx.fetchval(BRAKES, pool_id)
     return Observed(
         pool=pool,
         demands=await demand.observe(tx, pool_id),
         fleet=Fleet(**await tx.fetchrow(FLEET, pool_id)),
         configs=[_config(r, failures) for r in await tx.fetch(CONFIGS, pool_id)],
-        waiting=[r["id"] for r in waiting],
-        orphaned=[r["id"] for r in waiting if r["orphaned"]],
+        waiting=[Waiting(**r) for r in await tx.fetch(WAITING, pool_id)],
         idle=[Idle(**r) for r in await tx.fetch(IDLE, pool_id)],
         idle_timeout_seconds=idle_timeout_seconds,
         calculator_silent_seconds=silent_seconds,
-        attempt_due=attempt_due,
+        attempt_in_seconds=attempt_in_seconds,
         stopped=f"launching is stopped: {brake}" if brake else "",
     )
 
@@ -116,6 +113,7 @@ def _config(row: Any, failures: dict[tuple[str, str], int]) -> Config:
         prior_weight=row["prior_weight"],
         closed=record.get("state") == "closed",
         permit=record.get("probe_permit") if row["permitted"] and record.get("state") == "closed" else None,
+        last_permit=record.get("probe_permit"),
         launch=stage("launch", row["launching"]),
         boot=stage("boot", row["booting"]),
         claim=stage("claim", row["unclaimed"]),
@@ -124,9 +122,7 @@ def _config(row: Any, failures: dict[tuple[str, str], int]) -> Config:
 
 async def drew(tx: Connection, pool_id: str, units: int) -> None:
     """Continue the pool's draws behind `units` launches."""
-    await tx.execute(
-        "UPDATE worker_pool SET drawn = drawn + $2, attempted_at = slipway_clock() WHERE id = $1", pool_id, units
-    )
+    await tx.execute(DREW, pool_id, units)
 
 
 async def known(db: Connection, pool_ids: Sequence[str]) -> set[str]:

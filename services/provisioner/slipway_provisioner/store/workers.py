@@ -15,7 +15,7 @@ from slipway_provisioner.store import marks
 # Column → its array type, for UNNEST. The struct and the table agree field by field.
 COLUMNS: Final = {
     "id": "uuid", "pool_id": "text", "launch_config_id": "text", "account_id": "text", "image_revision": "text",
-    "state": "text", "decision_id": "uuid", "probe_permit": "bigint", "request_id": "uuid", "lease_id": "text",
+    "state": "text", "decision_id": "uuid", "probe_permit": "bigint", "request_id": "text", "lease_id": "text",
     "holds_unit": "boolean", "batch_id": "uuid", "instance_id": "text", "token_sha256": "text",
     "token_used": "boolean", "not_before": "timestamptz", "requested_at": "timestamptz",
     "launched_at": "timestamptz", "registered_at": "timestamptz", "first_claimed_at": "timestamptz",
@@ -39,10 +39,17 @@ INSERT INTO launch_config_failures AS f (launch_config_id, stage, failures)
 SELECT config, stage, count(*) FROM unnest($1::text[], $2::text[]) AS u (config, stage)
 GROUP BY config, stage ORDER BY config, stage
 ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = f.failures + excluded.failures"""
-BATCH: Final = f"{SELECT} WHERE batch_id = $1 AND state <> 'stopped' ORDER BY id FOR UPDATE"
+BY_INSTANCE: Final = f"{SELECT} WHERE account_id = $1 AND instance_id = $2 FOR UPDATE"
+BATCH: Final = f"{SELECT} WHERE batch_id = $1 ORDER BY id FOR UPDATE"
+LOCK_FREE: Final = f"{LOCK} SKIP LOCKED"
 BY_LEASE: Final = f"{SELECT} WHERE lease_id = $1 AND state = 'requested' ORDER BY id FOR UPDATE"
 BY_REQUEST: Final = f"""
 {SELECT} WHERE request_id = $1 AND state = 'requested' AND lease_id IS NULL ORDER BY id LIMIT $2 FOR UPDATE"""
+
+UNASKED: Final = f"""
+SELECT a.lease_pool_id, {", ".join(f"w.{name}" for name in COLUMNS)} FROM worker w JOIN account a ON a.id = w.account_id
+WHERE w.state = 'requested' AND w.request_id IS NULL AND (w.not_before IS NULL OR w.not_before <= slipway_clock())
+ORDER BY w.id LIMIT 200 FOR UPDATE OF w SKIP LOCKED"""
 
 
 def from_row(row: Any) -> Worker:
@@ -88,8 +95,9 @@ async def save_silently(tx: Connection, workers: Sequence[Worker]) -> None:
         await tx.execute(UPDATE, *_columns(workers))
 
 
-async def lock(tx: Connection, ids: Sequence[str]) -> list[Worker]:
-    return [from_row(row) for row in await tx.fetch(LOCK, ids)]
+async def lock(tx: Connection, ids: Sequence[str], *, skip_locked: bool = False) -> list[Worker]:
+    """In id order; with `skip_locked` only those that nobody else is changing."""
+    return [from_row(row) for row in await tx.fetch(LOCK_FREE if skip_locked else LOCK, ids)]
 
 
 async def lock_one(tx: Connection, worker_id: str) -> Worker | None:
@@ -97,7 +105,7 @@ async def lock_one(tx: Connection, worker_id: str) -> Worker | None:
 
 
 async def lock_batch(tx: Connection, batch_id: str) -> list[Worker]:
-    """Intents of a batch that have not ended."""
+    """All intents of a batch, ended ones too."""
     return [from_row(row) for row in await tx.fetch(BATCH, batch_id)]
 
 
@@ -111,9 +119,15 @@ async def lock_waiting(tx: Connection, request_id: str, units: int) -> list[Work
     return [from_row(row) for row in await tx.fetch(BY_REQUEST, request_id, units)]
 
 
-async def by_instance(tx: Connection, batch_id: str, instance_id: str) -> Worker | None:
-    """The worker an instance of a batch was bound to, ended or not; locked."""
-    row = await tx.fetchrow(f"{SELECT} WHERE batch_id = $1 AND instance_id = $2 FOR UPDATE", batch_id, instance_id)
+async def lock_unasked(tx: Connection) -> list[tuple[str, Worker]]:
+    """Intents that have to ask for admission anew, with the lease pool to ask."""
+    rows = [dict(row) for row in await tx.fetch(UNASKED)]
+    return [(row.pop("lease_pool_id"), from_row(row)) for row in rows]
+
+
+async def by_instance(tx: Connection, account_id: str, instance_id: str) -> Worker | None:
+    """The worker that an instance of an account was bound to, ended or not; locked."""
+    row = await tx.fetchrow(BY_INSTANCE, account_id, instance_id)
     return None if row is None else from_row(row)
 
 

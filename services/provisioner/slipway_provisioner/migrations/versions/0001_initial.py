@@ -18,7 +18,7 @@ CREATE TABLE worker_pool (
     max_capacity integer NOT NULL CHECK (max_capacity >= min_capacity), scaling_ratio text NOT NULL,
     mode text NOT NULL, paused boolean NOT NULL DEFAULT false, frozen boolean NOT NULL DEFAULT false,
     deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
-    swept_at timestamptz NOT NULL DEFAULT clock_timestamp(), attempted_at timestamptz
+    swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz
 );
 CREATE TABLE launch_config (
     id text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, account_id text NOT NULL REFERENCES account,
@@ -35,33 +35,33 @@ CREATE TABLE launch_config_failures (
 );
 CREATE TABLE weight (
     launch_config_id text PRIMARY KEY, revision bigint NOT NULL, record jsonb NOT NULL,
-    received_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    received_at timestamptz NOT NULL DEFAULT slipway_clock()
 );
 -- One row that every start statement shares and every brake excludes: a brake that has committed was seen.
 CREATE TABLE brake_guard (id boolean PRIMARY KEY DEFAULT true CHECK (id));
 INSERT INTO brake_guard DEFAULT VALUES;
 CREATE TABLE brake (
     scope text NOT NULL CHECK (scope IN ('all', 'account', 'pool')), scope_id text NOT NULL,
-    reason text NOT NULL, by text NOT NULL, until timestamptz, at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    reason text NOT NULL, by text NOT NULL, until timestamptz, at timestamptz NOT NULL DEFAULT slipway_clock(),
     PRIMARY KEY (scope, scope_id)
 );
 CREATE TABLE demand (
     pool_id text NOT NULL REFERENCES worker_pool, source text NOT NULL,
     pending integer NOT NULL CHECK (pending >= 0), claimed integer NOT NULL CHECK (claimed >= 0),
     observed_at timestamptz NOT NULL, valid_for_seconds double precision NOT NULL, pending_since timestamptz,
-    received_at timestamptz NOT NULL DEFAULT clock_timestamp(), traceparent text NOT NULL DEFAULT '',
+    received_at timestamptz NOT NULL DEFAULT slipway_clock(), traceparent text NOT NULL DEFAULT '',
     PRIMARY KEY (pool_id, source)
 );
 CREATE TABLE lease_request (
-    id uuid PRIMARY KEY, lease_pool_id text NOT NULL, pool_id text NOT NULL, launch_config_id text NOT NULL,
-    units integer NOT NULL, sent_at timestamptz NOT NULL DEFAULT clock_timestamp(), traceparent text NOT NULL
+    id text PRIMARY KEY, lease_pool_id text NOT NULL, pool_id text NOT NULL, launch_config_id text NOT NULL,
+    units integer NOT NULL, sent_at timestamptz NOT NULL DEFAULT slipway_clock(), traceparent text NOT NULL
 );
 CREATE TABLE lease (
-    id text PRIMARY KEY, request_id uuid NOT NULL, lease_pool_id text NOT NULL, launch_config_id text NOT NULL,
+    id text PRIMARY KEY, request_id text NOT NULL, lease_pool_id text NOT NULL, launch_config_id text NOT NULL,
     fencing_token bigint NOT NULL, units integer NOT NULL,
     state text NOT NULL CHECK (state IN ('reserved', 'confirmed', 'ended')),
     expires_at timestamptz NOT NULL, hold_until timestamptz NOT NULL, ttl_seconds double precision,
-    renewed_at timestamptz NOT NULL DEFAULT clock_timestamp(), traceparent text NOT NULL
+    renewed_at timestamptz NOT NULL DEFAULT slipway_clock(), traceparent text NOT NULL
 );
 CREATE INDEX lease_live ON lease (renewed_at) WHERE state <> 'ended';
 CREATE TABLE launch_batch (
@@ -69,14 +69,14 @@ CREATE TABLE launch_batch (
     token text NOT NULL UNIQUE, body jsonb NOT NULL, units integer NOT NULL,
     state text NOT NULL CHECK (state IN ('calling', 'known')), outcome text NOT NULL DEFAULT '',
     repeats integer NOT NULL DEFAULT 0,
-    started_at timestamptz NOT NULL DEFAULT clock_timestamp(), call_deadline timestamptz NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT slipway_clock(), call_deadline timestamptz NOT NULL,
     known_at timestamptz
 );
 CREATE INDEX launch_batch_calling ON launch_batch (call_deadline) WHERE state = 'calling';
 CREATE TABLE worker (
     id uuid PRIMARY KEY, pool_id text NOT NULL, launch_config_id text NOT NULL, account_id text NOT NULL,
     image_revision text NOT NULL, state text NOT NULL, decision_id uuid NOT NULL, probe_permit bigint,
-    request_id uuid, lease_id text, holds_unit boolean NOT NULL DEFAULT false, batch_id uuid, instance_id text,
+    request_id text, lease_id text, holds_unit boolean NOT NULL DEFAULT false, batch_id uuid, instance_id text,
     token_sha256 text, token_used boolean NOT NULL DEFAULT false, not_before timestamptz,
     requested_at timestamptz NOT NULL, launched_at timestamptz, registered_at timestamptz,
     first_claimed_at timestamptz, idle_since timestamptz, heard_at timestamptz,
@@ -104,7 +104,7 @@ CREATE INDEX decision_pool ON decision (pool_id, at DESC);
 -- Append-only: a marker never waits for a planner, and a planner deletes only the marks whose facts it can see.
 CREATE TABLE dirty_pool (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, pool_id text NOT NULL, because text NOT NULL,
-    due_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    due_at timestamptz NOT NULL DEFAULT slipway_clock()
 );
 CREATE INDEX dirty_pool_pool ON dirty_pool (pool_id, due_at);
 """

@@ -1,0 +1,46 @@
+"""Shares of configs: as even as the golden ratio makes them."""
+
+from collections import Counter
+from itertools import accumulate
+from math import ceil, log2
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_provisioner.domain.choice import Candidate, choose
+
+
+@pytest.mark.parametrize("configs", [2, 3, 5, 8])
+def test_equal_weights_give_equal_shares(configs: int) -> None:
+    """From wherever the sequence stands, and whatever the weights' size."""
+    for drawn, weight in ((0, 1.0), (17, 0.02), (123_456, 40.0)):
+        got = choose([Candidate(f"c{n}", weight, 1000) for n in range(configs)], 100 * configs, drawn=drawn)
+        assert sum(got.values()) == 100 * configs
+        assert all(abs(share - 100) <= 4 for share in got.values()), got
+
+
+@given(st.lists(st.floats(0.05, 5), min_size=2, max_size=5), st.integers(0, 10**6), st.integers(1, 400))
+def test_no_stretch_strays_far_from_its_weights(weights: list[float], drawn: int, units: int) -> None:
+    """The discrepancy law: over any n draws a share is off by O(log n) launches, where chance would be by O(√n)."""
+    got = choose([Candidate(f"c{n}", weight, units) for n, weight in enumerate(weights)], units, drawn=drawn)
+    for n, weight in enumerate(weights):
+        assert abs(got.get(f"c{n}", 0) - units * weight / sum(weights)) <= 2 + 2 * log2(units + 1)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(0, 1000))
+def test_a_decision_in_parts_is_the_same_decision(parts: list[int], drawn: int) -> None:
+    """`drawn` continues the sequence: many small demands are spread as evenly as one big one."""
+    candidates = [Candidate("a", 1.0, 10_000), Candidate("b", 0.3, 10_000), Candidate("c", 2.5, 10_000)]
+    got: Counter[str] = Counter()
+    for before, units in zip(accumulate(parts, initial=0), parts, strict=False):
+        got.update(choose(candidates, units, drawn=drawn + before))
+    assert got == choose(candidates, sum(parts), drawn=drawn)
+
+
+def test_what_has_no_room_leaves_its_share_to_the_rest() -> None:
+    """In proportion to their weights."""
+    got = choose([Candidate("full", 5.0, 2), Candidate("a", 1.0, 900), Candidate("b", 2.0, 900)], 302, drawn=0)
+    assert got["full"] == 2
+    assert abs(got["b"] - 200) <= ceil(log2(302))
+    assert choose([Candidate("none", 1.0, 0)], 5, drawn=0) == {}

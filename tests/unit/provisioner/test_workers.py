@@ -1,0 +1,126 @@
+"""Facts about a worker: each is possible in some states and impossible in all others."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipway_common.events import worker as events
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.lifecycle import TRANSITIONS, IllegalTransition, State
+from slipway_provisioner.domain import workers
+from slipway_provisioner.domain.workers import Change, Worker, failed_stage
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+REFUSED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "m5/zone-a/on-demand", "InsufficientCapacity")
+BOOT_FAILED = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "i", "boot_timeout")
+
+
+def worker(state: State, **changes: Any) -> Worker:
+    usual: dict[str, Any] = {
+        "id": "w", "pool_id": "p", "launch_config_id": "c", "account_id": "a", "image_revision": "i", "state": state,
+        "decision_id": "d", "probe_permit": 3, "request_id": "r", "lease_id": "l", "holds_unit": True,
+        "batch_id": "b", "requested_at": NOW - timedelta(seconds=90),
+    }  # fmt: skip
+    return Worker(**(usual | changes))
+
+
+#        fact, its name in the table of states, the event it makes
+FACTS: list[tuple[Callable[[Worker], Any], str, type[Any] | None]] = [
+    (lambda w: (workers.calling(w, "b2"), None), "calling", None),
+    (lambda w: workers.delayed(w, "throttled", not_before=NOW), "delayed", events.WorkerDelayed),
+    (lambda w: workers.cancelled(w, "demand fell", NOW), "stopped", events.WorkerStopped),
+    (lambda w: workers.launched(w, "i-1", NOW, looked_up=True), "launched", events.WorkerLaunched),
+    (lambda w: workers.launch_failed(w, REFUSED, NOW), "launch_failed", events.WorkerLaunchFailed),
+    (lambda w: workers.registered(w, "i-1", "hash", NOW), "registered", events.WorkerRegistered),
+    (lambda w: workers.claimed(w, "t", "q", NOW), "claimed", events.WorkerClaimed),
+    (lambda w: workers.idle(w, NOW), "idle", events.WorkerIdle),
+    (lambda w: workers.error_reported(w, "disk", "full"), "error_reported", events.WorkerErrorReported),
+    (lambda w: workers.stopping(w, "drain", NOW), "stopping", events.WorkerStopping),
+    (lambda w: workers.stopped(w, "gone", NOW), "stopped", events.WorkerStopped),
+    (lambda w: workers.lost(w, "gone", NOW), "lost", events.WorkerLost),
+]
+
+
+@pytest.mark.parametrize(("fact", "name", "event_type"), FACTS)
+@pytest.mark.parametrize("state", State)
+def test_each_fact_in_each_state(
+    state: State, fact: Callable[[Worker], Any], name: str, event_type: type[Any] | None
+) -> None:
+    """Listed pairs move the worker and tell of it with all its ids; an unlisted pair raises."""
+    before = worker(state)
+    if (state, name) not in TRANSITIONS:
+        with pytest.raises(IllegalTransition):
+            fact(before)
+        return
+    after, event = fact(before)
+    assert after.state is TRANSITIONS[state, name]
+    if event_type is not None:
+        assert type(event) is event_type
+        ids = (event.worker_id, event.pool_id, event.launch_config_id, event.account_id, event.image_revision)
+        assert (*ids, event.probe_permit) == ("w", "p", "c", "a", "i", 3)
+
+
+def test_delayed_forgets_its_attempt() -> None:
+    """A new one needs a new request, lease and batch."""
+    after, _ = workers.delayed(worker(State.LAUNCHING), "throttled", not_before=NOW)
+    assert (after.request_id, after.lease_id, after.batch_id, after.holds_unit) == (None, None, None, False)
+    assert (after.reason, after.not_before, after.probe_permit) == ("throttled", NOW, 3)
+
+
+def test_a_reply_after_registration_keeps_it_running() -> None:
+    """The fact is recorded; the state stays."""
+    after, event = workers.launched(worker(State.RUNNING, instance_id="i-1"), "i-1", NOW, looked_up=False)
+    assert (after.state, after.launched_at) == (State.RUNNING, NOW)
+    assert event.outcome == Outcome(Stage.LAUNCH, Result.OK)
+
+
+@pytest.mark.parametrize(("launched_at", "seconds"), [(NOW - timedelta(seconds=40), 40.0), (None, 90.0)])
+def test_boot_seconds(launched_at: datetime | None, seconds: float) -> None:
+    """Since the reply; since the intent for one that registered before it."""
+    state = State.LAUNCHING if launched_at is None else State.STARTING
+    after, event = workers.registered(worker(state, launched_at=launched_at), "i-1", "hash", NOW)
+    assert (event.boot_seconds, after.idle_since, after.heard_at) == (seconds, NOW, NOW)
+
+
+def test_only_the_first_claim_ends_the_claim_stage() -> None:
+    """Later ones say nothing about the start."""
+    first, event = workers.claimed(worker(State.RUNNING, idle_since=NOW), "t1", "q", NOW)
+    assert (event.outcome, first.idle_since, first.first_claimed_at) == (Outcome(Stage.CLAIM, Result.OK), None, NOW)
+    second, event = workers.claimed(first, "t2", "q", NOW + timedelta(seconds=5))
+    assert (event.outcome, second.first_claimed_at) == (None, NOW)
+
+
+def test_vanishing_before_registration_is_a_failed_boot() -> None:
+    """And nothing else of the worker's start is."""
+    assert workers.lost(worker(State.STARTING), "gone", NOW)[1].outcome.stage is Stage.BOOT
+    for state in (State.LAUNCHING, State.RUNNING, State.STOPPING):
+        assert workers.lost(worker(state), "gone", NOW)[1].outcome is None
+
+
+def test_why_it_left_is_kept() -> None:
+    """The end of a worker that was told to leave carries the reason for which it was told."""
+    told, _ = workers.stopping(worker(State.RUNNING), "idle while tasks wait", NOW)
+    assert workers.stopped(told, "instance is gone", NOW)[0].reason == "idle while tasks wait"
+
+
+#           change, the config and stage it counts a failure for
+FAILURES: list[tuple[Change, tuple[str, str] | None]] = [
+    (workers.launch_failed(worker(State.LAUNCHING), REFUSED, NOW), ("c", "launch")),
+    (workers.launch_failed(worker(State.LAUNCHING), msgspec.structs.replace(REFUSED, scope=Scope.NOTHING), NOW),
+     ("c", "launch")),
+    (workers.stopping(worker(State.STARTING), "late", NOW, BOOT_FAILED), ("c", "boot")),
+    (workers.lost(worker(State.STARTING), "gone", NOW), ("c", "boot")),
+    (workers.delayed(worker(State.LAUNCHING), "throttled"), None),
+    (workers.launched(worker(State.LAUNCHING), "i-1", NOW, looked_up=False), None),
+    (workers.stopping(worker(State.RUNNING), "drain", NOW), None),
+    (workers.requested(worker(State.REQUESTED)), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "counted"), FAILURES)
+def test_failed_stage(change: Change, counted: tuple[str, str] | None) -> None:
+    """Every failed outcome counts against its config's window, whatever its scope; a delay is none."""
+    assert failed_stage(change[1]) == counted
