@@ -64,3 +64,19 @@ async def test_refusals_are_problems(tmp_path: Path, header: dict[str, str], sta
     if slug:
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["type"] == f"urn:slipway:problem:{slug}"
+
+
+def test_the_file_is_read_again_and_a_bad_one_keeps_the_last_good(tmp_path: Path) -> None:
+    """A new token counts with the next request, a half-written file revokes nobody."""
+    path = tmp_path / "tokens.yaml"
+    tokens = Tokens(path)
+    assert tokens.find("a") is None
+    path.write_text(f"- {{name: a, sha256: {hash_secret('a')}, scopes: [admin]}}")
+    assert tokens.find("a") is not None
+    for bad in ("- {name: a", "- name: a", "- {name: a, sha256: x, scopes: [], more: 1}", "\x00", "7"):
+        path.write_text(bad)
+        assert tokens.find("a") is not None, bad
+    path.unlink()
+    assert tokens.find("a") is not None
+    path.write_text(f"- {{name: b, sha256: {hash_secret('b')}, scopes: [admin]}}")
+    assert (tokens.find("a"), tokens.find("b") is not None) == (None, True)

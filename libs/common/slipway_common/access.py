@@ -16,7 +16,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from slipway_common.ids import hash_secret
 from slipway_common.problem import Problem
+from slipway_common.telemetry import logger
 
+LOG = logger(__name__)
 _bearer = HTTPBearer(auto_error=False)
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
@@ -46,11 +48,14 @@ class Tokens:
     def _load(self) -> list[Token]:
         if self.path is None:
             return []
-        stat = self.path.stat()
-        stamp = (stat.st_mtime_ns, stat.st_size)
-        if stamp != self._read_at:
-            self._tokens = msgspec.convert(yaml.safe_load(self.path.read_text()) or [], list[Token])
-            self._read_at = stamp
+        try:
+            stat = self.path.stat()
+            stamp = (stat.st_mtime_ns, stat.st_size)
+            if stamp != self._read_at:
+                self._tokens = msgspec.convert(yaml.safe_load(self.path.read_text()) or [], list[Token])
+                self._read_at = stamp
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            LOG.error("tokens cannot be read; the last good ones count", path=str(self.path), error=str(error))
         return self._tokens
 
 
