@@ -61,7 +61,7 @@ def refused(error: IllegalTransition) -> Problem:
 async def register(body: Registration, request: Request, db: Database) -> dict[str, Any]:
     """Exchange the batch secret for the worker's own token; once per instance, repeatable until the token is used."""
     key = request.app.state.settings.registration_key
-    if not hmac.compare_digest(batch_secret(key, body.batch_id), body.secret):
+    if not hmac.compare_digest(batch_secret(key, body.batch_id).encode(), body.secret.encode()):
         raise Problem(401, "bad-secret", "The secret is not this batch's", "")
     token = new_secret()
     async with db.acquire() as connection, connection.transaction():
