@@ -4,7 +4,6 @@ Code of release N runs on schemas N and N+1, so readiness asks for a minimum, ne
 """
 
 import asyncio
-import contextlib
 import sys
 from importlib import resources
 from typing import Any
@@ -158,14 +157,6 @@ def run_environment() -> None:
     context.configure(connection=connection, target_metadata=None, transaction_per_migration=False)
     with context.begin_transaction():
         context.run_migrations()
-
-
-async def revision_of(db: Any) -> str | None:
-    """The revision of the connected service's schema; None when it was never migrated."""
-    with contextlib.suppress(asyncpg.UndefinedTableError):
-        revision: str | None = await db.fetchval("SELECT version_num FROM alembic_version")
-        return revision
-    return None
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 process's locks. No SQL of any service stands here."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -96,3 +97,11 @@ async def session(url: str, service: str, **settings: str) -> Connection:
     connection = await asyncpg.connect(url, command_timeout=15.0, server_settings=session_settings(service) | settings)
     await _prepare(connection)
     return connection
+
+
+async def schema_revision(db: Pool) -> str | None:
+    """The revision of the connected service's schema; None when it was never migrated."""
+    with contextlib.suppress(asyncpg.UndefinedTableError):
+        revision: str | None = await db.fetchval("SELECT version_num FROM alembic_version")
+        return revision
+    return None

@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from slipway_common import dead_letters, kafka, migrate, outbox, postgres, problem, telemetry
+from slipway_common import dead_letters, kafka, outbox, postgres, problem, telemetry
 from slipway_common.access import Tokens, require
 from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.consume import Consumer, Handler
@@ -206,7 +206,7 @@ class Service:
                 try:
                     pool = await postgres.connect(self.settings.database_url, self.name)
                     attempt.push_async_callback(_close_pool, pool)
-                    schema = await migrate.revision_of(pool)
+                    schema = await postgres.schema_revision(pool)
                     if schema is None or schema < self.schema_minimum:
                         raise OSError(f"schema {schema} is below {self.schema_minimum}: run the migrations first")
                 except Exception as error:

@@ -57,7 +57,14 @@ def judge(evidence: Evidence) -> Report:
     fates = _fates(published)
     waiting = {w["id"] for w in evidence.rows.workers if w["state"] in ("requested", "launching")}
     counts = Counter(fates.values())
-    in_flight = sum(fate == "open" and worker in waiting for worker, fate in fates.items())
+    young = {
+        p.event.worker_id
+        for p in published
+        if isinstance(p.event, events.WorkerRequested)
+        and p.envelope is not None
+        and p.envelope.time.timestamp() >= evidence.settled_before
+    }
+    fateless = [w for w, fate in fates.items() if fate == "open" and w not in waiting and w not in young]
     doubled, rowless = _instances(evidence)
     holes, lost = _holes(evidence.published), _lost(evidence)
     over, peaks = _over_cap(evidence)
@@ -74,10 +81,7 @@ def judge(evidence: Evidence) -> Report:
             (lost, f"{lost} gaps in revisions, or calls without an outcome"),
             (dead, f"{dead} dead letters"),
             (evidence.rows.gaps, f"gaps were recorded: {list(evidence.rows.gaps)[:3]}"),
-            (
-                counts["open"] != in_flight,
-                f"{counts['open'] - in_flight} intents have no fate and are not in flight",
-            ),
+            (fateless, f"{len(fateless)} intents have no fate and are not in flight"),
             (not fates, "nothing was requested"),
             (not counts["launched"], "nothing was launched"),
             (unknown, f"{len(unknown)} launched instances that the ledger does not know"),
@@ -90,7 +94,7 @@ def judge(evidence: Evidence) -> Report:
         registered=len({p.event.worker_id for p in published if isinstance(p.event, events.WorkerRegistered)}),
         failed=counts["failed"],
         cancelled=counts["cancelled"],
-        in_flight=in_flight,
+        in_flight=counts["open"],
         doubled=doubled,
         rowless=rowless,
         over_cap_seconds=over if over > OVER_CAP_TOLERATED_SECONDS else 0.0,
@@ -162,7 +166,8 @@ def _lost(evidence: Evidence) -> int:
         first_time = list(dict.fromkeys(seen))
         lost += first_time != list(range(1, len(first_time) + 1))
     known = {batch["id"] for batch in evidence.rows.batches if batch["state"] == "known"}
-    return lost + sum(isinstance(f, facts.Call) and f.batch not in known for f in evidence.ledger)
+    settled = evidence.settled_before
+    return lost + sum(isinstance(f, facts.Call) and f.at < settled and f.batch not in known for f in evidence.ledger)
 
 
 def _over_cap(evidence: Evidence) -> tuple[float, dict[str, tuple[int, int]]]:

@@ -25,12 +25,12 @@ from slipway_local.supervisor import Service, Supervisor, http_ready
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 # Every time that belongs to the product; SPEED divides these and no others. The same defaults stand in the services'
-# settings, except that a demo looks at its accounts twice as often: it waits for two passes at its end.
+# settings, except that a demo looks at its accounts more often: it waits for two passes at its end.
 PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
     "provisioner": {
         "call_timeout_seconds": 60, "visibility_seconds": 10, "boot_timeout_seconds": 900,
         "idle_timeout_seconds": 120, "give_up_idle_seconds": 300, "heard_timeout_seconds": 900,
-        "stop_grace_seconds": 120, "clock_skew_seconds": 5, "resend_seconds": 30, "reap_seconds": 30,
+        "stop_grace_seconds": 120, "clock_skew_seconds": 5, "resend_seconds": 30, "reap_seconds": 20,
         "sweep_seconds": 600, "silent_attempt_seconds": 30,
     },
     "weight-calculator": {

@@ -13,6 +13,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -48,8 +49,10 @@ class EmbeddedPostgres:
 
     name = "postgres"
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
+        """`settings` go before the server's own."""
         self._data_dir = data_dir.absolute()
+        self._settings = settings or {}
         self._account = unprivileged_account()
         self._socket_dir: Path | None = None
         self._child: Child | None = None
@@ -78,7 +81,7 @@ class EmbeddedPostgres:
         if not self._cluster.exists():
             await to_the_end(lambda: self._copy_template(binaries))
         self._make_socket_dir()
-        settings = {**SETTINGS, "unix_socket_directories": str(self._socket_dir)}
+        settings = {**SETTINGS, **self._settings, "unix_socket_directories": str(self._socket_dir)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         self._child = Child(
             self.name,

@@ -15,7 +15,7 @@ from slipway_local.evidence import Evidence, Published, Rows
 from slipway_simulator import facts
 
 IDS: Any = {"pool_id": "p", "launch_config_id": "c", "account_id": "a", "image_revision": "i"}
-AT = datetime(2026, 1, 1, tzinfo=UTC)
+AT = datetime(1970, 1, 1, 0, 0, 10, tzinfo=UTC)
 OK = Outcome(Stage.LAUNCH, Result.OK)
 
 

@@ -8,7 +8,7 @@ from slipway_local.demo import wish
 from slipway_local.deployment import PRODUCT_SECONDS
 from slipway_simulator.faults import BadFault
 
-DIFFERENT = {"reap_seconds"}  # a demo looks twice as often, since it waits for two passes at its end
+DIFFERENT = {"reap_seconds"}  # a demo looks more often, since it waits for two passes at its end
 
 
 @pytest.mark.parametrize("service", sorted(PRODUCT_SECONDS))
