@@ -23,7 +23,7 @@ from tests import harness
 from tests.harness import PARTITIONS, QUICK, SERVICE, Place, until
 
 INSTANCE = "twin"
-STALLED_SECONDS = 2.0
+STALLED_SECONDS = 1.5
 
 
 class Process:

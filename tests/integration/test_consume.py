@@ -244,11 +244,11 @@ async def test_rebalance_while_failing(place: Place) -> None:
     await place.create(WORKER_LIFECYCLE)
     expected: dict[tuple[str, str], int] = {}
     async with publisher(place) as publish:
-        staying = await join(place, failing(Random(0)), session_seconds=1.5)
+        staying = await join(place, failing(Random(0)), session_seconds=1.0)
         for seed in range(10):
             chance = Random(seed)
             instance = "" if seed % 3 else f"m{seed}"  # every third leaves without a word, as a static member does
-            coming = await join(place, failing(chance), session_seconds=1.5, instance=instance)
+            coming = await join(place, failing(chance), session_seconds=1.0, instance=instance)
             leaving, staying = (staying, coming) if seed % 2 else (coming, staying)
             for n in range(40):
                 event = report(f"w{seed}-{n % 7}", f"{n}")
@@ -310,7 +310,7 @@ async def test_stalled_owner(place: Place) -> None:
 async def test_robbed_owner_joins_again(place: Place) -> None:
     """A zombie's late claim fences the rightful owner; a partition that is assigned does not stay un-owned."""
     await place.create(WORKER_LIFECYCLE)
-    async with publisher(place) as publish, member(place, instance="0", session_seconds=1.5) as owner:
+    async with publisher(place) as publish, member(place, instance="0", session_seconds=1.0) as owner:
         async with place.pool.acquire() as db:
             zombie, _ = await consume.claim(db, WORKER_LIFECYCLE.name, 1, owner.subscription.cluster)
         await publish.send(report("w1", "a"), partition=1)
@@ -449,8 +449,9 @@ async def delete_records(place: Place, before: dict[int, int]) -> None:
         await admin.close()
 
 
-async def test_applied_positions_are_reported(place: Place) -> None:
+async def test_applied_positions_are_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka is told what was applied, also after the last record, so that lag tools see zero."""
+    monkeypatch.setattr(kafka, "REPORT_SECONDS", 0.05)
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish, member(place):
         await publish.send(report("w1", "a"), partition=0)

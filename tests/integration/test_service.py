@@ -1,6 +1,9 @@
 """The shape of every service: it starts without its servers, says what it waits for, works, and drains."""
 
+import asyncio
+import contextlib
 import signal
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -21,9 +24,8 @@ UNOWNED = 'slipway_unowned_partitions{topic="slipway.worker.lifecycle.v1"} 0.0'
 async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> None:
     """Live at once; ready when database, broker and topics have come; drained within seconds of SIGTERM."""
     kafka, postgres = servers
-    name, (port,) = harness.new_name(), free_ports(1)
-    await kafka.kill()
-    process = Process("service", postgres.url(name), kafka.bootstrap, f"{name}.", str(port))
+    name, (port, door) = harness.new_name(), free_ports(2)
+    process = Process("service", postgres.url(name), f"127.0.0.1:{door}", f"{name}.", str(port))
     try:
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
 
@@ -35,8 +37,8 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
             async with harness.new_place(servers, name) as place:
                 await waits_for("the broker has not answered")
                 await until(lambda: process.said("effects 0"), "loops do not wait for the broker")
-                await kafka.start()
                 await topic_admin.create(kafka.bootstrap, prefix=place.prefix, partitions=PARTITIONS)
+                opened = await asyncio.start_server(partial(forward, kafka.bootstrap), "127.0.0.1", door)
                 await until(lambda: answers(http, "/readyz", 200), "ready", seconds=30)
                 async with publisher(place) as publish:
                     await publish.send(report("w1", "a"))
@@ -49,8 +51,23 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
                 assert monotonic_seconds() - asked_at < 5
                 assert process.exit_code == -signal.SIGTERM  # the server raises it again when it is done
                 assert process.said("stopped")
+                opened.close()
     finally:
         process.kill()
+
+
+async def forward(bootstrap: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A door to the broker: clients come in here, and go on to the address that the broker tells them."""
+    host, port = bootstrap.split(":")
+    from_broker, to_broker = await asyncio.open_connection(host, int(port))
+    await asyncio.gather(copy(reader, to_broker), copy(from_broker, writer))
+
+
+async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await source.read(65_536):
+            target.write(data)
+    target.close()
 
 
 async def answers(http: httpx2.AsyncClient, path: str, status: int, text: str = "") -> bool:

@@ -68,7 +68,7 @@ class Run:
 
 async def soon(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 (nothing to wait on)
+        while not condition():
             await asyncio.sleep(0.005)
 
 
