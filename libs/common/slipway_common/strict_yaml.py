@@ -4,7 +4,7 @@ Gives plain values and the line of each. Knows nothing of what the text is about
 """
 
 import re
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 import yaml
@@ -79,12 +79,12 @@ def path_text(path: Path) -> str:
 class _Loader(yaml.SafeLoader):
     """Resolves plain scalars by the core schema of YAML 1.2; refuses deep nesting before it becomes recursion."""
 
-    yaml_implicit_resolvers: ClassVar[Any] = {}
+    yaml_implicit_resolvers: Any = {}  # noqa: RUF012 - the stubs declare it without ClassVar
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.depth > DEPTH_MAX:
-            mark = self.peek_event().start_mark
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem=f"nested deeper than {DEPTH_MAX}", problem_mark=mark)
         self.depth += 1
         node = super().compose_node(parent, index)
