@@ -1,0 +1,870 @@
+"""Two sessions on the same rows, for every statement of the provisioner that takes a lock: nothing is launched twice,
+no wake-up and no fact is lost, no start commits after a command that forbids it, nobody waits in a circle."""
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pytest
+
+import slipway_provisioner
+from slipway_common.events import lease as lease_events
+from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed, LaunchConfigUpdated
+from slipway_common.events.lease import (
+    LeaseCancelRequested,
+    LeaseConfirmRequested,
+    LeaseReleaseRequested,
+    LeaseRenewRequested,
+    LeaseRequested,
+)
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.worker import (
+    Outcome,
+    Result,
+    Scope,
+    Stage,
+    WorkerClaimed,
+    WorkerDelayed,
+    WorkerLaunched,
+    WorkerRequested,
+    WorkerStopping,
+)
+from slipway_common.lifecycle import State
+from slipway_common.postgres import Connection
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.workers import Worker, launch_failed
+from slipway_provisioner.handlers.weights import WeightView
+from slipway_provisioner.loops import expire, plan, reap, sweep
+from slipway_provisioner.loops.launch import Launcher
+from slipway_provisioner.store import (
+    accounts,
+    batches,
+    brakes,
+    configs,
+    declarations,
+    leases,
+    pools,
+    workers,
+)
+from slipway_provisioner.store.batches import Batch
+from tests.provisioner import Provisioner, after, declared, provisioner_on, received, report, weight
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+COVERED: Final[dict[str, list[str]]] = {}
+LOCKS: Final = re.compile(
+    r"\bFOR (UPDATE|SHARE|NO KEY UPDATE|KEY SHARE)\b|SKIP LOCKED|\bUPDATE \w+|\bDELETE FROM|ON CONFLICT|advisory"
+    r"|LOCK TABLE|\bMERGE\b|\bTRUNCATE\b"
+)
+
+
+def locking(*statements: str) -> Callable[[Test], Test]:
+    """Names the statements whose locks a test is about."""
+
+    def note(test: Test) -> Test:
+        for statement in statements:
+            COVERED.setdefault(statement, []).append(test.__name__)
+        return test
+
+    return note
+
+
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
+    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+    async with provisioner_on(postgres) as provisioner:
+        yield provisioner
+        deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        await provisioner.pool.execute("SELECT pg_stat_force_next_flush()")
+        assert await provisioner.pool.fetchval(deadlocks) == 0
+
+
+@contextlib.asynccontextmanager
+async def stopped_at(provisioner: Provisioner, table: str, step: Awaitable[Any]) -> AsyncIterator[asyncio.Task[Any]]:
+    """`step` has done all up to its first write to `table`, holds its locks, and goes on afterwards."""
+    async with provisioner.pool.acquire() as blocker, blocker.transaction():
+        await blocker.execute(f"LOCK TABLE {table} IN SHARE MODE")
+        task = provisioner.start(_awaited(step))
+        await provisioner.until_blocked(task, blocker)
+        yield task
+
+
+async def _awaited(step: Awaitable[Any]) -> Any:
+    return await step
+
+
+async def in_transaction(provisioner: Provisioner, act: Callable[[Connection], Awaitable[Any]]) -> Any:
+    async with provisioner.pool.acquire() as db, db.transaction():
+        return await act(db)
+
+
+async def is_waiting(task: asyncio.Task[Any]) -> bool:
+    """It had every chance to end, and did not."""
+    await asyncio.wait({task}, timeout=0.05)
+    return not task.done()
+
+
+async def batch_count(provisioner: Provisioner) -> int:
+    number: int = await provisioner.pool.fetchval("SELECT count(*) FROM launch_batch")
+    return number
+
+
+# Deciding
+
+
+@locking("store.pools.LOCK_DIRTY", "store.pools.UNMARK", "store.pools.DREW", "store.decisions.REPEAT")
+async def test_two_planners_launch_once(provisioner: Provisioner) -> None:
+    """Whoever comes second sees the first's intents, or nothing to decide."""
+    await provisioner.declare()
+    for round_ in range(1, 11):
+        await provisioner.demand(report(4 * round_, at=round_))
+        await asyncio.gather(*(provisioner.plan_step() for _ in range(4)))
+        assert await provisioner.states() == {"requested": 4 * round_}
+    assert await provisioner.pool.fetchval("SELECT drawn FROM worker_pool") == 40
+
+
+@locking("store.pools.LOCK_DIRTY")
+async def test_a_pool_being_planned_is_skipped(provisioner: Provisioner) -> None:
+    """A second planner neither waits nor decides; if the first rolls back, the pool is still dirty."""
+    await provisioner.declare()
+    await provisioner.demand(report(2))
+    async with provisioner.pool.acquire() as db:
+        transaction = db.transaction()
+        await transaction.start()
+        assert await pools.claim_dirty(db) == "linux"
+        assert await provisioner.plan_step() is False
+        await transaction.rollback()
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 2}
+
+
+@locking("store.pools.UNMARK", "store.demand.NEWEST")
+async def test_a_fact_during_a_plan_is_not_lost(provisioner: Provisioner) -> None:
+    """It commits without waiting for the planner, and makes the pool dirty again."""
+    await provisioner.declare()
+    await provisioner.demand(report(1))
+    async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
+        await provisioner.demand(report(3, at=1))
+    await planning
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 3}
+
+
+@locking("store.pools.UNMARK")
+async def test_a_plan_during_a_fact_leaves_its_mark(provisioner: Provisioner) -> None:
+    """What it cannot see it does not unmark."""
+    await provisioner.declare()
+    async with provisioner.pool.acquire() as db, db.transaction():
+        await db.execute("INSERT INTO dirty_pool (pool_id, because) VALUES ('linux', 'test')")
+        await provisioner.plan()
+        await db.execute(
+            "INSERT INTO demand (pool_id, source, pending, claimed, observed_at, valid_for_seconds) "
+            "VALUES ('linux', 'q', 2, 0, slipway_clock(), 300)"
+        )
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 2}
+
+
+@locking("store.demand.NEWEST")
+@pytest.mark.parametrize(("first", "second"), [((5, 1), (9, 2)), ((9, 2), (5, 1))])
+async def test_the_newest_report_wins_whoever_commits_last(
+    provisioner: Provisioner, first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    """A report that waited for another one compares itself with what it finds then."""
+    await provisioner.declare()
+    await provisioner.demand(report(1))
+    async with stopped_at(provisioner, "dirty_pool", provisioner.demand(report(first[0], at=first[1]))) as one:
+        two = provisioner.start(provisioner.demand(report(second[0], at=second[1])))
+        assert await is_waiting(two)
+    await asyncio.gather(one, two)
+    assert await provisioner.pool.fetchval("SELECT pending FROM demand") == 9
+
+
+# Starting a call, and what forbids it
+
+
+async def brake(db: Connection, scope: str, scope_id: str) -> None:
+    await brakes.pull(db, scope, scope_id, reason="drill", by="op", until=None)
+
+
+async def apply(db: Connection, body: dict[str, Any]) -> None:
+    from slipway_common.declaration import parse
+
+    await declarations.apply(db, parse(body), providers=["simulated"])
+
+
+FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
+    "brake on everything": lambda db: brake(db, "all", ""),
+    "brake on the account": lambda db: brake(db, "account", "sim-a"),
+    "brake on the pool": lambda db: brake(db, "pool", "linux"),
+    "pause": lambda db: configs.pause(db, "zone-a", reason="drill", by="op", until=None, command=True),
+    "observe": lambda db: apply(db, declared(mode="observe")),
+    "archive": lambda db: apply(db, declared("zone-b")),
+    "delete": lambda db: apply(db, declared("zone-b", id="other")),
+    "freeze": lambda db: db.execute("UPDATE worker_pool SET frozen = true"),
+    "drain": lambda db: db.execute("UPDATE launch_config SET state = 'draining'"),
+}
+SHARED: Final = (
+    "store.configs.SHARE", "store.brakes.EXCLUDE_STARTS", "store.brakes.PULL", "store.configs.PAUSE",
+    "store.configs.LOCK_ALL", "store.declarations.LOCK_POOLS", "store.declarations._pool",
+    "store.declarations._config", "store.declarations._remove",
+)  # fmt: skip
+
+
+@locking(*SHARED)
+@pytest.mark.parametrize("forbid", FORBID.values(), ids=FORBID)
+async def test_a_start_that_waited_for_a_command_obeys_it(
+    provisioner: Provisioner, forbid: Callable[[Connection], Awaitable[Any]]
+) -> None:
+    """The command was first: the start waits for it, and then sees it."""
+    (grant,) = await provisioner.admitted()
+    async with provisioner.pool.acquire() as db, provisioner.pool.acquire() as other:
+        async with db.transaction():
+            await forbid(db)
+            start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
+            await provisioner.until_blocked(start, db)
+        assert await start is None
+    await provisioner.launch()
+    assert await batch_count(provisioner) == 0
+
+
+@locking(*SHARED, "store.declarations.ONE_AT_A_TIME")
+@pytest.mark.parametrize("forbid", FORBID.values(), ids=FORBID)
+async def test_a_command_waits_for_a_start_that_was_first(
+    provisioner: Provisioner, forbid: Callable[[Connection], Awaitable[Any]]
+) -> None:
+    """Once it has committed, no other start commits."""
+    await provisioner.admitted()
+    async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
+        command = provisioner.start(in_transaction(provisioner, forbid))
+        assert await is_waiting(command)
+    await asyncio.gather(start, command)
+    assert await batch_count(provisioner) == 1
+    await provisioner.leases(provisioner.granted(LeaseRequested(
+        lease_pool_id="sim-a", request_id="again", units=1, tenant="linux")))  # fmt: skip
+    await provisioner.launch()
+    assert await batch_count(provisioner) == 1
+
+
+@locking("store.brakes.RELEASE", "store.brakes.EXCLUDE_STARTS")
+async def test_a_start_that_waited_for_the_release_of_a_brake(provisioner: Provisioner) -> None:
+    """It starts."""
+    (grant,) = await provisioner.admitted()
+    await in_transaction(provisioner, FORBID["brake on everything"])
+    async with provisioner.pool.acquire() as db, provisioner.pool.acquire() as other:
+        async with db.transaction():
+            assert await brakes.release(db, "all", "")
+            start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
+            await provisioner.until_blocked(start, db)
+        assert await start is not None
+
+
+@locking("store.leases.TRY_LOCK", "store.workers.BY_LEASE", "store.workers.UPDATE")
+async def test_two_launchers_make_one_batch(provisioner: Provisioner) -> None:
+    """One lease, one start statement, one call with all its intents."""
+    await provisioner.admitted(3)
+    launchers = [Launcher(provisioner.settings, provisioner.providers) for _ in range(4)]
+    started = await asyncio.gather(*(launcher.launch_next(provisioner.pool) for launcher in launchers))
+    await asyncio.gather(*(call for launcher in launchers for call in launcher.calls))
+    assert sorted(started) == [False, False, False, True]
+    assert [call.count for call in provisioner.cloud.calls] == [3]
+    assert len(await provisioner.told(LeaseConfirmRequested)) == 1
+
+
+@locking("store.leases.TRY_LOCK", "store.leases.LOCK")
+async def test_a_lease_in_use_holds_up_no_launcher(provisioner: Provisioner) -> None:
+    """It goes on to the next one."""
+    first, _second = await provisioner.admitted(2, "zone-a", "zone-b")
+    async with provisioner.pool.acquire() as db, db.transaction():
+        await leases.lock(db, first.lease_id)
+        await provisioner.launch()
+        assert [call.config["id"] for call in provisioner.cloud.calls] == ["zone-b"]
+
+
+@locking("store.leases.LOCK", "store.leases.LOCK_MANY", "store.leases.END", "store.workers.BY_LEASE")
+async def test_a_lease_that_ends_during_a_start(provisioner: Provisioner) -> None:
+    """The call is made and recorded; its intents do not ask again."""
+    (grant,) = await provisioner.admitted()
+    async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
+        ending = provisioner.start(provisioner.leases(lost(grant)))
+        assert await is_waiting(ending)
+    await asyncio.gather(start, ending)
+    assert await provisioner.states() == {"starting": 1}
+    assert await provisioner.told(WorkerDelayed) == []
+
+
+@locking("store.leases.LOCK_MANY", "store.leases.END", "store.leases.TRY_LOCK")
+async def test_a_start_while_its_lease_ends(provisioner: Provisioner) -> None:
+    """No call under a lease that was ended first."""
+    (grant,) = await provisioner.admitted()
+    async with stopped_at(provisioner, "outbox", provisioner.leases(lost(grant))) as ending:
+        await provisioner.launch()
+    await ending
+    await provisioner.launch()
+    assert await batch_count(provisioner) == 0
+    assert len(await provisioner.told(WorkerDelayed)) == 1
+
+
+def lost(grant: lease_events.LeaseGranted) -> lease_events.LeaseLost:
+    return lease_events.LeaseLost(
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, request_id=grant.request_id, units=grant.units,
+        counted_until=after(70),
+    )  # fmt: skip
+
+
+def confirmed(lease_id: str, seconds: float = 300) -> lease_events.LeaseConfirmed:
+    return lease_events.LeaseConfirmed(
+        lease_pool_id="sim-a", lease_id=lease_id, fencing_token=1, expires_at=after(seconds)
+    )
+
+
+# Admission
+
+
+GRANT_AND_CANCEL: Final = (
+    "store.leases.LOCK_REQUESTS", "store.leases.REQUESTS_OF", "store.workers.BY_REQUEST", "store.workers.LOCK_FREE",
+    "store.leases.TAKE", "store.leases.FORGET_REQUEST", "store.leases.INSERT",
+)  # fmt: skip
+
+
+@locking(*GRANT_AND_CANCEL)
+async def test_a_cancel_that_waited_for_a_grant(provisioner: Provisioner) -> None:
+    """What was admitted is not cancelled any more."""
+    (request,) = await provisioner.requested(2)
+    await provisioner.demand(report(0, at=1))
+    async with stopped_at(provisioner, "worker", provisioner.leases(provisioner.granted(request))) as grant:
+        planning = provisioner.start(provisioner.plan())
+        assert await is_waiting(planning)
+    await asyncio.gather(grant, planning)
+    assert await provisioner.states() == {"requested": 2}
+    told = await provisioner.events()
+    assert not any(isinstance(event, LeaseCancelRequested | LeaseReleaseRequested) for event in told)
+
+
+@locking(*GRANT_AND_CANCEL)
+async def test_a_grant_that_waited_for_a_cancel(provisioner: Provisioner) -> None:
+    """Its units are given back in the same transaction."""
+    (request,) = await provisioner.requested(2)
+    await provisioner.demand(report(0, at=1))
+    async with stopped_at(provisioner, "outbox", provisioner.plan()) as planning:
+        grant = provisioner.start(provisioner.leases(provisioner.granted(request)))
+        assert await is_waiting(grant)
+    await asyncio.gather(grant, planning)
+    assert await provisioner.states() == {"stopped": 2}
+    (released,) = await provisioner.told(LeaseReleaseRequested)
+    assert (released.units, released.result) == (2, "surplus")
+
+
+@locking("store.workers.LOCK_FREE", "store.leases.REQUESTS_OF", "store.workers.UNASKED")
+async def test_a_cancel_waits_for_nobody_who_changes_a_worker(provisioner: Provisioner) -> None:
+    """Workers that are just asking anew are left to the next plan; nothing is cancelled behind their back."""
+    (grant,) = await provisioner.admitted()
+    await provisioner.leases(lost(grant))
+    await provisioner.demand(report(0, at=1))
+    async with stopped_at(provisioner, "lease_request", provisioner.ask_again()) as asking:
+        await provisioner.plan()
+        assert await provisioner.states() == {"requested": 1}
+    await asking
+    await provisioner.sweep_now()
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopped": 1}
+    assert len(await provisioner.told(LeaseCancelRequested)) == 1
+
+
+@locking("store.workers.UNASKED", "store.leases.RESEND", "store.leases.FORGET_REQUEST")
+async def test_two_that_ask_again_ask_once(provisioner: Provisioner) -> None:
+    """Each delayed intent gets one request; a request without an answer is repeated once per period."""
+    (grant,) = await provisioner.admitted(3)
+    await provisioner.leases(lost(grant))
+    await provisioner.events()
+    await asyncio.gather(*(provisioner.ask_again() for _ in range(3)))
+    (asked,) = await provisioner.told(LeaseRequested)
+    assert asked.units == 3
+    await provisioner.set_clock(31)
+    await asyncio.gather(*(provisioner.ask_again() for _ in range(3)))
+    assert await provisioner.told(LeaseRequested) == [asked]
+
+
+@locking("store.leases.CONFIRM", "store.leases.LOCK_MANY", "store.leases.RELEASE")
+async def test_a_confirm_that_waited_for_a_release_revives_nothing(provisioner: Provisioner) -> None:
+    """The lease has ended."""
+    (worker,) = await provisioner.starting()
+    async with stopped_at(provisioner, "outbox", provisioner.register("i-0001", worker.batch_id)) as registering:
+        confirming = provisioner.start(provisioner.leases(confirmed("lease-1")))
+        assert await is_waiting(confirming)
+    await asyncio.gather(registering, confirming)
+    assert await provisioner.pool.fetchval("SELECT state FROM lease") == "ended"
+
+
+@locking("store.leases.RENEWABLE", "store.leases.RENEW_ONE")
+async def test_two_that_renew_renew_once(provisioner: Provisioner) -> None:
+    """Also where the second waited for the first."""
+    await provisioner.starting()
+    await provisioner.leases(confirmed("lease-1", 300))
+    await provisioner.set_clock(101)
+    await asyncio.gather(*(in_transaction(provisioner, leases.renew) for _ in range(3)))
+    assert len(await provisioner.told(LeaseRenewRequested)) == 1
+    await provisioner.set_clock(110)
+
+    async def renew_one(db: Connection) -> None:
+        await leases.renew_one(db, "lease-1", asked_seconds=5)
+
+    await asyncio.gather(*(in_transaction(provisioner, renew_one) for _ in range(3)))
+    assert len(await provisioner.told(LeaseRenewRequested)) == 1
+
+
+@locking("store.leases.RELEASE", "store.workers.LOCK")
+async def test_each_unit_is_released_once(provisioner: Provisioner) -> None:
+    """By registration or by its end, whichever comes first; the last one ends the lease."""
+    first, second = await provisioner.starting(2)
+    await asyncio.gather(
+        provisioner.register("i-0001", first.batch_id),
+        reap.mark_gone(provisioner.pool, [first.id], "gone"),
+        reap.mark_gone(provisioner.pool, [first.id, second.id], "gone"),
+        provisioner.register("i-0002", second.batch_id),
+    )
+    assert sum(event.units for event in await provisioner.told(LeaseReleaseRequested)) == 2
+    assert tuple(await provisioner.pool.fetchrow("SELECT units, state FROM lease")) == (0, "ended")
+
+
+@locking("store.leases.LOCK_MANY", "store.leases.LOCK_REQUESTS", "store.leases.RELEASE", "store.workers.LOCK")
+async def test_leases_are_locked_in_one_order(provisioner: Provisioner) -> None:
+    """Answers that name leases downwards do not wait in a circle with workers that give units back upwards."""
+    grants = await provisioner.admitted(12, "zone-a", "zone-b", "zone-c")
+    await provisioner.launch()
+    everybody = await provisioner.workers()
+    answers = [confirmed(grant.lease_id) for grant in reversed(grants)]
+    for n in range(4):
+        some = [worker.id for worker in everybody[n::4]]
+        await asyncio.gather(
+            provisioner.leases(*answers), reap.mark_gone(provisioner.pool, some, "gone"), provisioner.leases(*answers),
+        )  # fmt: skip
+    assert sum(event.units for event in await provisioner.told(LeaseReleaseRequested)) == 12
+
+
+# Calls, replies and machines
+
+
+BATCH: Final = (
+    "store.batches.LOCK", "store.batches.KNOWN", "store.workers.BATCH", "store.workers.BY_INSTANCE",
+    "store.workers.UPDATE",
+)  # fmt: skip
+
+
+async def in_flight(provisioner: Provisioner, pending: int) -> tuple[Batch, list[Worker]]:
+    """A call whose reply is still to come."""
+    (grant,) = await provisioner.admitted(pending)
+    async with provisioner.pool.acquire() as db:
+        started = await provisioner.launcher._start(db, grant.lease_id)
+    assert started is not None
+    return started[0], await provisioner.workers()
+
+
+@locking(*BATCH)
+async def test_a_reply_that_waited_for_a_registration(provisioner: Provisioner) -> None:
+    """The machine keeps its worker; the reply binds the rest."""
+    batch, _ = await in_flight(provisioner, 2)
+    async with stopped_at(provisioner, "outbox", provisioner.register("i-b", batch.id)) as registering:
+        reply = provisioner.start(provisioner.launcher.record(provisioner.pool, batch, instance_ids=["i-a", "i-b"]))
+        assert await is_waiting(reply)
+    await asyncio.gather(registering, reply)
+    assert [(w.instance_id, w.state) for w in await provisioner.workers()] == [("i-b", "running"), ("i-a", "starting")]
+    assert len(await provisioner.told(WorkerLaunched)) == 2
+
+
+@locking(*BATCH)
+async def test_a_registration_that_waited_for_the_reply(provisioner: Provisioner) -> None:
+    """It finds the worker that its instance was bound to."""
+    batch, _ = await in_flight(provisioner, 2)
+    record = provisioner.launcher.record(provisioner.pool, batch, instance_ids=["i-a", "i-b"])
+    async with stopped_at(provisioner, "outbox", record) as reply:
+        registering = provisioner.start(provisioner.register("i-b", batch.id))
+        assert await is_waiting(registering)
+    await reply
+    assert (await registering).status_code == 200
+    assert [(w.instance_id, w.state) for w in await provisioner.workers()] == [("i-a", "starting"), ("i-b", "running")]
+
+
+@locking("store.batches.LOCK", "store.workers.BATCH")
+async def test_two_registrations_of_a_batch_take_two_intents(provisioner: Provisioner) -> None:
+    """And a third one, that nobody asked for, none."""
+    batch, _ = await in_flight(provisioner, 2)
+    answers = await asyncio.gather(*(provisioner.register(f"i-{name}", batch.id) for name in "abc"))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 409]
+    assert len({answer.json()["worker_id"] for answer in answers if answer.status_code == 200}) == 2
+
+
+@locking("store.batches.LOCK", "store.workers.BY_INSTANCE")
+async def test_one_machine_that_registers_twice_at_once(provisioner: Provisioner) -> None:
+    """Is one worker; the later token counts."""
+    batch, _ = await in_flight(provisioner, 2)
+    answers = await asyncio.gather(*(provisioner.register("i-a", batch.id) for _ in range(3)))
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert len({answer.json()["worker_id"] for answer in answers}) == 1
+    assert await provisioner.states() == {"running": 1, "launching": 1}
+
+
+@locking("store.batches.LOCK", "store.batches.KNOWN")
+async def test_a_late_reply_and_a_look_up_record_one_outcome(provisioner: Provisioner) -> None:
+    """Whoever is first; the other changes nothing."""
+    batch, _ = await in_flight(provisioner, 2)
+    record = provisioner.launcher.record
+    async with stopped_at(provisioner, "outbox", record(provisioner.pool, batch, put_back="looked up")) as look_up:
+        reply = provisioner.start(record(provisioner.pool, batch, instance_ids=["i-a", "i-b"]))
+        assert await is_waiting(reply)
+    await asyncio.gather(look_up, reply)
+    assert await provisioner.states() == {"requested": 2}
+    told = await provisioner.events()
+    assert sum(isinstance(event, WorkerDelayed) for event in told) == 2
+    assert not any(isinstance(event, WorkerLaunched) for event in told)
+
+
+@locking("store.batches.OVERDUE")
+async def test_two_that_resolve_take_different_batches(provisioner: Provisioner) -> None:
+    """And one that was taken is nobody else's until its attempt's time is over."""
+    await in_flight(provisioner, 1)
+    await provisioner.set_clock(16)
+
+    async def take(db: Connection) -> list[Batch]:
+        return await batches.take_overdue(db, visibility_seconds=10, attempt_seconds=5)
+
+    async with provisioner.pool.acquire() as db, db.transaction():
+        assert len(await take(db)) == 1
+        assert await in_transaction(provisioner, take) == []
+    assert await in_transaction(provisioner, take) == []
+    await provisioner.set_clock(32)
+    assert len(await in_transaction(provisioner, take)) == 1
+
+
+@locking("store.workers.COUNT_FAILURES", "loops.sweep.REPAIR")
+async def test_failures_add_up(provisioner: Provisioner) -> None:
+    """Of calls that fail at the same time, in whatever order they name the configs; a repair lowers none."""
+    outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
+    await provisioner.admitted(8, "zone-a", "zone-b")
+    async with provisioner.pool.acquire() as db:
+        for lease_id in ("lease-1", "lease-2"):
+            assert await provisioner.launcher._start(db, lease_id)
+    everybody = await provisioner.workers()
+    by_config = sorted(everybody, key=lambda worker: worker.launch_config_id)
+
+    async def fail(some: list[Worker]) -> None:
+        async with provisioner.pool.acquire() as db, db.transaction():
+            await workers.save(db, [launch_failed(worker, outcome, after(0)) for worker in some])
+
+    halves = by_config[::2], by_config[::-2]
+    await asyncio.gather(*(fail(half) for half in halves), provisioner.pool.fetch(sweep.REPAIR))
+    await provisioner.pool.execute("UPDATE launch_batch SET state = 'known'")
+    failed = Counter(worker.launch_config_id for worker in everybody)
+    assert await failures(provisioner) == failed
+    await provisioner.pool.execute("UPDATE launch_config_failures SET failures = 1 WHERE launch_config_id = 'zone-a'")
+    await asyncio.gather(*(provisioner.pool.fetch(sweep.REPAIR) for _ in range(3)))
+    assert await failures(provisioner) == failed
+
+
+async def failures(provisioner: Provisioner) -> dict[str, int]:
+    return dict(await provisioner.pool.fetch("SELECT launch_config_id, failures FROM launch_config_failures"))
+
+
+async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Worker, str]]:
+    """Registered workers and their tokens."""
+    pairs = []
+    for worker in await provisioner.starting(pending):
+        answer = await provisioner.register(worker.instance_id or "", worker.batch_id)
+        pairs.append((worker, answer.json()["token"]))
+    return pairs
+
+
+async def say(provisioner: Provisioner, token: str, path: str, **body: Any) -> int:
+    async with provisioner.client(token=token) as client:
+        answer = await client.post(f"/workers/{path}", json={"at": after(0).isoformat()} | body)
+        status: int = answer.status_code
+        return status
+
+
+@locking("store.demand.OPEN", "store.demand.CLOSE", "store.workers.LOCK")
+async def test_a_fact_that_is_told_twice_at_once(provisioner: Provisioner) -> None:
+    """Is one claim and one event; so is its end."""
+    ((worker, token),) = await running(provisioner)
+    await provisioner.events()
+    claim = {"path": f"{worker.id}/claimed", "task_id": "t", "source": "q"}
+    assert await asyncio.gather(*(say(provisioner, token, **claim) for _ in range(3))) == [200] * 3
+    assert len(await provisioner.told(WorkerClaimed)) == 1
+    assert await asyncio.gather(*(say(provisioner, token, f"{worker.id}/idle") for _ in range(3))) == [200] * 3
+    assert len(await provisioner.events()) == 1
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NOT NULL") == 1
+
+
+@locking("store.workers.LOCK")
+async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
+    """A worker that took a task while its giving up waited is busy, and one that is idle again is idle since then."""
+    ((worker, token),) = await running(provisioner)
+    await provisioner.set_clock(301)
+    await provisioner.demand(report(5, at=0.5, valid_for_seconds=900))
+    claim = say(provisioner, token, f"{worker.id}/claimed", task_id="t", source="q", at=after(301).isoformat())
+    async with stopped_at(provisioner, "claim", claim) as claiming:
+        giving_up = provisioner.start(provisioner.expire())
+        assert await is_waiting(giving_up)
+    await asyncio.gather(claiming, giving_up)
+    assert await provisioner.states() == {"running": 1}
+    assert await provisioner.told(WorkerStopping) == []
+
+
+@locking("loops.expire.ASKED", "store.workers.LOCK")
+async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None:
+    """Ending instances, finding them gone and telling workers to leave do not wait in a circle."""
+    everybody = await provisioner.starting(20)
+    ids = [worker.id for worker in everybody]
+    await provisioner.set_clock(901)
+    await provisioner.expire()
+    for _ in range(5):
+        await asyncio.gather(
+            provisioner.pool.execute(expire.ASKED, ids[::-1]),
+            reap.mark_gone(provisioner.pool, ids[:10], "gone"),
+            provisioner.pool.execute(expire.ASKED, ids),
+        )
+    assert await provisioner.states() == {"stopping": 10, "stopped": 10}
+
+
+@locking("store.accounts.DUE", "loops.reap.PASSED")
+async def test_two_reapers_pass_once(provisioner: Provisioner) -> None:
+    """An account that is being passed is nobody else's, and counts each pass."""
+    await provisioner.declare()
+    async with provisioner.pool.acquire() as db, db.transaction():
+        assert await accounts.due_for_reaping(db, 60) is not None
+        assert await in_transaction(provisioner, lambda other: accounts.due_for_reaping(other, 60)) is None
+    for round_ in range(1, 4):
+        await provisioner.set_clock(61 * round_)
+        await asyncio.gather(*(provisioner.reap() for _ in range(3)))
+    assert await provisioner.pool.fetchval("SELECT passes FROM account") == 3
+
+
+# Commands, declarations, sweeps, weights
+
+
+@locking("loops.sweep.NEXT", "loops.sweep.CONFIGS", "store.configs.PAUSE")
+async def test_a_sweep_does_not_publish_over_a_pause(provisioner: Provisioner) -> None:
+    """It waits for it, and repeats what is then."""
+    await provisioner.declare()
+    await provisioner.set_clock(601)
+    async with provisioner.pool.acquire() as db:
+        async with db.transaction():
+            await FORBID["pause"](db)
+            sweeping = provisioner.start(provisioner.sweep())
+            await provisioner.until_blocked(sweeping, db)
+        await sweeping
+    told = await provisioner.events()
+    states = [event.state for event in told if isinstance(event, LaunchConfigPaused | LaunchConfigUpdated)]
+    assert states == ["paused", "paused"]
+
+
+@locking("loops.sweep.NEXT", "loops.sweep.FORGET")
+async def test_two_sweeps_sweep_once(provisioner: Provisioner) -> None:
+    """And forget what is old without waiting in a circle."""
+    await provisioner.starting(3)
+    await provisioner.pool.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock()")
+    await provisioner.pool.execute("UPDATE lease SET state = 'ended'")
+    await provisioner.events()
+    await provisioner.set_clock(15 * 86_400)
+    await asyncio.gather(*(provisioner.sweep() for _ in range(4)))
+    assert len(await provisioner.told(LaunchConfigUpdated)) == 1
+    left = "SELECT (SELECT count(*) FROM worker) + (SELECT count(*) FROM launch_batch) + (SELECT count(*) FROM lease)"
+    assert await provisioner.pool.fetchval(left) == 0
+
+
+@locking("store.configs.RESUME_OVERDUE", "store.configs.RESUME", "store.configs.PAUSE")
+async def test_a_pause_that_runs_out_while_it_is_renewed(provisioner: Provisioner) -> None:
+    """Stays: the later command counts. A resume that comes twice resumes once."""
+    await provisioner.declare()
+
+    async def pause(db: Connection, seconds: float) -> None:
+        assert await configs.pause(db, "zone-a", reason="drill", by="op", until=after(seconds), command=True)
+
+    await in_transaction(provisioner, lambda db: pause(db, 10))
+    await provisioner.set_clock(11)
+    async with provisioner.pool.acquire() as db:
+        async with db.transaction():
+            await pause(db, 500)
+            running_out = provisioner.start(in_transaction(provisioner, configs.resume_overdue))
+            await provisioner.until_blocked(running_out, db)
+        assert await running_out == 0
+    assert await provisioner.pool.fetchval("SELECT state FROM launch_config") == "paused"
+
+    async def resume(db: Connection) -> bool:
+        return await configs.resume(db, "zone-a", reason="over", by="op")
+
+    assert sorted(await asyncio.gather(*(in_transaction(provisioner, resume) for _ in range(3)))) == [0, 0, 1]
+    assert len(await provisioner.told(LaunchConfigResumed)) == 1
+
+
+@locking("store.configs.LOCK", "store.configs.LOCK_ALL")
+async def test_configs_are_locked_in_one_order(provisioner: Provisioner) -> None:
+    """Requests that name configs downwards do not wait in a circle with others, nor with a declaration."""
+    await provisioner.declare(declared("zone-a", "zone-b", "zone-c"))
+
+    def signals(kind: str, *names: str) -> list[SignalRaised]:
+        return [
+            SignalRaised(
+                source="s", target_kind="config", target_id=name, kind=kind, reason="r", observed_at=after(0)
+            )
+            for name in names
+        ]
+
+    for price in range(1, 9):
+        body = declared("zone-b", "zone-a", "zone-c")
+        for config in body["worker_pools"][0]["launch_configs"]:
+            config["price_factor"] = float(price)
+        await asyncio.gather(
+            provisioner.signals(*signals("pause_request", "zone-a", "zone-b", "zone-c")),
+            provisioner.signals(*signals("resume_request", "zone-c", "zone-b", "zone-a")),
+            in_transaction(provisioner, lambda db, body=body: apply(db, body)),  # type: ignore[misc]
+        )
+    assert await provisioner.pool.fetchval("SELECT min(price_factor) FROM launch_config") == 8
+
+
+@locking("store.declarations.ONE_AT_A_TIME", "store.declarations._account", "store.declarations._pool",
+         "store.declarations._config")  # fmt: skip
+async def test_two_declarations_at_once(provisioner: Provisioner) -> None:
+    """The second finds nothing left to change."""
+    changes = await asyncio.gather(*(provisioner.declare(declared("zone-a", "zone-b")) for _ in range(3)))
+    assert sorted(map(len, changes)) == [0, 0, 4]
+
+
+@locking("handlers.weights.UPSERT", "handlers.weights.DELETE")
+async def test_views_of_two_replicas(provisioner: Provisioner) -> None:
+    """Whatever order they read in, the highest revision stays, and nobody waits in a circle."""
+    names = [f"zone-{letter}" for letter in "abcdef"]
+    await provisioner.declare(declared(*names))
+    for round_ in range(1, 9):
+        await asyncio.gather(
+            provisioner.weights(*(weight(name, weight=2.0) for name in names), revision=2 * round_),
+            provisioner.weights(*(weight(name) for name in reversed(names)), revision=2 * round_ - 1),
+        )
+    assert await provisioner.pool.fetchval("SELECT min(record ->> 'weight') FROM weight") == "2.0"
+    gone = [received(weight(name))[0] for name in names]
+    tombstones = [type(r)(**{f: getattr(r, f) for f in r.__struct_fields__} | {"event": None}) for r in gone]
+    view = WeightView()
+    await asyncio.gather(view.apply(provisioner.pool, tombstones), view.apply(provisioner.pool, tombstones[::-1]))
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM weight") == 0
+
+
+# Everything at once
+
+
+async def test_everybody_at_once(provisioner: Provisioner) -> None:
+    """Two replicas plan, launch, ask, admit, register and end workers at the same time: the maximum holds, each request
+    is answered once, each unit given back once, and at the end nothing is left lying."""
+    names = ["zone-a", "zone-b", "zone-c"]
+    await provisioner.declare(declared(*names, max_capacity=12))
+    launchers = [Launcher(provisioner.settings, provisioner.providers) for _ in range(2)]
+    serving = "SELECT count(*) FROM worker WHERE state IN ('requested', 'launching', 'starting', 'running')"
+    granted, released, answered, seen = 0, 0, set[str](), 0
+    demand = [9, 30, 2, 15, 0]
+
+    async def broker() -> None:
+        nonlocal granted, released, seen
+        rows = await provisioner.pool.fetch("SELECT id, type, value FROM outbox WHERE id > $1 ORDER BY id", seen)
+        for row in rows:
+            seen = row["id"]
+            if row["type"] == LeaseRequested.type:
+                asked = DECODE[LeaseRequested](row["value"])
+                if asked.request_id not in answered:
+                    answered.add(asked.request_id)
+                    granted += asked.units
+                    await provisioner.leases(provisioner.granted(asked))
+            elif row["type"] == LeaseReleaseRequested.type:
+                released += DECODE[LeaseReleaseRequested](row["value"]).units
+
+    async def machines() -> None:
+        for worker in await provisioner.workers():
+            if worker.state is State.STARTING:
+                await provisioner.register(worker.instance_id or "", worker.batch_id)
+            elif worker.state is State.RUNNING and int(worker.id[-2:], 16) % 3 == 0:
+                await reap.mark_gone(provisioner.pool, [worker.id], "gone")
+
+    async def replica(launcher: Launcher) -> None:
+        for _ in range(3):
+            await provisioner.plan_step()
+            await launcher.launch_next(provisioner.pool)
+            await plan.ask_again(provisioner.pool, resend_seconds=30)
+            assert await provisioner.pool.fetchval(serving) <= 12
+
+    for at, pending in enumerate(demand):
+        await provisioner.demand(report(pending, at=at, valid_for_seconds=900))
+        await asyncio.gather(*(replica(launcher) for launcher in launchers), broker(), machines(), machines())
+    await provisioner.set_clock(121)
+    for _ in range(4):
+        await asyncio.gather(*(replica(launcher) for launcher in launchers), broker(), machines())
+        calls = [call for launcher in launchers for call in launcher.calls]
+        await asyncio.gather(*calls)
+    for worker in await provisioner.workers():
+        if worker.instance_id is not None:
+            await reap.mark_gone(provisioner.pool, [worker.id], "gone")
+    await broker()
+    assert await provisioner.states() == {"stopped": len(await provisioner.workers())}
+    assert granted == released > 12
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM lease WHERE state <> 'ended'") == 0
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM lease_request") == 0
+
+
+def _decoder(kind: type[Any]) -> Callable[[bytes], Any]:
+    from slipway_common.topics import DECODERS
+
+    return DECODERS[kind.type].decode
+
+
+DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseRequested, WorkerRequested)}
+
+
+# The list is whole
+
+
+def test_every_locking_statement_has_an_interleaving() -> None:
+    """None is missing, and none is named that is gone."""
+    assert {name for path in sources() for name in locking_statements(path)} == set(COVERED)
+
+
+def test_only_one_clock() -> None:
+    """Deadlines know no other clock than slipway_clock(): any other makes a transaction's start its present."""
+    other = re.compile(
+        r"\bnow\(\)|(clock|statement|transaction)_timestamp|timeofday|localtime|current_(time|date)", re.IGNORECASE
+    )
+    for path in sources(migrations=True):
+        for text in strings(ast.parse(path.read_text())):
+            assert not other.search(text), path
+
+
+def sources(*, migrations: bool = False) -> list[Path]:
+    package = Path(inspect.getfile(slipway_provisioner)).parent
+    return [path for path in package.rglob("*.py") if migrations or "migrations" not in path.parts]
+
+
+def locking_statements(path: Path) -> set[str]:
+    """Names of the constants, or of the functions, whose SQL takes locks."""
+    package = Path(inspect.getfile(slipway_provisioner)).parent
+    module = ".".join(path.relative_to(package).with_suffix("").parts)
+    return {
+        f"{module}.{top.target.id if isinstance(top, ast.AnnAssign) else top.name}"  # type: ignore[attr-defined, union-attr]
+        for top in ast.parse(path.read_text()).body
+        if any(LOCKS.search(text) for text in strings(top))
+    }
+
+
+def strings(tree: ast.AST) -> list[str]:
+    """All texts of a piece of code but its docstrings."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        _text(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docs
+    ]
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return " ".join(_text(value) for value in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

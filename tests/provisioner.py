@@ -1,0 +1,373 @@
+"""A provisioner without Kafka, for tests: real handlers, loops, routes and store on a real database, with the
+database's clock in the test's hand, and a cloud that does what the test says."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any, Final, TypeVar
+
+import httpx2
+import msgspec
+
+from slipway_common import declaration, migrate, postgres
+from slipway_common.consume import Received
+from slipway_common.events.lease import LeaseGranted, LeaseRequested
+from slipway_common.events.pool import DemandReported
+from slipway_common.events.weight import StageHealth, WeightChanged
+from slipway_common.ids import new_id
+from slipway_common.postgres import Connection, Pool
+from slipway_common.topics import DECODERS, TOPIC_OF
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.handlers.demand import record_demand
+from slipway_provisioner.handlers.leases import record_leases
+from slipway_provisioner.handlers.signals import record_requests
+from slipway_provisioner.handlers.weights import WeightView
+from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
+from slipway_provisioner.loops.launch import Launcher
+from slipway_provisioner.main import build
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider
+from slipway_provisioner.settings import Settings
+from slipway_provisioner.store import declarations, workers
+
+SERVICE: Final = "provisioner"
+START: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
+KEY: Final = "registration-key"
+SETTABLE_CLOCK: Final = """
+CREATE TABLE test_clock (at timestamptz NOT NULL);
+INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
+CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
+EMPTY: Final = """
+DO $$ BEGIN EXECUTE (
+    SELECT 'TRUNCATE ' || string_agg(quote_ident(tablename), ', ') FROM pg_tables WHERE schemaname = current_schema()
+    AND tablename NOT IN ('alembic_version', 'incarnation', 'brake_guard', 'test_clock')); END $$;
+UPDATE test_clock SET at = '2026-01-01 12:00+00'"""
+_databases = count(1)
+_idle: dict[str, list[str]] = {}
+
+Event = TypeVar("Event")
+
+
+def after(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def declared(*configs: str, **changes: Any) -> dict[str, Any]:
+    """One pool "linux" whose configs are named for their zones, in the account "sim-a"."""
+    account = {
+        "id": "sim-a", "provider": "simulated", "region": "sim-1", "credential": "none", "identity": "sim-a",
+        "lease_pool": "sim-a", "settings": changes.pop("settings", {}),
+    }  # fmt: skip
+    launch_configs = [
+        {"id": name, "account": "sim-a", "zone": name, "instance_type": "m5.large", "image": "linux-1"}
+        for name in configs or ("zone-a",)
+    ]
+    pool = {"id": "linux", "max_capacity": 100, "launch_configs": launch_configs} | changes
+    return {
+        "version": 1, "lease_pools": [{"id": "sim-a", "limit": 24}], "accounts": [account], "worker_pools": [pool],
+    }  # fmt: skip
+
+
+def received(*events: Any, source: str = "test") -> list[Received]:
+    return [
+        Received(
+            event=event, type=event.type, id=new_id(), source=source, subject=TOPIC_OF[type(event)].subject(event),
+            time=START, number=n, revision=n + 1, topic=TOPIC_OF[type(event)].name, partition=0, offset=n,
+        )
+        for n, event in enumerate(events)
+    ]  # fmt: skip
+
+
+def report(pending: int, claimed: int = 0, *, at: float = 0, source: str = "q", **changes: Any) -> DemandReported:
+    usual: dict[str, Any] = {"pool_id": "linux", "source": source, "pending": pending, "claimed": claimed}
+    return DemandReported(observed_at=after(at), **(usual | changes))
+
+
+class Lost(Exception):
+    """For a script: the call has its effect, and nobody hears of it."""
+
+
+class Cloud:
+    """A cloud by script: each create call takes the next entry, or succeeds when none is left.
+
+    An entry is an exception to raise, `Lost`, or a number of instances to create instead of those asked for. While
+    `hold` is set, calls that have had their effect wait for it before they answer.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[CreateRequest] = []
+        self.script: deque[Exception | type[Lost] | int] = deque()
+        self.live: dict[str, Instance] = {}
+        self.terminated: list[str] = []
+        self.hidden: set[str] = set()
+        self.by_token: dict[str, list[str]] = {}
+        self.honours = False
+        self.identity_told = "sim-a"
+        self.created_at = START
+        self.hold: asyncio.Event | None = None
+        self._numbers = count(1)
+
+    def honours_tokens(self, account: Account) -> bool:
+        return self.honours
+
+    async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
+        self.calls.append(request)
+        entry = self.script.popleft() if self.script else request.count
+        if isinstance(entry, Exception):
+            raise entry
+        if self.honours and request.token in self.by_token:
+            return self.by_token[request.token]
+        ids = [f"i-{next(self._numbers):04d}" for _ in range(entry if isinstance(entry, int) else request.count)]
+        self.by_token[request.token] = ids
+        for id_ in ids:
+            self.live[id_] = Instance(id=id_, batch_id=request.batch_id, created_at=self.created_at)
+        if self.hold is not None:
+            await self.hold.wait()
+        if entry is Lost:
+            raise OutcomeUnknown("no reply")
+        return ids
+
+    async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
+        return [i for i in self.live.values() if batch_id in (None, i.batch_id) and i.id not in self.hidden]
+
+    async def exists(self, account: Account, instance_id: str) -> bool:
+        return instance_id in self.live
+
+    async def terminate(self, account: Account, instance_id: str) -> None:
+        self.terminated.append(instance_id)
+        self.live.pop(instance_id, None)
+
+    async def identity(self, account: Account) -> str:
+        return self.identity_told
+
+
+class Provisioner:
+    """Says things to the provisioner, lets its loops run, and reads what it told."""
+
+    def __init__(self, pool: Pool, provider: Provider | None = None, **settings: Any) -> None:
+        self.pool = pool
+        usual: dict[str, Any] = {"registration_key": KEY, "call_timeout_seconds": 5.0}
+        self.settings = Settings(database_url="", kafka="", **(usual | settings))
+        self.cloud = Cloud()
+        self.providers: dict[str, Provider] = {"simulated": provider or self.cloud}
+        self.launcher = Launcher(self.settings, self.providers)
+        self.silent_seconds = 0.0
+        self.tokens = count(1)
+        service = build(self.settings)
+        service.runtime.pool = pool
+        self._app = service.app()
+        self._told = 0
+        self._started: list[asyncio.Task[Any]] = []
+
+    # What it hears
+
+    async def declare(self, body: dict[str, Any] | None = None) -> list[declarations.Change]:
+        async with self.pool.acquire() as db, db.transaction():
+            wanted = declaration.parse(body or declared())
+            return await declarations.apply(db, wanted, providers=["simulated"])
+
+    async def demand(self, *reports: DemandReported) -> None:
+        async with self.pool.acquire() as db, db.transaction():
+            await record_demand(db, received(*reports))
+
+    async def leases(self, *events: Any) -> None:
+        async with self.pool.acquire() as db, db.transaction():
+            await record_leases(db, received(*events))
+
+    async def signals(self, *events: Any) -> None:
+        async with self.pool.acquire() as db, db.transaction():
+            await record_requests(db, received(*events))
+
+    async def weights(self, *records: WeightChanged, revision: int = 1) -> None:
+        told = [msgspec.structs.replace(r, revision=revision) for r in received(*records)]
+        await WeightView().apply(self.pool, told)
+
+    # What it does
+
+    async def plan_step(self) -> bool:
+        return await plan.plan_next(
+            self.pool, settings=self.settings, calculator_silent_seconds=lambda: self.silent_seconds
+        )
+
+    async def plan(self) -> None:
+        for _ in range(50):
+            if not await self.plan_step():
+                return
+        raise AssertionError("a pool stays dirty for ever")
+
+    async def ask_again(self) -> None:
+        while await plan.ask_again(self.pool, resend_seconds=self.settings.resend_seconds):
+            pass
+
+    async def launch(self) -> None:
+        """Start what may start, and wait for the calls."""
+        while await self.launcher.launch_next(self.pool):
+            await asyncio.gather(*self.launcher.calls)
+
+    async def resolve(self) -> None:
+        while await resolve.resolve_next(self.pool, launcher=self.launcher):
+            pass
+
+    async def expire(self) -> None:
+        while await expire.expire_next(self.pool, settings=self.settings):
+            pass
+
+    async def end_instances(self) -> None:
+        await expire.end_instances(self.pool, settings=self.settings, providers=self.providers)
+
+    async def reap(self) -> None:
+        while await reap.reap_next(self.pool, settings=self.settings, providers=self.providers):
+            pass
+
+    async def sweep(self) -> None:
+        while await sweep.sweep_next(self.pool, settings=self.settings):
+            pass
+
+    async def sweep_now(self) -> None:
+        """Ask for a decision, as a sweep would."""
+        await self.pool.execute("INSERT INTO dirty_pool (pool_id, because) SELECT id, 'sweep' FROM worker_pool")
+
+    # Stories that many tests begin with
+
+    def granted(self, request: LeaseRequested, units: int | None = None, **changes: Any) -> LeaseGranted:
+        """An answer to a request that was told."""
+        token = next(self.tokens)
+        usual: dict[str, Any] = {
+            "lease_pool_id": request.lease_pool_id, "lease_id": f"lease-{token}", "request_id": request.request_id,
+            "units": units or request.units, "fencing_token": token, "expires_at": after(180),
+            "hold_until": after(1200), "waited_seconds": 0.0,
+        }  # fmt: skip
+        return LeaseGranted(**(usual | changes))
+
+    async def requested(self, pending: int = 1, *configs: str) -> list[LeaseRequested]:
+        """Demand became intents; what they asked for."""
+        await self.declare(declared(*configs))
+        await self.demand(report(pending))
+        await self.plan()
+        return await self.told(LeaseRequested)
+
+    async def admitted(self, pending: int = 1, *configs: str) -> list[LeaseGranted]:
+        """Intents that were admitted, and for which no call was made."""
+        grants = [self.granted(request) for request in await self.requested(pending, *configs)]
+        await self.leases(*grants)
+        return grants
+
+    async def starting(self, pending: int = 1) -> list[Worker]:
+        """Workers whose instances boot."""
+        await self.admitted(pending)
+        await self.launch()
+        return await self.workers()
+
+    # What there is
+
+    async def told(self, kind: type[Event]) -> list[Event]:
+        """Events of a kind that were enqueued since the last call of any kind."""
+        return [event for event in await self.events() if isinstance(event, kind)]
+
+    async def events(self) -> list[Any]:
+        rows = await self.pool.fetch(
+            "SELECT id, type, value FROM outbox WHERE id > $1 AND value IS NOT NULL ORDER BY id", self._told
+        )
+        self._told = rows[-1]["id"] if rows else self._told
+        return [DECODERS[row["type"]].decode(row["value"]) for row in rows]
+
+    async def workers(self) -> list[Worker]:
+        return [workers.from_row(row) for row in await self.pool.fetch(f"{workers.SELECT} ORDER BY id")]
+
+    async def worker(self) -> Worker:
+        (worker,) = await self.workers()
+        return worker
+
+    async def states(self) -> dict[str, int]:
+        rows = await self.pool.fetch("SELECT state, count(*)::int AS number FROM worker GROUP BY state")
+        return {row["state"]: row["number"] for row in rows}
+
+    async def why(self, pool_id: str = "linux") -> str:
+        because: str = await self.pool.fetchval(
+            "SELECT because FROM decision WHERE pool_id = $1 ORDER BY last_at DESC, id DESC LIMIT 1", pool_id
+        )
+        return because
+
+    async def set_clock(self, seconds: float) -> None:
+        await self.pool.execute("UPDATE test_clock SET at = $1", after(seconds))
+
+    # Two at once
+
+    def start(self, step: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run beside the test; cancelled with it should it fail."""
+        self._started.append(asyncio.create_task(step))
+        return self._started[-1]
+
+    async def until_blocked(self, task: asyncio.Task[Any], db: Connection) -> None:
+        """Wait until another session waits for a lock that `db`'s transaction holds."""
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid))"
+        for _ in range(400):
+            assert not task.done(), task
+            if await self.pool.fetchval(waiting, db.get_server_pid()):
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("nobody waits for the lock")
+
+    async def stop(self) -> None:
+        for task in (*self._started, *self.launcher.calls):
+            task.cancel()
+        await asyncio.gather(*self._started, *self.launcher.calls, return_exceptions=True)
+
+    # HTTP
+
+    def client(self, *, token: str = "") -> httpx2.AsyncClient:
+        """The real routes on this database; with the token of whoever asks."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        transport = httpx2.ASGITransport(app=self._app, raise_app_exceptions=False)
+        return httpx2.AsyncClient(transport=transport, base_url="http://provisioner", headers=headers)
+
+    async def register(self, instance_id: str, batch_id: str | None, **changes: Any) -> httpx2.Response:
+        """What a machine of a batch says first."""
+        assert batch_id is not None
+        body = {"batch_id": batch_id, "secret": batch_secret(KEY, batch_id), "instance_id": instance_id} | changes
+        async with self.client() as client:
+            return await client.post("/workers/register", json=body)
+
+
+def weight(config_id: str = "zone-a", **changes: Any) -> WeightChanged:
+    """A record of a healthy config."""
+    stage = StageHealth(probability=0.95, successes=0, failures=0, window=64, failures_folded=0)
+    usual: dict[str, Any] = {
+        "launch_config_id": config_id, "pool_id": "linux", "config_revision": 1, "weight": 1.0, "health": 0.9,
+        "stages": dict.fromkeys(("launch", "boot", "claim"), stage), "state": "open", "reason": "open",
+    }  # fmt: skip
+    return WeightChanged(**(usual | changes))
+
+
+@contextlib.asynccontextmanager
+async def provisioner_on(
+    server: EmbeddedPostgres, provider: Provider | None = None, **settings: Any
+) -> AsyncIterator[Provisioner]:
+    """A provisioner on an empty database of its own; emptied and used again, which is quicker than a new one."""
+    idle = _idle.setdefault(server.url(), [])
+    url = idle.pop() if idle else await new_database(server)
+    provisioner = Provisioner(await postgres.connect(url, SERVICE, size=10), provider, **settings)
+    try:
+        yield provisioner
+    finally:
+        await provisioner.stop()
+        await provisioner.pool.execute(EMPTY)
+        await provisioner.pool.close()
+        idle.append(url)
+
+
+async def new_database(server: EmbeddedPostgres) -> str:
+    """A migrated schema, with a clock that tests set."""
+    url = await server.create_database(f"{SERVICE}_{next(_databases)}")
+    await migrate.upgrade(url, SERVICE)
+    session = await postgres.session(url, SERVICE)
+    try:
+        await session.execute(SETTABLE_CLOCK)
+    finally:
+        await session.close()
+    return url
