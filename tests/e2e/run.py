@@ -56,7 +56,7 @@ def plan(environment: dict[str, str]) -> Plan:
         raise ValueError(f"KILL={wished}: no part {', '.join(sorted(unknown))}; there is {', '.join(PARTS)}")
     rng = Random(seed)
     rounds = 5 if full else 1
-    seconds = 150.0 if full else 24.0
+    seconds = 150.0 if full else min(22.0, max(10.0, changes / 25))
     kills = []
     step = seconds * 0.9 / max(1, rounds * len(parts))
     for number in range(rounds):
@@ -219,7 +219,7 @@ async def e2e(supervisor: Supervisor, wished: Plan) -> int:
         print(f"started; SEED={wished.seed} CHANGES={wished.changes} POOLS={wished.pools}", flush=True)
         work = Run(supervisor, deployment, wished)
         await asyncio.gather(work.change(), work.kill(), work.stop())
-        met = await work.met(within_seconds=60 if len(wished.kills) > len(PARTS) else 20)
+        met = await work.met(within_seconds=60 if len(wished.kills) > len(PARTS) else 22)
         await asyncio.sleep(0 if len(met) == wished.pools else 1)
         await asyncio.sleep(max(0.0, deployment.settle_seconds - MET_SECONDS))
         found = await evidence.gather(
