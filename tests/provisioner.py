@@ -85,7 +85,7 @@ def received(*events: Any, source: str = "test") -> list[Received]:
 
 def report(pending: int, claimed: int = 0, *, at: float = 0, source: str = "q", **changes: Any) -> DemandReported:
     usual: dict[str, Any] = {"pool_id": "linux", "source": source, "pending": pending, "claimed": claimed}
-    return DemandReported(observed_at=after(at), **(usual | changes))
+    return DemandReported(**(usual | {"observed_at": after(at)} | changes))
 
 
 class Lost(Exception):
@@ -160,7 +160,7 @@ class Provisioner:
         self.tokens = count(1)
         service = build(self.settings)
         service.runtime.pool = pool
-        self._app = service.app()
+        self.app = service.app()
         self._told = 0
         self._started: list[asyncio.Task[Any]] = []
 
@@ -296,6 +296,10 @@ class Provisioner:
     async def set_clock(self, seconds: float) -> None:
         await self.pool.execute("UPDATE test_clock SET at = $1", after(seconds))
 
+    async def follow_the_host(self, *, ahead_seconds: float = 0) -> None:
+        """The host's time, for clouds that go by it."""
+        await self.pool.execute("UPDATE test_clock SET at = clock_timestamp() + $1 * interval '1 s'", ahead_seconds)
+
     # Two at once
 
     def start(self, step: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -323,7 +327,7 @@ class Provisioner:
     def client(self, *, token: str = "") -> httpx2.AsyncClient:
         """The real routes on this database; with the token of whoever asks."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        transport = httpx2.ASGITransport(app=self._app, raise_app_exceptions=False)
+        transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=False)
         return httpx2.AsyncClient(transport=transport, base_url="http://provisioner", headers=headers)
 
     async def register(self, instance_id: str, batch_id: str | None, **changes: Any) -> httpx2.Response:

@@ -1,0 +1,950 @@
+"""The provisioner's handlers, loops and routes on a real database: what becomes of calls, leases, machines, reports."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import msgspec
+import pytest
+import uvicorn
+
+from slipway_common.errors import BadEvent
+from slipway_common.events.alert import AlertRaised
+from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed
+from slipway_common.events.lease import (
+    LeaseConfirmed,
+    LeaseExpired,
+    LeaseLost,
+    LeaseReleased,
+    LeaseReleaseRequested,
+    LeaseRenewRequested,
+    LeaseRequested,
+)
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.worker import (
+    Outcome,
+    Result,
+    Scope,
+    Stage,
+    WorkerDelayed,
+    WorkerLaunched,
+    WorkerLaunchFailed,
+    WorkerLost,
+    WorkerRequested,
+    WorkerStopped,
+    WorkerStopping,
+)
+from slipway_common.ids import hash_secret
+from slipway_local.ports import free_ports
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_provisioner.domain import planning
+from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.loops import plan
+from slipway_provisioner.providers.port import OutcomeUnknown, Refused
+from slipway_provisioner.providers.simulated import Simulated, classify
+from slipway_provisioner.store import accounts, declarations, pools
+from slipway_simulator.main import served
+from slipway_simulator.settings import Settings as SimulatorSettings
+from tests.provisioner import Lost, Provisioner, after, declared, provisioner_on, report, weight
+
+
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
+    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+    async with provisioner_on(postgres) as provisioner:
+        yield provisioner
+
+
+def refused(scope: Scope, code: str, *, retry: float | None = None) -> Refused:
+    return Refused(
+        Outcome(Stage.LAUNCH, Result.FAILED, scope, "", code), "no", throttled=scope is Scope.LIMITER,
+        retry_after_seconds=retry,
+    )  # fmt: skip
+
+
+async def batch_states(provisioner: Provisioner) -> list[str]:
+    rows = await provisioner.pool.fetch("SELECT state FROM launch_batch ORDER BY id")
+    return [row["state"] for row in rows]
+
+
+async def failures(provisioner: Provisioner) -> dict[str, int]:
+    return dict(await provisioner.pool.fetch("SELECT stage, failures FROM launch_config_failures"))
+
+
+# Calls. The deadline of a call is 5 s, the cloud lists its instances within 10 s.
+
+
+async def test_a_lost_reply_is_looked_up_by_its_tag(provisioner: Provisioner) -> None:
+    """Not before the call must have ended and its instances be listed; then they are bound, and nothing is created."""
+    provisioner.cloud.script.append(Lost)
+    await provisioner.admitted(2)
+    await provisioner.launch()
+    await provisioner.set_clock(15)
+    await provisioner.resolve()
+    assert await provisioner.states() == {"launching": 2}
+    await provisioner.set_clock(16)
+    await provisioner.resolve()
+    assert [w.instance_id for w in await provisioner.workers()] == ["i-0001", "i-0002"]
+    assert [event.looked_up for event in await provisioner.told(WorkerLaunched)] == [True, True]
+    assert (len(provisioner.cloud.calls), await batch_states(provisioner)) == (1, ["known"])
+
+
+async def test_a_call_without_effect_is_put_back(provisioner: Provisioner) -> None:
+    """Its intents ask anew; the next call has a new request, batch and token."""
+    provisioner.cloud.script.append(OutcomeUnknown("connection refused"))
+    (request,) = await provisioner.requested()
+    await provisioner.leases(provisioner.granted(request))
+    await provisioner.launch()
+    await provisioner.set_clock(16)
+    await provisioner.resolve()
+    told = await provisioner.events()
+    assert [e.reason for e in told if isinstance(e, WorkerDelayed)] == ["looked up: the call had no effect"]
+    assert [e.units for e in told if isinstance(e, LeaseReleaseRequested)] == [1]
+    assert await failures(provisioner) == {}
+    await provisioner.ask_again()
+    (again,) = await provisioner.told(LeaseRequested)
+    assert again.request_id != request.request_id
+    await provisioner.leases(provisioner.granted(again))
+    await provisioner.launch()
+    first, second = provisioner.cloud.calls
+    assert len({first.token, second.token}) == len({first.batch_id, second.batch_id}) == 2
+    assert await provisioner.states() == {"starting": 1}
+
+
+async def test_a_call_is_repeated_with_its_token_where_that_is_safe(provisioner: Provisioner) -> None:
+    """Same body, same token: the cloud answers what it answered before."""
+    provisioner.cloud.honours = True
+    provisioner.cloud.script.append(Lost)
+    await provisioner.admitted(2)
+    await provisioner.launch()
+    await provisioner.set_clock(16)
+    await provisioner.resolve()
+    first, second = provisioner.cloud.calls
+    assert first == second
+    assert await provisioner.states() == {"starting": 2}
+    assert len(provisioner.cloud.live) == 2
+
+
+@pytest.mark.parametrize("scope", [Scope.LIMITER, Scope.CREDENTIAL])
+async def test_a_repeated_call_that_is_turned_away_proves_nothing(provisioner: Provisioner, scope: Scope) -> None:
+    """Of the first call; it is repeated later, and nothing new is tried meanwhile."""
+    provisioner.cloud.honours = True
+    provisioner.cloud.script.extend([Lost, refused(scope, "GoAway", retry=1)])
+    await provisioner.admitted()
+    await provisioner.launch()
+    await provisioner.set_clock(16)
+    await provisioner.resolve()
+    assert (await provisioner.states(), await batch_states(provisioner)) == ({"launching": 1}, ["calling"])
+    await provisioner.set_clock(40)
+    await provisioner.resolve()
+    assert await provisioner.states() == {"starting": 1}
+    assert len({call.token for call in provisioner.cloud.calls}) == 1
+
+
+async def test_an_ended_machine_in_a_repeated_reply(provisioner: Provisioner) -> None:
+    """Is bound to nobody else: its worker registered, worked and ended before the reply was repeated."""
+    provisioner.cloud.honours = True
+    provisioner.cloud.script.append(Lost)
+    await provisioner.admitted(2)
+    await provisioner.launch()
+    (batch_id,) = {worker.batch_id for worker in await provisioner.workers()}
+    answer = (await provisioner.register("i-0001", batch_id)).json()
+    async with provisioner.client(token=answer["token"]) as client:
+        await client.post(f"/workers/{answer['worker_id']}/stopped", json={"at": after(9).isoformat()})
+    await provisioner.set_clock(16)
+    await provisioner.resolve()
+    found = {worker.instance_id: worker.state.value for worker in await provisioner.workers()}
+    assert found == {"i-0001": "stopped", "i-0002": "starting"}
+
+
+async def test_a_cloud_that_hangs_holds_up_no_other_batch(provisioner: Provisioner) -> None:
+    """Look-ups go on beside each other, and one that fails is tried again later."""
+    provisioner.cloud.script.extend([Lost, Lost])
+    await provisioner.admitted(2, "zone-a", "zone-b")
+    await provisioner.launch()
+    await provisioner.set_clock(16)
+    broken = next(worker.batch_id for worker in await provisioner.workers())
+    listing = provisioner.cloud.instances
+
+    async def instances(account: Any, *, batch_id: str | None = None) -> Any:
+        if batch_id == broken:
+            raise KeyError("a reply that nobody expected")
+        return await listing(account, batch_id=batch_id)
+
+    provisioner.cloud.instances = instances  # type: ignore[method-assign]
+    await provisioner.resolve()
+    assert await provisioner.states() == {"launching": 1, "starting": 1}
+
+
+async def test_a_throttle_says_something_about_the_limiter_only(provisioner: Provisioner) -> None:
+    """The lease goes back with the evidence, the intent waits, no weight hears of it."""
+    provisioner.cloud.script.append(refused(Scope.LIMITER, "RequestLimitExceeded", retry=7))
+    await provisioner.admitted(2)
+    await provisioner.events()
+    await provisioner.launch()
+    told = await provisioner.events()
+    (release,) = [event for event in told if isinstance(event, LeaseReleaseRequested)]
+    assert (release.units, release.throttled, release.retry_after_seconds) == (2, True, 7)
+    delays = [event for event in told if isinstance(event, WorkerDelayed)]
+    assert ([event.reason for event in delays], await failures(provisioner)) == (["throttled"] * 2, {})
+    assert not any(getattr(event, "outcome", None) for event in told)
+    await provisioner.ask_again()
+    assert await provisioner.told(LeaseRequested) == []
+    await provisioner.set_clock(7)
+    await provisioner.ask_again()
+    assert [event.units for event in await provisioner.told(LeaseRequested)] == [2]
+
+
+#          code, what it says something about, which one
+REFUSALS: Final = [
+    ("InsufficientCapacity", Scope.CAPACITY, "m5.large/zone-a/on-demand", True),
+    ("QuotaExceeded", Scope.QUOTA, "sim-a/sim-1/m5", True),
+    ("ImageNotFound", Scope.IMAGE, "linux-1", True),
+    ("AuthFailure", Scope.CREDENTIAL, "sim-a", True),
+    ("InvalidRequest", Scope.CONFIG, "zone-a", True),
+    ("NobodyKnows", Scope.CONFIG, "zone-a", False),
+]
+
+
+@pytest.mark.parametrize(("code", "scope", "key", "classified"), REFUSALS)
+async def test_refusals(provisioner: Provisioner, code: str, scope: Scope, key: str, classified: bool) -> None:
+    """A definite failure ends the intent, counts against the window whatever it blames, and frees its unit."""
+    await provisioner.admitted()
+    await provisioner.events()
+    account = await accounts.get(provisioner.pool, "sim-a")
+    body = {"id": "zone-a", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1"}
+    outcome = classify(account, body, code)
+    provisioner.cloud.script.append(Refused(outcome, "no", throttled=False, retry_after_seconds=None))
+    await provisioner.launch()
+    _confirm, release, failed = await provisioner.events()
+    assert isinstance(failed, WorkerLaunchFailed)
+    assert failed.outcome == Outcome(Stage.LAUNCH, Result.FAILED, scope, key, code, classified)
+    assert (release.result, release.throttled) == ("launch_failed", False)
+    assert (await failures(provisioner), await provisioner.states()) == ({"launch": 1}, {"stopped": 1})
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopped": 1, "requested": 1}
+
+
+async def test_partial_capacity(provisioner: Provisioner) -> None:
+    """What came is bound; the rest was refused for want of capacity."""
+    provisioner.cloud.script.append(1)
+    await provisioner.admitted(3)
+    await provisioner.events()
+    await provisioner.launch()
+    told = await provisioner.events()
+    assert [event.instance_id for event in told if isinstance(event, WorkerLaunched)] == ["i-0001"]
+    failed = [event.outcome for event in told if isinstance(event, WorkerLaunchFailed)]
+    assert [(outcome.scope, outcome.code) for outcome in failed] == [(Scope.CAPACITY, "PartialCapacity")] * 2
+    assert [event.units for event in told if isinstance(event, LeaseReleaseRequested)] == [2]
+
+
+async def test_a_call_that_is_not_sent_in_time_is_put_back(postgres: EmbeddedPostgres) -> None:
+    """A process that slept behind its start statement must not act on it."""
+    async with provisioner_on(postgres, send_within_seconds=-1) as provisioner:
+        await provisioner.admitted()
+        assert await provisioner.launcher.launch_next(provisioner.pool)
+        await asyncio.gather(*provisioner.launcher.calls)
+        assert (provisioner.cloud.calls, await batch_states(provisioner)) == ([], ["known"])
+        told = await provisioner.events()
+        assert [event.reason for event in told if isinstance(event, WorkerDelayed)] == ["not sent in time"]
+        assert [event.units for event in told if isinstance(event, LeaseReleaseRequested)] == [1]
+
+
+async def test_a_provisioner_that_may_not_launch(postgres: EmbeddedPostgres) -> None:
+    """Decides and records, and starts nothing."""
+    async with provisioner_on(postgres, launching=False) as provisioner:
+        await provisioner.admitted()
+        await provisioner.launch()
+        assert (await provisioner.states(), provisioner.cloud.calls) == ({"requested": 1}, [])
+
+
+# Leases
+
+
+async def test_little_left_of_a_lease(provisioner: Provisioner) -> None:
+    """A call needs its time-out and the skew: the lease is renewed first, asked for once, and then used."""
+    (request,) = await provisioner.requested()
+    await provisioner.leases(provisioner.granted(request, expires_at=after(16)))
+    await provisioner.set_clock(6)
+    await provisioner.launch()
+    await provisioner.launch()
+    assert provisioner.cloud.calls == []
+    assert len(await provisioner.told(LeaseRenewRequested)) == 1
+    await provisioner.leases(
+        LeaseConfirmed(lease_pool_id="sim-a", lease_id="lease-1", fencing_token=1, expires_at=after(100))
+    )
+    await provisioner.launch()
+    assert await provisioner.states() == {"starting": 1}
+
+
+def ended(kind: str) -> Any:
+    ids: dict[str, Any] = {"lease_pool_id": "sim-a", "lease_id": "lease-1", "request_id": "r", "units": 2}
+    if kind == "expired":
+        return LeaseExpired(**ids)
+    if kind == "lost":
+        return LeaseLost(counted_until=after(70), **ids)
+    return LeaseReleased(remaining=0, reason="hold", **ids)
+
+
+@pytest.mark.parametrize("kind", ["expired", "lost", "hold"])
+async def test_intents_whose_lease_ends_ask_again(provisioner: Provisioner, kind: str) -> None:
+    """Under a new request; nothing is given back that nobody holds any more."""
+    (grant,) = await provisioner.admitted(2)
+    await provisioner.leases(ended(kind))
+    await provisioner.launch()
+    await provisioner.ask_again()
+    told = await provisioner.events()
+    assert [type(event) for event in told] == [WorkerDelayed, WorkerDelayed, LeaseRequested]
+    assert told[-1].request_id != grant.request_id
+    assert (told[-1].units, provisioner.cloud.calls) == (2, [])
+
+
+async def test_a_lease_that_ends_under_a_call(provisioner: Provisioner) -> None:
+    """The call goes on and is recorded; its end tells the broker nothing about units that are gone."""
+    (worker,) = await provisioner.starting()
+    await provisioner.leases(ended("lost"))
+    assert (await provisioner.register("i-0001", worker.batch_id)).status_code == 200
+    assert await provisioner.told(LeaseReleaseRequested) == []
+
+
+async def test_what_was_not_asked_for_is_given_back(provisioner: Provisioner) -> None:
+    """In the transaction of the grant: unknown requests, more than waits, and nothing for a repeated grant."""
+    (request,) = await provisioner.requested(2)
+    stranger = LeaseRequested(lease_pool_id="sim-a", request_id="not even a uuid", units=3, tenant="other")
+    more = provisioner.granted(request, units=5)
+    await provisioner.leases(provisioner.granted(stranger), more, more)
+    assert [(e.units, e.result) for e in await provisioner.told(LeaseReleaseRequested)] == [
+        (3, "surplus"), (3, "surplus"),
+    ]  # fmt: skip
+    assert [worker.lease_id for worker in await provisioner.workers()] == [more.lease_id] * 2
+
+
+async def test_a_partial_grant_takes_the_lowest_ids(provisioner: Provisioner) -> None:
+    """The rest goes on waiting under the same request, also after a repetition."""
+    (request,) = await provisioner.requested(3)
+    await provisioner.leases(provisioner.granted(request, units=2))
+    assert [worker.lease_id for worker in await provisioner.workers()] == ["lease-1", "lease-1", None]
+    await provisioner.set_clock(30)
+    await provisioner.ask_again()
+    assert await provisioner.told(LeaseRequested) == []
+    await provisioner.set_clock(31)
+    await provisioner.ask_again()
+    (again,) = await provisioner.told(LeaseRequested)
+    assert (again.request_id, again.units) == (request.request_id, 1)
+    await provisioner.leases(provisioner.granted(request, units=1))
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM lease_request") == 0
+
+
+async def test_leases_of_a_paused_config_hold_up_nobody(provisioner: Provisioner) -> None:
+    """However many there are."""
+    await provisioner.declare(declared("zone-a", "zone-b"))
+    paused = [
+        LeaseRequested(lease_pool_id="sim-a", request_id=request_id, units=1, tenant="linux")
+        for request_id in await asked_apart(provisioner, 40)
+    ]
+    for request in paused:
+        await provisioner.leases(provisioner.granted(request))
+    await provisioner.pool.execute("UPDATE launch_config SET state = 'paused' WHERE id = 'zone-a'")
+    await provisioner.launch()
+    assert {call.config["id"] for call in provisioner.cloud.calls} == {"zone-b"}
+
+
+async def asked_apart(provisioner: Provisioner, number: int) -> list[str]:
+    """A request for each of so many intents."""
+    ids: list[str] = []
+    for n in range(1, number + 1):
+        await provisioner.demand(report(n, at=n / 1000))
+        await provisioner.plan()
+        ids += [request.request_id for request in await provisioner.told(LeaseRequested)]
+    return ids
+
+
+# Machines
+
+
+async def test_boot_timeout(provisioner: Provisioner) -> None:
+    """Told to leave with the stage's outcome, ended, proven gone; its unit comes back then, and it is replaced."""
+    (worker,) = await provisioner.starting()
+    await provisioner.set_clock(901)
+    await provisioner.events()
+    await provisioner.expire()
+    (stopping,) = await provisioner.told(WorkerStopping)
+    assert stopping.outcome == Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", "boot_timeout")
+    assert await failures(provisioner) == {"boot": 1}
+    await provisioner.end_instances()
+    assert provisioner.cloud.terminated == ["i-0001"]
+    await provisioner.reap()
+    told = await provisioner.events()
+    assert [type(event) for event in told] == [LeaseReleaseRequested, WorkerStopped]
+    assert (await provisioner.worker()).reason == "did not register in time"
+    answer = await provisioner.register("i-0001", worker.batch_id)
+    assert (answer.status_code, answer.json()["type"]) == (410, "urn:slipway:problem:worker-gone")
+
+
+async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Worker, httpx2.AsyncClient]]:
+    """Registered workers and what they speak with."""
+    pairs = []
+    for worker in await provisioner.starting(pending):
+        answer = (await provisioner.register(worker.instance_id or "", worker.batch_id)).json()
+        client = provisioner.client(token=answer["token"])
+        client.base_url = httpx2.URL(f"http://provisioner/workers/{worker.id}")
+        pairs.append((worker, client))
+    await provisioner.events()
+    return pairs
+
+
+CLAIM_FAILED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1", "never_claimed")
+
+
+@pytest.mark.parametrize(("pending_at", "outcome"), [
+    (0, CLAIM_FAILED), (9, Outcome(Stage.CLAIM, Result.FAILED, Scope.NOTHING, "", "never_claimed")),
+])  # fmt: skip
+async def test_idle_in_vain(provisioner: Provisioner, pending_at: float, outcome: Outcome) -> None:
+    """Given up and replaced; evidence only if there was work throughout its idle time."""
+    await running(provisioner)
+    if pending_at:
+        await provisioner.demand(report(0, 1, at=1))
+    await provisioner.demand(report(1, 1, at=pending_at or 1, valid_for_seconds=900))
+    await provisioner.set_clock(300)
+    await provisioner.expire()
+    assert await provisioner.told(WorkerStopping) == []
+    await provisioner.set_clock(310)
+    await provisioner.expire()
+    (stopping,) = await provisioner.told(WorkerStopping)
+    assert (stopping.reason, stopping.outcome) == ("idle while tasks wait", outcome)
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopping": 1, "requested": 2}
+
+
+async def test_idle_without_work_is_no_vain(provisioner: Provisioner) -> None:
+    """Nor is one that has worked a failed start."""
+    ((_, client),) = await running(provisioner)
+    await provisioner.demand(report(0, 1, at=1, valid_for_seconds=900))
+    await client.post("/claimed", json={"task_id": "t", "source": "q", "at": after(2).isoformat()})
+    await client.post("/idle", json={"at": after(3).isoformat()})
+    await provisioner.set_clock(400)
+    await provisioner.expire()
+    assert await provisioner.told(WorkerStopping) == []
+    await provisioner.demand(report(5, 0, at=10, valid_for_seconds=900))
+    await provisioner.expire()
+    (stopping,) = await provisioner.told(WorkerStopping)
+    assert stopping.outcome is None
+
+
+async def test_unheard(provisioner: Provisioner) -> None:
+    """Told to leave, since it cannot be heard any more; a heartbeat counts."""
+    (_, alive), (_, _) = await running(provisioner, 2)
+    await provisioner.demand(report(0, 2, at=1, valid_for_seconds=5000))
+    await provisioner.set_clock(600)
+    assert (await alive.post("/heartbeat")).json() == {"terminate": False, "reason": ""}
+    await provisioner.set_clock(901)
+    await provisioner.expire()
+    assert [event.reason for event in await provisioner.told(WorkerStopping)] == ["not heard from"]
+
+
+async def test_told_to_leave(provisioner: Provisioner) -> None:
+    """An idle worker beyond what is wanted hears of it with its next word, ends by itself, or is ended."""
+    pairs = await running(provisioner, 2)
+    await provisioner.demand(report(0, at=1))
+    await provisioner.plan()
+    assert await provisioner.told(WorkerStopping) == []
+    await provisioner.set_clock(121)
+    await provisioner.plan()
+    assert len(await provisioner.told(WorkerStopping)) == 2
+    answer = (await pairs[0][1].get("/should-terminate")).json()
+    assert answer == {"terminate": True, "reason": "more workers than wanted"}
+    assert (await pairs[0][1].post("/stopped", json={"at": after(121).isoformat()})).status_code == 200
+    await provisioner.end_instances()
+    assert provisioner.cloud.terminated == []
+    await provisioner.set_clock(242)
+    await provisioner.end_instances()
+    assert provisioner.cloud.terminated == ["i-0002"]
+
+
+async def test_a_task_that_ended_since_the_report_is_not_replaced(provisioner: Provisioner) -> None:
+    """Whatever the next report says and however late it comes."""
+    ((_, client),) = await running(provisioner)
+    await provisioner.demand(report(0, 1, at=1))
+    await client.post("/claimed", json={"task_id": "t", "source": "q", "at": after(0).isoformat()})
+    await provisioner.set_clock(5)
+    await client.post("/stopped", json={"at": after(5).isoformat()})
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopped": 1}
+    await provisioner.demand(report(1, 0, at=6))
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopped": 1, "requested": 1}
+
+
+# The reaper
+
+
+async def test_the_reaper_ends_what_nobody_asked_for(provisioner: Provisioner) -> None:
+    """Once the batch is known and the instance is old enough to be judged."""
+    provisioner.cloud.script.append(3)
+    await provisioner.starting(2)
+    await provisioner.reap()
+    assert provisioner.cloud.terminated == []
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    assert provisioner.cloud.terminated == ["i-0003"]
+    assert await provisioner.states() == {"starting": 2}
+
+
+async def test_the_reaper_leaves_what_may_be_asked_for(provisioner: Provisioner) -> None:
+    """A batch whose outcome is not known yet."""
+    provisioner.cloud.script.append(Lost)
+    await provisioner.admitted()
+    await provisioner.launch()
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    assert provisioner.cloud.terminated == []
+
+
+async def test_the_reaper_finds_what_is_gone(provisioner: Provisioner) -> None:
+    """In one pass; its unit comes back, its task counts as gone, and it is replaced."""
+    pairs = await running(provisioner, 6)
+    await pairs[0][1].post("/claimed", json={"task_id": "t", "source": "q", "at": after(0).isoformat()})
+    del provisioner.cloud.live["i-0001"]
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    assert await provisioner.states() == {"running": 5, "stopped": 1}
+    assert [event.reason for event in await provisioner.told(WorkerLost)] == ["instance is gone"]
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NULL") == 0
+
+
+@pytest.mark.parametrize("hidden", [2, 6])
+async def test_an_implausible_listing_marks_nothing_lost(provisioner: Provisioner, hidden: int) -> None:
+    """It is told, and what the cloud, asked by id, still has stays."""
+    await running(provisioner, 6)
+    provisioner.cloud.hidden = {f"i-000{n}" for n in range(1, hidden + 1)}
+    del provisioner.cloud.live["i-0001"]
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    told = await provisioner.events()
+    (alert,) = [event for event in told if isinstance(event, AlertRaised)]
+    assert alert.kind == "implausible-listing"
+    assert await provisioner.states() == {"running": 5, "stopped": 1}
+
+
+async def test_a_strangers_account_is_left_alone(provisioner: Provisioner) -> None:
+    """Nothing is ended and nothing is lost, whatever it lists."""
+    provisioner.cloud.script.append(3)
+    await provisioner.starting(2)
+    provisioner.cloud.identity_told = "somebody else"
+    del provisioner.cloud.live["i-0001"]
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    assert (await provisioner.states(), provisioner.cloud.terminated) == ({"starting": 2}, [])
+    assert len(await provisioner.told(AlertRaised)) == 1
+
+
+# Demand, signals, weights, brakes, time
+
+
+async def test_the_newest_report_counts(provisioner: Provisioner) -> None:
+    """Per source; older ones and repetitions change nothing and wake nobody."""
+    await provisioner.declare()
+    await provisioner.demand(report(3, at=5), report(9, at=4), report(2, at=1, source="other"))
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 5}
+    await provisioner.demand(report(9, at=5), report(9, at=3))
+    assert await provisioner.plan_step() is False
+
+
+async def test_a_stale_source(provisioner: Provisioner) -> None:
+    """Asks for nothing, protects what serves, and is decided for when it turns stale, without another word."""
+    await running(provisioner, 2)
+    await provisioner.demand(report(0, 2, at=1, valid_for_seconds=100), report(1, at=1, source="other"))
+    await provisioner.plan()
+    assert await provisioner.states() == {"running": 2, "requested": 1}
+    await provisioner.set_clock(100)
+    assert await provisioner.plan_step() is False
+    await provisioner.set_clock(101)
+    assert await provisioner.plan_step() is True
+    await provisioner.plan()
+    assert await provisioner.states() == {"running": 2, "requested": 1}
+    await provisioner.set_clock(500)
+    await provisioner.plan()
+    assert await provisioner.states() == {"running": 2, "requested": 1}
+    assert await provisioner.why() == "nothing is needed"
+
+
+@pytest.mark.parametrize("bad", [
+    report(1, at=61), report(1, pool_id="unheard-of"), report(-1), report(1, valid_for_seconds=0), report(1, source=""),
+])  # fmt: skip
+async def test_reports_that_cannot_be_believed(provisioner: Provisioner, bad: Any) -> None:
+    """Are dead letters."""
+    await provisioner.declare()
+    with pytest.raises(BadEvent):
+        await provisioner.demand(report(1), bad)
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM demand") == 0
+
+
+def signal(kind: str, source: str = "monitor", at: float = 0, ttl: float = 60) -> SignalRaised:
+    return SignalRaised(
+        source=source, target_kind="config", target_id="zone-a", kind=kind, reason="smoke", observed_at=after(at),
+        ttl_seconds=ttl,
+    )  # fmt: skip
+
+
+async def test_pause_by_signal(provisioner: Provisioner) -> None:
+    """Holds until its time is over; only its own source may lift it earlier."""
+    await provisioner.declare()
+    await provisioner.events()
+    await provisioner.signals(signal("pause_request"), signal("resume_request", "stranger"), signal("degraded"))
+    (paused,) = await provisioner.told(LaunchConfigPaused)
+    assert (paused.state, paused.by, paused.until) == ("paused", "signal:monitor", after(60))
+    await provisioner.demand(report(1))
+    await provisioner.plan()
+    assert (await provisioner.states(), await provisioner.why()) == ({}, "1 needed, but no config may launch now")
+    await provisioner.set_clock(60)
+    await provisioner.expire()
+    await provisioner.plan()
+    assert (await provisioner.states(), len(await provisioner.told(LaunchConfigResumed))) == ({"requested": 1}, 1)
+    await provisioner.signals(signal("pause_request"))
+    assert await provisioner.told(LaunchConfigPaused) == []  # its time was over before it came
+
+
+async def test_a_signal_undoes_no_command(provisioner: Provisioner, tmp_path: Path) -> None:
+    """An operator's pause without an end is not shortened by a monitor's."""
+    await provisioner.declare()
+    async with administrator(provisioner, tmp_path) as client:
+        assert (await client.post("/launch-configs/zone-a/pause", json={"reason": "mine"})).status_code == 200
+    await provisioner.signals(signal("pause_request", ttl=1), signal("resume_request"))
+    await provisioner.set_clock(100)
+    await provisioner.expire()
+    row = await provisioner.pool.fetchrow("SELECT state, state_by, paused_until FROM launch_config")
+    assert tuple(row) == ("paused", "admin", None)
+
+
+async def test_probes(provisioner: Provisioner) -> None:
+    """Each permit is spent once, by demand; a permit whose holder is delayed is given up with its successor."""
+    await provisioner.declare()
+    await provisioner.weights(weight(state="closed"))
+    await provisioner.demand(report(5))
+    await provisioner.plan()
+    assert await provisioner.states() == {}
+    await provisioner.weights(weight(state="closed", probe_permit=1, probe_ready=True), revision=2)
+    await provisioner.plan()
+    (request,) = await provisioner.told(LeaseRequested)
+    assert (request.units, (await provisioner.worker()).probe_permit) == (1, 1)
+    await provisioner.weights(weight(state="closed", probe_permit=1, probe_ready=True, weight=0.5), revision=3)
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 1}
+    await provisioner.weights(weight(state="closed", probe_permit=2, probe_ready=True), revision=4)
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 1, "stopped": 1}
+    await provisioner.weights(weight(state="closed", probe_permit=9, probe_ready=True), revision=3)
+    assert await provisioner.plan_step() is False
+
+
+async def test_a_brake_that_ends_by_time(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Waiting intents give up their places; when it ends the pool is decided for without another word."""
+    await provisioner.requested(2)
+    async with administrator(provisioner, tmp_path) as client:
+        body = {"scope": "pool", "scope_id": "linux", "reason": "drill", "until": after(50).isoformat()}
+        assert (await client.post("/stop-launching", json=body)).status_code == 200
+    await provisioner.plan()
+    assert (await provisioner.states(), await provisioner.why()) == ({"stopped": 2}, "launching is stopped: drill")
+    await provisioner.set_clock(50)
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopped": 2, "requested": 2}
+
+
+async def test_a_sweep_heals_a_lost_wake_up(provisioner: Provisioner) -> None:
+    """A fact whose mark was lost is decided for within a round."""
+    await provisioner.declare()
+    await provisioner.demand(report(1))
+    await provisioner.pool.execute("TRUNCATE dirty_pool")
+    await provisioner.set_clock(601)
+    await provisioner.sweep()
+    await provisioner.demand(report(1, at=600))
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 1}
+
+
+async def test_a_rejected_plan_stops_only_its_pool(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, and nothing of it is done."""
+    body = declared()
+    body["worker_pools"].append(declared("other-a", id="other")["worker_pools"][0])
+    await provisioner.declare(body)
+    await provisioner.demand(report(1), report(1, pool_id="other"))
+    check = planning.check_plan
+    monkeypatch.setattr(planning, "check_plan", lambda o, p: ["broken"] if o.pool.id == "linux" else check(o, p))
+    await provisioner.plan()
+    told = await provisioner.events()
+    assert [event.kind for event in told if isinstance(event, AlertRaised)] == ["plan-rejected"]
+    assert [event.pool_id for event in told if isinstance(event, WorkerRequested)] == ["other"]
+
+
+# Declarations
+
+
+async def test_a_declaration_is_applied_whole_and_once(provisioner: Provisioner) -> None:
+    """Again changes nothing; what is not declared any more is archived or deleted; it may come back."""
+    assert [(c.kind, c.action) for c in await provisioner.declare(declared("zone-a", "zone-b"))] == [
+        ("account", "create"), ("pool", "create"), ("launch config", "create"), ("launch config", "create"),
+    ]  # fmt: skip
+    first = await provisioner.events()
+    assert await provisioner.declare(declared("zone-a", "zone-b")) == []
+    assert await provisioner.events() == []
+    (archived,) = await provisioner.declare(declared("zone-a"))
+    assert (archived.id, archived.action) == ("zone-b", "remove")
+    (back,) = await provisioner.declare(declared("zone-a", "zone-b"))
+    assert (back.id, back.action) == ("zone-b", "create")
+    again = await provisioner.events()
+    assert [type(event).__name__ for event in (*first, *again)] == [
+        "PoolCreated", "LaunchConfigCreated", "LaunchConfigCreated", "LaunchConfigArchived", "LaunchConfigCreated",
+    ]  # fmt: skip
+    assert [again[0].revision, again[1].revision] == [2, 3]
+
+
+async def test_a_body_never_changes_under_its_id(provisioner: Provisioner) -> None:
+    """Nothing of such a declaration is applied."""
+    await provisioner.declare()
+    changed = declared(max_capacity=7)
+    changed["worker_pools"][0]["launch_configs"][0]["zone"] = "elsewhere"
+    with pytest.raises(declarations.Refused, match="zone cannot change under the same id"):
+        await provisioner.declare(changed)
+    assert await provisioner.pool.fetchval("SELECT max_capacity FROM worker_pool") == 100
+
+
+# HTTP
+
+
+@asynccontextmanager
+async def administrator(
+    provisioner: Provisioner, folder: Path, scopes: tuple[str, ...] = ("admin",)
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """Somebody with a token of these scopes."""
+    path = folder / "tokens.yaml"
+    path.write_bytes(msgspec.json.encode([{"name": "admin", "sha256": hash_secret("secret"), "scopes": scopes}]))
+    provisioner.app.state.tokens.path = path
+    async with provisioner.client(token="secret") as client:
+        yield client
+
+
+def demand_body(**changes: Any) -> dict[str, Any]:
+    return {"pending": 1, "source": "q", "observed_at": after(0).isoformat()} | changes
+
+
+WRITE: Final = ("demand:write:linux",)
+#        method, path, body, scopes, status, type
+BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
+    ("PUT", "/pools/linux/demand", demand_body(), ("demand:write:other",), 403, "scope-missing"),
+    ("PUT", "/pools/unheard-of/demand", demand_body(), ("admin",), 404, "unknown-pool"),
+    ("PUT", "/pools/linux/demand", demand_body(observed_at=after(61).isoformat()), WRITE, 422, "demand-refused"),
+    ("PUT", "/pools/linux/demand", demand_body(pending=-1), WRITE, 422, "invalid-request"),
+    ("PUT", "/pools/linux/demand", demand_body(extra=1), WRITE, 422, "invalid-request"),
+    ("PUT", "/pools/linux/demand", demand_body(source="x" * 2_000_000), WRITE, 413, "body-too-large"),
+    ("PUT", "/declaration", declared(), WRITE, 403, "scope-missing"),
+    ("PUT", "/declaration", {"version": 2}, ("admin",), 422, "invalid-declaration"),
+    ("PUT", "/declaration", declared(settings={"a": 1}) | {"accounts": []}, ("admin",), 422, "invalid-declaration"),
+    ("POST", "/launch-configs/nobody/pause", {"reason": "r"}, ("admin",), 409, "wrong-config-state"),
+    ("POST", "/launch-configs/zone-a/resume", {"reason": "r"}, ("admin",), 409, "wrong-config-state"),
+    ("POST", "/launch-configs/zone-a/pause", {"reason": ""}, ("admin",), 422, "invalid-request"),
+    ("POST", "/stop-launching", {"scope": "pool", "scope_id": "linus", "reason": "r"}, ("admin",), 404,
+     "unknown-target"),
+    ("POST", "/stop-launching", {"scope": "all", "reason": "r"}, WRITE, 403, "scope-missing"),
+    ("GET", "/pools/unheard-of", None, (), 404, "unknown-pool"),
+    ("GET", "/pools/unheard-of/decisions", None, (), 404, "unknown-pool"),
+    ("POST", "/workers/register", {"batch_id": "x", "secret": "s", "instance_id": "i"}, (), 422, "invalid-request"),
+    ("POST", "/workers/nobody/heartbeat", None, (), 404, "unknown-worker"),
+]  # fmt: skip
+CHANGED: Final = """
+SELECT (SELECT count(*) FROM demand) + (SELECT count(*) FROM brake) + (SELECT count(*) FROM outbox)
+    + (SELECT sum(revision) FROM launch_config)"""
+
+
+@pytest.mark.parametrize(("method", "path", "body", "scopes", "status", "kind"), BAD)
+async def test_refused_requests(
+    provisioner: Provisioner, tmp_path: Path, method: str, path: str, body: Any, scopes: tuple[str, ...], status: int,
+    kind: str,
+) -> None:  # fmt: skip
+    """Say what is wrong as a problem with a stable type, and change nothing."""
+    await provisioner.declare()
+    before = await provisioner.pool.fetchval(CHANGED)
+    async with administrator(provisioner, tmp_path, scopes) as client:
+        answer = await client.request(method, path, json=body)
+    assert (answer.status_code, answer.json()["type"]) == (status, f"urn:slipway:problem:{kind}")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert await provisioner.pool.fetchval(CHANGED) == before
+
+
+async def test_writes_need_a_token(provisioner: Provisioner) -> None:
+    """One that is known."""
+    for token, kind in (("", "no-token"), ("guess", "unknown-token")):
+        async with provisioner.client(token=token) as client:
+            answer = await client.put("/pools/linux/demand", json=demand_body())
+        assert (answer.status_code, answer.json()["type"]) == (401, f"urn:slipway:problem:{kind}")
+
+
+async def test_registration(provisioner: Provisioner) -> None:
+    """By the batch's secret, once per instance, repeatable until the token was used."""
+    first, second = await provisioner.starting(2)
+    batch = first.batch_id
+
+    async def refused_as(instance_id: str, **changes: Any) -> str:
+        kind: str = (await provisioner.register(instance_id, batch, **changes)).json()["type"]
+        return kind.rpartition(":")[2]
+
+    assert await refused_as("i-0001", secret="guess") == "bad-secret"
+    lost = (await provisioner.register("i-0001", batch)).json()
+    again = (await provisioner.register("i-0001", batch)).json()
+    assert (lost["worker_id"], lost["pool_id"]) == (again["worker_id"], "linux") == (first.id, "linux")
+    async with provisioner.client(token=lost["token"]) as client:
+        stale = await client.post(f"/workers/{first.id}/heartbeat")
+        assert (stale.status_code, stale.json()["type"]) == (401, "urn:slipway:problem:foreign-token")
+    async with provisioner.client(token=again["token"]) as client:
+        foreign = await client.post(f"/workers/{second.id}/heartbeat")
+        assert (foreign.status_code, foreign.json()["type"]) == (401, "urn:slipway:problem:foreign-token")
+        assert (await client.post(f"/workers/{first.id}/heartbeat")).status_code == 200
+    assert await refused_as("i-0001") == "already-registered"
+    assert await refused_as("i-9999") == "surplus-instance"
+    assert await provisioner.states() == {"running": 1, "starting": 1}
+
+
+async def test_an_instance_of_another_batch(provisioner: Provisioner) -> None:
+    """Is nobody in this one."""
+    await provisioner.starting(1)
+    await provisioner.demand(report(2, at=1))
+    await provisioner.plan()
+    (request,) = await provisioner.told(LeaseRequested)
+    await provisioner.leases(provisioner.granted(request))
+    provisioner.cloud.script.append(Lost)
+    await provisioner.launch()
+    calling = (await provisioner.workers())[1]
+    answer = await provisioner.register("i-0001", calling.batch_id)
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:slipway:problem:foreign-instance")
+
+
+async def test_what_a_machine_says(provisioner: Provisioner) -> None:
+    """In order, repeated at will; nothing after its end; times too far off are not believed."""
+    ((worker, client),) = await running(provisioner)
+    await provisioner.set_clock(1000)
+    at = {"at": after(1000).isoformat()}
+    said: list[tuple[str, dict[str, Any]]] = [
+        ("/idle", at), ("/claimed", {"task_id": "t", "source": "q", "at": after(0).isoformat()}),
+        ("/claimed", {"task_id": "t", "source": "q", "at": after(0).isoformat()}),
+        ("/idle", {"at": after(9999).isoformat()}), ("/error", {"kind": "disk", "detail": "full"}), ("/stopped", at),
+    ]  # fmt: skip
+    assert [(await client.post(path, json=body)).status_code for path, body in said] == [200] * len(said)
+    assert [type(event).__name__ for event in await provisioner.events()] == [
+        "WorkerClaimed", "WorkerIdle", "WorkerErrorReported", "WorkerStopped",
+    ]  # fmt: skip
+    claim = await provisioner.pool.fetchrow("SELECT started_at, ended_at FROM claim")
+    assert tuple(claim) == (after(880), after(1000))
+    for path, body in said:
+        answer = await client.post(path, json=body)
+        assert (answer.status_code, answer.json()["type"]) == (410, "urn:slipway:problem:worker-gone")
+    assert await provisioner.events() == []
+    assert (await provisioner.worker()).id == worker.id
+
+
+async def test_a_wrong_state(provisioner: Provisioner) -> None:
+    """A worker that was told to leave may finish its task, but has no errors to report."""
+    ((_, client),) = await running(provisioner)
+    await provisioner.pool.execute("UPDATE worker SET state = 'stopping'")
+    answer = await client.post("/error", json={"kind": "disk"})
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:slipway:problem:wrong-state")
+
+
+async def test_reading(provisioner: Provisioner) -> None:
+    """Lists for people, without secrets."""
+    await running(provisioner)
+    async with provisioner.client() as client:
+        paths = ("/pools", "/pools/linux", "/pools/linux/decisions", "/launch-configs", "/workers?state=running")
+        answers = {path: (await client.get(path)).json() for path in paths}
+    assert answers["/pools"]["items"] == [answers["/pools/linux"]]
+    assert answers["/pools/linux"]["running"] == 1
+    assert answers["/pools/linux/decisions"]["items"][-1]["because"] == "1 needed"
+    assert [c["id"] for c in answers["/launch-configs"]["items"]] == ["zone-a"]
+    (worker,) = answers["/workers?state=running"]["items"]
+    assert "token_sha256" not in worker
+
+
+async def test_a_dry_run_tells_and_changes_nothing(provisioner: Provisioner, tmp_path: Path) -> None:
+    """The same differences that applying makes."""
+    async with administrator(provisioner, tmp_path) as client:
+        dry = (await client.put("/declaration?dry_run=true", json=declared())).json()
+        assert await provisioner.pool.fetchval("SELECT count(*) FROM account") == 0
+        wet = (await client.put("/declaration", json=declared())).json()
+        assert (dry["items"], dry["applied"], wet["applied"]) == (wet["items"], False, True)
+        assert (await client.put("/declaration", json=declared())).json()["items"] == []
+
+
+# With the simulator's own API as the cloud
+
+
+@pytest.fixture
+async def simulator(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    """The real app behind its real server."""
+    (port,) = free_ports(1)
+    server = uvicorn.Server(served(SimulatorSettings(port=port, ledger=tmp_path / "ledger.jsonl", kafka="")))
+    serving = asyncio.create_task(server.serve())
+    async with asyncio.timeout(10):
+        while not server.started:
+            await asyncio.sleep(0.01)
+    scenario = {
+        "seed": 3, "speed": 1000, "honours_tokens": False, "zones": {"zone-a": {}, "zone-b": {"capacity": 1}},
+        "accounts": {"sim-a": {}},
+    }  # fmt: skip
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        assert (await client.post("/scenario", json=scenario)).status_code == 200
+        yield client
+    server.should_exit = True
+    await serving
+
+
+@pytest.fixture
+async def simulated(
+    postgres: EmbeddedPostgres, simulator: httpx2.AsyncClient
+) -> AsyncIterator[tuple[Provisioner, httpx2.AsyncClient]]:
+    """A provisioner whose cloud it is, on the host's time; its machines never find it."""
+    adapter = Simulated(deployment="test", register_url="http://127.0.0.1:9", timeout_seconds=5)
+    async with provisioner_on(postgres, adapter) as provisioner:
+        await provisioner.follow_the_host()
+        yield provisioner, simulator
+        await adapter.close()
+
+
+async def launched_on(provisioner: Provisioner, simulator: httpx2.AsyncClient, *configs: str, pending: int) -> None:
+    await provisioner.declare(declared(*configs, settings={"url": str(simulator.base_url)}))
+    await provisioner.demand(report(pending, observed_at=await pools.now(provisioner.pool)))
+    await provisioner.plan()
+    for request in await provisioner.told(LeaseRequested):
+        await provisioner.leases(provisioner.granted(request, expires_at=after(10**9)))
+    await provisioner.launch()
+
+
+async def test_simulated_lost_reply(simulated: tuple[Provisioner, httpx2.AsyncClient]) -> None:
+    """The connection ends without a reply; the tag finds what was created; the ledger shows one call."""
+    provisioner, simulator = simulated
+    await simulator.post("/faults", json={"name": "lost-reply", "arg": "1"})
+    await launched_on(provisioner, simulator, "zone-a", pending=2)
+    assert await provisioner.states() == {"launching": 2}
+    await provisioner.follow_the_host(ahead_seconds=16)
+    await provisioner.resolve()
+    assert await provisioner.states() == {"starting": 2}
+    state = (await simulator.get("/state")).json()
+    assert (state["calls"]["total"], state["instances"]["live"]) == (1, 2)
+
+
+async def test_simulated_capacity_and_images(simulated: tuple[Provisioner, httpx2.AsyncClient]) -> None:
+    """Partial capacity, no capacity, and machines that vanish, as the cloud itself tells them."""
+    provisioner, simulator = simulated
+    await launched_on(provisioner, simulator, "zone-b", pending=2)
+    assert await provisioner.states() == {"starting": 1, "stopped": 1}
+    (failed,) = await provisioner.told(WorkerLaunchFailed)
+    assert (failed.outcome.scope, failed.outcome.code) == (Scope.CAPACITY, "PartialCapacity")
+    starting = next(worker for worker in await provisioner.workers() if worker.instance_id)
+    await simulator.post(f"/instances/{starting.instance_id}/crash")
+    await provisioner.follow_the_host(ahead_seconds=61)
+    await provisioner.reap()
+    assert await provisioner.states() == {"stopped": 2}
+    (lost,) = await provisioner.told(WorkerLost)
+    assert lost.outcome is not None
+    assert lost.outcome.stage is Stage.BOOT
