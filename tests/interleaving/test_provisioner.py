@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 import pytest
 
 import slipway_provisioner
@@ -126,6 +127,20 @@ async def test_two_planners_launch_once(provisioner: Provisioner) -> None:
         await asyncio.gather(*(provisioner.plan_step() for _ in range(4)))
         assert await provisioner.states() == {"requested": 4 * round_}
     assert await provisioner.pool.fetchval("SELECT drawn FROM worker_pool") == 40
+
+
+@locking("store.pools.LOCK_SHARED", "store.declarations.SHARED")
+async def test_pools_that_share_an_image_decide_in_turn(provisioner: Provisioner) -> None:
+    """Two pools with one image and one quota, planned at once, do not exceed the window that they share."""
+    both = declared("zone-a")
+    first = both["worker_pools"][0]
+    config = first["launch_configs"][0] | {"id": "zone-a-2"}
+    both["worker_pools"].append(first | {"id": "other", "launch_configs": [config]})
+    await provisioner.declare(both)
+    await provisioner.pool.execute("UPDATE shared_window SET size = 30 WHERE key LIKE 'image/%'")
+    await provisioner.demand(report(20), msgspec.structs.replace(report(20), pool_id="other"))
+    await asyncio.gather(*(provisioner.plan_step() for _ in range(4)))
+    assert await provisioner.states() == {"requested": 30}
 
 
 @locking("store.pools.LOCK_DIRTY")

@@ -44,3 +44,23 @@ def test_what_has_no_room_leaves_its_share_to_the_rest() -> None:
     assert got["full"] == 2
     assert abs(got["b"] - 200) <= ceil(log2(302))
     assert choose([Candidate("none", 1.0, 0)], 5, drawn=0) == {}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["i", "j"])), min_size=1, max_size=6),
+    st.integers(0, 60), st.integers(0, 1000), st.integers(0, 12), st.integers(0, 12),
+)  # fmt: skip
+def test_shared_windows_bound_their_configs_together(
+    rooms: list[tuple[int, str]], units: int, drawn: int, first: int, second: int
+) -> None:
+    """Configs of one image get at most its room, each at most its own, and nothing is left while there is room."""
+    candidates = [Candidate(f"c{n}", 1.0 + n, room, [image]) for n, (room, image) in enumerate(rooms)]
+    shared = {"i": first, "j": second}
+    got = choose(candidates, units, drawn=drawn, shared_room=shared)
+    most = 0
+    for image, room in shared.items():
+        mine = [c for c in candidates if c.shares == [image]]
+        assert sum(got.get(c.config_id, 0) for c in mine) <= room
+        most += min(room, sum(c.room for c in mine))
+    assert all(got.get(c.config_id, 0) <= c.room for c in candidates)
+    assert sum(got.values()) == min(units, most)

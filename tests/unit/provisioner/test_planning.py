@@ -9,7 +9,7 @@ import pytest
 
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.planning import Launch, Plan, check_plan
-from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Stage, Waiting
+from slipway_provisioner.domain.pool import Config, Demand, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 POOL = Pool(id="linux", min_capacity=0, max_capacity=10, scaling_ratio=Fraction(1))
@@ -235,3 +235,12 @@ BROKEN = [
 def test_every_broken_rule_is_found(given: Observed, broken: Plan, problem: str) -> None:
     """By name, and nothing else with it."""
     assert check_plan(given, broken) == [problem]
+
+
+def test_a_full_shared_window_stops_its_configs_and_no_other() -> None:
+    """Failures of an image count over all its configs, whichever of them they befell."""
+    old, new = config("old", shares=["image/old"]), config("new", shares=["image/new"])
+    shared = [Shared(key="image/old", level=256, window=256), Shared(key="image/new", level=250, window=256)]
+    made = plan(observed(20, old, new, shared=shared))
+    assert [(launch.config.id, launch.units) for launch in made.launches] == [("new", 6)]
+    assert made.why["configs"]["old"]["lost"] == "the window of image/old is full"

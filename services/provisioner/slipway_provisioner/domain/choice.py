@@ -1,11 +1,12 @@
-"""Which configs get the next launches: shares equal to weights, within each config's room. Pure.
+"""Which configs get the next launches: shares equal to weights, within each config's room and the room of the windows
+that configs share. Pure.
 
 Draws follow the golden-ratio sequence instead of chance: over any stretch the shares keep within O(log n / n) of the
 weights, where independent draws stray by O(1 / sqrt n). (Kronecker sequence; the golden ratio is the number worst
 approximated by fractions, hence the most even.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Final
 
@@ -15,19 +16,26 @@ GOLDEN: Final = (sqrt(5) - 1) / 2
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A config that may launch: its weight (> 0) and how many starts it has room for."""
+    """A config that may launch: its weight (> 0), how many starts it has room for, and the windows it shares."""
 
     config_id: str
     weight: float
     room: int
+    shares: Sequence[str] = ()
 
 
-def choose(candidates: Sequence[Candidate], units: int, *, drawn: int) -> dict[str, int]:
-    """Launches per config id: in total min(units, all room), each at most its room.
+def choose(
+    candidates: Sequence[Candidate], units: int, *, drawn: int, shared_room: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Launches per config id: as many of `units` as there is room for, each at most its room.
 
     `drawn` is how many launches this pool has drawn before; it continues the sequence across decisions.
+    `shared_room` is what the configs that share a key may start together.
     """
-    left = {c.config_id: c.room for c in candidates if c.room > 0}
+    shared_left = dict(shared_room or {})
+    shares = {c.config_id: [key for key in c.shares if key in shared_left] for c in candidates}
+    left = {c.config_id: min([c.room, *(shared_left[k] for k in shares[c.config_id])]) for c in candidates}
+    left = {config_id: room for config_id, room in left.items() if room > 0}
     weights = {c.config_id: c.weight for c in candidates}
     got: dict[str, int] = {}
     for place in range(drawn, drawn + units):
@@ -40,6 +48,7 @@ def choose(candidates: Sequence[Candidate], units: int, *, drawn: int) -> dict[s
                 break
         got[config_id] = got.get(config_id, 0) + 1
         left[config_id] -= 1
-        if not left[config_id]:
-            del left[config_id]
+        for key in shares[config_id]:
+            shared_left[key] -= 1
+        left = {c: room for c, room in left.items() if room and all(shared_left[key] for key in shares[c])}
     return got

@@ -124,6 +124,7 @@ def _spread(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, An
     candidates: list[choice.Candidate] = []
     notes: dict[str, Any] = {}
     silent = observed.calculator_silent_seconds > 0
+    shared_room = {s.key: windows.shared_room(s, calculator_silent=silent) for s in observed.shared}
     if observed.pool.mode == "canary":
         needed = min(needed, max(0, 1 - observed.fleet.serving))
     for config in observed.configs:
@@ -144,16 +145,19 @@ def _spread(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, An
                 note["lost"] = "closed, its probe waits for demand"
         elif room == 0:
             note["lost"] = f"the {limiting} window is full"
+        elif full := [key for key in config.shares if shared_room.get(key) == 0]:
+            note["lost"] = f"the window of {full[0]} is full"
         else:
-            candidates.append(choice.Candidate(config.id, weight, room))
+            candidates.append(choice.Candidate(config.id, weight, room, config.shares))
     left = needed - len(launches)
     by_id = {config.id: config for config in observed.configs}
     if silent and observed.attempt_in_seconds <= 0 and left > 0 and not candidates:
         # Nobody folds failures while the calculator is away; without this a pool could wait for ever.
         open_ = [c for c in observed.configs if c.active and not c.stopped]
         candidates = [choice.Candidate(c.id, c.prior_weight, 1) for c in open_]
-        left = 1
-    for config_id, units in choice.choose(candidates, left, drawn=observed.pool.drawn).items():
+        left, shared_room = 1, {}
+    chosen = choice.choose(candidates, left, drawn=observed.pool.drawn, shared_room=shared_room)
+    for config_id, units in chosen.items():
         launches.append(Launch(config=by_id[config_id], units=units))
         notes[config_id]["launched"] = units
     for candidate in candidates:

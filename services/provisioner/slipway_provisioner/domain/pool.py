@@ -67,6 +67,17 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     window: int
 
 
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """A window that several configs share, of one pool or of many: an image revision's boots, a quota's launches.
+
+    `level` is what is under way or failed and not yet folded, over all of them.
+    """
+
+    key: str
+    level: int
+    window: int
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """One way to launch, with what is known of it. `permit` is the newest probe permit if nobody has spent it,
     `last_permit` the newest one in any case."""
@@ -85,6 +96,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     launch: Stage
     boot: Stage
     claim: Stage
+    shares: Sequence[str] = ()  # keys of the windows it shares
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +106,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     demands: Sequence[Demand]
     fleet: Fleet
     configs: Sequence[Config]
+    shared: Sequence[Shared] = ()
     waiting: Sequence[Waiting] = ()  # oldest first
     idle: Sequence[Idle] = ()  # longest idle first
     idle_timeout_seconds: float

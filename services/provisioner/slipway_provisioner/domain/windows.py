@@ -8,7 +8,7 @@ calculator cannot exceed it.
 from math import exp2
 from typing import Final
 
-from slipway_provisioner.domain.pool import Config, Stage
+from slipway_provisioner.domain.pool import Config, Shared, Stage
 
 SILENT_WINDOW: Final = 4  # without a calculator nobody would tell us that a config has gone bad
 SILENT_HALF_LIFE_SECONDS: Final = 600.0  # as fast as evidence decays in the calculator itself
@@ -16,6 +16,12 @@ SILENT_HALF_LIFE_SECONDS: Final = 600.0  # as fast as evidence decays in the cal
 
 def _level(stage: Stage) -> int:
     return stage.in_flight + max(0, stage.failures - stage.folded)
+
+
+def shared_room(shared: Shared, *, calculator_silent: bool) -> int:
+    """Starts that all configs of an image revision or quota together still have room for."""
+    window = min(shared.window, SILENT_WINDOW) if calculator_silent else shared.window
+    return max(0, window - shared.level)
 
 
 def trusted_weight(config: Config, *, calculator_silent_seconds: float) -> float:

@@ -55,7 +55,7 @@ async def _reject(db: Connection, pool_id: str, problems: Sequence[str]) -> None
         summary=f"a plan for {pool_id} breaks a rule: {'; '.join(problems)}",
         effect="the pool launches and ends nothing",
         doing="decides again with the next fact about the pool",
-        command=f"slipway why {pool_id}",
+        command=f"curl $SLIPWAY_PROVISIONER_URL/pools/{pool_id}/decisions",
     )  # fmt: skip
     await outbox.enqueue(db, [alert])
 

@@ -17,6 +17,9 @@ SELECT id AS pool_id, min_capacity, max_capacity, scaling_ratio, mode, paused, f
 FROM worker_pool WHERE id = $1"""
 ONE_AT_A_TIME: Final = "SELECT pg_advisory_xact_lock(hashtext('slipway.apply'), hashtext(current_schema()))"
 LOCK_POOLS: Final = "SELECT FROM worker_pool ORDER BY id FOR UPDATE"
+SHARED: Final = """
+INSERT INTO shared_window (key) SELECT k.key FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k WHERE c.id = $1
+ORDER BY k.key ON CONFLICT DO NOTHING"""
 BODY: Final = ("account_id", "region", "zone", "instance_type", "image_revision", "settings")
 
 
@@ -130,6 +133,7 @@ async def _config(tx: Connection, pool: WorkerPool, config: LaunchConfig, region
         f"state = CASE c.state WHEN 'archived' THEN 'active' ELSE c.state END RETURNING {configs.COLUMNS}",
         id_, *wanted.values(),
     )  # fmt: skip
+    await tx.execute(SHARED, id_)
     new = row is None or row["state"] == "archived"
     event = config_events.LaunchConfigCreated if new else config_events.LaunchConfigUpdated
     await outbox.enqueue(tx, [event(**configs.state(stored))])

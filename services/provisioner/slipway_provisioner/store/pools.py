@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slipway_common.postgres import Connection
-from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Stage, Waiting
+from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 from slipway_provisioner.store import demand
 
 # The marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees
@@ -33,6 +33,7 @@ SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active'
         AND p.probe_permit = (w.record ->> 'probe_permit')::bigint) AS permitted,
     (SELECT reason FROM brake b WHERE b.scope = 'account' AND b.scope_id = c.account_id
         AND (until IS NULL OR until > slipway_clock())) AS braked,
+    ARRAY(SELECT key FROM shared_keys(c)) AS shares,
     count(k.id) FILTER (WHERE k.state IN ('requested', 'launching')) AS launching,
     count(k.id) FILTER (WHERE k.state = 'starting') AS booting,
     count(k.id) FILTER (WHERE k.state = 'running' AND k.first_claimed_at IS NULL) AS unclaimed
@@ -44,6 +45,22 @@ GROUP BY c.id, a.lease_pool_id, w.launch_config_id ORDER BY c.id"""
 FAILURES: Final = """
 SELECT f.launch_config_id, f.stage, f.failures FROM launch_config_failures f
 JOIN launch_config c ON c.id = f.launch_config_id WHERE c.pool_id = $1"""
+# Locked after the pool and before anything under way is counted: pools that share an image or a quota decide in turn.
+LOCK_SHARED: Final = """
+SELECT key, size FROM shared_window WHERE key IN (
+    SELECT key FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k WHERE c.pool_id = $1)
+ORDER BY key FOR UPDATE"""
+# Boots count towards the image, launches towards the quota; over every pool.
+LEVELS: Final = """
+SELECT k.key, sum(
+    (SELECT count(*) FROM worker w WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state <> 'stopped'
+        AND (w.state IN ('requested', 'launching') OR (k.stage = 'boot' AND w.state = 'starting')))
+    + greatest(0, coalesce(f.failures, 0)
+        - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)))::int AS level
+FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+LEFT JOIN launch_config_failures f ON f.launch_config_id = c.id AND f.stage = k.stage
+LEFT JOIN weight g ON g.launch_config_id = c.id
+WHERE k.key = ANY($1::text[]) GROUP BY k.key"""
 # Only workers that no lease was granted for may be cancelled: a call may start for the others at any moment.
 WAITING: Final = """
 SELECT id::text AS worker_id, launch_config_id AS config_id, probe_permit AS permit FROM worker
@@ -70,6 +87,8 @@ async def observe(
     tx: Connection, pool_id: str, *, idle_timeout_seconds: float, silent_seconds: float, attempt_seconds: float
 ) -> Observed:
     """Everything a decision may look at. The pool is locked by the caller."""
+    sizes: dict[str, int] = dict(await tx.fetch(LOCK_SHARED, pool_id))
+    levels: dict[str, int] = dict(await tx.fetch(LEVELS, list(sizes)))
     row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds))
     attempt_in_seconds = row.pop("attempt_in_seconds")
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
@@ -80,6 +99,7 @@ async def observe(
         demands=await demand.observe(tx, pool_id),
         fleet=Fleet(**await tx.fetchrow(FLEET, pool_id)),
         configs=[_config(r, failures) for r in await tx.fetch(CONFIGS, pool_id)],
+        shared=[Shared(key=key, level=levels.get(key, 0), window=size) for key, size in sizes.items()],
         waiting=[Waiting(**r) for r in await tx.fetch(WAITING, pool_id)],
         idle=[Idle(**r) for r in await tx.fetch(IDLE, pool_id)],
         idle_timeout_seconds=idle_timeout_seconds,
@@ -117,6 +137,7 @@ def _config(row: Any, failures: dict[tuple[str, str], int]) -> Config:
         launch=stage("launch", row["launching"]),
         boot=stage("boot", row["booting"]),
         claim=stage("claim", row["unclaimed"]),
+        shares=row["shares"],
     )
 
 

@@ -29,10 +29,16 @@ CREATE TABLE launch_config (
     revision bigint NOT NULL DEFAULT 1
 );
 CREATE INDEX launch_config_pool ON launch_config (pool_id);
+CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (key text, stage text) LANGUAGE sql IMMUTABLE AS $$
+    VALUES ('image/' || c.image_revision, 'boot'),
+        ('quota/' || c.account_id || '/' || c.region || '/' || split_part(c.instance_type, '.', 1), 'launch')
+$$;
 CREATE TABLE launch_config_failures (
     launch_config_id text NOT NULL REFERENCES launch_config, stage text NOT NULL, failures bigint NOT NULL,
     PRIMARY KEY (launch_config_id, stage)
 );
+-- Windows of image revisions and quotas: a planner locks those of its pool's configs, since other pools share them.
+CREATE TABLE shared_window (key text PRIMARY KEY, size integer NOT NULL DEFAULT 256);
 CREATE TABLE weight (
     launch_config_id text PRIMARY KEY, revision bigint NOT NULL, record jsonb NOT NULL,
     received_at timestamptz NOT NULL DEFAULT slipway_clock()
