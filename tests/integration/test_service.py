@@ -10,12 +10,14 @@ import httpx2
 
 from slipway_common import topic_admin
 from slipway_common.clock import monotonic_seconds
+from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.service import Service, ServiceSettings
 from slipway_common.topics import SERVICE_HEARTBEAT
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.ports import free_ports
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
-from tests.harness import PARTITIONS, publisher, read_all, report, until
+from tests.harness import PARTITIONS, SERVICE, Place, publisher, read_all, report, until
 from tests.processes import Process
 
 UNOWNED = 'slipway_unowned_partitions{topic="slipway.worker.lifecycle.v1"} 0.0'
@@ -78,7 +80,7 @@ async def answers(http: httpx2.AsyncClient, path: str, status: int, text: str = 
     return bool(answer.status_code == status and text in answer.text)
 
 
-async def heartbeats(place: Any) -> int:
+async def heartbeats(place: Place) -> int:
     return len(await read_all(place, SERVICE_HEARTBEAT.name))
 
 
@@ -102,3 +104,22 @@ async def test_database_outage(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) 
         finally:
             process.kill()
             await place.postgres.start()
+
+
+async def test_unowned_partition_is_alerted(place: Place) -> None:
+    """A partition that stays assigned and un-owned: one alert, and one more when it is over."""
+
+    class Stuck:
+        name = "topic"
+        waiting_seconds = 0.0
+
+        def unowned_for_seconds(self) -> float:
+            return self.waiting_seconds
+
+    stuck: Any = Stuck()
+    probe = Service(SERVICE, ServiceSettings(database_url=place.url, kafka="nowhere:1"))
+    probe.runtime.subscriptions = [stuck]
+    for stuck.waiting_seconds in (9.0, 11.0, 15.0, 0.0, 0.0):
+        await probe._watch_ownership(place.pool)
+    rows = await place.pool.fetch("SELECT type FROM outbox ORDER BY id")
+    assert [row["type"] for row in rows] == [AlertRaised.type, AlertResolved.type]

@@ -29,6 +29,7 @@ LOG = logger(__name__)
 
 BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 UNOWNED_ALERT_SECONDS: Final = 10.0
+TELL_EVERY: Final = 30  # tries, about as many seconds: an outage is one line per partition and half minute
 REPORT_SECONDS: Final = 1.0
 STOPPED_SECONDS: Final = 5.0  # how soon a partition that waits for an operator is looked at again
 
@@ -155,7 +156,8 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
                     return
                 await asyncio.sleep(STOPPED_SECONDS)
             except Exception as error:
-                LOG.warning("claim will be tried again", topic=self.name, partition=partition, error=repr(error))
+                if attempt % TELL_EVERY == 1:
+                    LOG.warning("claim will be tried again", topic=self.name, partition=partition, error=repr(error))
                 await asyncio.sleep(backoff_seconds(attempt))
 
     async def _try_claim(self, partition: int) -> bool:
@@ -288,7 +290,8 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
                     stored = await reread(db, self.consumer.topic.name, partition, mine.epoch)
                 break
             except Exception as error:
-                LOG.warning("position cannot be read yet", topic=self.name, partition=partition, error=repr(error))
+                if attempt % TELL_EVERY == 1:
+                    LOG.warning("position cannot be read yet", topic=self.name, partition=partition, error=repr(error))
                 await asyncio.sleep(backoff_seconds(attempt))
         if not self._still(partition, mine):
             return
