@@ -407,7 +407,8 @@ async def test_foreign_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) ->
             assert "the-old-one" in joined.subscription.stopped[0]
             assert set(await place.gaps()) == {"foreign-position"}
             assert await place.effects() == {}
-            await place.pool.execute("UPDATE consumed SET cluster_id = $1", joined.subscription.cluster)
+            for partition in range(PARTITIONS):
+                assert await joined.subscription.adopt(partition, at_end=False) == 0
             await until_owned(joined)
             await until_read(place, 1)
         finally:

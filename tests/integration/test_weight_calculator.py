@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from slipway_common.consume import Fenced, Owned
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerRegistered, WorkerStopping
-from slipway_common.service import database
+from slipway_common.runtime import database
 from slipway_common.topics import WORKER_LIFECYCLE
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_weight_calculator.http.weights import router

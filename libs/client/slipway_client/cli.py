@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from slipway_client import tokens
+from slipway_client import operations, tokens
 from slipway_client.http import SERVICES, Api, Failed
 from slipway_client.tables import Output, show
 from slipway_common import declaration
@@ -63,12 +63,17 @@ app.add_typer(worker_app, name="worker")
 app.add_typer(lease_app, name="lease")
 app.add_typer(demand_app, name="demand")
 app.add_typer(token_app, name="token")
+app.add_typer(operations.dlq, name="dlq")
+app.add_typer(operations.topics, name="topics")
 
 
 @app.callback()
 def connect(
     context: typer.Context,
     provisioner: Annotated[str, typer.Option(envvar="SLIPWAY_PROVISIONER_URL")] = SERVICES["provisioner"],
+    weight_calculator: Annotated[str, typer.Option(envvar="SLIPWAY_WEIGHT_CALCULATOR_URL")] = SERVICES[
+        "weight-calculator"
+    ],
     lease_broker: Annotated[str, typer.Option(envvar="SLIPWAY_LEASE_BROKER_URL")] = SERVICES["lease-broker"],
     token: Annotated[str, typer.Option(envvar="SLIPWAY_TOKEN", show_default=False)] = "",
 ) -> None:
@@ -85,7 +90,8 @@ def connect(
 
     Exit codes: 0 done, 1 error, 2 wrong usage or invalid file, 3 a difference was found.
     """
-    context.obj = Api({"provisioner": provisioner, "lease-broker": lease_broker}, token)
+    urls = {"provisioner": provisioner, "weight-calculator": weight_calculator, "lease-broker": lease_broker}
+    context.obj = Api(urls, token)
 
 
 @app.command()

@@ -5,7 +5,11 @@ from typing import Any, Final
 
 import httpx2
 
-SERVICES: Final = {"provisioner": "http://127.0.0.1:7301", "lease-broker": "http://127.0.0.1:7303"}
+SERVICES: Final = {
+    "provisioner": "http://127.0.0.1:7301",
+    "weight-calculator": "http://127.0.0.1:7302",
+    "lease-broker": "http://127.0.0.1:7303",
+}
 ADVICE: Final = {
     "no-token": "pass --token or set SLIPWAY_TOKEN; `slipway token create` makes a token",
     "unknown-token": "check SLIPWAY_TOKEN and the services' tokens file",
@@ -32,6 +36,9 @@ class Api:
 
     def put(self, service: str, path: str, body: Any, **parameters: Any) -> Any:
         return self._ask("PUT", service, path, parameters, body)
+
+    def post(self, service: str, path: str, body: Any) -> Any:
+        return self._ask("POST", service, path, {}, body)
 
     def _ask(self, method: str, service: str, path: str, parameters: Mapping[str, Any], body: Any = None) -> Any:
         url = self.urls[service] + path

@@ -26,6 +26,7 @@ CLAIM: Final = """
 INSERT INTO consumed AS c (topic, partition, epoch, next_offset, cluster_id) VALUES ($1, $2, 1, 0, $3)
 ON CONFLICT (topic, partition) DO UPDATE SET epoch = c.epoch + 1
 RETURNING epoch, next_offset, cluster_id"""
+ADOPT: Final = "UPDATE consumed SET cluster_id = $3, next_offset = $4 WHERE topic = $1 AND partition = $2"
 REREAD: Final = "SELECT epoch, next_offset FROM consumed WHERE topic = $1 AND partition = $2 AND epoch = $3"
 ADVANCE: Final = """
 UPDATE consumed SET next_offset = $4 WHERE topic = $1 AND partition = $2 AND epoch = $3 AND next_offset = $5"""
@@ -103,6 +104,11 @@ async def claim(db: Connection, topic: str, partition: int, cluster_id: str) -> 
     """Become the only writer for a partition; returns what is owned and the cluster it was consumed from."""
     row = await db.fetchrow(CLAIM, topic, partition, cluster_id)
     return Owned(row["epoch"], row["next_offset"]), row["cluster_id"]
+
+
+async def adopt(db: Connection, topic: str, partition: int, cluster_id: str, next_offset: int) -> None:
+    """Rebase a stopped partition by an operator's word: its stored position was of another log."""
+    await db.execute(ADOPT, topic, partition, cluster_id, next_offset)
 
 
 async def reread(db: Connection, topic: str, partition: int, epoch: int) -> Owned | None:

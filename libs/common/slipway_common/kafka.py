@@ -20,7 +20,7 @@ from faststream.kafka import KafkaBroker, KafkaMessage
 from faststream.middlewares import AckPolicy
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.consume import Consumer, Fenced, Owned, Record, apply, claim, record_gap, reread, skip
+from slipway_common.consume import Consumer, Fenced, Owned, Record, adopt, apply, claim, record_gap, reread, skip
 from slipway_common.postgres import Pool
 from slipway_common.telemetry import UNOWNED, logger
 from slipway_common.topics import group
@@ -184,6 +184,16 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         self.owned[partition] = owned
         self._gauge()
         return True
+
+    async def adopt(self, partition: int, *, at_end: bool) -> int:
+        """Rebase a stopped partition onto this cluster's log, at its beginning or end; the waiting claim goes on from
+        there. Returns the new position; raises KeyError for a partition that is not stopped here."""
+        why, tp = self.stopped[partition], TopicPartition(self.name, partition)
+        offsets = await (self.client.end_offsets([tp]) if at_end else self.client.beginning_offsets([tp]))
+        async with self.pool.acquire() as db:
+            await adopt(db, self.consumer.topic.name, partition, self.cluster, offsets[tp])
+        LOG.warning("position adopted", topic=self.name, partition=partition, next_offset=offsets[tp], instead_of=why)
+        return int(offsets[tp])
 
     async def _stop_partition(self, partition: int, why: str) -> None:
         if partition not in self.stopped:

@@ -9,24 +9,22 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import uvicorn
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel
+from fastapi import APIRouter, FastAPI
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from slipway_common import dead_letters, kafka, outbox, postgres, problem, telemetry
-from slipway_common.access import Tokens, require
+from slipway_common import kafka, outbox, postgres, problem, routes, telemetry
+from slipway_common.access import Tokens
 from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.consume import Consumer, Handler
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.service import ServiceHeartbeat
 from slipway_common.postgres import Pool
 from slipway_common.relay import Relay
+from slipway_common.runtime import Runtime
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import TOPICS, Topic
 from slipway_common.views import Reader, View
@@ -65,44 +63,6 @@ class Loop(msgspec.Struct, frozen=True):
     name: str
     step: Callable[[Pool], Awaitable[bool]]
     tick_seconds: float = 1.0
-
-
-class Runtime:
-    """What a running service has: set up in the background, so that HTTP answers from the first moment."""
-
-    def __init__(self) -> None:
-        self.pool: Pool | None = None
-        self.consuming = False
-        self.subscriptions: list[kafka.Subscription] = []
-        self.readers: list[Reader] = []
-        self.relay: Relay | None = None
-        self.bells: list[asyncio.Event] = []
-        self.stopping = asyncio.Event()
-
-    def ring(self) -> None:
-        """Something was committed: every loop looks again, the relay publishes."""
-        for bell in self.bells:
-            bell.set()
-        if self.relay is not None and self.pool is not None:
-            self.relay.ring(self.pool)
-
-    def caught_up(self, topic: Topic) -> bool:
-        """Whether this process has read the topic to the end it saw when its partitions were claimed."""
-        return any(s.consumer.topic is topic and s.assigned and s.caught_up() for s in self.subscriptions)
-
-    def unready(self) -> list[str]:
-        reasons = []
-        if self.pool is None:
-            reasons.append("the database has not answered yet, or lacks the schema")
-        elif not self.consuming:
-            reasons.append("the broker has not answered yet, or lacks the topics")
-        for subscription in self.subscriptions:
-            waiting = [p for p in subscription.assigned if p not in subscription.owned]
-            if waiting:
-                reasons.append(f"{subscription.name}: partitions {waiting} are assigned but not owned")
-            reasons.extend(f"{subscription.name}/{p}: {why}" for p, why in subscription.stopped.items())
-        reasons += [f"{reader.name} is not read to its end" for reader in self.readers if not reader.ready]
-        return reasons
 
 
 class Service:
@@ -148,10 +108,11 @@ class Service:
         for name, value in self.state.items():
             setattr(app.state, name, value)
         problem.install(app)
-        app.include_router(_health)
+        app.include_router(routes.health)
         if self.consumers:
             app.state.consumers = {consumer.topic.name: consumer for consumer in self.consumers}
-            app.include_router(_dead_letters)
+            app.include_router(routes.letters)
+            app.include_router(routes.positions)
         for router in self.routers:
             app.include_router(router)
         return app
@@ -345,89 +306,3 @@ async def _close_pool(pool: Pool) -> None:
         pool.terminate()
 
 
-def runtime_of(request: Request) -> Runtime:
-    """FastAPI dependency: the running service."""
-    runtime: Runtime = request.app.state.runtime
-    return runtime
-
-
-def database(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Pool:
-    """FastAPI dependency: the pool; a Problem 503 until the service has started."""
-    if runtime.pool is None:
-        raise problem.Problem(503, "starting", "The service is starting", "try again in a moment")
-    return runtime.pool
-
-
-def ring(request: Request) -> None:
-    """Call after a write has committed: loops and relay look at once."""
-    runtime_of(request).ring()
-
-
-_health = APIRouter(include_in_schema=False)
-
-
-@_health.get("/livez")
-async def livez() -> PlainTextResponse:
-    return PlainTextResponse("ok")
-
-
-@_health.get("/readyz")
-async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> JSONResponse:
-    reasons = runtime.unready()
-    if runtime.pool is not None and not reasons:
-        try:
-            await asyncio.wait_for(runtime.pool.fetchval("SELECT 1"), 2)
-        except Exception as error:
-            reasons.append(f"database: {error!r}")
-    return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
-
-
-@_health.get("/metrics")
-async def metrics() -> PlainTextResponse:
-    return PlainTextResponse(generate_latest(), media_type=CONTENT_TYPE_LATEST)
-
-
-class Letter(BaseModel):
-    """Which dead letter: where its record was."""
-
-    topic: str
-    partition: int
-    offset: int
-
-
-_dead_letters = APIRouter(prefix="/dead-letters", tags=["dead letters"])
-Settle = Callable[[Any, Consumer, int, int], Awaitable[dead_letters.Replayed]]
-
-
-@_dead_letters.get("")
-async def list_dead_letters(
-    pool: Annotated[Pool, Depends(database)], topic: str | None = None, limit: Annotated[int, Query(le=1000)] = 100
-) -> Response:
-    return _json({"items": await dead_letters.tell(pool, topic=topic, limit=limit)})
-
-
-@_dead_letters.post("/replay", dependencies=[Depends(require("dead-letters:write"))])
-async def replay_dead_letter(request: Request, pool: Annotated[Pool, Depends(database)], letter: Letter) -> Response:
-    return await _settle(request, pool, letter, dead_letters.replay)
-
-
-@_dead_letters.post("/drop", dependencies=[Depends(require("dead-letters:write"))])
-async def drop_dead_letter(request: Request, pool: Annotated[Pool, Depends(database)], letter: Letter) -> Response:
-    return await _settle(request, pool, letter, dead_letters.drop)
-
-
-async def _settle(request: Request, pool: Pool, letter: Letter, settle: Settle) -> Response:
-    consumer = request.app.state.consumers.get(letter.topic)
-    try:
-        if consumer is None:
-            raise dead_letters.NotDead(f"{letter.topic} is not consumed here")
-        async with pool.acquire() as db:
-            outcome = await settle(db, consumer, letter.partition, letter.offset)
-    except dead_letters.NotDead as error:
-        raise problem.Problem(404, "not-dead", "There is no such dead letter", str(error)) from error
-    ring(request)
-    return _json(outcome)
-
-
-def _json(body: Any) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -235,6 +235,7 @@ def tell_where(deployment: Deployment) -> None:
         "SLIPWAY_KAFKA": deployment.kafka,
         "SLIPWAY_TOPIC_PREFIX": deployment.prefix,
         "SLIPWAY_PROVISIONER_URL": deployment.url("provisioner"),
+        "SLIPWAY_WEIGHT_CALCULATOR_URL": deployment.url("weight-calculator"),
         "SLIPWAY_LEASE_BROKER_URL": deployment.url("lease-broker"),
         "SLIPWAY_TOKEN": deployment.token,
     }

@@ -1,7 +1,8 @@
 """What the lease-broker consumes, does and answers, on one screen."""
 
 from slipway_common.relay import partition_for
-from slipway_common.service import Loop, Runtime, Service
+from slipway_common.runtime import Runtime
+from slipway_common.service import Loop, Service
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import LEASE_REQUEST, TOPICS
 from slipway_lease_broker.handlers import requests

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from slipway_common.consume import Consumer, Owned
-from slipway_common.service import Runtime
+from slipway_common.runtime import Runtime
 from slipway_common.topics import LEASE_REQUEST
 from slipway_lease_broker.handlers.requests import record_requests
 from slipway_lease_broker.main import caught_up

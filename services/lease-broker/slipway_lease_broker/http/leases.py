@@ -10,7 +10,7 @@ from slipway_common.access import require
 from slipway_common.declaration import LeasePool
 from slipway_common.postgres import Pool
 from slipway_common.problem import Problem
-from slipway_common.service import database, ring
+from slipway_common.runtime import database, ring
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain.declaration import Change, Declared
 from slipway_lease_broker.store import leases, pools

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from slipway_common.postgres import Pool
-from slipway_common.service import database
+from slipway_common.runtime import database
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.store import decisions, pools, workers
 

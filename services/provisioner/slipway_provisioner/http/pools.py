@@ -11,7 +11,7 @@ from slipway_common.declaration import Invalid, parse
 from slipway_common.events.pool import DemandReported
 from slipway_common.postgres import Connection, Pool
 from slipway_common.problem import Problem
-from slipway_common.service import database, ring
+from slipway_common.runtime import database, ring
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
 from slipway_provisioner.store import brakes, configs, declarations, demand, pools
 

@@ -14,7 +14,7 @@ from slipway_common.ids import hash_secret, new_secret
 from slipway_common.lifecycle import IllegalTransition, State
 from slipway_common.postgres import Connection, Pool
 from slipway_common.problem import Problem
-from slipway_common.service import database, ring
+from slipway_common.runtime import database, ring
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain
 from slipway_provisioner.domain.registration import batch_secret

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Response
 
 from slipway_common.postgres import Pool
-from slipway_common.service import database
+from slipway_common.runtime import database
 from slipway_weight_calculator.store import configs
 
 router = APIRouter()

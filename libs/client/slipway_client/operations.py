@@ -1,0 +1,102 @@
+"""`slipway dlq` and `slipway topics`: what only an operator can set going again. Each acts inside the service that
+consumes, which is named first."""
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from slipway_client.tables import Output, show
+
+dlq = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Dead letters.")
+topics = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Positions in topics.")
+
+LETTER_FIELDS: Final = ("topic", "partition", "offset", "state", "subject", "reason", "at")
+STOPPED_FIELDS: Final = ("topic", "partition", "why")
+
+
+class Consumer(StrEnum):
+    """Services that consume."""
+
+    PROVISIONER = "provisioner"
+    WEIGHT_CALCULATOR = "weight-calculator"
+    LEASE_BROKER = "lease-broker"
+
+
+class Where(StrEnum):
+    BEGIN, END = "begin", "end"
+
+
+Service = Annotated[Consumer, typer.Argument(help="The service that consumes the topic.")]
+Topic = Annotated[str, typer.Argument(help="Its name without a prefix, as `ls` and `stopped` show it.")]
+Partition = Annotated[int, typer.Argument(min=0)]
+Offset = Annotated[int, typer.Argument(min=0)]
+AsOutput = Annotated[Output, typer.Option("-o", "--output", help="A table for people or JSON for programs.")]
+
+
+@dlq.command("ls")
+def list_dead(context: typer.Context, service: Service, output: AsOutput = Output.TABLE) -> None:
+    """List records that were not applied, and those parked behind them.
+
+    \b
+    Example:
+      slipway dlq ls provisioner
+    """
+    rows = context.obj.get(service.value, "/dead-letters")["items"]
+    show(rows, LETTER_FIELDS, output, nothing="no dead letters")
+
+
+@dlq.command("replay")
+def replay(context: typer.Context, service: Service, topic: Topic, partition: Partition, offset: Offset) -> None:
+    """Try a dead record again, and what is parked behind it.
+
+    \b
+    Example:
+      slipway dlq replay provisioner slipway.lease.lifecycle.v1 3 1207
+    """
+    _settle(context, service, "replay", topic, partition, offset)
+
+
+@dlq.command("drop")
+def drop(context: typer.Context, service: Service, topic: Topic, partition: Partition, offset: Offset) -> None:
+    """Forget a dead record for good; what is parked behind it is applied.
+
+    \b
+    Example:
+      slipway dlq drop provisioner slipway.lease.lifecycle.v1 3 1207
+    """
+    _settle(context, service, "drop", topic, partition, offset)
+
+
+def _settle(context: typer.Context, service: Consumer, how: str, topic: str, partition: int, offset: int) -> None:
+    body = {"topic": topic, "partition": partition, "offset": offset}
+    told = context.obj.post(service.value, f"/dead-letters/{how}", body)
+    print(f"{told['applied']} applied, {told['remaining']} remain{': ' + told['reason'] if told['reason'] else ''}")
+
+
+@topics.command("stopped")
+def list_stopped(context: typer.Context, service: Service, output: AsOutput = Output.TABLE) -> None:
+    """List partitions whose stored position does not belong to the log that is there.
+
+    \b
+    Example:
+      slipway topics stopped lease-broker
+    """
+    rows = context.obj.get(service.value, "/positions/stopped")["items"]
+    show(rows, STOPPED_FIELDS, output, nothing="no partition is stopped")
+
+
+@topics.command("adopt")
+def adopt(
+    context: typer.Context, service: Service, topic: Topic, partition: Partition,
+    at: Annotated[Where, typer.Option(help="Where consuming goes on in the log that is there.")],
+) -> None:  # fmt: skip
+    """Rebase a stopped partition, after a cluster or a topic was replaced.
+
+    \b
+    Example:
+      slipway topics adopt lease-broker slipway.lease.request.v1 3 --at begin
+    """
+    body = {"topic": topic, "partition": partition, "at": at.value}
+    told = context.obj.post(service.value, "/positions/adopt", body)
+    print(f"{topic}/{partition} goes on at offset {told['next_offset']}")

@@ -1,0 +1,122 @@
+"""What every service answers besides its own: health, metrics, dead letters, stopped partitions."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, ConfigDict
+
+from slipway_common import dead_letters
+from slipway_common.access import require
+from slipway_common.consume import Consumer
+from slipway_common.postgres import Pool
+from slipway_common.problem import Problem
+from slipway_common.runtime import Runtime, database, ring, runtime_of
+
+health = APIRouter(include_in_schema=False)
+
+
+@health.get("/livez")
+async def livez() -> PlainTextResponse:
+    return PlainTextResponse("ok")
+
+
+@health.get("/readyz")
+async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> JSONResponse:
+    reasons = runtime.unready()
+    if runtime.pool is not None and not reasons:
+        try:
+            await asyncio.wait_for(runtime.pool.fetchval("SELECT 1"), 2)
+        except Exception as error:
+            reasons.append(f"database: {error!r}")
+    return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+
+@health.get("/metrics")
+async def metrics() -> PlainTextResponse:
+    return PlainTextResponse(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+class Letter(BaseModel):
+    """Which dead letter: where its record was."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+letters = APIRouter(prefix="/dead-letters", tags=["dead letters"])
+Settle = Callable[[Any, Consumer, int, int], Awaitable[dead_letters.Replayed]]
+
+
+@letters.get("")
+async def list_dead_letters(
+    pool: Annotated[Pool, Depends(database)], topic: str | None = None, limit: Annotated[int, Query(le=1000)] = 100
+) -> Response:
+    return _json({"items": await dead_letters.tell(pool, topic=topic, limit=limit)})
+
+
+@letters.post("/replay", dependencies=[Depends(require("dead-letters:write"))])
+async def replay_dead_letter(request: Request, pool: Annotated[Pool, Depends(database)], letter: Letter) -> Response:
+    return await _settle(request, pool, letter, dead_letters.replay)
+
+
+@letters.post("/drop", dependencies=[Depends(require("dead-letters:write"))])
+async def drop_dead_letter(request: Request, pool: Annotated[Pool, Depends(database)], letter: Letter) -> Response:
+    return await _settle(request, pool, letter, dead_letters.drop)
+
+
+async def _settle(request: Request, pool: Pool, letter: Letter, settle: Settle) -> Response:
+    consumer = request.app.state.consumers.get(letter.topic)
+    try:
+        if consumer is None:
+            raise dead_letters.NotDead(f"{letter.topic} is not consumed here")
+        async with pool.acquire() as db:
+            outcome = await settle(db, consumer, letter.partition, letter.offset)
+    except dead_letters.NotDead as error:
+        raise Problem(404, "not-dead", "There is no such dead letter", str(error)) from error
+    ring(request)
+    return _json(outcome)
+
+
+def _json(body: Any) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+class Adoption(BaseModel):
+    """Which stopped partition goes on from where in the log that this cluster has."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    topic: str
+    partition: int
+    at: Literal["begin", "end"]
+
+
+positions = APIRouter(prefix="/positions", tags=["positions"])
+
+
+@positions.get("/stopped")
+async def list_stopped(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Response:
+    """Partitions that only an operator can set going again, and why."""
+    rows = [
+        {"topic": s.consumer.topic.name, "partition": partition, "why": why}
+        for s in runtime.subscriptions
+        for partition, why in sorted(s.stopped.items())
+    ]
+    return _json({"items": rows})
+
+
+@positions.post("/adopt", dependencies=[Depends(require("positions:write"))])
+async def adopt_position(runtime: Annotated[Runtime, Depends(runtime_of)], wanted: Adoption) -> Response:
+    """Rebase one stopped partition; consuming goes on within seconds."""
+    for subscription in runtime.subscriptions:
+        if subscription.consumer.topic.name == wanted.topic and wanted.partition in subscription.stopped:
+            position = await subscription.adopt(wanted.partition, at_end=wanted.at == "end")
+            return _json({"topic": wanted.topic, "partition": wanted.partition, "next_offset": position})
+    detail = f"{wanted.topic}/{wanted.partition} is not stopped in this process; GET /positions/stopped lists those"
+    raise Problem(409, "not-stopped", "The partition is not stopped", detail)
