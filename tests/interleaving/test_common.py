@@ -165,6 +165,19 @@ async def test_a_batch_undone_leaves_the_position(pair: Pair) -> None:
     assert await pair.words() == ["a"]
 
 
+@locking("consume.ADOPT", "consume.ADVANCE")
+async def test_a_batch_that_waited_for_an_operator_is_fenced(pair: Pair) -> None:
+    """What was read from the log that was given up has no effect on the position in the one that was adopted."""
+    owned = await claim(pair.a)
+    async with pair.a.transaction():
+        await consume.adopt(pair.a, TOPIC, 0, "the-new-one", 7)
+        batch = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, [record(0, "of the old log")]))
+    with pytest.raises(Fenced):
+        await batch
+    assert await pair.words() == []
+    assert await pair.a.fetchval("SELECT next_offset FROM consumed") == 7
+
+
 @locking("consume.REMEMBER_OUTSIDERS")
 @pytest.mark.parametrize("committed", [True, False])
 async def test_an_outsiders_event_in_two_partitions(pair: Pair, *, committed: bool) -> None:

@@ -821,7 +821,7 @@ async def test_everybody_at_once(provisioner: Provisioner) -> None:
             await reap.mark_gone(provisioner.pool, [worker.id], "gone")
     await broker()
     assert await provisioner.states() == {"stopped": len(await provisioner.workers())}
-    assert granted == released > 12
+    assert granted == released >= 12
     assert await provisioner.pool.fetchval("SELECT count(*) FROM lease WHERE state <> 'ended'") == 0
     assert await provisioner.pool.fetchval("SELECT count(*) FROM lease_request") == 0
 
