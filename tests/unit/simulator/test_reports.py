@@ -99,7 +99,7 @@ async def test_changes_at_once_and_levels_when_due() -> None:
     """A change is reported at once, many of them as one; without a change not before `report_seconds`."""
     run = Run(report_seconds=10)
     task = asyncio.create_task(run.reporter.run())
-    await soon(lambda: run.pending == [0])
+    await soon(lambda: run.pending == [0] and len(run.recorded) == 1)
     for level in range(1, 6):
         run.set_level(level)
     await soon(lambda: run.pending == [0, 5] and len(run.recorded) == 2)  # sent, and noted as reported
@@ -114,7 +114,7 @@ async def test_changes_may_wait_for_their_time() -> None:
     """A queue that only samples reports a change with its next sample."""
     run = Run(report_on_change=False, report_seconds=10)
     task = asyncio.create_task(run.reporter.run())
-    await soon(lambda: run.pending == [0])
+    await soon(lambda: run.pending == [0] and len(run.recorded) == 1)
     run.set_level(4)
     assert run.reporter.due() == []
     run.now += 10
@@ -133,7 +133,7 @@ async def test_only_the_newest_level_outlives_an_outage() -> None:
         await asyncio.sleep(0.03)
     assert (run.pending, run.recorded, run.reporter.connected) == ([], [], False)
     run.producer.down = False
-    await soon(lambda: run.pending == [3])
+    await soon(lambda: run.pending == [3] and len(run.recorded) == 1)
     assert run.reporter.connected
     run.producer.down = True
     run.set_level(9)
