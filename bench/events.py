@@ -42,7 +42,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 async def measure(supervisor: Supervisor) -> int:
     """All three on servers of their own."""
-    load = round(os.getloadavg()[0], 1)
+    before = os.getloadavg()[0]
     print("decoding …", flush=True)
     decoding = decode.measure()
     with tempfile.TemporaryDirectory(prefix="slipway-bench-", ignore_cleanup_errors=True) as name:
@@ -60,7 +60,9 @@ async def measure(supervisor: Supervisor) -> int:
         async with harness.new_place(servers) as place:
             replayed = await replay.measure(place)
         await supervisor.stop()
-    on = surroundings() | {"postgres": postgres, "load_before": load}
+    # Of the last minute: a machine that others use gives other latencies.
+    load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
+    on = surroundings() | {"postgres": postgres, "load": load}
     results = Results(command="make bench-events", on=on, decode=decoding, hop=hopping, replay=replayed)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")

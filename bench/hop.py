@@ -27,8 +27,8 @@ from slipway_common.topics import ALERT, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
 from tests.harness import PARTITIONS, SERVICE, Place, until
 
 PER_SECOND: Final = 50
-SECONDS: Final = 10
-WARM_UP: Final = 50  # events left out: connections, caches, first plans
+SECONDS: Final = 14
+WARM_UP: Final = 200  # events left out: a fresh broker compiles its code, connections and plans are new
 PLAIN: Final = "plain"  # the yardstick's topic; a name of no service
 
 
