@@ -12,6 +12,7 @@ from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.http import decisions, pools, workers
 from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
 from slipway_provisioner.loops.launch import Launcher
+from slipway_provisioner.loops.watch import Watch
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_provisioner.settings import Settings
@@ -27,9 +28,7 @@ def build(settings: Settings) -> Service:
     providers: Mapping[str, Provider] = {"simulated": simulated}
     launcher = Launcher(settings, providers)
     heartbeats = HeartbeatView()
-    silent = partial(
-        heartbeats.silent_seconds, "weight-calculator", after_seconds=settings.calculator_silent_seconds
-    )
+    silent = partial(heartbeats.silent_seconds, after_seconds=settings.silent_after_seconds)
 
     @contextlib.asynccontextmanager
     async def calls() -> AsyncIterator[None]:
@@ -45,13 +44,14 @@ def build(settings: Settings) -> Service:
         },
         views=[WeightView(), heartbeats],
         loops=[
-            Loop("plan", partial(plan.plan_next, settings=settings, calculator_silent_seconds=silent)),
+            Loop("plan", partial(plan.plan_next, settings=settings, calculator_silent_seconds=partial(silent, "weight-calculator"))),
             Loop("ask-again", partial(plan.ask_again, resend_seconds=settings.resend_seconds)),
             Loop("launch", launcher.launch_next),
             Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
             Loop("expire", partial(expire.expire_next, settings=settings)),
             Loop("end-instances", partial(expire.end_instances, settings=settings, providers=providers)),
             Loop("reap", partial(reap.reap_next, settings=settings, providers=providers)),
+            Loop("watch", Watch(silent).step),
             Loop("sweep", partial(sweep.sweep_next, settings=settings)),
         ],
         routers=[pools.router, decisions.router, workers.router],

@@ -39,8 +39,8 @@ class Settings(ServiceSettings):
     silent_attempt_seconds: float = 30.0
     """Without a calculator each pool makes one attempt per this."""
 
-    calculator_silent_seconds: float = 30.0
-    """No heartbeat for this long: the calculator counts as away. Not a product time: heartbeats are real seconds."""
+    silent_after_seconds: float = 30.0
+    """No heartbeat for this long: the service counts as away. Not a product time: heartbeats are real seconds."""
     calls_in_flight_max: int = 64
     send_within_seconds: float = 2.0
     """A committed call that is not on the wire after this (monotonic) is put back instead."""
