@@ -29,6 +29,9 @@ def build(settings: Settings) -> Service:
     launcher = Launcher(settings, providers)
     heartbeats = HeartbeatView()
     silent = partial(heartbeats.silent_seconds, after_seconds=settings.silent_after_seconds)
+    plan_next = partial(
+        plan.plan_next, settings=settings, calculator_silent_seconds=partial(silent, "weight-calculator")
+    )
 
     @contextlib.asynccontextmanager
     async def calls() -> AsyncIterator[None]:
@@ -44,7 +47,7 @@ def build(settings: Settings) -> Service:
         },
         views=[WeightView(), heartbeats],
         loops=[
-            Loop("plan", partial(plan.plan_next, settings=settings, calculator_silent_seconds=partial(silent, "weight-calculator"))),
+            Loop("plan", plan_next),
             Loop("ask-again", partial(plan.ask_again, resend_seconds=settings.resend_seconds)),
             Loop("launch", launcher.launch_next),
             Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
