@@ -1,0 +1,139 @@
+"""The simulator's pure core as a cloud, and the machines that live in it: its facts are the truth of a simulation."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import msgspec
+
+from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
+from slipway_provisioner.providers.simulated import classify
+from slipway_simulator import world
+from slipway_simulator.cloud import decide_create, latency_seconds
+from slipway_simulator.facts import Call, Fact, InstanceCreated, Reply, ScenarioLoaded
+from slipway_simulator.scenario import Scenario
+from slipway_simulator.world import World
+
+
+class Machine(msgspec.Struct):
+    """One machine of one task."""
+
+    instance_id: str
+    boots_at: float | None
+    user_data: dict[str, Any]
+    worker_id: str = ""
+    token: str = ""
+    refused: bool = False
+    told: bool = False
+    task: str = ""
+    ends_at: float = 0.0
+    asked_at: float = 0.0
+    claim_heard: bool = False
+
+
+class Cloud:
+    """All accounts. `committed(batch_id)` says whether a call belongs to a committed intent."""
+
+    def __init__(self, scenario: Scenario, now: Callable[[], float], chance: Random) -> None:
+        self.now = now
+        self.chance = chance
+        self.world = World()
+        self.facts: list[Fact] = []
+        self.machines: dict[str, Machine] = {}
+        self.waiting: dict[asyncio.Task[Any], tuple[float, Call, CreateRequest]] = {}
+        self.arrived: dict[asyncio.Task[Any], asyncio.Future[Reply]] = {}
+        self.pending: deque[str] = deque()
+        self.done: list[str] = []
+        self.record([ScenarioLoaded(at=now(), scenario=scenario)])
+
+    def record(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            self.facts.append(fact)
+            self.world.fold(fact)
+            if isinstance(fact, InstanceCreated):
+                self.machines[fact.instance_id] = Machine(fact.instance_id, fact.boots_at, fact.user_data)
+
+    def end(self, instance_id: str, by: Any) -> None:
+        """An instance goes; its task, if any, waits again."""
+        if (machine := self.machines.pop(instance_id, None)) is not None:
+            if machine.task:
+                self.pending.appendleft(machine.task)
+            self.record(list(world.end_instance(self.world, instance_id, by, now=self.now())))
+
+    @property
+    def claimed(self) -> int:
+        return sum(bool(machine.task) for machine in self.machines.values())
+
+    # The port
+
+    def honours_tokens(self, account: Account) -> bool:
+        return bool(account.settings.get("honours_tokens"))
+
+    async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
+        call = Call(
+            at=self.now(), call_id=f"call-{len(self.facts)}", account=account.id, token=request.token,
+            deployment="d", batch=request.batch_id, config=request.config["id"], count=request.count,
+            zone=request.config["zone"], instance_type=request.config["instance_type"],
+            image=request.config["image"], request=request.token,
+        )  # fmt: skip
+        self.record([call])
+        task = asyncio.current_task()
+        assert task is not None
+        if task.get_name() == "resolve":
+            reply = self.effect(call, request)
+        else:
+            latency = latency_seconds(self.world.cloud, account.id, self.chance)
+            self.waiting[task] = (self.now() + latency, call, request)
+            self.arrived[task] = asyncio.get_running_loop().create_future()
+            reply = await self.arrived[task]
+        if reply.lost:
+            raise OutcomeUnknown("no reply")
+        if reply.code == "OK":
+            return reply.instance_ids
+        outcome = classify(account, dict(request.config), reply.code)
+        throttled = reply.code == "RequestLimitExceeded"
+        raise Refused(outcome, "no", throttled=throttled, retry_after_seconds=reply.retry_after_seconds)
+
+    def effect(self, call: Call, request: CreateRequest) -> Reply:
+        user_data = {"batch_id": request.batch_id, "secret": request.secret}
+        facts = decide_create(
+            self.world.cloud, call, user_data, effects=self.world.effects(self.now()), now=self.now(), rng=self.chance
+        )
+        self.record(facts)
+        reply = facts[-1]
+        assert isinstance(reply, Reply)
+        return reply
+
+    async def answer(self) -> None:
+        """Calls whose time has come have their effect and are answered, one after another."""
+        for task in [task for task, (at, _, _) in self.waiting.items() if at <= self.now()]:
+            _, call, request = self.waiting.pop(task)
+            self.arrived.pop(task).set_result(self.effect(call, request))
+            await asyncio.wait({task})
+
+    def forget_caller(self) -> None:
+        """The caller died: its calls on the way may still arrive."""
+        for _, call, request in self.waiting.values():
+            if self.chance.random() < 0.5:
+                self.effect(call, request)
+        self.waiting.clear()
+        self.arrived.clear()
+
+    async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
+        return [
+            Instance(id=i.instance_id, batch_id=i.batch, created_at=datetime.fromtimestamp(i.created_at, UTC))
+            for i in self.world.cloud.listed(account.id, "d", batch_id, now=self.now())
+        ]
+
+    async def exists(self, account: Account, instance_id: str) -> bool:
+        return instance_id in self.world.cloud.instances
+
+    async def terminate(self, account: Account, instance_id: str) -> None:
+        self.end(instance_id, "api")
+
+    async def identity(self, account: Account) -> str:
+        return account.id
