@@ -213,7 +213,7 @@ def set_demand(
     context: typer.Context,
     pool: Annotated[str, typer.Argument(help="Id of the worker pool.")],
     pending: Annotated[int, typer.Option(min=0, help="Tasks that wait.")],
-    claimed: Annotated[int, typer.Option(min=0, help="Tasks that run now on workers of this pool.")],
+    claimed: Annotated[int, typer.Option(min=0, help="Tasks that run now on workers of this pool.")] = 0,
     source: Annotated[str, typer.Option(help="Who counts. A pool's demand is the sum over its sources.")] = "operator",
     valid_for: Annotated[float, typer.Option(min=1, help="Seconds until the report is stale.")] = 300.0,
 ) -> None:

@@ -11,18 +11,21 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
+import httpx2
 import msgspec
+import yaml
 
 from slipway_common.clock import monotonic_seconds
+from slipway_common.declaration import Declaration, load
 from slipway_local import check, evidence, recovery
 from slipway_local.child import StartFailed
 from slipway_local.deployment import Deployment
 from slipway_local.guard import guard
+from slipway_local.narrate import narrate
 from slipway_local.supervisor import Supervisor, run
 from slipway_simulator import faults
 from slipway_simulator.faults import BadFault, Fault
@@ -30,10 +33,11 @@ from slipway_simulator.faults import BadFault, Fault
 DECLARATION: Final = Path("examples/slipway.yaml")
 KEPT: Final = Path(".slipway/last-run")
 ENVIRONMENT: Final = Path(".slipway/env")
+APPLIED: Final = Path(".slipway/slipway.yaml")
 DEFAULT_FAULTS: Final = "zone-b:25%-50%"
 # Enough to fill the pool to its maximum and both accounts to their limits, then about half of that.
 DEMAND: Final = {
-    "kind": "bursty", "rate_per_minute": 30, "initial_burst": 110, "burst_size": 25, "burst_every_seconds": 300,
+    "kind": "bursty", "rate_per_minute": 26, "initial_burst": 110, "burst_size": 25, "burst_every_seconds": 300,
     "task_seconds_median": 60,
 }  # fmt: skip
 UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -62,17 +66,29 @@ def wish(environment: Mapping[str, str]) -> Wish:
     try:
         speed, seed = float(environment.get("SPEED") or 20), int(environment.get("SEED") or 1)
     except ValueError as error:
-        raise ValueError(f"SPEED and SEED are numbers: {error}") from error
+        given = f"SPEED={environment.get('SPEED', '')} SEED={environment.get('SEED', '')}"
+        raise ValueError(f"{given}: SPEED is a number such as 20, SEED a whole number") from error
     if not 0 < speed <= 1000:
         raise ValueError(f"SPEED={speed:g}: above 0 and at most 1000")
     demand = environment.get("DEMAND", "")
     if demand and not Path(demand).is_file():
         raise ValueError(f"DEMAND={demand}: no such file")
+    if demand and (Path(demand).stat().st_size % 8 or not Path(demand).stat().st_size):
+        raise ValueError(f"DEMAND={demand}: not a recorded queue of 8 bytes a task: arrival and length in ms")
     default = "none" if demand else DEFAULT_FAULTS
     # Percentages of an endless run are taken of an hour of product time.
     product = duration * speed or 3600.0
     parsed = faults.parse(environment.get("FAULTS") or default, duration_seconds=product)
+    zones = {c.zone for pool in load(DECLARATION.read_text()).worker_pools for c in pool.launch_configs}
+    for fault in parsed:
+        if (zone := zone_of(fault)) and zone not in zones:
+            raise ValueError(f"FAULTS={fault.name}: no zone {zone}; there is {', '.join(sorted(zones))}")
     return Wish(duration_seconds=duration, speed=speed, seed=seed, faults=parsed, demand=demand)
+
+
+def zone_of(fault: Fault) -> str:
+    """The zone that a fault takes out; empty for other faults."""
+    return fault.name if fault.name.startswith("zone-") else fault.arg if fault.name == "zone" else ""
 
 
 def scenario(asked: Wish) -> dict[str, Any]:
@@ -89,78 +105,6 @@ def scenario(asked: Wish) -> dict[str, Any]:
         "visibility_seconds": 5,
         "faults": msgspec.to_builtins(asked.faults),
     }
-
-
-class Narrator:
-    """Says what changed since the last look. Plain lines, for a terminal or a pipe."""
-
-    def __init__(self, speed: float) -> None:
-        self.speed = speed
-        self.circuits: dict[str, str] = {}
-        self.faults: list[Any] = []
-        self.launches = 0
-
-    def tell(self, pools: list[Any], configs: list[Any], state: Any) -> None:
-        minute = state["product_seconds"] / 60
-        for zone, seen in state["zones"].items():
-            mark = f"{zone} out={seen['out']}"
-            if seen["out"] and mark not in self.faults:
-                print(f"{minute:6.1f}m  ** the cloud: {zone} has no capacity", flush=True)
-                self.faults = [f for f in self.faults if not str(f).startswith(zone)] + [mark]
-            elif not seen["out"] and f"{zone} out=True" in self.faults:
-                print(f"{minute:6.1f}m  ** the cloud: {zone} has capacity again", flush=True)
-                self.faults.remove(f"{zone} out=True")
-        for config in configs:
-            before = self.circuits.get(config["id"], "open")
-            if config["circuit"] != before:
-                self.circuits[config["id"]] = config["circuit"]
-                print(f"{minute:6.1f}m  ** {self._changed(config)}", flush=True)
-        print(f"{minute:6.1f}m  {self._line(pools, configs, state)}", flush=True)
-
-    def _changed(self, config: Any) -> str:
-        text = f"{config['id']} {config['circuit']}: {config['reason']}"
-        if config["circuit"] == "closed" and config["next_probe_at"]:
-            left = (datetime.fromisoformat(config["next_probe_at"]) - datetime.now(UTC)).total_seconds()  # noqa: TID251
-            text += f", next probe {max(0.0, left) * self.speed:.0f} s"
-        return text
-
-    def _line(self, pools: list[Any], configs: list[Any], state: Any) -> str:
-        created = state["instances"]["launched"]
-        per_minute = (created - self.launches) / self.speed * 60
-        self.launches = created
-        total = sum(config["weight"] or 0 for config in configs if config["circuit"] == "open") or 1.0
-        shares = "  ".join(
-            f"{config['id']} {(config['weight'] or 0) / total:4.0%}"
-            if config["circuit"] == "open"
-            else f"{config['id']} closed"
-            for config in configs
-        )
-        pool = "  ".join(
-            f"{p['id']}: {p['pending']:4d} waiting {p['claimed']:4d} running "
-            f"{p['serving']:4d}/{p['wanted'] or 0} workers"
-            for p in pools
-        )
-        return f"{pool}  {per_minute:4.0f} launches/min  {shares}"
-
-
-async def narrate(deployment: Deployment, until_seconds: float) -> None:
-    """A line a second until the time is up (0: for ever)."""
-    narrator = Narrator(deployment.speed)
-    began = monotonic_seconds()
-    second = 0
-    while not until_seconds or monotonic_seconds() - began < until_seconds:
-        second += 1
-        await asyncio.sleep(max(0.0, min(began + second, began + (until_seconds or 1e9)) - monotonic_seconds()))
-        try:
-            pools, configs, state = await asyncio.gather(
-                deployment.call("GET", "provisioner", "/pools"),
-                deployment.call("GET", "provisioner", "/launch-configs"),
-                deployment.call("GET", "simulator", "/state"),
-            )
-        except Exception as error:
-            print(f"         (cannot look: {error})", flush=True)
-            continue
-        narrator.tell(pools["items"], configs["items"], state)
 
 
 async def settle(deployment: Deployment) -> None:
@@ -192,16 +136,19 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
     folder = Path(tempfile.mkdtemp(prefix="slipway-"))
     guard().remove(folder)
     deployment = Deployment(supervisor, folder, speed=asked.speed, seconds={})
+    told: asyncio.Task[None] | None = None
+    mine = ""
     try:
         print("starting PostgreSQL, Apache Kafka, the simulator and three services …", flush=True)
         began = monotonic_seconds()
         await deployment.start()
-        await deployment.apply(deployment.declaration(DECLARATION))
+        declared = deployment.declaration(DECLARATION)
+        await deployment.apply(declared)
         started = await deployment.call("POST", "simulator", "/scenario", scenario(asked))
-        tell_where(deployment)
+        mine = tell_where(deployment, declared)
         print(f"started in {monotonic_seconds() - began:.1f} s; SEED={asked.seed} SPEED={asked.speed:g}", flush=True)
         died = asyncio.create_task(supervisor.died())
-        told = asyncio.create_task(narrate(deployment, asked.duration_seconds))
+        told = asyncio.create_task(narrate(deployment, started["started_at"], asked.duration_seconds))
         await asyncio.wait({died, told}, return_when=asyncio.FIRST_COMPLETED)
         if died.done():
             told.cancel()
@@ -216,30 +163,42 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
             database_url=deployment.database_url, settle_seconds=deployment.settle_seconds,
         )  # fmt: skip
         return summarise(asked, found, started["started_at"])
-    except StartFailed as error:
-        print(f"could not start: {error}", file=sys.stderr)
+    except (StartFailed, httpx2.HTTPError) as error:
+        print(f"could not go on: {error}", file=sys.stderr)
         return 1
+    except asyncio.CancelledError:
+        print("\nstopping …", flush=True)
+        raise
     finally:
+        if told is not None:
+            told.cancel()
+        if mine and ENVIRONMENT.exists() and ENVIRONMENT.read_text() == mine:
+            ENVIRONMENT.unlink()
+            APPLIED.unlink(missing_ok=True)
         keep(folder)
-        ENVIRONMENT.unlink(missing_ok=True)
         await supervisor.stop()
         await deployment.remove()
         shutil.rmtree(folder, ignore_errors=True)
+        print(f"stopped; logs and ledger are in {KEPT}", file=sys.stderr)
 
 
-def tell_where(deployment: Deployment) -> None:
-    """How other commands reach this run, for `. .slipway/env`; gone when it ends."""
+def tell_where(deployment: Deployment, declared: Declaration) -> str:
+    """How other commands reach this run, for `. .slipway/env`, and what it declares; both gone when it ends. The names
+    are not those that choose a server, so a shell that has read them can start another demo."""
     ENVIRONMENT.parent.mkdir(parents=True, exist_ok=True)
     ENVIRONMENT.touch(0o600)
     lines = {
-        "SLIPWAY_KAFKA": deployment.kafka,
-        "SLIPWAY_TOPIC_PREFIX": deployment.prefix,
+        "KAFKA": deployment.kafka,
+        "TOPIC_PREFIX": deployment.prefix,
         "SLIPWAY_PROVISIONER_URL": deployment.url("provisioner"),
         "SLIPWAY_WEIGHT_CALCULATOR_URL": deployment.url("weight-calculator"),
         "SLIPWAY_LEASE_BROKER_URL": deployment.url("lease-broker"),
         "SLIPWAY_TOKEN": deployment.token,
     }
-    ENVIRONMENT.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in lines.items()))
+    APPLIED.write_text(yaml.safe_dump(declared.model_dump(mode="json"), sort_keys=False))
+    text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in lines.items())
+    ENVIRONMENT.write_text(text)
+    return text
 
 
 def keep(folder: Path) -> None:
@@ -263,8 +222,8 @@ def summarise(asked: Wish, found: evidence.Evidence, started_at: float) -> int:
         print(f"  {report.launched / minutes:.1f} launches per demo minute over {minutes:.0f} minutes")
     by_topic, by_ledger = check.attempts(found)
     for fault in asked.faults:
-        zone = fault.name if fault.name.startswith("zone-") else fault.arg
-        if fault.until_seconds is None or not zone.startswith("zone-") or fault.name not in {"zone", zone}:
+        zone = zone_of(fault)
+        if fault.until_seconds is None or not zone:
             continue
         outage = recovery.Outage(zone, fault.from_seconds or 0.0, fault.until_seconds, asked.product_seconds)
         for source, attempts in (("topics", by_topic), ("ledger", by_ledger)):
@@ -272,11 +231,10 @@ def summarise(asked: Wish, found: evidence.Evidence, started_at: float) -> int:
             seen = recovery.verdict(product, outage)
             back = "not seen" if seen.back_after_seconds is None else f"{seen.back_after_seconds / 60:.1f} min"
             print(
-                f"  {zone} by {source}: share {seen.before:.3f} before, {seen.out:.3f} while out (2 min to notice), "
-                f"back above 0.20 after {back}"
+                f"  {zone} by {source}: share {seen.before:.3f} before, {seen.out:.3f} while out, "
+                f"0.20 again {'not seen' if back == 'not seen' else 'after ' + back}"
             )
             problems += seen.problems
-    print(f"  logs and ledger of this run: {KEPT}")
     for problem in problems:
         print(f"  PROBLEM {problem}")
     print(msgspec.structs.replace(report, problems=problems).line())

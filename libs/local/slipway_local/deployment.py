@@ -5,6 +5,7 @@ of embedded ones when SLIPWAY_KAFKA or SLIPWAY_DATABASE_URL say so; nothing else
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 from functools import partial
@@ -14,10 +15,12 @@ from typing import Any, Final
 import asyncpg
 import httpx2
 import msgspec
+from aiokafka.errors import KafkaError
 
 from slipway_common import migrate, topic_admin
 from slipway_common.declaration import Declaration, load, scaled
 from slipway_common.ids import hash_secret, new_id, new_secret
+from slipway_local.child import StartFailed
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.ports import free_ports
 from slipway_local.postgres import EmbeddedPostgres
@@ -85,20 +88,29 @@ class Deployment:
             *([] if self.kafka else [self.kafka_server]), *([] if self.own_database else [self.postgres_server])
         )
         self.kafka = self.kafka or self.kafka_server.bootstrap
-        await asyncio.gather(
-            topic_admin.create(self.kafka, prefix=self.prefix, partitions=PARTITIONS), self._prepare_database()
-        )
+        await asyncio.gather(self._create_topics(), self._prepare_database())
         self._write_tokens()
         await self.supervisor.start(*(self._process(name) for name in ("simulator", *SERVICES)))
+
+    async def _create_topics(self) -> None:
+        try:
+            await topic_admin.create(self.kafka, prefix=self.prefix, partitions=PARTITIONS)
+        except KafkaError as error:
+            advice = "unset it for the embedded broker" if os.environ.get("SLIPWAY_KAFKA") else "see its log"
+            raise StartFailed(f"SLIPWAY_KAFKA={self.kafka} does not answer ({error}); {advice}") from error
 
     async def _prepare_database(self) -> None:
         name = f"slipway_{self.run_id}"
         if self.own_database:
-            admin = await asyncpg.connect(self.own_database)
             try:
-                await admin.execute(f"CREATE DATABASE {name}")
-            finally:
-                await admin.close()
+                admin = await asyncpg.connect(self.own_database, timeout=10)
+                try:
+                    await admin.execute(f"CREATE DATABASE {name}")
+                finally:
+                    await admin.close()
+            except (OSError, asyncpg.PostgresError) as error:
+                advice = "unset it for the embedded database"
+                raise StartFailed(f"SLIPWAY_DATABASE_URL cannot be used ({error}); {advice}") from error
             base, _, query = self.own_database.partition("?")
             self.database_url = base.rsplit("/", 1)[0] + f"/{name}" + (f"?{query}" if query else "")
         else:
@@ -168,11 +180,12 @@ class Deployment:
     async def remove(self) -> None:
         """Leave nothing on servers of the user's own."""
         await self.http.aclose()
-        if self.own_database and self.database_url:
-            admin = await asyncpg.connect(self.own_database)
-            try:
-                await admin.execute(f"DROP DATABASE IF EXISTS slipway_{self.run_id} WITH (FORCE)")
-            finally:
-                await admin.close()
-        if os.environ.get("SLIPWAY_KAFKA"):
-            await topic_admin.delete(self.kafka, prefix=self.prefix)
+        with contextlib.suppress(OSError, KafkaError, asyncpg.PostgresError):  # then there is nothing to leave behind
+            if os.environ.get("SLIPWAY_KAFKA"):
+                await topic_admin.delete(self.kafka, prefix=self.prefix)
+            if self.own_database and self.database_url:
+                admin = await asyncpg.connect(self.own_database, timeout=10)
+                try:
+                    await admin.execute(f"DROP DATABASE IF EXISTS slipway_{self.run_id} WITH (FORCE)")
+                finally:
+                    await admin.close()
