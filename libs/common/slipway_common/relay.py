@@ -41,10 +41,14 @@ WITH given AS (
 UPDATE outbox o SET partition = placed.partition, number = m.number - s.size + placed.place,
     previous = m.number - s.size + placed.place - 1
 FROM placed JOIN moved m USING (topic, partition) JOIN sizes s USING (topic, partition) WHERE o.id = placed.id"""
+# Some of every partition: one whose rows cannot be sent holds up no other.
 LOWEST: Final = """
-SELECT id, event_id::text, topic, type, subject, key, revision, value, at, traceparent, headers, partition, number,
-    previous
-FROM outbox WHERE number IS NOT NULL ORDER BY topic, partition, number LIMIT 2000"""
+SELECT o.* FROM relay_position p CROSS JOIN LATERAL (
+    SELECT id, event_id::text, topic, type, subject, key, revision, value, at, traceparent, headers, partition, number,
+        previous
+    FROM outbox WHERE number IS NOT NULL AND topic = p.topic AND partition = p.partition
+    ORDER BY number LIMIT 500) o
+ORDER BY o.topic, o.partition, o.number"""
 ACKNOWLEDGED: Final = "DELETE FROM outbox WHERE id = ANY($1::bigint[])"
 OLDEST: Final = "SELECT coalesce(extract(epoch FROM slipway_clock() - min(at)), 0)::float8 FROM outbox"
 

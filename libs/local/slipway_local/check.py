@@ -18,6 +18,7 @@ from slipway_simulator import facts
 # Below this an excess is the time between an effect and its line in the ledger, written by another process.
 OVER_CAP_TOLERATED_SECONDS: Final = 0.05
 COMPACTED: Final = frozenset(topic.name for topic in TOPICS if topic.compacted)
+RETAINED: Final = frozenset(topic.name for topic in TOPICS if not topic.compacted)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +67,8 @@ def judge(evidence: Evidence) -> Report:
     }
     fateless = [w for w, fate in fates.items() if fate == "open" and w not in waiting and w not in young]
     doubled, rowless = _instances(evidence)
-    holes, lost = _holes(evidence.published), _lost(evidence)
+    holes, lost = _holes(evidence), _lost(evidence)
+    disagreeing = _disagreeing(evidence, fates)
     over, peaks = _over_cap(evidence)
     dead = max(evidence.rows.dead, evidence.dead_records)
     claimed = {p.event.instance_id for p in published if isinstance(p.event, events.WorkerLaunched)}
@@ -85,6 +87,7 @@ def judge(evidence: Evidence) -> Report:
             (not fates, "nothing was requested"),
             (not counts["launched"], "nothing was launched"),
             (unknown, f"{len(unknown)} launched instances that the ledger does not know"),
+            (disagreeing, f"topic and rows disagree on {len(disagreeing)} workers, such as {disagreeing[:2]}"),
         )
         if is_so
     ]
@@ -145,13 +148,34 @@ def _instances(evidence: Evidence) -> tuple[int, int]:
     return unasked[True], unasked[False] + gone
 
 
-def _holes(published: Iterable[Published]) -> int:
-    """Numbers of a source that a partition lacks. Repeats are fine: a resend repeats its numbers."""
-    numbers: dict[tuple[str, int, str], set[int]] = defaultdict(set)
-    for record in published:
+def _holes(evidence: Evidence) -> int:
+    """Numbers that a partition lacks, from 1 to what its relay says was acknowledged. Repeats are fine: a resend
+    repeats its numbers. Compaction makes holes by design."""
+    numbers: dict[tuple[str, str, int], set[int]] = defaultdict(set)
+    for record in evidence.published:
         if record.envelope is not None and record.envelope.number is not None:
-            numbers[record.topic, record.partition, record.envelope.number_source].add(record.envelope.number)
-    return sum(max(seen) - min(seen) + 1 - len(seen) for (topic, *_), seen in numbers.items() if topic not in COMPACTED)
+            numbers[record.envelope.number_source, record.topic, record.partition].add(record.envelope.number)
+    holes = 0
+    for key in numbers.keys() | evidence.rows.sent.keys():
+        if key[1] in RETAINED:
+            seen = numbers.get(key, set())
+            holes += max([*seen, evidence.rows.sent.get(key, 0)]) - len(seen)
+    return holes
+
+
+def _disagreeing(evidence: Evidence, fates: dict[str, str]) -> list[str]:
+    """Old workers whose row tells another story than the topic. Rows were read first, so the topic may be ahead."""
+    alive = {"starting", "running"}
+    return [
+        f"{w['id']}: {w['state']}, by the topic {fates.get(w['id'], 'never requested')}"
+        for w in evidence.rows.workers
+        if w["requested_at"] < evidence.settled_before
+        and (
+            w["id"] not in fates
+            or (w["state"] in alive and fates[w["id"]] != "launched")
+            or (w["state"] == "stopped" and fates[w["id"]] == "open")
+        )
+    ]
 
 
 def _lost(evidence: Evidence) -> int:
@@ -202,7 +226,7 @@ def _over_cap(evidence: Evidence) -> tuple[float, dict[str, tuple[int, int]]]:
     allowed = {"account " + account: limit for account, limit in evidence.rows.limits.items()}
     allowed |= {"pool " + pool: low + high for pool, (low, high) in evidence.rows.pools.items()}
     over = 0.0
-    peaks = {}
+    peaks = {f"serving {pool}": (n, evidence.rows.pools[pool][1]) for pool, n in _serving(evidence.published).items()}
     for name, cap in allowed.items():
         level, peak, since = 0, 0, 0.0
         for at, change in sorted(steps[name], key=lambda step: (step[0], step[1])):
@@ -212,6 +236,28 @@ def _over_cap(evidence: Evidence) -> tuple[float, dict[str, tuple[int, int]]]:
             peak = max(peak, level)
         peaks[name] = (peak, cap)
     return over, peaks
+
+
+def _serving(published: Iterable[Published]) -> dict[str, int]:
+    """The most workers of a pool that served at once, by the topic: from requested to told to leave or ended."""
+    leaving = (events.WorkerStopping, events.WorkerStopped, events.WorkerLaunchFailed, events.WorkerLost)
+    gone: set[str] = set()
+    level: Counter[str] = Counter()
+    most: dict[str, int] = {}
+    told = [p for p in published if p.envelope is not None and isinstance(p.event, (events.WorkerRequested, *leaving))]
+    for record in sorted(told, key=_time):
+        event = record.event
+        if isinstance(event, events.WorkerRequested):
+            level[event.pool_id] += 1
+            most[event.pool_id] = max(most.get(event.pool_id, 0), level[event.pool_id])
+        elif event.worker_id not in gone:
+            gone.add(event.worker_id)
+            level[event.pool_id] -= 1
+    return most
+
+
+def _time(record: Published) -> float:
+    return record.envelope.time.timestamp() if record.envelope is not None else 0.0
 
 
 def attempts(evidence: Evidence) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:

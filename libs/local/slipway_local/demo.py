@@ -40,6 +40,8 @@ DEMAND: Final = {
     "kind": "bursty", "rate_per_minute": 26, "initial_burst": 110, "burst_size": 25, "burst_every_seconds": 300,
     "task_seconds_median": 60,
 }  # fmt: skip
+LAUNCHES_PER_MINUTE: Final = 24
+LOST_MIN: Final = 10
 UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
@@ -209,6 +211,23 @@ def keep(folder: Path) -> None:
         shutil.copy(path, KEPT)
 
 
+def shortcomings(asked: Wish, report: check.Report) -> list[str]:
+    """What a run of this kind must have shown for its verdict to mean something."""
+    problems = []
+    minutes = asked.product_seconds / 60
+    hampered = any(not zone_of(fault) for fault in asked.faults)
+    if not asked.demand and not hampered and minutes >= 10:
+        if report.launched < LAUNCHES_PER_MINUTE * minutes:
+            problems.append(f"{report.launched / minutes:.1f} launches per demo minute; at least {LAUNCHES_PER_MINUTE}")
+        for kind in ("account", "serving"):
+            if not any(peak == cap for name, (peak, cap) in report.peaks.items() if name.startswith(kind)):
+                problems.append(f"no limit of kind {kind} was reached: that none was exceeded shows nothing")
+    lossy = any(f.name == "lost-reply" and f.until_seconds is None and float(f.arg or 0.3) >= 0.2 for f in asked.faults)
+    if lossy and minutes >= 5 and (report.lost_replies < LOST_MIN or report.looked_up < LOST_MIN):
+        problems.append(f"{report.lost_replies} lost replies, {report.looked_up} looked up; at least {LOST_MIN} each")
+    return problems
+
+
 def summarise(asked: Wish, found: evidence.Evidence, started_at: float) -> int:
     """The summary, the verdicts, and last the path's own line."""
     report = check.judge(found)
@@ -220,6 +239,7 @@ def summarise(asked: Wish, found: evidence.Evidence, started_at: float) -> int:
     minutes = asked.product_seconds / 60
     if minutes:
         print(f"  {report.launched / minutes:.1f} launches per demo minute over {minutes:.0f} minutes")
+    problems += shortcomings(asked, report)
     by_topic, by_ledger = check.attempts(found)
     for fault in asked.faults:
         zone = zone_of(fault)

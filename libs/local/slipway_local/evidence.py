@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import msgspec
@@ -17,6 +17,13 @@ from slipway_common.envelope import Envelope, decode, decode_data
 from slipway_common.errors import BadEvent
 from slipway_common.topics import CONSUMED, TOPICS, dead_letter_topic
 from slipway_simulator import facts, ledger
+
+# What the relay deleted was acknowledged; what it still holds may or may not be on the topic.
+SENT: Final = """
+SELECT i.id AS incarnation, p.topic, p.partition,
+    coalesce((SELECT min(o.number) - 1 FROM {schema}.outbox o WHERE o.topic = p.topic AND o.partition = p.partition),
+        p.number) AS sent
+FROM {schema}.relay_position p, {schema}.incarnation i"""
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -36,6 +43,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     batches: Sequence[dict[str, Any]]
     dead: int
     gaps: Sequence[dict[str, Any]]
+    sent: dict[tuple[str, str, int], int]  # (source, topic, partition) → numbers acknowledged so far, from 1
     limits: dict[str, int]  # account → units its lease pool admits
     pools: dict[str, tuple[int, int]]  # pool → (minimum, maximum)
     pool_of: dict[str, str]  # launch config → pool
@@ -107,15 +115,19 @@ async def _rows(database_url: str) -> Rows:
     db = await asyncpg.connect(database_url)
     try:
         workers = await db.fetch(
-            "SELECT id::text, pool_id, launch_config_id, account_id, state, batch_id::text, instance_id, reason "
-            "FROM provisioner.worker"
+            "SELECT id::text, pool_id, launch_config_id, account_id, state, batch_id::text, instance_id, reason, "
+            "extract(epoch FROM requested_at)::float8 AS requested_at FROM provisioner.worker"
         )
         batches = await db.fetch("SELECT id::text, state, outcome, units, account_id FROM provisioner.launch_batch")
         dead = 0
         gaps = []
+        sent: dict[tuple[str, str, int], int] = {}
         for schema in ("provisioner", "weight_calculator", "lease_broker"):
             dead += await db.fetchval(f"SELECT count(*) FROM {schema}.dead_letter")
             gaps += await db.fetch(f"SELECT '{schema}' AS service, topic, partition, kind, detail FROM {schema}.gap")
+            service = schema.replace("_", "-")
+            for row in await db.fetch(SENT.format(schema=schema)):
+                sent[f"/slipway/{service}/{row['incarnation']}", row["topic"], row["partition"]] = row["sent"]
         limits = await db.fetch(
             "SELECT a.id, p.limit_units FROM provisioner.account a "
             "JOIN lease_broker.lease_pools p ON p.id = a.lease_pool_id"
@@ -129,6 +141,7 @@ async def _rows(database_url: str) -> Rows:
         batches=[dict(row) for row in batches],
         dead=dead,
         gaps=[dict(row) for row in gaps],
+        sent=sent,
         limits={row["id"]: row["limit_units"] for row in limits},
         pools={row["id"]: (row["min_capacity"], row["max_capacity"]) for row in pools},
         pool_of={row["id"]: row["pool_id"] for row in configs},

@@ -51,7 +51,7 @@ def registered(at: float, instance_id: str) -> facts.Registered:
 
 
 def row(worker_id: str, state: str, batch: str | None, instance: str | None) -> dict[str, Any]:
-    return {"id": worker_id, "state": state, "batch_id": batch, "instance_id": instance}
+    return {"id": worker_id, "state": state, "batch_id": batch, "instance_id": instance, "requested_at": 1.0}
 
 
 def good() -> Evidence:
@@ -72,6 +72,7 @@ def good() -> Evidence:
             batches=[{"id": "batch-1", "state": "known"}],
             dead=0,
             gaps=[],
+            sent={("/s/1", WORKER_LIFECYCLE.name, 0): 3},
             limits={"a": 1},
             pools={"p": (0, 1)},
             pool_of={"c": "p"},
@@ -127,7 +128,30 @@ def no_fate(e: Evidence) -> Evidence:
     return changed(e, rows={"workers": [row("w1", "running", "batch-1", "i-1")]})
 
 
+def first_lost(e: Evidence) -> Evidence:
+    later = [
+        msgspec.structs.replace(p, envelope=msgspec.structs.replace(p.envelope, number=(p.envelope.number or 0) + 50))
+        for p in e.published
+        if p.envelope is not None
+    ]
+    return changed(e, published=later)
+
+
+def never_published(e: Evidence) -> Evidence:
+    return changed(e, rows={"workers": [*e.rows.workers, row("w3", "requested", None, None)]})
+
+
+def another_story(e: Evidence) -> Evidence:
+    failed = Outcome(Stage.LAUNCH, Result.FAILED)
+    refused = events.WorkerLaunchFailed(worker_id="w1", **IDS, batch_id="batch-1", outcome=failed)
+    return changed(e, published=[*e.published[:2], published(3, refused, 2)])
+
+
 PLANTED = [
+    (first_lost, "holes in the numbers"),
+    (lambda e: changed(e, rows={"sent": {("/s/1", WORKER_LIFECYCLE.name, 0): 4}}), "holes in the numbers"),
+    (never_published, "disagree"),
+    (another_story, "disagree"),
     (doubled, "beyond one per intent"),
     (unknown_batch, "without a row"),
     (vanished, "without a row"),
