@@ -33,7 +33,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
     "provisioner": {
         "call_timeout_seconds": 60, "visibility_seconds": 10, "boot_timeout_seconds": 900,
         "idle_timeout_seconds": 120, "give_up_idle_seconds": 300, "heard_timeout_seconds": 900,
-        "stop_grace_seconds": 120, "clock_skew_seconds": 5, "resend_seconds": 30, "reap_seconds": 20,
+        "stop_grace_seconds": 120, "clock_skew_seconds": 5, "resend_seconds": 30, "reap_seconds": 10,
         "sweep_seconds": 600, "silent_attempt_seconds": 30,
     },
     "weight-calculator": {
@@ -56,14 +56,15 @@ class Deployment:
         self.seconds = seconds
         self.run_id = new_id()[-12:]
         self.prefix = f"run-{self.run_id}."
-        self.kafka_server = EmbeddedKafka(folder / "kafka")
+        port, *others = free_ports(5)
+        self.ports = dict(zip((*SERVICES, "simulator"), others, strict=True))
+        self.kafka_server = EmbeddedKafka(folder / "kafka", port)
         self.postgres_server = EmbeddedPostgres(folder / "postgres")
-        self.kafka = os.environ.get("SLIPWAY_KAFKA", "")
+        self.kafka = os.environ.get("SLIPWAY_KAFKA") or self.kafka_server.bootstrap
         self.own_database = os.environ.get("SLIPWAY_DATABASE_URL", "")
         self.database_url = ""
         self.ledger = folder / "ledger.jsonl"
         self.token = new_secret()
-        self.ports = dict(zip((*SERVICES, "simulator"), free_ports(4), strict=True))
         self.http = httpx2.AsyncClient(timeout=5.0)
 
     @property
@@ -82,14 +83,26 @@ class Deployment:
         return f"http://127.0.0.1:{self.ports[service]}"
 
     async def start(self) -> None:
-        """Servers, then topics and schemas, then services. Raises StartFailed with the log's tail."""
+        """Everything at once: services wait for what they need by themselves, and starting them takes as long as the
+        broker does. Raises StartFailed with the log's tail."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        await self.supervisor.start(
-            *([] if self.kafka else [self.kafka_server]), *([] if self.own_database else [self.postgres_server])
-        )
-        self.kafka = self.kafka or self.kafka_server.bootstrap
-        await asyncio.gather(self._create_topics(), self._prepare_database())
         self._write_tokens()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._start_broker())
+                group.create_task(self._start_services())
+        except* StartFailed as failed:
+            raise failed.exceptions[0] from None
+
+    async def _start_broker(self) -> None:
+        if not os.environ.get("SLIPWAY_KAFKA"):
+            await self.supervisor.start(self.kafka_server)
+        await self._create_topics()
+
+    async def _start_services(self) -> None:
+        if not self.own_database:
+            await self.supervisor.start(self.postgres_server)
+        await self._prepare_database()
         await self.supervisor.start(*(self._process(name) for name in ("simulator", *SERVICES)))
 
     async def _create_topics(self) -> None:
