@@ -1,0 +1,87 @@
+"""`slipway dlq` and `slipway topics`: they ask the service that is named, and say what became of it."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from typer.testing import CliRunner
+
+from slipway_client.cli import app
+from slipway_common import problem
+from slipway_common.problem import Problem
+
+TOPIC = "slipway.lease.request.v1"
+LETTER = {
+    "topic": TOPIC, "partition": 3, "offset": 7, "state": "dead", "subject": "l-1", "reason": "no lease pool",
+    "at": "2026-01-01T00:00:00Z", "record_at": "2026-01-01T00:00:00Z",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[tuple[str, Any]]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def url(asked: list[tuple[str, Any]]) -> Iterator[str]:
+    """A service with one dead letter and one stopped partition."""
+    service = FastAPI()
+    problem.install(service)
+
+    @service.get("/dead-letters")
+    async def dead() -> dict[str, Any]:
+        return {"items": [LETTER]}
+
+    @service.post("/dead-letters/{how}")
+    async def settle(how: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append((how, body))
+        if body["offset"] != 7:
+            raise Problem(404, "not-dead", "There is no such dead letter", f"{TOPIC}/3/{body['offset']}")
+        return {"applied": 2, "remaining": 0, "reason": ""}
+
+    @service.get("/positions/stopped")
+    async def stopped() -> dict[str, Any]:
+        return {"items": [{"topic": TOPIC, "partition": 3, "why": "another cluster"}]}
+
+    @service.post("/positions/adopt")
+    async def adopt(body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(("adopt", body))
+        return {"topic": body["topic"], "partition": body["partition"], "next_offset": 41}
+
+    server = uvicorn.Server(uvicorn.Config(service, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        pass
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def slipway(url: str, *arguments: str) -> Any:
+    return CliRunner().invoke(app, ["--lease-broker", url, "--token", "t", *arguments])
+
+
+def test_dead_letters_are_listed_settled_and_missed(url: str, asked: list[tuple[str, Any]]) -> None:
+    listed = slipway(url, "dlq", "ls", "lease-broker")
+    assert (listed.exit_code, "no lease pool" in listed.stdout) == (0, True)
+    replayed = slipway(url, "dlq", "replay", "lease-broker", TOPIC, "3", "7")
+    assert (replayed.exit_code, replayed.stdout) == (0, "2 applied, 0 remain\n")
+    assert asked[-1] == ("replay", {"topic": TOPIC, "partition": 3, "offset": 7})
+    missed = slipway(url, "dlq", "drop", "lease-broker", TOPIC, "3", "8")
+    assert (missed.exit_code, "no such dead letter" in missed.stderr) == (1, True)
+
+
+def test_a_stopped_partition_is_listed_and_adopted(url: str, asked: list[tuple[str, Any]]) -> None:
+    listed = slipway(url, "topics", "stopped", "lease-broker")
+    assert (listed.exit_code, "another cluster" in listed.stdout) == (0, True)
+    adopted = slipway(url, "topics", "adopt", "lease-broker", TOPIC, "3", "--at", "begin")
+    assert (adopted.exit_code, adopted.stdout) == (0, f"{TOPIC}/3 goes on at offset 41\n")
+    assert asked[-1] == ("adopt", {"topic": TOPIC, "partition": 3, "at": "begin"})
+
+
+def test_only_services_that_consume_are_taken(url: str) -> None:
+    assert slipway(url, "dlq", "ls", "simulator").exit_code == 2
