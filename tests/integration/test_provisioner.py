@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import uvicorn
 
+from slipway_common.clock import monotonic_seconds
 from slipway_common.errors import BadEvent
 from slipway_common.events.alert import AlertRaised
 from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed
@@ -41,6 +42,7 @@ from slipway_common.ids import hash_secret
 from slipway_local.ports import free_ports
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_provisioner.domain import planning
+from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
@@ -112,6 +114,22 @@ async def test_a_call_without_effect_is_put_back(provisioner: Provisioner) -> No
     first, second = provisioner.cloud.calls
     assert len({first.token, second.token}) == len({first.batch_id, second.batch_id}) == 2
     assert await provisioner.states() == {"starting": 1}
+
+
+async def test_a_call_that_was_not_sent_in_time(provisioner: Provisioner) -> None:
+    """Is put back, unless somebody has repeated it meanwhile: then its outcome is not certain."""
+    (grant,) = await provisioner.admitted()
+    async with provisioner.pool.acquire() as db:
+        started = await provisioner.launcher._start(db, grant.lease_id)
+    assert started is not None
+    late = monotonic_seconds() - 3
+    await provisioner.pool.execute("UPDATE launch_batch SET repeats = 1")
+    await provisioner.launcher._call(provisioner.pool, *started, began=late)
+    assert (await provisioner.states(), await batch_states(provisioner)) == ({"launching": 1}, ["calling"])
+    await provisioner.pool.execute("UPDATE launch_batch SET repeats = 0")
+    await provisioner.launcher._call(provisioner.pool, *started, began=late)
+    assert (await provisioner.states(), await batch_states(provisioner)) == ({"requested": 1}, ["known"])
+    assert provisioner.cloud.calls == []
 
 
 async def test_a_call_is_repeated_with_its_token_where_that_is_safe(provisioner: Provisioner) -> None:
@@ -464,6 +482,50 @@ async def test_told_to_leave(provisioner: Provisioner) -> None:
     assert provisioner.cloud.terminated == ["i-0002"]
 
 
+async def test_a_task_that_is_tried_again(provisioner: Provisioner) -> None:
+    """Is a claim of its own, and so is its namesake of another source; a late repeat of the first one is none."""
+    ((_, client),) = await running(provisioner)
+
+    async def say(path: str, at: float, **task: str) -> None:
+        assert (await client.post(path, json={"at": after(at).isoformat()} | task)).status_code == 200
+
+    async def is_idle() -> bool:
+        return (await provisioner.worker()).idle_since is not None
+
+    await provisioner.set_clock(600)  # the machine's times are not believed, and still tell repeats from new tasks
+    for source, at in (("q", 1), ("q", 3), ("other", 3)):
+        await say("/claimed", at, task_id="t", source=source)
+        await say("/claimed", at, task_id="t", source=source)
+        await say("/claimed", at + 0.5, task_id="t", source=source)
+        assert not await is_idle()
+        await say("/idle", at + 1)
+        assert await is_idle()
+    await provisioner.set_clock(610)
+    await say("/claimed", 1, task_id="t", source="q")
+    assert await is_idle()
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM claim") == 3
+
+
+async def test_an_account_that_fails_holds_up_no_other(
+    provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More instances than one round ends cannot be ended; the next round begins with the others."""
+    await provisioner.starting(60)
+    await provisioner.pool.execute("UPDATE worker SET state = 'stopping', stopping_at = slipway_clock()")
+    terminate, dead = provisioner.cloud.terminate, [f"i-{n:04d}" for n in range(1, 51)]
+
+    async def end(account: Account, instance_id: str) -> None:
+        if instance_id in dead:
+            raise KeyError("url") if instance_id == "i-0001" else OutcomeUnknown("no reply")
+        await terminate(account, instance_id)
+
+    monkeypatch.setattr(provisioner.cloud, "terminate", end)
+    await provisioner.end_instances()
+    await provisioner.set_clock(61)
+    await provisioner.end_instances()
+    assert len(provisioner.cloud.terminated) == 10
+
+
 async def test_a_task_that_ended_since_the_report_is_not_replaced(provisioner: Provisioner) -> None:
     """Whatever the next report says and however late it comes."""
     ((_, client),) = await running(provisioner)
@@ -618,6 +680,23 @@ async def test_a_signal_undoes_no_command(provisioner: Provisioner, tmp_path: Pa
     await provisioner.expire()
     row = await provisioner.pool.fetchrow("SELECT state, state_by, paused_until FROM launch_config")
     assert tuple(row) == ("paused", "admin", None)
+
+
+async def test_failures_of_an_archived_config_are_over(provisioner: Provisioner) -> None:
+    """Its record is withdrawn: its failures hold no place in windows that others share, its workers still do."""
+    await provisioner.declare(declared("zone-a", "zone-b"))
+    failed = "INSERT INTO launch_config_failures VALUES ('zone-b', 'boot', 9), ('zone-a', 'boot', 2)"
+    await provisioner.pool.execute(failed)
+    image = "image/linux-1"
+
+    async def level() -> int:
+        return dict(await provisioner.pool.fetch(pools.LEVELS, [image]))[image]
+
+    assert await level() == 11
+    await provisioner.demand(report(4))
+    await provisioner.plan()
+    await provisioner.declare(declared("zone-a"))
+    assert await level() == 6
 
 
 async def test_probes(provisioner: Provisioner) -> None:

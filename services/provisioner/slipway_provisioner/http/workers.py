@@ -151,7 +151,8 @@ async def claimed(
             change = domain.claimed(worker, body.task_id, body.source, at)
         except IllegalTransition as error:
             raise refused(error) from error
-        if await demand.open_claim(connection, worker_id, body.task_id, worker.pool_id, body.source, at):
+        told = {"source": body.source, "task_id": body.task_id, "told_at": body.at}
+        if await demand.open_claim(connection, worker, **told, at=at):
             worker = change[0]
             await workers.save(connection, [change], at=at)
         else:

@@ -9,7 +9,7 @@ from slipway_common.lifecycle import State
 from slipway_common.postgres import Pool
 from slipway_common.telemetry import logger
 from slipway_provisioner.domain.workers import Worker, stopping
-from slipway_provisioner.providers.port import OutcomeUnknown, Provider
+from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, configs, leases, pools, workers
 
@@ -29,16 +29,15 @@ GROUP BY w.id ORDER BY w.id LIMIT 200"""
 UNHEARD: Final = """
 SELECT id::text, heard_at FROM worker WHERE state = 'running' AND heard_at < slipway_clock() - $1 * interval '1 s'
 ORDER BY id LIMIT 200"""
-# One that never registered cannot hear us; the others may end by themselves first.
-TO_END: Final = """
-SELECT id::text, account_id, instance_id FROM worker
-WHERE state = 'stopping' AND instance_id IS NOT NULL
-    AND (registered_at IS NULL OR stopping_at < slipway_clock() - $1 * interval '1 s')
-    AND (termination_asked_at IS NULL OR termination_asked_at < slipway_clock() - $2 * interval '1 s')
-ORDER BY id LIMIT 50"""
-ASKED: Final = """
+# One that never registered cannot hear us; the others may end by themselves first. Whoever is taken goes to the end of
+# the queue, whatever becomes of the call: an account that fails holds up no other.
+TAKE: Final = """
 UPDATE worker SET termination_asked_at = slipway_clock() WHERE id IN (
-    SELECT id FROM worker WHERE id = ANY($1::uuid[]) ORDER BY id FOR UPDATE)"""
+    SELECT id FROM worker WHERE state = 'stopping' AND instance_id IS NOT NULL
+        AND (registered_at IS NULL OR stopping_at < slipway_clock() - $1 * interval '1 s')
+        AND (termination_asked_at IS NULL OR termination_asked_at < slipway_clock() - $2 * interval '1 s')
+    ORDER BY termination_asked_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED)
+RETURNING account_id, instance_id"""
 
 
 async def expire_next(pool: Pool, *, settings: Settings) -> bool:
@@ -89,19 +88,15 @@ def _claim_failed(worker: Worker, *, evidence: bool) -> Outcome | None:
 async def end_instances(pool: Pool, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """End the instances of workers that leave and do not end by themselves. The reaper proves them gone."""
     async with pool.acquire() as db:
-        rows = await db.fetch(TO_END, settings.stop_grace_seconds, settings.reap_seconds)
+        rows = await db.fetch(TAKE, settings.stop_grace_seconds, settings.reap_seconds)
         owners = {row["account_id"]: await accounts.get(db, row["account_id"]) for row in rows}
 
-    async def end(row: Any) -> str | None:
+    async def end(row: Any) -> None:
         account = owners[row["account_id"]]
         try:
             await providers[account.provider].terminate(account, row["instance_id"])
-        except OutcomeUnknown as error:
-            LOG.warning("terminate will be tried again", instance=row["instance_id"], error=str(error))
-            return None
-        return str(row["id"])
+        except Exception as error:
+            LOG.warning("terminate will be tried again", instance=row["instance_id"], error=repr(error))
 
-    ended = [worker_id for worker_id in await asyncio.gather(*(end(row) for row in rows)) if worker_id]
-    if ended:
-        await pool.execute(ASKED, ended)
+    await asyncio.gather(*(end(row) for row in rows))
     return False

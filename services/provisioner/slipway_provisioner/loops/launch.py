@@ -111,7 +111,7 @@ class Launcher:
         """Make the call and record what is certain of it. Never raises: what fails here is resolved later."""
         try:
             if monotonic_seconds() - began > self.settings.send_within_seconds:
-                await self.record(pool, batch, put_back="not sent in time")
+                await self.record(pool, batch, put_back="not sent in time", first_only=True)
                 return
             await self.call(pool, batch, account, began=began)
         except Exception as error:
@@ -152,12 +152,18 @@ class Launcher:
         refused: Refused | None = None,
         put_back: str = "",
         looked_up: bool = False,
+        first_only: bool = False,
     ) -> None:
-        """Record a certain outcome: ids, a refusal, or that the call had no effect (`put_back`). Once only."""
+        """Record a certain outcome: ids, a refusal, or that the call had no effect (`put_back`). Once only.
+
+        `first_only`: it is certain of the first attempt alone, and nothing once a repeat may have been sent.
+        """
         async with pool.acquire() as db, db.transaction():
             stored = await batches.lock(db, batch.id)
             if stored is None or stored.state == "known":
                 return  # a late reply; instances that nobody asked for are the reaper's
+            if first_only and stored.repeats:
+                return  # whoever took it meanwhile may have sent it
             everybody = await workers.lock_batch(db, batch.id)
             intents = [worker for worker in everybody if worker.state is not State.STOPPED]
             now = await pools.now(db)

@@ -7,6 +7,7 @@ from typing import Any, Final
 from slipway_common.events.pool import DemandReported
 from slipway_common.postgres import Connection
 from slipway_provisioner.domain.pool import Demand
+from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import marks
 
 # Equal times count as repeats. DISTINCT ON: one statement may not touch a row twice.
@@ -33,9 +34,14 @@ SELECT d.source, d.pending, d.claimed, d.traceparent,
      WHERE c.pool_id = d.pool_id AND c.source = d.source
        AND (c.ended_at > d.observed_at OR (c.ended_at IS NULL AND w.state = 'stopping'))) AS gone
 FROM demand d WHERE d.pool_id = $1 ORDER BY d.source"""
+# Told before: a claim that is open, or one that ended and was told at the same time. The machine's own time says so, as
+# a believed one depends on when it was received; a task that is tried again has a later one. The worker is locked.
 OPEN: Final = """
-INSERT INTO claim AS c (worker_id, task_id, pool_id, source, started_at) VALUES ($1, $2, $3, $4, $5)
-ON CONFLICT (worker_id, task_id) DO NOTHING RETURNING task_id"""
+INSERT INTO claim (worker_id, source, task_id, told_at, pool_id, started_at)
+SELECT $1::uuid, $2::text, $3::text, $4::timestamptz, $5::text, $6::timestamptz
+WHERE NOT EXISTS (
+    SELECT FROM claim WHERE worker_id = $1 AND source = $2 AND task_id = $3 AND ended_at IS NULL)
+ON CONFLICT (worker_id, source, task_id, told_at) DO NOTHING RETURNING task_id"""
 CLOSE: Final = "UPDATE claim SET ended_at = $2 WHERE worker_id = ANY($1::uuid[]) AND ended_at IS NULL RETURNING task_id"
 
 
@@ -59,9 +65,12 @@ async def observe(tx: Connection, pool_id: str) -> list[Demand]:
     return [Demand(**row, stale=row["fresh_seconds"] <= 0) for row in rows]
 
 
-async def open_claim(tx: Connection, worker_id: str, task_id: str, pool_id: str, source: str, at: datetime) -> bool:
-    """Record that a worker took a task; False when that was known."""
-    return await tx.fetchval(OPEN, worker_id, task_id, pool_id, source, at) is not None
+async def open_claim(
+    tx: Connection, worker: Worker, *, source: str, task_id: str, told_at: datetime, at: datetime
+) -> bool:
+    """Record that a worker took a task, by its own clock (`told_at`) and by ours (`at`); False when that was known."""
+    opened = await tx.fetchval(OPEN, worker.id, source, task_id, told_at, worker.pool_id, at)
+    return opened is not None
 
 
 async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> int:

@@ -50,13 +50,14 @@ LOCK_SHARED: Final = """
 SELECT key, size FROM shared_window WHERE key IN (
     SELECT key FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k WHERE c.pool_id = $1)
 ORDER BY key FOR UPDATE"""
-# Boots count towards the image, launches towards the quota; over every pool.
+# Boots count towards the image, launches towards the quota; over every pool. What failed in an archived config is over:
+# the calculator withdraws its record, so nothing would ever fold it.
 LEVELS: Final = """
 SELECT k.key, sum(
     (SELECT count(*) FROM worker w WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state <> 'stopped'
         AND (w.state IN ('requested', 'launching') OR (k.stage = 'boot' AND w.state = 'starting')))
-    + greatest(0, coalesce(f.failures, 0)
-        - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)))::int AS level
+    + CASE c.state WHEN 'archived' THEN 0 ELSE greatest(0, coalesce(f.failures, 0)
+        - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)) END)::int AS level
 FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
 LEFT JOIN launch_config_failures f ON f.launch_config_id = c.id AND f.stage = k.stage
 LEFT JOIN weight g ON g.launch_config_id = c.id

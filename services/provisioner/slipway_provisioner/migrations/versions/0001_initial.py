@@ -96,9 +96,9 @@ CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lea
 CREATE INDEX worker_batch ON worker (batch_id);
 CREATE UNIQUE INDEX worker_probe ON worker (launch_config_id, probe_permit) WHERE probe_permit IS NOT NULL;
 CREATE TABLE claim (
-    worker_id uuid NOT NULL, task_id text NOT NULL, pool_id text NOT NULL, source text NOT NULL,
-    started_at timestamptz NOT NULL, ended_at timestamptz,
-    PRIMARY KEY (worker_id, task_id)
+    worker_id uuid NOT NULL, source text NOT NULL, task_id text NOT NULL, told_at timestamptz NOT NULL,
+    pool_id text NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz,
+    PRIMARY KEY (worker_id, source, task_id, told_at)
 );
 CREATE INDEX claim_recent ON claim (pool_id, source, ended_at);
 CREATE INDEX claim_open ON claim (worker_id) WHERE ended_at IS NULL;
