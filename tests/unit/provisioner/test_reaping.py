@@ -56,6 +56,13 @@ def test_surplus(instance: Instance, batches: dict[str, str], surplus: bool) -> 
     assert found([instance, listed("mine")], [worker("mine")], batches).surplus == (["x"] if surplus else [])
 
 
+@pytest.mark.parametrize(("ended", "surplus"), [(-1, False), (69, False), (71, True)])
+def test_an_instance_whose_worker_has_ended(ended: float, surplus: bool) -> None:
+    """After the listing was taken, or so short before that it ends by itself; what outlives its worker is surplus."""
+    findings = found([listed("x")], [worker("x", state=State.STOPPED, ended_at=ago(ended))])
+    assert (findings.surplus, findings.missing, findings.implausible) == (["x"] if surplus else [], [], "")
+
+
 def test_missing_and_believed() -> None:
     """One of five is within what may happen at once; what is too young to be listed is not missing."""
     workers = [worker(f"i{n}") for n in range(5)] + [worker("new", age=10), worker(None)]

@@ -93,6 +93,14 @@ def test_only_the_first_claim_ends_the_claim_stage() -> None:
     assert (event.outcome, second.first_claimed_at) == (None, NOW)
 
 
+def test_no_stage_ends_after_a_worker_was_told_to_leave() -> None:
+    """Being told ended them: a boot that was given up and then succeeds would count twice."""
+    late, event = workers.registered(worker(State.STOPPING), "i-1", "hash", NOW)
+    assert (late.registered_at, event.outcome) == (NOW, Outcome(Stage.UNKNOWN, Result.UNKNOWN))
+    busy, event = workers.claimed(late, "t", "q", NOW)
+    assert (busy.first_claimed_at, event.outcome) == (NOW, None)
+
+
 def test_vanishing_before_registration_is_a_failed_boot() -> None:
     """And nothing else of the worker's start is."""
     assert workers.lost(worker(State.STARTING), "gone", NOW)[1].outcome.stage is Stage.BOOT

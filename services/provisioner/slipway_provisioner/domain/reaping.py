@@ -34,18 +34,21 @@ def judge(
     settled_seconds: float,
     identity_matches: bool,
 ) -> Findings:
-    """Compare a listing with the workers that should have instances. A stranger's listing says nothing of ours.
+    """Compare a listing with the workers that have instances, or had those that are listed. A stranger's listing says
+    nothing of ours.
 
     `batches` maps each listed tag to its state, absent for unknown tags. An instance is surplus when its batch's
-    outcome is known (or the batch is unknown) and no worker has it; `settled_seconds` protects the youngest.
+    outcome is known (or the batch is unknown) and no worker has it; `settled_seconds` protects the youngest, and those
+    whose worker has ended since or just before the listing: they end by themselves, or are found in a later pass.
     """
-    bound = {w.instance_id for w in workers if w.instance_id is not None}
     young = listed_at - timedelta(seconds=settled_seconds)
+    bound = {w.instance_id for w in workers if w.ended_at is None or w.ended_at >= young}
+    live = [w for w in workers if w.state is not State.STOPPED]
     surplus = [
         i.id for i in listed if i.id not in bound and i.created_at < young and batches.get(i.batch_id) != "calling"
     ]
     present = {i.id for i in listed}
-    expected = [w for w in workers if w.instance_id is not None and _since(w) < young]
+    expected = [w for w in live if w.instance_id is not None and _since(w) < young]
     missing = [w for w in expected if w.instance_id not in present]
     vanished = [w for w in missing if w.state is not State.STOPPING]
     implausible = ""

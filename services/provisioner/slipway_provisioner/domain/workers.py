@@ -4,7 +4,7 @@ States come from the table in slipway_common.lifecycle; an impossible fact raise
 """
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -45,6 +45,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Change = tuple[Worker, Any]
+# Where the contract asks for an outcome and no stage has ended: words that every reader leaves alone.
+MOVES_NOTHING: Final = Outcome(Stage.UNKNOWN, Result.UNKNOWN)
 
 
 def _ids(worker: Worker) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def launch_failed(worker: Worker, outcome: Outcome, now: datetime) -> Change:
 
 
 def registered(worker: Worker, instance_id: str, token_sha256: str, now: datetime) -> Change:
-    """The machine reported in; idle until it claims."""
+    """The machine reported in; idle until it claims. The stages of one that was told to leave have ended."""
     since = worker.launched_at or worker.requested_at
     after = _to(
         worker, "registered", instance_id=instance_id, token_sha256=token_sha256, registered_at=now, idle_since=now,
@@ -111,13 +113,13 @@ def registered(worker: Worker, instance_id: str, token_sha256: str, now: datetim
     )  # fmt: skip
     return after, events.WorkerRegistered(
         **_ids(worker), instance_id=instance_id, boot_seconds=max(0.0, (now - since).total_seconds()),
-        outcome=Outcome(Stage.BOOT, Result.OK),
+        outcome=MOVES_NOTHING if worker.state is State.STOPPING else Outcome(Stage.BOOT, Result.OK),
     )  # fmt: skip
 
 
 def claimed(worker: Worker, task_id: str, source: str, at: datetime) -> Change:
-    """Took a task; the first one ends the claim stage."""
-    first = worker.first_claimed_at is None
+    """Took a task; the first one ends the claim stage, unless being told to leave has."""
+    first = worker.first_claimed_at is None and worker.state is not State.STOPPING
     after = _to(worker, "claimed", idle_since=None, first_claimed_at=worker.first_claimed_at or at)
     return after, events.WorkerClaimed(
         **_ids(worker), task_id=task_id, source=source,

@@ -17,8 +17,10 @@ from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, batches, demand, leases, pools, workers
 
 LOG = logger(__name__)
+# Those that ended too, if their instance was listed: they may have ended since.
 WITH_INSTANCE: Final = f"""
-{workers.SELECT} WHERE account_id = $1 AND state <> 'stopped' AND instance_id IS NOT NULL ORDER BY id"""
+{workers.SELECT} WHERE account_id = $1 AND instance_id IS NOT NULL
+    AND (state <> 'stopped' OR instance_id = ANY($2::text[])) ORDER BY id"""
 PASSED: Final = "UPDATE account SET passes = passes + 1 WHERE id = $1"
 ENDED_PER_PASS: Final = 100  # a mistaken reaper may not empty an account at once
 
@@ -40,7 +42,8 @@ async def reap_next(pool: Pool, *, settings: Settings, providers: Mapping[str, P
     async with pool.acquire() as db:
         # States first: an instance whose batch is known by now has been bound by the time the workers are read.
         states = await batches.states(db, sorted({i.batch_id for i in listed}))
-        rows = [workers.from_row(row) for row in await db.fetch(WITH_INSTANCE, account.id)]
+        found = await db.fetch(WITH_INSTANCE, account.id, [i.id for i in listed])
+        rows = [workers.from_row(row) for row in found]
     findings = judge(
         listed, rows, states, listed_at=now, identity_matches=matches,
         settled_seconds=settings.call_timeout_seconds + settings.visibility_seconds,
