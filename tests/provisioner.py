@@ -4,7 +4,7 @@ database's clock in the test's hand, and a cloud that does what the test says.""
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Final, TypeVar
@@ -38,6 +38,7 @@ from slipway_provisioner.store import declarations, workers
 SERVICE: Final = "provisioner"
 START: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY: Final = "registration-key"
+TIMES: Final = declarations.Times(call_timeout_seconds=5, clock_skew_seconds=5)
 SETTABLE_CLOCK: Final = """
 CREATE TABLE test_clock (at timestamptz NOT NULL);
 INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
@@ -61,7 +62,7 @@ def declared(*configs: str, **changes: Any) -> dict[str, Any]:
     """One pool "linux" whose configs are named for their zones, in the account "sim-a"."""
     account = {
         "id": "sim-a", "provider": "simulated", "region": "sim-1", "credential": "none", "identity": "sim-a",
-        "lease_pool": "sim-a", "settings": changes.pop("settings", {}),
+        "lease_pool": "sim-a", "settings": {"url": "http://cloud"} | changes.pop("settings", {}),
     }  # fmt: skip
     launch_configs = [
         {"id": name, "account": "sim-a", "zone": name, "instance_type": "m5.large", "image": "linux-1"}
@@ -111,6 +112,9 @@ class Cloud:
         self.created_at = START
         self.hold: asyncio.Event | None = None
         self._numbers = count(1)
+
+    def problem(self, account_settings: Mapping[str, Any]) -> str:
+        return ""
 
     def honours_tokens(self, account: Account) -> bool:
         return self.honours
@@ -169,7 +173,7 @@ class Provisioner:
     async def declare(self, body: dict[str, Any] | None = None) -> list[declarations.Change]:
         async with self.pool.acquire() as db, db.transaction():
             wanted = declaration.parse(body or declared())
-            return await declarations.apply(db, wanted, providers=["simulated"])
+            return await declarations.apply(db, wanted, providers={"simulated": self.cloud.problem}, times=TIMES)
 
     async def demand(self, *reports: DemandReported) -> None:
         async with self.pool.acquire() as db, db.transaction():

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ from slipway_local.ports import free_ports
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
@@ -690,7 +692,8 @@ async def test_failures_of_an_archived_config_are_over(provisioner: Provisioner)
     image = "image/linux-1"
 
     async def level() -> int:
-        return dict(await provisioner.pool.fetch(pools.LEVELS, [image]))[image]
+        levels: dict[str, int] = dict(await provisioner.pool.fetch(pools.LEVELS, [image]))
+        return levels[image]
 
     assert await level() == 11
     await provisioner.demand(report(4))
@@ -759,6 +762,34 @@ async def test_a_rejected_plan_stops_only_its_pool(provisioner: Provisioner, mon
     assert [event.pool_id for event in told if isinstance(event, WorkerRequested)] == ["other"]
 
 
+async def test_a_pool_whose_decision_fails_stops_no_other(
+    provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes again after 5 s, is told of once, and is decided for as soon as that works."""
+    body = declared()
+    body["worker_pools"].append(declared("other-a", id="other")["worker_pools"][0])
+    await provisioner.declare(body)
+    await provisioner.demand(report(1), report(1, pool_id="other"))
+    decide = planning.plan
+
+    def fails(observed: Observed, *, now: datetime) -> planning.Plan:
+        return decide(observed, now=now) if observed.pool.id == "other" else 1 // 0  # type: ignore[return-value]
+
+    monkeypatch.setattr(planning, "plan", fails)
+    for seconds in (0, 4, 5, 11):
+        await provisioner.set_clock(seconds)
+        await provisioner.plan()
+    told = await provisioner.events()
+    assert [event.kind for event in told if isinstance(event, AlertRaised)] == ["plan-failed"]
+    assert [event.pool_id for event in told if isinstance(event, WorkerRequested)] == ["other"]
+    monkeypatch.setattr(planning, "plan", decide)
+    await provisioner.plan()
+    assert await provisioner.told(WorkerRequested) == []
+    await provisioner.set_clock(16)
+    await provisioner.plan()
+    assert len(await provisioner.told(WorkerRequested)) == 1
+
+
 # Declarations
 
 
@@ -789,6 +820,25 @@ async def test_a_body_never_changes_under_its_id(provisioner: Provisioner) -> No
     with pytest.raises(declarations.Refused, match="zone cannot change under the same id"):
         await provisioner.declare(changed)
     assert await provisioner.pool.fetchval("SELECT max_capacity FROM worker_pool") == 100
+
+
+@pytest.mark.parametrize(("settings", "reserve_seconds", "reason"), [
+    ({"url": None}, 180, "accounts/0/settings: account sim-a: url is None; write the simulator's address"),
+    ({"url": "ftp://cloud"}, 180, "url is 'ftp://cloud'"),
+    ({}, 15, "lease pool sim-a: reserve_seconds 15 must be above 15, which is call_timeout_seconds 5 + 2 × "
+     "clock_skew_seconds 5 of the provisioner"),
+])  # fmt: skip
+async def test_a_declaration_that_nothing_could_start_by(
+    provisioner: Provisioner, tmp_path: Path, settings: dict[str, Any], reserve_seconds: float, reason: str
+) -> None:
+    """Is refused, with what to write instead."""
+    body = declared(settings=settings)
+    body["lease_pools"][0]["reserve_seconds"] = reserve_seconds
+    async with administrator(provisioner, tmp_path) as client:
+        answer = await client.put("/declaration", json=body)
+    assert answer.status_code == 409
+    assert reason in answer.json()["detail"]
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM account") == 0
 
 
 # HTTP
@@ -828,6 +878,12 @@ BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
     ("POST", "/stop-launching", {"scope": "pool", "scope_id": "linus", "reason": "r"}, ("admin",), 404,
      "unknown-target"),
     ("POST", "/stop-launching", {"scope": "all", "reason": "r"}, WRITE, 403, "scope-missing"),
+    ("POST", "/stop-launching", {"scope": "all", "reason": "r", "until": after(0).isoformat()}, ("admin",), 422,
+     "until-passed"),
+    ("POST", "/launch-configs/zone-a/pause", {"reason": "\0"}, ("admin",), 422, "invalid-text"),
+    ("PUT", "/pools/linux/demand", demand_body(source="\0"), WRITE, 422, "invalid-text"),
+    ("GET", "/pools/%00", None, (), 422, "invalid-text"),
+    ("GET", "/workers?pool=%00", None, (), 422, "invalid-text"),
     ("GET", "/pools/unheard-of", None, (), 404, "unknown-pool"),
     ("GET", "/pools/unheard-of/decisions", None, (), 404, "unknown-pool"),
     ("POST", "/workers/register", {"batch_id": "x", "secret": "s", "instance_id": "i"}, (), 422, "invalid-request"),
@@ -898,6 +954,16 @@ async def test_an_instance_of_another_batch(provisioner: Provisioner) -> None:
     calling = (await provisioner.workers())[1]
     answer = await provisioner.register("i-0001", calling.batch_id)
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:slipway:problem:foreign-instance")
+
+
+async def test_texts_of_machines_that_cannot_be_stored(provisioner: Provisioner) -> None:
+    """Are refused like every other thing that is not valid, and change nothing."""
+    ((worker, client),) = await running(provisioner)
+    before = await provisioner.worker()
+    claim = {"task_id": "t\0", "source": "q", "at": after(0).isoformat()}
+    for answer in (await client.post("/claimed", json=claim), await provisioner.register("\0", worker.batch_id)):
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:slipway:problem:invalid-text")
+    assert await provisioner.worker() == before
 
 
 async def test_what_a_machine_says(provisioner: Provisioner) -> None:

@@ -50,11 +50,12 @@ from slipway_provisioner.store import (
     configs,
     declarations,
     leases,
+    marks,
     pools,
     workers,
 )
 from slipway_provisioner.store.batches import Batch
-from tests.provisioner import Provisioner, after, declared, provisioner_on, received, report, weight
+from tests.provisioner import TIMES, Provisioner, after, declared, provisioner_on, received, report, weight
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 COVERED: Final[dict[str, list[str]]] = {}
@@ -170,6 +171,31 @@ async def test_a_fact_during_a_plan_is_not_lost(provisioner: Provisioner) -> Non
     assert await provisioner.states() == {"requested": 3}
 
 
+@locking("store.marks.POSTPONE", "store.pools.UNMARK")
+async def test_a_postponement_while_another_plans(provisioner: Provisioner) -> None:
+    """Neither waits for the other's marks: whoever plans at this moment decides, and what is postponed is not lost."""
+    await provisioner.declare()
+    await provisioner.demand(report(2))
+
+    async def postpone(db: Connection) -> bool:
+        return await marks.postpone(db, "linux", 5)
+
+    async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
+        await in_transaction(provisioner, postpone)
+    await planning
+    assert await provisioner.states() == {"requested": 2}
+    await provisioner.demand(report(4, at=1))
+    async with provisioner.pool.acquire() as db:
+        async with db.transaction():
+            await postpone(db)
+            planning = provisioner.start(provisioner.plan())
+            await provisioner.until_blocked(planning, db)
+        await planning
+    await provisioner.set_clock(6)
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 4}
+
+
 @locking("store.pools.UNMARK")
 async def test_a_plan_during_a_fact_leaves_its_mark(provisioner: Provisioner) -> None:
     """What it cannot see it does not unmark."""
@@ -210,7 +236,7 @@ async def brake(db: Connection, scope: str, scope_id: str) -> None:
 async def apply(db: Connection, body: dict[str, Any]) -> None:
     from slipway_common.declaration import parse
 
-    await declarations.apply(db, parse(body), providers=["simulated"])
+    await declarations.apply(db, parse(body), providers={"simulated": lambda _: ""}, times=TIMES)
 
 
 FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
@@ -629,7 +655,7 @@ async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
     assert await provisioner.told(WorkerStopping) == []
 
 
-@locking("loops.expire.ASKED", "store.workers.LOCK")
+@locking("loops.expire.TAKE", "store.workers.LOCK")
 async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None:
     """Ending instances, finding them gone and telling workers to leave do not wait in a circle."""
     everybody = await provisioner.starting(20)
@@ -638,9 +664,9 @@ async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None
     await provisioner.expire()
     for _ in range(5):
         await asyncio.gather(
-            provisioner.pool.execute(expire.ASKED, ids[::-1]),
+            provisioner.pool.execute(expire.TAKE, 0, 0),
             reap.mark_gone(provisioner.pool, ids[:10], "gone"),
-            provisioner.pool.execute(expire.ASKED, ids),
+            provisioner.pool.execute(expire.TAKE, 0, 0),
         )
     assert await provisioner.states() == {"stopping": 10, "stopped": 10}
 

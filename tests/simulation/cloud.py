@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
@@ -69,6 +69,9 @@ class Cloud:
         return sum(bool(machine.task) for machine in self.machines.values())
 
     # The port
+
+    def problem(self, account_settings: Mapping[str, Any]) -> str:
+        return ""
 
     def honours_tokens(self, account: Account) -> bool:
         return bool(account.settings.get("honours_tokens"))

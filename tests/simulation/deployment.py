@@ -361,7 +361,11 @@ class Deployment:
             await lease_pools.declare(db, [made.after for made in changed])
             await outbox.enqueue(db, lease_declaration.limit_events(changed, "test"))
         async with self.pools["provisioner"].acquire() as db, db.transaction():
-            await declarations.apply(db, parse(self.body), providers=["simulated"])
+            times = declarations.Times(
+                call_timeout_seconds=self.settings.call_timeout_seconds,
+                clock_skew_seconds=self.settings.clock_skew_seconds,
+            )
+            await declarations.apply(db, parse(self.body), providers={"simulated": self.cloud.problem}, times=times)
 
 
 def declared(*, max_capacity: int, honours_tokens: bool) -> dict[str, Any]:

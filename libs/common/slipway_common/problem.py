@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+import asyncpg
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -12,6 +13,8 @@ from slipway_common.telemetry import logger
 
 LOG = logger(__name__)
 BODY_BYTES_MAX: Final = 1_000_000
+# Texts that JSON allows and no column can hold.
+UNSTORABLE: Final = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
 
 class Problem(Exception):
@@ -86,11 +89,18 @@ def install(app: FastAPI) -> None:
         first = f"{errors[0]['where']}: {errors[0]['reason']}" if errors else ""
         return _answer(Problem(422, "invalid-request", "The request is not valid", first, errors=errors))
 
-    @app.exception_handler(Exception)
-    async def _(_: Request, error: Exception) -> JSONResponse:
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        # The driver's own error for a value that no column could hold is a ValueError as well.
+        by_driver = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
+        if by_driver or isinstance(error, UNSTORABLE):
+            title = "A text or a value of the request cannot be stored"
+            return _answer(Problem(422, "invalid-text", title, str(error)))
         if is_infrastructure(error):
             LOG.warning("request failed on infrastructure", error=repr(error))
             detail = "a database or broker cannot be reached; nothing was changed, try again"
             return _answer(Problem(503, "unavailable", "Temporarily unavailable", detail))
         LOG.error("request failed", exc_info=error)
         return _answer(Problem(500, "internal", "Internal error", "see the service's log"))
+
+    for kind in (*UNSTORABLE, asyncpg.InterfaceError, Exception):  # all but the last are expected: no traceback
+        app.add_exception_handler(kind, failed)

@@ -16,6 +16,7 @@ from slipway_provisioner.loops.watch import Watch
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_provisioner.settings import Settings
+from slipway_provisioner.store.declarations import Times
 
 
 def build(settings: Settings) -> Service:
@@ -59,7 +60,13 @@ def build(settings: Settings) -> Service:
         ],
         routers=[pools.router, decisions.router, workers.router],
         resources=[calls()],
-        state={"settings": settings, "providers": list(providers)},
+        state={
+            "settings": settings,
+            "providers": {name: provider.problem for name, provider in providers.items()},
+            "times": Times(
+                call_timeout_seconds=settings.call_timeout_seconds, clock_skew_seconds=settings.clock_skew_seconds
+            ),
+        },
     )  # fmt: skip
 
 

@@ -66,7 +66,9 @@ async def put_declaration(
         transaction = connection.transaction()
         await transaction.start()
         try:
-            changes = await declarations.apply(connection, declared, providers=request.app.state.providers)
+            changes = await declarations.apply(
+                connection, declared, providers=request.app.state.providers, times=request.app.state.times
+            )
         except declarations.Refused as error:
             await transaction.rollback()
             raise Problem(409, "declaration-refused", "The declaration cannot be applied", str(error)) from error
@@ -144,6 +146,9 @@ async def stop_launching(
     """The brake: works without Kafka; no start commits after this has answered."""
     async with db.acquire() as connection, connection.transaction():
         await _check_target(connection, body)
+        if body.until is not None and body.until <= await pools.now(connection):
+            detail = f"until {body.until.isoformat()} has passed: nothing would be stopped"
+            raise Problem(422, "until-passed", "The time has passed", detail)
         await brakes.pull(connection, body.scope, body.scope_id, reason=body.reason, by=by, until=body.until)
     ring(request)
     return {"scope": body.scope, "scope_id": body.scope_id, "stopped": True}

@@ -151,8 +151,9 @@ async def claimed(
             change = domain.claimed(worker, body.task_id, body.source, at)
         except IllegalTransition as error:
             raise refused(error) from error
-        told = {"source": body.source, "task_id": body.task_id, "told_at": body.at}
-        if await demand.open_claim(connection, worker, **told, at=at):
+        if await demand.open_claim(
+            connection, worker, source=body.source, task_id=body.task_id, told_at=body.at, at=at
+        ):
             worker = change[0]
             await workers.save(connection, [change], at=at)
         else:

@@ -11,7 +11,7 @@ from slipway_common import outbox
 from slipway_common.events.alert import AlertRaised
 from slipway_common.ids import new_id
 from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Pool, is_infrastructure
 from slipway_common.telemetry import child_of, logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import planning
@@ -24,27 +24,50 @@ from slipway_provisioner.store import decisions, leases, marks, pools, workers
 LOG = logger(__name__)
 # Facts that arrive within this time share one decision.
 COALESCE_SECONDS: Final = 0.02
+AGAIN_SECONDS: Final = 5.0  # between two tries to decide for a pool where deciding fails
 
 
 async def plan_next(pool: Pool, *, settings: Settings, calculator_silent_seconds: Callable[[], float]) -> bool:
     """Plan for one dirty pool under its lock and commit the plan; False when no pool is dirty."""
-    async with pool.acquire() as db, db.transaction():
-        pool_id = await pools.claim_dirty(db)
-        if pool_id is None:
-            return False
-        observed = await pools.observe(
-            db, pool_id, idle_timeout_seconds=settings.idle_timeout_seconds,
-            silent_seconds=calculator_silent_seconds(), attempt_seconds=settings.silent_attempt_seconds,
-        )  # fmt: skip
-        now = await pools.now(db)
-        plan = planning.plan(observed, now=now)
-        if problems := planning.check_plan(observed, plan):
-            await _reject(db, pool_id, problems)
-        else:
-            await _execute(db, observed, plan, now)
+    pool_id: str | None = None
+    try:
+        async with pool.acquire() as db, db.transaction():
+            pool_id = await pools.claim_dirty(db)
+            if pool_id is None:
+                return False
+            observed = await pools.observe(
+                db, pool_id, idle_timeout_seconds=settings.idle_timeout_seconds,
+                silent_seconds=calculator_silent_seconds(), attempt_seconds=settings.silent_attempt_seconds,
+            )  # fmt: skip
+            now = await pools.now(db)
+            plan = planning.plan(observed, now=now)
+            if problems := planning.check_plan(observed, plan):
+                await _reject(db, pool_id, problems)
+            else:
+                await _execute(db, observed, plan, now)
+    except Exception as error:
+        if pool_id is None or is_infrastructure(error):
+            raise
+        await _postpone(pool, pool_id, error)
+        return True
     metrics.DECISIONS.labels(pool_id).inc()
     await asyncio.sleep(COALESCE_SECONDS)
     return True
+
+
+async def _postpone(pool: Pool, pool_id: str, error: Exception) -> None:
+    """Deciding for a pool fails by our mistake: it comes again later, and the other pools go on."""
+    LOG.error("deciding failed", pool=pool_id, exc_info=error)
+    alert = AlertRaised(
+        dedup_key=f"provisioner/plan-failed/{pool_id}", subject_id=pool_id, kind="plan-failed",
+        summary=f"deciding for {pool_id} fails: {error!r}",
+        effect="the pool launches and ends nothing",
+        doing=f"tries again every {AGAIN_SECONDS:g} s, and with each fact about the pool",
+        command="look at the provisioner's log for the traceback",
+    )  # fmt: skip
+    async with pool.acquire() as db, db.transaction():
+        if await marks.postpone(db, pool_id, AGAIN_SECONDS):
+            await outbox.enqueue(db, [alert])
 
 
 async def _reject(db: Connection, pool_id: str, problems: Sequence[str]) -> None:

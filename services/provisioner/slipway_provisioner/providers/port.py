@@ -37,6 +37,10 @@ class OutcomeUnknown(Exception):
 class Provider(Protocol):
     """Every method raises OutcomeUnknown when the cloud cannot be reached or gives no usable answer."""
 
+    def problem(self, account_settings: Mapping[str, Any]) -> str:
+        """What is wrong with an account's settings, and what to write; empty when they can be used."""
+        ...
+
     def honours_tokens(self, account: Account) -> bool:
         """Whether repeating a call with its token is safe."""
         ...

@@ -1,6 +1,6 @@
 """The simulator as a cloud, over HTTP."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -53,6 +53,14 @@ class Simulated:
 
     async def close(self) -> None:
         await self.client.aclose()
+
+    def problem(self, account_settings: Mapping[str, Any]) -> str:
+        url = account_settings.get("url")
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            return f"url is {url!r}; write the simulator's address, for example url: http://127.0.0.1:7304"
+        if not isinstance(account_settings.get("errors", {}), Mapping):
+            return "errors is no mapping; write the code and what it blames, for example errors: {NoCoffee: capacity}"
+        return ""
 
     def honours_tokens(self, account: Account) -> bool:
         return bool(account.settings.get("honours_tokens", False))

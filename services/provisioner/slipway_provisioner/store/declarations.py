@@ -1,12 +1,12 @@
 """slipway.yaml as rows: what would change, and the change, in one transaction with its events."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from slipway_common import outbox
-from slipway_common.declaration import Account, Declaration, LaunchConfig, WorkerPool, config_id
+from slipway_common.declaration import Account, Declaration, LaunchConfig, LeasePool, WorkerPool, config_id
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
 from slipway_common.postgres import Connection
@@ -32,6 +32,27 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """This service's own times that a declaration has to fit."""
+
+    call_timeout_seconds: float
+    clock_skew_seconds: float
+
+    def problem(self, pool: LeasePool) -> str:
+        """Why no call could ever start under a grant of the pool; empty when it can.
+
+        A call needs its time-out and the skew left of the grant, and the grant may be as late as the skew.
+        """
+        needed = self.call_timeout_seconds + 2 * self.clock_skew_seconds
+        if pool.reserve_seconds > needed:
+            return ""
+        return (
+            f"lease pool {pool.id}: reserve_seconds {pool.reserve_seconds:g} must be above {needed:g}, which is "
+            f"call_timeout_seconds {self.call_timeout_seconds:g} + 2 × clock_skew_seconds {self.clock_skew_seconds:g} "
+            f"of the provisioner, or no call could start before a grant ends; write reserve_seconds: {needed * 2.5:g}"
+        )
+
+
 class Refused(Exception):
     """The declaration contradicts what exists; nothing was changed."""
 
@@ -40,21 +61,29 @@ async def pool_state(db: Connection, pool_id: str) -> dict[str, Any]:
     return dict(await db.fetchrow(POOL_STATE, pool_id))
 
 
-async def apply(tx: Connection, declared: Declaration, *, providers: Sequence[str]) -> list[Change]:
+async def apply(
+    tx: Connection, declared: Declaration, *, providers: Mapping[str, Callable[[Mapping[str, Any]], str]], times: Times
+) -> list[Change]:
     """Make the rows say what is declared; returns the differences there were. Roll back for a dry run.
 
-    Raises Refused for what rows cannot follow: an unknown provider, a changed body under the same config id, a
-    config that would move to another pool, an account that still has configs.
+    `providers`: for each what is wrong with an account's settings. Raises Refused for what rows cannot follow: an
+    unknown provider or settings that it cannot use, a changed body under the same config id, a config that would move
+    to another pool, a lease pool whose grants end before a call can start.
     """
     changes: list[Change] = []
     await tx.execute(ONE_AT_A_TIME)
     await tx.execute(LOCK_POOLS)
     await tx.execute(configs.LOCK_ALL)
-    for account in declared.accounts:
+    for lease_pool in declared.lease_pools:
+        if problem := times.problem(lease_pool):
+            raise Refused(problem)
+    for place, account in enumerate(declared.accounts):
         if account.provider not in providers:
             raise Refused(
                 f"account {account.id}: no provider {account.provider}; there is {', '.join(sorted(providers))}"
             )
+        if problem := providers[account.provider](account.settings):
+            raise Refused(f"accounts/{place}/settings: account {account.id}: {problem}")
         changes += await _account(tx, account)
     regions = {account.id: account.region for account in declared.accounts}
     for pool in declared.worker_pools:

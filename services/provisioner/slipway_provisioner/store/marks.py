@@ -11,6 +11,10 @@ LATER: Final = """
 INSERT INTO dirty_pool (pool_id, because, due_at) SELECT $1, 'time', slipway_clock() + $2 * interval '1 s'
 WHERE NOT EXISTS (
     SELECT FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() + $2 * interval '1 s')"""
+# Whom another planner holds at this moment is being decided for.
+POSTPONE: Final = """
+UPDATE dirty_pool SET due_at = slipway_clock() + $2 * interval '1 s', because = 'failed' WHERE id IN (
+    SELECT id FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() FOR UPDATE SKIP LOCKED)"""
 
 
 async def dirty(tx: Connection, pool_ids: Iterable[str], *, because: str) -> None:
@@ -23,3 +27,11 @@ async def dirty(tx: Connection, pool_ids: Iterable[str], *, because: str) -> Non
 async def later(tx: Connection, pool_id: str, after_seconds: float) -> None:
     """Ask for a decision once time alone may have changed it."""
     await tx.execute(LATER, pool_id, after_seconds)
+
+
+async def postpone(tx: Connection, pool_id: str, after_seconds: float) -> bool:
+    """Its decision failed: ask again later. False when the one before it had failed as well."""
+    failed = "SELECT EXISTS (SELECT FROM dirty_pool WHERE pool_id = $1 AND because = 'failed')"
+    failed_before: bool = await tx.fetchval(failed, pool_id)
+    await tx.execute(POSTPONE, pool_id, after_seconds)
+    return not failed_before
