@@ -157,7 +157,8 @@ class Run:
 
     async def _busy_enough(self) -> int:
         """Wait for the first instant with enough calls or grants in flight; how many there were."""
-        deadline = monotonic_seconds() + 10
+        # While a service is stopped there may be nothing in flight for as long.
+        deadline = monotonic_seconds() + (30 if self.plan.stops else 10)
         busy = 0
         while monotonic_seconds() < deadline:
             try:
