@@ -45,7 +45,7 @@ async def interrupt(moment: str, tmp_path: Path) -> None:
             async for line in demo.stdout:
                 if moment == "starting" and b"starting" in line:
                     break
-                if moment == "running" and b"workers" in line:
+                if moment == "running" and b" waiting " in line:
                     break
         deadline = monotonic_seconds() + 10
         while not (started := descendants(demo.pid)) and monotonic_seconds() < deadline:
