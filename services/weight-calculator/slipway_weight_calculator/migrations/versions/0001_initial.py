@@ -35,7 +35,3 @@ CREATE INDEX launch_config_closed ON launch_config (pool_id) WHERE closed;
 def upgrade() -> None:
     messaging(op)
     execute(op, TABLES)
-
-
-def downgrade() -> None:
-    raise NotImplementedError("the first revision has nothing to go back to")
