@@ -35,10 +35,14 @@ $(READY): requirements.lock pyproject.toml $(MEMBERS:%=%/pyproject.toml)
 	@$(UV) pip install --python $(RUN) --quiet --no-deps $(MEMBERS:%=-e %)
 	@touch $@
 
-lock: $(READY) ## Resolve requirements.lock again: hashes for every platform, no index addresses
+lock: $(READY) ## Resolve requirements.lock and the images' part of it again: hashes for every platform, no index addresses
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) \
 		--custom-compile-command "make lock" --group dev pyproject.toml --output-file requirements.lock
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) --no-annotate \
+		--custom-compile-command "make lock" --constraint requirements.lock --output-file requirements.services.lock \
+		libs/common/pyproject.toml libs/client/pyproject.toml $(wildcard services/*/pyproject.toml)
 
 lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 	cd libs/local/slipway_local/broker && \
