@@ -66,7 +66,7 @@ class Services:
             self.queries.append(dict(request.query_params))
             if kind == "leases":
                 raise Problem(503, "unavailable", "Temporarily unavailable", "a database cannot be reached")
-            if kind == "launch-configs":
+            if kind in {"launch-configs", "workers"}:
                 return {"items": []}
             return {
                 "items": [

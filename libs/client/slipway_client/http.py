@@ -1,35 +1,61 @@
 """The services' HTTP APIs, and their refusals as sentences: what was asked, what is wrong, what to do."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
-import httpx2
+if TYPE_CHECKING:
+    import httpx2  # a quarter of what starting takes: imported with the first request
 
 SERVICES: Final = {
     "provisioner": "http://127.0.0.1:7301",
     "weight-calculator": "http://127.0.0.1:7302",
     "lease-broker": "http://127.0.0.1:7303",
 }
+KAFKA: Final = "127.0.0.1:9092"
 ADVICE: Final = {
     "no-token": "pass --token or set SLIPWAY_TOKEN; `slipway token create` makes a token",
     "unknown-token": "check SLIPWAY_TOKEN and the services' tokens file",
     "scope-missing": "use a token with that scope; `slipway token create --scope …` makes one",
     "unavailable": "try again in a moment",
+    "starting": "`slipway doctor` says what it waits for",
+    "unknown-pool": "`slipway pool ls` lists those that exist",
+    "unknown-config": "`slipway lc ls` lists those that exist",
+    "unknown-worker": "`slipway worker ls` lists the newest; those that ended long ago are forgotten",
+    "unknown-decision": "`slipway pool show POOL` lists a pool's last ones",
+    "unknown-lease-pool": "`slipway lease pools` lists those that exist",
+    "unknown-target": "`slipway pool ls` and `slipway lc ls` show pools and accounts",
 }
 
 
 class Failed(Exception):
-    """A service cannot be reached or said no. The text is for people."""
+    """A service or Kafka cannot be reached, or said no. The text is for people; `slug` names a service's refusal."""
+
+    def __init__(self, text: str, slug: str = "") -> None:
+        super().__init__(text)
+        self.slug = slug
 
 
 class Api:
-    """The services of one deployment, for one caller."""
+    """Where one deployment is, and its services for one caller. `topic_prefix` stands before every topic's name."""
 
-    def __init__(self, urls: Mapping[str, str], token: str = "", *, timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self, urls: Mapping[str, str], token: str = "", *, kafka: str = KAFKA, topic_prefix: str = "",
+        timeout_seconds: float = 30.0,
+    ) -> None:  # fmt: skip
         self.urls = {service: url.rstrip("/") for service, url in urls.items()}
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.kafka = kafka
+        self.topic_prefix = topic_prefix
+        self.timeout_seconds = timeout_seconds
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    @cached_property
+    def _client(self) -> "httpx2.Client":
+        import httpx2
+
         # The services are our own: no proxy of the environment stands between.
-        self._client = httpx2.Client(headers=headers, timeout=timeout_seconds, trust_env=False)
+        return httpx2.Client(headers=self._headers, timeout=self.timeout_seconds, trust_env=False)
 
     def get(self, service: str, path: str, **parameters: Any) -> Any:
         return self._ask("GET", service, path, parameters)
@@ -41,6 +67,8 @@ class Api:
         return self._ask("POST", service, path, {}, body)
 
     def _ask(self, method: str, service: str, path: str, parameters: Mapping[str, Any], body: Any = None) -> Any:
+        import httpx2
+
         url = self.urls[service] + path
         given = {name: value for name, value in parameters.items() if value is not None}
         try:
@@ -51,10 +79,15 @@ class Api:
             raise Failed(f"{reason}\nIs it running? {where} says where it is.") from error
         if answer.is_success:
             return _json(answer)
-        raise Failed(f"{method} {url} was refused ({answer.status_code}): {_refusal(answer)}")
+        raise _refusal(method, url, answer)
 
 
-def _json(answer: httpx2.Response) -> Any:
+def path(*parts: str) -> str:
+    """A path of these parts; an id may hold anything."""
+    return "".join("/" + quote(part, safe="") for part in parts)
+
+
+def _json(answer: "httpx2.Response") -> Any:
     if not answer.content:
         return None
     try:
@@ -63,18 +96,20 @@ def _json(answer: httpx2.Response) -> Any:
         raise Failed(f"{answer.request.url} answered something other than JSON: is it a Slipway service?") from error
 
 
-def _refusal(answer: httpx2.Response) -> str:
+def _refusal(method: str, url: str, answer: "httpx2.Response") -> Failed:
     """A problem+json body as lines; any other body is not shown, since it may be a page."""
+    refused = f"{method} {url} was refused ({answer.status_code}): "
     try:
         problem = answer.json()
     except ValueError:
         problem = None
     if not isinstance(problem, dict) or "title" not in problem:
-        return answer.reason_phrase or "no reason given"
+        return Failed(refused + (answer.reason_phrase or "no reason given"))
     lines = [": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))]
     for entry in problem.get("errors", []):
         lines.append("  " + ": ".join(str(entry[part]) for part in ("where", "path", "reason") if entry.get(part)))
     slug = str(problem.get("type", "")).removeprefix("urn:slipway:problem:")
     if slug in ADVICE:
         lines.append(ADVICE[slug])
-    return "\n".join(lines)
+    # That a name is unknown is said in words alone; which request was refused helps with the rest.
+    return Failed(("" if slug.startswith("unknown-") and slug != "unknown-token" else refused) + "\n".join(lines), slug)

@@ -2,42 +2,73 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table  # imported by what draws a table: JSON and sentences need no such thing
 
 # Wide enough that no cell is ever folded when a program reads the table line by line.
 PIPE_COLUMNS: Final = 10_000
+
+Row = Mapping[str, Any]
+Field = str | tuple[str, Callable[[Row], Any]]
+"""A column: the name of a row's field, or a heading and what to show under it."""
 
 
 class Output(StrEnum):
     TABLE, JSON = "table", "json"
 
 
-def show(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], output: Output, *, nothing: str) -> None:
+def show(rows: Sequence[Row], fields: Sequence[Field], output: Output, *, nothing: str) -> None:
     """All of `rows` as JSON, or their `fields` as a table; the sentence `nothing` when there are none."""
     if output is Output.JSON:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        as_json(rows)
     elif not rows:
         print(nothing)
     else:
+        from rich.console import Console
+
         terminal = sys.stdout.isatty()
         console = Console(width=None if terminal else PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
         console.print(_table(rows, fields, terminal=terminal))
 
 
-def _table(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], *, terminal: bool) -> Table:
+def as_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def pairs(values: Row) -> None:
+    """One thing: a name and a value a line."""
+    width = max((len(name) for name in values), default=0)
+    for name, value in values.items():
+        print(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
+
+
+def short(id_: str) -> str:
+    """An id on a terminal: its last 8 digits, which commands take for the whole. Programs get the whole."""
+    return id_[-8:] if sys.stdout.isatty() else id_
+
+
+def _table(rows: Sequence[Row], fields: Sequence[Field], *, terminal: bool) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     table = Table(box=SIMPLE_HEAD if terminal else None, pad_edge=False, header_style="bold")
+    columns: list[list[Any]] = []
     for field in fields:
-        numbers = all(_is_number(row[field]) for row in rows if row.get(field) is not None)
-        table.add_column(field.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_text(row.get(field)) for field in fields))
+        heading, value_of = (field, _getter(field)) if isinstance(field, str) else field
+        columns.append([value_of(row) for row in rows])
+        numbers = all(_is_number(value) for value in columns[-1] if value is not None)
+        table.add_column(heading.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
+    for cells in zip(*columns, strict=True):
+        table.add_row(*map(_text, cells))
     return table
+
+
+def _getter(field: str) -> Callable[[Row], Any]:
+    return lambda row: row.get(field)
 
 
 def _is_number(value: object) -> bool:

@@ -6,32 +6,23 @@ from typing import Annotated, Final
 
 import typer
 
+from slipway_client.options import AsOutput, Consumer, Service, noun
 from slipway_client.tables import Output, show
 
-dlq = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Dead letters.")
-topics = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Positions in topics.")
+dlq = noun("Dead letters.")
+topics = noun("Positions in topics.")
 
 LETTER_FIELDS: Final = ("topic", "partition", "offset", "state", "subject", "reason", "at")
 STOPPED_FIELDS: Final = ("topic", "partition", "why")
-
-
-class Consumer(StrEnum):
-    """Services that consume."""
-
-    PROVISIONER = "provisioner"
-    WEIGHT_CALCULATOR = "weight-calculator"
-    LEASE_BROKER = "lease-broker"
 
 
 class Where(StrEnum):
     BEGIN, END = "begin", "end"
 
 
-Service = Annotated[Consumer, typer.Argument(help="The service that consumes the topic.")]
 Topic = Annotated[str, typer.Argument(help="Its name without a prefix, as `ls` and `stopped` show it.")]
 Partition = Annotated[int, typer.Argument(min=0)]
 Offset = Annotated[int, typer.Argument(min=0)]
-AsOutput = Annotated[Output, typer.Option("-o", "--output", help="A table for people or JSON for programs.")]
 
 
 @dlq.command("ls")

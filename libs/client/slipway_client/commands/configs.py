@@ -1,0 +1,105 @@
+"""`slipway lc`: launch configs."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import typer
+
+from slipway_client import moments, options
+from slipway_client.http import path
+from slipway_client.options import AsOutput, ConfigId, For, OfPool, Reason, Until, noun, now, until_words
+from slipway_client.tables import Field, Output, as_json, pairs, short, show
+
+app = noun("Launch configs.")
+
+FIELDS: Final[tuple[Field, ...]] = (
+    "id",
+    ("pool", lambda row: row["pool_id"]),
+    ("account", lambda row: row["account_id"]),
+    "zone",
+    "state",
+    "circuit",
+    "weight",
+    ("starts", lambda row: row.get("starting")),
+    "running",
+    "ok",
+    "failed",
+)
+
+
+@app.command("ls")
+def list_launch_configs(context: typer.Context, pool: OfPool = None, output: AsOutput = Output.TABLE) -> None:
+    """List launch configs with the weights in force; while `circuit` is closed only probes launch there.
+
+    \b
+    Example:
+      slipway lc ls --pool linux
+    """
+    api = context.obj
+    rows = api.get("provisioner", "/launch-configs", pool=pool)["items"]
+    if pool is not None and not rows:
+        api.get("provisioner", path("pools", pool))  # an unknown pool is told, not shown as an empty one
+    show(rows, FIELDS, output, nothing="no launch configs")
+
+
+@app.command("show")
+def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutput = Output.TABLE) -> None:
+    """Show one launch config: its settings, windows, weight and last failures.
+
+    \b
+    Example:
+      slipway lc show linux-zone-b
+    """
+    row: dict[str, Any] = context.obj.get("provisioner", path("launch-configs", config))
+    if output is Output.JSON:
+        as_json(row)
+        return
+    nested = ("stages", "settings", "record", "recent_failures")
+    pairs({name: value for name, value in row.items() if name not in nested} | _settings(row))
+    print()
+    stages = [{"stage": name, **stage} for name, stage in (row.get("stages") or {}).items()]
+    show(stages, ("stage", "in_flight", "unfolded", "window", ("health", _health(row))), output, nothing="no windows")
+    print()
+    failures: tuple[Field, ...] = (
+        ("at", lambda failure: moments.clock(moments.at(failure["at"]), now())),
+        ("worker", lambda failure: short(failure["worker_id"])),
+        "reason",
+    )
+    show(row.get("recent_failures") or [], failures, output, nothing="no recent failures")
+
+
+def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"settings.{name}": value for name, value in (row.get("settings") or {}).items()}
+
+
+def _health(row: Mapping[str, Any]) -> Any:
+    stages = (row.get("record") or {}).get("stages", {})
+    return lambda stage: stages.get(stage["stage"], {}).get("probability")
+
+
+@app.command("pause")
+def pause_launch_config(
+    context: typer.Context, config: ConfigId, reason: Reason, for_: For = None, until: Until = None
+) -> None:
+    """Launch nothing more from CONFIG; its workers go on. What waits is cancelled and planned anew elsewhere.
+
+    \b
+    Examples:
+      slipway lc pause linux-zone-b --reason maintenance --for 30m
+      slipway lc pause linux-zone-b --reason "new image first" --until 2026-08-01T17:30
+    """
+    ends = options.until(for_, until)
+    context.obj.post("provisioner", path("launch-configs", config, "pause"), {"reason": reason, "until": ends})
+    print(f"{config} is paused, {until_words(ends)}")
+
+
+@app.command("resume")
+def resume_launch_config(context: typer.Context, config: ConfigId, reason: Reason) -> None:
+    """Launch from a paused CONFIG again, by its weight.
+
+    \b
+    Example:
+      slipway lc resume linux-zone-b --reason "maintenance is over"
+    """
+    context.obj.post("provisioner", path("launch-configs", config, "resume"), {"reason": reason})
+    print(f"{config} is active")

@@ -1,0 +1,115 @@
+"""`slipway pool` and `slipway demand`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client import moments
+from slipway_client.commands.brakes import release, stop
+from slipway_client.http import path
+from slipway_client.options import AsOutput, For, PoolId, Reason, Until, noun, now
+from slipway_client.tables import Field, Output, as_json, pairs, show
+from slipway_common.clock import utc_now
+
+app = noun("Worker pools.")
+demand = noun("Demand of worker pools.")
+
+DECISIONS_SHOWN: Final = 8
+
+
+def waits(row: Mapping[str, Any]) -> str | None:
+    """How long the oldest task, or request, has waited."""
+    seconds = row.get("oldest_wait_seconds")
+    return None if seconds is None else moments.spelled(seconds)
+
+
+FIELDS: Final[tuple[Field, ...]] = (
+    "id",
+    "mode",
+    ("capacity", lambda row: f"{row.get('min_capacity')}–{row.get('max_capacity')}"),
+    "pending",
+    "claimed",
+    "wanted",
+    "serving",
+    "needed",
+    ("oldest wait", waits),
+)
+
+
+@app.command("ls")
+def list_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
+    """List worker pools: what they want and what they have.
+
+    \b
+    Example:
+      slipway pool ls
+    """
+    show(context.obj.get("provisioner", "/pools")["items"], FIELDS, output, nothing="no worker pools")
+
+
+@app.command("show")
+def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TABLE) -> None:
+    """Show one pool and its last decisions; `slipway why POOL` says what holds it back.
+
+    \b
+    Example:
+      slipway pool show linux
+    """
+    api = context.obj
+    row = api.get("provisioner", path("pools", pool))
+    decisions = api.get("provisioner", path("pools", pool, "decisions"), limit=DECISIONS_SHOWN)["items"]
+    if output is Output.JSON:
+        as_json(row | {"decisions": decisions})
+        return
+    pairs(row | {"oldest_wait_seconds": waits(row)})
+    print()
+    fields: tuple[Field, ...] = (
+        ("last at", lambda made: moments.clock(moments.at(made["last_at"]), now())), "times", "launched", "because",
+        ("decision", lambda made: made["id"]),
+    )  # fmt: skip
+    show(decisions, fields, output, nothing="no decision yet")
+
+
+@app.command("pause")
+def pause_pool(
+    context: typer.Context, pool: PoolId, reason: Reason, for_: For = None, until: Until = None
+) -> None:  # fmt: skip
+    """Launch nothing more in POOL; its workers go on. The same brake as `slipway stop-launching --pool POOL`.
+
+    \b
+    Example:
+      slipway pool pause linux --reason "image is being replaced" --for 30m
+    """
+    stop(context.obj, "pool", pool, reason, for_, until)
+
+
+@app.command("resume")
+def resume_pool(context: typer.Context, pool: PoolId) -> None:
+    """Launch again in POOL. The same as `slipway start-launching --pool POOL`.
+
+    \b
+    Example:
+      slipway pool resume linux
+    """
+    release(context.obj, "pool", pool)
+
+
+@demand.command("set")
+def set_demand(
+    context: typer.Context,
+    pool: PoolId,
+    pending: Annotated[int, typer.Option(min=0, help="Tasks that wait.")],
+    claimed: Annotated[int, typer.Option(min=0, help="Tasks that run now on workers of this pool.")] = 0,
+    source: Annotated[str, typer.Option(help="Who counts. A pool's demand is the sum over its sources.")] = "operator",
+    valid_for: Annotated[float, typer.Option(min=1, help="Seconds until the report is stale.")] = 300.0,
+) -> None:
+    """Report what a queue holds now. A newer report of the same source replaces it.
+
+    \b
+    Example:
+      slipway demand set linux --pending 12 --claimed 3 --valid-for 600
+    """
+    body = {"pending": pending, "claimed": claimed, "observed_at": utc_now().isoformat(), "source": source}
+    context.obj.put("provisioner", path("pools", pool, "demand"), body | {"valid_for_seconds": valid_for})
+    print(f"{pool}: {pending} pending, {claimed} claimed, from {source}")

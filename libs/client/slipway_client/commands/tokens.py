@@ -1,0 +1,43 @@
+"""`slipway token`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipway_client.commands.declared import InvalidFile
+from slipway_client.http import Failed
+from slipway_client.options import noun
+
+app = noun("Access tokens.")
+
+
+@app.command("create")
+def create_token(
+    name: Annotated[str, typer.Option(help="Who will use it; shown in audit and errors.")],
+    scope: Annotated[list[str], typer.Option(help="What it may do; may be repeated.")],
+    file: Annotated[Path | None, typer.Option(dir_okay=False, help="Tokens file of the services; appended to.")] = None,
+) -> None:
+    """Make a token: the secret goes to stdout, once; only its hash is kept.
+
+    Scopes: declaration:write, demand:write:POOL, launch-configs:write, workers:terminate, lease-pools:write,
+    launching:stop, dead-letters:write, positions:write, admin; a trailing * matches the rest.
+
+    \b
+    Examples:
+      slipway token create --name ci --scope demand:write:linux --file tokens.yaml
+      export SLIPWAY_TOKEN=$(slipway token create --name me --scope admin --file tokens.yaml)
+    """
+    from slipway_client import tokens
+    from slipway_common.strict_yaml import Invalid
+
+    try:
+        secret, line = tokens.create(name, scope, file)
+    except Invalid as error:
+        raise InvalidFile(file or Path("slipway token create"), error.problems) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failed(f"the tokens file cannot be used: {error}") from error
+    print(secret)
+    if file is None:
+        print(f"add to the tokens file: {line}", file=sys.stderr)

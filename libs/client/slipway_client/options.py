@@ -1,0 +1,102 @@
+"""Arguments and options that several commands share, and the completion of ids: a service that does not answer at once
+completes nothing."""
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client import moments
+from slipway_client.http import SERVICES, Api, Failed
+from slipway_client.tables import Output
+from slipway_common.clock import utc_now
+
+COMPLETION_SECONDS: Final = 1.0
+Complete = Callable[[typer.Context, str], list[tuple[str, str]]]
+
+
+class Consumer(StrEnum):
+    """Services that consume."""
+
+    PROVISIONER = "provisioner"
+    WEIGHT_CALCULATOR = "weight-calculator"
+    LEASE_BROKER = "lease-broker"
+
+
+def noun(help: str) -> typer.Typer:
+    """The commands of one noun."""
+    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
+
+
+def now() -> datetime:
+    """In the reader's zone."""
+    return utc_now().astimezone()
+
+
+def until(for_: str | None, at: str | None) -> str | None:
+    """When something ends by itself, from --for or --until; None: never."""
+    if for_ and at:
+        raise typer.BadParameter("--for and --until exclude each other")
+    try:
+        if for_:
+            return datetime.fromtimestamp(now().timestamp() + moments.seconds(for_), now().tzinfo).isoformat()
+        return moments.moment(at, now()).isoformat() if at else None
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(f"{'--for' if for_ else '--until'}: {error}") from error
+
+
+def until_words(ends: str | None) -> str:
+    """For the answer of a command that holds until `ends`."""
+    return f"until {moments.clock(moments.at(ends), now())}" if ends else "until somebody ends it"
+
+
+def _completion(service: str, path: str, about: Callable[[Mapping[str, Any]], str]) -> Complete:
+    def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        given = context.find_root().params
+        urls = {service: given.get(service.replace("-", "_")) or _url(service)}
+        try:
+            rows = Api(urls, timeout_seconds=COMPLETION_SECONDS).get(service, path)["items"]
+            return [(row["id"], about(row)) for row in rows]
+        except (Failed, KeyError, TypeError):
+            return []
+
+    return complete
+
+
+def _url(service: str) -> str:
+    return os.environ.get(f"SLIPWAY_{service.upper().replace('-', '_')}_URL") or SERVICES[service]
+
+
+pools: Final = _completion("provisioner", "/pools", lambda row: f"{row['serving']} serving")
+configs: Final = _completion("provisioner", "/launch-configs", lambda row: f"{row['pool_id']}, {row['state']}")
+workers: Final = _completion("provisioner", "/workers?limit=1000", lambda row: f"{row['pool_id']}, {row['state']}")
+lease_pools: Final = _completion("lease-broker", "/lease-pools", lambda row: f"{row['held']} of {row['limit']} held")
+
+
+def _workers_and_pools(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    return pools(context, incomplete) + workers(context, incomplete)
+
+
+AsOutput = Annotated[Output, typer.Option("-o", "--output", help="A table for people or JSON for programs.")]
+PoolId = Annotated[str, typer.Argument(metavar="POOL", help="Id of the worker pool.", autocompletion=pools)]
+ConfigId = Annotated[str, typer.Argument(metavar="CONFIG", help="Id of the launch config.", autocompletion=configs)]
+WorkerId = Annotated[
+    str, typer.Argument(metavar="WORKER", help="Id of the worker, or its last 8 digits.", autocompletion=workers)
+]
+Subject = Annotated[
+    str,
+    typer.Argument(metavar="WORKER|POOL", help="Id of a worker or of a pool.", autocompletion=_workers_and_pools),
+]
+OfPool = Annotated[str | None, typer.Option("--pool", help="Only this pool's.", autocompletion=pools)]
+OfLeasePool = Annotated[str | None, typer.Option("--pool", help="Only this lease pool's.", autocompletion=lease_pools)]
+Reason = Annotated[str, typer.Option(help="Why, for whoever looks at it later.")]
+For = Annotated[
+    str | None, typer.Option("--for", metavar="DURATION", help="End by itself after 90s, 30m, 2h, 1d12h….")
+]
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="End by itself at 17:30, 2026-08-01T17:30, ….")
+]
+Service = Annotated[Consumer, typer.Argument(help="The service that consumes the topic.")]
