@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from slipway_common.postgres import role_of, schema_of
+from slipway_common.settings import EnvironmentSettings, from_environment
 
 # What every service has: the outbox and its numbers, the positions of its consumers, dead letters.
 MESSAGING = """
@@ -159,11 +160,21 @@ def run_environment() -> None:
         context.run_migrations()
 
 
+class MigrationSettings(EnvironmentSettings):
+    """Where to migrate. The user has to own the database, or be a superuser for the first run."""
+
+    database_url: str
+
+
 def main() -> None:
-    """`python -m slipway_common.migrate URL SERVICE…`: migrate and exit."""
-    url, *services = sys.argv[1:]
+    """`python -m slipway_common.migrate SERVICE…`: migrate the database of SLIPWAY_DATABASE_URL and exit."""
+    services = sys.argv[1:]
+    if not services:
+        sys.exit("name the services to migrate: python -m slipway_common.migrate provisioner …")
+    url = from_environment(MigrationSettings).database_url
     for service in services:
         asyncio.run(upgrade(url, service))
+        print(f"{service}: at {head(service)}", flush=True)  # noqa: T201 # this is a command
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from typing import Any, Final
 import msgspec
 import uvicorn
 from fastapi import APIRouter, FastAPI
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from slipway_common import kafka, outbox, postgres, problem, routes, telemetry
 from slipway_common.access import Tokens
@@ -25,6 +24,7 @@ from slipway_common.events.service import ServiceHeartbeat
 from slipway_common.postgres import Pool
 from slipway_common.relay import Relay
 from slipway_common.runtime import Runtime
+from slipway_common.settings import EnvironmentSettings
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import TOPICS, Topic
 from slipway_common.views import Reader, View
@@ -37,10 +37,8 @@ FORGET_SUBJECTS: Final = """
 DELETE FROM outbox_subject WHERE topic = ANY($1) AND touched_at < slipway_clock() - interval '8 days'"""
 
 
-class ServiceSettings(BaseSettings):
+class ServiceSettings(EnvironmentSettings):
     """Settings of every service, from SLIPWAY_* variables. Durations are in seconds."""
-
-    model_config = SettingsConfigDict(env_prefix="SLIPWAY_", extra="ignore", frozen=True)
 
     database_url: str
     kafka: str

@@ -1,6 +1,7 @@
 """Topics on the broker, as the registry says: create what is missing, tell what differs. Deletes nothing."""
 
 import asyncio
+import sys
 from typing import Final
 
 import msgspec
@@ -8,6 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 
+from slipway_common.settings import EnvironmentSettings, from_environment
 from slipway_common.topics import CONSUMED, DAY_MS, TOPICS, Topic, dead_letter_topic
 
 DEAD_LETTER_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(14 * DAY_MS)}
@@ -109,3 +111,27 @@ async def delete(bootstrap_servers: str, *, prefix: str) -> None:
         await admin.delete_topics([row.name for row in wanted(prefix=prefix) if row.name in present])
     finally:
         await admin.close()
+
+
+class TopicSettings(EnvironmentSettings):
+    """Which broker gets topics, and of what form."""
+
+    kafka: str
+    topic_prefix: str = ""
+    partitions: int | None = None
+    replicas: int = 1
+    """Copies of each partition; at most as many as there are brokers. Three is usual in production."""
+
+
+def main() -> None:
+    """`python -m slipway_common.topic_admin`: create what is missing, say what differs, and exit. 1: it differs."""
+    settings = from_environment(TopicSettings)
+    prefix, partitions = settings.topic_prefix, settings.partitions
+    created = asyncio.run(create(settings.kafka, prefix=prefix, partitions=partitions, replicas=settings.replicas))
+    print(f"{created} topics created")  # noqa: T201 # this is a command
+    if differences := asyncio.run(diff(settings.kafka, prefix=prefix, partitions=partitions)):
+        sys.exit("\n".join(differences))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from slipway_common.relay import partition_for
 from slipway_common.runtime import Runtime
 from slipway_common.service import Loop, Service
+from slipway_common.settings import from_environment
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import LEASE_REQUEST, TOPICS
 from slipway_lease_broker.handlers import requests
@@ -44,7 +45,7 @@ def caught_up(runtime: Runtime, partition: int) -> bool:
 
 
 def main() -> None:
-    build(Settings()).run()  # type: ignore[call-arg] # from the environment
+    build(from_environment(Settings)).run()
 
 
 if __name__ == "__main__":

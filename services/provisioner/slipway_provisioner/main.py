@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 from slipway_common.service import Loop, Service
+from slipway_common.settings import from_environment
 from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
@@ -71,7 +72,7 @@ def build(settings: Settings) -> Service:
 
 
 def main() -> None:
-    build(Settings()).run()  # type: ignore[call-arg] # from the environment
+    build(from_environment(Settings)).run()
 
 
 if __name__ == "__main__":

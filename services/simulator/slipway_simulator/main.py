@@ -1,21 +1,28 @@
 """The simulator's process: settings, ledger, machines, queue reports and HTTP, put together."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import httpx2
+import msgspec
 import uvicorn
 from fastapi import FastAPI
 
 from slipway_common.clock import utc_now
+from slipway_common.settings import from_environment
 from slipway_common.telemetry import configure_logs
 from slipway_common.topics import POOL_DEMAND
+from slipway_simulator import demand
+from slipway_simulator.facts import ScenarioLoaded
 from slipway_simulator.http import accounts, admin, problems
 from slipway_simulator.http.dropping import DroppableProtocol
 from slipway_simulator.ledger import Ledger
 from slipway_simulator.reports import Reporter, kafka_producer
 from slipway_simulator.runtime import Simulator, spawn
+from slipway_simulator.scenario import Scenario, decode
 from slipway_simulator.settings import Settings
 
 # Callers keep connections for long; if the server closed them first, a call could be lost for no declared reason.
@@ -28,12 +35,17 @@ STOP_SECONDS = 3
 
 
 def build(settings: Settings) -> FastAPI:
+    """The whole process. Raises BadScenario when the first scenario cannot be used."""
+    first = read_scenario(settings.scenario) if settings.scenario else None
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with httpx2.AsyncClient(limits=CLIENT, timeout=CLIENT_TIMEOUT_SECONDS, trust_env=False) as client:
             simulation = Simulator(Ledger(settings.ledger), client, now)
             app.state.simulator, app.state.reporter = simulation, _reporter(simulation, settings)
             simulation.start()
+            if first and not simulation.ledger.size_bytes:
+                simulation.record([ScenarioLoaded(at=now(), scenario=first)])
             reports = spawn(app.state.reporter.run()) if app.state.reporter else None
             yield
             if reports:
@@ -47,6 +59,24 @@ def build(settings: Settings) -> FastAPI:
     app.include_router(admin.router)
     problems.install(app)
     return app
+
+
+class BadScenario(ValueError):
+    """The file of the first scenario is absent or is no scenario."""
+
+
+def read_scenario(path: Path) -> Scenario:
+    """A scenario from a JSON file, in the form that POST /scenario takes."""
+    try:
+        loaded = decode(path.read_bytes())
+        for source in loaded.pools.values():
+            if isinstance(source, demand.Trace):
+                demand.read_trace(source)
+    except OSError as error:
+        raise BadScenario(f"SLIPWAY_SCENARIO={path}: {error.strerror}; name a readable file or unset it") from None
+    except (msgspec.MsgspecError, ValueError) as error:  # of the decoder; of a fault or a trace
+        raise BadScenario(f"SLIPWAY_SCENARIO={path}: {error}") from error
+    return loaded
 
 
 def _reporter(simulation: Simulator, settings: Settings) -> Reporter | None:
@@ -83,7 +113,12 @@ def served(settings: Settings) -> uvicorn.Config:
 
 def main() -> None:
     configure_logs("simulator")
-    uvicorn.Server(served(Settings())).run()
+    settings = from_environment(Settings)
+    try:
+        config = served(settings)
+    except BadScenario as error:
+        sys.exit(str(error))
+    uvicorn.Server(config).run()
 
 
 if __name__ == "__main__":

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from slipway_common.settings import EnvironmentSettings
 
 
-class Settings(BaseSettings):
+class Settings(EnvironmentSettings):
     """Everything about a run itself stands in its scenario."""
-
-    model_config = SettingsConfigDict(env_prefix="SLIPWAY_")
 
     # Bootstrap servers. Empty: demand is reported nowhere.
     kafka: str = ""
@@ -18,3 +16,5 @@ class Settings(BaseSettings):
     port: int = 7304
     # The file that is the truth about this run; an existing one is continued.
     ledger: Path = Path("ledger.jsonl")
+    # A scenario in JSON to begin with when the ledger is empty; a run that is continued keeps its own.
+    scenario: Path | None = None

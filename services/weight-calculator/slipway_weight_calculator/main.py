@@ -3,6 +3,7 @@
 from functools import partial
 
 from slipway_common.service import Loop, Service
+from slipway_common.settings import from_environment
 from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE
 from slipway_weight_calculator.handlers import configs, outcomes
 from slipway_weight_calculator.http import weights
@@ -31,7 +32,7 @@ def build(settings: Settings) -> Service:
 
 
 def main() -> None:
-    build(Settings()).run()  # type: ignore[call-arg] # from the environment
+    build(from_environment(Settings)).run()
 
 
 if __name__ == "__main__":

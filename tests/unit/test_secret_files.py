@@ -1,0 +1,52 @@
+"""The secrets of a new deployment: made once, fitting together, for their owner and its group only."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from slipway_client import secret_files
+from slipway_common.access import Tokens
+
+URL = "postgresql://slipway@postgres:5432/slipway"
+NAMES = {"database_password", "database_url", "registration_key", "operator_token", "tokens.yaml"}
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_everything_is_made_once(tmp_path: Path) -> None:
+    assert set(secret_files.create(tmp_path, URL)) == NAMES
+    first = contents(tmp_path)
+    assert secret_files.create(tmp_path, URL) == []
+    assert contents(tmp_path) == first
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o640}
+
+
+def test_what_was_made_fits_together(tmp_path: Path) -> None:
+    secret_files.create(tmp_path, URL)
+    made = {name: text.strip() for name, text in contents(tmp_path).items()}
+    assert made["database_url"] == f"postgresql://slipway:{made['database_password']}@postgres:5432/slipway"
+    token = Tokens(tmp_path / "tokens.yaml").find(made["operator_token"])
+    assert token is not None
+    assert (token.name, token.scopes) == ("operator", ["admin"])
+    assert made["operator_token"] not in made["tokens.yaml"]
+
+
+def test_a_torn_first_run_is_finished(tmp_path: Path) -> None:
+    """A token without its hash opens nothing: both are made again, and the password stays."""
+    secret_files.create(tmp_path, URL)
+    before = contents(tmp_path)
+    (tmp_path / "tokens.yaml").unlink()
+    assert set(secret_files.create(tmp_path, URL)) == {"operator_token", "tokens.yaml"}
+    after = contents(tmp_path)
+    assert after["database_password"] == before["database_password"]
+    assert Tokens(tmp_path / "tokens.yaml").find(after["operator_token"].strip()) is not None
+
+
+@pytest.mark.parametrize("url", ["postgresql://slipway:pw@host/db", "postgresql://host/db", "nonsense"])
+def test_a_url_that_cannot_take_a_password(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ValueError, match="without a password"):
+        secret_files.create(tmp_path, url)
+    assert contents(tmp_path) == {}

@@ -1,0 +1,84 @@
+"""Settings from the environment and from files that it names: who wins, and what is said when something is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from slipway_common import service, settings
+from slipway_common.settings import UnreadableFile, from_environment
+from slipway_lease_broker.settings import Settings as LeaseBroker
+from slipway_provisioner.settings import Settings as Provisioner
+from slipway_simulator.settings import Settings as Simulator
+from slipway_weight_calculator.settings import Settings as WeightCalculator
+
+
+class Settings(service.ServiceSettings):
+    registration_key: str
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPWAY_KAFKA", "kafka:9092")
+    monkeypatch.setenv("SLIPWAY_DATABASE_URL", "postgresql://env@host/db")
+    monkeypatch.setenv("SLIPWAY_REGISTRATION_KEY", "from-env")
+
+
+def test_a_value_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The line end that editors and echo leave is not part of a secret."""
+    (tmp_path / "url").write_text("postgresql://file@host/db\n")
+    (tmp_path / "port").write_text("7777\n")
+    monkeypatch.delenv("SLIPWAY_DATABASE_URL")
+    monkeypatch.setenv("SLIPWAY_DATABASE_URL_FILE", str(tmp_path / "url"))
+    monkeypatch.setenv("SLIPWAY_PORT_FILE", str(tmp_path / "port"))
+    read = from_environment(Settings)
+    assert (read.database_url, read.port, read.registration_key) == ("postgresql://file@host/db", 7777, "from-env")
+
+
+def test_the_environment_wins_over_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("from-file")
+    monkeypatch.setenv("SLIPWAY_REGISTRATION_KEY_FILE", str(tmp_path / "key"))
+    assert from_environment(Settings).registration_key == "from-env"
+    monkeypatch.setenv("SLIPWAY_REGISTRATION_KEY_FILE", str(tmp_path / "absent"))
+    assert from_environment(Settings).registration_key == "from-env", "a file that is not needed may be absent"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "No such file or directory"), (b" \n", "the file is empty"), (b"\xff\xfe", "it is not UTF-8 text")],
+)
+def test_a_file_without_a_value_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    content: bytes | None, said: str,
+) -> None:  # fmt: skip
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.delenv("SLIPWAY_REGISTRATION_KEY")
+    monkeypatch.setenv("SLIPWAY_REGISTRATION_KEY_FILE", str(path))
+    with pytest.raises(UnreadableFile):
+        Settings()  # type: ignore[call-arg]
+    with pytest.raises(SystemExit) as ended:
+        from_environment(Settings)
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"SLIPWAY_REGISTRATION_KEY_FILE={path}: {said}" in told
+
+
+def test_everything_that_is_wrong_is_told_without_values(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SLIPWAY_REGISTRATION_KEY")
+    monkeypatch.setenv("SLIPWAY_PORT", "hunter2")
+    with pytest.raises(SystemExit):
+        from_environment(Settings)
+    told = capsys.readouterr().err.splitlines()
+    assert told[1] == "SLIPWAY_REGISTRATION_KEY is not set; set it, or SLIPWAY_REGISTRATION_KEY_FILE"
+    assert told[0].startswith("SLIPWAY_PORT: ")
+    assert "hunter2" not in "".join(told)
+
+
+@pytest.mark.parametrize("kind", [Provisioner, WeightCalculator, LeaseBroker, Simulator])
+def test_no_setting_is_another_ones_file(kind: type[settings.EnvironmentSettings]) -> None:
+    """A setting x_file beside a setting x would be read as the file of x."""
+    names = set(kind.model_fields)
+    assert not {name for name in names if name.endswith("_file") and name.removesuffix("_file") in names}
