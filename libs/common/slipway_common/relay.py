@@ -20,7 +20,7 @@ from aiokafka.partitioner import murmur2
 
 from slipway_common.envelope import Envelope, encode
 from slipway_common.postgres import Connection, Pool, is_infrastructure, schema_of, session
-from slipway_common.telemetry import OUTBOX_OLDEST, PUBLISHED, logger
+from slipway_common.telemetry import PUBLISHED, logger
 
 LOG = logger(__name__)
 
@@ -50,7 +50,7 @@ SELECT o.* FROM relay_position p CROSS JOIN LATERAL (
     ORDER BY number LIMIT 500) o
 ORDER BY o.topic, o.partition, o.number"""
 ACKNOWLEDGED: Final = "DELETE FROM outbox WHERE id = ANY($1::bigint[])"
-OLDEST: Final = "SELECT coalesce(extract(epoch FROM slipway_clock() - min(at)), 0)::float8 FROM outbox"
+PING: Final = "SELECT 1"
 
 # The server ends the lock session of an owner that stalls longer than this. The relay asks it something each second.
 STALLED_SECONDS: Final = 10.0
@@ -129,7 +129,7 @@ class Relay:
                 max_batch_size=BATCH_BYTES,
                 request_timeout_ms=10_000,
             )
-            await _tell_age(db)
+            await db.execute(PING)
             await producer.start()
             try:
                 await self._check_partitions(producer)
@@ -137,7 +137,7 @@ class Relay:
                 while True:
                     self._wake.clear()
                     if not await self.publish(db, producer, source):
-                        await _tell_age(db)
+                        await db.execute(PING)
                         with contextlib.suppress(TimeoutError):
                             await asyncio.wait_for(self._wake.wait(), self.ping_seconds)
             finally:
@@ -172,7 +172,7 @@ class Relay:
         ]
         try:
             while (await asyncio.wait(sends, timeout=self.ping_seconds))[1]:
-                await _tell_age(db)  # the broker is slow, but we have not stalled: keep the lock
+                await db.execute(PING)  # the broker is slow, but we have not stalled: keep the lock
         finally:
             for send in sends:
                 send.cancel()
@@ -204,10 +204,6 @@ class Relay:
         await future
         PUBLISHED.labels(topic).inc(fitting)
         return rows[:fitting]
-
-
-async def _tell_age(db: Connection) -> None:
-    OUTBOX_OLDEST.set(await db.fetchval(OLDEST))
 
 
 def _headers(row: Any, source: str) -> list[tuple[str, bytes]]:

@@ -1,4 +1,4 @@
-"""Logs as JSON lines, metrics for Prometheus, and the trace that is carried from event to event (W3C traceparent)."""
+"""Logs as JSON lines, what all services count, and the trace that is carried from event to event (W3C traceparent)."""
 
 import logging
 import secrets
@@ -9,18 +9,16 @@ from contextvars import ContextVar
 from typing import Final
 
 import structlog
-from prometheus_client import Counter, Gauge, Histogram
+
+from slipway_common import metrics
 
 _traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 
-CONSUMED: Final = Counter("slipway_consumed_total", "Records applied, by what became of them", ["topic", "result"])
-PUBLISHED: Final = Counter("slipway_published_total", "Records acknowledged by the broker", ["topic"])
-OUTBOX_OLDEST: Final = Gauge("slipway_outbox_oldest_seconds", "Age of the oldest event not yet published")
-UNOWNED: Final = Gauge(
-    "slipway_unowned_partitions", "Assigned partitions that this process may not write for", ["topic"]
-)
-LOOP_SECONDS: Final = Histogram("slipway_loop_seconds", "One step of a loop", ["loop"])
-LOOP_FAILURES: Final = Counter("slipway_loop_failures_total", "Steps of a loop that raised", ["loop"])
+CONSUMED: Final = metrics.counter("slipway_consumed_total")
+PUBLISHED: Final = metrics.counter("slipway_published_total")
+UNOWNED: Final = metrics.gauge("slipway_unowned_partitions")
+LOOP_SECONDS: Final = metrics.histogram("slipway_loop_seconds")
+LOOP_FAILURES: Final = metrics.counter("slipway_loop_failures_total")
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:

@@ -1,12 +1,14 @@
-"""Metrics of the provisioner; labels are pools and accounts, never workers."""
+"""What the provisioner tells Prometheus; what each means stands in slipway_common/metrics.py."""
 
 from typing import Final
 
-from prometheus_client import Counter, Histogram
+from slipway_common.metrics import counter, histogram
 
-DECISIONS: Final = Counter("slipway_decisions_total", "Decisions taken", ["pool"])
-CALLS: Final = Counter("slipway_provider_calls_total", "Create calls by what became of them", ["account", "result"])
-CALL_SECONDS: Final = Histogram("slipway_provider_call_seconds", "Duration of create calls", ["account"])
-LOOKED_UP: Final = Counter("slipway_looked_up_total", "Calls of unknown outcome resolved by their tag", ["account"])
-REAPED: Final = Counter("slipway_reaped_total", "What the reaper ended or found missing", ["account", "kind"])
-CLAMPED: Final = Counter("slipway_times_clamped_total", "Reported times too far from receipt")
+DECISIONS: Final = counter("slipway_decisions_total")
+CALLS: Final = counter("slipway_provider_calls_total")
+CALL_SECONDS: Final = histogram("slipway_provider_call_seconds")
+LAUNCH_SECONDS: Final = histogram("slipway_worker_launch_seconds")
+BOOT_SECONDS: Final = histogram("slipway_worker_boot_seconds")
+LOOKED_UP: Final = counter("slipway_looked_up_total")
+REAPED: Final = counter("slipway_reaped_total")
+CLAMPED: Final = counter("slipway_times_clamped_total")

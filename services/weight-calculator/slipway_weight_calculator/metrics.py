@@ -1,19 +1,18 @@
-"""What the weight-calculator tells Prometheus. No label names a config or a pool: their number has no bound.
+"""What the weight-calculator tells Prometheus; what each means stands in slipway_common/metrics.py.
 
 Counted when folded; a transaction that is rolled back and repeated is counted twice.
 """
 
 from typing import Final
 
-from prometheus_client import Counter
-
 from slipway_common.events.worker import WorkerEvent
+from slipway_common.metrics import counter
 from slipway_weight_calculator.domain.gates import Gate
 
-OUTCOMES: Final = Counter("slipway_outcomes_folded_total", "Outcomes folded", ["stage", "result", "scope"])
-GATES: Final = Counter("slipway_gates_total", "Launch configs that closed or opened", ["to"])
-PERMITS: Final = Counter("slipway_probe_permits_total", "Probe permits issued")
-RECORDS: Final = Counter("slipway_weight_records_total", "Weight records and tombstones published")
+OUTCOMES: Final = counter("slipway_outcomes_folded_total")
+GATES: Final = counter("slipway_gates_total")
+PERMITS: Final = counter("slipway_probe_permits_total")
+RECORDS: Final = counter("slipway_weight_records_total")
 
 
 def count_outcome(event: WorkerEvent) -> None:

@@ -11,14 +11,7 @@ from slipway_common.postgres import Pool
 from slipway_common.telemetry import logger
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.ledger import LeasePool
-from slipway_lease_broker.metrics import (
-    ENDED_LEASES,
-    GRANTED_UNITS,
-    HELD_UNITS,
-    LIMIT_UNITS,
-    WAITED_SECONDS,
-    WAITING_UNITS,
-)
+from slipway_lease_broker.metrics import ENDED_LEASES, GRANTED_UNITS, WAITED_SECONDS
 from slipway_lease_broker.store import leases, pools, requests
 from slipway_lease_broker.store.traces import traced
 
@@ -54,14 +47,12 @@ class DecideLoop(msgspec.Struct, frozen=True):
                 await requests.save(db, decision.requests)
                 await pools.settle(db, pool, decision, now)
                 await outbox.enqueue(db, traced(decision.events, [*held, *decision.granted], waiters), at=now)
-        measure(pool, decision, {waiter.id: (now - waiter.asked_at).total_seconds() for waiter in waiters})
+        tell(pool, decision, {waiter.id: (now - waiter.asked_at).total_seconds() for waiter in waiters})
         return True
 
 
-def measure(pool: LeasePool, decision: Decision, waited_seconds: dict[str, float]) -> None:
-    LIMIT_UNITS.labels(pool.id).set(pool.limit_units)
-    HELD_UNITS.labels(pool.id).set(decision.held_units)
-    WAITING_UNITS.labels(pool.id).set(decision.waiting_units)
+def tell(pool: LeasePool, decision: Decision, waited_seconds: dict[str, float]) -> None:
+    """Count what was decided."""
     for lease in decision.ended:
         ENDED_LEASES.labels(pool.id, lease.state.value).inc()
     for lease in decision.granted:

@@ -100,6 +100,7 @@ async def _first(db: Connection, worker: Worker, instance_id: str, token: str) -
         raise refused(error) from error
     (freed,) = await leases.release(db, [after], "registered")
     await workers.save(db, [(freed, event)])
+    metrics.BOOT_SECONDS.labels(worker.pool_id).observe(event.boot_seconds)
     return freed
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from slipway_common import outbox
 from slipway_common.clock import monotonic_seconds
 from slipway_common.events.lease import LeaseConfirmRequested
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunched
 from slipway_common.ids import new_id
 from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection, Pool
@@ -130,16 +130,16 @@ class Launcher:
             async with asyncio.timeout(settings.call_timeout_seconds - (monotonic_seconds() - began)):
                 ids = await self.providers[account.provider].create(account, request)
         except Refused as refused:
-            metrics.CALLS.labels(account.id, refused.outcome.code).inc()
+            metrics.CALLS.labels(account.id, "failed", refused.outcome.scope.value).inc()
             if repeated and refused.outcome.scope in TURNED_AWAY:
                 LOG.info("outcome still unknown", batch=batch.id, account=account.id, error=str(refused))
             else:
                 await self.record(pool, batch, refused=refused)
         except (OutcomeUnknown, TimeoutError) as error:
-            metrics.CALLS.labels(account.id, "unknown").inc()
+            metrics.CALLS.labels(account.id, "unknown", "").inc()
             LOG.info("outcome unknown", batch=batch.id, account=account.id, error=str(error))
         else:
-            metrics.CALLS.labels(account.id, "ok").inc()
+            metrics.CALLS.labels(account.id, "ok", "").inc()
             await self.record(pool, batch, instance_ids=ids)
         metrics.CALL_SECONDS.labels(account.id).observe(monotonic_seconds() - began)
 
@@ -188,6 +188,9 @@ class Launcher:
                 changes += [launch_failed(worker, short, now) for worker in left]
             await workers.save(db, changes)
             await batches.known(db, batch.id, outcome)
+        for worker, event in changes:
+            if isinstance(event, WorkerLaunched):
+                metrics.LAUNCH_SECONDS.labels(worker.pool_id).observe((now - worker.requested_at).total_seconds())
 
     async def _put_back(
         self, db: Connection, intents: Sequence[Worker], reason: str, refused: Refused | None
