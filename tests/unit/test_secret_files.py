@@ -4,8 +4,10 @@ import stat
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from slipway_client import secret_files
+from slipway_client.cli import app
 from slipway_common.access import Tokens
 
 URL = "postgresql://slipway@postgres:5432/slipway"
@@ -50,3 +52,11 @@ def test_a_url_that_cannot_take_a_password(tmp_path: Path, url: str) -> None:
     with pytest.raises(ValueError, match="without a password"):
         secret_files.create(tmp_path, url)
     assert contents(tmp_path) == {}
+
+
+def test_the_command_reads_its_token_from_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An absent file is named before any service is asked."""
+    monkeypatch.setenv("SLIPWAY_TOKEN_FILE", str(tmp_path / "operator_token"))
+    answer = CliRunner().invoke(app, ["pool", "ls"])
+    assert (answer.exit_code, "Traceback" in answer.output) == (1, False)
+    assert f"SLIPWAY_TOKEN_FILE={tmp_path / 'operator_token'}: No such file" in answer.output

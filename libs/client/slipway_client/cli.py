@@ -1,6 +1,7 @@
 """The `slipway` command, composed of one module per noun."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ from typer.core import TyperGroup
 from slipway_client.commands import brakes, configs, declared, leases, operations, pools, tokens, workers
 from slipway_client.commands.declared import InvalidFile
 from slipway_client.http import KAFKA, SERVICES, Api, Failed
+from slipway_common.settings import UnreadableFile, read_value
 
 
 class _Commands(TyperGroup):
@@ -58,6 +60,9 @@ def connect(
     ],
     lease_broker: Annotated[str, typer.Option(envvar="SLIPWAY_LEASE_BROKER_URL")] = SERVICES["lease-broker"],
     token: Annotated[str, typer.Option(envvar="SLIPWAY_TOKEN", show_default=False)] = "",
+    token_file: Annotated[
+        Path | None, typer.Option(envvar="SLIPWAY_TOKEN_FILE", dir_okay=False, help="Holds the token.")
+    ] = None,
     kafka: Annotated[
         str, typer.Option(envvar=["KAFKA", "SLIPWAY_KAFKA"], help="Bootstrap servers, host:port,…")
     ] = KAFKA,
@@ -84,4 +89,9 @@ def connect(
     (doctor).
     """
     urls = {"provisioner": provisioner, "weight-calculator": weight_calculator, "lease-broker": lease_broker}
+    if not token and token_file:
+        try:
+            token = read_value("SLIPWAY_TOKEN_FILE", token_file)
+        except UnreadableFile as error:
+            raise Failed(str(error)) from error
     context.obj = Api(urls, token, kafka=kafka, topic_prefix=topic_prefix)
