@@ -75,7 +75,7 @@ async def batch_states(provisioner: Provisioner) -> list[str]:
 
 
 async def failures(provisioner: Provisioner) -> dict[str, int]:
-    return dict(await provisioner.pool.fetch("SELECT stage, failures FROM launch_config_failures"))
+    return dict(await provisioner.pool.fetch("SELECT stage, failures FROM launch_config_outcomes WHERE failures > 0"))
 
 
 # Calls. The deadline of a call is 5 s, the cloud lists its instances within 10 s.
@@ -687,7 +687,7 @@ async def test_a_signal_undoes_no_command(provisioner: Provisioner, tmp_path: Pa
 async def test_failures_of_an_archived_config_are_over(provisioner: Provisioner) -> None:
     """Its record is withdrawn: its failures hold no place in windows that others share, its workers still do."""
     await provisioner.declare(declared("zone-a", "zone-b"))
-    failed = "INSERT INTO launch_config_failures VALUES ('zone-b', 'boot', 9), ('zone-a', 'boot', 2)"
+    failed = "INSERT INTO launch_config_outcomes VALUES ('zone-b', 'boot', 9), ('zone-a', 'boot', 2)"
     await provisioner.pool.execute(failed)
     image = "image/linux-1"
 

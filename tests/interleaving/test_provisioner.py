@@ -582,7 +582,7 @@ async def test_two_that_resolve_take_different_batches(provisioner: Provisioner)
     assert len(await in_transaction(provisioner, take)) == 1
 
 
-@locking("store.workers.COUNT_FAILURES", "loops.sweep.REPAIR")
+@locking("store.workers.COUNT_OUTCOMES", "loops.sweep.REPAIR")
 async def test_failures_add_up(provisioner: Provisioner) -> None:
     """Of calls that fail at the same time, in whatever order they name the configs; a repair lowers none."""
     outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
@@ -602,13 +602,13 @@ async def test_failures_add_up(provisioner: Provisioner) -> None:
     await provisioner.pool.execute("UPDATE launch_batch SET state = 'known'")
     failed = Counter(worker.launch_config_id for worker in everybody)
     assert await failures(provisioner) == failed
-    await provisioner.pool.execute("UPDATE launch_config_failures SET failures = 1 WHERE launch_config_id = 'zone-a'")
+    await provisioner.pool.execute("UPDATE launch_config_outcomes SET failures = 1 WHERE launch_config_id = 'zone-a'")
     await asyncio.gather(*(provisioner.pool.fetch(sweep.REPAIR) for _ in range(3)))
     assert await failures(provisioner) == failed
 
 
 async def failures(provisioner: Provisioner) -> dict[str, int]:
-    return dict(await provisioner.pool.fetch("SELECT launch_config_id, failures FROM launch_config_failures"))
+    return dict(await provisioner.pool.fetch("SELECT launch_config_id, failures FROM launch_config_outcomes"))
 
 
 async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Worker, str]]:

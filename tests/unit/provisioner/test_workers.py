@@ -11,7 +11,7 @@ from slipway_common.events import worker as events
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.lifecycle import TRANSITIONS, IllegalTransition, State
 from slipway_provisioner.domain import workers
-from slipway_provisioner.domain.workers import Change, Worker, failed_stage
+from slipway_provisioner.domain.workers import Change, Worker, ended_stage
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 REFUSED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "m5/zone-a/on-demand", "InsufficientCapacity")
@@ -114,21 +114,27 @@ def test_why_it_left_is_kept() -> None:
     assert workers.stopped(told, "instance is gone", NOW)[0].reason == "idle while tasks wait"
 
 
-#           change, the config and stage it counts a failure for
-FAILURES: list[tuple[Change, tuple[str, str] | None]] = [
-    (workers.launch_failed(worker(State.LAUNCHING), REFUSED, NOW), ("c", "launch")),
+#         change, the config and stage that it counts for, and whether as a failure
+ENDED: list[tuple[Change, tuple[str, str, bool] | None]] = [
+    (workers.launch_failed(worker(State.LAUNCHING), REFUSED, NOW), ("c", "launch", True)),
     (workers.launch_failed(worker(State.LAUNCHING), msgspec.structs.replace(REFUSED, scope=Scope.NOTHING), NOW),
-     ("c", "launch")),
-    (workers.stopping(worker(State.STARTING), "late", NOW, BOOT_FAILED), ("c", "boot")),
-    (workers.lost(worker(State.STARTING), "gone", NOW), ("c", "boot")),
+     ("c", "launch", True)),
+    (workers.stopping(worker(State.STARTING), "late", NOW, BOOT_FAILED), ("c", "boot", True)),
+    (workers.lost(worker(State.STARTING), "gone", NOW), ("c", "boot", True)),
+    (workers.launched(worker(State.LAUNCHING), "i-1", NOW, looked_up=False), ("c", "launch", False)),
+    (workers.launched(worker(State.RUNNING, instance_id="i-1"), "i-1", NOW, looked_up=True), ("c", "launch", False)),
+    (workers.registered(worker(State.STARTING), "i-1", "hash", NOW), None),
+    (workers.claimed(worker(State.RUNNING), "t", "q", NOW), None),
     (workers.delayed(worker(State.LAUNCHING), "throttled"), None),
-    (workers.launched(worker(State.LAUNCHING), "i-1", NOW, looked_up=False), None),
     (workers.stopping(worker(State.RUNNING), "drain", NOW), None),
     (workers.requested(worker(State.REQUESTED)), None),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "counted"), FAILURES)
-def test_failed_stage(change: Change, counted: tuple[str, str] | None) -> None:
-    """Every failed outcome counts against its config's window, whatever its scope; a delay is none."""
-    assert failed_stage(change[1]) == counted
+@pytest.mark.parametrize(("change", "counted"), ENDED)
+def test_ended_stage(change: Change, counted: tuple[str, str, bool] | None) -> None:
+    """Every failed outcome counts against its config's window, whatever its scope, and is dated; a delay is none. Of
+    the successes only launches are counted, each once."""
+    after, event = change
+    assert ended_stage(event) == counted
+    assert after.failed_at == (NOW if counted is not None and counted[2] else None)

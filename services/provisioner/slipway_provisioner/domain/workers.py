@@ -40,6 +40,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     heard_at: datetime | None = None
     stopping_at: datetime | None = None
     ended_at: datetime | None = None
+    failed_at: datetime | None = None
     reason: str = ""
     traceparent: str = ""
 
@@ -100,7 +101,7 @@ def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool
 
 def launch_failed(worker: Worker, outcome: Outcome, now: datetime) -> Change:
     """The provider refused, for certain."""
-    after = _to(worker, "launch_failed", reason=outcome.code, ended_at=now)
+    after = _to(worker, "launch_failed", reason=outcome.code, ended_at=now, failed_at=now)
     return after, events.WorkerLaunchFailed(**_ids(worker), batch_id=worker.batch_id or "", outcome=outcome)
 
 
@@ -138,7 +139,8 @@ def error_reported(worker: Worker, kind: str, detail: str) -> Change:
 
 def stopping(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None) -> Change:
     """Told to leave."""
-    after = _to(worker, "stopping", reason=reason, stopping_at=now)
+    failed_at = now if _is_failed(outcome) else worker.failed_at
+    after = _to(worker, "stopping", reason=reason, stopping_at=now, failed_at=failed_at)
     return after, events.WorkerStopping(**_ids(worker), reason=reason, outcome=outcome)
 
 
@@ -152,13 +154,22 @@ def lost(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = N
     """Vanished without our doing. Ends the boot stage of one that never registered."""
     if outcome is None and worker.state is State.STARTING:
         outcome = Outcome(Stage.BOOT, Result.FAILED, Scope.CONFIG, worker.launch_config_id, "vanished")
-    after = _to(worker, "lost", reason=reason, ended_at=now)
+    failed_at = now if _is_failed(outcome) else worker.failed_at
+    after = _to(worker, "lost", reason=reason, ended_at=now, failed_at=failed_at)
     return after, events.WorkerLost(**_ids(worker), reason=reason, outcome=outcome)
 
 
-def failed_stage(event: Any) -> tuple[str, str] | None:
-    """(config, stage) that an event counts a failure for, whatever the failure's scope; None if it counts none."""
+def ended_stage(event: Any) -> tuple[str, str, bool] | None:
+    """(config, stage, failed) that an event counts for: every failure, whatever its scope, and launches that succeeded.
+    None if it counts for nothing."""
     outcome: Outcome | None = getattr(event, "outcome", None)
-    if outcome is None or outcome.result is not Result.FAILED:
+    if outcome is None:
         return None
-    return event.launch_config_id, outcome.stage.value
+    failed = _is_failed(outcome)
+    if not failed and (outcome.stage, outcome.result) != (Stage.LAUNCH, Result.OK):
+        return None
+    return event.launch_config_id, outcome.stage.value, failed
+
+
+def _is_failed(outcome: Outcome | None) -> bool:
+    return outcome is not None and outcome.result is Result.FAILED

@@ -13,7 +13,7 @@ from slipway_common.postgres import Connection, Pool
 from slipway_common.problem import Problem
 from slipway_common.runtime import database, ring
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
-from slipway_provisioner.store import brakes, configs, declarations, demand, pools
+from slipway_provisioner.store import brakes, configs, declarations, demand, pools, summaries
 
 router = APIRouter(tags=["pools"])
 Database = Annotated[Pool, Depends(database)]
@@ -82,12 +82,12 @@ async def put_declaration(
 
 @router.get("/pools")
 async def list_pools(db: Database) -> dict[str, Any]:
-    return {"items": await pools.summaries(db)}
+    return {"items": await summaries.pools(db)}
 
 
 @router.get("/pools/{pool_id}")
 async def get_pool(pool_id: str, db: Database) -> dict[str, Any]:
-    found = await pools.summaries(db, pool_id)
+    found = await summaries.pools(db, pool_id)
     if not found:
         raise no_pool(pool_id)
     return found[0]
@@ -114,7 +114,7 @@ async def put_demand(
 
 @router.get("/launch-configs")
 async def list_configs(db: Database, pool: str | None = None) -> dict[str, Any]:
-    return {"items": await pools.config_summaries(db, pool)}
+    return {"items": await summaries.configs(db, pool)}
 
 
 @router.post("/launch-configs/{config_id}/pause")

@@ -24,7 +24,7 @@ CONFIGS: Final = f"""
 SELECT {configs.COLUMNS} FROM launch_config WHERE pool_id = $1 AND state <> 'archived' ORDER BY id FOR SHARE"""
 # Counters are never lower than what the rows of failed workers show.
 REPAIR: Final = """
-UPDATE launch_config_failures f SET failures = shown.failures FROM (
+UPDATE launch_config_outcomes f SET failures = shown.failures FROM (
     SELECT w.launch_config_id, count(*) AS failures FROM worker w JOIN launch_batch b ON b.id = w.batch_id
     WHERE w.state = 'stopped' AND w.launched_at IS NULL AND w.registered_at IS NULL AND b.state = 'known'
     GROUP BY w.launch_config_id) AS shown

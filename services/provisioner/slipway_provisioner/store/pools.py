@@ -1,6 +1,6 @@
 """Pools as a decision sees them: locked, observed, marked dirty; configs with their weights and what is under way."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from fractions import Fraction
 from typing import Any, Final
@@ -43,7 +43,7 @@ LEFT JOIN worker k ON k.launch_config_id = c.id AND k.state <> 'stopped'
 WHERE c.pool_id = $1 AND (c.state <> 'archived' OR k.id IS NOT NULL)
 GROUP BY c.id, a.lease_pool_id, w.launch_config_id ORDER BY c.id"""
 FAILURES: Final = """
-SELECT f.launch_config_id, f.stage, f.failures FROM launch_config_failures f
+SELECT f.launch_config_id, f.stage, f.failures FROM launch_config_outcomes f
 JOIN launch_config c ON c.id = f.launch_config_id WHERE c.pool_id = $1"""
 # Locked after the pool and before anything under way is counted: pools that share an image or a quota decide in turn.
 LOCK_SHARED: Final = """
@@ -59,7 +59,7 @@ SELECT k.key, sum(
     + CASE c.state WHEN 'archived' THEN 0 ELSE greatest(0, coalesce(f.failures, 0)
         - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)) END)::int AS level
 FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
-LEFT JOIN launch_config_failures f ON f.launch_config_id = c.id AND f.stage = k.stage
+LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage
 LEFT JOIN weight g ON g.launch_config_id = c.id
 WHERE k.key = ANY($1::text[]) GROUP BY k.key"""
 # Only workers that no lease was granted for may be cancelled: a call may start for the others at any moment.
@@ -112,17 +112,8 @@ async def observe(
 
 def _config(row: Any, failures: dict[tuple[str, str], int]) -> Config:
     record: dict[str, Any] = row["record"] or {}
-    stages: dict[str, Any] = record.get("stages", {})
-
-    def stage(name: str, in_flight: int) -> Stage:
-        published = stages.get(name, {})
-        return Stage(
-            in_flight=in_flight,
-            failures=failures.get((row["id"], name), 0),
-            folded=published.get("failures_folded", 0),
-            window=published.get("window", DEFAULT_WINDOWS[name]),
-        )
-
+    in_flight = {"launch": row["launching"], "boot": row["booting"], "claim": row["unclaimed"]}
+    of_config = {stage: count for (config_id, stage), count in failures.items() if config_id == row["id"]}
     return Config(
         id=row["id"],
         account_id=row["account_id"],
@@ -135,11 +126,23 @@ def _config(row: Any, failures: dict[tuple[str, str], int]) -> Config:
         closed=record.get("state") == "closed",
         permit=record.get("probe_permit") if row["permitted"] and record.get("state") == "closed" else None,
         last_permit=record.get("probe_permit"),
-        launch=stage("launch", row["launching"]),
-        boot=stage("boot", row["booting"]),
-        claim=stage("claim", row["unclaimed"]),
         shares=row["shares"],
+        **stages(record, in_flight, of_config),
     )
+
+
+def stages(record: Mapping[str, Any], in_flight: Mapping[str, int], failures: Mapping[str, int]) -> dict[str, Stage]:
+    """The three stages of a config, by its weight record and by our own counts per stage."""
+    published = record.get("stages", {})
+    return {
+        name: Stage(
+            in_flight=in_flight[name],
+            failures=failures.get(name, 0),
+            folded=published.get(name, {}).get("failures_folded", 0),
+            window=published.get(name, {}).get("window", window),
+        )
+        for name, window in DEFAULT_WINDOWS.items()
+    }
 
 
 async def drew(tx: Connection, pool_id: str, units: int) -> None:
@@ -157,39 +160,3 @@ async def now(db: Connection) -> datetime:
     """The database's clock; after the locks of the caller's transaction are held."""
     at: datetime = await db.fetchval("SELECT slipway_clock()")
     return at
-
-
-SUMMARY: Final = """
-SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.paused, p.frozen,
-    coalesce((SELECT sum(pending) FROM demand d WHERE d.pool_id = p.id), 0)::int AS pending,
-    coalesce((SELECT sum(claimed) FROM demand d WHERE d.pool_id = p.id), 0)::int AS claimed,
-    (SELECT count(*) FROM worker w WHERE w.pool_id = p.id AND w.state IN
-        ('requested', 'launching', 'starting', 'running'))::int AS serving,
-    (SELECT count(*) FROM worker w WHERE w.pool_id = p.id AND w.state = 'running')::int AS running,
-    (SELECT count(*) FROM worker w WHERE w.pool_id = p.id AND w.state = 'stopping')::int AS leaving,
-    (SELECT (why ->> 'wanted')::int FROM decision x WHERE x.pool_id = p.id ORDER BY x.last_at DESC LIMIT 1) AS wanted
-FROM worker_pool p WHERE NOT p.deleted AND ($1::text IS NULL OR p.id = $1) ORDER BY p.id"""
-CONFIG_SUMMARY: Final = """
-SELECT c.id, c.pool_id, c.account_id, c.region, c.zone, c.instance_type, c.image_revision, c.state, c.state_reason,
-    c.paused_until, c.base_weight, c.price_factor, w.record,
-    count(k.id) FILTER (WHERE k.state IN ('requested', 'launching', 'starting'))::int AS starting,
-    count(k.id) FILTER (WHERE k.state = 'running')::int AS running
-FROM launch_config c LEFT JOIN weight w ON w.launch_config_id = c.id
-LEFT JOIN worker k ON k.launch_config_id = c.id AND k.state <> 'stopped'
-WHERE ($1::text IS NULL OR c.pool_id = $1) GROUP BY c.id, w.launch_config_id ORDER BY c.pool_id, c.id"""
-
-
-async def summaries(db: Connection, pool_id: str | None = None) -> list[dict[str, Any]]:
-    """Pools for people."""
-    return [dict(row) for row in await db.fetch(SUMMARY, pool_id)]
-
-
-async def config_summaries(db: Connection, pool_id: str | None = None) -> list[dict[str, Any]]:
-    """Launch configs for people, with the weight record in force."""
-    rows = []
-    for row in await db.fetch(CONFIG_SUMMARY, pool_id):
-        record = row["record"] or {}
-        shown = {name: record.get(name) for name in ("weight", "health", "closed_stage", "next_probe_at", "reason")}
-        shown["circuit"] = record.get("state", "open")
-        rows.append({name: value for name, value in row.items() if name != "record"} | shown)
-    return rows

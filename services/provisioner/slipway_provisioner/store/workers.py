@@ -9,7 +9,7 @@ import msgspec
 from slipway_common import outbox
 from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection
-from slipway_provisioner.domain.workers import Change, Worker, failed_stage
+from slipway_provisioner.domain.workers import Change, Worker, ended_stage
 from slipway_provisioner.store import marks
 
 # Column → its array type, for UNNEST. The struct and the table agree field by field.
@@ -20,7 +20,7 @@ COLUMNS: Final = {
     "token_used": "boolean", "not_before": "timestamptz", "requested_at": "timestamptz",
     "launched_at": "timestamptz", "registered_at": "timestamptz", "first_claimed_at": "timestamptz",
     "idle_since": "timestamptz", "heard_at": "timestamptz", "stopping_at": "timestamptz",
-    "ended_at": "timestamptz", "reason": "text", "traceparent": "text",
+    "ended_at": "timestamptz", "failed_at": "timestamptz", "reason": "text", "traceparent": "text",
 }  # fmt: skip
 UUIDS: Final = frozenset(name for name, kind in COLUMNS.items() if kind == "uuid")
 _ROWS: Final = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(COLUMNS.values(), 1))
@@ -34,11 +34,13 @@ UPDATE: Final = (
     f"FROM unnest({_ROWS}) AS u ({_NAMES}) WHERE w.id = u.id"
 )
 LOCK: Final = f"{SELECT} WHERE id = ANY($1::uuid[]) ORDER BY id FOR UPDATE"
-COUNT_FAILURES: Final = """
-INSERT INTO launch_config_failures AS f (launch_config_id, stage, failures)
-SELECT config, stage, count(*) FROM unnest($1::text[], $2::text[]) AS u (config, stage)
+COUNT_OUTCOMES: Final = """
+INSERT INTO launch_config_outcomes AS o (launch_config_id, stage, failures, successes)
+SELECT config, stage, count(*) FILTER (WHERE failed), count(*) FILTER (WHERE NOT failed)
+FROM unnest($1::text[], $2::text[], $3::boolean[]) AS u (config, stage, failed)
 GROUP BY config, stage ORDER BY config, stage
-ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = f.failures + excluded.failures"""
+ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = o.failures + excluded.failures,
+    successes = o.successes + excluded.successes"""
 BY_INSTANCE: Final = f"{SELECT} WHERE account_id = $1 AND instance_id = $2 FOR UPDATE"
 BATCH: Final = f"{SELECT} WHERE batch_id = $1 ORDER BY id FOR UPDATE"
 LOCK_FREE: Final = f"{LOCK} SKIP LOCKED"
@@ -73,17 +75,16 @@ async def insert(tx: Connection, changes: Sequence[Change]) -> None:
 
 
 async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None = None) -> None:
-    """Write workers back with their events, and count failed stages, whatever their scope. The rows are locked.
+    """Write workers back with their events, and count how stages ended. The rows are locked.
 
     `at`: when the facts happened, if not now. Marks the pools dirty: a changed worker changes what is needed.
     """
     if not changes:
         return
     await tx.execute(UPDATE, *_columns([worker for worker, _ in changes]))
-    failed = [failure for _, event in changes if (failure := failed_stage(event)) is not None]
-    if failed:
-        configs, stages = zip(*failed, strict=True)
-        await tx.execute(COUNT_FAILURES, list(configs), list(stages))
+    ended = [stage for _, event in changes if (stage := ended_stage(event)) is not None]
+    if ended:
+        await tx.execute(COUNT_OUTCOMES, *map(list, zip(*ended, strict=True)))
     traced = [outbox.Traced(event, worker.traceparent) for worker, event in changes]
     await outbox.enqueue(tx, traced, at=at)
     await marks.dirty(tx, {worker.pool_id for worker, _ in changes}, because="worker")

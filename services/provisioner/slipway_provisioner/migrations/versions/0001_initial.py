@@ -33,9 +33,11 @@ CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (key text, stage text
     VALUES ('image/' || c.image_revision, 'boot'),
         ('quota/' || c.account_id || '/' || c.region || '/' || split_part(c.instance_type, '.', 1), 'launch')
 $$;
-CREATE TABLE launch_config_failures (
-    launch_config_id text NOT NULL REFERENCES launch_config, stage text NOT NULL, failures bigint NOT NULL,
-    PRIMARY KEY (launch_config_id, stage)
+-- How stages ended, over a config's life. Successes are counted of launches alone, once a call: a row that each
+-- registration and each first claim had to lock would hold up the others.
+CREATE TABLE launch_config_outcomes (
+    launch_config_id text NOT NULL REFERENCES launch_config, stage text NOT NULL, failures bigint NOT NULL DEFAULT 0,
+    successes bigint NOT NULL DEFAULT 0, PRIMARY KEY (launch_config_id, stage)
 );
 -- Windows of image revisions and quotas: a planner locks those of its pool's configs, since other pools share them.
 CREATE TABLE shared_window (key text PRIMARY KEY, size integer NOT NULL DEFAULT 256);
@@ -86,7 +88,7 @@ CREATE TABLE worker (
     token_sha256 text, token_used boolean NOT NULL DEFAULT false, not_before timestamptz,
     requested_at timestamptz NOT NULL, launched_at timestamptz, registered_at timestamptz,
     first_claimed_at timestamptz, idle_since timestamptz, heard_at timestamptz,
-    stopping_at timestamptz, ended_at timestamptz,
+    stopping_at timestamptz, ended_at timestamptz, failed_at timestamptz,
     termination_asked_at timestamptz, reason text NOT NULL DEFAULT '', traceparent text NOT NULL,
     UNIQUE (account_id, instance_id)
 );
@@ -94,6 +96,7 @@ CREATE INDEX worker_live ON worker (pool_id, launch_config_id, state) WHERE stat
 CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
 CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lease_id IS NOT NULL;
 CREATE INDEX worker_batch ON worker (batch_id);
+CREATE INDEX worker_failed ON worker (launch_config_id, failed_at DESC) WHERE failed_at IS NOT NULL;
 CREATE UNIQUE INDEX worker_probe ON worker (launch_config_id, probe_permit) WHERE probe_permit IS NOT NULL;
 CREATE TABLE claim (
     worker_id uuid NOT NULL, source text NOT NULL, task_id text NOT NULL, told_at timestamptz NOT NULL,
