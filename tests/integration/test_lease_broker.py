@@ -345,17 +345,18 @@ async def test_a_pool_left_out_is_retired(broker: Broker, client: httpx2.AsyncCl
 
 
 async def test_pools_and_leases_are_shown(broker: Broker, client: httpx2.AsyncClient) -> None:
-    """Limit, held, waiting, granted per minute, and why."""
+    """Limit, held, waiting and since when, granted per minute, what the next one would wait, and why."""
     await broker.tell(ask("r1", 4), ask("r2", 3))
     first, second = await broker.grants()
     (shown,) = (await client.get("/lease-pools")).json()["items"]
     assert {key: shown[key] for key in ("id", "limit", "held", "waiting", "requests", "granted_per_minute")} == {
         "id": "sim-a", "limit": 5, "held": 5, "waiting": 2, "requests": 1, "granted_per_minute": 5,
     }  # fmt: skip
+    assert (shown["oldest_wait_seconds"], shown["eta_seconds"]) == (0, 36)
     assert shown["why"].splitlines()[-1] == "1 requests wait for 2 units: 5 of 5 held"
     await broker.set_clock(61)
     (shown,) = (await client.get("/lease-pools")).json()["items"]
-    assert shown["granted_per_minute"] == 0
+    assert (shown["granted_per_minute"], shown["oldest_wait_seconds"], shown["eta_seconds"]) == (0, 61, 720)
     listed = (await client.get("/leases", params={"pool": "sim-a"})).json()["items"]
     assert [(lease["id"], lease["units"], lease["state"]) for lease in listed] == [
         (first.lease_id, 4, "reserved"), (second.lease_id, 1, "reserved"),

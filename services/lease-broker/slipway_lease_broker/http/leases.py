@@ -47,8 +47,9 @@ async def put_lease_pools(
 
 @router.get("/lease-pools")
 async def get_lease_pools(db_pool: Database) -> dict[str, Any]:
-    """Limit, units held and waiting, requests that wait, units granted in the last minute, and the last reasons."""
-    return {"items": [shown(pool) for pool in await pools.overview(db_pool)]}
+    """Limit, units held and waiting, requests that wait and since when, units granted in the last minute, what one unit
+    asked for now would wait (null: for ever), and the last reasons."""
+    return {"items": [shown(pool) | {"eta_seconds": pool.eta_seconds} for pool in await pools.overview(db_pool)]}
 
 
 @router.get("/leases")

@@ -9,6 +9,7 @@ import msgspec
 from slipway_common.postgres import Connection
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.ledger import LeasePool
 from slipway_lease_broker.store.rows import columns, structs
 
@@ -41,10 +42,11 @@ ON CONFLICT (id) DO UPDATE SET limit_units = excluded.limit_units, hold_seconds 
     retired = excluded.retired, dirty = true"""
 
 OVERVIEW: Final = f"""
-SELECT {DECLARED}, why, held, waiting, requests, granted_per_minute FROM lease_pools AS p,
+SELECT {DECLARED}, why, held, waiting, requests, oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
     LATERAL (SELECT coalesce(sum(units), 0) AS held FROM leases
              WHERE lease_pool_id = p.id AND ended_at IS NULL) AS counted,
-    LATERAL (SELECT coalesce(sum(waiting_units), 0) AS waiting, count(*) AS requests FROM requests
+    LATERAL (SELECT coalesce(sum(waiting_units), 0) AS waiting, count(*) AS requests,
+                 extract(epoch FROM slipway_clock() - min(asked_at))::float8 AS oldest_wait_seconds FROM requests
              WHERE lease_pool_id = p.id AND waiting_units > 0) AS queue,
     LATERAL (SELECT coalesce(sum(granted_units), 0) AS granted_per_minute FROM leases
              WHERE lease_pool_id = p.id AND granted_at > slipway_clock() - interval '1 minute') AS pace
@@ -58,7 +60,16 @@ class Overview(Declared, frozen=True, kw_only=True):
     held: int
     waiting: int
     requests: int
+    oldest_wait_seconds: float | None  # None while nobody waits
     granted_per_minute: int
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """What one unit that is asked for now would wait."""
+        return eta_seconds(
+            limit_units=self.limit_units, held_units=self.held, waiting_units=self.waiting,
+            granted_per_minute=self.granted_per_minute, hold_seconds=self.hold_seconds,
+        )  # fmt: skip
 
 
 async def clock(tx: Connection) -> datetime:
