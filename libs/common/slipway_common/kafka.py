@@ -31,6 +31,7 @@ BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 UNOWNED_ALERT_SECONDS: Final = 10.0
 TELL_EVERY: Final = 30  # tries, about as many seconds: an outage is one line per partition and half minute
 REPORT_SECONDS: Final = 1.0
+END_OFFSETS_SECONDS: Final = 2.0
 STOPPED_SECONDS: Final = 5.0  # how soon a partition that waits for an operator is looked at again
 
 
@@ -225,6 +226,24 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         """How long the longest-waiting assigned partition has been without an owner; 0 when all are owned."""
         now = monotonic_seconds()
         return max((now - since for p, since in self.assigned.items() if p not in self.owned), default=0.0)
+
+    async def lag(self) -> int | None:
+        """Records of the owned partitions that are not applied yet; None while the broker does not say."""
+        partitions = [TopicPartition(self.name, partition) for partition in self.owned]
+        if not partitions:
+            return 0
+        try:
+            async with asyncio.timeout(END_OFFSETS_SECONDS):
+                ends = await self.client.end_offsets(partitions)
+        except (KafkaError, TimeoutError, OSError):
+            return None
+        applied = {p: owned.next_offset for p, owned in self.owned.items()}
+        return sum(max(0, end - applied.get(tp.partition, end)) for tp, end in ends.items())
+
+    async def ends(self) -> dict[int, int]:
+        """Where each assigned partition ends now, as the broker says. Raises KafkaError when it cannot be asked."""
+        asked = [TopicPartition(self.name, partition) for partition in self.assigned]
+        return {tp.partition: end for tp, end in (await self.client.end_offsets(asked)).items()} if asked else {}
 
     def _gauge(self) -> None:
         UNOWNED.labels(self.consumer.topic.name).set(sum(p not in self.owned for p in self.assigned))

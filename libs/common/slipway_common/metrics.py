@@ -6,6 +6,7 @@ docs/generated are written from it. Labels have bounds: a pool, a config, an acc
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -445,18 +446,21 @@ def alerts() -> Iterator[Alert]:
     yield from ALERTS_OF_TARGETS
 
 
+@cache
 def counter(name: str) -> Counter:
     """The instrument of a row. Raises LookupError for a name that the table does not have as a counter."""
     row = _row(name, "counter")
     return Counter(name, row.help, row.labels)
 
 
+@cache
 def gauge(name: str) -> Gauge:
     """The instrument of a row. Raises LookupError for a name that the table does not have as a gauge."""
     row = _row(name, "gauge")
     return Gauge(name, row.help, row.labels)
 
 
+@cache
 def histogram(name: str) -> Histogram:
     """The instrument of a row. Raises LookupError for a name that the table does not have as a histogram."""
     row = _row(name, "histogram")

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +22,11 @@ from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.consume import Consumer, Handler
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.service import ServiceHeartbeat
+from slipway_common.measure import MEASURE_SECONDS, PLUMBING, Measure, plumbing
 from slipway_common.postgres import Pool
 from slipway_common.relay import Relay
 from slipway_common.runtime import Runtime
+from slipway_common.status import Status
 from slipway_common.settings import EnvironmentSettings
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import TOPICS, Topic
@@ -84,12 +87,12 @@ class Service:
         self.settings = settings
         self.consumers = [Consumer(name, topic, handle) for topic, handle in (consumes or {}).items()]
         self.views = views
+        self.runtime = Runtime()
         self.loops = [*loops, *self._own_loops()]
         self.routers = routers
         self.resources = resources
         self.state = state or {}
         self.schema_minimum = schema_minimum
-        self.runtime = Runtime()
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT; then finish the steps under way and stop."""
@@ -102,11 +105,15 @@ class Service:
     def app(self) -> FastAPI:
         app = FastAPI(title=f"Slipway {self.name}", version=VERSION, lifespan=self._lifespan)
         app.state.runtime = self.runtime
+        app.state.status = Status(
+            self.runtime, service=self.name, version=VERSION, instance=self.settings.instance
+        )
         app.state.tokens = Tokens(self.settings.tokens_file)
         for name, value in self.state.items():
             setattr(app.state, name, value)
         problem.install(app)
         app.include_router(routes.health)
+        app.include_router(routes.about)
         if self.consumers:
             app.state.consumers = {consumer.topic.name: consumer for consumer in self.consumers}
             app.include_router(routes.letters)
@@ -237,6 +244,7 @@ class Service:
             Loop("heartbeat", self._beat, self.settings.heartbeat_seconds),
             Loop("housekeeping", self._keep_house, 600.0),
             Loop("watch-ownership", self._watch_ownership, 2.0),
+            Loop("measure-plumbing", Measure(PLUMBING, partial(plumbing, runtime=self.runtime)).step, MEASURE_SECONDS),
         ]
 
     _beat_at = 0.0
