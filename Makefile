@@ -53,7 +53,7 @@ demo: $(READY) ## Whole system on simulated clouds: DURATION=3m SPEED=20 SEED= F
 
 check: $(READY) ## ruff, mypy, import contracts
 	.venv/bin/ruff check .
-	.venv/bin/mypy libs services tests $(if $(wildcard bench/*.py),bench)
+	.venv/bin/mypy libs services tests examples $(if $(wildcard bench/*.py),bench)
 	.venv/bin/lint-imports --no-logo
 
 test: $(READY) ## Everything that CI runs, layer by layer, with times: LAYERS="unit contract" for some of them

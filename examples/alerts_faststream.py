@@ -1,0 +1,30 @@
+"""Alerts of Slipway as notifications, in FastStream: each at least once, and a restart goes on where it was."""
+import asyncio
+import json
+import os
+from collections import Counter
+from urllib.request import Request, urlopen
+
+from faststream import AckPolicy, FastStream
+from faststream.kafka import KafkaBroker, annotations
+
+TOPICS = [os.environ.get("TOPIC_PREFIX", "") + name for name in ("slipway.alert.v1", "slipway.worker.lifecycle.v1")]
+ACTIONS = {"alert.raised.v1": "trigger", "alert.resolved.v1": "resolve", "worker.launch_failed.v1": "count"}
+WEBHOOK = Request(url, headers={"content-type": "application/json"}) if (url := os.getenv("WEBHOOK_URL")) else None
+broker, told = KafkaBroker(os.environ["KAFKA"], allow_auto_create_topics=False), Counter[str]()
+
+@broker.subscriber(*TOPICS, group_id="alerts-faststream", group_instance_id="1", auto_offset_reset="earliest",
+                   ack_policy=AckPolicy.NACK_ON_ERROR, decoder=lambda message: message.body)  # the defaults lose
+async def notify(message: annotations.KafkaMessage) -> None:
+    try:
+        body = {"action": ACTIONS[message.headers["ce_type"].removeprefix("io.slipway.")], **json.loads(message.body)}
+        told[key := body.get("dedup_key") or body["launch_config_id"]] += 1
+        print(body["action"], key, told[key], body.get("summary", ""), flush=True)
+        if WEBHOOK and body["action"] != "count":
+            await asyncio.to_thread(urlopen, WEBHOOK, json.dumps(body).encode(), timeout=10)
+    except (KeyError, TypeError, ValueError):  # another type, a tombstone, no event: to raise would ask for ever
+        return
+    except OSError as error:
+        raise await asyncio.sleep(5, error) from None  # then the same record comes again
+
+asyncio.run(FastStream(broker).run())

@@ -1,0 +1,81 @@
+"""Watches a page or a file, and tells Slipway what it says about a zone, an account or a launch config.
+
+    python examples/monitor_signal.py config linux-zone-c https://status.example/zone-c --every 30
+
+What does not answer is degraded; so is a text that begins with `degraded`. `maintenance` asks for a pause; anything
+else is fine. A signal is sent when that changes, and while it is bad again before its ttl ends: a monitor that dies
+must not keep a config paused for ever.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.request import urlopen
+
+from aiokafka import AIOKafkaProducer
+
+TOPIC = os.environ.get("TOPIC_PREFIX", "") + "slipway.launch-config.signal.v1"
+# A resume request lifts only what the same source has paused, so it is safe to send it without knowing.
+SIGNALS = {
+    "fine": ("recovered", "resume_request"),
+    "degraded": ("degraded", "resume_request"),
+    "maintenance": ("pause_request",),
+}
+
+
+def look(where: str) -> tuple[str, str]:
+    """The state, and a reason for people."""
+    try:
+        if where.startswith(("http://", "https://")):
+            with urlopen(where, timeout=10) as page:
+                text = page.read(1000).decode(errors="replace")
+        else:
+            text = Path(where).read_text(errors="replace")
+    except OSError as error:
+        return "degraded", f"{where}: {error}"
+    reason = text.strip().partition("\n")[0][:200]
+    state = next((state for state in ("degraded", "maintenance") if reason.startswith(state)), "fine")
+    return state, reason or "fine"
+
+
+async def publish(producer: AIOKafkaProducer, target: tuple[str, str], kind: str, reason: str, **rest: object) -> None:
+    data = {"target_kind": target[0], "target_id": target[1], "kind": kind, "reason": reason, **rest}
+    headers = {"ce_specversion": "1.0", "ce_id": str(uuid.uuid4()), "ce_source": f"/monitors/{rest['source']}",
+               "ce_type": "io.slipway.signal.raised.v1", "content-type": "application/json"}  # fmt: skip
+    await producer.send_and_wait(
+        TOPIC, json.dumps(data).encode(), key=target[1].encode(),
+        headers=[(name, value.encode()) for name, value in headers.items()],
+    )  # fmt: skip
+    print(f"{' '.join(target)}: {kind}, {reason}", flush=True)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description="Tell Slipway what a page or a file says.")
+    parser.add_argument("target_kind", choices=["config", "zone", "account", "pool", "image"])
+    parser.add_argument("target_id")
+    parser.add_argument("where", help="an http(s) address or a file")
+    parser.add_argument("--source", default="status-page")
+    parser.add_argument("--every", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("--ttl", type=float, default=300.0, metavar="SECONDS", help="several times --every")
+    asked = parser.parse_args()
+    target, before, told_at = (asked.target_kind, asked.target_id), "", 0.0
+    async with AIOKafkaProducer(bootstrap_servers=os.environ["KAFKA"]) as producer:
+        loop = asyncio.get_running_loop()
+        while True:
+            now, observed_at = loop.time(), datetime.now(UTC).isoformat()
+            state, reason = await asyncio.to_thread(look, asked.where)
+            runs_out = state != "fine" and now + 2 * asked.every >= told_at + asked.ttl
+            if state != before or runs_out:
+                for kind in SIGNALS[state]:
+                    await publish(producer, target, kind, reason, source=asked.source, observed_at=observed_at,
+                                  ttl_seconds=asked.ttl)  # fmt: skip
+                before, told_at = state, now
+            await asyncio.sleep(asked.every)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
