@@ -1,4 +1,5 @@
-"""One Apache Kafka and one PostgreSQL per test session, started when first asked for."""
+"""One Apache Kafka and one PostgreSQL per test session, started when first asked for; for each test of what all services
+share a database and topics of its own."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -9,6 +10,8 @@ import pytest
 from slipway_local.guard import guard
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.postgres import EmbeddedPostgres
+from tests import harness
+from tests.harness import Place
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +38,15 @@ async def postgres(session_folder: Path) -> AsyncIterator[EmbeddedPostgres]:
     await server.start()
     yield server
     await server.stop()
+
+
+@pytest.fixture(scope="session")
+async def servers(kafka: EmbeddedKafka, postgres: EmbeddedPostgres) -> tuple[EmbeddedKafka, EmbeddedPostgres]:
+    await harness.make_template(postgres)
+    return kafka, postgres
+
+
+@pytest.fixture
+async def place(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> AsyncIterator[Place]:
+    async with harness.new_place(servers) as place:
+        yield place
