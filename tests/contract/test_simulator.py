@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 import uvicorn
 from fastapi import FastAPI, Response
@@ -23,11 +24,14 @@ from slipway_simulator.facts import (
     Refused,
     Registered,
     Reply,
+    TaskArrived,
+    TaskClaimed,
     TaskEnded,
+    TaskRenewed,
     Terminated,
 )
 from slipway_simulator.ledger import Ledger, read
-from slipway_simulator.main import served
+from slipway_simulator.main import STOP_SECONDS, served
 from slipway_simulator.settings import Settings
 
 SCENARIO: dict[str, Any] = {
@@ -109,6 +113,10 @@ class Simulated:
             "user_data": {"register_url": self.registrar.url, "batch_id": f"batch-{token}", "secret": "secret"},
         }
         return await self.client.post(f"/accounts/{account}/instances", json=body | fields)
+
+    async def claim(self, worker_id: str, *, wait_seconds: float = 0.0, timeout: float = 40.0) -> httpx2.Response:
+        body = {"worker_id": worker_id, "instance_id": f"i-{worker_id}", "wait_seconds": wait_seconds}
+        return await self.client.post("/queue/linux/claim", json=body, timeout=timeout)
 
     async def listed(self, token: str) -> list[str]:
         params = {"deployment": "test", "batch": f"batch-{token}"}
@@ -338,6 +346,87 @@ async def test_crash_loses_the_machine_not_its_task(simulated: Simulated) -> Non
     await simulated.create("t2")
     assert [fact.result for fact in await simulated.facts(TaskEnded, 2)] == ["interrupted", "done"]
     assert [fact.by for fact in await simulated.facts(Terminated, 1)] == ["fault"]
+
+
+async def test_a_worker_from_outside_waits_claims_renews_and_finishes(simulated: Simulated) -> None:
+    """A claim waits for a task; asked again it is the same one; renewing and ending are its worker's alone."""
+    assert (await simulated.claim("w-1")).status_code == 204
+    waiting = asyncio.create_task(simulated.claim("w-1", wait_seconds=20))
+    await simulated.post("/tasks", {"pool_id": "linux", "count": 2, "duration_seconds": 1500})
+    task = (await waiting).json()
+    assert task == {
+        "task_id": "linux-1", "command": ["sleep", "1.500"], "source": "simulator", "claim_seconds": 20.0,
+    }  # fmt: skip
+    assert (await simulated.claim("w-1")).json() == task
+    assert (await simulated.claim("w-2")).json()["task_id"] == "linux-2"
+    foreign = await simulated.client.post("/queue/linux/tasks/linux-1/renew", json={"worker_id": "w-2"})
+    assert (foreign.status_code, foreign.json()["detail"]) == (409, "linux-1 runs on w-1")
+    end = "/queue/linux/tasks/linux-1/finish"
+    bodies = [{"worker_id": "w-1", "exit_code": 3}, {"worker_id": "w-1", "exit_code": 3}, {"worker_id": "w-2"}]
+    assert [(await simulated.client.post(end, json=body)).status_code for body in bodies] == [200, 200, 422]
+    (ended,) = await simulated.facts(TaskEnded, 1)
+    assert (ended.task_id, ended.instance_id, ended.result, ended.exit_code) == ("linux-1", "i-w-1", "done", 3)
+    first = await simulated.facts(Registered, 2)
+    assert [(f.worker_id, f.pool_id, f.token) for f in first] == [("w-1", "linux", ""), ("w-2", "linux", "")]
+    pool = (await simulated.client.get("/state")).json()["pools"]["linux"]
+    assert (pool["pending"], pool["claimed"], pool["busy"], pool["tasks_done"]) == (0, 1, 1, 1)
+
+
+async def test_machines_and_workers_from_outside_share_a_pool(simulated: Simulated) -> None:
+    """Each task runs once, on either kind."""
+    await simulated.create("t1")
+    await simulated.facts(Registered, 1)
+    await simulated.post("/tasks", {"pool_id": "linux", "count": 2, "duration_seconds": 600})
+    await simulated.facts(Claimed, 1)
+    assert (await simulated.claim("w-1")).json()["task_id"] == "linux-2"
+    assert (await simulated.claim("w-2")).status_code == 204
+    await simulated.client.post("/queue/linux/tasks/linux-2/finish", json={"worker_id": "w-1", "exit_code": 0})
+    ended = {fact.task_id: fact.instance_id for fact in await simulated.facts(TaskEnded, 2)}
+    assert ended == {"linux-1": "i-000001", "linux-2": "i-w-1"}
+
+
+async def test_who_hangs_up_takes_nothing(simulated: Simulated) -> None:
+    """A worker that waited and went leaves the task to the next one that waits."""
+    with pytest.raises(httpx2.ReadTimeout):
+        await simulated.claim("w-1", wait_seconds=20, timeout=0.3)
+    waiting = asyncio.create_task(simulated.claim("w-2", wait_seconds=20))
+    await simulated.facts(Registered, 2)
+    await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 1000})
+    assert (await waiting).json()["task_id"] == "linux-1"
+
+
+async def test_claims_outlive_the_simulator_and_run_out(prepared: Simulated) -> None:
+    """Started anew from its ledger, a claim is still its worker's; unrenewed it runs out, and the task waits again."""
+    simulated = prepared
+    async with serving(served(simulated.settings)):
+        await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 900})
+        await simulated.facts(TaskArrived, 1)
+        await simulated.claim("w-1")
+    async with serving(served(simulated.settings)):
+        renewed = await simulated.client.post("/queue/linux/tasks/linux-1/renew", json={"worker_id": "w-1"})
+        assert (renewed.status_code, renewed.json()) == (200, {"claim_seconds": 20.0})
+    (claimed,), (renewal,) = simulated.written(TaskClaimed), simulated.written(TaskRenewed)
+    assert claimed.runs_out_at < renewal.runs_out_at
+    ledger = Ledger(simulated.settings.ledger)
+    ledger.append([msgspec.structs.replace(renewal, runs_out_at=renewal.at + 1)])  # a test does not wait for 20 s
+    ledger.close()
+    async with serving(served(simulated.settings)):
+        (ended,) = await simulated.facts(TaskEnded, 1)
+        assert (ended.task_id, ended.result, ended.at >= renewal.at + 1) == ("linux-1", "interrupted", True)
+        end = "/queue/linux/tasks/linux-1/finish"
+        late = await simulated.client.post(end, json={"worker_id": "w-1", "exit_code": 0})
+        assert (late.status_code, late.json()["detail"]) == (409, "linux-1 waits again: the claim ran out")
+        assert (await simulated.claim("w-2")).json()["task_id"] == "linux-1"
+
+
+async def test_who_waits_for_a_task_holds_up_no_stop(prepared: Simulated) -> None:
+    """A simulator that has to stop answers whoever waits, and is gone."""
+    async with serving(served(prepared.settings)):
+        waiting = asyncio.create_task(prepared.claim("w-1", wait_seconds=30))
+        await prepared.facts(Registered, 1)
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < STOP_SECONDS
+    assert (await waiting).status_code == 204
 
 
 def test_torn_line_is_cut(tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ class InstanceCreated(Recorded, frozen=True, kw_only=True, tag="instance_created
 
 
 class Registered(Recorded, frozen=True, kw_only=True, tag="registered"):
+    """`token` is empty for a worker from outside: it has asked the queue for the first time."""
+
     instance_id: str
     worker_id: str
     pool_id: str
@@ -157,13 +159,34 @@ class TaskStarted(Recorded, frozen=True, kw_only=True, tag="task_started"):
     duration_seconds: float = 0.0
 
 
+class TaskClaimed(Recorded, frozen=True, kw_only=True, tag="task_claimed"):
+    """A worker from outside has the task until `runs_out_at`, and longer if it renews its claim. It says itself when
+    the task has ended. `unit`: of a demand level; such a claim also ends when the level drops."""
+
+    task_id: str
+    pool_id: str
+    instance_id: str
+    worker_id: str
+    runs_out_at: float
+    unit: bool
+    duration_seconds: float = 0.0
+
+
+class TaskRenewed(Recorded, frozen=True, kw_only=True, tag="task_renewed"):
+    task_id: str
+    pool_id: str
+    runs_out_at: float
+
+
 class TaskEnded(Recorded, frozen=True, kw_only=True, tag="task_ended"):
-    """`interrupted`: its machine ended first; the task waits again."""
+    """`interrupted`: its machine ended first, or its claim ran out; the task waits again. `exit_code` is what a
+    worker from outside said."""
 
     task_id: str
     pool_id: str
     instance_id: str
     result: Literal["done", "interrupted"]
+    exit_code: int | None = None
 
 
 class DemandSet(Recorded, frozen=True, kw_only=True, tag="demand_set"):
@@ -187,5 +210,5 @@ Fact = (
     ScenarioLoaded | FaultSet | FaultCleared
     | Call | Reply | InstanceCreated
     | Registered | Refused | Claimed | Idle | Told | Terminated
-    | TasksAdded | TaskArrived | TaskStarted | TaskEnded | DemandSet | DemandReported
+    | TasksAdded | TaskArrived | TaskStarted | TaskClaimed | TaskRenewed | TaskEnded | DemandSet | DemandReported
 )  # fmt: skip

@@ -17,7 +17,7 @@ from slipway_common.telemetry import configure_logs
 from slipway_common.topics import POOL_DEMAND
 from slipway_simulator import demand
 from slipway_simulator.facts import ScenarioLoaded
-from slipway_simulator.http import accounts, admin, problems
+from slipway_simulator.http import accounts, admin, problems, queue
 from slipway_simulator.http.dropping import DroppableProtocol
 from slipway_simulator.ledger import Ledger
 from slipway_simulator.reports import Reporter, kafka_producer
@@ -57,6 +57,7 @@ def build(settings: Settings) -> FastAPI:
     app = FastAPI(title="Slipway simulator", lifespan=lifespan)
     app.include_router(accounts.router)
     app.include_router(admin.router)
+    app.include_router(queue.router)
     problems.install(app)
     return app
 

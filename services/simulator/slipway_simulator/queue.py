@@ -1,15 +1,31 @@
 """The task queue of every pool: what waits, what runs where, and the counts that a report carries. Pure.
 
 Tasks come from sources (demand.py); beside them a pool may have a *level*, units of demand without a length that
-machines hold until the level drops. Knows nothing of Kafka and of what a machine does between two tasks.
+machines hold until the level drops. Simulated machines *take* tasks, which end on time; workers from outside *claim*
+them and say when they have ended. Knows nothing of Kafka, of HTTP, and of what a machine does between two tasks.
 """
 
 from collections import deque
 
 import msgspec
+from msgspec.structs import replace
 
 from slipway_simulator.demand import Demand
-from slipway_simulator.facts import DemandSet, Fact, ScenarioLoaded, TaskArrived, TaskEnded, TasksAdded, TaskStarted
+from slipway_simulator.facts import (
+    DemandSet,
+    Fact,
+    Registered,
+    ScenarioLoaded,
+    TaskArrived,
+    TaskClaimed,
+    TaskEnded,
+    TaskRenewed,
+    TasksAdded,
+    TaskStarted,
+)
+
+# How long a worker from outside may be silent about a task, on the wall: a few lost renewals, not a lost machine.
+CLAIM_SECONDS = 20.0
 
 
 class Source(msgspec.Struct):
@@ -28,12 +44,20 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A task on a machine. `ends_at` is None for a unit of a level."""
+    """A task on a machine. One that a simulated machine took has `ends_at`, unless it is a `unit` of a level; one that
+    a worker from outside claimed has `worker_id` and `runs_out_at`."""
 
     task: Task
     pool_id: str
     instance_id: str
-    ends_at: float | None
+    unit: bool
+    ends_at: float | None = None
+    worker_id: str = ""
+    runs_out_at: float | None = None
+
+
+class NotYours(Exception):
+    """The task is not this worker's, or is so no longer. The text says what became of it."""
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -44,8 +68,11 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class PoolQueue(msgspec.Struct):
+    """`finished`: tasks that workers from outside have ended, and which worker."""
+
     pending: deque[Task] = msgspec.field(default_factory=deque)
     running: dict[str, Run] = {}
+    finished: dict[str, str] = {}
     level: DemandSet | None = None
     arrived: int = 0
     done: int = 0
@@ -54,7 +81,7 @@ class PoolQueue(msgspec.Struct):
     @property
     def held(self) -> list[Run]:
         """Units of the level that machines hold, oldest first."""
-        return [run for run in self.running.values() if run.ends_at is None]
+        return [run for run in self.running.values() if run.unit]
 
 
 class Queue(msgspec.Struct):
@@ -63,6 +90,7 @@ class Queue(msgspec.Struct):
     pools: dict[str, PoolQueue] = {}
     sources: dict[str, Source] = {}
     source_count: int = 0
+    workers: set[str] = set()
     speed: float = 1.0
 
     def fold(self, fact: Fact) -> None:
@@ -81,11 +109,19 @@ class Queue(msgspec.Struct):
                 if source := self.sources.get(fact.source_id):
                     source.taken += 1
             case TaskStarted():
-                self._started(fact)
+                self._begun(Run(_task(fact), fact.pool_id, fact.instance_id, fact.ends_at is None, fact.ends_at))
+            case TaskClaimed():
+                run = Run(_task(fact), fact.pool_id, fact.instance_id, fact.unit)
+                self._begun(replace(run, worker_id=fact.worker_id, runs_out_at=fact.runs_out_at))
+            case TaskRenewed():
+                running = self._pool(fact.pool_id).running
+                running[fact.task_id] = replace(running[fact.task_id], runs_out_at=fact.runs_out_at)
             case TaskEnded():
                 self._ended(fact)
             case DemandSet():
                 self._pool(fact.pool_id).level = fact
+            case Registered():
+                self.workers.add(fact.worker_id)
             case _:
                 pass
 
@@ -94,21 +130,22 @@ class Queue(msgspec.Struct):
         self.source_count += 1
         self.sources[f"source-{self.source_count}"] = Source(pool_id, demand, at, self.speed)
 
-    def _started(self, fact: TaskStarted) -> None:
-        pool = self._pool(fact.pool_id)
-        task = Task(fact.task_id, fact.duration_seconds)
-        if fact.ends_at is None:
+    def _begun(self, run: Run) -> None:
+        pool = self._pool(run.pool_id)
+        if run.unit:
             pool.units += 1
         else:
-            pool.pending.remove(task)
-        pool.running[fact.task_id] = Run(task, fact.pool_id, fact.instance_id, fact.ends_at)
+            pool.pending.remove(run.task)
+        pool.running[run.task.task_id] = run
 
     def _ended(self, fact: TaskEnded) -> None:
         pool = self._pool(fact.pool_id)
         run = pool.running.pop(fact.task_id)
         if fact.result == "done":
             pool.done += 1
-        elif run.ends_at is not None:
+            if run.worker_id:
+                pool.finished[fact.task_id] = run.worker_id
+        elif not run.unit:
             pool.pending.appendleft(run.task)
 
     def _pool(self, pool_id: str) -> PoolQueue:
@@ -142,19 +179,90 @@ def take(queue: Queue, pool_id: str, instance_id: str, *, now: float) -> TaskSta
     """What this machine starts now, if anything: the oldest task, else a unit of the level."""
     if not available(queue, pool_id):
         return None
-    pool = queue.pools[pool_id]
-    if not pool.pending:
-        task_id = f"{pool_id}-unit-{pool.units + 1}"
-        return TaskStarted(at=now, task_id=task_id, pool_id=pool_id, instance_id=instance_id, ends_at=None)
-    task = pool.pending[0]
+    task, unit = _next(queue.pools[pool_id], pool_id)
     return TaskStarted(
         at=now,
         task_id=task.task_id,
         pool_id=pool_id,
         instance_id=instance_id,
-        ends_at=now + task.duration_seconds,
+        ends_at=None if unit else now + task.duration_seconds,
         duration_seconds=task.duration_seconds,
     )
+
+
+def claim(queue: Queue, pool_id: str, worker_id: str, instance_id: str, *, now: float) -> TaskClaimed | None:
+    """What a worker from outside may run now, if anything; as `take`, with a claim that runs out."""
+    if not available(queue, pool_id):
+        return None
+    task, unit = _next(queue.pools[pool_id], pool_id)
+    return TaskClaimed(
+        at=now,
+        task_id=task.task_id,
+        pool_id=pool_id,
+        instance_id=instance_id,
+        worker_id=worker_id,
+        runs_out_at=now + CLAIM_SECONDS,
+        unit=unit,
+        duration_seconds=task.duration_seconds,
+    )
+
+
+def claimed_by(queue: Queue, pool_id: str, worker_id: str) -> Run | None:
+    """What a worker from outside has claimed. One that asks for a task while it has one did not hear the answer."""
+    pool = queue.pools.get(pool_id, PoolQueue())
+    return next((run for run in pool.running.values() if run.worker_id == worker_id), None)
+
+
+def renew(queue: Queue, pool_id: str, task_id: str, worker_id: str, *, now: float) -> TaskRenewed:
+    """The claim lasts anew. Raises NotYours."""
+    _own(queue, pool_id, task_id, worker_id)
+    return TaskRenewed(at=now, task_id=task_id, pool_id=pool_id, runs_out_at=now + CLAIM_SECONDS)
+
+
+def finish(
+    queue: Queue, pool_id: str, task_id: str, worker_id: str, exit_code: int, *, now: float
+) -> TaskEnded | None:
+    """The task has ended, well or badly; None when this worker has said so before. Raises NotYours."""
+    if queue.pools.get(pool_id, PoolQueue()).finished.get(task_id) == worker_id:
+        return None
+    return replace(end(_own(queue, pool_id, task_id, worker_id), now=now), exit_code=exit_code)
+
+
+def ran_out(queue: Queue, pool_id: str, task_id: str, *, now: float) -> TaskEnded | None:
+    """The end of a claim that was not renewed in time; None when it was, or is gone."""
+    run = queue.pools.get(pool_id, PoolQueue()).running.get(task_id)
+    if run is None or run.runs_out_at is None or run.runs_out_at > now:
+        return None
+    return end(run, now=now, interrupted=True)
+
+
+def command(run: Run) -> list[str]:
+    """What a worker from outside has to run."""
+    return ["sleep", "infinity" if run.unit else f"{run.task.duration_seconds:.3f}"]
+
+
+def _task(fact: TaskStarted | TaskClaimed) -> Task:
+    return Task(fact.task_id, fact.duration_seconds)
+
+
+def _own(queue: Queue, pool_id: str, task_id: str, worker_id: str) -> Run:
+    pool = queue.pools.get(pool_id, PoolQueue())
+    run = pool.running.get(task_id)
+    if run is None:
+        if task_id in pool.finished:
+            raise NotYours(f"{task_id} was ended by {pool.finished[task_id]}")
+        waits = any(task.task_id == task_id for task in pool.pending)
+        raise NotYours(f"{task_id} waits again: the claim ran out" if waits else f"{task_id} does not run")
+    if run.worker_id != worker_id:
+        raise NotYours(f"{task_id} runs on {run.worker_id or run.instance_id}")
+    return run
+
+
+def _next(pool: PoolQueue, pool_id: str) -> tuple[Task, bool]:
+    """The oldest task, or a unit of the level; and whether it is one."""
+    if pool.pending:
+        return pool.pending[0], False
+    return Task(f"{pool_id}-unit-{pool.units + 1}", 0.0), True
 
 
 def end(run: Run, *, now: float, interrupted: bool = False) -> TaskEnded:

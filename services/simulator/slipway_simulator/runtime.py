@@ -1,7 +1,7 @@
 """The world in motion: facts go to the ledger and into the world, and set off what has to happen next.
 
-Holds the one World, a task per live machine, a timer per running task and a feeder per source of tasks. Decides
-nothing: the pure modules do. All of it runs on one event loop, so that deciding and recording is one step.
+Holds the one World, a task per live machine, a timer per running task or claim, and a feeder per source of tasks.
+Decides nothing: the pure modules do. All of it runs on one event loop, so that deciding and recording is one step.
 """
 
 import asyncio
@@ -21,10 +21,13 @@ from slipway_simulator.facts import (
     Fact,
     InstanceCreated,
     Refused,
+    Registered,
     Reply,
     ScenarioLoaded,
     TaskArrived,
+    TaskClaimed,
     TaskEnded,
+    TaskRenewed,
     TasksAdded,
     TaskStarted,
     Terminated,
@@ -51,7 +54,7 @@ class Simulator(Driver):
         self._feeders: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._wakes: dict[str, asyncio.Event] = {}
-        self._waiting: dict[str, dict[str, asyncio.Event]] = {}
+        self._waiting: dict[str, dict[asyncio.Event, None]] = {}
 
     def start(self) -> None:
         """Everything that lived when the ledger ended goes on."""
@@ -82,10 +85,14 @@ class Simulator(Driver):
             self.world.fold(fact)
         pools = {pool for fact in batch if (pool := self._react(fact))}
         for pool_id in pools:
-            for wake in islice(self._waiting.get(pool_id, {}).values(), queue.available(self.world.queue, pool_id)):
-                wake.set()
+            self.wake(pool_id)
         if pools:
             self.changed.set()
+
+    def wake(self, pool_id: str) -> None:
+        """As many of those who wait for work as there is work for, the longest first."""
+        for wake in islice(self._waiting.get(pool_id, {}), queue.available(self.world.queue, pool_id)):
+            wake.set()
 
     def _react(self, fact: Fact) -> str:
         """Start or stop what the fact sets in motion; returns the pool whose queue has changed."""
@@ -99,9 +106,12 @@ class Simulator(Driver):
                 self._start_life(self.world.machines[fact.instance_id])
             case Terminated():
                 self._end_life(fact.instance_id)
-            case TaskStarted():
+            case TaskStarted() | TaskClaimed():
                 self._start_timer(self.world.queue.pools[fact.pool_id].running[fact.task_id])
                 return fact.pool_id
+            case TaskRenewed():
+                self._timers.pop(fact.task_id).cancel()
+                self._start_timer(self.world.queue.pools[fact.pool_id].running[fact.task_id])
             case TaskEnded():
                 if timer := self._timers.pop(fact.task_id, None):
                     timer.cancel()
@@ -154,7 +164,7 @@ class Simulator(Driver):
         wake = self._wakes[machine.instance_id]
         waiting = self._waiting.setdefault(machine.pool_id, {})
         if machine.free:
-            waiting[machine.instance_id] = wake
+            waiting[wake] = None
         try:
             async with asyncio.timeout(None if until is None else max(0.0, until - self.now())):
                 await wake.wait()
@@ -162,7 +172,7 @@ class Simulator(Driver):
             pass
         finally:
             wake.clear()
-            waiting.pop(machine.instance_id, None)
+            waiting.pop(wake, None)
 
     def _start_life(self, machine: Machine) -> None:
         self._wakes[machine.instance_id] = asyncio.Event()
@@ -174,15 +184,64 @@ class Simulator(Driver):
         if life and life is not asyncio.current_task():
             life.cancel()
 
+    # Workers from outside
+
+    def claim(self, pool_id: str, worker_id: str, instance_id: str) -> Run | None:
+        """What this worker runs from now on: what it has claimed already, else the next task, if any."""
+        now, waiting = self.now(), self.world.queue
+        if worker_id not in waiting.workers:
+            first = Registered(at=now, instance_id=instance_id, worker_id=worker_id, pool_id=pool_id, token="")
+            self.record([first])
+        if mine := queue.claimed_by(waiting, pool_id, worker_id):
+            self.renew(pool_id, mine.task.task_id, worker_id)
+        elif claimed := queue.claim(waiting, pool_id, worker_id, instance_id, now=now):
+            self.record([claimed])
+        return queue.claimed_by(waiting, pool_id, worker_id)
+
+    def renew(self, pool_id: str, task_id: str, worker_id: str) -> None:
+        """Raises NotYours."""
+        self.record([queue.renew(self.world.queue, pool_id, task_id, worker_id, now=self.now())])
+
+    def finish(self, pool_id: str, task_id: str, worker_id: str, exit_code: int) -> None:
+        """Raises NotYours."""
+        ended = queue.finish(self.world.queue, pool_id, task_id, worker_id, exit_code, now=self.now())
+        self.record([ended] if ended else [])
+
+    async def work_in(self, pool_id: str, over: asyncio.Event, *, until: float) -> bool:
+        """Wait for work in a pool; False when there is none in time, or the wait is over for whoever asked."""
+        wake = asyncio.Event()
+        waiting = self._waiting.setdefault(pool_id, {})
+        waiting[wake] = None
+        signs = [asyncio.ensure_future(wake.wait()), asyncio.ensure_future(over.wait())]
+        try:
+            left_seconds = max(0.0, until - self.now())
+            await asyncio.wait(signs, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.pop(wake)
+            for sign in signs:
+                sign.cancel()
+        if wake.is_set() and over.is_set():
+            self.wake(pool_id)  # somebody else's turn
+        return wake.is_set() and not over.is_set()
+
     # Tasks
 
     def _start_timer(self, run: Run) -> None:
-        if run.ends_at is not None:
-            delay = max(0.0, run.ends_at - self.now())
-            self._timers[run.task.task_id] = asyncio.get_running_loop().call_later(delay, self._end_task, run)
+        """A machine's task ends on time; a claim runs out."""
+        end, at = (self._end_task, run.ends_at) if run.ends_at is not None else (self._end_claim, run.runs_out_at)
+        if at is not None:
+            delay = max(0.0, at - self.now())
+            self._timers[run.task.task_id] = asyncio.get_running_loop().call_later(delay, end, run)
 
     def _end_task(self, run: Run) -> None:
         self.record([queue.end(run, now=self.now())])
+
+    def _end_claim(self, run: Run) -> None:
+        ended = queue.ran_out(self.world.queue, run.pool_id, run.task.task_id, now=self.now())
+        if ended:
+            self.record([ended])
+        else:
+            self._start_timer(run)  # the wall clock went back meanwhile
 
     def _start_feeders(self) -> None:
         """A feeder per source; those of an earlier scenario end."""

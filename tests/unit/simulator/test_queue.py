@@ -4,8 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_simulator.facts import DemandSet, TaskArrived, TaskStarted
-from slipway_simulator.queue import Counts, Queue, available, end, take
+from slipway_simulator.facts import DemandSet, TaskArrived, TaskClaimed, TaskStarted
+from slipway_simulator.queue import (
+    CLAIM_SECONDS,
+    Counts,
+    NotYours,
+    Queue,
+    available,
+    claim,
+    claimed_by,
+    command,
+    end,
+    finish,
+    ran_out,
+    renew,
+    take,
+)
 from slipway_simulator.world import World, set_level
 
 
@@ -81,9 +95,77 @@ def test_a_lower_level_ends_the_newest_units() -> None:
     assert world.queue.counts("p") == Counts(0, 2)
 
 
-@given(st.lists(st.sampled_from(["arrive", "take", "done", "interrupt"]), max_size=60))
+def claimed(queue: Queue, worker_id: str, *, now: float = 10.0) -> TaskClaimed | None:
+    """A worker from outside takes what there is."""
+    if taken := claim(queue, "p", worker_id, f"i-{worker_id}", now=now):
+        queue.fold(taken)
+    return taken
+
+
+def test_a_claim_is_renewed_and_finished_by_its_worker_alone() -> None:
+    """The worker renews and ends it, and may say the end again; anybody else hears whose it is."""
+    queue = queue_with(5.0)
+    taken = claimed(queue, "w-1")
+    assert taken is not None
+    assert (taken.task_id, taken.runs_out_at, taken.unit) == ("p-1", 10.0 + CLAIM_SECONDS, False)
+    assert claimed(queue, "w-2") is None
+    run = claimed_by(queue, "p", "w-1")
+    assert run is not None
+    assert command(run) == ["sleep", "5.000"]
+    with pytest.raises(NotYours, match="p-1 runs on w-1"):
+        renew(queue, "p", "p-1", "w-2", now=11.0)
+    with pytest.raises(NotYours, match="p-1 runs on w-1"):
+        finish(queue, "p", "p-1", "w-2", 0, now=11.0)
+    queue.fold(renew(queue, "p", "p-1", "w-1", now=25.0))
+    assert ran_out(queue, "p", "p-1", now=44.9) is None
+    ended = finish(queue, "p", "p-1", "w-1", 3, now=44.9)
+    assert ended is not None
+    assert (ended.result, ended.exit_code, ended.instance_id) == ("done", 3, "i-w-1")
+    queue.fold(ended)
+    assert finish(queue, "p", "p-1", "w-1", 3, now=50.0) is None
+    with pytest.raises(NotYours, match="p-1 was ended by w-1"):
+        finish(queue, "p", "p-1", "w-2", 0, now=50.0)
+    with pytest.raises(NotYours, match="nothing does not run"):
+        renew(queue, "p", "nothing", "w-1", now=50.0)
+    assert (queue.counts("p"), queue.pools["p"].done) == (Counts(0, 0), 1)
+
+
+def test_a_claim_runs_out_and_the_task_waits_again() -> None:
+    """Before all others; whoever had it may not end it any more, not even while nobody else has taken it."""
+    queue = queue_with(5.0, 6.0)
+    claimed(queue, "w-1", now=10.0)
+    assert ran_out(queue, "p", "p-1", now=9.9 + CLAIM_SECONDS) is None
+    lapsed = ran_out(queue, "p", "p-1", now=10.0 + CLAIM_SECONDS)
+    assert lapsed is not None
+    queue.fold(lapsed)
+    assert [task.task_id for task in queue.pools["p"].pending] == ["p-1", "p-2"]
+    with pytest.raises(NotYours, match="p-1 waits again: the claim ran out"):
+        finish(queue, "p", "p-1", "w-1", 0, now=31.0)
+    again = claimed(queue, "w-2")
+    assert again is not None
+    assert again.task_id == "p-1"
+    with pytest.raises(NotYours, match="p-1 runs on w-2"):
+        renew(queue, "p", "p-1", "w-1", now=31.0)
+
+
+def test_a_level_ends_claims_too() -> None:
+    """A worker from outside holds a unit until the level drops; then it is its own no longer."""
+    world = World(queue=queue_with(level=(1, None)))
+    taken = claimed(world.queue, "w-1")
+    assert taken is not None
+    run = claimed_by(world.queue, "p", "w-1")
+    assert run is not None
+    assert (taken.unit, command(run), world.queue.counts("p")) == (True, ["sleep", "infinity"], Counts(0, 1))
+    for fact in set_level(world, DemandSet(at=20.0, pool_id="p", pending=0)):
+        world.fold(fact)
+    assert world.queue.counts("p") == Counts(0, 0)
+    with pytest.raises(NotYours):
+        renew(world.queue, "p", taken.task_id, "w-1", now=21.0)
+
+
+@given(st.lists(st.sampled_from(["arrive", "take", "claim", "done", "interrupt"]), max_size=60))
 def test_no_task_is_lost(steps: list[str]) -> None:
-    """Every task that arrived waits, runs or is done, whatever happens to machines."""
+    """Every task that arrived waits, runs or is done, whatever happens to machines and workers from outside."""
     queue = queue_with(1.0)
     for number, step in enumerate(steps, 2):
         pool = queue.pools["p"]
@@ -92,6 +174,8 @@ def test_no_task_is_lost(steps: list[str]) -> None:
             queue.fold(TaskArrived(at=0.0, task_id=task_id, pool_id="p", source_id="", duration_seconds=1.0))
         elif step == "take":
             start(queue, f"i-{number}")
+        elif step == "claim":
+            claimed(queue, f"w-{number}")
         elif pool.running:
             run = next(iter(pool.running.values()))
             queue.fold(end(run, now=20.0, interrupted=step == "interrupt"))

@@ -113,7 +113,7 @@ async def state(simulation: Simulated) -> Response:
         pools[pool_id] = {
             **_counts(simulation, pool_id),
             "registered": len(mine),
-            "busy": sum(1 for machine in mine if machine.task_id),
+            "busy": len(pool.running),
             "available": queue.available(simulation.world.queue, pool_id),
             "tasks_arrived": pool.arrived,
             "tasks_done": pool.done,

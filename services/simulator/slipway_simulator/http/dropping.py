@@ -1,4 +1,4 @@
-"""How a connection is dropped without a reply: the only part that HTTP itself has no words for."""
+"""How a connection is dropped without a reply, and when one is over: what HTTP itself has no words for."""
 
 import asyncio
 from typing import ClassVar
@@ -13,7 +13,7 @@ class DroppableProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.lost = asyncio.Event()
+        self.lost, self.over = asyncio.Event(), asyncio.Event()
         if self.client:
             self.open[self.client] = self
 
@@ -22,6 +22,12 @@ class DroppableProtocol(H11Protocol):
             self.open.pop(self.client, None)
         super().connection_lost(exc)
         self.lost.set()
+        self.over.set()
+
+    def shutdown(self) -> None:
+        """The server ends: whoever waits for something on this connection is answered now."""
+        super().shutdown()
+        self.over.set()
 
 
 async def drop(client: tuple[str, int]) -> None:
@@ -29,3 +35,9 @@ async def drop(client: tuple[str, int]) -> None:
     if connection := DroppableProtocol.open.get(client):
         connection.transport.abort()
         await connection.lost.wait()
+
+
+def over(client: tuple[str, int] | None) -> asyncio.Event:
+    """Set once nobody waits for an answer on this connection any more, or the server ends."""
+    connection = DroppableProtocol.open.get(client) if client else None
+    return connection.over if connection else asyncio.Event()

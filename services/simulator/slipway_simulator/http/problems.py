@@ -1,4 +1,4 @@
-"""What a caller is told when a request cannot be read: providers' codes for accounts, problem+json for operators."""
+"""What a caller is told when a request cannot be read or done: providers' codes for accounts, else problem+json."""
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -6,12 +6,14 @@ from fastapi.exceptions import RequestValidationError
 
 from slipway_simulator.demand import BadTrace
 from slipway_simulator.faults import BadFault
+from slipway_simulator.queue import NotYours
 
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     for kind in (BadFault, BadTrace, msgspec.ValidationError, msgspec.DecodeError):
         app.add_exception_handler(kind, _invalid)
+    app.add_exception_handler(NotYours, _not_yours)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -19,13 +21,16 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if request.url.path.startswith("/accounts/"):
         body = {"code": "InvalidRequest", "message": reason}
         return Response(msgspec.json.encode(body), status_code=400, media_type="application/json")
-    problem = {
-        "type": "urn:slipway:problem:invalid-request",
-        "title": "Invalid request",
-        "status": 422,
-        "detail": reason,
-    }
-    return Response(msgspec.json.encode(problem), status_code=422, media_type="application/problem+json")
+    return _problem(422, "invalid-request", "Invalid request", reason)
+
+
+async def _not_yours(request: Request, error: Exception) -> Response:
+    return _problem(409, "not-yours", "The task is not this worker's", str(error))
+
+
+def _problem(status: int, slug: str, title: str, detail: str) -> Response:
+    problem = {"type": f"urn:slipway:problem:{slug}", "title": title, "status": status, "detail": detail}
+    return Response(msgspec.json.encode(problem), status_code=status, media_type="application/problem+json")
 
 
 def _reason(error: Exception) -> str:
