@@ -21,7 +21,7 @@ from slipway_common.events.lease import (
     LeaseReleased,
 )
 from slipway_lease_broker.loops.prune import PruneLoop
-from slipway_lease_broker.store import leases, pools, requests
+from slipway_lease_broker.store import gauges, leases, pools, requests
 from slipway_local.postgres import EmbeddedPostgres
 from tests.lease_broker import (
     Broker,
@@ -36,7 +36,7 @@ from tests.lease_broker import (
 )
 
 Test = TypeVar("Test", bound=Callable[..., Any])
-STORE: Final = (leases, pools, requests)
+STORE: Final = (gauges, leases, pools, requests)
 LOCKS: Final = re.compile(
     r"\bFOR (UPDATE|SHARE|NO KEY|KEY)\b|\b(UPDATE|DELETE|MERGE|TRUNCATE|LOCK TABLE)\b|advisory|ON CONFLICT"
 )

@@ -234,7 +234,7 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
             return 0
         try:
             async with asyncio.timeout(END_OFFSETS_SECONDS):
-                ends = await self.client.end_offsets(partitions)
+                ends: Mapping[TopicPartition, int] = await self.client.end_offsets(partitions)
         except (KafkaError, TimeoutError, OSError):
             return None
         applied = {p: owned.next_offset for p, owned in self.owned.items()}

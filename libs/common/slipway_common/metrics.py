@@ -7,12 +7,12 @@ docs/generated are written from it. Labels have bounds: a pool, a config, an acc
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
-disable_created_metrics()  # a second series per counter and histogram, which nobody asks for
+disable_created_metrics()  # type: ignore[no-untyped-call] # a second series per counter and histogram, which nobody asks for
 
 Kind = Literal["counter", "gauge", "histogram"]
 Service = Literal["provisioner", "weight-calculator", "lease-broker"]
@@ -474,13 +474,13 @@ def _row(name: str, kind: Kind) -> Metric:
     return row
 
 
-Readings: TypeAlias = Mapping[str, Mapping[tuple[str, ...], float]]
+Readings: TypeAlias = Mapping[str, Mapping[Any, float]]  # name → values of the labels, as a tuple → value
 
 
 class Board:
     """Gauges that are read together, now and then. Each reading replaces the last: what is archived disappears.
 
-    Names are gauges of the table; a reading maps the values of a gauge's labels, in order, to its value.
+    Names are gauges of the table.
     """
 
     def __init__(self, *names: str) -> None:

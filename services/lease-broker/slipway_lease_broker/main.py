@@ -1,5 +1,6 @@
 """What the lease-broker consumes, does and answers, on one screen."""
 
+from slipway_common.measure import MEASURE_SECONDS, Measure
 from slipway_common.relay import partition_for
 from slipway_common.runtime import Runtime
 from slipway_common.service import Loop, Service
@@ -11,6 +12,7 @@ from slipway_lease_broker.http import leases
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.settings import Settings
+from slipway_lease_broker.store import gauges
 
 
 def build(settings: Settings) -> Service:
@@ -26,6 +28,7 @@ def build(settings: Settings) -> Service:
         loops=[
             Loop("decide", decide.step, tick_seconds=0.5),  # deadlines pass on a tick; grants and releases ring
             Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),
+            Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS),
         ],
         routers=[leases.router],
     )

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
+from slipway_common.measure import MEASURE_SECONDS
 from slipway_common.service import Loop, Service
 from slipway_common.settings import from_environment
 from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
@@ -13,6 +14,7 @@ from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.http import decisions, pools, workers
 from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
 from slipway_provisioner.loops.launch import Launcher
+from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.providers.simulated import Simulated
@@ -58,6 +60,7 @@ def build(settings: Settings) -> Service:
             Loop("reap", partial(reap.reap_next, settings=settings, providers=providers)),
             Loop("watch", Watch(silent).step),
             Loop("sweep", partial(sweep.sweep_next, settings=settings)),
+            Loop("measure", measure(partial(heartbeats.silent_seconds, after_seconds=0)).step, MEASURE_SECONDS),
         ],
         routers=[pools.router, decisions.router, workers.router],
         resources=[calls()],

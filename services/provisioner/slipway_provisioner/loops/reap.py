@@ -21,7 +21,7 @@ LOG = logger(__name__)
 WITH_INSTANCE: Final = f"""
 {workers.SELECT} WHERE account_id = $1 AND instance_id IS NOT NULL
     AND (state <> 'stopped' OR instance_id = ANY($2::text[])) ORDER BY id"""
-PASSED: Final = "UPDATE account SET passes = passes + 1 WHERE id = $1"
+PASSED: Final = "UPDATE account SET passes = passes + 1, passed_at = slipway_clock() WHERE id = $1"
 ENDED_PER_PASS: Final = 100  # a mistaken reaper may not empty an account at once
 
 

@@ -11,7 +11,7 @@ TABLES = """
 CREATE TABLE account (
     id text PRIMARY KEY, provider text NOT NULL, region text NOT NULL, identity text NOT NULL,
     lease_pool_id text NOT NULL, settings jsonb NOT NULL, reaped_at timestamptz,
-    passes bigint NOT NULL DEFAULT 0
+    passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock()
 );
 CREATE TABLE worker_pool (
     id text PRIMARY KEY, min_capacity integer NOT NULL CHECK (min_capacity >= 0),

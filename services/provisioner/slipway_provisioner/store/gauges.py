@@ -1,0 +1,61 @@
+"""What there is, for Prometheus: the same numbers as people see, without what is archived or deleted. Locks nothing."""
+
+from typing import Any, Final
+
+from slipway_common.metrics import Readings
+from slipway_common.postgres import Connection
+from slipway_provisioner.store import summaries
+
+NAMES: Final = (
+    "slipway_workers", "slipway_pool_pending_tasks", "slipway_pool_claimed_tasks", "slipway_pool_wanted_workers",
+    "slipway_pool_serving_workers", "slipway_pool_max_workers", "slipway_pool_oldest_wait_seconds",
+    "slipway_launch_config_weight", "slipway_launch_config_health", "slipway_launch_config_closed",
+    "slipway_launch_config_paused", "slipway_reaper_silent_seconds",
+)  # fmt: skip
+# Of a config every state has a number: a line that ends says less than one that falls to zero.
+WORKERS: Final = """
+SELECT c.pool_id, c.id, s.state, coalesce(w.number, 0)::int AS number
+FROM launch_config c CROSS JOIN unnest(ARRAY['requested', 'launching', 'starting', 'running', 'stopping']) AS s (state)
+LEFT JOIN (SELECT pool_id, launch_config_id, state, count(*) AS number FROM worker WHERE state <> 'stopped'
+    GROUP BY pool_id, launch_config_id, state) AS w
+    ON w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state = s.state
+WHERE c.state <> 'archived' OR w.number > 0"""
+REAPER: Final = """
+SELECT id, extract(epoch FROM slipway_clock() - passed_at)::float8 AS silent_seconds FROM account
+WHERE EXISTS (SELECT FROM launch_config c WHERE c.account_id = account.id AND c.state <> 'archived')"""
+
+
+async def read(db: Connection) -> Readings:
+    """Readings of NAMES."""
+    workers = await db.fetch(WORKERS)
+    pools = await summaries.pools(db)
+    configs = [config for config in await summaries.configs(db) if config["state"] != "archived"]
+    reaper = await db.fetch(REAPER)
+
+    def of_pools(column: str) -> dict[tuple[str, ...], Any]:
+        return {(pool["id"],): pool[column] or 0 for pool in pools}
+
+    return {
+        "slipway_workers": {(row["pool_id"], row["id"], row["state"]): row["number"] for row in workers},
+        "slipway_pool_pending_tasks": of_pools("pending"),
+        "slipway_pool_claimed_tasks": of_pools("claimed"),
+        "slipway_pool_wanted_workers": of_pools("wanted"),
+        "slipway_pool_serving_workers": of_pools("serving"),
+        "slipway_pool_max_workers": of_pools("max_capacity"),
+        "slipway_pool_oldest_wait_seconds": of_pools("oldest_wait_seconds"),
+        "slipway_launch_config_weight": {_config(c): _weight(c) for c in configs},
+        "slipway_launch_config_health": {_config(c): c["health"] for c in configs if c["health"] is not None},
+        "slipway_launch_config_closed": {_config(c): c["circuit"] == "closed" for c in configs},
+        "slipway_launch_config_paused": {_config(c): c["state"] == "paused" for c in configs},
+        "slipway_reaper_silent_seconds": {(row["id"],): row["silent_seconds"] for row in reaper},
+    }
+
+
+def _config(config: dict[str, Any]) -> tuple[str, ...]:
+    return config["pool_id"], config["id"]
+
+
+def _weight(config: dict[str, Any]) -> float:
+    """As planning takes it: before the first record, what no evidence would give."""
+    weight: float | None = config["weight"]
+    return config["base_weight"] * config["price_factor"] if weight is None else weight
