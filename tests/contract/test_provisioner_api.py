@@ -79,8 +79,8 @@ async def test_how_a_config_does(provisioner: Provisioner) -> None:
     await provisioner.launch()
     await provisioner.register("i-0001", (await provisioner.workers())[-1].batch_id)
     health = StageHealth(probability=0.9, successes=0, failures=0, window=7, failures_folded=1)
-    closed: dict[str, Any] = {"state": "closed", "closed_stage": "launch", "probe_permit": 1, "probe_ready": True, "reason": "closed"}
-    await provisioner.weights(weight(stages={"launch": health}, **closed))
+    closed: dict[str, Any] = {"state": "closed", "closed_stage": "launch", "probe_permit": 1, "probe_ready": True}
+    await provisioner.weights(weight(stages={"launch": health}, reason="closed", **closed))
     (config,) = (await read(provisioner, "/launch-configs?pool=linux"))["items"]
     assert (config["ok"], config["failed"], config["probe_ready"], config["circuit"]) == (3, 3, True, "closed")
     assert (config["starting"], config["running"]) == (2, 1)

@@ -45,6 +45,11 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
                 async with publisher(place) as publish:
                     await publish.send(report("w1", "a"))
                 await until(lambda: process.said("effects 1"))
+                status = (await http.get("/status")).json()
+                assert (status["ready"], status["reasons"], status["service"]) == (True, [], SERVICE)
+                assert [row["partition"] for row in status["partitions"] if row["owned"]] == list(range(PARTITIONS))
+                assert sum(row["end_offset"] for row in status["partitions"]) == 1
+                assert {row["lag"] for row in status["partitions"]} == {0}
                 assert await answers(http, "/metrics", 200, UNOWNED)
                 await until(lambda: heartbeats(place))
                 process.terminate()
@@ -95,6 +100,7 @@ async def test_database_outage(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) 
             await place.postgres.kill()
             await until(lambda: answers(http, "/readyz", 503, "database"), "not ready")
             assert await answers(http, "/livez", 200)
+            assert await answers(http, "/status", 200, '"database_now":null')
             await place.postgres.start()
             await until(lambda: answers(http, "/readyz", 200), "ready again")
             await place.postgres.kill()

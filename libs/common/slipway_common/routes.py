@@ -1,4 +1,4 @@
-"""What every service answers besides its own: health, metrics, dead letters, stopped partitions."""
+"""What every service answers besides its own: health, status, metrics, dead letters, stopped partitions."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,6 +16,7 @@ from slipway_common.consume import Consumer
 from slipway_common.postgres import Pool
 from slipway_common.problem import Problem
 from slipway_common.runtime import Runtime, database, ring, runtime_of
+from slipway_common.status import Status, stopped_partitions
 
 health = APIRouter(include_in_schema=False)
 
@@ -39,6 +40,16 @@ async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> JSONRespon
 @health.get("/metrics")
 async def metrics() -> PlainTextResponse:
     return PlainTextResponse(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+about = APIRouter(tags=["status"])
+
+
+@about.get("/status")
+async def tell_status(request: Request) -> Response:
+    """This process for people: readiness, clocks, schema, positions and lag. Within a second, also in an outage."""
+    status: Status = request.app.state.status
+    return _json(await status.told())
 
 
 class Letter(BaseModel):
@@ -103,12 +114,7 @@ positions = APIRouter(prefix="/positions", tags=["positions"])
 @positions.get("/stopped")
 async def list_stopped(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Response:
     """Partitions that only an operator can set going again, and why."""
-    rows = [
-        {"topic": s.consumer.topic.name, "partition": partition, "why": why}
-        for s in runtime.subscriptions
-        for partition, why in sorted(s.stopped.items())
-    ]
-    return _json({"items": rows})
+    return _json({"items": stopped_partitions(runtime)})
 
 
 @positions.post("/adopt", dependencies=[Depends(require("positions:write"))])

@@ -26,8 +26,8 @@ from slipway_common.measure import MEASURE_SECONDS, PLUMBING, Measure, plumbing
 from slipway_common.postgres import Pool
 from slipway_common.relay import Relay
 from slipway_common.runtime import Runtime
-from slipway_common.status import Status
 from slipway_common.settings import EnvironmentSettings
+from slipway_common.status import Status
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import TOPICS, Topic
 from slipway_common.views import Reader, View
@@ -105,9 +105,7 @@ class Service:
     def app(self) -> FastAPI:
         app = FastAPI(title=f"Slipway {self.name}", version=VERSION, lifespan=self._lifespan)
         app.state.runtime = self.runtime
-        app.state.status = Status(
-            self.runtime, service=self.name, version=VERSION, instance=self.settings.instance
-        )
+        app.state.status = Status(self.runtime, service=self.name, version=VERSION, instance=self.settings.instance)
         app.state.tokens = Tokens(self.settings.tokens_file)
         for name, value in self.state.items():
             setattr(app.state, name, value)

@@ -1,0 +1,124 @@
+"""GET /status: the same on every service, quick and harmless in every outage."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from slipway_common.consume import Consumer, Owned
+from slipway_common.runtime import Runtime
+from slipway_common.service import VERSION, Service, ServiceSettings
+from slipway_common.status import Status
+from slipway_common.topics import WORKER_LIFECYCLE
+from slipway_local.postgres import EmbeddedPostgres
+from tests.harness import SERVICE, record_words
+from tests.provisioner import Provisioner, after, provisioner_on, report
+
+FIELDS = {
+    "service", "version", "instance", "ready", "reasons", "now", "database_now", "schema_revision", "partitions",
+    "dead_letters", "outbox_oldest_seconds", "stopped_partitions",
+}  # fmt: skip
+
+WAITED_SECONDS = 5.0  # a second on a machine that has nothing else to do
+
+
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
+    async with provisioner_on(postgres) as provisioner:
+        yield provisioner
+
+
+async def status_of(client: httpx2.AsyncClient) -> dict[str, Any]:
+    """Asked without a token; it waits for nobody who hangs."""
+    async with asyncio.timeout(WAITED_SECONDS):
+        answer = await client.get("/status")
+    assert answer.status_code == 200
+    status: dict[str, Any] = answer.json()
+    assert set(status) == FIELDS
+    return status
+
+
+async def test_what_the_database_says(provisioner: Provisioner) -> None:
+    """Its clock, its schema, what is dead and how long the oldest event waits to be published."""
+    await provisioner.declare()
+    await provisioner.demand(report(1))
+    await provisioner.set_clock(30)
+    letter = (
+        "INSERT INTO dead_letter (topic, partition, \"offset\", subject, state, reason, headers, record_at) "
+        "VALUES ('t', 0, 0, 's', 'dead', 'r', '[]', slipway_clock())"
+    )
+    await provisioner.pool.execute(letter)
+    async with provisioner.client() as client:
+        status = await status_of(client)
+    assert (status["service"], status["version"], status["instance"]) == ("provisioner", VERSION, "0")
+    assert status["database_now"].replace("Z", "+00:00") == after(30).isoformat()
+    assert (status["schema_revision"], status["dead_letters"], status["outbox_oldest_seconds"]) == ("0001", 1, 30)
+    assert (status["ready"], status["reasons"]) == (False, ["the broker has not answered yet, or lacks the topics"])
+
+
+async def test_a_database_that_hangs(provisioner: Provisioner) -> None:
+    """Nothing is known of it, and it is asked again once it has answered, not before."""
+    async with provisioner.client() as client:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(provisioner.pool.get_max_size()):
+                await stack.enter_async_context(provisioner.pool.acquire())
+            for _ in range(2):
+                status = await status_of(client)
+                assert status["database_now"] is status["schema_revision"] is status["dead_letters"] is None
+                assert "the database does not answer" in status["reasons"]
+            asking = [task for task in asyncio.all_tasks() if "_ask_database" in repr(task) or "_quietly" in repr(task)]
+            assert len(asking) == 1
+        await asyncio.gather(*asking)
+        assert (await status_of(client))["schema_revision"] == "0001"
+
+
+async def test_before_the_servers_have_come() -> None:
+    """A process that has neither says so, and tells no address and no password."""
+    settings = ServiceSettings(database_url="postgresql://slipway:hunter2@nowhere:1/db", kafka="nowhere:2")
+    transport = httpx2.ASGITransport(app=Service(SERVICE, settings).app())
+    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+        status = await status_of(client)
+    assert (status["ready"], status["database_now"], status["partitions"]) == (False, None, [])
+    assert not {word for word in ("hunter2", "nowhere") if word in str(status)}
+
+
+class Consuming:
+    """What a subscription shows of itself; its broker answers once it is up."""
+
+    name = "p.slipway.worker.lifecycle.v1"
+    consumer = Consumer(SERVICE, WORKER_LIFECYCLE, record_words)
+
+    def __init__(self) -> None:
+        self.assigned = {0: 0.0, 3: 0.0, 1: 0.0}
+        self.owned = {0: Owned(1, 7), 3: Owned(2, 9)}
+        self.stopped = {1: "stored position 9 of cluster x"}
+        self.up = asyncio.Event()
+
+    async def ends(self) -> dict[int, int]:
+        await self.up.wait()
+        return {0: 10, 1: 4, 3: 9}
+
+
+async def test_positions_and_lag_with_and_without_the_broker() -> None:
+    """Positions are our own; where the log ends, and so the lag, only the broker can say."""
+    consuming: Any = Consuming()
+    runtime = Runtime()
+    runtime.subscriptions = [consuming]
+    status = Status(runtime, service=SERVICE, version="1", instance="0")
+    async with asyncio.timeout(WAITED_SECONDS):
+        down = await status.told()
+    consuming.up.set()
+    up = await status.told()
+    common = [
+        {"topic": WORKER_LIFECYCLE.name, "partition": 0, "owned": True, "next_offset": 7},
+        {"topic": WORKER_LIFECYCLE.name, "partition": 1, "owned": False, "next_offset": None},
+        {"topic": WORKER_LIFECYCLE.name, "partition": 3, "owned": True, "next_offset": 9},
+    ]
+    assert down["partitions"] == [row | {"end_offset": None, "lag": None} for row in common]
+    known = zip(common, ((10, 3), (4, None), (9, 0)), strict=True)
+    assert up["partitions"] == [row | {"end_offset": end, "lag": lag} for row, (end, lag) in known]
+    stopped = {"topic": WORKER_LIFECYCLE.name, "partition": 1, "why": "stored position 9 of cluster x"}
+    assert up["stopped_partitions"] == [stopped]
