@@ -95,6 +95,7 @@ def test_a_zombie_is_gone(start: Start) -> None:
     assert os.path.exists(f"/proc/{process.pid}")
     assert identity(process.pid) is None
     assert not alive(real)
+    assert processes.child_identity(process.pid) == real
     assert tagged(TAG, "zombie") == []
 
 

@@ -62,6 +62,13 @@ def identity(pid: int) -> str | None:
     return looked.identity if looked else None
 
 
+def child_identity(pid: int) -> str:
+    """The identity of a child of ours that nobody has waited for yet, also of one that has ended."""
+    looked = _look(pid, "", also_gone=True)
+    assert looked is not None
+    return looked.identity
+
+
 def alive(identity: str) -> bool:
     """Whether the very process still runs. Any text may be asked about: what names no process is not alive."""
     return _found(identity) is not None
@@ -105,8 +112,8 @@ def _found(identity: str) -> Process | None:
     return looked if looked and looked.identity == identity else None
 
 
-def _look(pid: int, tag_name: str) -> Process | None:
-    """None when it is gone."""
+def _look(pid: int, tag_name: str, *, also_gone: bool = False) -> Process | None:
+    """None when it is gone; `also_gone`: when nothing of it is left."""
     try:
         # An open folder is this process's for ever: reading from it fails once the process is gone, whoever has its
         # number by then.
@@ -116,7 +123,7 @@ def _look(pid: int, tag_name: str) -> Process | None:
     try:
         # The name stands in parentheses and may hold anything, also spaces and parentheses.
         fields = _read(folder, "stat").rpartition(b") ")[2].split()
-        if fields[0] in GONE:
+        if fields[0] in GONE and not also_gone:
             return None
         start_ticks = int(fields[19])
         return Process(

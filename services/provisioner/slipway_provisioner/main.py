@@ -17,6 +17,7 @@ from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch
 from slipway_provisioner.providers.port import Provider
+from slipway_provisioner.providers.process import Processes
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store.declarations import Times
@@ -24,12 +25,12 @@ from slipway_provisioner.store.declarations import Times
 
 def build(settings: Settings) -> Service:
     """The whole service."""
+    register_url = settings.register_url or f"http://{settings.host}:{settings.port}"
     simulated = Simulated(
-        deployment=settings.deployment,
-        register_url=settings.register_url or f"http://{settings.host}:{settings.port}",
-        timeout_seconds=settings.call_timeout_seconds,
+        deployment=settings.deployment, register_url=register_url, timeout_seconds=settings.call_timeout_seconds
     )
-    providers: Mapping[str, Provider] = {"simulated": simulated}
+    process = Processes(deployment=settings.deployment, register_url=register_url)
+    providers: Mapping[str, Provider] = {"simulated": simulated, "process": process}
     launcher = Launcher(settings, providers)
     heartbeats = HeartbeatView()
     silent = partial(heartbeats.silent_seconds, after_seconds=settings.silent_after_seconds)
@@ -42,6 +43,7 @@ def build(settings: Settings) -> Service:
         yield
         await launcher.drain()
         await simulated.close()
+        await process.close()
 
     return Service(
         "provisioner", settings,

@@ -1,0 +1,354 @@
+"""What every provider keeps, on the simulator and on real processes: the loops know no difference."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from slipway_common import processes
+from slipway_common.clock import utc_now
+from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.ids import new_id
+from slipway_common.processes import INSTANCE_TAG
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
+from slipway_provisioner.providers.process import Processes, Settings, instances
+from slipway_provisioner.providers.simulated import Simulated
+from slipway_simulator.main import served
+from slipway_simulator.settings import Settings as SimulatorSettings
+from tests.contract.test_simulator import free_port, serving
+from tests.harness import until
+from tests.providers import URL, account, request
+
+ROOT = Path(__file__).parents[2]
+
+needs_proc = pytest.mark.skipif(not processes.supported(), reason="needs Linux's /proc")
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """A provider with an account that has room for three instances."""
+
+    provider: Provider
+    account: Account
+
+
+@pytest.fixture
+async def local() -> AsyncIterator[Processes]:
+    """The provider of processes, of a deployment of its own; whatever it has started is ended."""
+    provider = Processes(deployment=f"test/{new_id()}", register_url=URL)
+    yield provider
+    await clear(provider.deployment)
+    await provider.close()
+
+
+async def clear(deployment: str) -> None:
+    def left() -> list[processes.Process]:
+        found = processes.tagged(INSTANCE_TAG, f"{deployment}/")
+        for process in found:
+            processes.send(process.identity, signal.SIGKILL)
+        return found
+
+    await until(lambda: not left(), "every process of the deployment is gone")
+
+
+@pytest.fixture
+async def of_processes(local: Processes, tmp_path: Path) -> Setup:
+    return Setup(local, account(environment={"SEEN": str(tmp_path)}))
+
+
+@pytest.fixture
+async def of_the_simulator(tmp_path: Path) -> AsyncIterator[Setup]:
+    settings = SimulatorSettings(port=free_port(), ledger=tmp_path / "ledger.jsonl", kafka="")
+    url = f"http://127.0.0.1:{settings.port}"
+    async with serving(served(settings)), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+        body = {"speed": 1000, "accounts": {"here": {"capacity": {"zone-a": 3}}, "there": {}}}
+        assert (await client.post("/scenario", json=body)).status_code == 200
+        provider = Simulated(deployment="test", register_url=URL, timeout_seconds=5)
+        yield Setup(provider, msgspec.structs.replace(account(), provider="simulated", settings={"url": url}))
+        await provider.close()
+
+
+@pytest.fixture(params=["of_processes", "of_the_simulator"])
+def setup(request: pytest.FixtureRequest) -> Setup:
+    if request.param == "of_processes" and not processes.supported():
+        pytest.skip("needs Linux's /proc")
+    chosen: Setup = request.getfixturevalue(request.param)
+    return chosen
+
+
+async def test_what_was_created_is_listed_by_its_batch(setup: Setup) -> None:
+    """n were asked for and n are there, each with an id of its own, under the batch's tag and no other."""
+    before = utc_now().timestamp()
+    one, two = request(1), request(2)
+    first = await setup.provider.create(setup.account, one)
+    second = await setup.provider.create(setup.account, two)
+    assert (len(set(first)), len(set(second)), len({*first, *second})) == (1, 2, 3)
+    assert {i.id for i in await setup.provider.instances(setup.account, batch_id=one.batch_id)} == set(first)
+    assert {i.id for i in await setup.provider.instances(setup.account, batch_id=two.batch_id)} == set(second)
+    assert await setup.provider.instances(setup.account, batch_id=new_id()) == []
+    listed = await setup.provider.instances(setup.account)
+    assert {(i.id, i.batch_id) for i in listed} == {
+        *((id_, one.batch_id) for id_ in first),
+        *((id_, two.batch_id) for id_ in second),
+    }
+    assert all(before - 1 <= i.created_at.timestamp() <= utc_now().timestamp() + 1 for i in listed)
+    assert all([await setup.provider.exists(setup.account, i.id) for i in listed])
+
+
+async def test_ending_is_repeatable_and_ends_one(setup: Setup) -> None:
+    """The one that was named is gone from the listing and by its id; the others stay; a second time is fine."""
+    asked = request(2)
+    gone, stays = await setup.provider.create(setup.account, asked)
+    for _ in range(2):
+        await setup.provider.terminate(setup.account, gone)
+    await until(lambda: no_more(setup, gone), "the instance is gone")
+    assert [i.id for i in await setup.provider.instances(setup.account, batch_id=asked.batch_id)] == [stays]
+    assert await setup.provider.exists(setup.account, stays)
+    await setup.provider.terminate(setup.account, "1-1-nobody")
+    assert not await setup.provider.exists(setup.account, "1-1-nobody")
+
+
+async def no_more(setup: Setup, instance_id: str) -> bool:
+    return not await setup.provider.exists(setup.account, instance_id)
+
+
+async def test_a_full_account_gives_what_it_has_and_then_refuses(setup: Setup) -> None:
+    """Fewer than asked for, then none with what is short; room that comes back is given again."""
+    asked = request(5)
+    created = await setup.provider.create(setup.account, asked)
+    assert len(created) == 3
+    with pytest.raises(Refused) as refused:
+        await setup.provider.create(setup.account, request())
+    key = "m5.large/zone-a/on-demand"
+    expected = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, key, "InsufficientCapacity")
+    assert (refused.value.outcome, refused.value.throttled) == (expected, False)
+    await setup.provider.terminate(setup.account, created[0])
+    await until(lambda: no_more(setup, created[0]), "the instance is gone")
+    assert len(await setup.provider.create(setup.account, request())) == 1
+
+
+async def test_another_account_is_no_business_of_ours(setup: Setup) -> None:
+    """One reaper must not end what belongs to the other, nor count it."""
+    other = msgspec.structs.replace(setup.account, id="there")
+    created = await setup.provider.create(setup.account, request())
+    assert await setup.provider.instances(other) == []
+    assert [i.id for i in await setup.provider.instances(setup.account)] == created
+
+
+# Processes alone
+
+
+@needs_proc
+async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
+    local: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The secret comes on standard input; our own environment, with the database's address, stays ours."""
+    monkeypatch.setenv("SLIPWAY_DATABASE_URL", "postgresql://secret@db")
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    asked = request(n=1, environment={"FROM_CONFIG": 7})
+    here = account(
+        command=["sh", "-c", "cat > data; env > env; pwd > pwd; echo logged; echo done > done; exec sleep 600"],
+        environment={"FROM_ACCOUNT": "here"}, queue_url="http://127.0.0.1:1/queue", work_folder=str(tmp_path),
+        log_folder=str(tmp_path / "logs"),
+    )  # fmt: skip
+    (created,) = await local.create(here, asked)
+    await until(lambda: (tmp_path / "done").exists(), "the agent has looked at what it got")
+    assert msgspec.json.decode((tmp_path / "data").read_bytes()) == {
+        "register_url": URL, "batch_id": asked.batch_id, "secret": "the-secret",
+        "queue_url": "http://127.0.0.1:1/queue", "settings": {"n": 1, "environment": {"FROM_CONFIG": 7}},
+    }  # fmt: skip
+    environment = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert environment[INSTANCE_TAG] == f"{local.deployment}/here/{asked.batch_id}/1/c"
+    assert (environment["FROM_ACCOUNT"], environment["FROM_CONFIG"]) == ("here", "7")
+    added_by_the_shell = {"PWD", "OLDPWD", "SHLVL", "_"}
+    allowed = {"PATH", "HOME", "LANG", "TMPDIR", "FROM_ACCOUNT", "FROM_CONFIG", INSTANCE_TAG} | added_by_the_shell
+    assert set(environment) <= allowed
+    log = tmp_path / "logs" / f"{asked.batch_id}-1.log"
+    assert (log.read_text(), log.stat().st_mode & 0o777) == ("logged\n", 0o600)
+    pid = int(created.split("-")[0])
+    assert os.getsid(pid) == pid
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert b"the-secret" not in arguments
+    assert "the-secret" not in (tmp_path / "env").read_text()
+
+
+@needs_proc
+async def test_the_whole_session_ends_with_its_leader(local: Processes, tmp_path: Path) -> None:
+    """A child in a group of its own, one in a session of its own and one that cleared its environment all end."""
+    script = """
+        sleep 600 & echo $! >> pids
+        setsid sleep 600 & echo $! >> pids
+        env -i sleep 600 & echo $! >> pids
+        set -m; sleep 600 & echo $! >> pids
+        echo $$ >> pids; mv pids all
+        while :; do sleep 600; done"""
+    here = account(command=["sh", "-c", script], work_folder=str(tmp_path))
+    (created,) = await local.create(here, request())
+    await until(lambda: (tmp_path / "all").exists(), "all children run")
+    pids = [int(line) for line in (tmp_path / "all").read_text().split()]
+    assert len(pids) == 5
+    assert all(processes.identity(pid) for pid in pids)
+    await local.terminate(here, created)
+    await until(lambda: not any(processes.identity(pid) for pid in pids), "none of them runs")
+
+
+@needs_proc
+async def test_what_a_dead_leader_leaves_is_listed_and_ended(local: Processes, tmp_path: Path) -> None:
+    """A killed agent's task goes on: it shows up under another id, as an instance that no row has."""
+    here = account(command=["sh", "-c", "sleep 600 & sleep 600 & wait"])
+    asked = request()
+    (created,) = await local.create(here, asked)
+    await until(lambda: len(processes.tagged(INSTANCE_TAG, local.deployment)) == 3, "both children run")
+    assert [i.id for i in await local.instances(here)] == [created]
+    assert processes.send(created, signal.SIGKILL)
+    await until(lambda: not processes.alive(created), "the leader is gone")
+    (surplus,) = await local.instances(here)
+    assert surplus.id != created
+    assert surplus.batch_id == asked.batch_id
+    assert not await local.exists(here, created)
+    assert await local.exists(here, surplus.id)
+    await local.terminate(here, surplus.id)
+    await until(lambda: not processes.tagged(INSTANCE_TAG, local.deployment), "nothing is left")
+    assert await local.instances(here) == []
+
+
+@needs_proc
+async def test_children_are_collected_at_once(local: Processes) -> None:
+    """Nobody asks for them, and no zombie stays; one that ended before anybody looked has an id of its own."""
+    here = account(command=["true"], processes_max=50)
+    created = await local.create(here, request(20))
+    assert len(set(created)) == 20
+    pids = [int(id_.split("-")[0]) for id_ in created]
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "no zombie is left")
+    assert await local.instances(here) == []
+    assert not any([await local.exists(here, id_) for id_ in created])
+
+
+#         settings,                              code, scope, words
+FAILURES = [
+    ({"command": ["no-such-agent"]}, "InvalidCommand", "no-such-agent"),
+    ({"command": ["/etc/passwd"]}, "InvalidCommand", "/etc/passwd"),
+    ({"command": ["true"], "work_folder": "/no/such/folder"}, "InvalidCommand", "/no/such/folder"),
+    ({"command": ["a\0b"]}, "InvalidCommand", "null byte"),
+]
+
+
+@needs_proc
+@pytest.mark.parametrize(("settings", "code", "words"), FAILURES)
+async def test_a_command_that_cannot_run_blames_its_config(
+    local: Processes, settings: dict[str, Any], code: str, words: str
+) -> None:
+    with pytest.raises(Refused, match=words) as refused:
+        await local.create(account(**settings), request())
+    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "c", code)
+    assert await local.instances(account()) == []
+
+
+@needs_proc
+async def test_a_host_without_room_says_so() -> None:
+    """No process, no file, no memory left: the place is full, whatever the config."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.providers", "crowded", cwd=ROOT, stdout=PIPE
+    )
+    said, _ = await process.communicate()
+    assert said.decode().strip() == "capacity InsufficientCapacity"
+
+
+PROBLEMS = [
+    ({}, ""),
+    ({"command": ["a", "b"], "processes_max": 4, "queue_url": "http://q", "log_folder": "/l", "environment": {}}, ""),
+    ({"comand": ["a"]}, "comand"),
+    ({"command": "slipway-worker run"}, "command"),
+    ({"command": []}, "command is empty"),
+    ({"processes_max": 0}, "1 or more"),
+    ({"processes_max": "many"}, "processes_max"),
+    ({"queue_url": "127.0.0.1:7304"}, "http://"),
+    ({"log_folder": "logs"}, "absolute"),
+    ({"work_folder": "work"}, "absolute"),
+    ({"environment": {"A": 1}}, "environment"),
+    ({"environment": {"A=B": "1"}}, "A=B"),
+    ({"environment": {INSTANCE_TAG: "mine"}}, INSTANCE_TAG),
+]
+
+
+@needs_proc
+@pytest.mark.parametrize(("settings", "words"), PROBLEMS)
+async def test_settings_that_cannot_be_used_are_told(local: Processes, settings: dict[str, Any], words: str) -> None:
+    problem = local.problem(settings)
+    assert words in problem
+    assert bool(problem) == bool(words)
+
+
+async def test_a_system_without_proc_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "supported", lambda: False)
+    provider = Processes(deployment="d", register_url=URL)
+    assert "Linux" in provider.problem({})
+    await provider.close()
+
+
+@needs_proc
+async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Processes, tmp_path: Path) -> None:
+    """Killed in the middle of a call: what it has started goes on, has all it needs, and is found and ended."""
+    asked = request(10)
+    # Opening this one's log waits for a reader that never comes: there the provisioner is stuck.
+    os.mkfifo(tmp_path / f"{asked.batch_id}-6.log")
+    killed = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.providers", "creating", local.deployment, asked.batch_id, str(tmp_path), cwd=ROOT
+    )
+    try:
+        await until(lambda: len(processes.tagged(INSTANCE_TAG, local.deployment)) == 5, "five of ten were started")
+    finally:
+        killed.kill()
+        await killed.wait()
+    here = account()
+    listed = await local.instances(here, batch_id=asked.batch_id)
+    assert len(listed) == 5
+    assert all([await local.exists(here, instance.id) for instance in listed])
+    seen = [tmp_path / instance.id.split("-")[0] for instance in listed]
+    await until(lambda: all(path.exists() and path.stat().st_size for path in seen), "all have read their user data")
+    assert {msgspec.json.decode(path.read_bytes())["batch_id"] for path in seen} == {asked.batch_id}
+    for instance in listed:
+        await local.terminate(here, instance.id)
+    await until(lambda: not processes.tagged(INSTANCE_TAG, local.deployment), "nothing is left")
+
+
+@needs_proc
+async def test_processes_outlive_a_provisioner_that_stops(tmp_path: Path) -> None:
+    """Closing ends nobody: the next provisioner finds them."""
+    deployment = f"test/{new_id()}"
+    first = Processes(deployment=deployment, register_url=URL)
+    here = account(environment={"SEEN": str(tmp_path)})
+    try:
+        created = await first.create(here, request(2))
+        await first.close()
+        with pytest.raises(OutcomeUnknown):
+            await first.create(here, request())
+        second = Processes(deployment=deployment, register_url=URL)
+        assert {i.id for i in await second.instances(here)} == set(created)
+        await second.close()
+    finally:
+        await clear(deployment)
+
+
+def test_the_instance_of_a_tag_is_its_leader() -> None:
+    """Whoever leads stands for its tag, however late; else the oldest that is left."""
+
+    def process(pid: int, session: int, tag: str) -> processes.Process:
+        return processes.Process(
+            pid=pid, identity=str(pid), session=session, start_ticks=pid, started_at=utc_now(), tag=tag
+        )
+
+    found = [
+        process(1, 9, "a"), process(2, 2, "a"), process(3, 3, "a"), process(4, 9, "b"), process(5, 9, "b"),
+    ]  # fmt: skip
+    assert [chosen.pid for chosen in instances(found)] == [2, 4]
+    assert instances([]) == []
+    assert Settings().command == ("slipway-worker", "run")

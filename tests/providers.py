@@ -1,0 +1,53 @@
+"""Requests for the tests of providers, and provisioners in processes of their own: one that is killed in the middle of
+a call, one on a host without room.
+
+`python -m tests.providers creating DEPLOYMENT BATCH FOLDER`, `python -m tests.providers crowded`
+"""
+
+import asyncio
+import os
+import resource
+import sys
+from typing import Any, Final
+
+from slipway_common.ids import new_id
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.providers.port import CreateRequest, Refused
+from slipway_provisioner.providers.process import Processes
+
+URL: Final = "http://127.0.0.1:9"  # nobody listens
+# An agent that keeps what it was given, and does nothing until it is ended.
+WAITING: Final = ("sh", "-c", 'cat > "$SEEN/$$"; exec sleep 600')
+
+
+def request(count: int = 1, batch_id: str = "", **settings: Any) -> CreateRequest:
+    config = {"id": "c", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1", "settings": settings}
+    batch_id = batch_id or new_id()
+    return CreateRequest(batch_id=batch_id, token=f"t-{batch_id}", count=count, secret="the-secret", config=config)
+
+
+def account(**settings: Any) -> Account:
+    settings = {"command": list(WAITING), "processes_max": 3} | settings
+    return Account(id="here", provider="process", region="r", identity="i", lease_pool_id="l", settings=settings)
+
+
+async def creating(deployment: str, batch_id: str, folder: str) -> None:
+    """Starts ten agents, one after another; logs and what they were given go to the folder."""
+    here = account(environment={"SEEN": folder}, log_folder=folder, processes_max=None)
+    await Processes(deployment=deployment, register_url=URL).create(here, request(10, batch_id))
+
+
+async def crowded() -> None:
+    """Asks for an agent where no file can be opened; says what is blamed."""
+    provider = Processes(deployment=f"test/{new_id()}", register_url=URL)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, 1))
+    try:
+        await provider.create(account(processes_max=None), request())
+    except Refused as refused:
+        print(refused.outcome.scope, refused.outcome.code)
+    os._exit(0)  # nothing can be closed in order
+
+
+if __name__ == "__main__":
+    role, *arguments = sys.argv[1:]
+    asyncio.run(creating(*arguments) if role == "creating" else crowded())
