@@ -1,10 +1,13 @@
-"""Starts a database, a service that it pauses and, if asked, a broker; says so and waits. For test_local.py."""
+"""Starts a database, a service that it pauses and, if asked, a broker and an agent of which only a tag tells; says so
+and waits. For test_local.py."""
 
 import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 
+from slipway_local.guard import guard
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_local.supervisor import Part, Service, Supervisor, run
@@ -21,11 +24,21 @@ async def main(supervisor: Supervisor) -> int:
     await supervisor.start(*servers)
     await supervisor.start(Service("sleeper", sleeper, env=os.environ, log=FOLDER / "sleeper.log"))
     supervisor.pause("sleeper")
+    if "agent" in sys.argv:
+        start_agent()
     if "fail" in sys.argv:
         raise RuntimeError("as asked")
     print("up", flush=True)
     await asyncio.sleep(600)
     return 0
+
+
+def start_agent() -> None:
+    """In a session of its own, with a child in another."""
+    guard().tagged(f"OWNERS_AGENT={FOLDER}/")
+    env = os.environ | {"OWNERS_AGENT": f"{FOLDER}/1"}
+    script = "setsid sleep 600 & exec sleep 600"
+    subprocess.Popen(["sh", "-c", script], env=env, start_new_session=True, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -246,11 +246,12 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
     owner.close()
 
 
-@pytest.mark.parametrize("owner", [["kafka"]], indirect=True, ids=[""])
+@pytest.mark.parametrize("owner", [["kafka", "agent"]], indirect=True, ids=[""])
 def test_killed_owner_leaves_nothing(owner: Owner) -> None:
-    """SIGKILL gives the owner no chance; broker, database and a stopped service end all the same."""
+    """SIGKILL gives the owner no chance; broker, database, a stopped service and an agent that has its own session, as
+    its child has, end all the same."""
     assert [owner.say(), owner.say()] == ["starting", "up"]
-    assert len(owner.left_processes()) > 4
+    assert len(owner.left_processes()) > 6
     assert owner.left_files() != []
     owner.process.kill()
     owner.process.wait()
@@ -262,7 +263,7 @@ def test_killed_owner_leaves_nothing(owner: Owner) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "signum"),
-    [(["kafka"], signal.SIGINT), ([], signal.SIGTERM), ([], signal.SIGHUP)],
+    [(["kafka"], signal.SIGINT), (["agent"], signal.SIGTERM), ([], signal.SIGHUP)],
     indirect=["owner"],
     ids=["SIGINT", "SIGTERM", "SIGHUP"],
 )

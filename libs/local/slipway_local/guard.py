@@ -52,6 +52,11 @@ class Guard:
         """Put a file or folder on the list; its owner removes it earlier if all goes well."""
         self._tell(f"remove {path}")
 
+    def tagged(self, variable: str) -> None:
+        """Put on the list every process whose environment has a variable that begins so, such as `NAME=value/`: what
+        others start for us, in sessions of their own, when we are gone. Needs Linux's /proc."""
+        self._tell(f"tagged {variable}")
+
     def close(self) -> None:
         """Let the guard clear up now, and wait for it: nothing outlives the owner visibly."""
         if os.getpid() == self.owner and self._write_end >= 0:
@@ -83,6 +88,7 @@ def watch() -> None:
         signal.signal(ignored, signal.SIG_IGN)
     orphans: dict[int, int] = {}
     paths: list[str] = []
+    tags: list[bytes] = []
     for line in sys.stdin:
         verb, _, rest = line.rstrip("\n").partition(" ")
         if verb == "process":
@@ -92,7 +98,10 @@ def watch() -> None:
             orphans.pop(int(rest), None)
         elif verb == "remove":
             paths.append(rest)
+        elif verb == "tagged":
+            tags.append(os.fsencode(rest))
     end(orphans)
+    end_tagged(tags)
     for path in paths:
         if os.path.isdir(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -110,6 +119,30 @@ def end(orphans: dict[int, int]) -> None:
         time.sleep(0.02)
     for pid in orphans:
         signal_group(pid, signal.SIGKILL)
+
+
+def end_tagged(tags: list[bytes]) -> None:
+    """SIGKILL whatever carries one of the tags, until two looks in a row find nothing: a process that is being started
+    shows its environment a moment later."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    clean = 0 if tags else 2
+    while clean < 2 and time.monotonic() < deadline:
+        found = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if carries(pid, tags)]
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        clean = 0 if found else clean + 1
+        time.sleep(0.05)
+
+
+def carries(pid: int, tags: list[bytes]) -> bool:
+    """Whether a process has one of the tags in its environment; a zombie's is empty, another user's is not ours."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return False
+    return any(variable.startswith(tuple(tags)) for variable in variables)
 
 
 def signal_group(pid: int, signum: int) -> None:
