@@ -25,7 +25,9 @@ from slipway_local.supervisor import Supervisor
 from slipway_local.supervisor import run as run_supervised
 
 ROOT: Final = Path(__file__).parents[1]
-COPIED: Final = ("libs", "services", "tests", "contracts", "docs", "examples", "pyproject.toml", "mutants.toml")
+COPIED: Final = (
+    "libs", "services", "tests", "contracts", "docs", "examples", "infra", "pyproject.toml", "mutants.toml",
+)  # fmt: skip
 LEFT_OUT: Final = shutil.ignore_patterns(".*", "*.egg-info")
 AT_A_TIME: Final = 2
 TEST_SECONDS: Final = 120.0
