@@ -48,14 +48,14 @@ class Api:
         self.kafka = kafka
         self.topic_prefix = topic_prefix
         self.timeout_seconds = timeout_seconds
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     @cached_property
     def _client(self) -> "httpx2.Client":
         import httpx2
 
         # The services are our own: no proxy of the environment stands between.
-        return httpx2.Client(headers=self._headers, timeout=self.timeout_seconds, trust_env=False)
+        return httpx2.Client(headers=self.headers, timeout=self.timeout_seconds, trust_env=False)
 
     def get(self, service: str, path: str, **parameters: Any) -> Any:
         return self._ask("GET", service, path, parameters)

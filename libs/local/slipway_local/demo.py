@@ -1,6 +1,6 @@
 """`make demo`: the whole path on this machine, told a line a second, and judged at its end.
 
-Everything it is told stands in the environment: DURATION, SPEED, SEED, FAULTS, DEMAND.
+Everything it is told stands in the environment: DURATION, SPEED, SEED, FAULTS, DEMAND, PLAIN.
 """
 
 import asyncio
@@ -150,10 +150,10 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         mine = tell_where(deployment, declared)
         print(f"started in {monotonic_seconds() - began:.1f} s; SEED={asked.seed} SPEED={asked.speed:g}", flush=True)
         died = asyncio.create_task(supervisor.died())
-        told = asyncio.create_task(narrate(deployment, started["started_at"], asked.duration_seconds))
+        told = asyncio.create_task(narrate(deployment, started["started_at"], asked.seed, asked.duration_seconds))
         await asyncio.wait({died, told}, return_when=asyncio.FIRST_COMPLETED)
         if died.done():
-            told.cancel()
+            await ended(told)
             print(f"{died.result()} has died:{supervisor[died.result()].log_tail()}", file=sys.stderr)
             return 1
         await told
@@ -169,11 +169,11 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         print(f"could not go on: {error}", file=sys.stderr)
         return 1
     except asyncio.CancelledError:
+        await ended(told)
         print("\nstopping …", flush=True)
         raise
     finally:
-        if told is not None:
-            told.cancel()
+        await ended(told)
         if mine and ENVIRONMENT.exists() and ENVIRONMENT.read_text() == mine:
             ENVIRONMENT.unlink()
             APPLIED.unlink(missing_ok=True)
@@ -182,6 +182,13 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         await deployment.remove()
         shutil.rmtree(folder, ignore_errors=True)
         print(f"stopped; logs and ledger are in {KEPT}", file=sys.stderr)
+
+
+async def ended(told: asyncio.Task[None] | None) -> None:
+    """The terminal is as it was before what follows is printed on it."""
+    if told is not None:
+        told.cancel()
+        await asyncio.wait({told}, timeout=5)
 
 
 def tell_where(deployment: Deployment, declared: Declaration) -> str:

@@ -6,7 +6,6 @@ import pytest
 
 from slipway_local.demo import wish
 from slipway_local.deployment import PRODUCT_SECONDS
-from slipway_local.narrate import _common
 from slipway_simulator.faults import BadFault
 
 DIFFERENT = {"reap_seconds"}  # a demo looks more often, since it waits for two passes at its end
@@ -35,9 +34,3 @@ def test_defaults_tell_an_hour_in_three_minutes() -> None:
     asked = wish({})
     assert (asked.duration_seconds, asked.speed, asked.product_seconds) == (180.0, 20.0, 3600.0)
     assert [(f.name, f.from_seconds, f.until_seconds) for f in asked.faults] == [("zone-b", 900.0, 1800.0)]
-
-
-def test_names_are_shortened_by_what_they_share() -> None:
-    assert _common(["linux-zone-a", "linux-zone-b"]) == "linux-zone-"
-    assert _common(["linux-zone-ab", "linux-zone-ac"]) == "linux-zone-"
-    assert _common(["east", "west"]) == ""

@@ -1,0 +1,162 @@
+"""`slipway top`: a deployment on the terminal, live; as plain lines where nobody could see a screen."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+if TYPE_CHECKING:  # what a screen needs is imported when one is wanted: other commands start without it
+    from slipway_client.snapshot import Line, Snapshot
+    from slipway_client.watching import Watch
+
+HISTORY_SECONDS: Final = 600.0  # of events, told when a screen begins
+
+
+def top(
+    context: typer.Context,
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a screen, as in a pipe.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show what is, once, and exit.")] = False,
+) -> None:
+    """Watch pools, launch configs and lease pools live, with what happens told below. q ends it.
+
+    Where the output is no terminal, and with --plain, it is a line per pool and look, and a line per event. NO_COLOR
+    is honoured.
+
+    \b
+    Examples:
+      slipway top
+      slipway top --interval 5 --plain >> slipway.log
+      slipway top --once
+    """
+    raise typer.Exit(asyncio.run(_top(context.obj, interval, plain=plain or not has_screen(), once=once)))
+
+
+def has_screen() -> bool:
+    """Whether somebody looks at a terminal that can be drawn on, and we are what it shows."""
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in {"dumb", "unknown"}:
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdout.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) -> int:
+    """The exit code: 0 for q and Ctrl-C, as is usual for what only ends so."""
+    from slipway_client.watching import Watch, asking
+
+    task = asyncio.current_task()
+    assert task is not None
+    caught: list[int] = []
+
+    def interrupt(signum: int) -> None:
+        caught.append(signum)
+        task.cancel()
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(signum, interrupt, signum)
+    async with asking(api.urls, api.headers) as ask:
+        watch = Watch(
+            ask, title=f"top  {api.urls['provisioner'].partition('://')[2]}", kafka=api.kafka, prefix=api.topic_prefix,
+            interval_seconds=interval_seconds, history_seconds=0.0 if plain and not once else HISTORY_SECONDS,
+        )  # fmt: skip
+        try:
+            if once:
+                return await show_once(watch, plain=plain)
+            await follow(watch, plain=plain, interval_seconds=interval_seconds, end=task.cancel)
+        except asyncio.CancelledError:
+            if caught and caught[0] != signal.SIGINT:
+                return 128 + caught[0]
+    return 0
+
+
+async def follow(
+    watch: "Watch", *, plain: bool, interval_seconds: float = 1.0, seconds: float = 0.0, end: Callable[[], Any]
+) -> None:
+    """Show until cancelled, or for `seconds` (0: for ever). `end` is called when the reader wants no more."""
+    async with _watched(watch):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds or None):
+                await (_in_lines(watch, interval_seconds) if plain else _on_screen(watch, interval_seconds, end))
+
+
+async def show_once(watch: "Watch", *, plain: bool) -> int:
+    """What is, as soon as everybody has answered or failed to; 1 when somebody has failed."""
+    from slipway_client import screen
+
+    async with _watched(watch):
+        while not watch.complete:
+            watch.changed.clear()
+            await watch.changed.wait()
+    snapshot = watch.snapshot()
+    if plain:
+        _print(snapshot, watch.take(), {})
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False, markup=False, emoji=False)
+        console.print(screen.render(snapshot, console.width, max(screen.HEIGHT_MIN, console.height - 1)))
+    for name, problem in watch.problems.items():
+        print(f"{name} does not answer: {screen.printable(problem)}", file=sys.stderr)
+    return 1 if watch.problems else 0
+
+
+@contextlib.asynccontextmanager
+async def _watched(watch: "Watch") -> Any:
+    """Run the watch meanwhile; what goes wrong in it is raised here."""
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(watch.run())
+        yield
+        running.cancel()
+
+
+async def _in_lines(watch: "Watch", interval_seconds: float) -> None:
+    from slipway_client import narration
+
+    while not watch.complete:
+        watch.changed.clear()
+        await watch.changed.wait()
+    before = watch.snapshot()
+    while True:
+        await asyncio.sleep(interval_seconds)
+        now = watch.snapshot()
+        _print(now, watch.take(), narration.rates(before, now))
+        before = now
+
+
+def _print(snapshot: "Snapshot", lines: "Sequence[Line]", rates: "Mapping[str, float]") -> None:
+    """What happened since the last time, and a line per pool."""
+    from slipway_client import narration, screen
+
+    for line in lines:
+        print(f"{snapshot.stamp(line.at)}  ** {screen.printable(line.text)}")
+    stale = snapshot.silent("provisioner")
+    for pool in snapshot.pools:
+        configs = [config for config in snapshot.configs if config.pool_id == pool.id]
+        age = f"  ({screen.span(stale.silent_seconds)} old)" if stale else ""
+        said = narration.status(pool, configs, rates.get(pool.id))
+        print(f"{snapshot.stamp(snapshot.now)}  {screen.printable(said)}{age}")
+    sys.stdout.flush()
+
+
+async def _on_screen(watch: "Watch", interval_seconds: float, end: Callable[[], Any]) -> None:
+    """Draw at once until all is there, then once per interval; the clock goes on each second."""
+    from slipway_client import screen
+    from slipway_client.terminal import Terminal
+
+    resized = asyncio.Event()
+    with Terminal(resized=resized.set, end=end) as terminal:
+        while True:
+            resized.clear()
+            watch.changed.clear()
+            width, height = terminal.size
+            terminal.draw(screen.lines(watch.snapshot(), width, height))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(interval_seconds, 1.0)):
+                    await (resized if watch.complete else watch.changed).wait()
