@@ -11,14 +11,14 @@ RUN := .venv/bin/python
 UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
-ARGUMENTS := DURATION SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY
+ARGUMENTS := DURATION SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of mutants.toml is broken.
 BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo check test e2e mutants generated bench-events clean
+.PHONY: help setup lock lock-jars demo check test screen-shot e2e mutants generated bench-events clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 	cd libs/local/slipway_local/broker && \
 		$(abspath $(UV)) tool run --quiet --from 'jgo[cli]>=3.2,<4' jgo --resolver python lock && rm -rf .jgo
 
-demo: $(READY) ## Whole system on simulated clouds: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT=
+demo: $(READY) ## Whole system on simulated clouds: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
 	@$(RUN) -m $(BROKEN) slipway_local.demo
 
 check: $(READY) ## ruff, mypy, import contracts
@@ -58,6 +58,9 @@ check: $(READY) ## ruff, mypy, import contracts
 
 test: $(READY) ## Everything that CI runs, layer by layer, with times: LAYERS="unit contract" for some of them
 	@$(RUN) tests/layers.py $(LAYERS)
+
+screen-shot: $(READY) ## The live screen at 200×50 and 80×24 in tmux, captured and judged
+	@$(RUN) -m tests.screen_shot
 
 e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS=20 KILL=all SEED=3, or FULL=1
 	@$(RUN) -m $(BROKEN) tests.e2e.run
