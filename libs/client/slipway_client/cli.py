@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from slipway_client import top
 from slipway_client.commands import brakes, configs, declared, leases, operations, pools, tokens, workers
 from slipway_client.commands.declared import InvalidFile
 from slipway_client.http import KAFKA, SERVICES, Api, Failed
@@ -30,6 +31,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(declared.apply)
 app.command()(declared.diff)
+app.command()(top.top)
 app.add_typer(pools.app, name="pool")
 app.add_typer(configs.app, name="lc")
 app.add_typer(workers.app, name="worker")
