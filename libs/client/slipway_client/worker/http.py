@@ -1,0 +1,108 @@
+"""JSON over HTTP for a process that has to start fast: one request a connection, h11 on asyncio's streams.
+
+The client library of the other commands takes twice as long to import, and reads all certificates first, as the whole
+start of a worker may take.
+"""
+
+import asyncio
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import h11
+import msgspec
+
+REQUEST_SECONDS: Final = 10.0
+ANSWER_BYTES_MAX: Final = 1 << 20
+
+
+class NoAnswer(Exception):
+    """Nobody answered, or only that there is no answer now. The text says why, and holds no secret."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What somebody said. `body` is empty when it was no JSON object."""
+
+    status: int
+    body: dict[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        return self.status < 300
+
+    @property
+    def words(self) -> str:
+        """A refusal in words."""
+        parts = [str(self.body[part]) for part in ("title", "detail") if self.body.get(part)]
+        return f"{self.status} {': '.join(parts)}".strip()
+
+
+async def post(url: str, body: dict[str, Any], *, token: str = "", seconds: float = REQUEST_SECONDS) -> Answer:
+    """Raises NoAnswer."""
+    return await _request("POST", url, msgspec.json.encode(body), token, seconds)
+
+
+async def get(url: str, *, token: str = "", seconds: float = REQUEST_SECONDS) -> Answer:
+    """Raises NoAnswer."""
+    return await _request("GET", url, b"", token, seconds)
+
+
+async def _request(method: str, url: str, body: bytes, token: str, seconds: float) -> Answer:
+    try:
+        async with asyncio.timeout(seconds):
+            status, content = await _exchange(method, url, body, token)
+    except TimeoutError:
+        raise NoAnswer(f"no answer within {seconds:g} s") from None
+    except (OSError, ValueError, h11.ProtocolError) as error:
+        raise NoAnswer(str(error) or type(error).__name__) from error
+    # What is not found may be a service that starts; what redirects is no service of ours.
+    if status >= 500 or status in {404, 408, 425, 429} or 300 <= status < 400:
+        raise NoAnswer(f"answered {status}")
+    try:
+        return Answer(status, msgspec.json.decode(content or b"{}", type=dict[str, Any]))
+    except msgspec.DecodeError:
+        if status < 300:
+            raise NoAnswer(f"answered {status} with something other than JSON") from None
+        return Answer(status, {})
+
+
+async def _exchange(method: str, url: str, body: bytes, token: str) -> tuple[int, bytes]:
+    where = urlsplit(url)
+    if where.scheme not in {"http", "https"} or not where.hostname:
+        raise ValueError(f"{url} is not an address such as http://127.0.0.1:7301")
+    port = where.port or (443 if where.scheme == "https" else 80)
+    headers = [
+        ("Host", where.netloc.rpartition("@")[2]), ("Connection", "close"), ("Accept", "application/json"),
+        ("Content-Type", "application/json"), ("Content-Length", str(len(body))),
+    ]  # fmt: skip
+    if token:
+        headers.append(("Authorization", f"Bearer {token}"))
+    target = (where.path or "/") + (f"?{where.query}" if where.query else "")
+    connection = h11.Connection(h11.CLIENT)
+    reader, writer = await asyncio.open_connection(where.hostname, port, ssl=where.scheme == "https" or None)
+    try:
+        for event in (h11.Request(method=method, target=target, headers=headers), h11.Data(body), h11.EndOfMessage()):
+            writer.write(connection.send(event) or b"")
+        return await _answer(connection, reader)
+    finally:
+        writer.transport.abort()  # there is nothing more to say, and nobody to wait for
+
+
+async def _answer(connection: h11.Connection, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    status, content = 0, bytearray()
+    while True:
+        match connection.next_event():
+            case h11.NEED_DATA:
+                received = await reader.read(65536)
+                if not received and not status:
+                    raise ConnectionError("the connection ended without an answer")
+                connection.receive_data(received)
+            case h11.Response() as response:
+                status = response.status_code
+            case h11.Data() as data:
+                content += data.data
+                if len(content) > ANSWER_BYTES_MAX:
+                    raise ValueError(f"answered more than {ANSWER_BYTES_MAX} bytes")
+            case h11.EndOfMessage():
+                return status, bytes(content)
+            case _:
+                pass  # informational
