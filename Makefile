@@ -18,7 +18,7 @@ $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo check test screen-shot e2e mutants generated bench-events clean
+.PHONY: help setup lock lock-jars demo check test tools screen-shot e2e mutants generated bench-events clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,8 +56,11 @@ check: $(READY) ## ruff, mypy, import contracts
 	.venv/bin/mypy libs services tests examples $(if $(wildcard bench/*.py),bench)
 	.venv/bin/lint-imports --no-logo
 
-test: $(READY) ## Everything that CI runs, layer by layer, with times: LAYERS="unit contract" for some of them
+test: $(READY) tools ## Everything that CI runs, layer by layer, with times: LAYERS="unit contract" for some of them
 	@$(RUN) tests/layers.py $(LAYERS)
+
+tools: ## kcat, tmux and promtool for the tests that call them: installs Debian's packages, or says what to install
+	@infra/tools.sh
 
 screen-shot: $(READY) ## The live screen at 200×50 and 80×24 in tmux, captured and judged
 	@$(RUN) -m tests.screen_shot
