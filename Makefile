@@ -18,7 +18,7 @@ $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo check test tools screen-shot e2e mutants generated bench-events clean
+.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e mutants generated bench-events clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ tools: ## kcat, tmux and promtool for the tests that call them: installs Debian'
 
 screen-shot: $(READY) ## The live screen at 200×50 and 80×24 in tmux, captured and judged
 	@$(RUN) -m tests.screen_shot
+
+compose-check: $(READY) ## docker-compose.yml and its images: judged, built and started without a container engine
+	@$(RUN) -m $(BROKEN) tests.compose.run
 
 e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS=20 KILL=all SEED=3, or FULL=1
 	@$(RUN) -m $(BROKEN) tests.e2e.run

@@ -18,6 +18,7 @@ LAYERS = {
     "simulation": ([*PYTEST, "tests/simulation"], 50),
     "integration": ([*PYTEST, "tests/integration"], 90),
     "e2e": ([*PYTEST, "tests/e2e"], 120),
+    "house": (["make", "--no-print-directory", "compose-check"], 60),
     "mutants": ([sys.executable, "-m", "tests.mutants", "check", "--fast"], 40),
 }
 

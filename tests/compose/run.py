@@ -1,0 +1,161 @@
+"""`make compose-check`: judge docker-compose.yml and its Dockerfiles on a machine that has no container engine.
+
+Schema, linter and cross checks first; then every image is built in an empty folder and started as the compose file
+says, until a worker is launched. Exit code 1 when anything is wrong.
+"""
+
+import asyncio
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import msgspec
+import yaml
+
+from slipway_local.child import StartFailed
+from slipway_local.guard import guard
+from slipway_local.jars import classpath, ensure_jars
+from slipway_local.java import find_java
+from slipway_local.supervisor import Supervisor, run
+from tests.compose.dockerfile import BadDockerfile, parse
+from tests.compose.image import UV, BuildFailed
+from tests.compose.rules import House, problems
+from tests.compose.stack import Stack, StackFailed, properties
+
+ROOT: Final = Path(__file__).parents[2]
+LOCK: Final = "requirements.services.lock"
+PLATFORMS: Final = ("x86_64-manylinux_2_36", "aarch64-manylinux_2_36")
+LAUNCHED_SECONDS: Final = 40.0
+
+
+def house(root: Path = ROOT) -> House:
+    """The files as they are; raises BadDockerfile, OSError or yaml.YAMLError."""
+    compose = yaml.safe_load((root / "docker-compose.yml").read_text())
+    dockerfiles = {}
+    for path in sorted({s["build"]["dockerfile"] for s in compose["services"].values() if "build" in s}):
+        try:
+            dockerfiles[path] = parse((root / path).read_text())
+        except BadDockerfile as error:
+            raise BadDockerfile(f"{path}: {error}") from None
+    version = re.search(r"^UV_VERSION := (\S+)$", (root / "Makefile").read_text(), re.MULTILINE)
+    assert version is not None
+    return House(root, compose, dockerfiles, version[1])
+
+
+def schema(_: House) -> list[str]:
+    command = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
+    return _told(command)
+
+
+def hadolint(judged: House) -> list[str]:
+    return _told(["hadolint", "--no-color", *judged.dockerfiles])
+
+
+def wheels(judged: House) -> list[str]:
+    """The lock installs on the base's Python without a compiler, on both platforms that images are built for."""
+    base = next(iter(judged.dockerfiles.values())).final.base
+    version = ".".join(base.partition(":")[2].split(".")[:2])
+    found = []
+    for platform in PLATFORMS:
+        command = [UV.name, "pip", "install", "--dry-run", "--quiet", "--target", "nowhere", "--only-binary", ":all:"]
+        command += ["--python-version", version, "--python-platform", platform, "--require-hashes", "-r", LOCK]
+        found += _told(command)
+    return found
+
+
+def _told(command: list[str]) -> list[str]:
+    """What a tool of the development environment says when it is not content."""
+    program = Path(sys.executable).with_name(command[0])
+    ended = subprocess.run([program, *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+    return [] if ended.returncode == 0 else [f"{command[0]} ended with {ended.returncode}", ended.stdout + ended.stderr]
+
+
+async def unknown_broker_settings(judged: House) -> list[str]:
+    """Names that the broker does not have: it starts all the same and says nothing. It lists its settings itself."""
+    jars = await ensure_jars()
+    command = [find_java().executable, "-Xshare:auto", "-cp", classpath(jars), "kafka.server.KafkaConfig"]
+    listed = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    known = set(re.findall(r'<a id="([a-z][a-z0-9._-]+)"', listed.stdout))
+    assert "auto.create.topics.enable" in known
+    given = properties(judged.compose["services"]["kafka"]["environment"])
+    return [f"kafka: {name} is no setting of the broker" for name in sorted(set(given) - known)]
+
+
+def judge(name: str, found: list[str]) -> bool:
+    lines = [f"{name} NOT ok", *(f"  {line}" for line in found)] if found else [f"{name} ok"]
+    print(*lines, sep="\n", flush=True)
+    return not found
+
+
+async def launched(stack: Stack) -> str:
+    """The first worker that has an instance, which the simulator's own account confirms; raises StackFailed."""
+    deadline = time.monotonic() + LAUNCHED_SECONDS
+    async with httpx2.AsyncClient(timeout=5.0, trust_env=False) as client:
+        while time.monotonic() < deadline:
+            rows: list[dict[str, Any]] = (await client.get(f"{stack.url('provisioner')}/workers")).json()["items"]
+            with_instance = [row for row in rows if row.get("instance_id")]
+            if with_instance and (await client.get(f"{stack.url('simulator')}/state")).json()["instances"]:
+                return str(with_instance[0]["id"])
+            await asyncio.sleep(0.2)
+    raise StackFailed(f"no worker was launched in {LAUNCHED_SECONDS:g} s{stack.children['provisioner'].log_tail()}")
+
+
+async def start(judged: House, supervisor: Supervisor) -> bool:
+    folder = Path(tempfile.mkdtemp(prefix="slipway-compose-"))
+    guard().remove(folder)
+    folder.chmod(0o755)
+    stack = Stack(judged, folder, supervisor)
+    wrong: list[str] = []
+    try:
+        await stack.start()
+        worker = await launched(stack)
+        pools = msgspec.json.decode(await stack.run_once("cli", ["slipway", "pool", "ls", "--output", "json"]))
+        await stack.stop()
+    except* (StackFailed, BuildFailed, StartFailed) as failed:
+        wrong = [line for error in _leaves(failed) for line in str(error).splitlines()]
+    finally:
+        await stack.kill()
+        await supervisor.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    if wrong:
+        return judge("start", wrong)
+    slowest = sorted(stack.seconds.items(), key=lambda item: -item[1])[:4]
+    print("slowest: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest))
+    print(f"worker {worker} launched, {', '.join(pool['id'] for pool in pools)} listed by the command")
+    print(f"{len(stack.images)} images installed and started")
+    return True
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for one in group.exceptions:
+        found += _leaves(one) if isinstance(one, BaseExceptionGroup) else [one]
+    return found
+
+
+async def main(supervisor: Supervisor) -> int:
+    begin = time.monotonic()
+    try:
+        judged = house()
+    except BadDockerfile as error:
+        judge("Dockerfiles", [str(error)])
+        return 1
+    checks: dict[str, Callable[[House], list[str]]] = {
+        "schema": schema, "hadolint": hadolint, "house": problems, "wheels": wheels,
+    }  # fmt: skip
+    fine = all([judge(name, await asyncio.to_thread(check, judged)) for name, check in checks.items()])
+    fine &= judge("broker settings", await unknown_broker_settings(judged))
+    fine &= await start(judged, supervisor)
+    print(f"{time.monotonic() - begin:.0f} s", flush=True)
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
