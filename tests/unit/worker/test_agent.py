@@ -1,0 +1,95 @@
+"""What a wrap does about its agent."""
+
+import signal
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from slipway_client.worker import agent, core
+from slipway_client.worker.agent import Drain, Kill, Rest, Start, Wrapped, next_step
+from slipway_client.worker.core import Ask, Register, Tell, Worker
+from slipway_client.worker.user_data import Settings
+
+Step = Callable[[Wrapped], Wrapped]
+BORN = Wrapped(worker=Worker(settings=Settings(stop_seconds=60.0)))
+
+
+def talk(now: float, **answer: Any) -> Step:
+    def step(wrapped: Wrapped) -> Wrapped:
+        call = core.next_call(wrapped.worker, now)
+        assert isinstance(call, Register | Tell | Ask)
+        return agent.talked(wrapped, core.heard(wrapped.worker, call, now, **answer), now)
+
+    return step
+
+
+def job(now: float) -> Step:
+    return lambda wrapped: agent.talked(wrapped, core.took(wrapped.worker, "j", "q", now), now)
+
+
+def idle(now: float) -> Step:
+    return lambda wrapped: agent.talked(wrapped, core.done(wrapped.worker, now), now)
+
+
+def told(wrapped: Wrapped) -> Wrapped:
+    return agent.talked(wrapped, core.leave(wrapped.worker, "why"), 50.0)
+
+
+def refused(wrapped: Wrapped) -> Wrapped:
+    return agent.talked(wrapped, core.refused(wrapped.worker, "gone"), 50.0)
+
+
+def drained(wrapped: Wrapped) -> Wrapped:
+    return agent.drained(wrapped, 50.0)
+
+
+def ended(code: int) -> Step:
+    return lambda wrapped: agent.exited(wrapped, code, f"exit code {code}", 60.0)
+
+
+def got(signum: signal.Signals) -> Step:
+    return lambda wrapped: agent.passed_on(wrapped, signum, 55.0)
+
+
+RUNS = (talk(10.0), agent.started)
+
+#       what happened                        now   next, exit code, what is owed
+LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] = [
+    ("not registered", (), 1.0, Rest(None), None, []),
+    ("registered", (talk(10.0),), 10.0, Start(), None, []),
+    ("runs", RUNS, 10.0, Rest(None), None, []),
+    ("told to leave while idle", (*RUNS, told), 50.0, Drain(), None, []),
+    ("told to leave in a job", (*RUNS, job(20.0), told), 50.0, Rest(None), None, ["claimed"]),
+    ("until its job has ended", (*RUNS, job(20.0), told, idle(51.0)), 51.0, Drain(), None, ["claimed", "idle"]),
+    ("drained", (*RUNS, told, drained), 50.0, Rest(110.0), None, []),
+    ("drained, and stays", (*RUNS, told, drained), 110.0, Kill(), None, []),
+    ("killed", (*RUNS, told, drained, agent.killed), 999.0, Rest(None), None, []),
+    ("a clean end", (*RUNS, ended(0)), 60.0, Rest(None), None, ["stopped"]),
+    ("a clean end, heard", (*RUNS, ended(0), talk(61.0)), 61.0, Rest(None), 0, []),
+    ("a failure", (*RUNS, ended(3)), 60.0, Rest(None), None, ["error", "stopped"]),
+    ("a failure, heard", (*RUNS, ended(3), talk(61.0), talk(62.0)), 62.0, Rest(None), 3, []),
+    ("a failure in a job", (*RUNS, job(20.0), ended(137)), 60.0, Rest(None), None, ["claimed", "error", "stopped"]),
+    ("asked for by us", (*RUNS, told, drained, ended(143)), 60.0, Rest(None), None, ["stopped"]),
+    ("asked for by somebody", (*RUNS, got(signal.SIGTERM), ended(143)), 60.0, Rest(None), None, ["stopped"]),
+    ("a signal that asks for nothing", (*RUNS, got(signal.SIGHUP), ended(129)), 60.0, Rest(None), None,
+     ["error", "stopped"]),
+    ("told to leave before the agent runs", (talk(10.0), told), 50.0, Rest(None), None, ["stopped"]),
+    ("asked to end before it is known", (got(signal.SIGINT),), 55.0, Rest(None), 0, []),
+    ("refused before the agent runs", (refused,), 50.0, Rest(None), 1, []),
+    ("refused in a job", (*RUNS, job(20.0), refused), 50.0, Drain(), None, []),
+    ("refused, and ended", (*RUNS, refused, drained, ended(143)), 60.0, Rest(None), 143, []),
+    ("asked to end while nobody hears the end", (*RUNS, ended(0), got(signal.SIGTERM)), 60.0, Rest(None), 1, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "now", "expected", "code", "owed"), [row[1:] for row in LIVES], ids=[row[0] for row in LIVES]
+)
+def test_lives(steps: tuple[Step, ...], now: float, expected: object, code: int | None, owed: list[str]) -> None:
+    """The agent is told to leave between two jobs; its failure is told, unless it was asked for."""
+    wrapped = reduce(lambda so_far, step: step(so_far), steps, BORN)
+    assert next_step(wrapped, now) == expected
+    assert agent.exit_code(wrapped) == code
+    assert [fact.what for fact in wrapped.worker.owed] == owed
