@@ -55,6 +55,11 @@ def spelled(duration_seconds: float) -> str:
     return f"{total} s"
 
 
+def about(duration_seconds: float) -> str:
+    """A duration in its largest unit: 0.4 s, 3 min."""
+    return " ".join(spelled(duration_seconds).split()[:2])
+
+
 def clock(at: datetime, now: datetime) -> str:
     """A time in the reader's zone: 17:30:05, with its date when that is not today."""
     local = at.astimezone(now.tzinfo)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 # Wide enough that no cell is ever folded when a program reads the table line by line.
 PIPE_COLUMNS: Final = 10_000
+# Columns that may take several lines where the terminal is narrow; every other cell is a word.
+SENTENCES: Final = frozenset({"reason", "why", "because", "detail", "lost", "instance", "account"})
 
 Row = Mapping[str, Any]
 Field = str | tuple[str, Callable[[Row], Any]]
@@ -32,7 +34,7 @@ def show(rows: Sequence[Row], fields: Sequence[Field], output: Output, *, nothin
 
         terminal = sys.stdout.isatty()
         console = Console(width=None if terminal else PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
-        console.print(_table(rows, fields, terminal=terminal))
+        console.print(_table(rows, fields))
 
 
 def as_json(value: Any) -> None:
@@ -51,17 +53,19 @@ def short(id_: str) -> str:
     return id_[-8:] if sys.stdout.isatty() else id_
 
 
-def _table(rows: Sequence[Row], fields: Sequence[Field], *, terminal: bool) -> "Table":
-    from rich.box import SIMPLE_HEAD
+def _table(rows: Sequence[Row], fields: Sequence[Field]) -> "Table":
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD if terminal else None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     columns: list[list[Any]] = []
     for field in fields:
         heading, value_of = (field, _getter(field)) if isinstance(field, str) else field
         columns.append([value_of(row) for row in rows])
         numbers = all(_is_number(value) for value in columns[-1] if value is not None)
-        table.add_column(heading.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
+        heading = heading.replace("_", " ")
+        table.add_column(
+            heading, justify="right" if numbers else "left", overflow="fold", no_wrap=heading not in SENTENCES
+        )
     for cells in zip(*columns, strict=True):
         table.add_row(*map(_text, cells))
     return table

@@ -14,17 +14,16 @@ app = noun("Launch configs.")
 
 FIELDS: Final[tuple[Field, ...]] = (
     "id",
-    ("pool", lambda row: row["pool_id"]),
-    ("account", lambda row: row["account_id"]),
-    "zone",
     "state",
     "circuit",
     "weight",
-    ("starts", lambda row: row.get("starting")),
+    "starting",
     "running",
     "ok",
     "failed",
+    ("account", lambda row: row["account_id"]),
 )
+OF_POOL: Final[Field] = ("pool", lambda row: row["pool_id"])
 
 
 @app.command("ls")
@@ -39,7 +38,8 @@ def list_launch_configs(context: typer.Context, pool: OfPool = None, output: AsO
     rows = api.get("provisioner", "/launch-configs", pool=pool)["items"]
     if pool is not None and not rows:
         api.get("provisioner", path("pools", pool))  # an unknown pool is told, not shown as an empty one
-    show(rows, FIELDS, output, nothing="no launch configs")
+    one = len({row["pool_id"] for row in rows}) <= 1
+    show(rows, FIELDS if one else (FIELDS[0], OF_POOL, *FIELDS[1:]), output, nothing="no launch configs")
 
 
 @app.command("show")

@@ -1,5 +1,6 @@
 """`slipway lease`."""
 
+import re
 from typing import Final
 
 import typer
@@ -10,6 +11,8 @@ from slipway_client.options import AsOutput, OfLeasePool, noun, now
 from slipway_client.tables import Field, Output, short, show
 
 app = noun("Leases: admission to accounts.")
+
+UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def _clock(field: str) -> Field:
@@ -33,10 +36,10 @@ POOLS: Final[tuple[Field, ...]] = (
     "limit",
     "held",
     "waiting",
-    ("oldest wait", waits),
+    ("wait", waits),
     ("starts/min", lambda row: row.get("granted_per_minute")),
-    ("ETA", lambda row: None if row.get("eta_seconds") is None else moments.spelled(row["eta_seconds"])),
-    ("why", lambda row: row.get("why")),
+    ("ETA", lambda row: None if row.get("eta_seconds") is None else moments.about(row["eta_seconds"])),
+    ("why", lambda row: UUID.sub(lambda id_: short(id_[0]), (row.get("why") or "").rpartition("\n")[2])),
 )
 
 

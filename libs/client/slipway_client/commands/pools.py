@@ -21,7 +21,7 @@ DECISIONS_SHOWN: Final = 8
 def waits(row: Mapping[str, Any]) -> str | None:
     """How long the oldest task, or request, has waited."""
     seconds = row.get("oldest_wait_seconds")
-    return None if seconds is None else moments.spelled(seconds)
+    return None if seconds is None else moments.about(seconds)
 
 
 FIELDS: Final[tuple[Field, ...]] = (
@@ -29,11 +29,11 @@ FIELDS: Final[tuple[Field, ...]] = (
     "mode",
     ("capacity", lambda row: f"{row.get('min_capacity')}–{row.get('max_capacity')}"),
     "pending",
+    ("wait", waits),
     "claimed",
     "wanted",
     "serving",
     "needed",
-    ("oldest wait", waits),
 )
 
 
@@ -62,19 +62,17 @@ def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TA
     if output is Output.JSON:
         as_json(row | {"decisions": decisions})
         return
-    pairs(row | {"oldest_wait_seconds": waits(row)})
+    pairs({name: value for name, value in row.items() if name != "oldest_wait_seconds"} | {"oldest_wait": waits(row)})
     print()
     fields: tuple[Field, ...] = (
-        ("last at", lambda made: moments.clock(moments.at(made["last_at"]), now())), "times", "launched", "because",
-        ("decision", lambda made: made["id"]),
+        ("at", lambda made: moments.clock(moments.at(made["last_at"]), now())), ("decision", lambda made: made["id"]),
+        "launched", "because",
     )  # fmt: skip
     show(decisions, fields, output, nothing="no decision yet")
 
 
 @app.command("pause")
-def pause_pool(
-    context: typer.Context, pool: PoolId, reason: Reason, for_: For = None, until: Until = None
-) -> None:  # fmt: skip
+def pause_pool(context: typer.Context, pool: PoolId, reason: Reason, for_: For = None, until: Until = None) -> None:
     """Launch nothing more in POOL; its workers go on. The same brake as `slipway stop-launching --pool POOL`.
 
     \b

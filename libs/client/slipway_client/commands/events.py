@@ -1,0 +1,172 @@
+"""`slipway events`: what anybody can hear on Kafka."""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from slipway_client import lines, moments
+from slipway_client.http import Api
+from slipway_client.options import configs, noun, now, pools, workers
+from slipway_client.tables import short
+
+if TYPE_CHECKING:
+    from slipway_client.log import Entry
+
+app = noun("Events.")
+
+WATCHED: Final = ("worker.lifecycle", "launch-config.lifecycle", "pool.lifecycle", "lease.lifecycle", "alert")
+LAST: Final = 10
+WINDOW: Final = timedelta(hours=1)  # where the last few are looked for: a filter may be of something that rests
+
+
+class Lines(StrEnum):
+    TEXT, JSON = "text", "json"
+
+
+def _names() -> dict[str, str]:
+    """Short name of each topic → its name in the registry."""
+    from slipway_common.topics import TOPICS
+
+    return {topic.name.removeprefix("slipway.").removesuffix(".v1"): topic.name for topic in TOPICS}
+
+
+def _topics(context: typer.Context, incomplete: str) -> list[str]:
+    return list(_names())
+
+
+@app.command("tail")
+def tail(
+    context: typer.Context,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(help="Such as worker.lifecycle; may be repeated.", autocompletion=_topics, show_default=False),
+    ] = None,
+    pool: Annotated[str | None, typer.Option(help="Only of this worker pool.", autocompletion=pools)] = None,
+    worker: Annotated[
+        str | None, typer.Option(help="Only of this worker: its id or the end of it.", autocompletion=workers)
+    ] = None,
+    config: Annotated[str | None, typer.Option(help="Only of this launch config.", autocompletion=configs)] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Begin that long ago: 90s, 10m, 2h, 1d….")
+    ] = None,
+    beginning: Annotated[bool, typer.Option("--beginning", help="Begin with the oldest that is kept.")] = False,
+    last: Annotated[
+        int | None, typer.Option("-n", min=0, help="Begin with the last N of those.  [default: 10]", show_default=False)
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with what comes, until Ctrl-C.")] = True,
+    output: Annotated[
+        Lines, typer.Option("-o", "--output", help="Lines for people, or JSON Lines for programs.")
+    ] = Lines.TEXT,
+) -> None:
+    """Tell events as they happen, from Kafka: the last 10 of the past hour first, then what comes.
+
+    Of worker, launch config, pool and lease lifecycles and alerts, unless --topic names others. With -o json a
+    CloudEvent a line, with topic, partition and offset.
+
+    \b
+    Examples:
+      slipway events tail
+      slipway events tail --pool linux --since 10m
+      slipway events tail --topic launch-config.weight --config linux-zone-b
+      slipway events tail --worker 3f9a12cd --beginning --no-follow -o json
+    """
+    names = _names()
+    known = names | {name: name for name in names.values()}
+    wanted = topic or list(WATCHED)
+    if unknown := [name for name in wanted if name not in known]:
+        raise typer.BadParameter(f"--topic: there is no {unknown[0]}; there is {', '.join(names)}")
+    if since and beginning:
+        raise typer.BadParameter("--since and --beginning exclude each other")
+    try:
+        from_ = None if beginning else now() - (timedelta(seconds=moments.seconds(since)) if since else WINDOW)
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(f"--since: {error}") from error
+    if last is None and not since and not beginning:
+        last = LAST
+    given = {"pool_id": pool, "worker_id": worker, "launch_config_id": config}
+    only = {name: value for name, value in given.items() if value is not None}
+    told = _json_line if output is Lines.JSON else _line
+
+    import asyncio
+
+    try:
+        asyncio.run(_tail(context.obj, [known[name] for name in wanted], only, from_, last, follow, told))
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        # Whoever reads us has seen enough. The interpreter flushes once more at its end: not into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+async def _tail(
+    api: Api, topics: Sequence[str], only: Mapping[str, str], since: datetime | None, last: int | None, follow: bool,
+    told: Any,
+) -> None:  # fmt: skip
+    from slipway_client.log import Log
+
+    def on_silence(answers: bool) -> None:
+        print(f"Kafka at {api.kafka} {'is back' if answers else 'does not answer; waiting for it'}", file=sys.stderr)
+
+    async with Log(api.kafka, api.topic_prefix) as log:
+        # Only some will be shown of each partition, unless a filter drops an unknown number of them.
+        await log.open(topics, last=None if only else last, since=since)
+        kept: deque[Entry] = deque(maxlen=last)
+        async for entry in log.past():
+            if not _matches(entry, only):
+                continue
+            if last is None:
+                print(told(entry))
+            else:
+                kept.append(entry)
+        for entry in kept:
+            print(told(entry))
+        sys.stdout.flush()
+        if follow:
+            async for entry in log.follow(on_silence):
+                if _matches(entry, only):
+                    print(told(entry), flush=True)
+
+
+def _matches(entry: "Entry", only: Mapping[str, str]) -> bool:
+    """By the ids in the data; a pool's or config's own alerts name it as their subject."""
+    if not only:
+        return True
+    data = entry.data if isinstance(entry.data, dict) else {}
+    for field, wanted in only.items():
+        value = str(data.get(field, ""))
+        if field == "worker_id" and value.endswith(wanted):
+            continue
+        if wanted not in (value, data.get("subject_id"), entry.key if not data else None):
+            return False
+    return True
+
+
+def _line(entry: "Entry") -> str:
+    if entry.envelope is None:
+        where = f"{entry.topic}/{entry.partition}, offset {entry.offset}"
+        return f"{moments.clock(entry.time, now())}  unreadable      {where}: {entry.unreadable}"
+    subject = entry.envelope.subject or entry.key
+    return lines.line(entry.envelope.type, entry.time, subject, entry.data, now=now(), short=short)
+
+
+def _json_line(entry: "Entry") -> str:
+    import json
+
+    where = {"topic": entry.topic, "partition": entry.partition, "offset": entry.offset}
+    if entry.envelope is None:
+        return json.dumps(where | {"unreadable": entry.unreadable}, ensure_ascii=False)
+    envelope = entry.envelope
+    attributes = {
+        "specversion": "1.0", "id": envelope.id, "type": envelope.type, "source": envelope.source,
+        "subject": envelope.subject, "time": envelope.time.isoformat(), "slipwaysource": envelope.number_source,
+        "slipwaynumber": envelope.number, "slipwayprevious": envelope.previous, "slipwayrevision": envelope.revision,
+        "traceparent": envelope.traceparent,
+    }  # fmt: skip
+    attributes = {name: value for name, value in attributes.items() if value not in (None, "")}
+    return json.dumps(attributes | where | {"data": entry.data}, ensure_ascii=False)

@@ -1,0 +1,109 @@
+"""An event as a line for people: when, what, of whom, and what matters of the rest. Pure."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from slipway_client import moments
+
+Data = Mapping[str, Any]
+# The noun of a type, where its last words alone would leave open of what.
+NOUNS: Final = {"worker": "", "launch_config": "lc ", "pool": "pool ", "lease": "lease ", "alert": "alert "}
+IDS: Final = frozenset({"worker_id", "lease_id", "request_id", "batch_id", "decision_id"})
+
+
+def line(
+    type_: str, at: datetime, subject: str, data: Data | None, *, now: datetime, short: Callable[[str], str]
+) -> str:
+    """One event. `short` makes ids fit; a tombstone has no `data`."""
+    _, _, noun, *words = type_.split(".")
+    what = NOUNS.get(noun, f"{noun} ") + ".".join(words[:-1] if len(words) > 1 else words)
+    whose = short(subject) if noun in ("worker", "lease") else subject
+    if noun == "alert" and data is not None:
+        whose = str(data.get("subject_id", subject))
+    rest = "forgotten" if data is None else _matters(noun, words[0] if words else "", data, now)
+    return f"{moments.clock(at, now)}  {what:<15}  {whose:<8}  {rest}".rstrip()
+
+
+def _matters(noun: str, word: str, data: Data, now: datetime) -> str:
+    return "  ".join(part for part in PARTS.get(noun, _anything)(word, data, now) if part)
+
+
+def _worker(word: str, data: Data, now: datetime) -> list[str]:
+    boot = data.get("boot_seconds")
+    return [
+        _outcome(data.get("outcome")),
+        f"booted in {moments.spelled(boot)}" if boot is not None else "",
+        f"task {data['task_id']}" if data.get("task_id") else "",
+        str(data.get("instance_id", "")) if word == "launched" else "",
+        "found by its tag" if data.get("looked_up") else "",
+        "cancelled:" if data.get("cancelled") else "",
+        str(data.get("reason", "")),
+        ": ".join(part for part in (data.get("kind"), data.get("detail")) if part),
+        f"probe {data['probe_permit']}" if data.get("probe_permit") is not None else "",
+        str(data.get("launch_config_id", "")),
+    ]
+
+
+def _outcome(outcome: Data | None) -> str:
+    """Of a stage that failed: what the error says something about, and the provider's own word."""
+    if not outcome or outcome.get("result") != "failed":
+        return ""
+    unclear = "" if outcome.get("classified", True) else " (unclassified)"
+    return f"{outcome.get('scope', '')} {outcome.get('code', '')}".strip() + unclear
+
+
+def _config(word: str, data: Data, now: datetime) -> list[str]:
+    return [
+        f"of pool {data.get('pool_id', '?')}, {data.get('zone', '?')}, {data.get('state', '?')}",
+        _who(data, now),
+    ]
+
+
+def _pool(word: str, data: Data, now: datetime) -> list[str]:
+    capacity = f"{data.get('min_capacity', '?')}–{data.get('max_capacity', '?')} workers, {data.get('mode', '?')}"
+    return [capacity if "min_capacity" in data else _anything(word, data, now)[0], _who(data, now)]
+
+
+def _who(data: Data, now: datetime) -> str:
+    until = f" until {moments.clock(moments.at(data['until']), now)}" if data.get("until") else ""
+    by = f" by {data['by']}" if data.get("by") else ""
+    return f"{data['reason']}{by}{until}" if data.get("reason") else ""
+
+
+def _lease(word: str, data: Data, now: datetime) -> list[str]:
+    waited, position = data.get("waited_seconds"), data.get("position")
+    units = data.get("units")
+    before = f"{data['previous_limit']} → " if data.get("previous_limit") is not None else ""
+    return [
+        "" if "limit" in data else str(data.get("lease_pool_id", "")),
+        f"limit {before}{data['limit']}" if "limit" in data else "",
+        f"{units} unit{'' if units == 1 else 's'}" if units is not None else "",
+        f"waited {moments.spelled(waited)}" if waited else "",
+        f"place {position} in the queue" if position is not None else "",
+        str(data.get("reason", "")),
+    ]
+
+
+def _alert(word: str, data: Data, now: datetime) -> list[str]:
+    command = f"→ {data['command']}" if data.get("command") and word == "raised" else ""
+    return [str(data.get("kind", "")), str(data.get("summary", "")), command]
+
+
+def _weight(word: str, data: Data, now: datetime) -> list[str]:
+    return [f"{data.get('weight', 0):.4g}", str(data.get("state", "")), str(data.get("reason", ""))]
+
+
+def _anything(word: str, data: Data, now: datetime) -> list[str]:
+    """Of a kind that needs no words of its own: its plain values."""
+    return [
+        " ".join(
+            f"{name}={value}" for name, value in data.items()
+            if name not in IDS and isinstance(value, str | int | float) and value != ""
+        )
+    ]  # fmt: skip
+
+
+PARTS: Final[dict[str, Callable[[str, Data, datetime], list[str]]]] = {
+    "worker": _worker, "launch_config": _config, "pool": _pool, "lease": _lease, "alert": _alert, "weight": _weight,
+}  # fmt: skip

@@ -1,0 +1,170 @@
+"""The topics of one deployment as anybody may read them: without a group, all partitions, merged by time.
+
+Decodes no further than envelope and JSON, so that events of a newer version are read too.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from slipway_client.http import Failed
+from slipway_common.envelope import Envelope, decode
+from slipway_common.errors import BadEvent
+
+POLL_MS: Final = 500
+ASK_AFTER_SECONDS: Final = 10.0  # of silence: is there nothing to read, or no broker?
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One record. `topic` is the registry's name. What cannot be read has no `envelope`, and `unreadable` says why.
+
+    `data` is the JSON value; None for a tombstone.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    time: datetime
+    key: str
+    envelope: Envelope | None
+    data: Any = None
+    unreadable: str = ""
+
+
+class Log:
+    """Reads topics of the registry. Raises Failed, with what to do, when the broker or a topic is not there."""
+
+    def __init__(self, kafka: str, prefix: str, *, timeout_seconds: float = 10.0) -> None:
+        # What the client logs about each attempt, we say once, in words.
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+        self.kafka = kafka
+        self.prefix = prefix
+        self.timeout_seconds = timeout_seconds
+
+    async def __aenter__(self) -> Self:
+        self._consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.kafka, enable_auto_commit=False, auto_offset_reset="earliest",
+            request_timeout_ms=int(self.timeout_seconds * 1000),
+        )  # fmt: skip
+        try:
+            with self._in_words():
+                await asyncio.wait_for(self._consumer.start(), self.timeout_seconds)
+        except BaseException:
+            await self._consumer.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._consumer.stop()
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except (KafkaError, OSError, ValueError, TimeoutError) as error:
+            raise Failed(
+                f"Kafka at {self.kafka} does not answer: {str(error) or 'it took too long'}\n"
+                "Is it running? --kafka or KAFKA says where it is; a demo writes its own into .slipway/env."
+            ) from error
+
+    async def open(self, topics: Sequence[str], *, last: int | None, since: datetime | None) -> None:
+        """Begin where each partition has at most `last` records left, none older than `since`; None: no such bound."""
+        with self._in_words():
+            await asyncio.wait_for(self._open(topics, last, since), self.timeout_seconds)
+
+    async def _open(self, topics: Sequence[str], last: int | None, since: datetime | None) -> None:
+        cluster = await self._consumer._client.fetch_all_metadata()  # the consumer itself names topics only
+        present = cluster.topics()
+        if missing := [topic for topic in topics if self.prefix + topic not in present]:
+            other = sorted(name for name in present if name.endswith(missing[0]))
+            there = f"there is {', '.join(other[:5])}: does --topic-prefix or TOPIC_PREFIX say which?" if other else (
+                "it is of another deployment, or its topics were not created yet"
+            )
+            raise Failed(f"Kafka at {self.kafka} has no topic {self.prefix + missing[0]}; {there}")
+        partitions = [
+            TopicPartition(self.prefix + topic, number)
+            for topic in topics
+            for number in cluster.partitions_for_topic(self.prefix + topic)
+        ]
+        self._consumer.assign(partitions)
+        begins = dict(await self._consumer.beginning_offsets(partitions))
+        self._ends: Mapping[TopicPartition, int] = await self._consumer.end_offsets(partitions)
+        if since is not None:
+            at = int(since.timestamp() * 1000)
+            found = await self._consumer.offsets_for_times(dict.fromkeys(partitions, at))
+            begins = {tp: found[tp].offset if found.get(tp) else self._ends[tp] for tp in partitions}
+        if last is not None:
+            begins = {tp: max(begin, self._ends[tp] - last) for tp, begin in begins.items()}
+        for tp, begin in begins.items():
+            self._consumer.seek(tp, begin)
+        self._begins = begins
+
+    async def past(self) -> AsyncIterator[Entry]:
+        """From where `open` began to the end seen then, by time over all partitions."""
+        heads: dict[TopicPartition, deque[Entry]] = {
+            tp: deque() for tp, begin in self._begins.items() if begin < self._ends[tp]
+        }
+        while heads:
+            if hungry := [tp for tp, entries in heads.items() if not entries]:
+                await self._feed(heads, hungry)
+                continue
+            first = min(heads, key=lambda tp: heads[tp][0].time)
+            yield heads[first].popleft()
+        for tp, end in self._ends.items():
+            self._consumer.seek(tp, end)  # what was fetched beyond belongs to `follow`
+
+    async def _feed(self, heads: dict[TopicPartition, deque[Entry]], hungry: Sequence[TopicPartition]) -> None:
+        """More entries for the partitions that have none; those at their end go."""
+        positions = {tp: await self._consumer.position(tp) for tp in hungry}
+        for tp in [tp for tp in hungry if positions[tp] >= self._ends[tp]]:
+            del heads[tp]
+        if waiting := [tp for tp in hungry if tp in heads]:
+            for tp, records in (await self._consumer.getmany(*waiting, timeout_ms=POLL_MS)).items():
+                heads[tp].extend(self._entry(record) for record in records if record.offset < self._ends[tp])
+
+    async def follow(self, on_silence: Callable[[bool], None]) -> AsyncIterator[Entry]:
+        """What comes from now on. `on_silence(False)` once the broker does not answer, `on_silence(True)` once it does
+        again."""
+        loop = asyncio.get_running_loop()
+        heard, answers = loop.time(), True
+        while True:
+            batches = await self._consumer.getmany(timeout_ms=POLL_MS)
+            entries = [self._entry(record) for records in batches.values() for record in records]
+            for entry in sorted(entries, key=lambda entry: entry.time):
+                yield entry
+            if entries:
+                heard = loop.time()
+            if not entries and loop.time() - heard > ASK_AFTER_SECONDS:
+                heard = loop.time()
+                if await self._answers() != answers:
+                    answers = not answers
+                    on_silence(answers)
+
+    async def _answers(self) -> bool:
+        try:
+            await asyncio.wait_for(self._consumer.end_offsets(list(self._ends)[:1]), self.timeout_seconds)
+        except (KafkaError, OSError, TimeoutError):
+            return False
+        return True
+
+    def _entry(self, record: Any) -> Entry:
+        stored_at = datetime.fromtimestamp(record.timestamp / 1000, UTC)
+        envelope, data, unreadable = None, None, ""
+        try:
+            envelope = decode(record.headers, received_at=stored_at)
+            data = None if record.value is None else msgspec.json.decode(record.value)
+        except (BadEvent, msgspec.DecodeError, UnicodeDecodeError) as error:
+            envelope, unreadable = None, str(error)
+        return Entry(
+            topic=record.topic.removeprefix(self.prefix), partition=record.partition, offset=record.offset,
+            time=envelope.time if envelope else stored_at, key=(record.key or b"").decode(errors="replace"),
+            envelope=envelope, data=data, unreadable=unreadable,
+        )  # fmt: skip
