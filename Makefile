@@ -11,7 +11,7 @@ RUN := .venv/bin/python
 UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
-ARGUMENTS := DURATION SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN
+ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of mutants.toml is broken.
@@ -48,7 +48,7 @@ lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 	cd libs/local/slipway_local/broker && \
 		$(abspath $(UV)) tool run --quiet --from 'jgo[cli]>=3.2,<4' jgo --resolver python lock && rm -rf .jgo
 
-demo: $(READY) ## Whole system on simulated clouds: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
+demo: $(READY) ## Whole system on simulated clouds, or PROVIDER=process: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
 	@$(RUN) -m $(BROKEN) slipway_local.demo
 
 check: $(READY) ## ruff, mypy, import contracts

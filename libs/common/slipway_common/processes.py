@@ -69,6 +69,17 @@ def child_identity(pid: int) -> str:
     return looked.identity
 
 
+def identity_of(pid: int, start_ticks: int) -> str:
+    """The identity of whoever has, or had, that number and start in this boot of the machine."""
+    return f"{pid}-{start_ticks}-{_boot()}"
+
+
+def started_at(start_ticks: int) -> datetime:
+    """By today's wall clock, to a hundredth of a second."""
+    age_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+    return utc_now() - timedelta(seconds=age_seconds)
+
+
 def alive(identity: str) -> bool:
     """Whether the very process still runs. Any text may be asked about: what names no process is not alive."""
     return _found(identity) is not None
@@ -127,8 +138,8 @@ def _look(pid: int, tag_name: str, *, also_gone: bool = False) -> Process | None
             return None
         start_ticks = int(fields[19])
         return Process(
-            pid=pid, identity=f"{pid}-{start_ticks}-{_boot()}", session=int(fields[3]), start_ticks=start_ticks,
-            started_at=utc_now() - timedelta(seconds=_age_seconds(start_ticks)),
+            pid=pid, identity=identity_of(pid, start_ticks), session=int(fields[3]), start_ticks=start_ticks,
+            started_at=started_at(start_ticks),
             tag=_tag(folder, tag_name) if tag_name else "",
         )  # fmt: skip
     except (FileNotFoundError, ProcessLookupError):
@@ -149,10 +160,6 @@ def _tag(folder: int, name: str) -> str:
 def _read(folder: int, name: str) -> bytes:
     with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
         return file.read()
-
-
-def _age_seconds(start_ticks: int) -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _proc() -> Path:

@@ -1,6 +1,6 @@
 """`make demo`: the whole path on this machine, told a line a second, and judged at its end.
 
-Everything it is told stands in the environment: DURATION, SPEED, SEED, FAULTS, DEMAND, PLAIN.
+Everything it is told stands in the environment: DURATION, PROVIDER, SPEED, SEED, FAULTS, DEMAND, PLAIN.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ import yaml
 
 from slipway_common.clock import monotonic_seconds
 from slipway_common.declaration import Declaration, load
-from slipway_local import check, evidence, recovery
+from slipway_local import agents, check, evidence, recovery
+from slipway_local.agents import Agents
 from slipway_local.child import StartFailed
 from slipway_local.deployment import Deployment
 from slipway_local.guard import guard
@@ -30,7 +31,9 @@ from slipway_local.supervisor import Supervisor, run
 from slipway_simulator import faults
 from slipway_simulator.faults import BadFault, Fault
 
-DECLARATION: Final = Path("examples/slipway.yaml")
+DECLARATIONS: Final = {
+    "simulated": Path("examples/slipway.yaml"), "process": Path("examples/slipway-process.yaml"),
+}  # fmt: skip
 KEPT: Final = Path(".slipway/last-run")
 ENVIRONMENT: Final = Path(".slipway/env")
 APPLIED: Final = Path(".slipway/slipway.yaml")
@@ -40,6 +43,15 @@ DEMAND: Final = {
     "kind": "bursty", "rate_per_minute": 26, "initial_burst": 110, "burst_size": 25, "burst_every_seconds": 300,
     "task_seconds_median": 60,
 }  # fmt: skip
+# What a few agents on two cores do in real time, each task about a second of it.
+DEMAND_OF_AGENTS: Final = {
+    "kind": "bursty", "rate_per_minute": 7, "initial_burst": 10, "burst_size": 4, "burst_every_seconds": 120,
+    "task_seconds_median": 20,
+}  # fmt: skip
+AGENTS_SPEED_MAX: Final = 40  # agents are as fast as they are: shorter times would find fault with them
+# Agents that are idle leave within these product seconds, so that the run ends with all of them gone by themselves.
+AGENTS_SECONDS: Final = {"idle_timeout_seconds": 40.0}
+AGENTS_REST: Final = 0.3  # of a run, without new tasks, at its end
 LAUNCHES_PER_MINUTE: Final = 24
 LOST_MIN: Final = 10
 UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -49,6 +61,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What the person asked for. `duration_seconds` is wall time; 0 runs until Ctrl-C."""
 
     duration_seconds: float
+    provider: str
     speed: float
     seed: int
     faults: tuple[Fault, ...]
@@ -70,22 +83,30 @@ def wish(environment: Mapping[str, str]) -> Wish:
     except ValueError as error:
         given = f"SPEED={environment.get('SPEED', '')} SEED={environment.get('SEED', '')}"
         raise ValueError(f"{given}: SPEED is a number such as 20, SEED a whole number") from error
-    if not 0 < speed <= 1000:
-        raise ValueError(f"SPEED={speed:g}: above 0 and at most 1000")
+    provider = environment.get("PROVIDER") or "simulated"
+    if provider not in DECLARATIONS:
+        raise ValueError(f"PROVIDER={provider}: there is {', '.join(DECLARATIONS)}")
+    fastest = AGENTS_SPEED_MAX if provider == "process" else 1000
+    if not 0 < speed <= fastest:
+        raise ValueError(f"SPEED={speed:g}: above 0 and at most {fastest}")
+    if provider == "process" and (environment.get("FAULTS") or "none") != "none":
+        raise ValueError("FAULTS are of simulated clouds, and PROVIDER=process launches real processes; drop one")
     demand = environment.get("DEMAND", "")
     if demand and not Path(demand).is_file():
         raise ValueError(f"DEMAND={demand}: no such file")
     if demand and (Path(demand).stat().st_size % 8 or not Path(demand).stat().st_size):
         raise ValueError(f"DEMAND={demand}: not a recorded queue of 8 bytes a task: arrival and length in ms")
-    default = "none" if demand else DEFAULT_FAULTS
+    default = "none" if demand or provider == "process" else DEFAULT_FAULTS
     # Percentages of an endless run are taken of an hour of product time.
     product = duration * speed or 3600.0
     parsed = faults.parse(environment.get("FAULTS") or default, duration_seconds=product)
-    zones = {c.zone for pool in load(DECLARATION.read_text()).worker_pools for c in pool.launch_configs}
+    zones = {c.zone for pool in load(DECLARATIONS[provider].read_text()).worker_pools for c in pool.launch_configs}
     for fault in parsed:
         if (zone := zone_of(fault)) and zone not in zones:
             raise ValueError(f"FAULTS={fault.name}: no zone {zone}; there is {', '.join(sorted(zones))}")
-    return Wish(duration_seconds=duration, speed=speed, seed=seed, faults=parsed, demand=demand)
+    return Wish(
+        duration_seconds=duration, provider=provider, speed=speed, seed=seed, faults=parsed, demand=demand
+    )  # fmt: skip
 
 
 def zone_of(fault: Fault) -> str:
@@ -97,12 +118,14 @@ def scenario(asked: Wish) -> dict[str, Any]:
     """The simulator's part. Arrivals end with the run, so that its last launches can settle."""
     until = asked.product_seconds or None
     source: dict[str, Any] = DEMAND | {"until_seconds": until}
+    if asked.provider == "process":
+        source = DEMAND_OF_AGENTS | {"until_seconds": until and until * (1 - AGENTS_REST)}
     if asked.demand:
         source = {"kind": "trace", "path": str(Path(asked.demand).resolve()), "until_seconds": until}
     return {
         "seed": asked.seed,
         "speed": asked.speed,
-        "pools": {"linux": source},
+        "pools": {"agents" if asked.provider == "process" else "linux": source},
         "accounts": {"*": {}},
         "visibility_seconds": 5,
         "faults": msgspec.to_builtins(asked.faults),
@@ -137,14 +160,19 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
     """Start, play, settle, judge. Returns the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="slipway-"))
     guard().remove(folder)
-    deployment = Deployment(supervisor, folder, speed=asked.speed, seconds={})
+    real = asked.provider == "process"
+    deployment = Deployment(supervisor, folder, speed=asked.speed, seconds=AGENTS_SECONDS if real else {})
+    hired = Agents(deployment) if real else None
     told: asyncio.Task[None] | None = None
     mine = ""
     try:
         print("starting PostgreSQL, Apache Kafka, the simulator and three services …", flush=True)
         began = monotonic_seconds()
         await deployment.start()
-        declared = deployment.declaration(DECLARATION)
+        declared = deployment.declaration(DECLARATIONS[asked.provider])
+        if hired is not None:
+            declared = hired.declared(declared)
+            hired.watch()
         await deployment.apply(declared)
         started = await deployment.call("POST", "simulator", "/scenario", scenario(asked))
         mine = tell_where(deployment, declared)
@@ -158,13 +186,13 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
             return 1
         await told
         print("settling: calls under way end, the reaper passes twice …", flush=True)
-        await settle(deployment)
+        await asyncio.gather(settle(deployment), *([hired.leave()] if hired is not None else []))
         died.cancel()
         found = await evidence.gather(
             ledger_path=deployment.ledger, kafka=deployment.kafka, prefix=deployment.prefix,
             database_url=deployment.database_url, settle_seconds=deployment.settle_seconds,
         )  # fmt: skip
-        return summarise(asked, found, started["started_at"])
+        return summarise(asked, found, started["started_at"], hired)
     except (StartFailed, httpx2.HTTPError) as error:
         print(f"could not go on: {error}", file=sys.stderr)
         return 1
@@ -181,7 +209,9 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         await supervisor.stop()
         await deployment.remove()
         shutil.rmtree(folder, ignore_errors=True)
-        print(f"stopped; logs and ledger are in {KEPT}", file=sys.stderr)
+        print(f"stopped; logs and ledger are in {KEPT}", file=sys.stderr, flush=True)
+        if hired is not None and hired.left is not None:
+            print(f"agents left {hired.left}", flush=True)
 
 
 async def ended(told: asyncio.Task[None] | None) -> None:
@@ -216,13 +246,15 @@ def keep(folder: Path) -> None:
     KEPT.mkdir(parents=True)
     for path in folder.glob("*.*l*"):
         shutil.copy(path, KEPT)
+    if (logs := folder / agents.LOGS).is_dir():
+        shutil.copytree(logs, KEPT / agents.LOGS)
 
 
 def shortcomings(asked: Wish, report: check.Report) -> list[str]:
     """What a run of this kind must have shown for its verdict to mean something."""
     problems = []
     minutes = asked.product_seconds / 60
-    hampered = any(not zone_of(fault) for fault in asked.faults)
+    hampered = asked.provider != "simulated" or any(not zone_of(fault) for fault in asked.faults)
     if not asked.demand and not hampered and minutes >= 10:
         if report.launched < LAUNCHES_PER_MINUTE * minutes:
             problems.append(f"{report.launched / minutes:.1f} launches per demo minute; at least {LAUNCHES_PER_MINUTE}")
@@ -235,11 +267,16 @@ def shortcomings(asked: Wish, report: check.Report) -> list[str]:
     return problems
 
 
-def summarise(asked: Wish, found: evidence.Evidence, started_at: float) -> int:
+def summarise(asked: Wish, found: evidence.Evidence, started_at: float, hired: Agents | None) -> int:
     """The summary, the verdicts, and last the path's own line."""
+    if hired is not None:
+        found = hired.merged(found)
     report = check.judge(found)
     problems = list(report.problems)
     print()
+    if hired is not None:
+        print(f"  {hired.summary(found)}")
+        problems += hired.shortcomings(found, seconds=0.0 if asked.demand else asked.duration_seconds)
     for name, (peak, cap) in report.peaks.items():
         print(f"  {name}: at most {peak} at once, {cap} allowed{'' if peak < cap else ' (binding)'}")
     print(f"  lost_replies={report.lost_replies} looked_up={report.looked_up}")

@@ -169,7 +169,8 @@ class Deployment:
         """slipway.yaml as this run applies it: durations divided by the speed, the simulator at its own port."""
         declared = scaled(load(path.read_text()), self.speed).model_dump(mode="json")
         for account in declared["accounts"]:
-            account["settings"]["url"] = self.url("simulator")
+            if account["provider"] == "simulated":
+                account["settings"]["url"] = self.url("simulator")
         return Declaration.model_validate(declared)
 
     async def apply(self, declared: Declaration) -> None:

@@ -23,7 +23,8 @@ def test_product_times_are_the_services_defaults(service: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [{"DURATION": "soon"}, {"SPEED": "fast"}, {"SPEED": "0"}, {"DEMAND": "/no/such/file"}, {"FAULTS": "locusts"},
-     {"SEED": "x"}, {"FAULTS": "zone-b:9m-2m"}],
+     {"SEED": "x"}, {"FAULTS": "zone-b:9m-2m"}, {"PROVIDER": "aws"}, {"PROVIDER": "process", "SPEED": "100"},
+     {"PROVIDER": "process", "FAULTS": "zone-b"}],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(arguments: dict[str, str]) -> None:
     with pytest.raises((ValueError, BadFault)):
@@ -34,3 +35,8 @@ def test_defaults_tell_an_hour_in_three_minutes() -> None:
     asked = wish({})
     assert (asked.duration_seconds, asked.speed, asked.product_seconds) == (180.0, 20.0, 3600.0)
     assert [(f.name, f.from_seconds, f.until_seconds) for f in asked.faults] == [("zone-b", 900.0, 1800.0)]
+
+
+def test_processes_have_no_simulated_faults() -> None:
+    """A zone of a simulated cloud that is out says nothing of this machine."""
+    assert (wish({}).provider, wish({"PROVIDER": "process", "DURATION": "30s"}).faults) == ("simulated", ())

@@ -1,0 +1,236 @@
+"""Real processes as the demo's agents: who they were by a witness that asks none of our services, and what a run of
+theirs has to have shown.
+
+The account's command is a launcher that writes down its own number and start, as the kernel gives them, and then
+becomes the agent: number and start stay. The end is the kernel's word too, through a handle of the process.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common import processes
+from slipway_common.clock import monotonic_seconds, utc_now
+from slipway_common.declaration import Declaration
+from slipway_common.events import worker as events
+from slipway_common.processes import INSTANCE_TAG
+from slipway_local.deployment import Deployment
+from slipway_local.evidence import Evidence
+from slipway_local.guard import guard
+from slipway_simulator import facts
+
+AGENT: Final = (sys.executable, "-m", "slipway_client.worker", "run")
+# Of /proc/$$/stat it keeps the 22nd field. Without its line no agent runs. $0 is where the line goes.
+LAUNCHER: Final = """
+set -e
+read -r pid name state a b c d e f g h i j k l m n o p q r start rest < /proc/$$/stat
+echo "$$ $start $SLIPWAY_INSTANCE_TAG" >> "$0"
+exec "$@"
+"""
+LOGS: Final = "agents"  # a folder in the run's
+LOOK_SECONDS: Final = 0.02
+LEAVE_SECONDS: Final = 60.0  # ample: a machine that is busy with other things takes longer over the last tasks
+# An agent's next word to the queue, or its end, may follow its word to the provisioner by this much on a busy machine.
+FOLLOWS_SECONDS: Final = 5.0
+TASKS_PER_SECOND_MIN: Final = 0.5
+AGENTS_MIN: Final = 4
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """An agent's life by the kernel, in epoch seconds; `ended_at` is None while it runs."""
+
+    instance_id: str
+    account_id: str
+    batch_id: str
+    config_id: str
+    began_at: float
+    ended_at: float | None = None
+
+
+class Agents:
+    """Those of one deployment. Once this one is gone, however it went, the guard ends all that still run."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.tag = f"{deployment.run_id}/"
+        self.path = deployment.folder / "agents.log"
+        self.seen: dict[str, Seen] = {}
+        self.left: int | None = None
+        self._watching: asyncio.Task[None] | None = None
+        guard().tagged(f"{INSTANCE_TAG}={self.tag}")
+
+    def declared(self, declaration: Declaration) -> Declaration:
+        """With what the accounts of processes have to say on this machine, in this run."""
+        body = declaration.model_dump(mode="json")
+        for account in body["accounts"]:
+            if account["provider"] == "process":
+                account["identity"] = socket.gethostname()
+                account["settings"] |= self._settings()
+        return Declaration.model_validate(body)
+
+    def _settings(self) -> dict[str, Any]:
+        # On a broken copy of the tree the agents are to be the broken ones.
+        environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+        return {
+            "command": ["sh", "-c", LAUNCHER, str(self.path), *AGENT],
+            "queue_url": f"{self.deployment.url('simulator')}/queue",
+            "log_folder": str(self.deployment.folder / LOGS),
+            "environment": environment,
+        }
+
+    def watch(self) -> None:
+        """Begin to note every agent that begins, and its end."""
+        self.path.touch()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        with self.path.open("rb") as lines:
+            while True:
+                while line := lines.readline():
+                    if not line.endswith(b"\n"):
+                        lines.seek(-len(line), os.SEEK_CUR)  # it is being written
+                        break
+                    self._note(line.decode())
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def running(self) -> int:
+        """Processes that carry the tag, their children included: /proc's word."""
+        return len(processes.tagged(INSTANCE_TAG, self.tag))
+
+    async def leave(self) -> None:
+        """Wait until all have gone, as those do that are idle and told to leave; note how many have not."""
+        deadline = monotonic_seconds() + LEAVE_SECONDS
+        while monotonic_seconds() < deadline:
+            if not self.running():
+                break
+            await asyncio.sleep(0.1)
+        self.left = self.running()
+
+    def merged(self, found: Evidence) -> Evidence:
+        return merged(found, [*self.seen.values()])
+
+    def shortcomings(self, found: Evidence, *, seconds: float) -> list[str]:
+        """In a run of `seconds`, 0 for whatever there was to do."""
+        problems = shortcomings(found, [*self.seen.values()], seconds=seconds)
+        return problems + ([f"{self.left} processes of agents are left"] if self.left else [])
+
+    def summary(self, found: Evidence) -> str:
+        return summary(found, [*self.seen.values()])
+
+    def _note(self, line: str) -> None:
+        pid, start, tag = line.split(maxsplit=2)
+        _, account_id, batch_id, _, config_id = tag.strip().rsplit("/", 4)
+        identity = processes.identity_of(int(pid), int(start))
+        began_at = processes.started_at(int(start)).timestamp()
+        seen = Seen(
+            instance_id=identity, account_id=account_id, batch_id=batch_id, config_id=config_id, began_at=began_at
+        )  # fmt: skip
+        self.seen[identity] = seen
+        try:
+            handle = os.pidfd_open(int(pid))
+        except ProcessLookupError:
+            _end(seen)
+            return
+        if not processes.alive(identity):  # the handle may be somebody else's
+            os.close(handle)
+            _end(seen)
+            return
+        asyncio.get_running_loop().add_reader(handle, self._ended, handle, seen)
+
+    def _ended(self, handle: int, seen: Seen) -> None:
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
+        _end(seen)
+
+
+def _end(seen: Seen) -> None:
+    seen.ended_at = utc_now().timestamp()
+
+
+def merged(found: Evidence, agents: Sequence[Seen]) -> Evidence:
+    """The evidence with the witness's word as the cloud's own ledger.
+
+    A lease unit is held from an agent's start until it has registered, a pool's place until it has said that it stops.
+    Both are told to the provisioner, who makes use of them at once; the queue hears from the agent, and the process
+    ends, a moment later. The earlier instant counts if the later one confirms it soon enough.
+    """
+    said_registered = _told(found, events.WorkerRegistered)
+    said_stopped = _told(found, events.WorkerStopped)
+    by_instance = {row["instance_id"]: row["id"] for row in found.rows.workers if row["instance_id"]}
+    told: list[facts.Fact] = []
+    for fact in found.ledger:
+        if isinstance(fact, facts.Registered):
+            at = _confirmed(said_registered.get(by_instance.get(fact.instance_id, "")), fact.at)
+            fact = msgspec.structs.replace(fact, at=at)
+        told.append(fact)
+    for seen in agents:
+        ended_at = seen.ended_at
+        if ended_at is not None:
+            ended_at = _confirmed(said_stopped.get(by_instance.get(seen.instance_id, "")), ended_at)
+        told += _life(seen, ended_at)
+    return msgspec.structs.replace(found, ledger=sorted(told, key=lambda fact: fact.at))
+
+
+def _life(seen: Seen, ended_at: float | None) -> Iterator[facts.Fact]:
+    """One call, its reply, the instance, and its end."""
+    at, id_, account = seen.began_at, seen.instance_id, seen.account_id
+    body = {"deployment": "", "batch": seen.batch_id, "config": seen.config_id}
+    kind = {"zone": "", "instance_type": "", "image": "", "request": "", "token": ""}
+    yield facts.Call(at=at, call_id=id_, account=account, count=1, **body, **kind)
+    yield facts.Reply(at=at, call_id=id_, account=account, code="OK", instance_ids=(id_,))
+    yield facts.InstanceCreated(
+        at=at, instance_id=id_, call_id=id_, account=account, visible_at=at, boots_at=None, claims=True, user_data={},
+        **body, **kind,
+    )  # fmt: skip
+    if ended_at is not None:
+        yield facts.Terminated(at=max(at, ended_at), instance_id=id_, account=account, by="self")
+
+
+def _told(found: Evidence, kind: type[events.WorkerRegistered | events.WorkerStopped]) -> dict[str, float]:
+    """When the topic says it of each worker."""
+    return {
+        record.event.worker_id: record.envelope.time.timestamp()
+        for record in found.published
+        if isinstance(record.event, kind) and record.envelope is not None
+    }
+
+
+def _confirmed(told_at: float | None, seen_at: float) -> float:
+    return told_at if told_at is not None and 0 <= seen_at - told_at <= FOLLOWS_SECONDS else seen_at
+
+
+def shortcomings(found: Evidence, agents: Sequence[Seen], *, seconds: float) -> list[str]:
+    """What the queue and the kernel say against each other, and what a run of this length must have shown."""
+    lives = {seen.instance_id: seen for seen in agents}
+    claims = [fact for fact in found.ledger if isinstance(fact, facts.TaskClaimed)]
+    done = [fact for fact in found.ledger if isinstance(fact, facts.TaskEnded) and fact.result == "done"]
+    on_a_worker: list[facts.TaskClaimed | facts.TaskEnded] = [*claims, *done]
+    ghosts = sorted({fact.task_id for fact in on_a_worker if not _lived(lives.get(fact.instance_id), fact.at)})
+    arrived = sum(isinstance(fact, facts.TaskArrived) for fact in found.ledger)
+    least = min(TASKS_PER_SECOND_MIN * seconds, arrived)
+    return [
+        text
+        for is_so, text in (
+            (ghosts, f"{len(ghosts)} tasks ran on a process that did not exist then, such as {ghosts[:2]}"),
+            (len(done) < least, f"{len(done)} of {arrived} tasks were done; at least {least:.0f}"),
+            (len(agents) < AGENTS_MIN, f"{len(agents)} agents were started; at least {AGENTS_MIN}"),
+            (not claims, "no task was claimed"),
+        )
+        if is_so
+    ]
+
+
+def _lived(seen: Seen | None, at: float) -> bool:
+    return seen is not None and seen.began_at <= at and (seen.ended_at is None or at <= seen.ended_at)
+
+
+def summary(found: Evidence, agents: Sequence[Seen]) -> str:
+    """Counted by the witness and by the queue."""
+    tasks = [fact for fact in found.ledger if isinstance(fact, facts.TaskEnded) and fact.result == "done"]
+    ended = sum(seen.ended_at is not None for seen in agents)
+    return f"agents={len(agents)} ended={ended} tasks={len(tasks)} on {len({f.instance_id for f in tasks})} of them"
