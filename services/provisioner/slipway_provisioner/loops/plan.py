@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from slipway_common import outbox
-from slipway_common.events.alert import AlertRaised
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.ids import new_id
 from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection, Pool, is_infrastructure
@@ -27,14 +27,19 @@ COALESCE_SECONDS: Final = 0.02
 AGAIN_SECONDS: Final = 5.0  # between two tries to decide for a pool where deciding fails
 
 
+class BrokenPlan(Exception):
+    """A plan that breaks a rule is our mistake: nothing of it is done."""
+
+
 async def plan_next(pool: Pool, *, settings: Settings, calculator_silent_seconds: Callable[[], float]) -> bool:
     """Plan for one dirty pool under its lock and commit the plan; False when no pool is dirty."""
     pool_id: str | None = None
     try:
         async with pool.acquire() as db, db.transaction():
-            pool_id = await pools.claim_dirty(db)
-            if pool_id is None:
+            dirty = await pools.claim_dirty(db)
+            if dirty is None:
                 return False
+            pool_id = dirty.pool_id
             observed = await pools.observe(
                 db, pool_id, idle_timeout_seconds=settings.idle_timeout_seconds,
                 silent_seconds=calculator_silent_seconds(), attempt_seconds=settings.silent_attempt_seconds,
@@ -42,9 +47,10 @@ async def plan_next(pool: Pool, *, settings: Settings, calculator_silent_seconds
             now = await pools.now(db)
             plan = planning.plan(observed, now=now)
             if problems := planning.check_plan(observed, plan):
-                await _reject(db, pool_id, problems)
-            else:
-                await _execute(db, observed, plan, now)
+                raise BrokenPlan("; ".join(problems))
+            await _execute(db, observed, plan, now)
+            if marks.FAILED in dirty.because:
+                await outbox.enqueue(db, [_failing(AlertResolved, pool_id, f"deciding for {pool_id} works again")])
     except Exception as error:
         if pool_id is None or is_infrastructure(error):
             raise
@@ -58,29 +64,18 @@ async def plan_next(pool: Pool, *, settings: Settings, calculator_silent_seconds
 async def _postpone(pool: Pool, pool_id: str, error: Exception) -> None:
     """Deciding for a pool fails by our mistake: it comes again later, and the other pools go on."""
     LOG.error("deciding failed", pool=pool_id, exc_info=error)
-    alert = AlertRaised(
-        dedup_key=f"provisioner/plan-failed/{pool_id}", subject_id=pool_id, kind="plan-failed",
-        summary=f"deciding for {pool_id} fails: {error!r}",
+    async with pool.acquire() as db, db.transaction():
+        if await marks.postpone(db, pool_id, AGAIN_SECONDS):
+            await outbox.enqueue(db, [_failing(AlertRaised, pool_id, f"deciding for {pool_id} fails: {error!r}")])
+
+
+def _failing(kind: type[Alert], pool_id: str, summary: str) -> Alert:
+    return kind(
+        dedup_key=f"provisioner/plan-failed/{pool_id}", subject_id=pool_id, kind="plan-failed", summary=summary,
         effect="the pool launches and ends nothing",
         doing=f"tries again every {AGAIN_SECONDS:g} s, and with each fact about the pool",
         command="look at the provisioner's log for the traceback",
     )  # fmt: skip
-    async with pool.acquire() as db, db.transaction():
-        if await marks.postpone(db, pool_id, AGAIN_SECONDS):
-            await outbox.enqueue(db, [alert])
-
-
-async def _reject(db: Connection, pool_id: str, problems: Sequence[str]) -> None:
-    """A plan that breaks a rule is our mistake: nothing of it is done, and the other pools go on."""
-    LOG.error("plan rejected", pool=pool_id, problems=problems)
-    alert = AlertRaised(
-        dedup_key=f"provisioner/plan-rejected/{pool_id}", subject_id=pool_id, kind="plan-rejected",
-        summary=f"a plan for {pool_id} breaks a rule: {'; '.join(problems)}",
-        effect="the pool launches and ends nothing",
-        doing="decides again with the next fact about the pool",
-        command=f"curl $SLIPWAY_PROVISIONER_URL/pools/{pool_id}/decisions",
-    )  # fmt: skip
-    await outbox.enqueue(db, [alert])
 
 
 async def _execute(db: Connection, observed: Observed, plan: Plan, now: datetime) -> None:

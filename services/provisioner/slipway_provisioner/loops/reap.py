@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from slipway_common import outbox
-from slipway_common.events.alert import AlertRaised
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Pool
 from slipway_common.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.cloud import Account
@@ -50,8 +50,7 @@ async def reap_next(pool: Pool, *, settings: Settings, providers: Mapping[str, P
     )  # fmt: skip
     await _end_surplus(account, provider, findings.surplus)
     missing = [worker for worker in rows if worker.id in set(findings.missing)]
-    if findings.implausible:
-        await _alert(pool, account, findings)
+    await _tell_doubt(pool, account, findings)
     gone = await _confirmed(account, provider, missing) if matches else []
     if gone:
         await mark_gone(pool, [worker.id for worker in gone], "instance is gone")
@@ -96,13 +95,16 @@ async def mark_gone(pool: Pool, ids: Sequence[str], reason: str) -> None:
         await workers.save(db, changes)
 
 
-async def _alert(pool: Connection, account: Account, findings: Findings) -> None:
-    alert = AlertRaised(
+async def _tell_doubt(pool: Pool, account: Account, findings: Findings) -> None:
+    """Tell of a listing that cannot be believed, once while the reason stays, and of the first that can be again."""
+    doubt = findings.implausible
+    belief = f"cannot be believed: {doubt}" if doubt else "can be believed again"
+    alert: Alert = (AlertRaised if doubt else AlertResolved)(
         dedup_key=f"provisioner/listing/{account.id}", subject_id=account.id, kind="implausible-listing",
-        summary=f"the listing of {account.id} cannot be believed: {findings.implausible}",
-        effect=f"{len(findings.missing)} workers are in doubt",
+        summary=f"the listing of {account.id} {belief}", effect=f"{len(findings.missing)} workers are in doubt",
         doing="marks none of them lost unless the cloud, asked by id, says that it is gone",
-        command=f"slipway worker ls --state running --pool all  # account {account.id}",
+        command=f"slipway worker ls --state running  # those of account {account.id}",
     )  # fmt: skip
     async with pool.acquire() as db, db.transaction():
-        await outbox.enqueue(db, [alert])
+        if await accounts.doubt(db, account.id, doubt):
+            await outbox.enqueue(db, [alert])

@@ -11,10 +11,17 @@ UPDATE account SET reaped_at = slipway_clock() WHERE id = (
     SELECT id FROM account WHERE reaped_at IS NULL OR reaped_at < slipway_clock() - $1 * interval '1 s'
     ORDER BY reaped_at NULLS FIRST LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING {NAMES}"""
+DOUBT: Final = "UPDATE account SET doubt = $2 WHERE id = $1 AND doubt <> $2 RETURNING true"
 
 
 async def get(db: Connection, account_id: str) -> Account:
     return Account(**await db.fetchrow(f"SELECT {NAMES} FROM account WHERE id = $1", account_id))
+
+
+async def doubt(tx: Connection, account_id: str, why: str) -> bool:
+    """Keep why the account's listing cannot be believed, empty when it can; True when that has changed."""
+    changed: bool | None = await tx.fetchval(DOUBT, account_id, why)
+    return bool(changed)
 
 
 async def due_for_reaping(db: Connection, every_seconds: float) -> Account | None:

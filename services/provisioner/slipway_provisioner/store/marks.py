@@ -11,9 +11,11 @@ LATER: Final = """
 INSERT INTO dirty_pool (pool_id, because, due_at) SELECT $1, 'time', slipway_clock() + $2 * interval '1 s'
 WHERE NOT EXISTS (
     SELECT FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() + $2 * interval '1 s')"""
-# Whom another planner holds at this moment is being decided for.
-POSTPONE: Final = """
-UPDATE dirty_pool SET due_at = slipway_clock() + $2 * interval '1 s', because = 'failed' WHERE id IN (
+# While a mark says so, deciding for its pool failed and has not worked since. Whom another planner holds at this moment
+# is being decided for.
+FAILED: Final = "failed"
+POSTPONE: Final = f"""
+UPDATE dirty_pool SET due_at = slipway_clock() + $2 * interval '1 s', because = '{FAILED}' WHERE id IN (
     SELECT id FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() FOR UPDATE SKIP LOCKED)"""
 
 
@@ -31,7 +33,7 @@ async def later(tx: Connection, pool_id: str, after_seconds: float) -> None:
 
 async def postpone(tx: Connection, pool_id: str, after_seconds: float) -> bool:
     """Its decision failed: ask again later. False when the one before it had failed as well."""
-    failed = "SELECT EXISTS (SELECT FROM dirty_pool WHERE pool_id = $1 AND because = 'failed')"
-    failed_before: bool = await tx.fetchval(failed, pool_id)
+    failed = "SELECT EXISTS (SELECT FROM dirty_pool WHERE pool_id = $1 AND because = $2)"
+    failed_before: bool = await tx.fetchval(failed, pool_id, FAILED)
     await tx.execute(POSTPONE, pool_id, after_seconds)
     return not failed_before

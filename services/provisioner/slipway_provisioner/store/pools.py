@@ -5,6 +5,8 @@ from datetime import datetime
 from fractions import Fraction
 from typing import Any, Final
 
+import msgspec
+
 from slipway_common.postgres import Connection
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 from slipway_provisioner.store import demand
@@ -76,12 +78,19 @@ DREW: Final = "UPDATE worker_pool SET drawn = drawn + $2, attempted_at = slipway
 DEFAULT_WINDOWS: Final = {"launch": 64, "boot": 64, "claim": 1000}  # until the first weight record arrives
 
 
-async def claim_dirty(tx: Connection) -> str | None:
+class Dirty(msgspec.Struct, frozen=True):
+    """A pool to decide for, and what its marks say about why."""
+
+    pool_id: str
+    because: frozenset[str]
+
+
+async def claim_dirty(tx: Connection) -> Dirty | None:
     """Lock the pool that has been dirty longest and that nobody plans for; None when there is none."""
     pool_id: str | None = await tx.fetchval(LOCK_DIRTY)
-    if pool_id is not None:
-        await tx.fetch(UNMARK, pool_id)
-    return pool_id
+    if pool_id is None:
+        return None
+    return Dirty(pool_id, frozenset(row["because"] for row in await tx.fetch(UNMARK, pool_id)))
 
 
 async def observe(

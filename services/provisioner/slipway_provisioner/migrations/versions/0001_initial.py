@@ -11,12 +11,14 @@ TABLES = """
 CREATE TABLE account (
     id text PRIMARY KEY, provider text NOT NULL, region text NOT NULL, identity text NOT NULL,
     lease_pool_id text NOT NULL, settings jsonb NOT NULL, reaped_at timestamptz,
-    passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock()
+    passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock(),
+    doubt text NOT NULL DEFAULT ''
 );
 CREATE TABLE worker_pool (
     id text PRIMARY KEY, min_capacity integer NOT NULL CHECK (min_capacity >= 0),
     max_capacity integer NOT NULL CHECK (max_capacity >= min_capacity), scaling_ratio text NOT NULL,
-    mode text NOT NULL, paused boolean NOT NULL DEFAULT false, frozen boolean NOT NULL DEFAULT false,
+    mode text NOT NULL, paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
+    paused_by text NOT NULL DEFAULT '', paused_until timestamptz, frozen boolean NOT NULL DEFAULT false,
     deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
     swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz
 );
