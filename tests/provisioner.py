@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx2
@@ -17,7 +18,7 @@ from slipway_common.consume import Received
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.weight import StageHealth, WeightChanged
-from slipway_common.ids import new_id
+from slipway_common.ids import hash_secret, new_id
 from slipway_common.postgres import Connection, Pool
 from slipway_common.topics import DECODERS, TOPIC_OF
 from slipway_local.postgres import EmbeddedPostgres
@@ -350,6 +351,18 @@ def weight(config_id: str = "zone-a", **changes: Any) -> WeightChanged:
         "stages": dict.fromkeys(("launch", "boot", "claim"), stage), "state": "open", "reason": "open",
     }  # fmt: skip
     return WeightChanged(**(usual | changes))
+
+
+@contextlib.asynccontextmanager
+async def administrator(
+    provisioner: Provisioner, folder: Path, scopes: Sequence[str] = ("admin",)
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """Somebody with a token of these scopes, named "admin"."""
+    path = folder / "tokens.yaml"
+    path.write_bytes(msgspec.json.encode([{"name": "admin", "sha256": hash_secret("secret"), "scopes": scopes}]))
+    provisioner.app.state.tokens.path = path
+    async with provisioner.client(token="secret") as client:
+        yield client
 
 
 @contextlib.asynccontextmanager

@@ -1,17 +1,21 @@
 """What the provisioner answers to people: the fields that the command line and the live screen are built on."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
-from slipway_common.events.lease import LeaseRequested
+from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
+from slipway_common.events.pool import PoolPaused, PoolResumed
 from slipway_common.events.weight import StageHealth
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerStopped, WorkerStopping
 from slipway_local.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import Refused
-from tests.provisioner import Provisioner, declared, provisioner_on, report, weight
+from tests.provisioner import Provisioner, administrator, after, declared, provisioner_on, report, weight
 
 
 @pytest.fixture
@@ -89,3 +93,197 @@ async def test_how_a_config_does(provisioner: Provisioner) -> None:
         "boot": {"in_flight": 2, "unfolded": 0, "window": 64},
         "claim": {"in_flight": 1, "unfolded": 0, "window": 1000},
     }
+
+
+async def test_one_config(provisioner: Provisioner) -> None:
+    """What the list says of it, with its settings, its record, and the newest ten failures."""
+    body = declared()
+    body["worker_pools"][0]["launch_configs"][0]["settings"] = {"disk_gb": 40}
+    await provisioner.declare(body)
+    provisioner.cloud.script.extend([refused()] * 2)
+    for round_, pending in enumerate((3, 9)):
+        await provisioner.set_clock(round_)
+        await provisioner.demand(report(pending, at=round_))
+        await provisioner.plan()
+        (request,) = await provisioner.told(LeaseRequested)
+        await provisioner.leases(provisioner.granted(request))
+        await provisioner.launch()
+    config = await read(provisioner, "/launch-configs/zone-a")
+    (listed,) = (await read(provisioner, "/launch-configs"))["items"]
+    assert config.items() >= listed.items()
+    assert (config["settings"], config["record"]) == ({"disk_gb": 40}, None)
+    everybody = [worker.id for worker in await provisioner.workers()]
+    assert [failure["worker_id"] for failure in config["recent_failures"]] == everybody[:1:-1]
+    assert config["recent_failures"][0] == {
+        "worker_id": everybody[-1], "at": after(1).isoformat().replace("+00:00", "Z"), "reason": "InsufficientCapacity",
+    }  # fmt: skip
+    await provisioner.weights(weight())
+    assert (await read(provisioner, "/launch-configs/zone-a"))["record"]["launch_config_id"] == "zone-a"
+
+
+async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Worker, str]]:
+    """Registered workers, and the tokens by which they speak."""
+    everybody = await provisioner.starting(pending)
+    answers = [await provisioner.register(w.instance_id or "", w.batch_id) for w in everybody]
+    await provisioner.events()
+    return [(worker, answer.json()["token"]) for worker, answer in zip(everybody, answers, strict=True)]
+
+
+async def say(provisioner: Provisioner, who: tuple[Worker, str], what: str, **body: Any) -> Any:
+    async with provisioner.client(token=who[1]) as client:
+        answer = await client.post(f"/workers/{who[0].id}/{what}", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def at(seconds: float) -> str:
+    return after(seconds).isoformat()
+
+
+async def test_one_worker(provisioner: Provisioner) -> None:
+    """What happened to it in order, why it is there, its call and its admission; no secret and no body."""
+    (who,) = await running(provisioner)
+    for seconds, what, body in ((5, "claimed", {"task_id": "t", "source": "q"}), (9, "idle", {})):
+        await provisioner.set_clock(seconds)
+        await say(provisioner, who, what, at=at(seconds), **body)
+    worker = await read(provisioner, f"/workers/{who[0].id}")
+    assert [(moment["what"], moment["detail"]) for moment in worker["timeline"]] == [
+        ("requested", "on zone-a"), ("calling", f"batch {worker['batch_id']}"), ("launched", "i-0001"),
+        ("registered", "i-0001"), ("claimed", "task t of q"), ("finished", "task t of q"),
+    ]  # fmt: skip
+    assert worker["timeline"][-1]["at"].replace("Z", "+00:00") == at(9)
+    decision = await read(provisioner, f"/decisions/{worker['decision']['id']}")
+    assert worker["decision"] == {name: decision[name] for name in ("id", "at", "because", "launched")}
+    assert (decision["because"], decision["why"]["needed"]) == ("1 needed", 1)
+    assert (worker["batch"]["state"], worker["batch"]["outcome"]) == ("known", "launched")
+    assert (worker["lease"]["id"], worker["lease"]["state"]) == ("lease-1", "ended")
+    assert not {"token_sha256", "token", "body", "traceparent"} & {*worker, *worker["batch"], *worker["lease"]}
+    await provisioner.pool.execute("TRUNCATE decision, launch_batch, lease")
+    forgotten = await read(provisioner, f"/workers/{who[0].id}")
+    assert (forgotten["decision"], forgotten["batch"], forgotten["lease"]) == (None, None, None)
+
+
+async def test_workers_by_pool_and_state(provisioner: Provisioner) -> None:
+    """Newest first; a misspelt state is answered with the states there are."""
+    await running(provisioner, 2)
+    everybody = [worker["id"] for worker in (await read(provisioner, "/workers"))["items"]]
+    assert everybody == [worker.id for worker in reversed(await provisioner.workers())]
+    for query, expected in (("pool=linux&state=running", everybody), ("state=stopped", []), ("limit=1", everybody[:1])):
+        found = (await read(provisioner, f"/workers?{query}"))["items"]
+        assert [worker["id"] for worker in found] == expected, query
+    assert "'requested', 'launching', 'starting'" in (await read(provisioner, "/workers?state=x", 422))["detail"]
+
+
+# Ending a worker
+
+
+async def terminate(provisioner: Provisioner, worker: Worker, folder: Path) -> httpx2.Response:
+    async with administrator(provisioner, folder, ["workers:terminate"]) as client:
+        return await client.post(f"/workers/{worker.id}/terminate", json={"reason": "drill"})
+
+
+async def failures(provisioner: Provisioner) -> int:
+    counted: int = await provisioner.pool.fetchval("SELECT coalesce(sum(failures), 0)::int FROM launch_config_outcomes")
+    return counted
+
+
+async def test_ending_one_that_waits(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Its place in the queue is given up, or the unit that it holds; what is missing is asked for anew."""
+    (request,) = await provisioner.requested(3)
+    first, second, _ = await provisioner.workers()
+    answer = await terminate(provisioner, first, tmp_path)
+    assert answer.json()["reason"] == "terminated by admin: drill"
+    assert (answer.json()["id"], answer.json()["state"]) == (first.id, "stopped")
+    told = await provisioner.events()
+    assert [(e.request_id, e.units) for e in told if isinstance(e, LeaseCancelRequested)] == [(request.request_id, 1)]
+    assert [(e.worker_id, e.cancelled) for e in told if isinstance(e, WorkerStopped)] == [(first.id, True)]
+    await provisioner.leases(provisioner.granted(request, 2))
+    assert (await terminate(provisioner, second, tmp_path)).json()["state"] == "stopped"
+    assert [e.units for e in await provisioner.told(LeaseReleaseRequested)] == [1]
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopped": 2, "requested": 3}
+    assert await failures(provisioner) == 0
+    assert (await terminate(provisioner, second, tmp_path)).json()["type"] == "urn:slipway:problem:worker-gone"
+
+
+async def test_ending_idle_and_busy_ones(provisioner: Provisioner, tmp_path: Path) -> None:
+    """An idle one is ended at the next question it asks; a busy one after its task. Neither is a failure, and neither
+    says anything about its launch config."""
+    idle, busy = await running(provisioner, 2)
+    await say(provisioner, busy, "claimed", at=at(0), task_id="t", source="q")
+    for who in (idle, busy):
+        assert (await terminate(provisioner, who[0], tmp_path)).json()["state"] == "stopping"
+    assert await say(provisioner, idle, "heartbeat") == {"terminate": True, "reason": "terminated by admin: drill"}
+    assert (await say(provisioner, idle, "stopped", at=at(0)))["terminate"]
+    await provisioner.set_clock(119)
+    await provisioner.end_instances()
+    assert provisioner.cloud.terminated == []
+    await say(provisioner, busy, "idle", at=at(119))
+    told = await provisioner.events()
+    assert [event.outcome for event in told if isinstance(event, WorkerStopping)] == [None, None]
+    await provisioner.set_clock(121)
+    await provisioner.end_instances()
+    assert provisioner.cloud.terminated == ["i-0002"]
+    assert (await failures(provisioner), await provisioner.told(WorkerStopping)) == (0, [])
+
+
+async def test_ending_one_that_is_ending(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Changes nothing and tells of nothing: the first reason stays."""
+    (worker,) = await provisioner.starting()
+    assert (await terminate(provisioner, worker, tmp_path)).status_code == 200
+    before = await provisioner.worker()
+    await provisioner.events()
+    again = await terminate(provisioner, worker, tmp_path)
+    assert (again.status_code, again.json()["state"]) == (200, "stopping")
+    assert (await provisioner.worker(), await provisioner.events()) == (before, [])
+
+
+# Pausing a pool; brakes
+
+
+async def test_pausing_a_pool(provisioner: Provisioner, tmp_path: Path) -> None:
+    """What waits is cancelled, what runs stays, nothing launches until it is resumed or its time is over."""
+    await running(provisioner)
+    await provisioner.demand(report(3, at=1))
+    await provisioner.plan()
+    assert await provisioner.states() == {"running": 1, "requested": 2}
+    async with administrator(provisioner, tmp_path, ["pools:write"]) as client:
+        paused = await client.post("/pools/linux/pause", json={"reason": "drill", "until": at(60)})
+        assert (paused.status_code, paused.json()["paused"]) == (200, True)
+        await provisioner.plan()
+        assert await provisioner.states() == {"running": 1, "stopped": 2}
+        assert await provisioner.why() == "the pool is paused"
+        pool = await read(provisioner, "/pools/linux")
+        assert (pool["paused"], pool["paused_reason"], pool["paused_by"]) == (True, "drill", "admin")
+        assert (await client.post("/pools/linux/resume", json={"reason": "over"})).status_code == 200
+        await provisioner.plan()
+        assert await provisioner.states() == {"running": 1, "stopped": 2, "requested": 2}
+        await client.post("/pools/linux/pause", json={"reason": "again", "until": at(60)})
+    await provisioner.set_clock(60)
+    await provisioner.expire()
+    told = [event for event in await provisioner.events() if isinstance(event, PoolPaused | PoolResumed)]
+    assert [(type(e), e.paused, e.reason, e.by) for e in told] == [
+        (PoolPaused, True, "drill", "admin"), (PoolResumed, False, "over", "admin"),
+        (PoolPaused, True, "again", "admin"), (PoolResumed, False, "the pause ran out", "provisioner"),
+    ]  # fmt: skip
+    assert [event.revision for event in told] == [2, 3, 4, 5]
+    assert told[0].until == after(60)  # type: ignore[union-attr]
+    pool = await read(provisioner, "/pools/linux")
+    assert (pool["paused"], pool["paused_reason"], pool["paused_until"]) == (False, "", None)
+
+
+async def test_brakes(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Those that stop something now."""
+    await provisioner.declare()
+    async with administrator(provisioner, tmp_path) as client:
+        for scope, scope_id, until in (("all", "", at(10)), ("pool", "linux", None)):
+            body = {"scope": scope, "scope_id": scope_id, "reason": "drill", "until": until}
+            assert (await client.post("/stop-launching", json=body)).status_code == 200
+    both = (await read(provisioner, "/brakes"))["items"]
+    assert [(brake["scope"], brake["scope_id"], brake["by"]) for brake in both] == [
+        ("all", "", "admin"), ("pool", "linux", "admin"),
+    ]  # fmt: skip
+    await provisioner.set_clock(10)
+    (left,) = (await read(provisioner, "/brakes"))["items"]
+    assert left == both[1]
+    assert (left["reason"], left["until"]) == ("drill", None)

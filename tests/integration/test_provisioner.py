@@ -2,19 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import httpx2
-import msgspec
 import pytest
 import uvicorn
 
 from slipway_common.clock import monotonic_seconds
 from slipway_common.errors import BadEvent
-from slipway_common.events.alert import AlertRaised
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed
 from slipway_common.events.lease import (
     LeaseConfirmed,
@@ -39,7 +37,6 @@ from slipway_common.events.worker import (
     WorkerStopped,
     WorkerStopping,
 )
-from slipway_common.ids import hash_secret
 from slipway_local.ports import free_ports
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_provisioner.domain import planning
@@ -52,7 +49,7 @@ from slipway_provisioner.providers.simulated import Simulated, classify
 from slipway_provisioner.store import accounts, declarations, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
-from tests.provisioner import Lost, Provisioner, after, declared, provisioner_on, report, weight
+from tests.provisioner import Lost, Provisioner, administrator, after, declared, provisioner_on, report, weight
 
 
 @pytest.fixture
@@ -593,6 +590,27 @@ async def test_an_implausible_listing_marks_nothing_lost(provisioner: Provisione
     assert await provisioner.states() == {"running": 5, "stopped": 1}
 
 
+async def test_a_doubtful_listing_is_told_once(provisioner: Provisioner) -> None:
+    """And again when there is another reason to doubt it; resolved by the first that is plausible, once."""
+    await running(provisioner, 6)
+    everybody = {f"i-000{n}" for n in range(1, 7)}
+    story: list[tuple[set[str], list[type[Alert]]]] = [
+        (set(), []), (everybody, [AlertRaised]), (everybody, []), ({"i-0001", "i-0002"}, [AlertRaised]),
+        (set(), [AlertResolved]), (set(), []),
+    ]  # fmt: skip
+    told: list[Alert] = []
+    for round_, (hidden, expected) in enumerate(story, 1):
+        provisioner.cloud.hidden = hidden
+        await provisioner.set_clock(61 * round_)
+        await provisioner.reap()
+        alerts = await provisioner.told(Alert)
+        assert [type(alert) for alert in alerts] == expected, round_
+        told += alerts
+    assert {(alert.kind, alert.dedup_key) for alert in told} == {
+        ("implausible-listing", "provisioner/listing/sim-a")
+    }
+
+
 async def test_a_strangers_account_is_left_alone(provisioner: Provisioner) -> None:
     """Nothing is ended and nothing is lost, whatever it lists."""
     provisioner.cloud.script.append(3)
@@ -749,7 +767,7 @@ async def test_a_sweep_heals_a_lost_wake_up(provisioner: Provisioner) -> None:
 
 
 async def test_a_rejected_plan_stops_only_its_pool(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told, and nothing of it is done."""
+    """It is told once, nothing of it is done, and it is told when a plan keeps the rules again."""
     body = declared()
     body["worker_pools"].append(declared("other-a", id="other")["worker_pools"][0])
     await provisioner.declare(body)
@@ -758,14 +776,20 @@ async def test_a_rejected_plan_stops_only_its_pool(provisioner: Provisioner, mon
     monkeypatch.setattr(planning, "check_plan", lambda o, p: ["broken"] if o.pool.id == "linux" else check(o, p))
     await provisioner.plan()
     told = await provisioner.events()
-    assert [event.kind for event in told if isinstance(event, AlertRaised)] == ["plan-rejected"]
+    (alert,) = [event for event in told if isinstance(event, AlertRaised)]
+    assert (alert.kind, "broken" in alert.summary) == ("plan-failed", True)
     assert [event.pool_id for event in told if isinstance(event, WorkerRequested)] == ["other"]
+    monkeypatch.setattr(planning, "check_plan", check)
+    await provisioner.set_clock(5)
+    await provisioner.plan()
+    (resolved,) = await provisioner.told(AlertResolved)
+    assert resolved.dedup_key == alert.dedup_key
 
 
 async def test_a_pool_whose_decision_fails_stops_no_other(
     provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes again after 5 s, is told of once, and is decided for as soon as that works."""
+    """It comes again after 5 s, is told of once, and is decided for as soon as that works; that is told once, too."""
     body = declared()
     body["worker_pools"].append(declared("other-a", id="other")["worker_pools"][0])
     await provisioner.declare(body)
@@ -784,10 +808,16 @@ async def test_a_pool_whose_decision_fails_stops_no_other(
     assert [event.pool_id for event in told if isinstance(event, WorkerRequested)] == ["other"]
     monkeypatch.setattr(planning, "plan", decide)
     await provisioner.plan()
-    assert await provisioner.told(WorkerRequested) == []
+    assert await provisioner.events() == []
     await provisioner.set_clock(16)
     await provisioner.plan()
-    assert len(await provisioner.told(WorkerRequested)) == 1
+    told = await provisioner.events()
+    assert sum(isinstance(event, WorkerRequested) for event in told) == 1
+    (resolved,) = [event for event in told if isinstance(event, AlertResolved)]
+    assert (resolved.kind, resolved.dedup_key) == ("plan-failed", "provisioner/plan-failed/linux")
+    await provisioner.sweep_now()
+    await provisioner.plan()
+    assert await provisioner.told(AlertResolved) == []
 
 
 # Declarations
@@ -844,23 +874,12 @@ async def test_a_declaration_that_nothing_could_start_by(
 # HTTP
 
 
-@asynccontextmanager
-async def administrator(
-    provisioner: Provisioner, folder: Path, scopes: tuple[str, ...] = ("admin",)
-) -> AsyncIterator[httpx2.AsyncClient]:
-    """Somebody with a token of these scopes."""
-    path = folder / "tokens.yaml"
-    path.write_bytes(msgspec.json.encode([{"name": "admin", "sha256": hash_secret("secret"), "scopes": scopes}]))
-    provisioner.app.state.tokens.path = path
-    async with provisioner.client(token="secret") as client:
-        yield client
-
-
 def demand_body(**changes: Any) -> dict[str, Any]:
     return {"pending": 1, "source": "q", "observed_at": after(0).isoformat()} | changes
 
 
 WRITE: Final = ("demand:write:linux",)
+NOBODY: Final = "00000000-0000-7000-8000-000000000000"
 #        method, path, body, scopes, status, type
 BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
     ("PUT", "/pools/linux/demand", demand_body(), ("demand:write:other",), 403, "scope-missing"),
@@ -886,12 +905,29 @@ BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
     ("GET", "/workers?pool=%00", None, (), 422, "invalid-text"),
     ("GET", "/pools/unheard-of", None, (), 404, "unknown-pool"),
     ("GET", "/pools/unheard-of/decisions", None, (), 404, "unknown-pool"),
+    ("GET", "/launch-configs?pool=unheard-of", None, (), 404, "unknown-pool"),
+    ("GET", "/launch-configs/nobody", None, (), 404, "unknown-config"),
+    ("GET", "/workers?pool=unheard-of", None, (), 404, "unknown-pool"),
+    ("GET", "/workers?state=asleep", None, (), 422, "invalid-request"),
+    ("GET", "/workers/nobody", None, (), 404, "unknown-worker"),
+    ("GET", f"/workers/{NOBODY}", None, (), 404, "unknown-worker"),
+    ("GET", "/decisions/none", None, (), 404, "unknown-decision"),
+    ("GET", f"/decisions/{NOBODY}", None, (), 404, "unknown-decision"),
+    ("POST", f"/workers/{NOBODY}/terminate", {"reason": "r"}, ("admin",), 404, "unknown-worker"),
+    ("POST", "/workers/nobody/terminate", {"reason": "r"}, ("admin",), 404, "unknown-worker"),
+    ("POST", "/workers/nobody/terminate", {"reason": ""}, ("admin",), 422, "invalid-request"),
+    ("POST", "/workers/nobody/terminate", {"reason": "r"}, WRITE, 403, "scope-missing"),
+    ("POST", "/pools/linux/pause", {"reason": "r"}, WRITE, 403, "scope-missing"),
+    ("POST", "/pools/unheard-of/pause", {"reason": "r"}, ("pools:write",), 404, "unknown-pool"),
+    ("POST", "/pools/linux/pause", {"reason": "r", "until": after(0).isoformat()}, ("admin",), 422, "until-passed"),
+    ("POST", "/pools/linux/resume", {"reason": "r"}, ("admin",), 409, "wrong-pool-state"),
+    ("POST", "/pools/unheard-of/resume", {"reason": "r"}, ("admin",), 404, "unknown-pool"),
     ("POST", "/workers/register", {"batch_id": "x", "secret": "s", "instance_id": "i"}, (), 422, "invalid-request"),
     ("POST", "/workers/nobody/heartbeat", None, (), 404, "unknown-worker"),
 ]  # fmt: skip
 CHANGED: Final = """
 SELECT (SELECT count(*) FROM demand) + (SELECT count(*) FROM brake) + (SELECT count(*) FROM outbox)
-    + (SELECT sum(revision) FROM launch_config)"""
+    + (SELECT sum(revision) FROM launch_config) + (SELECT sum(revision) FROM worker_pool)"""
 
 
 @pytest.mark.parametrize(("method", "path", "body", "scopes", "status", "kind"), BAD)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import httpx2
 import msgspec
 import pytest
 
@@ -24,6 +25,7 @@ from slipway_common.events.lease import (
     LeaseRenewRequested,
     LeaseRequested,
 )
+from slipway_common.events.pool import PoolResumed
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import (
     Outcome,
@@ -51,11 +53,22 @@ from slipway_provisioner.store import (
     declarations,
     leases,
     marks,
+    pauses,
     pools,
     workers,
 )
 from slipway_provisioner.store.batches import Batch
-from tests.provisioner import TIMES, Provisioner, after, declared, provisioner_on, received, report, weight
+from tests.provisioner import (
+    TIMES,
+    Provisioner,
+    administrator,
+    after,
+    declared,
+    provisioner_on,
+    received,
+    report,
+    weight,
+)
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 COVERED: Final[dict[str, list[str]]] = {}
@@ -152,7 +165,7 @@ async def test_a_pool_being_planned_is_skipped(provisioner: Provisioner) -> None
     async with provisioner.pool.acquire() as db:
         transaction = db.transaction()
         await transaction.start()
-        assert await pools.claim_dirty(db) == "linux"
+        assert await pools.claim_dirty(db) == pools.Dirty("linux", frozenset({"declared", "demand"}))
         assert await provisioner.plan_step() is False
         await transaction.rollback()
     await provisioner.plan()
@@ -243,6 +256,7 @@ FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
     "brake on everything": lambda db: brake(db, "all", ""),
     "brake on the account": lambda db: brake(db, "account", "sim-a"),
     "brake on the pool": lambda db: brake(db, "pool", "linux"),
+    "pause of the pool": lambda db: pauses.pause(db, "linux", reason="drill", by="op", until=None),
     "pause": lambda db: configs.pause(db, "zone-a", reason="drill", by="op", until=None, command=True),
     "observe": lambda db: apply(db, declared(mode="observe")),
     "archive": lambda db: apply(db, declared("zone-b")),
@@ -253,7 +267,7 @@ FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
 SHARED: Final = (
     "store.configs.SHARE", "store.brakes.EXCLUDE_STARTS", "store.brakes.PULL", "store.configs.PAUSE",
     "store.configs.LOCK_ALL", "store.declarations.LOCK_POOLS", "store.declarations._pool",
-    "store.declarations._config", "store.declarations._remove",
+    "store.declarations._config", "store.declarations._remove", "store.pauses.PAUSE",
 )  # fmt: skip
 
 
@@ -488,6 +502,92 @@ async def test_leases_are_locked_in_one_order(provisioner: Provisioner) -> None:
     assert sum(event.units for event in await provisioner.told(LeaseReleaseRequested)) == 12
 
 
+# A person ends a worker
+
+
+async def terminate(provisioner: Provisioner, worker: Worker, folder: Path) -> httpx2.Response:
+    async with administrator(provisioner, folder) as client:
+        return await client.post(f"/workers/{worker.id}/terminate", json={"reason": "drill"})
+
+
+TERMINATE: Final = ("store.leases.LOCK_MANY", "store.leases.LOCK_REQUESTS", "store.workers.LOCK")
+
+
+@locking(*TERMINATE, "store.leases.INSERT", "store.leases.RELEASE", "store.workers.BY_REQUEST")
+async def test_a_termination_that_waited_for_a_grant(provisioner: Provisioner, tmp_path: Path) -> None:
+    """It is a cancel all the same: the unit that came meanwhile is given back, the other worker keeps its own."""
+    (request,) = await provisioner.requested(2)
+    first, _ = await provisioner.workers()
+    async with stopped_at(provisioner, "worker", provisioner.leases(provisioner.granted(request))) as grant:
+        ending = provisioner.start(terminate(provisioner, first, tmp_path))
+        assert await is_waiting(ending)
+    await grant
+    answer = await ending
+    assert (answer.status_code, answer.json()["state"]) == (200, "stopped")
+    (released,) = await provisioner.told(LeaseReleaseRequested)
+    assert (released.units, released.result) == (1, "cancelled")
+    assert tuple(await provisioner.pool.fetchrow("SELECT units, state FROM lease")) == (1, "reserved")
+    await provisioner.launch()
+    assert [call.count for call in provisioner.cloud.calls] == [1]
+
+
+@locking(*TERMINATE, "store.leases.TAKE", "store.workers.BY_REQUEST")
+async def test_a_grant_that_waited_for_a_termination(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Binds the other worker; the unit too many goes back at once."""
+    (request,) = await provisioner.requested(2)
+    first, _ = await provisioner.workers()
+    async with stopped_at(provisioner, "outbox", terminate(provisioner, first, tmp_path)) as ending:
+        grant = provisioner.start(provisioner.leases(provisioner.granted(request)))
+        assert await is_waiting(grant)
+    await asyncio.gather(ending, grant)
+    told = await provisioner.events()
+    assert [event.units for event in told if isinstance(event, LeaseCancelRequested)] == [1]
+    assert [event.units for event in told if isinstance(event, LeaseReleaseRequested)] == [1]
+    assert [worker.holds_unit for worker in await provisioner.workers()] == [False, True]
+
+
+@locking(*TERMINATE, "store.leases.TRY_LOCK", "store.workers.BY_LEASE")
+async def test_a_termination_that_waited_for_a_start(provisioner: Provisioner, tmp_path: Path) -> None:
+    """The call is made; its worker is told to leave, and ended once it is known."""
+    await provisioner.admitted()
+    worker = await provisioner.worker()
+    async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
+        ending = provisioner.start(terminate(provisioner, worker, tmp_path))
+        assert await is_waiting(ending)
+    await asyncio.gather(start, ending)
+    assert await provisioner.states() == {"stopping": 1}
+    await provisioner.end_instances()
+    assert provisioner.cloud.terminated == ["i-0001"]
+
+
+@locking(*TERMINATE, "store.leases.TRY_LOCK")
+async def test_a_start_while_its_worker_is_terminated(provisioner: Provisioner, tmp_path: Path) -> None:
+    """No call is made for it."""
+    await provisioner.admitted()
+    worker = await provisioner.worker()
+    async with stopped_at(provisioner, "outbox", terminate(provisioner, worker, tmp_path)) as ending:
+        await provisioner.launch()
+    await ending
+    await provisioner.launch()
+    assert (await provisioner.states(), await batch_count(provisioner)) == ({"stopped": 1}, 0)
+
+
+@locking(*TERMINATE, "store.workers.UNASKED", "store.leases.TAKE")
+async def test_a_termination_that_waited_for_a_new_request(provisioner: Provisioner, tmp_path: Path) -> None:
+    """It looks again under what the worker waits, and gives that up."""
+    (grant,) = await provisioner.admitted()
+    await provisioner.leases(lost(grant))
+    worker = await provisioner.worker()
+    async with stopped_at(provisioner, "outbox", provisioner.ask_again()) as asking:
+        ending = provisioner.start(terminate(provisioner, worker, tmp_path))
+        assert await is_waiting(ending)
+    await asyncio.gather(asking, ending)
+    told = await provisioner.events()
+    (asked,) = [event for event in told if isinstance(event, LeaseRequested)][-1:]
+    assert [e.request_id for e in told if isinstance(e, LeaseCancelRequested)] == [asked.request_id]
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM lease_request") == 0
+
+
 # Calls, replies and machines
 
 
@@ -671,6 +771,22 @@ async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None
     assert await provisioner.states() == {"stopping": 10, "stopped": 10}
 
 
+@locking("store.accounts.DOUBT")
+async def test_two_that_doubt_a_listing_tell_of_it_once(provisioner: Provisioner) -> None:
+    """Whoever waited for the other finds nothing new."""
+    await provisioner.declare()
+
+    async def doubt(db: Connection) -> bool:
+        return await accounts.doubt(db, "sim-a", "the listing is empty")
+
+    async with provisioner.pool.acquire() as db:
+        async with db.transaction():
+            assert await doubt(db)
+            second = provisioner.start(in_transaction(provisioner, doubt))
+            await provisioner.until_blocked(second, db)
+        assert await second is False
+
+
 @locking("store.accounts.DUE", "loops.reap.PASSED")
 async def test_two_reapers_pass_once(provisioner: Provisioner) -> None:
     """An account that is being passed is nobody else's, and counts each pass."""
@@ -740,6 +856,45 @@ async def test_a_pause_that_runs_out_while_it_is_renewed(provisioner: Provisione
 
     assert sorted(await asyncio.gather(*(in_transaction(provisioner, resume) for _ in range(3)))) == [0, 0, 1]
     assert len(await provisioner.told(LaunchConfigResumed)) == 1
+
+
+@locking("store.pauses.RESUME_OVERDUE", "store.pauses.RESUME", "store.pauses.PAUSE")
+async def test_a_pool_s_pause_that_runs_out_while_it_is_renewed(provisioner: Provisioner) -> None:
+    """Stays, too; and a resume that comes twice resumes once."""
+    await provisioner.declare()
+
+    async def pause(db: Connection, seconds: float) -> None:
+        assert await pauses.pause(db, "linux", reason="drill", by="op", until=after(seconds))
+
+    await in_transaction(provisioner, lambda db: pause(db, 10))
+    await provisioner.set_clock(11)
+    async with provisioner.pool.acquire() as db:
+        async with db.transaction():
+            await pause(db, 500)
+            running_out = provisioner.start(in_transaction(provisioner, pauses.resume_overdue))
+            await provisioner.until_blocked(running_out, db)
+        assert await running_out == 0
+    assert await provisioner.pool.fetchval("SELECT paused FROM worker_pool")
+
+    async def resume(db: Connection) -> bool:
+        return await pauses.resume(db, "linux", reason="over", by="op")
+
+    assert sorted(await asyncio.gather(*(in_transaction(provisioner, resume) for _ in range(3)))) == [0, 0, 1]
+    assert len(await provisioner.told(PoolResumed)) == 1
+
+
+@locking("store.pauses.PAUSE", "store.pools.LOCK_DIRTY")
+async def test_a_pause_that_waited_for_a_plan(provisioner: Provisioner) -> None:
+    """Is seen by the next one, which cancels what the first asked for."""
+    await provisioner.declare()
+    await provisioner.demand(report(2))
+    async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
+        pausing = provisioner.start(in_transaction(provisioner, FORBID["pause of the pool"]))
+        assert await is_waiting(pausing)
+    await asyncio.gather(planning, pausing)
+    assert await provisioner.states() == {"requested": 2}
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopped": 2}
 
 
 @locking("store.configs.LOCK", "store.configs.LOCK_ALL")

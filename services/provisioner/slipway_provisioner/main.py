@@ -11,7 +11,7 @@ from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DE
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.http import decisions, pools, workers
+from slipway_provisioner.http import decisions, fleet, pools, workers
 from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
@@ -64,7 +64,7 @@ def build(settings: Settings) -> Service:
             Loop("sweep", partial(sweep.sweep_next, settings=settings)),
             Loop("measure", measure(partial(heartbeats.silent_seconds, after_seconds=0)).step, MEASURE_SECONDS),
         ],
-        routers=[pools.router, decisions.router, workers.router],
+        routers=[pools.router, decisions.router, fleet.router, workers.router],
         resources=[calls()],
         state={
             "settings": settings,

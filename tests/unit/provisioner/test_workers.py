@@ -108,6 +108,15 @@ def test_vanishing_before_registration_is_a_failed_boot() -> None:
         assert workers.lost(worker(state), "gone", NOW)[1].outcome is None
 
 
+@pytest.mark.parametrize("state", [State.REQUESTED, State.LAUNCHING, State.STARTING, State.RUNNING])
+def test_a_terminated_worker_is_no_evidence(state: State) -> None:
+    """Cancelled where nothing was asked of the provider, else told to leave; no stage ends by it."""
+    after, event = workers.terminated(worker(state), "terminated by op: drill", NOW)
+    assert after.state is (State.STOPPED if state is State.REQUESTED else State.STOPPING)
+    assert after.reason == event.reason == "terminated by op: drill"
+    assert (getattr(event, "outcome", None), ended_stage(event), after.failed_at) == (None, None, None)
+
+
 def test_why_it_left_is_kept() -> None:
     """The end of a worker that was told to leave carries the reason for which it was told."""
     told, _ = workers.stopping(worker(State.RUNNING), "idle while tasks wait", NOW)

@@ -47,6 +47,7 @@ class PoolPaused(PoolState, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.pool.paused.v1"
     reason: str
     by: str
+    until: Time | None = None
 
 
 class PoolResumed(PoolState, frozen=True, kw_only=True):

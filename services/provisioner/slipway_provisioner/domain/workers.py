@@ -144,6 +144,13 @@ def stopping(worker: Worker, reason: str, now: datetime, outcome: Outcome | None
     return after, events.WorkerStopping(**_ids(worker), reason=reason, outcome=outcome)
 
 
+def terminated(worker: Worker, reason: str, now: datetime) -> Change:
+    """Ended by a person's command. No stage ends by it: that we end a worker says nothing about its start."""
+    if worker.state is State.REQUESTED:
+        return cancelled(worker, reason, now)
+    return stopping(worker, reason, now)
+
+
 def stopped(worker: Worker, reason: str, now: datetime) -> Change:
     """Proven gone."""
     after = _to(worker, "stopped", reason=worker.reason or reason, ended_at=now)

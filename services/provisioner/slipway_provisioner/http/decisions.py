@@ -1,30 +1,34 @@
-"""Why: the decisions of a pool, and its workers."""
+"""Why: the decisions of a pool."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
 from slipway_common.postgres import Pool
+from slipway_common.problem import Problem
 from slipway_common.runtime import database
 from slipway_provisioner.http.pools import no_pool
-from slipway_provisioner.store import decisions, pools, workers
+from slipway_provisioner.http.workers import UUID
+from slipway_provisioner.store import decisions, pools
 
 router = APIRouter(tags=["decisions"])
 Database = Annotated[Pool, Depends(database)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.get("/pools/{pool_id}/decisions")
-async def list_decisions(pool_id: str, db: Database, limit: Limit = 20) -> dict[str, Any]:
+async def list_decisions(
+    pool_id: str, db: Database, limit: Annotated[int, Query(ge=1, le=1000)] = 20
+) -> dict[str, Any]:
     """Newest first; each with weights, windows, who got what, and why the others did not."""
     if pool_id not in await pools.known(db, [pool_id]):
         raise no_pool(pool_id)
     return {"items": await decisions.recent(db, pool_id, limit)}
 
 
-@router.get("/workers")
-async def list_workers(
-    db: Database, pool: str | None = None, state: str | None = None, limit: Limit = 100
-) -> dict[str, Any]:
-    found = await workers.listed(db, pool_id=pool, state=state, limit=limit)
-    return {"items": [workers.described(worker) for worker in found]}
+@router.get("/decisions/{decision_id}")
+async def get_decision(decision_id: str, db: Database) -> dict[str, Any]:
+    found = await decisions.get(db, decision_id) if UUID.fullmatch(decision_id) else None
+    if found is None:
+        detail = f"no decision {decision_id!r}; decisions are forgotten after a week"
+        raise Problem(404, "unknown-decision", "No such decision", detail)
+    return found

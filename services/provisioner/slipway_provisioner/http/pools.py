@@ -1,5 +1,6 @@
 """Pools, launch configs, demand and brakes, for people and monitors."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -13,11 +14,12 @@ from slipway_common.postgres import Connection, Pool
 from slipway_common.problem import Problem
 from slipway_common.runtime import database, ring
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
-from slipway_provisioner.store import brakes, configs, declarations, demand, pools, summaries
+from slipway_provisioner.store import brakes, configs, declarations, demand, pauses, pools, summaries
 
 router = APIRouter(tags=["pools"])
 Database = Annotated[Pool, Depends(database)]
 Caller = Annotated[str, Depends(require("launch-configs:write"))]
+PoolCaller = Annotated[str, Depends(require("pools:write"))]
 
 
 class Body(BaseModel):
@@ -112,9 +114,43 @@ async def put_demand(
     return {"stored": stored}
 
 
+@router.post("/pools/{pool_id}/pause")
+async def pause_pool(pool_id: str, body: PauseBody, request: Request, db: Database, by: PoolCaller) -> dict[str, Any]:
+    """No start commits for the pool after this has answered. Intents that wait are cancelled; workers stay."""
+    async with db.acquire() as connection, connection.transaction():
+        await _check_until(connection, body.until)
+        if not await pauses.pause(connection, pool_id, reason=body.reason, by=by, until=body.until):
+            raise no_pool(pool_id)
+    ring(request)
+    return {"id": pool_id, "paused": True, "until": body.until}
+
+
+@router.post("/pools/{pool_id}/resume")
+async def resume_pool(pool_id: str, body: PauseBody, request: Request, db: Database, by: PoolCaller) -> dict[str, Any]:
+    async with db.acquire() as connection, connection.transaction():
+        if pool_id not in await pools.known(connection, [pool_id]):
+            raise no_pool(pool_id)
+        if not await pauses.resume(connection, pool_id, reason=body.reason, by=by):
+            raise Problem(409, "wrong-pool-state", "The pool is not in that state", f"{pool_id} is not paused")
+    ring(request)
+    return {"id": pool_id, "paused": False}
+
+
 @router.get("/launch-configs")
 async def list_configs(db: Database, pool: str | None = None) -> dict[str, Any]:
+    if pool is not None and pool not in await pools.known(db, [pool]):
+        raise no_pool(pool)
     return {"items": await summaries.configs(db, pool)}
+
+
+@router.get("/launch-configs/{config_id}")
+async def get_config(config_id: str, db: Database) -> dict[str, Any]:
+    """One launch config, with its settings, its whole weight record and the newest failures."""
+    found = await summaries.config(db, config_id)
+    if found is None:
+        detail = f"no launch config {config_id!r} was ever declared; see `slipway lc ls`"
+        raise Problem(404, "unknown-config", "No such launch config", detail)
+    return found
 
 
 @router.post("/launch-configs/{config_id}/pause")
@@ -139,6 +175,12 @@ async def resume(config_id: str, body: PauseBody, request: Request, db: Database
     return {"id": config_id, "state": "active"}
 
 
+@router.get("/brakes")
+async def list_brakes(db: Database) -> dict[str, Any]:
+    """What stops launching now: everywhere, in an account, or in a pool."""
+    return {"items": await brakes.in_force(db)}
+
+
 @router.post("/stop-launching")
 async def stop_launching(
     body: BrakeBody, request: Request, db: Database, by: Annotated[str, Depends(require("launching:stop"))]
@@ -146,9 +188,7 @@ async def stop_launching(
     """The brake: works without Kafka; no start commits after this has answered."""
     async with db.acquire() as connection, connection.transaction():
         await _check_target(connection, body)
-        if body.until is not None and body.until <= await pools.now(connection):
-            detail = f"until {body.until.isoformat()} has passed: nothing would be stopped"
-            raise Problem(422, "until-passed", "The time has passed", detail)
+        await _check_until(connection, body.until)
         await brakes.pull(connection, body.scope, body.scope_id, reason=body.reason, by=by, until=body.until)
     ring(request)
     return {"scope": body.scope, "scope_id": body.scope_id, "stopped": True}
@@ -168,6 +208,12 @@ async def _check_target(db: Connection, body: BrakeBody) -> None:
     """A brake on a name that is misspelt would stop nothing and say that it did."""
     if not await brakes.has_target(db, body.scope, body.scope_id):
         raise Problem(404, "unknown-target", "No such account or pool", f"{body.scope} {body.scope_id!r}")
+
+
+async def _check_until(db: Connection, until: datetime | None) -> None:
+    if until is not None and until <= await pools.now(db):
+        detail = f"until {until.isoformat()} has passed: nothing would be stopped"
+        raise Problem(422, "until-passed", "The time has passed", detail)
 
 
 def _no_config(config_id: str, wanted: str) -> Problem:

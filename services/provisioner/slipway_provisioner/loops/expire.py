@@ -11,7 +11,7 @@ from slipway_common.telemetry import logger
 from slipway_provisioner.domain.workers import Worker, stopping
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, configs, leases, pools, workers
+from slipway_provisioner.store import accounts, configs, leases, pauses, pools, workers
 
 LOG = logger(__name__)
 
@@ -65,6 +65,8 @@ async def expire_next(pool: Pool, *, settings: Settings) -> bool:
             unheard = [w for w in locked if w.state is State.RUNNING and w.heard_at == silent[w.id]]
             now = await pools.now(db)
             await workers.save(db, [stopping(w, "not heard from", now) for w in unheard])
+        async with db.transaction():
+            await pauses.resume_overdue(db)
         async with db.transaction():
             await configs.resume_overdue(db)
         async with db.transaction():

@@ -57,6 +57,16 @@ async def lock(tx: Connection, batch_id: str) -> Batch | None:
     return None if row is None else Batch(**row)
 
 
+async def get(db: Connection, batch_id: str) -> Batch | None:
+    row = await db.fetchrow(f"SELECT {NAMES} FROM launch_batch WHERE id = $1", batch_id)
+    return None if row is None else Batch(**row)
+
+
+def described(batch: Batch) -> dict[str, Any]:
+    """For people: not the body, which holds a config's settings, and not the token."""
+    return {name: value for name, value in msgspec.structs.asdict(batch).items() if name not in {"body", "token"}}
+
+
 async def known(tx: Connection, batch_id: str, outcome: str) -> None:
     """The outcome is certain; the batch is locked."""
     await tx.execute(KNOWN, batch_id, outcome)

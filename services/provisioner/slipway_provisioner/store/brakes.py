@@ -1,7 +1,7 @@
 """Brakes: stop launching everywhere, in an account or in a pool, until a time or until released."""
 
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from slipway_common.postgres import Connection
 
@@ -15,10 +15,18 @@ RELEASE: Final = "DELETE FROM brake WHERE scope = $1 AND scope_id = $2"
 MARK: Final = """
 INSERT INTO dirty_pool (pool_id, because, due_at)
 SELECT id, 'brake', coalesce($1, slipway_clock()) FROM worker_pool WHERE NOT deleted ORDER BY id"""
+IN_FORCE: Final = """
+SELECT scope, scope_id, reason, by, until, at FROM brake WHERE until IS NULL OR until > slipway_clock()
+ORDER BY scope, scope_id"""
 TARGETS: Final = {
     "account": "SELECT EXISTS (SELECT FROM account WHERE id = $1)",
     "pool": "SELECT EXISTS (SELECT FROM worker_pool WHERE id = $1 AND NOT deleted)",
 }
+
+
+async def in_force(db: Connection) -> list[dict[str, Any]]:
+    """Brakes that stop something now."""
+    return [dict(row) for row in await db.fetch(IN_FORCE)]
 
 
 async def has_target(tx: Connection, scope: str, scope_id: str) -> bool:

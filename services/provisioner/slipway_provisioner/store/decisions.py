@@ -6,9 +6,11 @@ from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
 from slipway_provisioner.domain.planning import Plan
 
+SELECT: Final = "SELECT id::text, pool_id, at, last_at, times, launched, because, why FROM decision"
 REPEAT: Final = """
 UPDATE decision SET last_at = slipway_clock(), times = times + 1, why = $3
-WHERE id = (SELECT id FROM decision WHERE pool_id = $1 ORDER BY at DESC LIMIT 1) AND launched = 0 AND because = $2
+WHERE id = (SELECT id FROM decision WHERE pool_id = $1 ORDER BY at DESC, id DESC LIMIT 1)
+    AND launched = 0 AND because = $2
 RETURNING id::text"""
 INSERT: Final = """
 INSERT INTO decision (id, pool_id, at, last_at, launched, because, why)
@@ -29,9 +31,10 @@ async def record(tx: Connection, pool_id: str, plan: Plan) -> str:
 
 async def recent(db: Connection, pool_id: str, limit: int) -> list[dict[str, Any]]:
     """Newest decisions of a pool first."""
-    rows = await db.fetch(
-        "SELECT id::text, pool_id, at, last_at, times, launched, because, why FROM decision "
-        "WHERE pool_id = $1 ORDER BY at DESC LIMIT $2",
-        pool_id, limit,
-    )  # fmt: skip
+    rows = await db.fetch(f"{SELECT} WHERE pool_id = $1 ORDER BY at DESC, id DESC LIMIT $2", pool_id, limit)
     return [dict(row) for row in rows]
+
+
+async def get(db: Connection, decision_id: str) -> dict[str, Any] | None:
+    row = await db.fetchrow(f"{SELECT} WHERE id = $1", decision_id)
+    return None if row is None else dict(row)

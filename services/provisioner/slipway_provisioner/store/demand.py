@@ -7,6 +7,7 @@ from typing import Any, Final
 from slipway_common.events.pool import DemandReported
 from slipway_common.postgres import Connection
 from slipway_provisioner.domain.pool import Demand
+from slipway_provisioner.domain.timeline import Claim
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import marks
 
@@ -43,6 +44,8 @@ WHERE NOT EXISTS (
     SELECT FROM claim WHERE worker_id = $1 AND source = $2 AND task_id = $3 AND ended_at IS NULL)
 ON CONFLICT (worker_id, source, task_id, told_at) DO NOTHING RETURNING task_id"""
 CLOSE: Final = "UPDATE claim SET ended_at = $2 WHERE worker_id = ANY($1::uuid[]) AND ended_at IS NULL RETURNING task_id"
+CLAIMS_OF: Final = """
+SELECT source, task_id, started_at, ended_at FROM claim WHERE worker_id = $1 ORDER BY started_at DESC LIMIT 100"""
 
 
 async def upsert_newest(tx: Connection, reports: Sequence[tuple[DemandReported, str]]) -> list[Any]:
@@ -76,6 +79,11 @@ async def open_claim(
 async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> int:
     """End the open claims of workers; returns how many there were."""
     return len(await tx.fetch(CLOSE, worker_ids, at))
+
+
+async def claims_of(db: Connection, worker_id: str) -> list[Claim]:
+    """The newest claims of a worker, oldest first."""
+    return [Claim(**row) for row in reversed(await db.fetch(CLAIMS_OF, worker_id))]
 
 
 async def store(tx: Connection, reports: Sequence[tuple[DemandReported, str]]) -> bool:

@@ -26,10 +26,11 @@ WHERE l.state <> 'ended' AND {MAY_START}
     AND (l.expires_at > slipway_clock() + $2 * interval '1 s' OR l.renewed_at < slipway_clock() - $3 * interval '1 s')
     AND EXISTS (SELECT FROM worker w WHERE w.lease_id = l.id AND w.state = 'requested')
 ORDER BY l.fencing_token LIMIT $1"""
-LOCK: Final = """
+GET: Final = """
 SELECT id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
     renewed_at, traceparent
-FROM lease WHERE id = $1 FOR UPDATE"""
+FROM lease WHERE id = $1"""
+LOCK: Final = f"{GET} FOR UPDATE"
 TRY_LOCK: Final = f"{LOCK} SKIP LOCKED"
 CONFIG_OF: Final = "SELECT launch_config_id FROM lease WHERE id = $1"
 LOCK_MANY: Final = "SELECT FROM lease WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
@@ -103,6 +104,16 @@ async def config_of(db: Connection, lease_id: str) -> str:
 async def lock(tx: Connection, lease_id: str, *, skip_locked: bool = False) -> Lease | None:
     row = await tx.fetchrow(TRY_LOCK if skip_locked else LOCK, lease_id)
     return None if row is None else Lease(**row)
+
+
+async def get(db: Connection, lease_id: str) -> Lease | None:
+    row = await db.fetchrow(GET, lease_id)
+    return None if row is None else Lease(**row)
+
+
+def described(lease: Lease) -> dict[str, Any]:
+    """For people."""
+    return {name: value for name, value in msgspec.structs.asdict(lease).items() if name != "traceparent"}
 
 
 async def lock_all(tx: Connection, lease_ids: Iterable[str], request_ids: Iterable[str]) -> None:

@@ -7,7 +7,8 @@ from slipway_provisioner.store.pools import stages
 
 # The newest decision is the one that REPEAT renews. Only sources that are fresh wait for us.
 POOLS: Final = """
-SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.paused, p.frozen,
+SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.paused, p.paused_reason, p.paused_by,
+    p.paused_until, p.frozen,
     d.pending, d.claimed, d.oldest_wait_seconds, w.serving, w.running, w.leaving, x.wanted, x.needed
 FROM worker_pool p
 CROSS JOIN LATERAL (

@@ -132,10 +132,17 @@ async def by_instance(tx: Connection, account_id: str, instance_id: str) -> Work
     return None if row is None else from_row(row)
 
 
-async def listed(db: Connection, *, pool_id: str | None, state: str | None, limit: int) -> list[Worker]:
+async def get(db: Connection, worker_id: str) -> Worker | None:
+    row = await db.fetchrow(f"{SELECT} WHERE id = $1", worker_id)
+    return None if row is None else from_row(row)
+
+
+async def listed(db: Connection, *, pool_id: str | None, state: State | None, limit: int) -> list[Worker]:
     """Workers for people, newest first."""
+    # Said as a constant, it lets the index of live workers be used: those that ended may be a hundred times as many.
+    live = "AND state <> 'stopped'" if state not in (None, State.STOPPED) else ""
     rows = await db.fetch(
-        f"{SELECT} WHERE ($1::text IS NULL OR pool_id = $1) AND ($2::text IS NULL OR state = $2) "
+        f"{SELECT} WHERE ($1::text IS NULL OR pool_id = $1) AND ($2::text IS NULL OR state = $2) {live} "
         "ORDER BY id DESC LIMIT $3",
         pool_id, state, limit,
     )  # fmt: skip

@@ -1,0 +1,45 @@
+"""What happened to one worker, in order, for people. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from slipway_provisioner.domain.workers import Worker
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A task on a worker; `ended_at` is None while it runs."""
+
+    task_id: str
+    source: str
+    started_at: datetime
+    ended_at: datetime | None
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """One thing that happened: what, and about what or why."""
+
+    at: datetime
+    what: str
+    detail: str = ""
+
+
+def timeline(worker: Worker, claims: Sequence[Claim], called_at: datetime | None) -> list[Moment]:
+    """Oldest first. `called_at` is when the provider call for it was committed, if one was."""
+    probe = "" if worker.probe_permit is None else f", probe {worker.probe_permit}"
+    moments = [
+        (worker.requested_at, "requested", f"on {worker.launch_config_id}{probe}"),
+        (called_at, "calling", f"batch {worker.batch_id}"),
+        (worker.launched_at, "launched", worker.instance_id or ""),
+        (worker.registered_at, "registered", worker.instance_id or ""),
+        *(
+            (at, what, f"task {claim.task_id} of {claim.source}")
+            for claim in claims
+            for at, what in ((claim.started_at, "claimed"), (claim.ended_at, "finished"))
+        ),
+        (worker.stopping_at, "stopping", worker.reason),
+        (worker.ended_at, "stopped", worker.reason),
+    ]
+    happened = [Moment(at, what, detail) for at, what, detail in moments if at is not None]
+    return sorted(happened, key=lambda moment: moment.at)  # stable: at one time, in the order of a worker's life
