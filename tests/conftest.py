@@ -1,5 +1,5 @@
-"""One Apache Kafka and one PostgreSQL per test session, started when first asked for; for each test of what all services
-share a database and topics of its own."""
+"""One Apache Kafka and one PostgreSQL per test session, started when first asked for; a database and topics of its own
+for each test of what all services share."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator

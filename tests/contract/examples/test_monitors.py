@@ -1,0 +1,187 @@
+"""Monitors as outsiders build them: kcat and plain aiokafka see what they publish, and the provisioner acts on it."""
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import AsyncIterator
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from slipway_common.clock import utc_now
+from slipway_common.envelope import decode, decode_data
+from slipway_common.events.pool import DemandReported
+from slipway_common.events.signal import SignalRaised
+from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, POOL_DEMAND, Topic
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_provisioner.handlers.demand import record_demand
+from slipway_provisioner.handlers.signals import record_requests
+from tests.contract.examples.outside import EXAMPLES, example, kcat, serving
+from tests.harness import Place, member, read_all, until
+from tests.provisioner import Provisioner, provisioner_on
+
+
+@contextlib.asynccontextmanager
+async def listening(place: Place, postgres: EmbeddedPostgres, topic: Topic) -> AsyncIterator[Provisioner]:
+    """A provisioner that hears one topic as the service does: record, transaction, handler."""
+    handle = {POOL_DEMAND: record_demand, LAUNCH_CONFIG_SIGNAL: record_requests}[topic]
+    await place.create(topic)
+    async with provisioner_on(postgres) as provisioner:
+        await provisioner.follow_the_host()
+        await provisioner.declare()
+        async with member(place, handle, topic=topic, pool=provisioner.pool):
+            yield provisioner
+        assert await provisioner.pool.fetchval("SELECT count(*) FROM dead_letter") == 0
+
+
+async def published(place: Place, topic: Topic) -> list[Any]:
+    """The events of a topic in order of time, as our envelope reads what plain aiokafka does."""
+    records = await read_all(place, topic.name)
+    events = [decode_data(decode(r.headers, received_at=utc_now()).type, r.value) for r in records]
+    assert [r.key.decode() for r in records] == [topic.key(event) for event in events]
+    return sorted(events, key=lambda event: event.observed_at)
+
+
+def write(path: Path, text: str) -> None:
+    """At once: nobody reads a half."""
+    path.with_suffix(".new").write_text(text)
+    os.replace(path.with_suffix(".new"), path)
+
+
+async def test_demand_is_counted_stored_and_seen(place: Place, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Also zero is reported; what cannot be counted is not."""
+    queue = tmp_path / "queue"
+    for task in ("pending/1", "pending/2", "claimed/3"):
+        (queue / task).parent.mkdir(parents=True, exist_ok=True)
+        (queue / task).touch()
+    async with listening(place, postgres, POOL_DEMAND) as provisioner:
+
+        async def stored() -> Any:
+            return await provisioner.pool.fetchrow("SELECT source, pending, claimed FROM demand")
+
+        with example(place, "monitor_demand", tmp_path) as monitor:
+            monitor.start("linux", str(queue), "--every", "0.2")
+            await until(lambda: stored_is(stored, ("folder", 2, 1)), "the first report is stored")
+            for task in ("pending/1", "pending/2", "claimed/3"):
+                (queue / task).unlink()
+            await until(lambda: stored_is(stored, ("folder", 0, 0)), "zero is stored")
+            (queue / "pending").rmdir()
+            await until(lambda: "not reported" in monitor.complained(), "it says that it cannot count")
+            assert monitor.runs
+    reports: list[DemandReported] = await published(place, POOL_DEMAND)
+    counts = [(report.pending, report.claimed) for report in reports]
+    assert (counts[0], counts[-1]) == ((2, 1), (0, 0))
+    topic = place.prefix + POOL_DEMAND.name
+    line = kcat(place, "-C", "-t", topic, "-o", "beginning", "-c", "1", "-q", "-f", "%k %h %s")
+    key, headers, value = line.split(" ", 2)
+    assert (key, "ce_type=io.slipway.pool.demand_reported.v1" in headers) == ("linux/folder", True)
+    assert msgspec.json.decode(value, type=DemandReported) == reports[0]
+
+
+async def stored_is(stored: Any, wanted: tuple[Any, ...]) -> bool:
+    row = await stored()
+    return row is not None and tuple(row) == wanted
+
+
+async def test_demand_once(place: Place, tmp_path: Path) -> None:
+    """Without an interval it reports and ends; a queue that is not there is an error, not zero."""
+    await place.create(POOL_DEMAND)
+    with example(place, "monitor_demand", tmp_path) as monitor:
+        monitor.start("linux", str(tmp_path / "none"))
+        assert await monitor.ended() == 1
+        (tmp_path / "queue/pending").mkdir(parents=True)
+        (tmp_path / "queue/claimed").mkdir()
+        monitor.start("linux", "queue", "--source", "mine")
+        assert await monitor.ended() == 0
+    (report,) = await published(place, POOL_DEMAND)
+    assert (report.source, report.pending, report.claimed) == ("mine", 0, 0)
+
+
+async def test_demand_is_of_the_time_before_it_was_counted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that arrives while a queue is counted must not be hidden by a report that looks newer than it is."""
+    await place.create(POOL_DEMAND)
+    monkeypatch.setenv("TOPIC_PREFIX", place.prefix)
+    spec = importlib.util.spec_from_file_location("monitor_demand", EXAMPLES / "monitor_demand.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    asked_at: list[datetime] = []
+
+    class Queue:
+        """Notes when somebody looks into it."""
+
+        def __truediv__(self, _: str) -> "Queue":
+            asked_at.append(utc_now())
+            return self
+
+        def iterdir(self) -> list[str]:
+            return []
+
+    async with AIOKafkaProducer(bootstrap_servers=place.kafka.bootstrap) as producer:
+        await module.report(producer, "linux", "q", Queue(), 300.0)
+    (report,) = await published(place, POOL_DEMAND)
+    assert report.observed_at <= asked_at[0]
+
+
+async def test_signals_follow_a_file(place: Place, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """Maintenance pauses the config, without a gap for as long as it lasts; its end resumes it."""
+    status = tmp_path / "status"
+    write(status, "all is well")
+    async with listening(place, postgres, LAUNCH_CONFIG_SIGNAL) as provisioner:
+
+        async def state() -> Any:
+            return await provisioner.pool.fetchval("SELECT state FROM launch_config WHERE id = 'zone-a'")
+
+        async def is_(wanted: str) -> bool:
+            return bool(await state() == wanted)
+
+        with example(place, "monitor_signal", tmp_path) as monitor:
+            monitor.start("config", "zone-a", str(status), "--every", "0.05", "--ttl", "2")
+            await monitor.until_said("recovered")
+            write(status, "maintenance until noon")
+            await until(lambda: is_("paused"), "the config is paused")
+            await until(lambda: len([line for line in monitor.said() if "pause_request" in line]) == 3, "asked again")
+            write(status, "done")
+            await until(lambda: is_("active"), "the config is active")
+    signals: list[SignalRaised] = await published(place, LAUNCH_CONFIG_SIGNAL)
+    kinds = [signal.kind for signal in signals]
+    end = ["recovered", "resume_request"]
+    assert sorted(kinds) == sorted([*end, "pause_request", "pause_request", "pause_request", *end])
+    pauses = [signal for signal in signals if signal.kind == "pause_request"]
+    assert {signal.reason for signal in pauses} == {"maintenance until noon"}
+    for earlier, later in pairwise(pauses):
+        assert 1 < (later.observed_at - earlier.observed_at).total_seconds() < earlier.ttl_seconds
+
+
+async def test_signals_follow_a_page(place: Place, tmp_path: Path) -> None:
+    """A page that does not answer is degraded, until it does; kcat sees both."""
+    await place.create(LAUNCH_CONFIG_SIGNAL)
+    with serving() as page, example(place, "monitor_signal", tmp_path) as monitor:
+        page.answers.append(503)
+        monitor.start("zone", "zone-c", page.url, "--every", "0.05")
+        await monitor.until_said("zone zone-c: degraded")
+        page.answers.clear()
+        await monitor.until_said("zone zone-c: recovered, all is well")
+    topic = place.prefix + LAUNCH_CONFIG_SIGNAL.name
+    seen = [
+        msgspec.json.decode(line, type=SignalRaised)
+        for line in kcat(place, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-f", "%s\n").splitlines()
+    ]
+    assert {(signal.target_kind, signal.target_id, signal.source) for signal in seen} == {
+        ("zone", "zone-c", "status-page")
+    }
+    assert {"degraded", "recovered"} <= {signal.kind for signal in seen}
+    assert "HTTP Error 503" in next(signal.reason for signal in seen if signal.kind == "degraded")
+
+
+async def test_kcat_may_be_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a test fails, and says what to do."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(pytest.fail.Exception, match="make tools"):
+        kcat(place, "-L")

@@ -1,0 +1,160 @@
+"""Alerting as outsiders build it: what Slipway and kcat publish is told at least once, and once where nothing dies."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerIdle, WorkerLaunchFailed
+from slipway_common.relay import partition_for
+from slipway_common.topics import ALERT, WORKER_LIFECYCLE
+from tests.contract.examples.outside import EXAMPLES, committed, example, headers, kcat, serving
+from tests.harness import PARTITIONS, Place, enqueue, publisher, until
+
+SUBSCRIBERS: Final = ("alerts_aiokafka", "alerts_faststream")
+LINES_MAX: Final = 30
+
+
+def raised(subject: str, **changes: str) -> AlertRaised:
+    usual = {"dedup_key": f"test/{subject}", "subject_id": subject, "kind": "test", "summary": f"{subject} is on fire"}
+    return AlertRaised(**(usual | changes))
+
+
+def resolved(subject: str) -> AlertResolved:
+    return AlertResolved(dedup_key=f"test/{subject}", subject_id=subject, kind="test", summary=f"{subject} is out")
+
+
+def worker(worker_id: str) -> dict[str, Any]:
+    ids = {"pool_id": "linux", "launch_config_id": "linux-zone-a", "account_id": "a", "image_revision": "i"}
+    return {"worker_id": worker_id} | ids
+
+
+def failed(worker_id: str) -> WorkerLaunchFailed:
+    outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "m5/zone-a/", "InsufficientCapacity")
+    return WorkerLaunchFailed(**worker(worker_id), batch_id="b", outcome=outcome)
+
+
+async def publish(place: Place, *events: Any) -> None:
+    """By the real outbox and its relay."""
+    await enqueue(place.pool, *events)
+    relay = asyncio.create_task(place.relay(ALERT, WORKER_LIFECYCLE).run())
+
+    async def empty() -> bool:
+        return not await place.pool.fetchval("SELECT count(*) FROM outbox")
+
+    try:
+        await until(empty, "the outbox is empty")
+    finally:
+        relay.cancel()
+        await asyncio.gather(relay, return_exceptions=True)
+
+
+async def until_committed(place: Place, name: str, alerts: int) -> None:
+    """Until a restart would begin behind so many alerts."""
+
+    async def behind() -> bool:
+        found = await committed(place, name.replace("_", "-"))
+        return sum(offset for (topic, _), offset in found.items() if topic == ALERT.name) >= alerts
+
+    await until(behind, f"{name} has committed {alerts} alerts")
+
+
+@pytest.mark.parametrize("name", SUBSCRIBERS)
+async def test_each_is_told_once_over_a_restart(place: Place, tmp_path: Path, name: str) -> None:
+    """From the relay and from kcat; killed without a word after it has committed, it goes on with what came since."""
+    await place.create(ALERT, WORKER_LIFECYCLE)
+    with serving() as webhook, example(place, name, tmp_path, WEBHOOK_URL=webhook.url) as subscriber:
+        await publish(place, raised("x"), failed("w-1"), WorkerIdle(**worker("w-1")), failed("w-2"))
+        subscriber.start()
+        await until(lambda: len(webhook.posted) == 1, "the webhook hears of x", seconds=30)
+        await subscriber.until_said("count linux-zone-a 2")
+        by_hand = json.dumps({"dedup_key": "test/x", "subject_id": "x", "kind": "test", "summary": "by hand"})
+        topic = place.prefix + ALERT.name
+        kcat(place, "-P", "-t", topic, "-k", "x", *headers(AlertResolved.type, "1"), write=by_hand)
+        await until(lambda: len(webhook.posted) == 2, "the webhook hears that x is over")
+        await publish(place, raised("y"))
+        await until(lambda: len(webhook.posted) == 3, "the webhook hears of y")
+        found = kcat(place, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-f", "%k\n").split()
+        assert sorted(found) == ["x", "x", "y"]
+        await until_committed(place, name, 3)
+        subscriber.kill()
+        await publish(place, resolved("y"))
+        subscriber.start()
+        await until(lambda: len(webhook.posted) == 4, "the webhook hears that y is over", seconds=30)
+        told = [(body["action"], body["dedup_key"]) for body in webhook.posted]
+        assert told == [("trigger", "test/x"), ("resolve", "test/x"), ("trigger", "test/y"), ("resolve", "test/y")]
+        assert webhook.posted[0]["summary"] == "x is on fire"
+        assert subscriber.said("count") == ["count linux-zone-a 1 ", "count linux-zone-a 2 "]
+
+
+@pytest.mark.parametrize("name", SUBSCRIBERS)
+async def test_what_is_no_event_holds_up_nothing(place: Place, tmp_path: Path, name: str) -> None:
+    """Tombstones, garbage and unknown types in front of an alert, in its partition: the alert is told, and only it."""
+    await place.create(ALERT, WORKER_LIFECYCLE)
+    fire = raised("x")
+    partition = partition_for(ALERT.key(fire), PARTITIONS)
+    type_: tuple[str, bytes | None] = ("ce_type", AlertRaised.type.encode())
+    async with publisher(place) as outsider:
+        garbage: list[tuple[bytes | None, list[tuple[str, bytes | None]]]] = [
+            (None, [type_]),
+            (b"not JSON", [type_]),
+            (b"\xff\xfe", [type_]),
+            (b"[]", [type_]),
+            (b"{}", [type_]),
+            (b'{"dedup_key": ["x"]}', [type_]),
+            (b"{}", []),
+            (b"{}", [("ce_type", b"\xff")]),
+            (b"{}", [("ce_type", None)]),
+            (b'{"dedup_key": "new"}', [("ce_type", b"io.slipway.alert.acknowledged.v1")]),
+        ]
+        for value, its_headers in garbage:
+            await outsider.send(fire, partition=partition, value=value, headers=its_headers)
+        await outsider.send(fire, partition=partition)
+    with serving() as webhook, example(place, name, tmp_path, WEBHOOK_URL=webhook.url) as subscriber:
+        subscriber.start()
+        await until(lambda: webhook.posted, "the webhook hears of x", seconds=30)
+        assert [body["dedup_key"] for body in webhook.posted] == ["test/x"]
+        assert subscriber.said("trigger", "resolve", "count") == ["trigger test/x 1 x is on fire"]
+        await until_committed(place, name, 11)
+        assert subscriber.runs
+
+
+async def test_refused_once_told_later_aiokafka(place: Place, tmp_path: Path) -> None:
+    """What the webhook refuses ends the subscriber before it commits; whoever restarts it gets the alert through."""
+    await place.create(ALERT, WORKER_LIFECYCLE)
+    with serving() as webhook, example(place, "alerts_aiokafka", tmp_path, WEBHOOK_URL=webhook.url) as subscriber:
+        webhook.answers.append(503)
+        await publish(place, raised("x"))
+        subscriber.start()
+        assert await subscriber.ended() == 1
+        assert "HTTP Error 503" in subscriber.complained()
+        assert (len(webhook.refused), webhook.posted) == (1, [])
+        subscriber.start()
+        await until(lambda: len(webhook.posted) == 1, "the webhook hears of x")
+
+
+async def test_refused_once_told_later_faststream(place: Place, tmp_path: Path) -> None:
+    """What the webhook refuses is read again a little later, not at once and not never."""
+    await place.create(ALERT, WORKER_LIFECYCLE)
+    with serving() as webhook, example(place, "alerts_faststream", tmp_path, WEBHOOK_URL=webhook.url) as subscriber:
+        webhook.answers.append(503)
+        await publish(place, raised("x"))
+        subscriber.start()
+        await until(lambda: len(webhook.posted) == 1, "the webhook hears of x", seconds=30)
+        assert len(webhook.refused) == 1
+        assert subscriber.runs
+
+
+@pytest.mark.parametrize("name", SUBSCRIBERS)
+def test_stays_small(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= LINES_MAX
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_needs_no_package_of_ours(path: Path) -> None:
+    """Whoever copies one has none."""
+    assert re.findall(r"^\s*(?:from|import) slipway_\w+", path.read_text(), re.MULTILINE) == []
