@@ -18,7 +18,7 @@ $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e mutants generated bench-events clean
+.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e mutants readme generated bench-events clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS
 
 mutants: $(READY) ## Break each main claim in a copy and see its test turn red: ONLY=group
 	@$(RUN) -m tests.mutants check $(if $(ONLY),ONLY=$(ONLY))
+
+readme: $(READY) ## Run every fenced command of the README and the guides
+	@$(RUN) -m tests.readme
 
 generated: $(READY) ## Write contracts/ and docs/generated/ from the code
 	@$(RUN) -m slipway_local.contracts

@@ -19,6 +19,7 @@ LAYERS = {
     "integration": ([*PYTEST, "tests/integration"], 90),
     "e2e": ([*PYTEST, "tests/e2e"], 120),
     "house": (["make", "--no-print-directory", "compose-check"], 60),
+    "readme": (["make", "--no-print-directory", "readme"], 60),
     "mutants": ([sys.executable, "-m", "tests.mutants", "check", "--fast"], 40),
 }
 

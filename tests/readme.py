@@ -1,0 +1,354 @@
+"""`make readme`: run every fenced command of the README and the guides as a reader would, and say which of them fail.
+
+Each file is read from top to bottom in a copy of the tree of its own, in one shell's state (variables, folder), and
+files run at the same time. `sh` blocks are run command by command, `console` blocks by their lines behind `$ `,
+`python` blocks as programs; blocks in a language of READ are not run, any other language is reported. A comment
+`<!-- expect: exit 3 -->` or `<!-- expect: TEXT -->` before a block says how its last command ends, or what it prints.
+
+`make demo DURATION=0` runs in the background from the beginning, once for all files that start the same one, and is
+ended with Ctrl-C; what else takes long is shortened as SHORTER says, by arguments that it takes anyway.
+"""
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from slipway_common.clock import monotonic_seconds
+from slipway_local.child import Child
+from slipway_local.guard import guard
+from slipway_local.supervisor import Supervisor
+from slipway_local.supervisor import run as run_supervised
+
+ROOT: Final = Path(__file__).parents[1]
+DOCUMENTS: Final = ("README.md", "docs/guides/*.md")
+READ: Final = frozenset({"", "text", "yaml", "json", "toml"})
+RUN: Final = frozenset({"sh", "console", "python"})
+# The first that matches a command.
+SHORTER: Final = (
+    (re.compile(r"\bmake\b.*\bdemo\b"), {"DURATION": "5s"}),
+    (re.compile(r"\bmake\b.*\btest\b"), {"LAYERS": "unit", "PYTEST_ADDOPTS": "-k test_lifecycle"}),
+    (re.compile(r"\bmake\b.*\bmutants\b"), {"ONLY": "lifecycle"}),
+    (re.compile(r"\bmake\b.*\be2e\b"), {"CHANGES": "20", "POOLS": "2", "KILL": "none"}),
+)
+BACKGROUND: Final = re.compile(r"\bmake\b.*\bdemo\b.*\bDURATION=0\b")
+ITSELF: Final = re.compile(r"\bmake\b.*\breadme\b")
+COMMAND_SECONDS: Final = 120.0
+STOP_SECONDS: Final = 60.0
+TAIL_LINES: Final = 15
+ENVIRONMENT: Final = Path(".slipway/env")
+APPLIED: Final = Path(".slipway/slipway.yaml")
+INTERRUPTED: Final = (130, -signal.SIGINT)
+
+# A command in the state that the one before has left behind: every variable is exported, so that it is kept.
+IN_STATE: Final = """
+. "$1" && set -a && . "$2"
+code=$?
+{ export -p; printf 'cd %q\\n' "$PWD"; } > "$1"
+exit $code"""
+
+FENCE: Final = re.compile(r"^\s*(```+)\s*(\S*)\s*$")
+EXPECT: Final = re.compile(r"^\s*<!-- expect: (.+?) -->\s*$")
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A fenced block. `expected` are the words of the comments right before it."""
+
+    line: int
+    language: str
+    text: str
+    expected: tuple[str, ...] = ()
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What a reader types or saves and runs; `expected` concerns the last one of a block."""
+
+    line: int
+    language: str
+    text: str
+    expected: tuple[str, ...] = ()
+
+    @property
+    def background(self) -> bool:
+        return self.language != "python" and bool(BACKGROUND.search(self.text))
+
+    @property
+    def shorter(self) -> dict[str, str]:
+        if self.background or self.language == "python":
+            return {}
+        return next((dict(env) for pattern, env in SHORTER if pattern.search(self.text)), {})
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One line of the report. `problem` is empty when all is as it should be."""
+
+    where: str
+    what: str
+    seconds: float = 0.0
+    problem: str = ""
+
+    def line(self) -> str:
+        verdict = "FAILED" if self.problem else "ok"
+        tail = "".join(f"\n      {line}" for line in self.problem.splitlines())
+        return f"{verdict:<6} {self.seconds:5.1f} s  {self.where:<28} {self.what}{tail}"
+
+
+class Wrong(Exception):
+    """A document that cannot be run as it stands: (line, what to do about it)."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The fenced blocks of a document. Raises Wrong for an expectation of nothing and a fence that stays open."""
+    expected: list[str] = []
+    fence = language = ""
+    body: list[str] = []
+    begin = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        match = FENCE.match(line)
+        if fence:
+            if match and match[1] == fence and not match[2]:
+                yield Block(begin, language, "\n".join(body), tuple(expected))
+                fence, body, expected = "", [], []
+            else:
+                body.append(line)
+        elif match:
+            fence, language, begin = match[1], match[2], number
+            if expected and language not in RUN:
+                raise Wrong(number, "an expectation stands before a block that is not run")
+        elif expects := EXPECT.match(line):
+            expected.append(expects[1])
+        elif line.strip() and expected:
+            raise Wrong(number, "an expectation stands before text; it belongs right before its block")
+    if fence:
+        raise Wrong(begin, "the fence is never closed")
+    if expected:
+        raise Wrong(begin, "an expectation stands at the end, before no block")
+
+
+def complete(text: str) -> bool:
+    """Whether a shell would run this now rather than wait for another line."""
+    checked = subprocess.run(["bash", "-n", "-c", text], capture_output=True, check=False)
+    return checked.returncode == 0 and not checked.stderr and not text.rstrip("\n").endswith("\\")
+
+
+def commands(block: Block) -> list[Command]:
+    """What is run of a block, in order. Raises Wrong for a language that is neither run nor only read."""
+    if block.language in READ:
+        return []
+    if block.language not in RUN:
+        known = ", ".join(sorted(RUN | READ - {""}))
+        raise Wrong(block.line, f"unknown language {block.language!r} of a fence; there is {known}, or none")
+    if block.language == "python":
+        return [Command(block.line, "python", block.text, block.expected)]
+    lines = block.text.splitlines()
+    if block.language == "console":
+        lines = [line[2:] if line.startswith("$ ") else "" for line in lines]
+    found: list[Command] = []
+    begun: list[str] = []
+    for number, line in enumerate(lines, block.line + 1):
+        if not begun and (not line.strip() or line.lstrip().startswith("#")):
+            continue
+        begun.append(line)
+        if complete("\n".join(begun)):
+            found.append(Command(number - len(begun) + 1, "sh", "\n".join(begun)))
+            begun = []
+    if begun:
+        raise Wrong(block.line, f"the shell would wait for more after: {begun[-1]}")
+    if found and block.expected:
+        found[-1] = msgspec.structs.replace(found[-1], expected=block.expected)
+    elif not found:
+        raise Wrong(block.line, "the block has no command")
+    for command in found:
+        if ITSELF.search(command.text):
+            raise Wrong(command.line, "`make readme` would run itself for ever; write it in the text")
+    return found
+
+
+def problem(code: int | None, output: str, expected: Sequence[str]) -> str:
+    """What is wrong with how a command ended; empty when nothing is. Code None: it took too long."""
+    exits = [int(match[1]) for words in expected if (match := re.fullmatch(r"exit (\d+)", words))]
+    texts = [words for words in expected if not re.fullmatch(r"exit \d+", words)]
+    wanted = exits[-1] if exits else 0
+    if code is None:
+        return f"took more than {COMMAND_SECONDS:g} s\n{tail(output)}"
+    if code != wanted:
+        return f"exit {code}" + (f", {wanted} was expected" if exits else "") + f"\n{tail(output)}"
+    if missing := [words for words in texts if words not in output]:
+        return f"its output has no {' and no '.join(map(repr, missing))}\n{tail(output)}"
+    return ""
+
+
+def tail(output: str) -> str:
+    return "\n".join(output.splitlines()[-TAIL_LINES:])
+
+
+class Background:
+    """A demo that runs beside the documents that start it. Its folder is a copy of the tree."""
+
+    def __init__(self, text: str, folder: Path, env: Mapping[str, str]) -> None:
+        self.text = text
+        self.folder = folder
+        log = folder.with_suffix(".log")
+        self.child = Child("demo", ["bash", "-c", f"exec {text}"], log=log, env=env, cwd=folder)
+
+    @property
+    def addresses(self) -> Path:
+        return self.folder / ENVIRONMENT
+
+    async def ready(self) -> str:
+        """Wait until it has told its addresses; what is wrong if it has not."""
+        begin = monotonic_seconds()
+        while not self.addresses.exists():
+            if not self.child.alive:
+                return f"it ended with {self.child.exit_code}{self.child.log_tail()}"
+            if monotonic_seconds() - begin > COMMAND_SECONDS:
+                return f"no {ENVIRONMENT} after {COMMAND_SECONDS:g} s{self.child.log_tail()}"
+            await asyncio.sleep(0.05)
+        return ""
+
+    async def lend(self, folder: Path) -> None:
+        """Let another copy of the tree find its addresses."""
+        for name in (ENVIRONMENT, APPLIED):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(self.folder / name)
+
+    async def interrupt(self) -> str:
+        """Ctrl-C; what is wrong with how it ended."""
+        if not self.child.alive:
+            return f"it had ended by itself with {self.child.exit_code}{self.child.log_tail()}"
+        self.child.signal(signal.SIGINT)
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                code = await self.child.wait()
+        except TimeoutError:
+            return f"still running {STOP_SECONDS:g} s after Ctrl-C{self.child.log_tail()}"
+        return "" if code in INTERRUPTED else f"exit {code} after Ctrl-C{self.child.log_tail()}"
+
+
+class Reader:
+    """Runs one document in its copy of the tree."""
+
+    def __init__(self, name: str, folder: Path, env: Mapping[str, str], demos: Mapping[str, Background]) -> None:
+        self.name = name
+        self.folder = folder
+        self.env = env
+        self.demos = demos
+        self.state = folder.with_suffix(".state")
+        self.state.write_text(f"cd {shlex.quote(str(folder))}\n")
+
+    async def run(self, found: Sequence[Command]) -> list[Outcome]:
+        outcomes = []
+        for command in found:
+            begin = monotonic_seconds()
+            failed = await (self._share(command) if command.background else self._run(command))
+            what = command.text.splitlines()[0] + (" …" if "\n" in command.text else "")
+            if command.shorter:
+                what += f"   ({' '.join(f'{name}={shlex.quote(value)}' for name, value in command.shorter.items())})"
+            where = f"{self.name}:{command.line}"
+            outcomes.append(Outcome(where, what, monotonic_seconds() - begin, failed))
+            print(outcomes[-1].line(), flush=True)
+        return outcomes
+
+    async def _share(self, command: Command) -> str:
+        demo = self.demos[command.text]
+        if why := await demo.ready():
+            return why
+        await demo.lend(self.folder)
+        return ""
+
+    async def _run(self, command: Command) -> str:
+        script = self.folder.with_suffix(".command")
+        script.write_text(command.text + "\n")
+        if command.language == "python":
+            program = self.folder.with_suffix(".program.py")
+            program.write_text(command.text + "\n")
+            script.write_text(f".venv/bin/python {shlex.quote(str(program))}\n")
+        log = self.folder.with_suffix(".log")
+        log.unlink(missing_ok=True)
+        argv = ["bash", "-c", IN_STATE, "bash", self.state, script]
+        child = Child(command.text, argv, log=log, env=dict(self.env) | command.shorter)
+        child.start()
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                code = await child.wait()
+        except TimeoutError:
+            code = None
+        finally:
+            await child.kill()
+        return problem(code, log.read_text(errors="replace"), command.expected)
+
+
+def copy_tree(root: Path, folder: Path) -> Path:
+    """A copy to run in: what a command writes stays out of the user's tree. Times are kept: nothing is set up anew."""
+    shutil.copytree(root, folder, ignore=shutil.ignore_patterns(".*", "*.egg-info"), symlinks=True)
+    if (root / ".venv").exists():
+        (folder / ".venv").symlink_to(root / ".venv")
+    return folder
+
+
+def environment() -> dict[str, str]:
+    """A reader's shell: what chooses servers, demos and arguments of make is not inherited."""
+    kept = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "TERM", "SLIPWAY_CACHE", "SLIPWAY_JAVA", "JAVA_HOME"}
+    return {name: value for name, value in os.environ.items() if name in kept}
+
+
+async def read(root: Path, documents: Sequence[Path], place: Path) -> list[Outcome]:
+    """Run the documents; outcomes in the order in which they came to be."""
+    outcomes: list[Outcome] = []
+    found: dict[Path, list[Command]] = {}
+    for path in documents:
+        name = str(path.relative_to(root))
+        try:
+            found[path] = [command for block in blocks(path.read_text()) for command in commands(block)]
+        except Wrong as wrong:
+            outcomes.append(Outcome(f"{name}:{wrong.line}", "cannot be run", problem=str(wrong)))
+            print(outcomes[-1].line(), flush=True)
+    env = environment()
+    texts = dict.fromkeys(c.text for commands_ in found.values() for c in commands_ if c.background)
+    demos = {text: Background(text, copy_tree(root, place / f"demo-{n}"), env) for n, text in enumerate(texts)}
+    try:
+        for demo in demos.values():
+            demo.child.start()
+        readers = [
+            Reader(str(path.relative_to(root)), copy_tree(root, place / f"reader-{n}"), env, demos).run(commands_)
+            for n, (path, commands_) in enumerate(found.items())
+        ]
+        for each in await asyncio.gather(*readers):
+            outcomes += each
+        for demo in demos.values():
+            begin = monotonic_seconds()
+            why = await demo.interrupt()
+            outcomes.append(Outcome("Ctrl-C", demo.text, monotonic_seconds() - begin, why))
+            print(outcomes[-1].line(), flush=True)
+    finally:
+        await asyncio.gather(*(demo.child.stop(STOP_SECONDS) for demo in demos.values()))
+    return outcomes
+
+
+async def main(_: Supervisor) -> int:
+    documents = [path for pattern in DOCUMENTS for path in sorted(ROOT.glob(pattern))]
+    with tempfile.TemporaryDirectory(prefix="slipway-readme-", ignore_cleanup_errors=True) as place:
+        guard().remove(Path(place))
+        outcomes = await read(ROOT, documents, Path(place))
+    good = sum(not outcome.problem for outcome in outcomes)
+    print(f"{good} of {len(outcomes)}")
+    return 0 if outcomes and good == len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_supervised(main))
