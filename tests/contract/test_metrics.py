@@ -1,0 +1,60 @@
+"""What each service tells Prometheus, as its own process tells it: its rows of the table, and no others."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from slipway_common.metrics import METRICS
+from slipway_local.child import Child
+from slipway_local.contracts.observability import TARGETS
+from slipway_local.ports import free_ports
+from tests.harness import until
+from tests.tools import run
+
+# What the client library tells of the process itself.
+OF_THE_PROCESS = ("python_", "process_")
+
+
+@pytest.fixture(params=TARGETS)
+async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
+    """A service without its servers: it answers all the same. Its name and port."""
+    name: str = request.param
+    (port,) = free_ports(1)
+    given = {
+        "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nowhere", "KAFKA": "127.0.0.1:1", "PORT": str(port),
+        "REGISTRATION_KEY": "key",
+    }  # fmt: skip
+    child = Child(
+        name, [sys.executable, "-m", f"slipway_{name.replace('-', '_')}.main"], log=tmp_path / "log",
+        env={f"SLIPWAY_{variable}": value for variable, value in given.items()},
+    )  # fmt: skip
+    child.start()
+    yield name, port
+    await child.kill()
+
+
+async def test_a_service_tells_its_rows_and_no_others(service: tuple[str, int]) -> None:
+    """Names, kinds, labels and meanings are the table's; promtool finds nothing to say about them."""
+    name, port = service
+    async with httpx2.AsyncClient(trust_env=False) as http:
+
+        async def scraped() -> str:
+            try:
+                return (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+            except httpx2.TransportError:
+                return ""
+
+        text = await until(scraped, f"{name} answers", seconds=60)
+    told = {
+        (family.name, family.type, family.documentation)
+        for family in text_string_to_metric_families(text)
+        if not family.name.startswith(OF_THE_PROCESS)
+    }
+    assert told == {
+        (metric.name.removesuffix("_total"), metric.kind, metric.help) for metric in METRICS if name in metric.services
+    }
+    assert run("promtool", "check", "metrics", given=text) == ""

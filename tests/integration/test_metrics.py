@@ -1,0 +1,179 @@
+"""Gauges say what there is, and nothing of what has ended."""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY, generate_latest
+
+from slipway_common.clock import monotonic_seconds
+from slipway_common.consume import Received
+from slipway_common.measure import PLUMBING, Measure, plumbing
+from slipway_common.metrics import Readings
+from slipway_common.postgres import Connection, Pool
+from slipway_common.runtime import Runtime
+from slipway_common.topics import WORKER_LIFECYCLE
+from slipway_lease_broker.store import gauges as broker_gauges
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_provisioner.loops.measure import measure
+from tests.harness import Place, enqueue, member, publisher, report, until
+from tests.lease_broker import ask, broker_on, terms
+from tests.provisioner import declared, provisioner_on, weight
+from tests.provisioner import report as demand
+from tests.tools import run
+
+
+def told(name: str) -> dict[tuple[str, ...], float]:
+    """Values by those of the labels, sorted by the labels' names, as a scrape shows them now."""
+    return {
+        tuple(sample.labels[label] for label in sorted(sample.labels)): sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+async def test_pools_and_configs(postgres: EmbeddedPostgres) -> None:
+    async with provisioner_on(postgres) as provisioner:
+        await provisioner.declare(declared("zone-a", "zone-b"))
+        await provisioner.weights(weight("zone-b", state="closed", weight=0.25, health=0.5))
+        await provisioner.demand(demand(3, 1))
+        await provisioner.plan()
+        await provisioner.set_clock(90)
+        await measure({"lease-broker": 7.0, "weight-calculator": 1.0}.__getitem__).step(provisioner.pool)
+
+        assert told("slipway_pool_pending_tasks") == {("linux",): 3}
+        assert told("slipway_pool_claimed_tasks") == {("linux",): 1}
+        assert told("slipway_pool_wanted_workers") == told("slipway_pool_serving_workers") == {("linux",): 4}
+        assert told("slipway_pool_max_workers") == {("linux",): 100}
+        assert told("slipway_pool_oldest_wait_seconds") == {("linux",): 90}
+        states = told("slipway_workers")
+        assert states.pop(("zone-a", "linux", "requested")) == 4
+        assert set(states.values()) == {0}
+        assert len(states) == 9
+        assert told("slipway_launch_config_weight") == {("zone-a", "linux"): 1, ("zone-b", "linux"): 0.25}
+        assert told("slipway_launch_config_health") == {("zone-b", "linux"): 0.5}
+        assert told("slipway_launch_config_closed") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 1}
+        assert told("slipway_launch_config_paused") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 0}
+        assert told("slipway_heartbeat_silent_seconds") == {("lease-broker",): 7, ("weight-calculator",): 1}
+        assert told("slipway_reaper_silent_seconds") == {("sim-a",): 90}
+        await provisioner.reap()
+        await measure(lambda _: 0.0).step(provisioner.pool)
+        assert told("slipway_reaper_silent_seconds") == {("sim-a",): 0}
+        run("promtool", "check", "metrics", given=generate_latest().decode())
+
+
+async def test_what_is_archived_disappears(postgres: EmbeddedPostgres) -> None:
+    async with provisioner_on(postgres) as provisioner:
+        await provisioner.declare(declared("zone-a", "zone-b"))
+        await measure(lambda _: 0.0).step(provisioner.pool)
+        assert {config for config, *_ in told("slipway_workers")} == {"zone-a", "zone-b"}
+        await provisioner.declare(declared("zone-a"))
+        await measure(lambda _: 0.0).step(provisioner.pool)
+        for name in ("slipway_workers", "slipway_launch_config_weight", "slipway_launch_config_closed"):
+            assert {config for config, *_ in told(name)} == {"zone-a"}
+
+
+async def test_boots_and_launches_are_timed(postgres: EmbeddedPostgres) -> None:
+    """From the decision to the provider's yes, and from there to the registration."""
+    before = told("slipway_worker_boot_seconds_sum"), told("slipway_worker_launch_seconds_sum")
+    async with provisioner_on(postgres) as provisioner:
+        await provisioner.admitted()
+        await provisioner.set_clock(12)
+        await provisioner.launch()
+        await provisioner.set_clock(42)
+        worker = await provisioner.worker()
+        await provisioner.register(worker.instance_id or "", worker.batch_id)
+    assert grown(before[0], told("slipway_worker_boot_seconds_sum")) == {("linux",): 30}
+    assert grown(before[1], told("slipway_worker_launch_seconds_sum")) == {("linux",): 12}
+
+
+def grown(before: Mapping[Any, float], now: Mapping[Any, float]) -> dict[Any, float]:
+    return {labels: value - before.get(labels, 0) for labels, value in now.items()}
+
+
+async def test_leases(postgres: EmbeddedPostgres) -> None:
+    async with broker_on(postgres) as broker:
+        await broker.declare(terms("sim-a", limit=2))
+        await broker.tell(ask("r1", 5))
+        await broker.decide()
+        await broker.set_clock(40)
+        await Measure(broker_gauges.NAMES, broker_gauges.read).step(broker.pool)
+        assert told("slipway_lease_limit_units") == told("slipway_lease_held_units") == {("sim-a",): 2}
+        assert told("slipway_lease_waiting_units") == {("sim-a",): 3}
+        assert told("slipway_lease_oldest_wait_seconds") == {("sim-a",): 40}
+        assert told("slipway_leases") == {
+            ("sim-a", "reserved"): 1, ("sim-a", "confirmed"): 0, ("sim-a", "lost"): 0,
+        }  # fmt: skip
+
+
+async def test_plumbing(place: Place) -> None:
+    """Lag of what this process owns, dead letters by topic, the oldest event that waits, and the clocks' difference."""
+    topic = (WORKER_LIFECYCLE.name,)
+    await place.create(WORKER_LIFECYCLE)
+    runtime = Runtime()
+    async with member(place) as consumer, publisher(place) as publish:
+        runtime.subscriptions = [consumer.subscription]
+        for word in ("a", "raise", "b"):
+            await publish.send(report("w1", word))
+        await until(place.dead)
+        await until(lambda: sum(owned.next_offset for owned in consumer.subscription.owned.values()) == 3)
+        await enqueue(place.pool, report("w2", "c"))
+        await Measure(PLUMBING, lambda pool: plumbing(pool, runtime)).step(place.pool)
+        assert told("slipway_dead_letters") == {topic: 2}  # one dead, one parked behind it
+        assert told("slipway_consumer_lag_records") == {topic: 0}
+        assert 0 < told("slipway_outbox_oldest_seconds")[()] < 60
+        assert abs(told("slipway_clock_offset_seconds")[()]) < 5
+
+
+async def test_lag_counts_what_is_not_applied(place: Place) -> None:
+    freed = asyncio.Event()
+
+    async def wait(tx: Connection, events: Sequence[Received]) -> None:
+        await freed.wait()
+
+    await place.create(WORKER_LIFECYCLE)
+    async with member(place, wait) as consumer, publisher(place) as publish:
+        for word in ("a", "b", "c"):
+            await publish.send(report("w1", word))
+        assert await consumer.subscription.lag() == 3
+        freed.set()
+
+        async def applied() -> bool:
+            return await consumer.subscription.lag() == 0
+
+        await until(applied)
+
+
+async def test_what_cannot_be_read_is_not_shown() -> None:
+    """Rather no value than one from before."""
+    readings: list[Readings] = [{
+        "slipway_outbox_oldest_seconds": {(): 3}, "slipway_dead_letters": {("topic",): 4},
+    }]  # fmt: skip
+
+    async def read(_: Pool) -> Readings:
+        return readings.pop()
+
+    await Measure(PLUMBING, read).step(None)
+    assert told("slipway_dead_letters") == {("topic",): 4}
+    assert told("slipway_outbox_oldest_seconds") == {(): 3}
+    with pytest.raises(IndexError):
+        await Measure(PLUMBING, read).step(None)
+    assert told("slipway_dead_letters") == {}
+    assert math.isnan(told("slipway_outbox_oldest_seconds")[()])
+
+
+async def test_readings_keep_their_distance() -> None:
+    """Loops are rung with every commit; the database is read every few seconds all the same."""
+    read_at: list[float] = []
+
+    async def read(_: Pool) -> Readings:
+        read_at.append(monotonic_seconds())
+        return {}
+
+    measuring = Measure(PLUMBING, read)
+    for _ in range(5):
+        await measuring.step(None)
+    assert len(read_at) == 1
