@@ -8,7 +8,18 @@ import typer
 from typer.core import TyperGroup
 
 from slipway_client import top
-from slipway_client.commands import brakes, configs, declared, events, leases, operations, pools, tokens, workers
+from slipway_client.commands import (
+    brakes,
+    configs,
+    declared,
+    doctor,
+    events,
+    leases,
+    operations,
+    pools,
+    tokens,
+    workers,
+)
 from slipway_client.commands.declared import InvalidFile
 from slipway_client.http import KAFKA, SERVICES, Api, Failed
 from slipway_common.settings import UnreadableFile, read_value
@@ -41,6 +52,7 @@ app.add_typer(pools.demand, name="demand")
 app.command()(brakes.stop_launching)
 app.command()(brakes.start_launching)
 app.add_typer(events.app, name="events")
+app.command()(doctor.doctor)
 app.add_typer(operations.dlq, name="dlq")
 app.add_typer(operations.topics, name="topics")
 app.add_typer(tokens.app, name="token")
@@ -86,6 +98,7 @@ def connect(
       slipway worker ls --pool linux -o json    one pool's workers, for programs
       slipway lc pause linux-zone-b --reason maintenance --for 30m
       slipway events tail --pool linux          what happens, as it happens
+      slipway doctor                            whether all works, and what to do
       slipway demand set linux --pending 12 --claimed 3
       slipway token create --name ci --scope demand:write:linux --file tokens.yaml
 

@@ -4,7 +4,6 @@ completes nothing."""
 import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
@@ -16,14 +15,6 @@ from slipway_common.clock import utc_now
 
 COMPLETION_SECONDS: Final = 1.0
 Complete = Callable[[typer.Context, str], list[tuple[str, str]]]
-
-
-class Consumer(StrEnum):
-    """Services that consume."""
-
-    PROVISIONER = "provisioner"
-    WEIGHT_CALCULATOR = "weight-calculator"
-    LEASE_BROKER = "lease-broker"
 
 
 def noun(help: str) -> typer.Typer:
@@ -99,4 +90,3 @@ For = Annotated[
 Until = Annotated[
     str | None, typer.Option("--until", metavar="TIME", help="End by itself at 17:30, 2026-08-01T17:30, ….")
 ]
-Service = Annotated[Consumer, typer.Argument(help="The service that consumes the topic.")]

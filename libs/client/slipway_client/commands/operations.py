@@ -2,39 +2,54 @@
 consumes, which is named first."""
 
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from slipway_client.options import AsOutput, Consumer, Service, noun
+from slipway_client.http import Api
+from slipway_client.options import AsOutput, noun
 from slipway_client.tables import Output, show
 
 dlq = noun("Dead letters.")
 topics = noun("Positions in topics.")
 
-LETTER_FIELDS: Final = ("topic", "partition", "offset", "state", "subject", "reason", "at")
-STOPPED_FIELDS: Final = ("topic", "partition", "why")
+LETTER_FIELDS: Final = ("service", "topic", "partition", "offset", "state", "subject", "reason", "at")
+STOPPED_FIELDS: Final = ("service", "topic", "partition", "why")
+
+
+class Consumer(StrEnum):
+    """Services that consume."""
+
+    PROVISIONER = "provisioner"
+    WEIGHT_CALCULATOR = "weight-calculator"
+    LEASE_BROKER = "lease-broker"
 
 
 class Where(StrEnum):
     BEGIN, END = "begin", "end"
 
 
+Service = Annotated[Consumer, typer.Argument(help="The service that consumes the topic.")]
+AnyService = Annotated[Consumer | None, typer.Argument(help="One service.  [default: all]", show_default=False)]
 Topic = Annotated[str, typer.Argument(help="Its name without a prefix, as `ls` and `stopped` show it.")]
 Partition = Annotated[int, typer.Argument(min=0)]
 Offset = Annotated[int, typer.Argument(min=0)]
 
 
 @dlq.command("ls")
-def list_dead(context: typer.Context, service: Service, output: AsOutput = Output.TABLE) -> None:
-    """List records that were not applied, and those parked behind them.
+def list_dead(context: typer.Context, service: AnyService = None, output: AsOutput = Output.TABLE) -> None:
+    """List records that were not applied, and those parked behind them; of one service or of all.
 
     \b
     Example:
       slipway dlq ls provisioner
     """
-    rows = context.obj.get(service.value, "/dead-letters")["items"]
-    show(rows, LETTER_FIELDS, output, nothing="no dead letters")
+    show(_rows(context.obj, service, "/dead-letters"), LETTER_FIELDS, output, nothing="no dead letters")
+
+
+def _rows(api: Api, service: Consumer | None, path: str) -> list[dict[str, Any]]:
+    asked = [service] if service else list(Consumer)
+    return [{"service": each.value, **row} for each in asked for row in api.get(each.value, path)["items"]]
 
 
 @dlq.command("replay")
@@ -66,15 +81,14 @@ def _settle(context: typer.Context, service: Consumer, how: str, topic: str, par
 
 
 @topics.command("stopped")
-def list_stopped(context: typer.Context, service: Service, output: AsOutput = Output.TABLE) -> None:
-    """List partitions whose stored position does not belong to the log that is there.
+def list_stopped(context: typer.Context, service: AnyService = None, output: AsOutput = Output.TABLE) -> None:
+    """List partitions whose stored position does not belong to the log that is there; of one service or of all.
 
     \b
     Example:
       slipway topics stopped lease-broker
     """
-    rows = context.obj.get(service.value, "/positions/stopped")["items"]
-    show(rows, STOPPED_FIELDS, output, nothing="no partition is stopped")
+    show(_rows(context.obj, service, "/positions/stopped"), STOPPED_FIELDS, output, nothing="no partition is stopped")
 
 
 @topics.command("adopt")

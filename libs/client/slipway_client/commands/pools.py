@@ -5,10 +5,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from slipway_client import moments
-from slipway_client.commands.brakes import release, stop
+from slipway_client import moments, options
 from slipway_client.http import path
-from slipway_client.options import AsOutput, For, PoolId, Reason, Until, noun, now
+from slipway_client.options import AsOutput, For, PoolId, Reason, Until, noun, now, until_words
 from slipway_client.tables import Field, Output, as_json, pairs, show
 from slipway_common.clock import utc_now
 
@@ -73,24 +72,27 @@ def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TA
 
 @app.command("pause")
 def pause_pool(context: typer.Context, pool: PoolId, reason: Reason, for_: For = None, until: Until = None) -> None:
-    """Launch nothing more in POOL; its workers go on. The same brake as `slipway stop-launching --pool POOL`.
+    """Launch nothing more in POOL; its workers go on. What waits is cancelled.
 
     \b
     Example:
       slipway pool pause linux --reason "image is being replaced" --for 30m
     """
-    stop(context.obj, "pool", pool, reason, for_, until)
+    ends = options.until(for_, until)
+    context.obj.post("provisioner", path("pools", pool, "pause"), {"reason": reason, "until": ends})
+    print(f"{pool} is paused, {until_words(ends)}")
 
 
 @app.command("resume")
-def resume_pool(context: typer.Context, pool: PoolId) -> None:
-    """Launch again in POOL. The same as `slipway start-launching --pool POOL`.
+def resume_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
+    """Launch in a paused POOL again.
 
     \b
     Example:
-      slipway pool resume linux
+      slipway pool resume linux --reason "image is replaced"
     """
-    release(context.obj, "pool", pool)
+    context.obj.post("provisioner", path("pools", pool, "resume"), {"reason": reason})
+    print(f"{pool} goes on")
 
 
 @demand.command("set")

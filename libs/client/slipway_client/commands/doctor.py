@@ -1,0 +1,158 @@
+"""`slipway doctor`: asks every part of a deployment, all at once and none for long; diagnosis.py judges."""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from slipway_client.http import Api, Failed
+from slipway_client.options import AsOutput, now
+from slipway_client.tables import Output, as_json
+from slipway_common.clock import utc_now
+
+if TYPE_CHECKING:
+    from slipway_client.diagnosis import Answer, Finding
+
+PROBLEM: Final = 3
+HTTP_SECONDS: Final = 2.0  # of each question; four follow each other at most
+KAFKA_SECONDS: Final = 6.0  # of all that is asked there
+HEARTBEATS: Final = 50  # of each partition: more than all services leave there in a minute
+ALERTS: Final = 1000  # of each partition
+COLORS: Final = {"ok": "green", "warn": "yellow", "FAIL": "red"}
+
+
+def doctor(
+    context: typer.Context,
+    partitions: Annotated[
+        int | None,
+        typer.Option(envvar=["PARTITIONS", "SLIPWAY_PARTITIONS"], help="Of every topic, if not as in the registry."),
+    ] = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Look whether everything works together, and say what to do where it does not. Takes 10 s at most.
+
+    Services, versions, schemas, clocks, Kafka, topics, lag, dead letters, outbox, heartbeats, alerts, brakes, accounts.
+    Exit code 3 when anything is not ok.
+
+    \b
+    Examples:
+      slipway doctor
+      slipway doctor -o json
+    """
+    from slipway_client.diagnosis import diagnose, healthy
+
+    found = diagnose(_gathered(context.obj, partitions))
+    if output is Output.JSON:
+        fields = ("level", "what", "detail", "do")
+        as_json([{name: getattr(finding, name) for name in fields} for finding in found])
+    else:
+        _tell(found)
+    if not healthy(found):
+        raise typer.Exit(PROBLEM)
+
+
+def _tell(found: Sequence["Finding"]) -> None:
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    width = max(len(finding.what) for finding in found)
+    indent = " " * (6 + width + 2)
+    for finding in found:
+        level = typer.style(f"{finding.level:<4}", fg=COLORS[finding.level], bold=finding.level != "ok")
+        text = textwrap.fill(
+            f"{finding.what:<{width}}  {finding.detail}", columns, initial_indent=" " * 6, subsequent_indent=indent,
+            break_on_hyphens=False, break_long_words=False,
+        )  # fmt: skip
+        typer.echo(level + text[4:])
+        if finding.do:
+            typer.echo(textwrap.fill(
+                f"do: {finding.do}", columns, initial_indent=indent, subsequent_indent=indent + "    ",
+                break_on_hyphens=False, break_long_words=False,
+            ))  # fmt: skip
+
+
+def _gathered(api: Api, partitions: int | None) -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+    from importlib.metadata import version
+
+    from slipway_client.diagnosis import Gathered
+
+    quick = Api(api.urls, timeout_seconds=HTTP_SECONDS)
+    with ThreadPoolExecutor(len(api.urls) + 1) as threads:
+        kafka = threads.submit(_asked_kafka, api, partitions)
+        asked = {name: threads.submit(_status, quick, name) for name in api.urls}
+        services = {name: future.result() for name, future in asked.items()}
+        provisioner: Mapping[str, Any] = {}
+        if services["provisioner"].status is not None:
+            lists = {"brakes": "/brakes", "pools": "/pools", "configs": "/launch-configs"}
+            provisioner = {name: _items(quick, path) for name, path in lists.items()}
+        return Gathered(
+            own_version=version("slipway-client"), services=services, kafka=api.kafka, now=now(),
+            **kafka.result(), **provisioner,
+        )  # fmt: skip
+
+
+def _status(api: Api, service: str) -> "Answer":
+    from slipway_client.diagnosis import Answer
+
+    asked_at = utc_now()
+    try:
+        status, error = api.get(service, "/status"), ""
+        if not isinstance(status, dict) or "ready" not in status:
+            status, error = None, f"{api.urls[service]} answered as no Slipway service does"
+    except Failed as refused:
+        status, error = None, str(refused).partition("\n")[0]
+    return Answer(url=api.urls[service], status=status, error=error, asked_at=asked_at, answered_at=utc_now())
+
+
+def _items(api: Api, path: str) -> Any:
+    try:
+        return api.get("provisioner", path)["items"]
+    except (Failed, KeyError, TypeError):
+        return None  # a service whose database is down says so in its status
+
+
+def _asked_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
+    import asyncio
+
+    try:
+        return asyncio.run(asyncio.wait_for(_from_kafka(api, partitions), KAFKA_SECONDS))
+    except TimeoutError:
+        return {"kafka_error": f"Kafka at {api.kafka} did not answer within {KAFKA_SECONDS:g} s"}
+    except Failed as error:
+        return {"kafka_error": str(error).partition("\n")[0]}
+
+
+async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
+    from aiokafka.errors import KafkaError
+
+    from slipway_client.log import Log
+    from slipway_common import topic_admin
+    from slipway_common.topics import ALERT, SERVICE_HEARTBEAT
+
+    async with Log(api.kafka, api.topic_prefix, timeout_seconds=KAFKA_SECONDS) as log:
+        try:
+            differences = await topic_admin.diff(api.kafka, prefix=api.topic_prefix, partitions=partitions)
+        except (KafkaError, OSError) as error:
+            raise Failed(f"Kafka at {api.kafka} does not describe its topics: {error}") from error
+        found: dict[str, Any] = {"differences": differences}
+        missing = {line.partition(":")[0] for line in differences if line.endswith(": missing")}
+        if api.topic_prefix + SERVICE_HEARTBEAT.name not in missing:
+            await log.open([SERVICE_HEARTBEAT.name], last=HEARTBEATS, since=None)
+            beats: dict[str, datetime] = {}
+            async for entry in log.past():
+                if entry.data is not None and entry.envelope is not None:
+                    beats[entry.data["service"]] = entry.time
+            found["heartbeats"] = beats
+        if api.topic_prefix + ALERT.name not in missing:
+            await log.open([ALERT.name], last=ALERTS, since=None)
+            alerts: dict[str, Any] = {}
+            async for entry in log.past():
+                if entry.data is not None and entry.envelope is not None:
+                    raised = entry.envelope.type.endswith(".raised.v1")
+                    alerts.pop(entry.data["dedup_key"], None)
+                    alerts |= {entry.data["dedup_key"]: entry.data} if raised else {}
+            found["alerts"] = list(alerts.values())
+    return found
