@@ -22,7 +22,6 @@ from slipway_client.commands import (
 )
 from slipway_client.commands.declared import InvalidFile
 from slipway_client.http import KAFKA, SERVICES, Api, Failed
-from slipway_common.settings import UnreadableFile, read_value
 
 
 class _Commands(TyperGroup):
@@ -107,6 +106,8 @@ def connect(
     """
     urls = {"provisioner": provisioner, "weight-calculator": weight_calculator, "lease-broker": lease_broker}
     if not token and token_file:
+        from slipway_common.settings import UnreadableFile, read_value
+
         try:
             token = read_value("SLIPWAY_TOKEN_FILE", token_file)
         except UnreadableFile as error:
