@@ -69,6 +69,10 @@ def signal(now: float) -> Step:
     return lambda run: tasks.signalled(run, "SIGTERM", now)
 
 
+def miss(now: float) -> Step:
+    return lambda run: tasks.talked(run, core.unheard(run.worker, now, 0.5), now)
+
+
 def refuse(now: float) -> Step:
     return lambda run: tasks.talked(run, core.refused(run.worker, "gone"), now)
 
@@ -108,6 +112,7 @@ LIVES: list[tuple[str, tuple[Step, ...], dict[str, Any], float, object, int | No
     ("asked twice", (*SAID, signal(12.0), signal(13.0)), {}, 13.0, Cut(kill=False), None),
     ("it was told to end", (*SAID, lose(12.0), cut(12.0)), {}, 12.0, Rest(12.0 + KILL_SECONDS), None),
     ("and does not", (*SAID, lose(12.0), cut(12.0)), {}, 12.0 + KILL_SECONDS, Cut(kill=True), None),
+    ("nor in its time", (*SAID, lose(12.0), cut(12.0)), {"stop_seconds": 1.0}, 13.0, Cut(kill=True), None),
     ("and cannot", (*SAID, lose(12.0), cut(12.0), cut(17.0, kill=True)), {}, 99.0, Rest(None), None),
     ("the claim is lost", (*SAID, lose(12.0)), {}, 12.0, Cut(kill=False), None),
     ("a lost task is not finished", (*SAID, lose(12.0), cut(12.0), exit_with(143, 13.0)), {}, 13.0, Rest(None), None),
@@ -115,7 +120,9 @@ LIVES: list[tuple[str, tuple[Step, ...], dict[str, Any], float, object, int | No
     ("refused while busy", (*SAID, refuse(12.0)), {}, 12.0, Cut(kill=False), None),
     ("refused, and ended", (*SAID, refuse(12.0), cut(12.0), exit_with(143, 13.0)), {}, 13.0, Rest(None), 1),
     ("refused while idle", (refuse(12.0),), {}, 12.0, Rest(None), 1),
-    ("asked twice, nobody hears it", (signal(12.0), signal(13.0)), {}, 13.0, Rest(None), 1),
+    ("asked twice while idle", (signal(12.0), signal(13.0)), {}, 13.0, Rest(None), None),
+    ("asked twice, and nobody hears it", (signal(12.0), miss(12.5), signal(13.0)), {}, 13.0, Rest(None), 1),
+    ("asked once, and nobody hears it", (signal(12.0), miss(12.5)), {}, 13.0, Rest(None), None),
     ("no task for long", (), {"idle_exit_seconds": 5.0}, 12.0, Claim(3.0), None),
     ("no task for too long", (), {"idle_exit_seconds": 5.0}, 15.0, Quit(), None),
     ("idle since its last task", FREE, {"idle_exit_seconds": 5.0}, 25.0, Claim(1.0), None),

@@ -15,7 +15,7 @@ from slipway_client.worker.core import Silence, Worker
 WAIT_SECONDS: Final = 20.0
 # A claim is renewed three times before it runs out.
 RENEWALS: Final = 3
-# What a task gets between SIGTERM and SIGKILL once it may not go on.
+# What a task gets between SIGTERM and SIGKILL once it may not go on, but not more than stop_seconds.
 KILL_SECONDS: Final = 5.0
 
 
@@ -106,7 +106,8 @@ def next_work(run: Run, now: float) -> Work:
     if run.cut_at is not None:
         if run.killed:
             return Rest(None)
-        return Cut(kill=True) if run.cut_at + KILL_SECONDS <= now else Rest(run.cut_at + KILL_SECONDS)
+        kill_at = run.cut_at + min(KILL_SECONDS, run.worker.settings.stop_seconds)
+        return Cut(kill=True) if kill_at <= now else Rest(kill_at)
     end_at = _end_at(run)
     if end_at is not None and end_at <= now:
         return Cut(kill=False)
@@ -137,12 +138,14 @@ def _end_at(run: Run) -> float | None:
 
 
 def exit_code(run: Run) -> int | None:
-    """What the process ends with; None while there is something to do."""
+    """What the process ends with; None while there is something to do. Who is asked twice does not wait for a
+    provisioner that is silent."""
+    worker = run.worker
     if run.task is not None:
         return None
-    if run.worker.stopped or (run.worker.leaving and not run.worker.registered):
+    if worker.stopped or (worker.leaving and not worker.registered):
         return 0
-    return 1 if run.worker.refused or run.signals > 1 else None
+    return 1 if worker.refused or (run.signals > 1 and worker.silence.since is not None) else None
 
 
 # What happens

@@ -1,0 +1,460 @@
+"""`slipway-worker` as its provisioner, its queue and its agent see it: real processes against the provisioner's real
+routes on a real database. The queue is the world outside: a few lines that do what the test says."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Response
+
+from slipway_common import processes
+from slipway_common.events.worker import WorkerClaimed, WorkerErrorReported, WorkerIdle, WorkerRegistered, WorkerStopped
+from slipway_common.ids import hash_secret, new_id
+from slipway_local.ports import free_ports
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.loops import plan
+from tests.harness import until
+from tests.provisioner import KEY, Provisioner, provisioner_on
+
+AGENT: Final = [sys.executable, "-m", "slipway_client.worker"]
+HOOK: Final = " ".join([*AGENT, "hook"])
+TAG: Final = "SLIPWAY_TEST_WORKER"
+EVENTS: Final[dict[Any, str]] = {
+    WorkerRegistered: "registered", WorkerClaimed: "claimed", WorkerIdle: "idle", WorkerErrorReported: "error",
+    WorkerStopped: "stopped",
+}  # fmt: skip
+# Tokens and secrets are of 43 and 64 of these.
+SECRET_LIKE: Final = re.compile(r"[A-Za-z0-9_-]{43,64}")
+
+
+class Queue:
+    """Gives out `commands` in order, and remembers what it was told. `lost`: no claim is anybody's any more."""
+
+    def __init__(self) -> None:
+        self.commands: deque[list[str]] = deque()
+        self.told: list[tuple[str, Any]] = []
+        self.lost = False
+        self.claims = 0
+        (self.port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}/queue"
+        self.app = FastAPI()
+        self.app.post("/queue/linux/claim")(self.claim)
+        self.app.post("/queue/linux/tasks/{task_id}/{what}")(self.hear)
+
+    async def claim(self, body: dict[str, Any]) -> Any:
+        self.claims += 1
+        if not self.commands:
+            await asyncio.sleep(0.05)
+            return Response(status_code=204)
+        task_id = f"task-{sum(what == 'claim' for what, _ in self.told) + 1}"
+        self.told.append(("claim", task_id))
+        return {"task_id": task_id, "command": self.commands.popleft(), "source": "q", "claim_seconds": 0.9}
+
+    async def hear(self, task_id: str, what: str, body: dict[str, Any]) -> Any:
+        if self.lost:
+            return Response(status_code=409)
+        if what == "finish":
+            self.told.append((task_id, body["exit_code"]))
+        return {}
+
+
+class Agent:
+    """A `slipway-worker` of its own session, like a provider's."""
+
+    def __init__(self, process: asyncio.subprocess.Process, tag: str) -> None:
+        self.process = process
+        self.tag = tag
+        self.output = b""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def end(self, seconds: float = 20.0) -> int:
+        """Its exit code; what it said is kept."""
+        async with asyncio.timeout(seconds):
+            assert self.process.stdout is not None
+            self.output += await self.process.stdout.read()
+            return await self.process.wait()
+
+    def processes(self) -> list[int]:
+        """Those that carry its tag, itself too."""
+        return [process.pid for process in processes.tagged(TAG, self.tag)]
+
+
+class Scene:
+    """One worker's launch call is under way, and everybody it will speak to is there."""
+
+    def __init__(self, provisioner: Provisioner, queue: Queue, folder: Path) -> None:
+        self.provisioner = provisioner
+        self.queue = queue
+        self.folder = folder
+        (self.port,) = free_ports(1)
+        self.batch_id = ""
+        self.agents: list[Agent] = []
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """The provisioner answers."""
+        config = uvicorn.Config(self.provisioner.app, port=self.port, log_config=None, lifespan="off")
+        async with serving(config):
+            yield
+
+    async def start(self, *arguments: str, secret: str = "", **settings: Any) -> Agent:
+        user_data = {
+            "register_url": f"http://127.0.0.1:{self.port}", "batch_id": self.batch_id,
+            "secret": secret or batch_secret(KEY, self.batch_id), "queue_url": self.queue.url,
+            "settings": {"poll_seconds": 0.2, "heartbeat_seconds": 0.2} | settings,
+        }  # fmt: skip
+        tag = new_id()
+        process = await asyncio.create_subprocess_exec(
+            *AGENT, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+            env=os.environ | {TAG: tag, "TMPDIR": str(self.folder)},
+        )  # fmt: skip
+        self.agents.append(Agent(process, tag))
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(user_data).encode())
+        process.stdin.close()
+        return self.agents[-1]
+
+    async def worker(self) -> Worker:
+        return await self.provisioner.worker()
+
+    async def state(self) -> str:
+        return str((await self.worker()).state)
+
+    async def told(self) -> list[str]:
+        """What the provisioner told the world of the worker's own words, in order."""
+        rows = await self.provisioner.pool.fetch("SELECT type FROM outbox ORDER BY id")
+        names = {kind.type: name for kind, name in EVENTS.items()}
+        return [names[row["type"]] for row in rows if row["type"] in names]
+
+    async def tell_to_leave(self) -> None:
+        await self.provisioner.pool.execute("UPDATE worker SET state = 'stopping', reason = 'test'")
+
+
+@asynccontextmanager
+async def serving(config: uvicorn.Config) -> AsyncIterator[None]:
+    server = uvicorn.Server(config)
+    server.capture_signals = no_signals  # type: ignore[method-assign] # the test's own
+    serve = asyncio.create_task(server.serve())
+    await until(lambda: server.started, "the server has started")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serve
+
+
+@contextmanager
+def no_signals() -> Iterator[None]:
+    yield
+
+
+@pytest.fixture
+async def scene(
+    postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Scene]:
+    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+    queue = Queue()
+    async with provisioner_on(postgres) as provisioner, serving(
+        uvicorn.Config(queue.app, port=queue.port, log_config=None, lifespan="off")
+    ):
+        provisioner.cloud.hold = asyncio.Event()  # no reply: whoever registers is the instance
+        await provisioner.admitted()
+        await provisioner.launcher.launch_next(provisioner.pool)
+        await provisioner.follow_the_host(ahead_seconds=60)
+        scene = Scene(provisioner, queue, tmp_path)
+        scene.batch_id = (await scene.worker()).batch_id or ""
+        yield scene
+        for agent in scene.agents:
+            for process in processes.tagged(TAG, agent.tag):
+                processes.send(process.identity, signal.SIGKILL)
+            await agent.process.wait()
+
+
+def environment(pid: int) -> dict[str, str]:
+    text = Path(f"/proc/{pid}/environ").read_bytes().decode()
+    return dict(variable.partition("=")[::2] for variable in text.split("\0") if variable)
+
+
+async def test_a_life_with_two_tasks(scene: Scene) -> None:
+    """Registers under its own identity, runs one task after the other in a group of its own, reports in order, leaves.
+    Its tasks' output is its own; secret and token stand in no environment, no argument and no output."""
+    scene.queue.commands += [
+        ["sh", "-c", "echo out of $SLIPWAY_TASK_ID; sleep 30 & read line; echo read $?; exit 3"],
+        ["sh", "-c", "until [ -e $0/go ]; do sleep 0.02; done", str(scene.folder)],
+    ]
+    async with scene.serving():
+        agent = await scene.start("run", tasks_per_worker=2)
+        own = processes.identity(agent.pid)
+        await until(lambda: ("claim", "task-2") in scene.queue.told, "the second task runs")
+        await until(lambda: len(agent.processes()) > 1)
+        (task, *_) = [pid for pid in agent.processes() if os.getpgid(pid) == pid and pid != agent.pid]
+        assert (os.getsid(task), environment(task)["SLIPWAY_TASK_ID"]) == (agent.pid, "task-2")
+        assert len([pid for pid in agent.processes() if os.getpgid(pid) != task]) == 1, "the first task's child is left"
+        seen = "".join(
+            Path(f"/proc/{pid}/{what}").read_text() for pid in (agent.pid, task) for what in ("environ", "cmdline")
+        )
+        worker = await scene.worker()
+        assert (worker.instance_id, worker.state) == (own, "running")
+        (scene.folder / "go").touch()
+        assert await agent.end() == 0
+    assert scene.queue.told == [("claim", "task-1"), ("task-1", 3), ("claim", "task-2"), ("task-2", 0)]
+    assert await scene.told() == ["registered", "claimed", "idle", "claimed", "stopped"]
+    assert (await scene.worker()).state == "stopped"
+    output = agent.output.decode()
+    assert "out of task-1\nread 1\n" in output
+    secrets = {batch_secret(KEY, scene.batch_id), worker.token_sha256}
+    for word in SECRET_LIKE.findall(seen + output):
+        assert not {word, hash_secret(word)} & secrets
+
+
+async def test_what_is_owed_is_told_when_somebody_listens_again(scene: Scene) -> None:
+    """The provisioner is away before the registration, and again while the task begins and ends: the task goes on, and
+    the facts are told in order with the times at which they were true."""
+    agent = await scene.start("run", tasks_per_worker=2)
+    async with scene.serving():
+        await until(lambda: scene.queue.claims, "it has registered and asks for tasks")
+    scene.queue.commands.append(["true"])
+    await until(lambda: ("task-1", 0) in scene.queue.told)
+    assert await scene.told() == ["registered"]
+    scene.queue.commands.append(["true"])
+    async with scene.serving():
+        assert await agent.end() == 0
+    assert await scene.told() == ["registered", "claimed", "idle", "claimed", "stopped"]
+    first, second = await scene.provisioner.pool.fetch("SELECT started_at, ended_at FROM claim ORDER BY started_at")
+    assert (first["ended_at"] - first["started_at"]).total_seconds() < 5
+    assert first["started_at"] < first["ended_at"] < second["started_at"] <= second["ended_at"]
+    assert b"does not answer" in agent.output
+
+
+async def test_a_lost_claim_ends_the_task(scene: Scene) -> None:
+    """The queue says that the task is not ours: its whole group ends, and the worker is idle and goes on."""
+    scene.queue.commands.append(["sh", "-c", "trap '' TERM; sleep 30 & wait; sleep 30"])
+    async with scene.serving():
+        agent = await scene.start("run", tasks_per_worker=1, stop_seconds=0.3)
+        await until(lambda: len(agent.processes()) == 3, "the task and its child run")
+        scene.queue.lost = True
+        await until(lambda: agent.processes() == [agent.pid], "the task's group has ended")
+        scene.queue.lost = False
+        scene.queue.commands.append(["true"])
+        assert await agent.end() == 0
+    assert await scene.told() == ["registered", "claimed", "idle", "claimed", "stopped"]
+    assert scene.queue.told == [("claim", "task-1"), ("claim", "task-2"), ("task-2", 0)]
+
+
+async def test_told_to_leave_it_ends_its_task_first(scene: Scene) -> None:
+    """And takes no other, though one waits."""
+    scene.queue.commands += [["sleep", "0.8"], ["sleep", "30"]]
+    async with scene.serving():
+        agent = await scene.start("run")
+        await until(lambda: len(agent.processes()) == 2)
+        await scene.tell_to_leave()
+        assert await agent.end() == 0
+    assert scene.queue.told == [("claim", "task-1"), ("task-1", 0)]
+    assert await scene.told() == ["registered", "claimed", "stopped"]
+    assert b"told to leave: test" in agent.output
+
+
+async def test_a_second_signal_ends_the_task(scene: Scene) -> None:
+    """The first one lets it go on. Of a task that was cut short the queue does not hear: it may wait again."""
+    scene.queue.commands.append(["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done"])
+    async with scene.serving():
+        agent = await scene.start("run", stop_seconds=60)
+        await until(lambda: len(agent.processes()) > 1)
+        agent.process.send_signal(signal.SIGTERM)
+        await until(lambda: scene.provisioner.pool.fetchval("SELECT count(*) FROM claim"))
+        assert len(agent.processes()) > 1
+        agent.process.send_signal(signal.SIGTERM)
+        assert await agent.end() == 0
+    assert scene.queue.told == [("claim", "task-1")]
+    assert await scene.told() == ["registered", "claimed", "stopped"]
+    assert agent.processes() == []
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [("secret", "401 The secret is not this batch's"), ("surplus", "409 Nobody asked for this instance")],
+)
+async def test_who_is_not_wanted_leaves(scene: Scene, break_it: str, words: str) -> None:
+    """With the provisioner's words, and without the secret in them."""
+    if break_it == "surplus":
+        await scene.provisioner.pool.execute("UPDATE worker SET instance_id = 'another'")
+    async with scene.serving():
+        agent = await scene.start("run", secret="not-this-one" if break_it == "secret" else "")
+        assert await agent.end() == 1
+    assert words in agent.output.decode()
+    assert b"not-this-one" not in agent.output
+    assert batch_secret(KEY, scene.batch_id).encode() not in agent.output
+
+
+async def test_who_has_ended_for_its_provisioner_ends_its_task(scene: Scene) -> None:
+    """410: nobody waits for this worker any more."""
+    scene.queue.commands.append(["sleep", "30"])
+    async with scene.serving():
+        agent = await scene.start("run")
+        await until(lambda: len(agent.processes()) == 2)
+        await scene.provisioner.pool.execute("UPDATE worker SET state = 'stopped', reason = 'given up'")
+        assert await agent.end() == 1
+    assert "410 The worker has ended: given up" in agent.output.decode()
+    assert agent.processes() == []
+
+
+async def test_without_a_provisioner_it_gives_up(scene: Scene) -> None:
+    """And says so."""
+    agent = await scene.start("run", give_up_seconds=0.5)
+    assert await agent.end() == 1
+    assert b"giving up: the provisioner has not answered for 0.5 s" in agent.output
+
+
+async def test_without_tasks_it_leaves(scene: Scene) -> None:
+    """After the idle time that it was given."""
+    async with scene.serving():
+        agent = await scene.start("run", idle_exit_seconds=0.3)
+        assert await agent.end() == 0
+    assert await scene.told() == ["registered", "stopped"]
+
+
+async def test_a_task_that_cannot_be_started_has_ended(scene: Scene) -> None:
+    """As a shell would say: 127, and 126 for what is no program."""
+    scene.queue.commands += [["no-such-program"], ["/"], []]
+    async with scene.serving():
+        agent = await scene.start("run", tasks_per_worker=3)
+        assert await agent.end() == 0
+    ends = [("task-1", 127), ("task-2", 126), ("task-3", 126)]
+    assert [told for told in scene.queue.told if told[0] != "claim"] == ends
+    assert b"no-such-program cannot be started: No such file or directory" in agent.output
+
+
+# wrap
+
+
+async def test_an_agent_and_its_hooks(scene: Scene) -> None:
+    """The hooks' claims and ends are told in order, `draining` says whether to leave; no secret reaches the agent, its
+    socket is its user's alone, and nothing is left of it."""
+    script = (
+        f"{HOOK} draining; echo draining $?; {HOOK} claimed --task job-1 --source mine; {HOOK} idle; {HOOK} idle; "
+        f"{HOOK} claimed --task ''; echo empty $?; read line; echo read $?; env | sort; "
+        "until [ -e $0/go ]; do sleep 0.02; done"
+    )
+    async with scene.serving():
+        agent = await scene.start("wrap", "--", "sh", "-c", script, str(scene.folder))
+        await until(lambda: len(agent.processes()) > 1)
+        (folder,) = await until(lambda: list(scene.folder.glob("slipway-worker-*")))
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        await until(lambda: scene.provisioner.pool.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NOT NULL"))
+        worker = await scene.worker()
+        (scene.folder / "go").touch()
+        assert await agent.end() == 0
+    assert await scene.told() == ["registered", "claimed", "idle", "stopped"]
+    claim = await scene.provisioner.pool.fetchrow("SELECT source, task_id FROM claim")
+    assert claim is not None
+    assert tuple(claim) == ("mine", "job-1")
+    output = agent.output.decode()
+    assert "go on\ndraining 1\n" in output
+    assert "a job needs an id\nempty 1\nread 1\n" in output
+    assert f"SLIPWAY_WORKER_SOCKET={folder}/" in output
+    assert list(scene.folder.glob("slipway-worker-*")) == []
+    secrets = {batch_secret(KEY, scene.batch_id), worker.token_sha256}
+    for word in SECRET_LIKE.findall(output):
+        assert not {word, hash_secret(word)} & secrets
+
+
+async def test_an_agent_is_told_to_leave_between_jobs(scene: Scene) -> None:
+    """Not in its job; after the job's end by the drain signal, to its whole group; and if it stays, it is killed."""
+    script = (
+        f"trap 'echo drained; {HOOK} draining; echo draining $?' USR1; trap '' TERM; {HOOK} claimed --task job-1; "
+        f"until [ -e $0/done ]; do sleep 0.02; done; {HOOK} idle; while :; do sleep 0.05; done"
+    )
+    async with scene.serving():
+        agent = await scene.start(
+            "wrap", "--drain-signal", "USR1", "--", "sh", "-c", script, str(scene.folder), stop_seconds=2
+        )
+        await until(lambda: scene.provisioner.pool.fetchval("SELECT count(*) FROM claim"))
+        await scene.tell_to_leave()
+        heard = await scene.provisioner.pool.fetchval("SELECT heard_at FROM worker")
+        await scene.provisioner.follow_the_host(ahead_seconds=90)
+        await until(
+            lambda: scene.provisioner.pool.fetchval("SELECT heard_at > $1 FROM worker", heard), "it has been told"
+        )
+        assert len(agent.processes()) > 1
+        (scene.folder / "done").touch()
+        assert await agent.end() == 128 + signal.SIGKILL
+    assert await scene.told() == ["registered", "claimed", "idle", "stopped"]
+    output = agent.output.decode()
+    assert "drained\nleave: test\ndraining 0\n" in output
+    assert "the agent did not leave within 2 s" in output
+    assert list(scene.folder.glob("slipway-worker-*")) == []
+
+
+FAILURES = [
+    (["sh", "-c", "exit 3"], 3, "exit code 3"),
+    (["sh", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV, "killed by SIGSEGV"),
+    (["no-such-agent"], 127, "no-such-agent cannot be started: No such file or directory"),
+    (["/"], 126, "/ cannot be started: Permission denied"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "detail"), FAILURES)
+async def test_an_agent_that_fails(scene: Scene, command: list[str], code: int, detail: str) -> None:
+    """Its failure is told, then that the worker has stopped; its code is the wrap's."""
+    async with scene.serving():
+        agent = await scene.start("wrap", "--", *command)
+        assert await agent.end() == code
+    assert await scene.told() == ["registered", "error", "stopped"]
+    (error,) = await scene.provisioner.told(WorkerErrorReported)
+    assert (error.kind, error.detail) == ("agent_exited", detail)
+
+
+async def test_signals_are_passed_on(scene: Scene) -> None:
+    """The agent decides what they mean; ending by one that asks for it is no failure."""
+    script = "trap 'echo got HUP' HUP; trap 'echo got USR2' USR2; touch $0/up; while :; do sleep 0.05; done"
+    async with scene.serving():
+        agent = await scene.start("wrap", "--", "sh", "-c", script, str(scene.folder))
+        await until((scene.folder / "up").exists)
+        for signum in (signal.SIGHUP, signal.SIGUSR2):
+            agent.process.send_signal(signum)
+            assert agent.process.stdout is not None
+            while f"got {signum.name[3:]}".encode() not in agent.output:
+                agent.output += await asyncio.wait_for(agent.process.stdout.readline(), 10)
+        agent.process.send_signal(signal.SIGTERM)
+        assert await agent.end() == 128 + signal.SIGTERM
+    assert await scene.told() == ["registered", "stopped"]
+
+
+def test_hooks_without_a_wrap_say_so(tmp_path: Path) -> None:
+    """Exit code 2 and words, whether none has started them or it is gone."""
+    for variables in ({}, {"SLIPWAY_WORKER_SOCKET": str(tmp_path / "gone")}):
+        done = subprocess.run(
+            [*AGENT, "hook", "idle"], env=os.environ | variables, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr.startswith("slipway-worker hook: ")) == (2, True)
+        assert ("is not set" if not variables else "does not answer") in done.stderr
+
+
+def test_it_starts_with_what_it_needs() -> None:
+    """No library of the other commands is imported by any launch: each would double its time."""
+    heavy = ("rich", "aiokafka", "pydantic", "fastapi", "httpx2", "jsonschema", "yaml", "asyncpg", "structlog")
+    script = f"""
+import sys
+import slipway_client.worker.cli, slipway_client.worker.run, slipway_client.worker.wrap
+print([name for name in {heavy!r} if name in sys.modules])"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "[]"
+
