@@ -18,6 +18,7 @@ from slipway_client.commands import (
     operations,
     pools,
     tokens,
+    why,
     workers,
 )
 from slipway_client.commands.declared import InvalidFile
@@ -51,6 +52,7 @@ app.add_typer(pools.demand, name="demand")
 app.command()(brakes.stop_launching)
 app.command()(brakes.start_launching)
 app.add_typer(events.app, name="events")
+app.command()(why.why)
 app.command()(doctor.doctor)
 app.add_typer(operations.dlq, name="dlq")
 app.add_typer(operations.topics, name="topics")
@@ -97,6 +99,7 @@ def connect(
       slipway worker ls --pool linux -o json    one pool's workers, for programs
       slipway lc pause linux-zone-b --reason maintenance --for 30m
       slipway events tail --pool linux          what happens, as it happens
+      slipway why linux                         what a pool has, and what holds it back
       slipway doctor                            whether all works, and what to do
       slipway demand set linux --pending 12 --claimed 3
       slipway token create --name ci --scope demand:write:linux --file tokens.yaml
