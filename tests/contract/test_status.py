@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 import httpx2
 import pytest
@@ -22,6 +22,7 @@ FIELDS = {
     "dead_letters", "outbox_oldest_seconds", "stopped_partitions",
 }  # fmt: skip
 
+Answer = TypeVar("Answer")
 WAITED_SECONDS = 5.0  # a second on a machine that has nothing else to do
 
 
@@ -31,10 +32,17 @@ async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
         yield provisioner
 
 
+async def in_time(asked: Coroutine[Any, Any, Answer]) -> Answer:
+    """What was asked is answered, whoever hangs."""
+    task = asyncio.create_task(asked)
+    await asyncio.wait({task}, timeout=WAITED_SECONDS)
+    assert task.done() or not task.cancel(), "it waits for somebody who hangs"
+    return task.result()
+
+
 async def status_of(client: httpx2.AsyncClient) -> dict[str, Any]:
-    """Asked without a token; it waits for nobody who hangs."""
-    async with asyncio.timeout(WAITED_SECONDS):
-        answer = await client.get("/status")
+    """Asked without a token."""
+    answer = await in_time(client.get("/status"))
     assert answer.status_code == 200
     status: dict[str, Any] = answer.json()
     assert set(status) == FIELDS
@@ -108,8 +116,7 @@ async def test_positions_and_lag_with_and_without_the_broker() -> None:
     runtime = Runtime()
     runtime.subscriptions = [consuming]
     status = Status(runtime, service=SERVICE, version="1", instance="0")
-    async with asyncio.timeout(WAITED_SECONDS):
-        down = await status.told()
+    down = await in_time(status.told())
     consuming.up.set()
     up = await status.told()
     common = [

@@ -813,8 +813,8 @@ async def test_a_pool_whose_decision_fails_stops_no_other(
     await provisioner.plan()
     told = await provisioner.events()
     assert sum(isinstance(event, WorkerRequested) for event in told) == 1
-    (resolved,) = [event for event in told if isinstance(event, AlertResolved)]
-    assert (resolved.kind, resolved.dedup_key) == ("plan-failed", "provisioner/plan-failed/linux")
+    resolved = [(event.kind, event.dedup_key) for event in told if isinstance(event, AlertResolved)]
+    assert resolved == [("plan-failed", "provisioner/plan-failed/linux")]
     await provisioner.sweep_now()
     await provisioner.plan()
     assert await provisioner.told(AlertResolved) == []
