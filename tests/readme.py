@@ -5,11 +5,13 @@ files run at the same time. `sh` blocks are run command by command, `console` bl
 `python` blocks as programs; blocks in a language of READ are not run, any other language is reported. A comment
 `<!-- expect: exit 3 -->` or `<!-- expect: TEXT -->` before a block says how its last command ends, or what it prints.
 
-`make demo DURATION=0` runs in the background from the beginning, once for all files that start the same one, and is
-ended with Ctrl-C; what else takes long is shortened as SHORTER says, by arguments that it takes anyway.
+`make demo DURATION=0` runs in the background from the beginning, once for all files that start it or read its
+addresses, and is ended with Ctrl-C. What else takes long is shortened as HEAVY says, by arguments that it takes anyway,
+and runs alone among its like.
 """
 
 import asyncio
+import contextlib
 import os
 import re
 import shlex
@@ -35,17 +37,20 @@ DOCUMENTS: Final = ("README.md", "docs/guides/*.md")
 READ: Final = frozenset({"", "text", "yaml", "json", "toml"})
 RUN: Final = frozenset({"sh", "console", "python"})
 # The first that matches a command.
-SHORTER: Final = (
+HEAVY: Final[tuple[tuple[re.Pattern[str], dict[str, str]], ...]] = (
     (re.compile(r"\bmake\b.*\bdemo\b"), {"DURATION": "5s"}),
     (re.compile(r"\bmake\b.*\btest\b"), {"LAYERS": "unit", "PYTEST_ADDOPTS": "-k test_lifecycle"}),
-    (re.compile(r"\bmake\b.*\bmutants\b"), {"ONLY": "lifecycle"}),
-    (re.compile(r"\bmake\b.*\be2e\b"), {"CHANGES": "20", "POOLS": "2", "KILL": "none"}),
+    (re.compile(r"\bmake\b.*\bmutants\b"), {"ONLY": "weights"}),
+    (re.compile(r"\bmake\b.*\be2e\b"), {"CHANGES": "20", "POOLS": "2"}),
+    (re.compile(r"\bmake\b.*\b(check|generated)\b|\bpytest\b|\btests\.mutants\b"), {}),
 )
+DEMO: Final = "make demo DURATION=0"
 BACKGROUND: Final = re.compile(r"\bmake\b.*\bdemo\b.*\bDURATION=0\b")
 ITSELF: Final = re.compile(r"\bmake\b.*\breadme\b")
 COMMAND_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 60.0
 TAIL_LINES: Final = 15
+LINE_CHARACTERS: Final = 300
 ENVIRONMENT: Final = Path(".slipway/env")
 APPLIED: Final = Path(".slipway/slipway.yaml")
 INTERRUPTED: Final = (130, -signal.SIGINT)
@@ -83,10 +88,16 @@ class Command(msgspec.Struct, frozen=True):
         return self.language != "python" and bool(BACKGROUND.search(self.text))
 
     @property
-    def shorter(self) -> dict[str, str]:
+    def shorter(self) -> dict[str, str] | None:
+        """What shortens it; None when it takes no time worth speaking of."""
         if self.background or self.language == "python":
-            return {}
-        return next((dict(env) for pattern, env in SHORTER if pattern.search(self.text)), {})
+            return None
+        return next((env for pattern, env in HEAVY if pattern.search(self.text)), None)
+
+    @property
+    def demo(self) -> str:
+        """The background demo that it starts or reads the addresses of; empty for none."""
+        return self.text if self.background else DEMO if str(ENVIRONMENT) in self.text else ""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -193,17 +204,17 @@ def problem(code: int | None, output: str, expected: Sequence[str]) -> str:
 
 
 def tail(output: str) -> str:
-    return "\n".join(output.splitlines()[-TAIL_LINES:])
+    return "\n".join(line[:LINE_CHARACTERS] for line in output.splitlines()[-TAIL_LINES:])
 
 
 class Background:
     """A demo that runs beside the documents that start it. Its folder is a copy of the tree."""
 
-    def __init__(self, text: str, folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, text: str, folder: Path) -> None:
         self.text = text
         self.folder = folder
-        log = folder.with_suffix(".log")
-        self.child = Child("demo", ["bash", "-c", f"exec {text}"], log=log, env=env, cwd=folder)
+        argv = ["bash", "-c", f"exec {text}"]
+        self.child = Child("demo", argv, log=folder.with_suffix(".log"), env=environment(folder), cwd=folder)
 
     @property
     def addresses(self) -> Path:
@@ -220,7 +231,7 @@ class Background:
             await asyncio.sleep(0.05)
         return ""
 
-    async def lend(self, folder: Path) -> None:
+    def lend(self, folder: Path) -> None:
         """Let another copy of the tree find its addresses."""
         for name in (ENVIRONMENT, APPLIED):
             (folder / name).parent.mkdir(exist_ok=True)
@@ -243,10 +254,11 @@ class Background:
 class Reader:
     """Runs one document in its copy of the tree."""
 
-    def __init__(self, name: str, folder: Path, env: Mapping[str, str], demos: Mapping[str, Background]) -> None:
+    def __init__(self, name: str, folder: Path, demos: Mapping[str, Background], alone: asyncio.Lock) -> None:
         self.name = name
+        self.alone = alone
         self.folder = folder
-        self.env = env
+        self.env = environment(folder)
         self.demos = demos
         self.state = folder.with_suffix(".state")
         self.state.write_text(f"cd {shlex.quote(str(folder))}\n")
@@ -254,8 +266,13 @@ class Reader:
     async def run(self, found: Sequence[Command]) -> list[Outcome]:
         outcomes = []
         for command in found:
-            begin = monotonic_seconds()
-            failed = await (self._share(command) if command.background else self._run(command))
+            failed = await self.demos[command.demo].ready() if command.demo else ""
+            if command.demo and not failed:
+                self.demos[command.demo].lend(self.folder)
+            async with self.alone if command.shorter is not None else contextlib.nullcontext():
+                begin = monotonic_seconds()
+                if not failed and not command.background:
+                    failed = await self._run(command)
             what = command.text.splitlines()[0] + (" …" if "\n" in command.text else "")
             if command.shorter:
                 what += f"   ({' '.join(f'{name}={shlex.quote(value)}' for name, value in command.shorter.items())})"
@@ -263,13 +280,6 @@ class Reader:
             outcomes.append(Outcome(where, what, monotonic_seconds() - begin, failed))
             print(outcomes[-1].line(), flush=True)
         return outcomes
-
-    async def _share(self, command: Command) -> str:
-        demo = self.demos[command.text]
-        if why := await demo.ready():
-            return why
-        await demo.lend(self.folder)
-        return ""
 
     async def _run(self, command: Command) -> str:
         script = self.folder.with_suffix(".command")
@@ -281,7 +291,7 @@ class Reader:
         log = self.folder.with_suffix(".log")
         log.unlink(missing_ok=True)
         argv = ["bash", "-c", IN_STATE, "bash", self.state, script]
-        child = Child(command.text, argv, log=log, env=dict(self.env) | command.shorter)
+        child = Child(command.text, argv, log=log, env={**self.env, **(command.shorter or {})})
         child.start()
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
@@ -294,17 +304,25 @@ class Reader:
 
 
 def copy_tree(root: Path, folder: Path) -> Path:
-    """A copy to run in: what a command writes stays out of the user's tree. Times are kept: nothing is set up anew."""
-    shutil.copytree(root, folder, ignore=shutil.ignore_patterns(".*", "*.egg-info"), symlinks=True)
+    """A clone with what is not committed yet: what commands write stays out of the user's tree, and `git status` tells
+    of it. Times are kept, so nothing is set up anew."""
+    left_out = shutil.ignore_patterns(".git", ".venv", ".slipway", ".*_cache", ".hypothesis", "*.egg-info")
+    shutil.copytree(root, folder, ignore=left_out, symlinks=True)
     if (root / ".venv").exists():
         (folder / ".venv").symlink_to(root / ".venv")
+    who = ["-c", "user.name=reader", "-c", "user.email=reader@localhost"]
+    for arguments in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "--allow-empty", "-m", "as it is"]):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
     return folder
 
 
-def environment() -> dict[str, str]:
-    """A reader's shell: what chooses servers, demos and arguments of make is not inherited."""
+def environment(folder: Path) -> dict[str, str]:
+    """A reader's shell: what chooses servers, demos and arguments of make is not inherited. The copy's packages come
+    before the installed ones, which are the user's tree."""
+    packages = [*sorted(folder.glob("libs/*")), *sorted(folder.glob("services/*"))]
     kept = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "TERM", "SLIPWAY_CACHE", "SLIPWAY_JAVA", "JAVA_HOME"}
-    return {name: value for name, value in os.environ.items() if name in kept}
+    inherited = {name: value for name, value in os.environ.items() if name in kept}
+    return inherited | {"PYTHONPATH": os.pathsep.join(map(str, packages))}
 
 
 async def read(root: Path, documents: Sequence[Path], place: Path) -> list[Outcome]:
@@ -318,15 +336,17 @@ async def read(root: Path, documents: Sequence[Path], place: Path) -> list[Outco
         except Wrong as wrong:
             outcomes.append(Outcome(f"{name}:{wrong.line}", "cannot be run", problem=str(wrong)))
             print(outcomes[-1].line(), flush=True)
-    env = environment()
-    texts = dict.fromkeys(c.text for commands_ in found.values() for c in commands_ if c.background)
-    demos = {text: Background(text, copy_tree(root, place / f"demo-{n}"), env) for n, text in enumerate(texts)}
+    texts = dict.fromkeys(command.demo for each in found.values() for command in each if command.demo)
+    demos = {text: Background(text, copy_tree(root, place / f"demo-{n}")) for n, text in enumerate(texts)}
     try:
         for demo in demos.values():
             demo.child.start()
+        # Two deployments that start at once on a small machine make each other late; their readers say what failed.
+        await asyncio.gather(*(demo.ready() for demo in demos.values()))
+        alone = asyncio.Lock()
         readers = [
-            Reader(str(path.relative_to(root)), copy_tree(root, place / f"reader-{n}"), env, demos).run(commands_)
-            for n, (path, commands_) in enumerate(found.items())
+            Reader(str(path.relative_to(root)), copy_tree(root, place / f"reader-{n}"), demos, alone).run(each)
+            for n, (path, each) in enumerate(found.items())
         ]
         for each in await asyncio.gather(*readers):
             outcomes += each
