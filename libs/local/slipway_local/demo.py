@@ -24,7 +24,7 @@ from slipway_common.declaration import Declaration, load
 from slipway_local import agents, check, evidence, recovery
 from slipway_local.agents import Agents
 from slipway_local.child import StartFailed
-from slipway_local.deployment import Deployment
+from slipway_local.deployment import PARTITIONS, Deployment
 from slipway_local.guard import guard
 from slipway_local.narrate import narrate
 from slipway_local.supervisor import Supervisor, run
@@ -229,6 +229,7 @@ def tell_where(deployment: Deployment, declared: Declaration) -> str:
     lines = {
         "KAFKA": deployment.kafka,
         "TOPIC_PREFIX": deployment.prefix,
+        "PARTITIONS": str(PARTITIONS),
         "SLIPWAY_PROVISIONER_URL": deployment.url("provisioner"),
         "SLIPWAY_WEIGHT_CALCULATOR_URL": deployment.url("weight-calculator"),
         "SLIPWAY_LEASE_BROKER_URL": deployment.url("lease-broker"),
