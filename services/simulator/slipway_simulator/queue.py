@@ -23,9 +23,7 @@ from slipway_simulator.facts import (
     TasksAdded,
     TaskStarted,
 )
-
-# How long a worker from outside may be silent about a task, on the wall: a few lost renewals, not a lost machine.
-CLAIM_SECONDS = 20.0
+from slipway_simulator.scenario import Scenario
 
 
 class Source(msgspec.Struct):
@@ -91,13 +89,14 @@ class Queue(msgspec.Struct):
     sources: dict[str, Source] = {}
     source_count: int = 0
     workers: set[str] = set()
+    claim_seconds: float = Scenario().claim_seconds
     speed: float = 1.0
 
     def fold(self, fact: Fact) -> None:
         match fact:
             case ScenarioLoaded():
                 self.sources.clear()
-                self.speed = fact.scenario.speed
+                self.speed, self.claim_seconds = fact.scenario.speed, fact.scenario.claim_seconds
                 for pool_id, demand in fact.scenario.pools.items():
                     self._add_source(pool_id, demand, fact.at)
             case TasksAdded():
@@ -201,7 +200,7 @@ def claim(queue: Queue, pool_id: str, worker_id: str, instance_id: str, *, now: 
         pool_id=pool_id,
         instance_id=instance_id,
         worker_id=worker_id,
-        runs_out_at=now + CLAIM_SECONDS,
+        runs_out_at=now + queue.claim_seconds,
         unit=unit,
         duration_seconds=task.duration_seconds,
     )
@@ -216,7 +215,7 @@ def claimed_by(queue: Queue, pool_id: str, worker_id: str) -> Run | None:
 def renew(queue: Queue, pool_id: str, task_id: str, worker_id: str, *, now: float) -> TaskRenewed:
     """The claim lasts anew. Raises NotYours."""
     _own(queue, pool_id, task_id, worker_id)
-    return TaskRenewed(at=now, task_id=task_id, pool_id=pool_id, runs_out_at=now + CLAIM_SECONDS)
+    return TaskRenewed(at=now, task_id=task_id, pool_id=pool_id, runs_out_at=now + queue.claim_seconds)
 
 
 def finish(

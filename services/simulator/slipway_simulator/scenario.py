@@ -70,6 +70,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     report_seconds: Positive = 10.0
     report_on_change: bool = True
     valid_for_seconds: Positive = 300.0
+    # How long a worker from outside may be silent about a task: a few lost renewals, not a lost machine. On the wall,
+    # as such workers are.
+    claim_seconds: Positive = 20.0
     # What an account admits under the throttle fault: hard enough to bind at any pace worth simulating.
     throttle_fault: Throttle = Throttle(burst=1.0, refill_per_second=0.1)
 

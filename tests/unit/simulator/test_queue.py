@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from slipway_simulator.facts import DemandSet, TaskArrived, TaskClaimed, TaskStarted
 from slipway_simulator.queue import (
-    CLAIM_SECONDS,
     Counts,
     NotYours,
     Queue,
@@ -20,7 +19,10 @@ from slipway_simulator.queue import (
     renew,
     take,
 )
+from slipway_simulator.scenario import Scenario
 from slipway_simulator.world import World, set_level
+
+CLAIM_SECONDS = Scenario().claim_seconds
 
 
 def queue_with(*durations: float, level: tuple[int, int | None] | None = None) -> Queue:

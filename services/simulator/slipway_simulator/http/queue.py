@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from slipway_simulator.http.accounts import Simulated
 from slipway_simulator.http.dropping import over
-from slipway_simulator.queue import CLAIM_SECONDS, command
+from slipway_simulator.queue import command
 from slipway_simulator.reports import SOURCE
 
 router = APIRouter(prefix="/queue/{pool_id}")
@@ -41,14 +41,15 @@ async def claim(pool_id: str, body: Claim, request: Request, simulation: Simulat
     while (run := simulation.claim(pool_id, body.worker_id, body.instance_id)) is None:
         if not await simulation.work_in(pool_id, hung_up, until=until):
             return Response(status_code=204)
-    return {"task_id": run.task.task_id, "command": command(run), "source": SOURCE, "claim_seconds": CLAIM_SECONDS}
+    task = {"task_id": run.task.task_id, "command": command(run), "source": SOURCE}
+    return task | {"claim_seconds": simulation.world.queue.claim_seconds}
 
 
 @router.post("/tasks/{task_id}/renew")
 async def renew(pool_id: str, task_id: str, body: Renewal, simulation: Simulated) -> dict[str, Any]:
     """The claim lasts anew; 409 when the task is not this worker's."""
     simulation.renew(pool_id, task_id, body.worker_id)
-    return {"claim_seconds": CLAIM_SECONDS}
+    return {"claim_seconds": simulation.world.queue.claim_seconds}
 
 
 @router.post("/tasks/{task_id}/finish")
