@@ -219,13 +219,14 @@ class Builder:
                 os.chown(path, uid, gid, follow_symlinks=False)
 
     def _context_files(self, source: str, one: Instruction) -> list[str]:
-        """Files of the context below `source` that the builder gets to see; raises BadDockerfile if there are none."""
+        """Files of the context below `source` that the builder gets to see; raises BuildFailed if there are none."""
         top = self.context / source
         paths = [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file())
         names = [str(path.relative_to(self.context)) for path in paths]
         seen = [name for name in names if not ignored(name, self.rules)]
         if not seen:
-            raise BadDockerfile(f"line {one.line}: {source} is not in the build context, or .dockerignore keeps it out")
+            where = f"{self.path}:{one.line}"
+            raise BuildFailed(f"{where}: {source} is not in the build context, or .dockerignore keeps it out")
         return seen
 
 

