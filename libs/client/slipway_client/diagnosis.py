@@ -248,6 +248,5 @@ def _accounts(configs: Sequence[Mapping[str, Any]]) -> Iterable[Finding]:
     for account, active in sorted(of_account.items()):
         if all(config["circuit"] == "closed" for config in active):
             ids = _some([config["id"] for config in active])
-            reason = (active[0].get("reason") or "").removeprefix(f"{active[0]['id']}: ")
-            detail = f"{account} may only probe: {ids} closed; {reason}"
+            detail = f"{account} may only probe: {ids} closed; {active[0].get('reason') or 'no reason given'}"
             yield Finding(WARN, "accounts", detail, f"slipway lc show {active[0]['id']}")

@@ -3,8 +3,11 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
+
+from slipway_client import moments
 
 if TYPE_CHECKING:
     from rich.table import Table  # imported by what draws a table: JSON and sentences need no such thing
@@ -41,11 +44,13 @@ def as_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def pairs(values: Row) -> None:
-    """One thing: a name and a value a line."""
+def pairs(values: Row, now: datetime) -> None:
+    """One thing: a name and a value a line, times in the reader's zone."""
     width = max((len(name) for name in values), default=0)
     for name, value in values.items():
-        print(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
+        is_time = f"_{name}".endswith(("_at", "_until", "_deadline")) and isinstance(value, str)
+        shown = moments.clock(moments.at(value), now) if is_time else _text(value)
+        print(f"{name.replace('_', ' '):<{width}}  {shown or '-'}")
 
 
 def short(id_: str) -> str:

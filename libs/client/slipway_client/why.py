@@ -71,7 +71,7 @@ def _admission(worker: Facts, lease_pools: Sequence[Facts], now: datetime) -> It
     elif worker["state"] == "requested":
         waited = moments.spelled((now - requested_at).total_seconds())
         if lease:
-            yield f"It was admitted by lease pool {lease['lease_pool_id']}, and its call is about to begin ({waited})."
+            yield f"It was admitted by lease pool {lease['lease_pool_id']} and waits for its call, {waited} by now."
             return
         yield f"It has waited {waited} for admission to its account."
         if worker.get("reason"):
@@ -256,8 +256,9 @@ def _config(config: Facts, now: datetime) -> str:
     if config["state"] != "active":
         return ""
     if config.get("circuit") == "closed":
-        reason = (config.get("reason") or "").removeprefix(f"{id_}: ").removeprefix("closed, ")
-        return f"{id_} is closed: {reason or 'no reason given'}; {_probe(config, now)}."
+        said = config.get("reason") or ""
+        reason = (said.partition(": ")[2] or said).removeprefix("closed, ")  # it begins with the config's short name
+        return f"{id_} is closed: {reason or 'no reason given'}{_probe(config, now)}."
     for name, stage in (config.get("stages") or {}).items():
         if stage["in_flight"] + stage["unfolded"] >= stage["window"]:
             unfolded = f" and {_count(stage['unfolded'], 'failure')} not yet weighed" if stage["unfolded"] else ""
@@ -266,12 +267,11 @@ def _config(config: Facts, now: datetime) -> str:
 
 
 def _probe(config: Facts, now: datetime) -> str:
-    if config.get("probe_ready"):
-        return "a probe may launch as soon as one is needed"
-    if not config.get("next_probe_at"):
-        return "a probe is under way"
+    """When it may be tried; empty when the reason says that it may be now."""
+    if config.get("probe_ready") or not config.get("next_probe_at"):
+        return ""
     seconds = (moments.at(config["next_probe_at"]) - now).total_seconds()
-    return f"next probe in {moments.spelled(seconds)}" if seconds > 0 else "its next probe is due"
+    return f"; next probe in {moments.spelled(seconds)}" if seconds > 0 else "; its next probe is due"
 
 
 def _count(number: int, noun: str) -> str:

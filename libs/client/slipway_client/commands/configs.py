@@ -55,7 +55,7 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
         as_json(row)
         return
     nested = ("stages", "settings", "record", "recent_failures")
-    pairs({name: value for name, value in row.items() if name not in nested} | _settings(row))
+    pairs({name: value for name, value in row.items() if name not in nested} | _settings(row), now())
     print()
     stages = [{"stage": name, **stage} for name, stage in (row.get("stages") or {}).items()]
     show(stages, ("stage", "in_flight", "unfolded", "window", ("health", _health(row))), output, nothing="no windows")

@@ -137,16 +137,16 @@ async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
             differences = await topic_admin.diff(api.kafka, prefix=api.topic_prefix, partitions=partitions)
         except (KafkaError, OSError) as error:
             raise Failed(f"Kafka at {api.kafka} does not describe its topics: {error}") from error
+        differences = [line.removeprefix(api.topic_prefix) for line in differences]
         found: dict[str, Any] = {"differences": differences}
-        missing = {line.partition(":")[0] for line in differences if line.endswith(": missing")}
-        if api.topic_prefix + SERVICE_HEARTBEAT.name not in missing:
+        if f"{SERVICE_HEARTBEAT.name}: missing" not in differences:
             await log.open([SERVICE_HEARTBEAT.name], last=HEARTBEATS, since=None)
             beats: dict[str, datetime] = {}
             async for entry in log.past():
                 if entry.data is not None and entry.envelope is not None:
                     beats[entry.data["service"]] = entry.time
             found["heartbeats"] = beats
-        if api.topic_prefix + ALERT.name not in missing:
+        if f"{ALERT.name}: missing" not in differences:
             await log.open([ALERT.name], last=ALERTS, since=None)
             alerts: dict[str, Any] = {}
             async for entry in log.past():

@@ -61,7 +61,8 @@ def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TA
     if output is Output.JSON:
         as_json(row | {"decisions": decisions})
         return
-    pairs({name: value for name, value in row.items() if name != "oldest_wait_seconds"} | {"oldest_wait": waits(row)})
+    shown = {name: value for name, value in row.items() if name != "oldest_wait_seconds"}
+    pairs(shown | {"oldest_wait": waits(row)}, now())
     print()
     fields: tuple[Field, ...] = (
         ("at", lambda made: moments.clock(moments.at(made["last_at"]), now())), ("decision", lambda made: made["id"]),

@@ -10,6 +10,7 @@ from slipway_client import moments
 from slipway_client.http import Api, Failed, path
 from slipway_client.options import AsOutput, OfPool, Reason, WorkerId, noun, now
 from slipway_client.tables import Field, Output, as_json, pairs, short, show
+from slipway_common.lifecycle import State
 
 app = noun("Workers.")
 decision = noun("Decisions: what was launched where, and why.")
@@ -37,7 +38,7 @@ FIELDS: Final[tuple[Field, ...]] = (
 def list_workers(
     context: typer.Context,
     pool: OfPool = None,
-    state: Annotated[str | None, typer.Option(help="Only those in this state.", autocompletion=lambda: STATES)] = None,
+    state: Annotated[State | None, typer.Option(help="Only those in this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=NEWEST, help="At most this many, the newest.")] = 100,
     output: AsOutput = Output.TABLE,
 ) -> None:
@@ -49,9 +50,6 @@ def list_workers(
     """
     rows = context.obj.get("provisioner", "/workers", pool=pool, state=state, limit=limit)["items"]
     show(rows, FIELDS, output, nothing="no workers")
-
-
-STATES: Final = ["requested", "launching", "starting", "running", "stopping", "stopped"]
 
 
 @app.command("show")
@@ -67,7 +65,7 @@ def show_worker(context: typer.Context, worker: WorkerId, output: AsOutput = Out
         as_json(row)
         return
     nested = ("timeline", "decision", "batch", "lease")
-    pairs({name: value for name, value in row.items() if name not in nested and value not in (None, "")})
+    pairs({name: value for name, value in row.items() if name not in nested and value not in (None, "")}, now())
     print()
     timeline: tuple[Field, ...] = (
         ("at", lambda event: moments.clock(moments.at(event["at"]), now())), "what", "detail",
@@ -107,7 +105,7 @@ def show_decision(
     why = dict(row["why"])
     configs = [{"launch config": id_, **note} for id_, note in why.pop("configs", {}).items()]
     sources = [{"source": name, **told} for name, told in why.pop("sources", {}).items()]
-    pairs({name: value for name, value in row.items() if name != "why"} | why)
+    pairs({name: value for name, value in row.items() if name != "why"} | why, now())
     print()
     show(sources, ("source", "pending", "claimed", "gone", "stale"), output, nothing="no demand was reported")
     print()
