@@ -39,7 +39,7 @@ class Circuit(msgspec.Struct, frozen=True):
 
     @classmethod
     def seen(cls, config: Config) -> "Circuit":
-        return cls(config.circuit == "closed", config.next_probe_at, config.reason or f"{config.id}: closed")
+        return cls(config.circuit == "closed", config.next_probe_at, config.reason or f"{config.id}: no reason given")
 
 
 def changed(before: Circuit | None, now: Circuit, *, at: datetime, speed: float) -> Line | None:

@@ -63,7 +63,7 @@ class Column(NamedTuple):
 
     def wants(self, brief: bool) -> int:
         """The width in which nothing of it is shortened."""
-        widest = self.most if self.draw is bar else max(cell_len(str(cell.value)) for cell in self.cells)
+        widest = self.most if self.draw is bar else max((cell_len(str(cell.value)) for cell in self.cells), default=0)
         return max(min(widest, self.most or widest), cell_len(self.titled(brief)))
 
 

@@ -1,0 +1,67 @@
+"""What is narrated from topics, for whoever watches a deployment."""
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+from slipway_client.http import Failed
+from slipway_client.watching import Watch
+from slipway_common.clock import utc_now
+from slipway_common.events.alert import AlertRaised
+from slipway_common.events.weight import WeightChanged
+from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
+from slipway_common.topics import ALERT, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
+from tests.harness import Place, publisher, until
+
+REFUSED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, code="InsufficientCapacity")
+
+
+def weight(state: str, reason: str, next_probe_at: datetime | None = None) -> WeightChanged:
+    return WeightChanged(
+        launch_config_id="linux-zone-b", pool_id="linux", config_revision=1, weight=0.5, health=0.5, stages={},
+        state=state, next_probe_at=next_probe_at, reason=f"zone-b: {reason}",
+    )  # fmt: skip
+
+
+def refused(number: int) -> WorkerLaunchFailed:
+    return WorkerLaunchFailed(
+        worker_id=f"w-{number}", pool_id="linux", launch_config_id="linux-zone-b", account_id="sim-a",
+        image_revision="linux-1", batch_id="b", outcome=REFUSED,
+    )  # fmt: skip
+
+
+def narrated(watch: Watch) -> list[str]:
+    """Without that no service is there."""
+    return [line.text for line in watch.snapshot().lines if "nobody is here" not in line.text]
+
+
+async def test_topics_are_told_from_a_while_ago(place: Place) -> None:
+    """History first, then what comes; a crowd of failures in a line; what nobody understands is passed over."""
+    await place.create(LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE)
+    alert = AlertRaised(dedup_key="k", subject_id="s", kind="gap", summary="records are missing")
+
+    async def ask(service: str, path: str) -> Any:
+        raise Failed("nobody is here")
+
+    async with publisher(place) as publish:
+        at = utc_now().replace(microsecond=0) - timedelta(seconds=30)
+        await publish.send(weight("closed", "closed, 2 capacity errors", at + timedelta(seconds=12)), time=at)
+        for number in range(3):
+            await publish.send(refused(number), time=at + timedelta(milliseconds=number))
+        await publish.send(refused(0), value=b"{", partition=0)
+        watch = Watch(ask, title="top", kafka=place.kafka.bootstrap, prefix=place.prefix, history_seconds=60)
+        running = asyncio.create_task(watch.run())
+        try:
+            await until(lambda: "kafka" not in watch.problems and watch.complete)
+            await publish.send(weight("open", "open"), time=utc_now())
+            await publish.send(alert, time=utc_now())
+            texts = await until(lambda: len(told := narrated(watch)) == 4 and told)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+    assert texts == [
+        "zone-b closed: 2 capacity errors, next probe 12 s",
+        "3 launches refused: InsufficientCapacity (linux-zone-b 3)",
+        "zone-b open again: a probe succeeded",
+        "alert: records are missing",
+    ]
