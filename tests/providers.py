@@ -7,6 +7,7 @@ a call, one on a host without room.
 import asyncio
 import os
 import resource
+import socket
 import sys
 from typing import Any, Final
 
@@ -28,7 +29,9 @@ def request(count: int = 1, batch_id: str = "", **settings: Any) -> CreateReques
 
 def account(**settings: Any) -> Account:
     settings = {"command": list(WAITING), "processes_max": 3} | settings
-    return Account(id="here", provider="process", region="r", identity="i", lease_pool_id="l", settings=settings)
+    return Account(
+        id="here", provider="process", region="r", identity=socket.gethostname(), lease_pool_id="l", settings=settings
+    )  # fmt: skip
 
 
 async def creating(deployment: str, batch_id: str, folder: str) -> None:

@@ -194,10 +194,14 @@ async def test_the_whole_session_ends_with_its_leader(local: Processes, tmp_path
     (created,) = await local.create(here, request())
     await until(lambda: (tmp_path / "all").exists(), "all children run")
     pids = [int(line) for line in (tmp_path / "all").read_text().split()]
-    assert len(pids) == 5
-    assert all(processes.identity(pid) for pid in pids)
-    await local.terminate(here, created)
-    await until(lambda: not any(processes.identity(pid) for pid in pids), "none of them runs")
+    run = [identity for pid in pids if (identity := processes.identity(pid))]
+    assert len(run) == 5
+    try:
+        await local.terminate(here, created)
+        await until(lambda: not any(map(processes.alive, run)), "none of them runs")
+    finally:
+        for identity in run:
+            processes.send(identity, signal.SIGKILL)
 
 
 @needs_proc
@@ -210,9 +214,10 @@ async def test_what_a_dead_leader_leaves_is_listed_and_ended(local: Processes, t
     assert [i.id for i in await local.instances(here)] == [created]
     assert processes.send(created, signal.SIGKILL)
     await until(lambda: not processes.alive(created), "the leader is gone")
-    (surplus,) = await local.instances(here)
+    left = await local.instances(here)
+    assert [instance.batch_id for instance in left] == [asked.batch_id]
+    surplus = left[0]
     assert surplus.id != created
-    assert surplus.batch_id == asked.batch_id
     assert not await local.exists(here, created)
     assert await local.exists(here, surplus.id)
     await local.terminate(here, surplus.id)
@@ -250,6 +255,16 @@ async def test_a_command_that_cannot_run_blames_its_config(
         await local.create(account(**settings), request())
     assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "c", code)
     assert await local.instances(account()) == []
+
+
+@needs_proc
+async def test_another_hosts_account_launches_nothing_here(local: Processes) -> None:
+    """A declaration that was written for another host, or has the example's name in it, starts no agent on this one."""
+    elsewhere = msgspec.structs.replace(account(), identity="elsewhere")
+    with pytest.raises(Refused, match="elsewhere") as refused:
+        await local.create(elsewhere, request())
+    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CREDENTIAL, "here", "WrongHost")
+    assert await local.identity(elsewhere) == account().identity
 
 
 @needs_proc

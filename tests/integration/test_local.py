@@ -219,13 +219,16 @@ class Owner:
 
     def left_processes(self) -> list[str]:
         """Processes that descend from it, itself and zombies left out."""
+        return [f"{process.pid} {command}" for process, command in self._left()]
+
+    def _left(self) -> list[tuple[psutil.Process, list[str]]]:
         found = []
         for process in psutil.process_iter():
             try:
                 mine = process.environ().get("SLIPWAY_TEST_OWNER") == str(self.folder)
                 mine = mine or process.cwd().startswith(str(self.folder))  # PostgreSQL writes over its environment
                 if mine and process.pid != self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(f"{process.pid} {process.cmdline()}")
+                    found.append((process, process.cmdline()))
             except psutil.Error:
                 continue
         return found
@@ -236,6 +239,8 @@ class Owner:
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
+        for process, _ in self._left():
+            process.kill()
         self._temporary.cleanup()
 
 

@@ -35,6 +35,7 @@ HANDED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 # definite failure of unknown meaning: it is charged to the config.
 CAPACITY: Final = "InsufficientCapacity"
 COMMAND: Final = "InvalidCommand"
+HOST: Final = "WrongHost"
 ERRORS: Final = {
     **dict.fromkeys((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC), (CAPACITY, Scope.CAPACITY)),
     **dict.fromkeys(
@@ -147,6 +148,9 @@ class Processes:
     def _create(
         self, account: Account, request: CreateRequest, given_up: threading.Event, loop: asyncio.AbstractEventLoop
     ) -> Sequence[str]:
+        if (host := socket.gethostname()) != account.identity:
+            outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CREDENTIAL, account.id, HOST)
+            raise _refused(outcome, f"account {account.id} is of host {account.identity}, and this is {host}")
         settings = msgspec.convert(dict(account.settings), Settings)
         count = request.count
         if settings.processes_max is not None:
