@@ -265,10 +265,13 @@ class Reader:
 
     async def run(self, found: Sequence[Command]) -> list[Outcome]:
         outcomes = []
+        lost = ""
         for command in found:
-            failed = await self.demos[command.demo].ready() if command.demo else ""
-            if command.demo and not failed:
-                self.demos[command.demo].lend(self.folder)
+            failed = "not run: its demo is not there" if lost else ""
+            if command.demo and not lost:
+                failed = lost = await self.demos[command.demo].ready()
+                if not lost:
+                    self.demos[command.demo].lend(self.folder)
             async with self.alone if command.shorter is not None else contextlib.nullcontext():
                 begin = monotonic_seconds()
                 if not failed and not command.background:
@@ -290,7 +293,7 @@ class Reader:
             script.write_text(f".venv/bin/python {shlex.quote(str(program))}\n")
         log = self.folder.with_suffix(".log")
         log.unlink(missing_ok=True)
-        argv = ["bash", "-c", IN_STATE, "bash", self.state, script]
+        argv: list[str | Path] = ["bash", "-c", IN_STATE, "bash", self.state, script]
         child = Child(command.text, argv, log=log, env={**self.env, **(command.shorter or {})})
         child.start()
         try:
