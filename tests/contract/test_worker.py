@@ -9,8 +9,8 @@ import signal
 import stat
 import subprocess
 import sys
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -108,9 +108,9 @@ class Scene:
         self.agents: list[Agent] = []
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        """The provisioner answers."""
-        config = uvicorn.Config(self.provisioner.app, port=self.port, log_config=None, lifespan="off")
+    async def serving(self, network: Callable[[Any], Any] = lambda app: app) -> AsyncIterator[None]:
+        """The provisioner answers, through that network."""
+        config = uvicorn.Config(network(self.provisioner.app), port=self.port, log_config=None, lifespan="off")
         async with serving(config):
             yield
 
@@ -159,6 +159,24 @@ async def serving(config: uvicorn.Config) -> AsyncIterator[None]:
     finally:
         server.should_exit = True
         await serve
+
+
+def losing_answers(app: Any) -> Any:
+    """A network that loses the first of two answers to the same kind of request."""
+    seen: Counter[str] = Counter()
+
+    async def lossy(scope: Any, receive: Any, send: Any) -> None:
+        seen[scope["path"]] += 1
+        lost = seen[scope["path"]] % 2
+
+        async def answer(message: Any) -> None:
+            if lost and message["type"] == "http.response.start":
+                message = message | {"status": 503}
+            await send(message)
+
+        await app(scope, receive, answer)
+
+    return lossy
 
 
 @contextmanager
@@ -242,6 +260,17 @@ async def test_what_is_owed_is_told_when_somebody_listens_again(scene: Scene) ->
     assert (first["ended_at"] - first["started_at"]).total_seconds() < 5
     assert first["started_at"] < first["ended_at"] < second["started_at"] <= second["ended_at"]
     assert b"does not answer" in agent.output
+
+
+async def test_lost_answers_double_nothing(scene: Scene) -> None:
+    """Everything takes effect, and every first answer is lost: said again, each fact is the same fact."""
+    scene.queue.commands += [["true"], ["true"]]
+    async with scene.serving(losing_answers):
+        agent = await scene.start("run", tasks_per_worker=2)
+        assert await agent.end() == 0
+    assert await scene.told() == ["registered", "claimed", "idle", "claimed", "stopped"]
+    tasks = await scene.provisioner.pool.fetch("SELECT task_id FROM claim ORDER BY started_at")
+    assert [row["task_id"] for row in tasks] == ["task-1", "task-2"]
 
 
 async def test_a_lost_claim_ends_the_task(scene: Scene) -> None:

@@ -58,6 +58,8 @@ class Provisioner:
                 answer = await self._post(owed.what, self._body(owed))
                 if owed.what == "error" and answer.status == 409:
                     return True, "told to leave"  # an error matters of a running worker only
+                if owed.what == "stopped" and answer.status == 410:
+                    return True, "ended by itself"  # it was heard before, and the answer lost
             case Ask(heartbeat=True):
                 answer = await self._post("heartbeat", {})
             case Ask():
