@@ -1,6 +1,7 @@
 """`make demo` as a person runs it: it can be interrupted at any time and leaves nothing."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -8,8 +9,12 @@ import tempfile
 from pathlib import Path
 
 import psutil
+import pytest
 
+from slipway_common import processes
 from slipway_common.clock import monotonic_seconds
+from slipway_common.processes import INSTANCE_TAG
+from tests.harness import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,3 +68,36 @@ async def interrupt(moment: str, tmp_path: Path) -> None:
     assert sockets(tmp_path) == set()
     assert sockets(Path(tempfile.gettempdir())) <= before
     assert [path.name for path in tmp_path.glob("slipway-*")] == []
+
+
+@pytest.mark.skipif(not processes.supported(), reason="needs Linux's /proc")
+async def test_a_killed_demo_leaves_no_agent(tmp_path: Path) -> None:
+    """SIGKILL while real agents work: they lead sessions of their own and belong to nobody, and end all the same."""
+    env = os.environ | {"DURATION": "0", "PROVIDER": "process", "PLAIN": "1", "TMPDIR": str(tmp_path)}
+    log = tmp_path / "demo.log"
+    with log.open("wb") as output:
+        demo = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "slipway_local.demo", cwd=ROOT, env=env, start_new_session=True,
+            stdout=output, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        await until(lambda: demo.returncode is not None or len(agents(tmp_path)) >= 3, "agents run", seconds=90)
+        assert demo.returncode is None, log.read_text()
+        assert all(os.getsid(pid) != os.getsid(demo.pid) for pid in agents(tmp_path))
+    finally:
+        if demo.returncode is None:
+            os.killpg(demo.pid, signal.SIGKILL)
+        await demo.wait()
+    await until(lambda: not agents(tmp_path), "no agent is left")
+    await until(lambda: not [*tmp_path.glob("slipway-*")], "no folder is left")
+
+
+def agents(folder: Path) -> list[int]:
+    """Agents that were handed this folder on as their place for temporary files, and what they have started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ()
+            if INSTANCE_TAG in environment and environment.get("TMPDIR") == str(folder):
+                found.append(process.pid)
+    return found
