@@ -43,6 +43,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
     "lease-broker": {"lost_linger_seconds": 70},
 }  # fmt: skip
 PARTITIONS: Final = 4
+SERVICE_START_SECONDS: Final = 120.0  # they start beside the broker, which may itself take 90 on a busy machine
 
 
 class Deployment:
@@ -146,6 +147,7 @@ class Deployment:
             env=self._environment(name),
             log=self.folder / f"{name}.log",
             ready=partial(http_ready, self.ports[name], ready),
+            start_seconds=SERVICE_START_SECONDS,
         )
 
     def _environment(self, name: str) -> dict[str, str]:
