@@ -48,14 +48,15 @@ END_SECONDS: Final = 2.0  # a killed process that is still there after this wait
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An account's settings. `processes_max` is how many fit; the folders are absolute, where they are given."""
+    """An account's settings. `processes_max` is how many fit. Folders are absolute: `work_folder` is where agents
+    start, `log_folder` where each has a log of its own; without one it has none."""
 
     command: tuple[str, ...] = DEFAULT_COMMAND
     queue_url: str = ""
     processes_max: int | None = None
     environment: dict[str, str] = {}
     log_folder: str = ""
-    work_folder: str = ""
+    work_folder: str = "/"
 
 
 class Processes:
@@ -89,9 +90,8 @@ class Processes:
             return f"queue_url is {settings.queue_url!r}; write where agents claim tasks, such as http://127.0.0.1:7304/queue"
         if settings.processes_max is not None and settings.processes_max < 1:
             return f"processes_max is {settings.processes_max}; write how many processes fit here, 1 or more"
-        for name in ("log_folder", "work_folder"):
-            folder = getattr(settings, name)
-            if folder and not os.path.isabs(folder):
+        for name, folder in (("log_folder", settings.log_folder or "/"), ("work_folder", settings.work_folder)):
+            if not os.path.isabs(folder):
                 return f"{name} is {folder!r}; write an absolute path, such as /var/lib/slipway"
         if bad := _bad_variables(settings.environment):
             return f"environment holds {bad!r}, which no process can be given; write NAME: value"
@@ -128,6 +128,7 @@ class Processes:
             return
         # Stopped, it starts nobody new; alive, its session's number is nobody else's.
         processes.send(instance_id, signal.SIGSTOP)
+        rest: Sequence[Process] = ()
         try:
             async with asyncio.timeout(END_SECONDS):
                 while rest := await asyncio.to_thread(_followers, condemned):
@@ -191,7 +192,7 @@ class Processes:
                 log = stack.enter_context(_log(Path(settings.log_folder), f"{request.batch_id}-{number}.log"))
             return subprocess.Popen(
                 settings.command, stdin=standard_input, stdout=log, stderr=log, env=environment,
-                cwd=settings.work_folder or None, start_new_session=True,
+                cwd=settings.work_folder, start_new_session=True,
             )  # fmt: skip
 
     def _collect_at_end(self, child: "subprocess.Popen[bytes]") -> None:
