@@ -40,10 +40,10 @@ def no_worker(worker_id: str) -> Problem:
 async def list_workers(
     db: Database, pool: str | None = None, state: State | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> dict[str, Any]:
-    """Newest first."""
-    if pool is not None and pool not in await pools.known(db, [pool]):
-        raise no_pool(pool)
+    """Newest first; also those that a deleted pool still has."""
     found = await workers.listed(db, pool_id=pool, state=state, limit=limit)
+    if pool is not None and not found and pool not in await pools.known(db, [pool]):
+        raise no_pool(pool)
     return {"items": [workers.described(worker) for worker in found]}
 
 

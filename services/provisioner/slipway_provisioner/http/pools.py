@@ -138,9 +138,10 @@ async def resume_pool(pool_id: str, body: PauseBody, request: Request, db: Datab
 
 @router.get("/launch-configs")
 async def list_configs(db: Database, pool: str | None = None) -> dict[str, Any]:
-    if pool is not None and pool not in await pools.known(db, [pool]):
+    found = await summaries.configs(db, pool)
+    if pool is not None and not found and pool not in await pools.known(db, [pool]):
         raise no_pool(pool)
-    return {"items": await summaries.configs(db, pool)}
+    return {"items": found}
 
 
 @router.get("/launch-configs/{config_id}")
