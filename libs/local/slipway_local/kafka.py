@@ -8,6 +8,7 @@ import base64
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -63,8 +64,11 @@ class EmbeddedKafka:
 
     name = "kafka"
 
-    def __init__(self, data_dir: Path, port: int = 0) -> None:
+    def __init__(self, data_dir: Path, port: int = 0, settings: Mapping[str, str] | None = None) -> None:
+        """`settings` are added to those above, or replace them; in their values {port} and {controller_port} stand for
+        the ports that it chose."""
         self._data_dir = data_dir.absolute()
+        self._template = SETTINGS + "".join(f"{name}={value}\n" for name, value in (settings or {}).items())
         self._port = port
         self._controller_port = 0
         self._child: Child | None = None
@@ -139,7 +143,7 @@ class EmbeddedKafka:
 
     def _write_settings(self, storage: Path) -> Path:
         path = storage.with_suffix(".properties")
-        path.write_text(SETTINGS.format(port=self._port, controller_port=self._controller_port, storage=storage))
+        path.write_text(self._template.format(port=self._port, controller_port=self._controller_port, storage=storage))
         return path
 
     async def _format(self, path: str) -> None:

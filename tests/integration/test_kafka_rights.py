@@ -1,0 +1,331 @@
+"""The scripts of infra/kafka on a broker that denies whatever no row allows.
+
+The broker's jars leave out Kafka's command line tools. The scripts run all the same: a stand-in on the PATH keeps what
+they would have called, and it is done through an admin client.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # it names them, but not in __all__
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from slipway_common import migrate
+from slipway_common.topic_admin import wanted
+from slipway_common.topics import (
+    ALERT,
+    LAUNCH_CONFIG_LIFECYCLE,
+    LAUNCH_CONFIG_SIGNAL,
+    LAUNCH_CONFIG_WEIGHT,
+    LEASE_LIFECYCLE,
+    LEASE_REQUEST,
+    POOL_DEMAND,
+    POOL_LIFECYCLE,
+    SERVICE_HEARTBEAT,
+    TOPICS,
+    WORKER_LIFECYCLE,
+    Topic,
+    group,
+)
+from slipway_local.child import Child
+from slipway_local.contracts import kafka_scripts
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.ports import free_ports
+from slipway_local.postgres import EmbeddedPostgres
+from tests.harness import until
+
+PREFIX: Final = "test."
+ADMIN: Final = "admin"
+PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+STAND_IN: Final = """\
+#!/bin/sh
+for word in "$@"; do printf '%s\\n' "$word"; done >> "$TOLD"
+echo >> "$TOLD"
+"""
+
+
+MODULES: Final = {"provisioner": "slipway_provisioner.main", "weight-calculator": "slipway_weight_calculator.main",
+    "lease-broker": "slipway_lease_broker.main"}  # fmt: skip
+# Who may write and read what: by hand, against what the registry makes of it.
+WRITES: Final[dict[str, set[Topic]]] = {
+    "provisioner": {
+        POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, LEASE_REQUEST, SERVICE_HEARTBEAT, ALERT,
+    },
+    "weight-calculator": {LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT, ALERT},
+    "lease-broker": {LEASE_LIFECYCLE, SERVICE_HEARTBEAT, ALERT},
+    "monitors": {POOL_DEMAND, LAUNCH_CONFIG_SIGNAL},
+    "subscribers": set(),
+}  # fmt: skip
+READS: Final[dict[str, set[Topic]]] = {
+    "provisioner": {POOL_DEMAND, LAUNCH_CONFIG_SIGNAL, LAUNCH_CONFIG_WEIGHT, LEASE_LIFECYCLE, SERVICE_HEARTBEAT},
+    "weight-calculator": {LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE},
+    "lease-broker": {LEASE_REQUEST},
+    "monitors": set(),
+    "subscribers": {
+        POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE, LEASE_LIFECYCLE,
+        SERVICE_HEARTBEAT, ALERT,
+    },
+}  # fmt: skip
+
+
+def password(user: str) -> str:
+    return f"{user}-password"
+
+
+def settings(port: int) -> dict[str, str]:
+    """Every listener asks who is there, the controller's too; only the administrator may do what no row allows."""
+    users = " ".join(f'user_{user}="{password(user)}"' for user in (ADMIN, *WRITES))
+    jaas = f'{PLAIN} username="{ADMIN}" password="{password(ADMIN)}" {users};'
+    told = {
+        "listeners": "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
+        f"CLIENT://127.0.0.1:{port}",
+        "advertised.listeners": "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
+        f"CLIENT://127.0.0.1:{port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,CLIENT:SASL_PLAINTEXT",
+        "inter.broker.listener.name": "CLIENT",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:{ADMIN}",
+    }
+    for listener in ("controller", "client"):
+        told[f"listener.name.{listener}.sasl.enabled.mechanisms"] = "PLAIN"
+        told[f"listener.name.{listener}.plain.sasl.jaas.config"] = jaas
+    return told
+
+
+class Guarded:
+    """A broker with the rights of the scripts. Whoever comes to `open_address` is User:ANONYMOUS."""
+
+    def __init__(self, open_address: str, address: str, folder: Path) -> None:
+        self.open_address = open_address
+        self.address = address
+        self.folder = folder
+
+    def apply_scripts(self, prefix: str, **principals: str) -> None:
+        """Topics and rights under a prefix."""
+        admin = AdminClient({
+            "bootstrap.servers": self.address, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
+            "sasl.username": ADMIN, "sasl.password": password(ADMIN),
+        })  # fmt: skip
+        made = called("topics.sh", self.folder, "kafka-topics.sh", prefix, PARTITIONS="1", REPLICAS="1")
+        allowed = called("acls.sh", self.folder, "kafka-acls.sh", prefix, **principals)
+        created = admin.create_topics([new_topic(call) for call in made])
+        bound = admin.create_acls([binding(call) for call in allowed])
+        for future in (*created.values(), *bound.values()):
+            future.result(30)
+
+    def aiokafka(self, user: str) -> dict[str, str]:
+        """Arguments of a client of aiokafka."""
+        return {
+            "bootstrap_servers": self.address, "security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN",
+            "sasl_plain_username": user, "sasl_plain_password": password(user),
+        }  # fmt: skip
+
+    async def writes(self, user: str, topic: str) -> bool:
+        producer = AIOKafkaProducer(**self.aiokafka(user))
+        await producer.start()
+        try:
+            await producer.send_and_wait(PREFIX + topic, b"{}", key=b"key", partition=0)
+        except TopicAuthorizationFailedError:
+            return False
+        finally:
+            await producer.stop()
+        return True
+
+    async def reads(self, user: str, topic: str, *, prefix: str = PREFIX) -> bool:
+        """Whether a record comes, without a group."""
+        consumer = AIOKafkaConsumer(**self.aiokafka(user), enable_auto_commit=False, auto_offset_reset="earliest")
+        await consumer.start()
+        try:
+            if prefix + topic not in await consumer.topics():
+                return False  # not even to be seen; aiokafka would wait for it
+            consumer.assign([TopicPartition(prefix + topic, 0)])
+            async with asyncio.timeout(20):
+                return bool(await consumer.getone())
+        except TopicAuthorizationFailedError:
+            return False
+        finally:
+            await consumer.stop()
+
+    async def joins(self, user: str, group_id: str, topic: str) -> bool:
+        """Whether a record comes to a member of a group."""
+        consumer = AIOKafkaConsumer(
+            PREFIX + topic, **self.aiokafka(user), group_id=PREFIX + group_id, enable_auto_commit=False,
+            auto_offset_reset="earliest",
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(20):
+                await consumer.start()
+                return bool(await consumer.getone())
+        except GroupAuthorizationFailedError:
+            return False
+        finally:
+            await consumer.stop()
+
+
+def called(script: str, folder: Path, tool: str, prefix: str, **env: str) -> list[list[str]]:
+    """What a script, as the code writes it, calls a tool with."""
+    folder = folder / f"{prefix}{script}"
+    folder.mkdir()
+    path, told, stand_in = folder / script, folder / "told", folder / tool
+    path.write_text(kafka_scripts.files()[f"infra/kafka/{script}"])
+    stand_in.write_text(STAND_IN)
+    stand_in.chmod(0o755)
+    subprocess.run(
+        ["sh", path, "broker:9092", prefix, "admin.properties"], check=True,
+        env={"PATH": f"{folder}:{os.environ['PATH']}", "TOLD": str(told), **env},
+    )  # fmt: skip
+    calls = [call.splitlines() for call in told.read_text().strip().split("\n\n")]
+    for call in calls:
+        assert call[:4] == ["--bootstrap-server", "broker:9092", "--command-config", "admin.properties"]
+    return calls
+
+
+def options(call: Sequence[str]) -> dict[str, list[str]]:
+    """Option → its values."""
+    found: dict[str, list[str]] = {}
+    for word, value in zip(call, [*call[1:], "--"], strict=True):
+        if word.startswith("--"):
+            found.setdefault(word, []).extend([] if value.startswith("--") else [value])
+    return found
+
+
+def new_topic(call: Sequence[str]) -> Any:
+    given = options(call)
+    assert set(given) == {
+        "--bootstrap-server", "--command-config", "--create", "--if-not-exists", "--topic", "--partitions",
+        "--replication-factor", "--config",
+    }  # fmt: skip
+    (name,), (partitions,), (replicas,) = given["--topic"], given["--partitions"], given["--replication-factor"]
+    config = dict(pair.split("=") for pair in given["--config"])
+    return NewTopic(name, num_partitions=int(partitions), replication_factor=int(replicas), config=config)
+
+
+def binding(call: Sequence[str]) -> Any:
+    given = options(call)
+    kind = "topic" if "--topic" in given else "group"
+    assert set(given) == {
+        "--bootstrap-server", "--command-config", "--add", "--allow-principal", "--operation", f"--{kind}",
+        "--resource-pattern-type",
+    }  # fmt: skip
+    (name,), (pattern,), (principal,), (operation,) = (
+        given[option] for option in (f"--{kind}", "--resource-pattern-type", "--allow-principal", "--operation")
+    )
+    return AclBinding(
+        ResourceType[kind.upper()], name, ResourcePatternType[pattern.upper()], principal, "*",
+        AclOperation[operation.upper()], AclPermissionType.ALLOW,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    (port,) = free_ports(1)
+    broker = EmbeddedKafka(folder / "kafka", settings=settings(port))
+    await broker.start()
+    try:
+        guarded = Guarded(broker.bootstrap, f"127.0.0.1:{port}", folder)
+        guarded.apply_scripts(PREFIX)
+        for topic in TOPICS:
+            assert await guarded.writes(ADMIN, topic.name)
+        yield guarded
+    finally:
+        await broker.kill()
+
+
+def test_topics_are_the_registrys(tmp_path: Path) -> None:
+    made = {
+        call[call.index("--topic") + 1]: (
+            int(call[call.index("--partitions") + 1]), dict(pair.split("=") for pair in options(call)["--config"])
+        )
+        for call in called("topics.sh", tmp_path, "kafka-topics.sh", PREFIX)
+    }  # fmt: skip
+    assert made == {row.name: (row.partitions, row.config) for row in wanted(prefix=PREFIX)}
+
+
+@pytest.mark.parametrize("script", ["topics.sh", "acls.sh"])
+def test_scripts_say_what_they_lack(tmp_path: Path, script: str) -> None:
+    path = tmp_path / script
+    path.write_text(kafka_scripts.files()[f"infra/kafka/{script}"])
+    env = {"PATH": str(tmp_path)}
+    done = subprocess.run(["/bin/sh", path], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode != 0
+    assert f"usage: {script} BOOTSTRAP" in done.stderr
+    done = subprocess.run(["/bin/sh", path, "b:1"], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 2
+    assert f"kafka-{script.removesuffix('.sh')}.sh is not on the PATH" in done.stderr
+
+
+@pytest.mark.parametrize("user", WRITES)
+async def test_each_writes_its_own_topics(guarded: Guarded, user: str) -> None:
+    assert {topic.name for topic in TOPICS if await guarded.writes(user, topic.name)} == {t.name for t in WRITES[user]}
+
+
+@pytest.mark.parametrize("user", READS)
+async def test_each_reads_what_it_needs(guarded: Guarded, user: str) -> None:
+    assert {topic.name for topic in TOPICS if await guarded.reads(user, topic.name)} == {t.name for t in READS[user]}
+
+
+async def test_groups_are_kept_apart(guarded: Guarded) -> None:
+    """A subscriber takes groups of its own, and cannot move a service's position."""
+    topic = WORKER_LIFECYCLE.name
+    taken = group("weight-calculator", WORKER_LIFECYCLE)
+    assert await guarded.joins("subscribers", "subscriber.dashboard", topic)
+    assert not await guarded.joins("subscribers", taken, topic)
+    assert await guarded.joins("weight-calculator", taken, topic)
+
+
+async def test_services_work_with_their_rights(guarded: Guarded, postgres: EmbeddedPostgres) -> None:
+    """Each whole service, with no other rights than its own: its partitions are claimed, its views read to the end, and
+    its events published."""
+    urls = {}
+    for service in MODULES:
+        urls[service] = await postgres.create_database(f"rights_{service}")
+        await migrate.upgrade(urls[service], service)
+    await asyncio.gather(*(works(guarded, service, url) for service, url in urls.items()))
+
+
+async def works(guarded: Guarded, service: str, url: str) -> None:
+    """Under a prefix of its own, where nobody else has rights."""
+    prefix = f"{service}."
+    await asyncio.to_thread(guarded.apply_scripts, prefix, **{service.upper().replace("-", "_"): "User:ANONYMOUS"})
+    (port,) = free_ports(1)
+    given = {
+        "DATABASE_URL": url, "KAFKA": guarded.open_address, "TOPIC_PREFIX": prefix, "PARTITIONS": "1",
+        "PORT": str(port), "REGISTRATION_KEY": "key",
+    }  # fmt: skip
+    child = Child(
+        service, [sys.executable, "-m", MODULES[service]], log=guarded.folder / f"{service}.log",
+        env={f"SLIPWAY_{name}": value for name, value in given.items()},
+    )  # fmt: skip
+    child.start()
+    try:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+
+            async def ready() -> bool:
+                try:
+                    return (await http.get("/readyz")).status_code == 200
+                except httpx2.TransportError:
+                    return False
+
+            await until(ready, f"{service} is ready", seconds=90)
+        assert await guarded.reads(ADMIN, SERVICE_HEARTBEAT.name, prefix=prefix)
+    finally:
+        await child.kill()
