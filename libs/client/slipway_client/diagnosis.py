@@ -15,7 +15,6 @@ SILENT_SECONDS: Final = 30.0  # when the provisioner, too, takes a service for s
 OUTBOX_SECONDS: Final = 10.0  # a relay sends within milliseconds
 LAG_EVENTS: Final = 1000
 NAMED: Final = 3  # of many alike
-SPARE: Final = "see its log; GET /readyz tells the same"
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,16 +99,12 @@ def _service(name: str, answer: Answer) -> Iterable[Finding]:
     if status.get("service", name) != name:
         yield Finding(FAIL, name, f"at {answer.url} is the {status['service']}", f"correct --{name} or {variable}")
         return
-    if status.get("database_now") is None:
-        yield Finding(FAIL, name, "its database does not answer", "look at PostgreSQL and at the service's log")
-    elif status.get("schema_revision") is None:
-        yield Finding(FAIL, name, "its database has no schema", "run the migrations")
     if status["ready"]:
         detail = f"{status['version']}, ready, schema {status.get('schema_revision') or '?'}, at {answer.url}"
         yield Finding(OK, name, detail)
         return
     for reason in status["reasons"]:
-        yield Finding(FAIL, name, f"is not ready: {reason}", SPARE)
+        yield Finding(FAIL, name, f"is not ready: {reason}", "see its log; if it lacks its schema, migrate")
 
 
 def _versions(told: Mapping[str, Mapping[str, Any]], own: str) -> Iterable[Finding]:

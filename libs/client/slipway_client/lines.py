@@ -7,8 +7,9 @@ from typing import Any, Final
 from slipway_client import moments
 
 Data = Mapping[str, Any]
+OURS: Final = "io.slipway."
 # The noun of a type, where its last words alone would leave open of what.
-NOUNS: Final = {"worker": "", "launch_config": "lc ", "pool": "pool ", "lease": "lease ", "alert": "alert "}
+NOUNS: Final = {"": "", "worker": "", "launch_config": "lc ", "pool": "pool ", "lease": "lease ", "alert": "alert "}
 IDS: Final = frozenset({"worker_id", "lease_id", "request_id", "batch_id", "decision_id"})
 
 
@@ -16,13 +17,16 @@ def line(
     type_: str, at: datetime, subject: str, data: Data | None, *, now: datetime, short: Callable[[str], str]
 ) -> str:
     """One event. `short` makes ids fit; a tombstone has no `data`."""
-    _, _, noun, *words = type_.split(".")
-    what = NOUNS.get(noun, f"{noun} ") + ".".join(words[:-1] if len(words) > 1 else words)
+    noun, word = "", type_
+    if type_.startswith(OURS):
+        noun, _, rest = type_.removeprefix(OURS).partition(".")
+        word = rest.rpartition(".v")[0]
+    what = NOUNS.get(noun, f"{noun} ") + word
     whose = short(subject) if noun in ("worker", "lease") else subject
     if noun == "alert" and data is not None:
         whose = str(data.get("subject_id", subject))
-    rest = "forgotten" if data is None else _matters(noun, words[0] if words else "", data, now)
-    return f"{moments.clock(at, now)}  {what:<15}  {whose:<8}  {rest}".rstrip()
+    matters = "forgotten" if data is None else _matters(noun, word, data, now)
+    return f"{moments.clock(at, now)}  {what:<15}  {whose:<8}  {matters}".rstrip()
 
 
 def _matters(noun: str, word: str, data: Data, now: datetime) -> str:

@@ -185,7 +185,7 @@ def _balance(pool: Facts, decisions: Sequence[Facts], now: datetime) -> Iterator
     ratio = "" if str(pool["scaling_ratio"]) == "1" else f", {pool['scaling_ratio']} a task"
     wanted = "has not decided yet" if pool.get("wanted") is None else f"wants {pool['wanted']} workers"
     yield f"Pool {pool['id']} {wanted} ({between}{ratio}) for {tasks}{since}."
-    yield f"It has {pool['serving']} ({pool['running']} of them registered), and {pool['leaving']} are leaving."
+    yield f"It has {pool['serving']} ({pool['running']} of them registered) and {pool['leaving']} leaving."
     sources: Facts = decisions[0]["why"].get("sources", {}) if decisions else {}
     if not sources:
         yield "Nobody has reported any demand."
