@@ -186,11 +186,14 @@ def _title(snapshot: Snapshot, width: int) -> Text:
 
 def _services(services: Sequence[Service], width: int) -> Text:
     """Who does not answer comes first; those that do are only counted where there is no room for their names."""
-    silent = [(f"✗ {s.name} {_silence(s)}", "bold red") for s in services if s.silent_seconds is not None]
+    silent = [s for s in services if s.silent_seconds is not None]
     answering = [(f"✓ {s.name}", "green") for s in services if s.silent_seconds is None]
-    parts = silent + answering
-    if sum(cell_len(words) + 2 for words, _ in parts) > width + 2 and answering:
-        parts = [*silent, (f"✓ {len(answering)} {'others' if silent else 'services'} answer", "green")]
+    counted = [(f"✓ {len(answering)} {'others' if silent else 'services'} answer", "green")] if answering else []
+    at_length = [(f"✗ {s.name} {_silence(s)}", "bold red") for s in silent]
+    in_short = [(f"✗ {s.name} {span(s.silent_seconds)}", "bold red") for s in silent]
+    parts = next(
+        (parts for parts in (at_length + answering, at_length + counted) if _width(parts) <= width), in_short + counted
+    )
     text, left = _line(""), width
     for words, style in parts:
         words = shortened(words, left)
@@ -198,6 +201,10 @@ def _services(services: Sequence[Service], width: int) -> Text:
         left = max(0, left - cell_len(words) - 2)
     text.truncate(width)
     return text
+
+
+def _width(parts: Sequence[tuple[str, str]]) -> int:
+    return sum(cell_len(words) + 2 for words, _ in parts) - 2
 
 
 def _silence(service: Service) -> str:

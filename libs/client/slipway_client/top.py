@@ -34,7 +34,13 @@ def top(
       slipway top --interval 5 --plain >> slipway.log
       slipway top --once
     """
-    raise typer.Exit(asyncio.run(_top(context.obj, interval, plain=plain or not has_screen(), once=once)))
+    code = 0
+    try:
+        code = asyncio.run(_top(context.obj, interval, plain=plain or not has_screen(), once=once))
+    except* BrokenPipeError:
+        # Whoever reads us has seen enough. The interpreter flushes once more at its end: not into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise typer.Exit(code)
 
 
 def has_screen() -> bool:
@@ -87,8 +93,9 @@ async def follow(
 
 
 async def show_once(watch: "Watch", *, plain: bool) -> int:
-    """What is, as soon as everybody has answered or failed to; 1 when somebody has failed."""
+    """What is, as soon as everybody has answered or failed to; 1 when a service has failed. Kafka only tells events."""
     from slipway_client import screen
+    from slipway_client.watching import KAFKA
 
     async with _watched(watch):
         while not watch.complete:
@@ -101,10 +108,11 @@ async def show_once(watch: "Watch", *, plain: bool) -> int:
         from rich.console import Console
 
         console = Console(highlight=False, markup=False, emoji=False)
-        console.print(screen.render(snapshot, console.width, max(screen.HEIGHT_MIN, console.height - 1)))
+        rows = len(snapshot.pools) + len(snapshot.configs) + len(snapshot.lease_pools)
+        console.print(screen.render(snapshot, console.width, console.height + 2 * rows))  # nothing has to be cut
     for name, problem in watch.problems.items():
         print(f"{name} does not answer: {screen.printable(problem)}", file=sys.stderr)
-    return 1 if watch.problems else 0
+    return 1 if watch.problems.keys() - {KAFKA} else 0
 
 
 @contextlib.asynccontextmanager

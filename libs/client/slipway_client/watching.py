@@ -95,7 +95,7 @@ class Watch:
         self._circuits: dict[str, narration.Circuit] = {}
         self._circuits_told_until = datetime.min.replace(tzinfo=UTC)
         self._failures = narration.Failures()
-        self._before: Snapshot | None = None
+        self._before = self.snapshot()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -194,8 +194,7 @@ class Watch:
         if service == "provisioner" and not problem:
             self._see_circuits()
         now = self.snapshot()
-        if self._before is not None:
-            self._tell(narration.differences(self._before, now))
+        self._tell(narration.differences(self._before, now))
         self._before = now
         self._tell(self._failures.due(now.now))
         self.changed.set()
@@ -228,7 +227,8 @@ class Watch:
                     async for entry in log.follow(self._heard):
                         self._hear(entry)
             except Failed as error:
-                self._fresh(KAFKA, str(error).partition("\n")[0])
+                said = str(error).partition("\n")[0]
+                self._fresh(KAFKA, said.removeprefix(f"Kafka at {self._kafka} does not answer: "))
             except (KafkaError, OSError) as error:
                 self._fresh(KAFKA, str(error) or type(error).__name__)
             await asyncio.sleep(AGAIN_SECONDS)

@@ -1,6 +1,7 @@
 """What is told, and what is not: one sentence for a change, one a second for a crowd."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ LATER = Circuit(True, NOW + timedelta(seconds=2), "zone-b: closed, 2 capacity er
 COMMON = {"pool_id": "linux", "account_id": "sim-a", "image_revision": "linux-1"}
 
 
-def ids(number: int, config: str) -> dict[str, str]:
+def ids(number: int, config: str) -> dict[str, Any]:
     return COMMON | {"worker_id": f"w-{number}", "launch_config_id": config}
 
 

@@ -21,7 +21,8 @@ SIZES = [(80, 24), (200, 50)]
 
 
 def config(name: str, **fields: Any) -> Config:
-    return Config(**{"id": name, "pool_id": "linux", "weight": 0.9, "stages": STAGES, "ok": 341, "failed": 2} | fields)
+    usual: dict[str, Any] = {"pool_id": "linux", "weight": 0.9, "stages": STAGES, "ok": 341, "failed": 2}
+    return Config(id=name, **usual | fields)
 
 
 def closed(name: str, **fields: Any) -> Config:
@@ -33,7 +34,7 @@ def snapshot(**fields: Any) -> Snapshot:
     lines = [Line(NOW, "linux-zone-b closed: 2 capacity errors, next probe 12 s", "bad")]
     lease_pools = [LeasePool(id="sim-a", limit=45, held=45, waiting=12, granted_per_minute=26, eta_seconds=40)]
     configs = [config("linux-zone-a"), closed("linux-zone-b")]
-    usual = {"pools": [LINUX], "configs": configs, "lease_pools": lease_pools, "lines": lines}
+    usual: dict[str, Any] = {"pools": [LINUX], "configs": configs, "lease_pools": lease_pools, "lines": lines}
     return Snapshot(now=NOW, title="top", **usual | fields)
 
 
@@ -49,6 +50,27 @@ def drawn(shown: Snapshot, width: int, height: int) -> list[str]:
 def test_all_that_is_asked_is_there(width: int, height: int) -> None:
     """The same judgement as over captured screens: sections, alignment, words, bars."""
     assert problems(drawn(snapshot(), width, height), width, height) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("LEASE POOL", "LEASES", "sections that are missing or there twice: LEASE POOL"),
+        ("    112 ", "   112  ", "POOL: not aligned under PENDING"),
+        ("✗ closed", "✗       ", "no state in words"),
+        ("14/32 boot ", "14/32 b    ", "no window"),
+        ("█", " ", "no weight bar"),
+        ("  12s", "    1\n2s", "CONFIG: not aligned under NEXT PROBE"),
+        ("12:00:00 ! linux", "linux", "no event"),
+        ("linux-zone-b closed: ", "linux-zone-b ", "no config says that it is closed"),
+        (" q ends", "  q ends", "wider than 80"),
+    ],
+)
+def test_a_screen_that_is_wrong_is_found_out(old: str, new: str, problem: str) -> None:
+    text = "\n".join(drawn(snapshot(), 80, 24))
+    assert old in text
+    found = problems(text.replace(old, new).splitlines(), 80, 24)
+    assert [told for told in found if told.startswith(problem)], found
 
 
 def test_80_columns() -> None:
@@ -99,6 +121,22 @@ def test_what_a_silent_service_said_last_is_marked_old() -> None:
     lines = drawn(snapshot(services=[Service(name="provisioner"), silent]), 80, 24)
     assert lines[1] == "✗ lease-broker silent 1m15s  ✓ provisioner"
     assert [line.split("  ")[0] for line in lines if "LEASE POOL" in line] == ["LEASE POOL 1m15s old"]
+
+
+def test_who_is_silent_is_named_before_who_is_not() -> None:
+    """Three outages fit into 80 columns, and no number is cut."""
+    names = ("provisioner", "weight-calculator", "lease-broker", "kafka")
+
+    def second_line(silent: int, seconds: float) -> str:
+        services = [
+            Service(name=name, silent_seconds=seconds if n < silent else None, problem="" if n else "nothing in 5 s")
+            for n, name in enumerate(names)
+        ]
+        return drawn(snapshot(services=services), 80, 24)[1]
+
+    assert second_line(0, 0) == "✓ provisioner  ✓ weight-calculator  ✓ lease-broker  ✓ kafka"
+    assert second_line(2, 75) == "✗ provisioner silent 1m15s  ✗ weight-calculator silent 1m15s  ✓ 2 others answer"
+    assert second_line(4, 75) == "✗ provisioner 1m15s  ✗ weight-calculator 1m15s  ✗ lease-broker 1m15s  ✗ kafka…"
 
 
 def test_demo_tells_product_time() -> None:
