@@ -45,6 +45,7 @@ WHERE ($1::text IS NULL OR c.pool_id = $1) AND ($2::text IS NULL OR c.id = $2) O
 FAILURES: Final = """
 SELECT id::text AS worker_id, failed_at AS at, reason FROM worker
 WHERE launch_config_id = $1 AND failed_at IS NOT NULL ORDER BY failed_at DESC, id DESC LIMIT 10"""
+IN_FLIGHT: Final = {"launch": "launching", "boot": "booting", "claim": "unclaimed"}  # stage → column
 OF_RECORD: Final = ("weight", "health", "closed_stage", "next_probe_at", "reason")
 
 
@@ -84,6 +85,3 @@ def _config(row: Any) -> dict[str, Any]:
     return values | shown | {
         "circuit": record.get("state", "open"), "probe_ready": record.get("probe_ready", False), "stages": levels,
     }  # fmt: skip
-
-
-IN_FLIGHT: Final = {"launch": "launching", "boot": "booting", "claim": "unclaimed"}
