@@ -40,6 +40,13 @@ class Image(msgspec.Struct, frozen=True):
     gid: int
     working_dir: str
 
+    def unfit(self) -> list[str]:
+        """What would be shipped and should not be, or the other way round."""
+        tools = [path.name for path in self.root.glob("opt/*/bin/*") if path.name in ("uv", "uvx", "pip")]
+        ours = [path for top in self.root.glob("opt/*/lib/*/site-packages/slipway_*") for path in top.rglob("*.py")]
+        slow = [path.name for path in ours if not any(path.parent.glob(f"__pycache__/{path.stem}.*.pyc"))]
+        return [f"{name} is shipped" for name in tools] + [f"{name} is not compiled" for name in slow]
+
     def find(self, program: str) -> Path:
         """A program on the image's PATH, below its root or of the base; raises BuildFailed if there is none."""
         for folder in self.environment["PATH"].split(os.pathsep):
@@ -176,7 +183,7 @@ class Builder:
 
     def _run(self, one: Instruction, place: Path, working_dir: str, known: Mapping[str, str]) -> None:
         ended = subprocess.run(
-            ["/bin/sh", "-c", one.text], cwd=_below(place, working_dir), env=host_environment() | known,
+            ["/bin/sh", "-c", one.text], cwd=_below(place, working_dir), env={**host_environment(), **known},
             capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         if ended.returncode != 0:

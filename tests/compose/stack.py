@@ -17,6 +17,7 @@ from typing import Final
 
 import asyncpg
 
+from slipway_local.cache import to_the_end
 from slipway_local.child import Account, Child
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.ports import free_ports
@@ -29,7 +30,6 @@ HEALTHY_SECONDS: Final = 60.0
 ONE_SHOT_SECONDS: Final = 60.0
 # Only members of the group that the compose file gives to PostgreSQL may read the secrets.
 SECRETS_GROUP: Final = 10001
-PROFILES: Final = ("tools", "observability")
 
 
 class StackFailed(Exception):
@@ -79,7 +79,7 @@ class Stack:
         self.children: dict[str, Child] = {}
         self.up: dict[str, asyncio.Task[None]] = {}
         self.seconds: dict[str, float] = {}
-        self.started: set[str] = set()
+        self.abandoned = False
         self.logs = folder / "logs"
         self.volumes = folder / "volumes"
         kafka = properties(self.entries["kafka"].environment)
@@ -105,9 +105,9 @@ class Stack:
         wanted = [name for name, one in self.entries.items() if not one.profiles]
         async with asyncio.TaskGroup() as group:
             servers = group.create_task(self.supervisor.start(self.kafka, self.postgres))
-            group.create_task(asyncio.to_thread(self._build, paths, loop))
+            group.create_task(to_the_end(lambda: self._build(paths, loop)))
             for name in wanted:
-                self.up[name] = group.create_task(self._begin(name, servers))
+                self.up[name] = group.create_task(self._bring_up(name, servers))
 
     def _path(self, one: Container) -> str:
         return str(one.entry["build"]["dockerfile"])
@@ -118,10 +118,21 @@ class Stack:
         builders = [Builder(path, self.house.dockerfiles[path], self.house.root, base, layers) for path in paths]
         layers.shared = {key for key, count in Counter(k for b in builders for k in b.run_keys()).items() if count > 1}
         for builder in builders:
+            if self.abandoned:
+                return
             begin = time.monotonic()
             image = builder.build(self.folder / f"image-{Path(builder.path).parent.name}")
             self.seconds[f"build {builder.path}"] = time.monotonic() - begin
+            if unfit := image.unfit():
+                raise StackFailed(f"{builder.path}: {', '.join(unfit)}")
             loop.call_soon_threadsafe(self.images[builder.path].set_result, image)
+
+    async def _bring_up(self, name: str, servers: "asyncio.Task[None]") -> None:
+        try:
+            await self._begin(name, servers)
+        except BaseException:
+            self.abandoned = True  # no further image is built
+            raise
 
     async def _begin(self, name: str, servers: "asyncio.Task[None]") -> None:
         one = self.entries[name]
@@ -139,7 +150,6 @@ class Stack:
                 await self.run_once(name)
             else:
                 await self._serve(one, image)
-        self.started.add(name)
         self.seconds[name] = time.monotonic() - begin
 
     async def _create_user(self) -> None:
@@ -191,7 +201,7 @@ class Stack:
                 raise StackFailed(f"{one.name} ended with {child.exit_code}{child.log_tail()}")
             if time.monotonic() > deadline:
                 raise StackFailed(f"{one.name} is not healthy{check.log_tail(3)}{child.log_tail()}")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.5)  # the engine asks each second; its interpreter starts anew each time
 
     def _child(self, one: Container, image: Image, command: list[str], log: str = "") -> Child:
         program, *arguments = (self._outside(word, one) for word in command)

@@ -6,6 +6,7 @@ Code of release N runs on schemas N and N+1, so readiness asks for a minimum, ne
 import asyncio
 import sys
 from importlib import resources
+from importlib.util import find_spec
 from typing import Any
 
 import asyncpg
@@ -169,11 +170,16 @@ class MigrationSettings(EnvironmentSettings):
 def main() -> None:
     """`python -m slipway_common.migrate SERVICE…`: migrate the database of SLIPWAY_DATABASE_URL and exit."""
     services = sys.argv[1:]
-    if not services:
-        sys.exit("name the services to migrate: python -m slipway_common.migrate provisioner …")
+    absent = [service for service in services if find_spec(f"slipway_{schema_of(service)}") is None]
+    if not services or absent:
+        wrong = f"not installed here: {', '.join(absent)}" if absent else "no service is named"
+        sys.exit(f"{wrong}; write for example: python -m slipway_common.migrate provisioner lease-broker")
     url = from_environment(MigrationSettings).database_url
     for service in services:
-        asyncio.run(upgrade(url, service))
+        try:
+            asyncio.run(upgrade(url, service))
+        except (OSError, asyncpg.PostgresError) as error:
+            sys.exit(f"{service}: the database of SLIPWAY_DATABASE_URL cannot be used: {error}")
         print(f"{service}: at {head(service)}", flush=True)  # noqa: T201 # this is a command
 
 

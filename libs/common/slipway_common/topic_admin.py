@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import TopicAlreadyExistsError, for_code
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from slipway_common.settings import EnvironmentSettings, from_environment
 from slipway_common.topics import CONSUMED, DAY_MS, TOPICS, Topic, dead_letter_topic
@@ -127,10 +127,13 @@ def main() -> None:
     """`python -m slipway_common.topic_admin`: create what is missing, say what differs, and exit. 1: it differs."""
     settings = from_environment(TopicSettings)
     prefix, partitions = settings.topic_prefix, settings.partitions
-    created = asyncio.run(create(settings.kafka, prefix=prefix, partitions=partitions, replicas=settings.replicas))
+    try:
+        created = asyncio.run(create(settings.kafka, prefix=prefix, partitions=partitions, replicas=settings.replicas))
+        differences = asyncio.run(diff(settings.kafka, prefix=prefix, partitions=partitions))
+    except (KafkaError, OSError) as error:
+        sys.exit(f"the broker of SLIPWAY_KAFKA={settings.kafka} cannot be used: {error}")
     print(f"{created} topics created")  # noqa: T201 # this is a command
-    if differences := asyncio.run(diff(settings.kafka, prefix=prefix, partitions=partitions)):
-        sys.exit("\n".join(differences))
+    sys.exit("\n".join(differences) or 0)
 
 
 if __name__ == "__main__":
