@@ -20,7 +20,7 @@ DECISION: dict[str, Any] = {
         "tasks": 12, "wanted": 12, "serving": 7, "leaving": 0, "needed": 5, "launched": 3, "because": "",
         "sources": {"queue": {"pending": 9, "claimed": 3, "gone": 0, "stale": False}},
         "configs": {
-            "zone-a": {"weight": 0.5, "room": 0, "limited_by": "boot", "launched": 0, "lost": "the boot window is full"},
+            "zone-a": {"weight": 0.5, "room": 0, "launched": 0, "lost": "the boot window is full"},
             "zone-b": {"weight": 0.25, "room": 9, "limited_by": "boot", "launched": 2},
             "zone-c": {"weight": 0.05, "room": 4, "limited_by": "boot", "launched": 1, "probe": 4},
         },
@@ -76,7 +76,7 @@ WORKERS: list[tuple[str, dict[str, Any], list[str]]] = [
         "It ended at 14:28:31, 11 s after it was asked for: QuotaExceeded.",
     ]),
     ("boots", LAUNCHED | {"state": "starting"}, [ADMITTED, SAID_YES, "It has been booting for 1 min 28 s."]),
-    ("never registered", LAUNCHED | {"state": "stopping", "stopping_at": ago(3), "reason": "did not register in time"}, [
+    ("no sign", LAUNCHED | {"state": "stopping", "stopping_at": ago(3), "reason": "did not register in time"}, [
         ADMITTED, SAID_YES, "It never registered.", "It was told to leave at 14:29:57: did not register in time.",
         "Its instance may still be there: it counts as billed until the provider says that it is gone.",
     ]),
@@ -153,8 +153,8 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
     ("nothing binds", {}, [], [config("zone-a")], "", [LAST]),
     ("maximum", {"pending": 90}, [], [], "", [LAST, "Its maximum of 60 binds: the tasks alone would want 93."]),
     ("ratio", {"pending": 117, "scaling_ratio": "1/3"}, [], [], "", [LAST]),
-    ("paused", {"paused": True, "paused_reason": "migration", "paused_by": "me", "paused_until": ago(-60)}, [], [], "", [
-        "It is paused until 14:31:00 by me: migration. `slipway pool resume linux` ends that.", LAST,
+    ("paused", {"paused": True, "paused_reason": "test", "paused_by": "me", "paused_until": ago(-60)}, [], [], "", [
+        "It is paused until 14:31:00 by me: test. `slipway pool resume linux` ends that.", LAST,
     ]),
     ("observe", {"mode": "observe"}, [], [], "",
      ["Its mode is observe: it decides and records, and launches nothing.", LAST]),
