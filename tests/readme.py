@@ -47,7 +47,7 @@ HEAVY: Final[tuple[tuple[re.Pattern[str], dict[str, str]], ...]] = (
 DEMO: Final = "make demo DURATION=0"
 BACKGROUND: Final = re.compile(r"\bmake\b.*\bdemo\b.*\bDURATION=0\b")
 ITSELF: Final = re.compile(r"\bmake\b.*\breadme\b")
-COMMAND_SECONDS: Final = 120.0
+COMMAND_SECONDS: Final = 300.0  # of a command that hangs; a busy machine may take long
 STOP_SECONDS: Final = 60.0
 TAIL_LINES: Final = 15
 LINE_CHARACTERS: Final = 300
