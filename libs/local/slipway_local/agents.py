@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import httpx2
 import msgspec
 
 from slipway_common import processes
@@ -34,7 +35,7 @@ exec "$@"
 """
 LOGS: Final = "agents"  # a folder in the run's
 LOOK_SECONDS: Final = 0.02
-LEAVE_SECONDS: Final = 60.0  # ample: a machine that is busy with other things takes longer over the last tasks
+LEAVE_SECONDS: Final = 120.0  # ample: a machine that is busy with other things takes long over the last tasks
 # An agent's next word to the queue, or its end, may follow its word to the provisioner by this much on a busy machine.
 FOLLOWS_SECONDS: Final = 5.0
 TASKS_PER_SECOND_MIN: Final = 0.5
@@ -98,18 +99,30 @@ class Agents:
                     self._note(line.decode())
                 await asyncio.sleep(LOOK_SECONDS)
 
-    def running(self) -> int:
-        """Processes that carry the tag, their children included: /proc's word."""
-        return len(processes.tagged(INSTANCE_TAG, self.tag))
-
     async def leave(self) -> None:
-        """Wait until all have gone, as those do that are idle and told to leave; note how many have not."""
+        """Wait until there is nothing to do and all have gone: those that are idle are told to leave."""
         deadline = monotonic_seconds() + LEAVE_SECONDS
         while monotonic_seconds() < deadline:
-            if not self.running():
+            if not await self._busy():
                 break
             await asyncio.sleep(0.1)
-        self.left = self.running()
+
+    def count(self) -> None:
+        """Note how many are left, before anybody ends them: processes that carry the tag, children too, by /proc."""
+        self.left = self._running()
+
+    def _running(self) -> int:
+        return len(processes.tagged(INSTANCE_TAG, self.tag))
+
+    async def _busy(self) -> bool:
+        try:
+            queue, pools = await asyncio.gather(
+                self.deployment.call("GET", "simulator", "/state"), self.deployment.call("GET", "provisioner", "/pools")
+            )
+        except httpx2.HTTPError:
+            return True
+        tasks = sum(pool["pending"] + pool["claimed"] for pool in queue["pools"].values())
+        return bool(tasks or any(pool["serving"] for pool in pools["items"]) or self._running())
 
     def merged(self, found: Evidence) -> Evidence:
         return merged(found, [*self.seen.values()])

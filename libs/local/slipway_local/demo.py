@@ -192,6 +192,8 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
             ledger_path=deployment.ledger, kafka=deployment.kafka, prefix=deployment.prefix,
             database_url=deployment.database_url, settle_seconds=deployment.settle_seconds,
         )  # fmt: skip
+        if hired is not None:
+            hired.count()
         return summarise(asked, found, started["started_at"], hired)
     except (StartFailed, httpx2.HTTPError) as error:
         print(f"could not go on: {error}", file=sys.stderr)
