@@ -20,6 +20,7 @@ SPACIOUS: Final = 32  # from this height on, empty lines part the sections
 BAR_LEAST: Final = 6
 BAR_MOST: Final = 24
 NAME_LEAST: Final = 12
+EXTRA: Final = 10  # columns for those who have the room
 EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 STATES: Final = {  # sign and style
@@ -67,7 +68,6 @@ class Column(NamedTuple):
         return max(min(widest, self.most or widest), cell_len(self.titled(brief)))
 
 
-EXTRA: Final = 10
 Row = TypeVar("Row", Pool, Config, LeasePool)
 
 

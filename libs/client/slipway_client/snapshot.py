@@ -63,9 +63,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "active"
     state_reason: str | None = None
     circuit: str = "open"
-    closed_stage: str | None = None
     weight: float | None = None
-    health: float | None = None
     stages: dict[str, Stage] = {}
     ok: int | None = None
     failed: int | None = None
