@@ -1,0 +1,393 @@
+"""Real workers of the provider `process` through whole lives, on the whole system: what the rows, the topic, the
+queue's ledger and the kernel say of each. What is done to them begins for all at once, so that none waits for another.
+"""
+
+import asyncio
+import inspect
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from slipway_common import processes
+from slipway_common.clock import utc_now
+from slipway_common.declaration import Declaration
+from slipway_common.processes import INSTANCE_TAG, Process
+from slipway_local.deployment import Deployment
+from slipway_local.guard import guard
+from slipway_local.supervisor import Supervisor
+from slipway_simulator import facts, ledger
+from tests.harness import until
+
+pytestmark = pytest.mark.skipif(not processes.supported(), reason="needs Linux's /proc")
+
+AGENT: Final = [sys.executable, "-m", "slipway_client.worker"]
+HOOK: Final = " ".join([*AGENT, "hook"])
+JOB: Final = f"{HOOK} claimed --task job-1 --source mine && sleep 0.3 && {HOOK} idle"
+# Account → its command. Each has a pool of its name.
+COMMANDS: Final = {
+    "killed-agent": [*AGENT, "run"],
+    "killed-machine": [*AGENT, "run"],
+    "drained": [*AGENT, "run"],
+    "never-claims": [*AGENT, "wrap", "--", "sleep", "1000"],
+    "fails": [*AGENT, "wrap", "--", "sh", "-c", "exit 3"],
+    "works": [*AGENT, "wrap", "--", "sh", "-c", JOB],
+}
+TASK_SECONDS: Final = 3.0
+CLAIM_SECONDS: Final = 3.0
+LOOK_SECONDS: Final = 0.1
+SEEN_SECONDS: Final = 60.0
+# The product's times as these stories need them; whoever is told to leave gets the time that a task takes.
+SECONDS: Final = {
+    "call_timeout_seconds": 5.0, "visibility_seconds": 0.2, "boot_timeout_seconds": 20.0, "idle_timeout_seconds": 30.0,
+    "give_up_idle_seconds": 4.0, "stop_grace_seconds": 15.0, "clock_skew_seconds": 0.5, "resend_seconds": 2.0,
+    "reap_seconds": 0.5,
+}  # fmt: skip
+SETTINGS: Final = {"heartbeat_seconds": 0.5, "poll_seconds": 0.5, "stop_seconds": 5.0, "idle_exit_seconds": 60.0}
+
+
+def declared(queue_url: str) -> Declaration:
+    accounts = [
+        {
+            "id": name, "provider": "process", "region": "here", "credential": "none",
+            "identity": socket.gethostname(), "lease_pool": "here",
+            "settings": {"command": command, "queue_url": queue_url, "processes_max": 3},
+        }
+        for name, command in COMMANDS.items()
+    ]  # fmt: skip
+    pools = [
+        {
+            "id": name, "max_capacity": 1,
+            "launch_configs": [
+                {
+                    "id": f"{name}-here", "account": name, "zone": "here", "instance_type": "process", "image": name,
+                    "settings": SETTINGS,
+                }
+            ],
+        }
+        for name in COMMANDS
+    ]  # fmt: skip
+    lease_pool = {"id": "here", "limit": 20, "hold_seconds": 60.0, "ttl_seconds": 30.0, "reserve_seconds": 20.0}
+    return Declaration.model_validate(
+        {"version": 1, "lease_pools": [lease_pool], "accounts": accounts, "worker_pools": pools}
+    )
+
+
+class Busy(msgspec.Struct, frozen=True):
+    """A worker with a task: its row, and its processes, the agent first."""
+
+    worker: dict[str, Any]
+    processes: list[Process]
+
+
+class Stories:
+    """The deployment, and what is to be known of its workers from four sides."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.tag = f"{deployment.run_id}/"
+        self.events: list[dict[str, Any]] = []
+        self.seen: dict[str, asyncio.Task[Busy]] = {}
+        self.reading: asyncio.Task[None] | None = None
+
+    # What is done
+
+    async def killed_agent(self) -> "Busy":
+        """kill -9 of the agent alone in the middle of a task."""
+        await self.tasks("killed-agent", 1)
+        busy = await self.until_busy("killed-agent")
+        os.kill(busy.processes[0].pid, signal.SIGKILL)
+        return busy
+
+    async def killed_machine(self) -> "Busy":
+        """kill -9 of everything at once, as when a machine dies."""
+        await self.tasks("killed-machine", 1)
+        busy = await self.until_busy("killed-machine")
+        for process in busy.processes:
+            processes.send(process.identity, signal.SIGKILL)
+        return busy
+
+    async def drained(self) -> "Busy":
+        """Told to leave in the middle of a task."""
+        await self.tasks("drained", 2)
+        busy = await self.until_busy("drained")
+        path = f"/workers/{busy.worker['id']}/terminate"
+        told = await self.deployment.call("POST", "provisioner", path, {"reason": "the drill"})
+        assert told["state"] == "stopping"
+        return busy
+
+    async def tasks(self, pool: str, count: int) -> None:
+        body = {"pool_id": pool, "count": count, "duration_seconds": TASK_SECONDS}
+        await self.deployment.call("POST", "simulator", "/tasks", body)
+
+    async def demand(self, pool: str, pending: int) -> None:
+        """So many tasks that the queue gives to nobody: of agents that have a queue of their own."""
+        body = {"pending": pending, "claimed": 0, "source": "mine", "observed_at": utc_now().isoformat()}
+        await self.deployment.call("PUT", "provisioner", f"/pools/{pool}/demand", body)
+
+    # What there is to see
+
+    async def read(self) -> None:
+        """All that the lifecycle topic says, for ever, with a plain consumer."""
+        topic = self.deployment.prefix + "slipway.worker.lifecycle.v1"
+        consumer = AIOKafkaConsumer(
+            topic, bootstrap_servers=self.deployment.kafka, auto_offset_reset="earliest", group_id=None
+        )
+        await consumer.start()
+        try:
+            async for record in consumer:
+                kind = dict(record.headers)["ce_type"].decode().split(".")[-2]
+                self.events.append({"event": kind} | msgspec.json.decode(record.value))
+        finally:
+            await consumer.stop()
+
+    def said(self, worker_id: str) -> list[str]:
+        """What the topic says happened to a worker, in order. How often its launch had to wait on a busy machine is
+        another story."""
+        told = [event["event"] for event in self.events if event["worker_id"] == worker_id]
+        return [event for event in told if event != "delayed"]
+
+    def event(self, worker_id: str, kind: str) -> dict[str, Any]:
+        (found,) = [event for event in self.events if (event["worker_id"], event["event"]) == (worker_id, kind)]
+        return found
+
+    async def until_said(self, worker_id: str, last: str) -> list[str]:
+        """What the topic says of a worker, once it says this."""
+
+        def said() -> bool:
+            if self.reading and self.reading.done():
+                self.reading.result()
+            return last in self.said(worker_id)
+
+        await see(said, f"{last} of {worker_id}")
+        return self.said(worker_id)
+
+    async def rows(self, pool: str) -> list[dict[str, Any]]:
+        """The workers of a pool, the oldest first."""
+        answer = await self.deployment.call("GET", "provisioner", f"/workers?pool={pool}")
+        return sorted(answer["items"], key=lambda worker: str(worker["id"]))
+
+    async def first(self, pool: str) -> dict[str, Any]:
+        """A pool's first worker, once it has an instance."""
+
+        async def launched() -> dict[str, Any] | None:
+            rows = await self.rows(pool)
+            return rows[0] if rows and rows[0]["instance_id"] else None
+
+        found: dict[str, Any] = await see(launched, f"an instance in {pool}")
+        return found
+
+    async def until_stopped(self, worker: dict[str, Any]) -> dict[str, Any]:
+        """The worker's row, once it has ended."""
+
+        async def ended() -> dict[str, Any] | None:
+            row: dict[str, Any] = await self.deployment.call("GET", "provisioner", f"/workers/{worker['id']}")
+            return row if row["state"] == "stopped" else None
+
+        found: dict[str, Any] = await see(ended, f"{worker['id']} ends")
+        return found
+
+    async def claims(self, worker: dict[str, Any]) -> list[tuple[str, str, bool]]:
+        """What ran on a worker, by the provisioner's rows: (source, task, whether it is over)."""
+        db = await asyncpg.connect(self.deployment.database_url)
+        try:
+            rows = await db.fetch(
+                "SELECT source, task_id, ended_at IS NOT NULL AS over FROM provisioner.claim WHERE worker_id = $1 "
+                "ORDER BY started_at", worker["id"],
+            )  # fmt: skip
+            return [(row["source"], row["task_id"], row["over"]) for row in rows]
+        finally:
+            await db.close()
+
+    def processes(self, worker: dict[str, Any]) -> list[Process]:
+        """What runs now of a worker's instance, the leader first: the kernel's word."""
+        return processes.tagged(INSTANCE_TAG, f"{self.tag}{worker['account_id']}/{worker['batch_id']}/")
+
+    def ledger(self, pool: str) -> list[facts.TaskClaimed | facts.TaskEnded]:
+        """Which tasks of a pool were claimed and ended, by the queue."""
+        return [
+            fact for fact in ledger.read(self.deployment.ledger)
+            if isinstance(fact, facts.TaskClaimed | facts.TaskEnded) and fact.pool_id == pool
+        ]  # fmt: skip
+
+    async def until_ended(self, pool: str, results: Sequence[str]) -> list[facts.TaskClaimed | facts.TaskEnded]:
+        """The queue's words, once tasks of the pool have ended so."""
+
+        def ends() -> list[str]:
+            return [fact.result for fact in self.ledger(pool) if isinstance(fact, facts.TaskEnded)]
+
+        await see(lambda: ends()[: len(results)] == list(results), f"tasks of {pool} end: {results}")
+        return self.ledger(pool)
+
+    async def second_run(self, pool: str, *, first: dict[str, Any]) -> str:
+        """The worker on which the pool's task was done, after it was cut short on its first."""
+        words = await self.until_ended(pool, ["interrupted", "done"])
+        claims = [(fact.task_id, fact.worker_id) for fact in words if isinstance(fact, facts.TaskClaimed)]
+        (task_id, worker_id), (again_id, other_id) = claims
+        assert (task_id, worker_id) == (again_id, first["id"])
+        assert other_id in {row["id"] for row in await self.rows(pool)} - {worker_id}
+        return other_id
+
+    async def until_busy(self, pool: str) -> Busy:
+        """A pool's first worker, once its task is one of its processes and the provisioner has heard of the claim."""
+        worker = await self.first(pool)
+
+        async def busy() -> Busy | None:
+            now = self.processes(worker)
+            return Busy(worker, now) if len(now) == 2 and await self.claims(worker) else None
+
+        found: Busy = await see(busy, f"a task runs on {worker['id']}")
+        return found
+
+    async def exit_code(self, worker: dict[str, Any]) -> int:
+        """What the kernel told the parent, which is the provisioner: it logs that, and keeps it nowhere else."""
+        pid = int(worker["instance_id"].partition("-")[0])
+        log = self.deployment.folder / "provisioner.log"
+
+        def logged() -> list[int]:
+            ends = (line for line in log.read_bytes().splitlines() if b"process has ended" in line)
+            return [end["exit_code"] for end in map(msgspec.json.decode, ends) if end["pid"] == pid]
+
+        (code,) = await see(logged, f"the end of {pid} is logged")
+        return int(code)
+
+
+async def see(condition: Callable[[], Any], what: str = "") -> Any:
+    """As `until`, looking less often: each look costs the processor that the workers need."""
+
+    async def look() -> Any:
+        answer = condition()
+        answer = await answer if inspect.isawaitable(answer) else answer
+        if not answer:
+            await asyncio.sleep(LOOK_SECONDS)
+        return answer
+
+    return await until(look, what, seconds=SEEN_SECONDS)
+
+
+@pytest.fixture(scope="module")
+async def stories() -> AsyncIterator[Stories]:
+    """Everything is started, and each pool has its tasks."""
+    with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
+        guard().remove(Path(folder))
+        async with Supervisor() as supervisor:
+            deployment = Deployment(supervisor, Path(folder), speed=1.0, seconds=SECONDS)
+            stories = Stories(deployment)
+            guard().tagged(f"{INSTANCE_TAG}={stories.tag}")
+            await deployment.start()
+            await deployment.call(
+                "POST", "simulator", "/scenario",
+                {"speed": 1.0, "report_seconds": 1.0, "claim_seconds": CLAIM_SECONDS},
+            )  # fmt: skip
+            await deployment.apply(declared(deployment.url("simulator") + "/queue"))
+            stories.reading = asyncio.create_task(stories.read())
+            deeds = [stories.killed_agent, stories.killed_machine, stories.drained]
+            stories.seen = {deed.__name__: asyncio.create_task(deed()) for deed in deeds}
+            for pool in ("never-claims", "fails", "works"):
+                await stories.demand(pool, 1)
+            yield stories
+            tasks: list[asyncio.Task[Any]] = [stories.reading, *stories.seen.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            # The provisioner first, or it would launch others.
+            await supervisor.kill("provisioner")
+            for process in processes.tagged(INSTANCE_TAG, stories.tag):
+                processes.send(process.identity, signal.SIGKILL)
+            await deployment.remove()
+
+
+async def test_killed_agent(stories: Stories) -> None:
+    """The worker is lost and its claim closed; its task's process is found by the tag and ended, and the task runs
+    again on another worker."""
+    busy = await stories.seen["killed_agent"]
+    worker, (agent, task) = busy.worker, busy.processes
+    assert (agent.identity, task.session) == (worker["instance_id"], agent.pid)
+    row = await stories.until_stopped(worker)
+    assert row["reason"] == "instance is gone"
+    assert await stories.until_said(worker["id"], "lost") == ["requested", "launched", "registered", "claimed", "lost"]
+    assert await stories.claims(worker) == [("simulator", "killed-agent-1", True)]
+    await see(lambda: stories.processes(worker) == [], "the task's process is gone too")
+    assert not processes.alive(task.identity)
+    again = await stories.second_run("killed-agent", first=worker)
+    assert (await stories.until_said(again, "claimed"))[:4] == ["requested", "launched", "registered", "claimed"]
+    assert await stories.exit_code(worker) == -signal.SIGKILL
+
+
+async def test_killed_machine(stories: Stories) -> None:
+    """Lost, and the task runs again elsewhere."""
+    worker = (await stories.seen["killed_machine"]).worker
+    await stories.until_stopped(worker)
+    assert await stories.until_said(worker["id"], "lost") == ["requested", "launched", "registered", "claimed", "lost"]
+    assert await stories.claims(worker) == [("simulator", "killed-machine-1", True)]
+    assert stories.processes(worker) == []
+    await stories.second_run("killed-machine", first=worker)
+
+
+async def test_drain_between_jobs(stories: Stories) -> None:
+    """The task ends as it should, no other is taken though one waits, and the worker stops by itself with 0."""
+    worker = (await stories.seen["drained"]).worker
+    row = await stories.until_stopped(worker)
+    assert "the drill" in row["reason"]
+    said = await stories.until_said(worker["id"], "stopped")
+    # Told in the task, it does not say that it is idle; told only by the answer to that, it has.
+    assert [word for word in said if word != "idle"] == [
+        "requested", "launched", "registered", "claimed", "stopping", "stopped",
+    ]  # fmt: skip
+    assert await stories.exit_code(worker) == 0
+    words = await stories.until_ended("drained", ["done", "done"])
+    mine = [fact for fact in words if fact.instance_id == worker["instance_id"]]
+    assert [(type(fact), fact.task_id) for fact in mine] == [
+        (facts.TaskClaimed, "drained-1"), (facts.TaskEnded, "drained-1"),
+    ]  # fmt: skip
+    (end,) = [fact for fact in mine if isinstance(fact, facts.TaskEnded)]
+    assert (end.exit_code, end.at - mine[0].at >= TASK_SECONDS) == (0, True)
+    assert stories.processes(worker) == []
+
+
+async def test_an_agent_that_never_claims(stories: Stories) -> None:
+    """Idle while tasks wait: told to leave as a failed claim, which its agent does; nothing of it is left."""
+    worker = await stories.first("never-claims")
+    await stories.until_stopped(worker)
+    await stories.demand("never-claims", 0)
+    said = await stories.until_said(worker["id"], "stopped")
+    assert said == ["requested", "launched", "registered", "stopping", "stopped"]
+    stopping = stories.event(worker["id"], "stopping")
+    outcome = {name: stopping["outcome"][name] for name in ("stage", "result", "code")}
+    assert outcome == {"stage": "claim", "result": "failed", "code": "never_claimed"}
+    assert await stories.exit_code(worker) == 128 + signal.SIGTERM
+    assert stories.processes(worker) == []
+
+
+async def test_an_agent_that_fails(stories: Stories) -> None:
+    """Its failure is an event, and its exit code the worker's."""
+    worker = await stories.first("fails")
+    await stories.demand("fails", 0)
+    await stories.until_stopped(worker)
+    said = await stories.until_said(worker["id"], "stopped")
+    assert said == ["requested", "launched", "registered", "error_reported", "stopped"]
+    error = stories.event(worker["id"], "error_reported")
+    assert (error["kind"], error["detail"]) == ("agent_exited", "exit code 3")
+    assert await stories.exit_code(worker) == 3
+
+
+async def test_an_agent_whose_hooks_speak(stories: Stories) -> None:
+    """What its hooks say is what the world hears."""
+    worker = await stories.first("works")
+    await stories.demand("works", 0)
+    await stories.until_stopped(worker)
+    said = await stories.until_said(worker["id"], "stopped")
+    assert said == ["requested", "launched", "registered", "claimed", "idle", "stopped"]
+    claimed = stories.event(worker["id"], "claimed")
+    assert (claimed["task_id"], claimed["source"]) == ("job-1", "mine")
+    assert await stories.claims(worker) == [("mine", "job-1", True)]
+    assert await stories.exit_code(worker) == 0
