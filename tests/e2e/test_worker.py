@@ -42,7 +42,7 @@ COMMANDS: Final = {
     "fails": [*AGENT, "wrap", "--", "sh", "-c", "exit 3"],
     "works": [*AGENT, "wrap", "--", "sh", "-c", JOB],
 }
-TASK_SECONDS: Final = 3.0
+TASK_SECONDS: Final = 6.0
 CLAIM_SECONDS: Final = 3.0
 LOOK_SECONDS: Final = 0.1
 SEEN_SECONDS: Final = 60.0
