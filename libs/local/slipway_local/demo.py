@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ import httpx2
 import msgspec
 import yaml
 
-from slipway_common.clock import monotonic_seconds
+from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.declaration import Declaration, load
 from slipway_local import agents, check, evidence, recovery
 from slipway_local.agents import Agents
@@ -29,6 +30,7 @@ from slipway_local.guard import guard
 from slipway_local.narrate import narrate
 from slipway_local.supervisor import Supervisor, run
 from slipway_simulator import faults
+from slipway_simulator.facts import InstanceCreated
 from slipway_simulator.faults import BadFault, Fault
 
 DECLARATIONS: Final = {
@@ -167,7 +169,7 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
     mine = ""
     try:
         print("starting PostgreSQL, Apache Kafka, the simulator and three services …", flush=True)
-        began = monotonic_seconds()
+        began, began_at = monotonic_seconds(), utc_now().timestamp()
         await deployment.start()
         declared = deployment.declaration(DECLARATIONS[asked.provider])
         if hired is not None:
@@ -176,7 +178,8 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         await deployment.apply(declared)
         started = await deployment.call("POST", "simulator", "/scenario", scenario(asked))
         mine = tell_where(deployment, declared)
-        print(f"started in {monotonic_seconds() - began:.1f} s; SEED={asked.seed} SPEED={asked.speed:g}", flush=True)
+        took = f"started in {monotonic_seconds() - began:.1f} s{deployment.java_used}"
+        print(f"{took}; SEED={asked.seed} SPEED={asked.speed:g}", flush=True)
         died = asyncio.create_task(supervisor.died())
         told = asyncio.create_task(narrate(deployment, started["started_at"], asked.seed, asked.duration_seconds))
         await asyncio.wait({died, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -194,6 +197,10 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         )  # fmt: skip
         if hired is not None:
             hired.count()
+            found = hired.merged(found)
+        created = [fact.at for fact in found.ledger if isinstance(fact, InstanceCreated)]
+        if created:
+            print(f"\n  first launch {min(created) - began_at:.1f} s after the start")
         return summarise(asked, found, started["started_at"], hired)
     except (StartFailed, httpx2.HTTPError) as error:
         print(f"could not go on: {error}", file=sys.stderr)
@@ -272,11 +279,8 @@ def shortcomings(asked: Wish, report: check.Report) -> list[str]:
 
 def summarise(asked: Wish, found: evidence.Evidence, started_at: float, hired: Agents | None) -> int:
     """The summary, the verdicts, and last the path's own line."""
-    if hired is not None:
-        found = hired.merged(found)
     report = check.judge(found)
     problems = list(report.problems)
-    print()
     if hired is not None:
         print(f"  {hired.summary(found)}")
         problems += hired.shortcomings(found, seconds=0.0 if asked.demand else asked.duration_seconds)
@@ -296,16 +300,19 @@ def summarise(asked: Wish, found: evidence.Evidence, started_at: float, hired: A
         for source, attempts in (("topics", by_topic), ("ledger", by_ledger)):
             product = [((at - started_at) * asked.speed, zone) for at, zone in attempts]
             seen = recovery.verdict(product, outage)
-            back = "not seen" if seen.back_after_seconds is None else f"{seen.back_after_seconds / 60:.1f} min"
-            print(
-                f"  {zone} by {source}: share {seen.before:.3f} before, {seen.out:.3f} while out, "
-                f"0.20 again {'not seen' if back == 'not seen' else 'after ' + back}"
-            )
+            back = "not seen" if seen.back_after_seconds is None else f"after {seen.back_after_seconds / 60:.1f} min"
+            before, out = share(seen.before), share(seen.out)
+            print(f"  {zone} by {source}: share {before} before, {out} while out, 0.20 again {back}")
             problems += seen.problems
     for problem in problems:
         print(f"  PROBLEM {problem}")
     print(msgspec.structs.replace(report, problems=problems).line())
     return 1 if problems else 0
+
+
+def share(value: float) -> str:
+    """A run may be too short for any launch to fall into a period."""
+    return "unknown" if isnan(value) else f"{value:.3f}"
 
 
 def main() -> int:

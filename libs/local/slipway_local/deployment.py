@@ -80,6 +80,12 @@ class Deployment:
         times = PRODUCT_SECONDS["provisioner"] | self.seconds
         return self.call_settle_seconds + 2 * max(1.0, times["reap_seconds"] / self.speed) + 1.0
 
+    @property
+    def java_used(self) -> str:
+        """What the broker runs on, for people; empty when the broker is somebody else's."""
+        java = self.kafka_server.java
+        return f" on Java {java.version} ({java.executable})" if java is not None else ""
+
     def url(self, service: str) -> str:
         return f"http://127.0.0.1:{self.ports[service]}"
 
