@@ -21,70 +21,104 @@ LEASE_BROKER=${LEASE_BROKER:-User:lease-broker}
 MONITORS=${MONITORS:-User:monitors}
 SUBSCRIBERS=${SUBSCRIBERS:-User:subscribers}
 
-allow() { # PRINCIPAL OPERATION topic|group NAME literal|prefixed
+allow() { # PRINCIPAL OPERATION literal|prefixed topic|group NAME…
+    principal=$1 operation=$2 pattern=$3 resource=$4
+    shift 4
+    for name in "$@"; do # each NAME becomes --topic PREFIXNAME
+        set -- "$@" "--$resource" "$prefix$name"
+        shift
+    done
     "$tool" --bootstrap-server "$bootstrap" ${config:+--command-config "$config"} --add \
-        --allow-principal "$1" --operation "$2" "--$3" "$prefix$4" --resource-pattern-type "$5"
+        --allow-principal "$principal" --operation "$operation" --resource-pattern-type "$pattern" "$@"
 }
 
 # provisioner
-allow "$PROVISIONER" Read topic slipway.pool.demand.v1 literal
-allow "$PROVISIONER" Write topic slipway.pool.lifecycle.v1 literal
-allow "$PROVISIONER" Write topic slipway.launch-config.lifecycle.v1 literal
-allow "$PROVISIONER" Read topic slipway.launch-config.signal.v1 literal
-allow "$PROVISIONER" Read topic slipway.launch-config.weight.v1 literal
-allow "$PROVISIONER" Write topic slipway.worker.lifecycle.v1 literal
-allow "$PROVISIONER" Write topic slipway.lease.request.v1 literal
-allow "$PROVISIONER" Read topic slipway.lease.lifecycle.v1 literal
-allow "$PROVISIONER" Write topic slipway.service.heartbeat.v1 literal
-allow "$PROVISIONER" Read topic slipway.service.heartbeat.v1 literal
-allow "$PROVISIONER" Write topic slipway.alert.v1 literal
-allow "$PROVISIONER" Read group slipway.provisioner.slipway.pool.demand.v1 literal
-allow "$PROVISIONER" Write topic slipway.pool.demand.v1.slipway.provisioner.slipway.pool.demand.v1.dlq literal
-allow "$PROVISIONER" Read group slipway.provisioner.slipway.launch-config.signal.v1 literal
-allow "$PROVISIONER" Write topic slipway.launch-config.signal.v1.slipway.provisioner.slipway.launch-config.signal.v1.dlq literal
-allow "$PROVISIONER" Read group slipway.provisioner.slipway.lease.lifecycle.v1 literal
-allow "$PROVISIONER" Write topic slipway.lease.lifecycle.v1.slipway.provisioner.slipway.lease.lifecycle.v1.dlq literal
+
+allow "$PROVISIONER" Read literal group \
+    slipway.provisioner.slipway.launch-config.signal.v1 \
+    slipway.provisioner.slipway.lease.lifecycle.v1 \
+    slipway.provisioner.slipway.pool.demand.v1
+
+allow "$PROVISIONER" Read literal topic \
+    slipway.launch-config.signal.v1 \
+    slipway.launch-config.weight.v1 \
+    slipway.lease.lifecycle.v1 \
+    slipway.pool.demand.v1 \
+    slipway.service.heartbeat.v1
+
+allow "$PROVISIONER" Write literal topic \
+    slipway.alert.v1 \
+    slipway.launch-config.lifecycle.v1 \
+    slipway.launch-config.signal.v1.slipway.provisioner.slipway.launch-config.signal.v1.dlq \
+    slipway.lease.lifecycle.v1.slipway.provisioner.slipway.lease.lifecycle.v1.dlq \
+    slipway.lease.request.v1 \
+    slipway.pool.demand.v1.slipway.provisioner.slipway.pool.demand.v1.dlq \
+    slipway.pool.lifecycle.v1 \
+    slipway.service.heartbeat.v1 \
+    slipway.worker.lifecycle.v1
 
 # weight-calculator
-allow "$WEIGHT_CALCULATOR" Describe topic slipway.pool.demand.v1 literal
-allow "$WEIGHT_CALCULATOR" Describe topic slipway.pool.lifecycle.v1 literal
-allow "$WEIGHT_CALCULATOR" Read topic slipway.launch-config.lifecycle.v1 literal
-allow "$WEIGHT_CALCULATOR" Describe topic slipway.launch-config.signal.v1 literal
-allow "$WEIGHT_CALCULATOR" Write topic slipway.launch-config.weight.v1 literal
-allow "$WEIGHT_CALCULATOR" Read topic slipway.worker.lifecycle.v1 literal
-allow "$WEIGHT_CALCULATOR" Describe topic slipway.lease.request.v1 literal
-allow "$WEIGHT_CALCULATOR" Describe topic slipway.lease.lifecycle.v1 literal
-allow "$WEIGHT_CALCULATOR" Write topic slipway.service.heartbeat.v1 literal
-allow "$WEIGHT_CALCULATOR" Write topic slipway.alert.v1 literal
-allow "$WEIGHT_CALCULATOR" Read group slipway.weight-calculator.slipway.launch-config.lifecycle.v1 literal
-allow "$WEIGHT_CALCULATOR" Write topic slipway.launch-config.lifecycle.v1.slipway.weight-calculator.slipway.launch-config.lifecycle.v1.dlq literal
-allow "$WEIGHT_CALCULATOR" Read group slipway.weight-calculator.slipway.worker.lifecycle.v1 literal
-allow "$WEIGHT_CALCULATOR" Write topic slipway.worker.lifecycle.v1.slipway.weight-calculator.slipway.worker.lifecycle.v1.dlq literal
+
+allow "$WEIGHT_CALCULATOR" Describe literal topic \
+    slipway.launch-config.signal.v1 \
+    slipway.lease.lifecycle.v1 \
+    slipway.lease.request.v1 \
+    slipway.pool.demand.v1 \
+    slipway.pool.lifecycle.v1
+
+allow "$WEIGHT_CALCULATOR" Read literal group \
+    slipway.weight-calculator.slipway.launch-config.lifecycle.v1 \
+    slipway.weight-calculator.slipway.worker.lifecycle.v1
+
+allow "$WEIGHT_CALCULATOR" Read literal topic \
+    slipway.launch-config.lifecycle.v1 \
+    slipway.worker.lifecycle.v1
+
+allow "$WEIGHT_CALCULATOR" Write literal topic \
+    slipway.alert.v1 \
+    slipway.launch-config.lifecycle.v1.slipway.weight-calculator.slipway.launch-config.lifecycle.v1.dlq \
+    slipway.launch-config.weight.v1 \
+    slipway.service.heartbeat.v1 \
+    slipway.worker.lifecycle.v1.slipway.weight-calculator.slipway.worker.lifecycle.v1.dlq
 
 # lease-broker
-allow "$LEASE_BROKER" Describe topic slipway.pool.demand.v1 literal
-allow "$LEASE_BROKER" Describe topic slipway.pool.lifecycle.v1 literal
-allow "$LEASE_BROKER" Describe topic slipway.launch-config.lifecycle.v1 literal
-allow "$LEASE_BROKER" Describe topic slipway.launch-config.signal.v1 literal
-allow "$LEASE_BROKER" Describe topic slipway.launch-config.weight.v1 literal
-allow "$LEASE_BROKER" Describe topic slipway.worker.lifecycle.v1 literal
-allow "$LEASE_BROKER" Read topic slipway.lease.request.v1 literal
-allow "$LEASE_BROKER" Write topic slipway.lease.lifecycle.v1 literal
-allow "$LEASE_BROKER" Write topic slipway.service.heartbeat.v1 literal
-allow "$LEASE_BROKER" Write topic slipway.alert.v1 literal
-allow "$LEASE_BROKER" Read group slipway.lease-broker.slipway.lease.request.v1 literal
-allow "$LEASE_BROKER" Write topic slipway.lease.request.v1.slipway.lease-broker.slipway.lease.request.v1.dlq literal
+
+allow "$LEASE_BROKER" Describe literal topic \
+    slipway.launch-config.lifecycle.v1 \
+    slipway.launch-config.signal.v1 \
+    slipway.launch-config.weight.v1 \
+    slipway.pool.demand.v1 \
+    slipway.pool.lifecycle.v1 \
+    slipway.worker.lifecycle.v1
+
+allow "$LEASE_BROKER" Read literal group \
+    slipway.lease-broker.slipway.lease.request.v1
+
+allow "$LEASE_BROKER" Read literal topic \
+    slipway.lease.request.v1
+
+allow "$LEASE_BROKER" Write literal topic \
+    slipway.alert.v1 \
+    slipway.lease.lifecycle.v1 \
+    slipway.lease.request.v1.slipway.lease-broker.slipway.lease.request.v1.dlq \
+    slipway.service.heartbeat.v1
 
 # monitors
-allow "$MONITORS" Write topic slipway.pool.demand.v1 literal
-allow "$MONITORS" Write topic slipway.launch-config.signal.v1 literal
+
+allow "$MONITORS" Write literal topic \
+    slipway.launch-config.signal.v1 \
+    slipway.pool.demand.v1
 
 # subscribers
-allow "$SUBSCRIBERS" Read topic slipway.pool.lifecycle.v1 literal
-allow "$SUBSCRIBERS" Read topic slipway.launch-config.lifecycle.v1 literal
-allow "$SUBSCRIBERS" Read topic slipway.launch-config.weight.v1 literal
-allow "$SUBSCRIBERS" Read topic slipway.worker.lifecycle.v1 literal
-allow "$SUBSCRIBERS" Read topic slipway.lease.lifecycle.v1 literal
-allow "$SUBSCRIBERS" Read topic slipway.service.heartbeat.v1 literal
-allow "$SUBSCRIBERS" Read topic slipway.alert.v1 literal
-allow "$SUBSCRIBERS" Read group subscriber. prefixed
+
+allow "$SUBSCRIBERS" Read literal topic \
+    slipway.alert.v1 \
+    slipway.launch-config.lifecycle.v1 \
+    slipway.launch-config.weight.v1 \
+    slipway.lease.lifecycle.v1 \
+    slipway.pool.lifecycle.v1 \
+    slipway.service.heartbeat.v1 \
+    slipway.worker.lifecycle.v1
+
+allow "$SUBSCRIBERS" Read prefixed group \
+    subscriber.

@@ -127,7 +127,7 @@ class Guarded:
         made = called("topics.sh", self.folder, "kafka-topics.sh", prefix, PARTITIONS="1", REPLICAS="1")
         allowed = called("acls.sh", self.folder, "kafka-acls.sh", prefix, **principals)
         created = admin.create_topics([new_topic(call) for call in made])
-        bound = admin.create_acls([binding(call) for call in allowed])
+        bound = admin.create_acls([binding for call in allowed for binding in bindings(call)])
         for future in (*created.values(), *bound.values()):
             future.result(30)
 
@@ -218,20 +218,23 @@ def new_topic(call: Sequence[str]) -> Any:
     return NewTopic(name, num_partitions=int(partitions), replication_factor=int(replicas), config=config)
 
 
-def binding(call: Sequence[str]) -> Any:
+def bindings(call: Sequence[str]) -> list[Any]:
     given = options(call)
     kind = "topic" if "--topic" in given else "group"
     assert set(given) == {
         "--bootstrap-server", "--command-config", "--add", "--allow-principal", "--operation", f"--{kind}",
         "--resource-pattern-type",
     }  # fmt: skip
-    (name,), (pattern,), (principal,), (operation,) = (
-        given[option] for option in (f"--{kind}", "--resource-pattern-type", "--allow-principal", "--operation")
+    (pattern,), (principal,), (operation,) = (
+        given[option] for option in ("--resource-pattern-type", "--allow-principal", "--operation")
     )
-    return AclBinding(
-        ResourceType[kind.upper()], name, ResourcePatternType[pattern.upper()], principal, "*",
-        AclOperation[operation.upper()], AclPermissionType.ALLOW,
-    )  # fmt: skip
+    return [
+        AclBinding(
+            ResourceType[kind.upper()], name, ResourcePatternType[pattern.upper()], principal, "*",
+            AclOperation[operation.upper()], AclPermissionType.ALLOW,
+        )
+        for name in given[f"--{kind}"]
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ Rights follow the registry: who produces a topic may write it, who consumes it m
 own, and nobody may do more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from slipway_common import topic_admin
@@ -124,7 +125,7 @@ def _topic(row: topic_admin.Wanted) -> str:
 def _acls() -> str:
     variables = "\n".join(f"{_variable(name)}=${{{_variable(name)}:-User:{name}}}" for name in PRINCIPALS)
     sections = [
-        "\n".join([f"# {name}", *(_allow(right) for right in rights() if right.principal == name)])
+        "\n\n".join([f"# {name}", *_allowed([right for right in rights() if right.principal == name])])
         for name in PRINCIPALS
     ]
     return (
@@ -147,9 +148,15 @@ tool=$(command -v kafka-acls.sh || command -v kafka-acls) || {{
 
 {variables}
 
-allow() {{ # PRINCIPAL OPERATION topic|group NAME literal|prefixed
+allow() {{ # PRINCIPAL OPERATION literal|prefixed topic|group NAME…
+    principal=$1 operation=$2 pattern=$3 resource=$4
+    shift 4
+    for name in "$@"; do # each NAME becomes --topic PREFIXNAME
+        set -- "$@" "--$resource" "$prefix$name"
+        shift
+    done
     "$tool" --bootstrap-server "$bootstrap" ${{config:+--command-config "$config"}} --add \\
-        --allow-principal "$1" --operation "$2" "--$3" "$prefix$4" --resource-pattern-type "$5"
+        --allow-principal "$principal" --operation "$operation" --resource-pattern-type "$pattern" "$@"
 }}
 
 """
@@ -158,8 +165,15 @@ allow() {{ # PRINCIPAL OPERATION topic|group NAME literal|prefixed
     )
 
 
-def _allow(right: Right) -> str:
-    return f'allow "${_variable(right.principal)}" {right.operation} {right.resource} {right.name} {right.pattern}'
+def _allowed(rows: Sequence[Right]) -> Iterator[str]:
+    """A call for all rows that differ only in their names: each starts a Java machine."""
+
+    def alike(right: Right) -> tuple[str, str, str]:
+        return right.operation, right.pattern, right.resource
+
+    for (operation, pattern, resource), group_ in groupby(sorted(rows, key=alike), key=alike):
+        names = " \\\n    ".join(sorted(right.name for right in group_))
+        yield f'allow "${_variable(rows[0].principal)}" {operation} {pattern} {resource} \\\n    {names}'
 
 
 def _variable(principal: str) -> str:
