@@ -138,7 +138,8 @@ def config(id_: str, **fields: Any) -> dict[str, Any]:
 
 
 def stage(name: str, in_flight: int, unfolded: int) -> dict[str, Any]:
-    return config("")["stages"] | {name: {"in_flight": in_flight, "unfolded": unfolded, "window": 8}}
+    stages: dict[str, Any] = config("")["stages"]
+    return stages | {name: {"in_flight": in_flight, "unfolded": unfolded, "window": 8}}
 
 
 CALM = DECISION | {"because": "nothing is needed", "times": 4, "why": DECISION["why"] | {"needed": 0, "launched": 0}}
