@@ -45,16 +45,17 @@ class _Running:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
-        speaking = asyncio.create_task(
-            converse(self.provisioner, lambda: self.state.worker, self._talked, self.rests.rest, self.rng)
-        )
         try:
-            return await self._work()
+            async with asyncio.TaskGroup() as both:
+                speaking = both.create_task(
+                    converse(self.provisioner, lambda: self.state.worker, self._talked, self.rests.rest, self.rng)
+                )
+                code = await self._work()
+                speaking.cancel()
+            return code
         finally:
             if self._group is not None:
                 self._group.send(signal.SIGKILL)  # if we fail, nobody will renew its task's claim
-            speaking.cancel()
-            await asyncio.wait({speaking})
 
     def _change(self, state: Run) -> None:
         self.state = state

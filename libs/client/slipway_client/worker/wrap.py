@@ -67,17 +67,18 @@ class _Wrapping:
             asyncio.get_running_loop().add_signal_handler(signum, self._pass_on, signum)
 
     async def live(self, path: Path) -> int:
-        speaking = asyncio.create_task(
-            converse(self.provisioner, lambda: self.state.worker, self._talked, self.rests.rest, self.rng)
-        )
         server = await asyncio.start_unix_server(self._answer, path)
         try:
-            return await self._work(path)
+            async with asyncio.TaskGroup() as both:
+                speaking = both.create_task(
+                    converse(self.provisioner, lambda: self.state.worker, self._talked, self.rests.rest, self.rng)
+                )
+                code = await self._work(path)
+                speaking.cancel()
+            return code
         finally:
             server.close()
             self._signal(signal.SIGKILL)  # if we fail, nobody speaks for the agent
-            speaking.cancel()
-            await asyncio.wait({speaking})
 
     def _change(self, state: Wrapped) -> None:
         self.state = state
