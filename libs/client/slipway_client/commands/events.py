@@ -57,7 +57,7 @@ def tail(
     ] = None,
     beginning: Annotated[bool, typer.Option("--beginning", help="Begin with the oldest that is kept.")] = False,
     last: Annotated[
-        int | None, typer.Option("-n", min=0, help="Begin with the last N of those.  [default: 10]", show_default=False)
+        int | None, typer.Option("-n", metavar="N", min=0, help="Begin with the last N of those.  [default: 10]")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with what comes, until Ctrl-C.")] = True,
     output: Annotated[
