@@ -209,7 +209,8 @@ def test_filters_are_passed_on(services: Services, url: str) -> None:
     assert slipway("worker", "ls", "--pool", "linux", "--state", "running", url=url).exit_code == 0
     assert slipway("lease", "ls", "--pool", "sim-a", url=url).exit_code == 1
     assert slipway("worker", "ls", url=url).exit_code == 0
-    assert services.queries == [{"pool": "linux", "state": "running"}, {"pool": "sim-a"}, {}]
+    newest = {"limit": "100"}
+    assert services.queries == [{"pool": "linux", "state": "running"} | newest, {"pool": "sim-a"}, newest]
 
 
 def test_demand_is_reported_with_its_time(services: Services, url: str) -> None:
