@@ -7,14 +7,14 @@ from urllib.request import Request, urlopen
 
 from aiokafka import AIOKafkaConsumer
 
-TOPICS = [os.environ.get("TOPIC_PREFIX", "") + name for name in ("slipway.alert.v1", "slipway.worker.lifecycle.v1")]
+TOPICS = [(PREFIX := os.getenv("TOPIC_PREFIX", "")) + "slipway.alert.v1", PREFIX + "slipway.worker.lifecycle.v1"]
 ACTIONS = {b"io.slipway.alert.raised.v1": "trigger", b"io.slipway.alert.resolved.v1": "resolve",
            b"io.slipway.worker.launch_failed.v1": "count"}  # fmt: skip
 WEBHOOK = Request(url, headers={"content-type": "application/json"}) if (url := os.getenv("WEBHOOK_URL")) else None
 
 async def main() -> None:
     told: Counter[str] = Counter()
-    group = {"bootstrap_servers": os.environ["KAFKA"], "group_id": "alerts-aiokafka", "group_instance_id": "1"}
+    group = {"bootstrap_servers": os.environ["KAFKA"], "group_id": PREFIX + "alerts-aiokafka", "group_instance_id": "1"}
     async with AIOKafkaConsumer(*TOPICS, **group, enable_auto_commit=False, auto_offset_reset="earliest") as consumer:
         async for record in consumer:
             try:

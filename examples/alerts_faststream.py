@@ -8,12 +8,12 @@ from urllib.request import Request, urlopen
 from faststream import AckPolicy, FastStream
 from faststream.kafka import KafkaBroker, annotations
 
-TOPICS = [os.environ.get("TOPIC_PREFIX", "") + name for name in ("slipway.alert.v1", "slipway.worker.lifecycle.v1")]
+TOPICS = [(PREFIX := os.getenv("TOPIC_PREFIX", "")) + "slipway.alert.v1", PREFIX + "slipway.worker.lifecycle.v1"]
 ACTIONS = {"alert.raised.v1": "trigger", "alert.resolved.v1": "resolve", "worker.launch_failed.v1": "count"}
 WEBHOOK = Request(url, headers={"content-type": "application/json"}) if (url := os.getenv("WEBHOOK_URL")) else None
 broker, told = KafkaBroker(os.environ["KAFKA"], allow_auto_create_topics=False), Counter[str]()
 
-@broker.subscriber(*TOPICS, group_id="alerts-faststream", group_instance_id="1", auto_offset_reset="earliest",
+@broker.subscriber(*TOPICS, group_id=PREFIX + "alerts-faststream", group_instance_id="1", auto_offset_reset="earliest",
                    ack_policy=AckPolicy.NACK_ON_ERROR, decoder=lambda message: message.body)  # the defaults lose
 async def notify(message: annotations.KafkaMessage) -> None:
     try:

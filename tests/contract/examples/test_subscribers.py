@@ -57,7 +57,7 @@ async def until_committed(place: Place, name: str, alerts: int) -> None:
     """Until a restart would begin behind so many alerts."""
 
     async def behind() -> bool:
-        found = await committed(place, name.replace("_", "-"))
+        found = await committed(place, place.prefix + name.replace("_", "-"))
         return sum(offset for (topic, _), offset in found.items() if topic == ALERT.name) >= alerts
 
     await until(behind, f"{name} has committed {alerts} alerts")
