@@ -5,9 +5,9 @@ files run at the same time. `sh` blocks are run command by command, `console` bl
 `python` blocks as programs; blocks in a language of READ are not run, any other language is reported. A comment
 `<!-- expect: exit 3 -->` or `<!-- expect: TEXT -->` before a block says how its last command ends, or what it prints.
 
-`make demo DURATION=0` runs in the background from the beginning, once for all files that start it or read its
-addresses, and is ended with Ctrl-C. What else takes long is shortened as HEAVY says, by arguments that it takes anyway,
-and runs alone among its like.
+`make demo` and `make demo DURATION=0` run in the background from the beginning, as one for all files that start it or
+read its addresses, slowly, until Ctrl-C at the end. What else takes long is shortened as HEAVY says, by arguments that
+it takes anyway, and runs alone among its like.
 """
 
 import asyncio
@@ -45,6 +45,9 @@ HEAVY: Final[tuple[tuple[re.Pattern[str], dict[str, str]], ...]] = (
     (re.compile(r"\bmake\b.*\b(check|generated)\b|\bpytest\b|\btests\.mutants\b"), {}),
 )
 DEMO: Final = "make demo DURATION=0"
+DEFAULT_DEMO: Final = "make demo"
+# The default demo goes on until all commands have run, as slow as keeps both cores free for those beside it.
+BESIDE: Final = {"DURATION": "0", "SPEED": "2"}
 BACKGROUND: Final = re.compile(r"\bmake\b.*\bdemo\b.*\bDURATION=0\b")
 ITSELF: Final = re.compile(r"\bmake\b.*\breadme\b")
 COMMAND_SECONDS: Final = 300.0  # of a command that hangs; a busy machine may take long
@@ -85,19 +88,23 @@ class Command(msgspec.Struct, frozen=True):
 
     @property
     def background(self) -> bool:
-        return self.language != "python" and bool(BACKGROUND.search(self.text))
+        return self.language != "python" and bool(self.text == DEFAULT_DEMO or BACKGROUND.search(self.text))
 
     @property
     def shorter(self) -> dict[str, str] | None:
         """What shortens it; None when it takes no time worth speaking of."""
-        if self.background or self.language == "python":
+        if self.language == "python":
             return None
+        if self.background:
+            return BESIDE
         return next((env for pattern, env in HEAVY if pattern.search(self.text)), None)
 
     @property
     def demo(self) -> str:
         """The background demo that it starts or reads the addresses of; empty for none."""
-        return self.text if self.background else DEMO if str(ENVIRONMENT) in self.text else ""
+        if self.text == DEFAULT_DEMO or (not self.background and str(ENVIRONMENT) in self.text):
+            return DEMO
+        return self.text if self.background else ""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -214,7 +221,7 @@ class Background:
         self.text = text
         self.folder = folder
         argv = ["bash", "-c", f"exec {text}"]
-        self.child = Child("demo", argv, log=folder.with_suffix(".log"), env=environment(folder), cwd=folder)
+        self.child = Child("demo", argv, log=folder.with_suffix(".log"), env=environment(folder) | BESIDE, cwd=folder)
 
     @property
     def addresses(self) -> Path:
@@ -272,7 +279,8 @@ class Reader:
                 failed = lost = await self.demos[command.demo].ready()
                 if not lost:
                     self.demos[command.demo].lend(self.folder)
-            async with self.alone if command.shorter is not None else contextlib.nullcontext():
+            heavy = command.shorter is not None and not command.background
+            async with self.alone if heavy else contextlib.nullcontext():
                 begin = monotonic_seconds()
                 if not failed and not command.background:
                     failed = await self._run(command)
@@ -344,8 +352,6 @@ async def read(root: Path, documents: Sequence[Path], place: Path) -> list[Outco
     try:
         for demo in demos.values():
             demo.child.start()
-        # Two deployments that start at once on a small machine make each other late; their readers say what failed.
-        await asyncio.gather(*(demo.ready() for demo in demos.values()))
         alone = asyncio.Lock()
         readers = [
             Reader(str(path.relative_to(root)), copy_tree(root, place / f"reader-{n}"), demos, alone).run(each)

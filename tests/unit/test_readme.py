@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme import Block, Command, Outcome, Wrong, blocks, commands, problem, read
+from tests.readme import BESIDE, DEMO, Block, Command, Outcome, Wrong, blocks, commands, problem, read
 
 GOOD = """\
 # Title
@@ -120,13 +120,14 @@ def test_expectations() -> None:
 
 
 def test_what_takes_long_is_shortened_by_its_own_arguments() -> None:
-    """And a demo without an end is no command to wait for."""
-    block = Block(1, "sh", "make demo\nmake demo DURATION=0\nls\n. .slipway/env")
-    short, endless, listing, reading = commands(block)
-    assert (short.shorter, short.demo) == ({"DURATION": "5s"}, "")
-    assert (endless.background, endless.shorter, endless.demo) == (True, None, "make demo DURATION=0")
+    """And a demo beside which others run is no command to wait for."""
+    block = Block(1, "sh", "make demo\nmake demo DURATION=0\nmake demo SEED=7\nls\n. .slipway/env")
+    default, endless, short, listing, reading = commands(block)
+    assert (default.background, default.shorter, default.demo) == (True, BESIDE, DEMO)
+    assert (endless.background, endless.shorter, endless.demo) == (True, BESIDE, DEMO)
+    assert (short.background, short.shorter, short.demo) == (False, {"DURATION": "5s"}, "")
     assert (listing.shorter, listing.demo) == (None, "")
-    assert (reading.background, reading.demo) == (False, "make demo DURATION=0")
+    assert (reading.background, reading.demo) == (False, DEMO)
 
 
 def test_python_is_one_program() -> None:
