@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from slipway_client import top
 from slipway_client.commands import (
     brakes,
     configs,
@@ -18,6 +17,7 @@ from slipway_client.commands import (
     operations,
     pools,
     tokens,
+    top,
     why,
     workers,
 )

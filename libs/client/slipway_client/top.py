@@ -1,4 +1,4 @@
-"""`slipway top`: a deployment on the terminal, live; as plain lines where nobody could see a screen."""
+"""A deployment on the terminal, live; as plain lines where nobody could see a screen."""
 
 import asyncio
 import contextlib
@@ -6,9 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:  # what a screen needs is imported when one is wanted: other commands start without it
     from slipway_client.snapshot import Line, Snapshot
@@ -17,30 +15,15 @@ if TYPE_CHECKING:  # what a screen needs is imported when one is wanted: other c
 HISTORY_SECONDS: Final = 600.0  # of events, told when a screen begins
 
 
-def top(
-    context: typer.Context,
-    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a screen, as in a pipe.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Show what is, once, and exit.")] = False,
-) -> None:
-    """Watch pools, launch configs and lease pools live, with what happens told below. q ends it.
-
-    Where the output is no terminal, and with --plain, it is a line per pool and look, and a line per event. NO_COLOR
-    is honoured.
-
-    \b
-    Examples:
-      slipway top
-      slipway top --interval 5 --plain >> slipway.log
-      slipway top --once
-    """
+def run(api: Any, interval_seconds: float, *, plain: bool, once: bool) -> int:
+    """Show the deployment until somebody has seen enough, or `once`; the exit code."""
     code = 0
     try:
-        code = asyncio.run(_top(context.obj, interval, plain=plain or not has_screen(), once=once))
+        code = asyncio.run(_top(api, interval_seconds, plain=plain or not has_screen(), once=once))
     except* BrokenPipeError:
         # Whoever reads us has seen enough. The interpreter flushes once more at its end: not into the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise typer.Exit(code)
+    return code
 
 
 def has_screen() -> bool:
