@@ -6,6 +6,7 @@ becomes the agent: number and start stay. The end is the kernel's word too, thro
 """
 
 import asyncio
+import math
 import os
 import socket
 import sys
@@ -36,9 +37,9 @@ exec "$@"
 LOGS: Final = "agents"  # a folder in the run's
 LOOK_SECONDS: Final = 0.02
 LEAVE_SECONDS: Final = 120.0  # ample: a machine that is busy with other things takes long over the last tasks
-# An agent's next word to the queue, or its end, may follow its word to the provisioner by this much on a busy machine.
-FOLLOWS_SECONDS: Final = 5.0
-TASKS_PER_SECOND_MIN: Final = 0.5
+# What an agent needs, after its word to the provisioner, for its next one to the queue, or to exit.
+FOLLOWS_SECONDS: Final = 1.0
+TASKS_PER_SECOND_MIN: Final = 0.1  # of the demand's time; a machine that is busy with other things does as much
 AGENTS_MIN: Final = 4
 
 
@@ -62,6 +63,7 @@ class Agents:
         self.path = deployment.folder / "agents.log"
         self.seen: dict[str, Seen] = {}
         self.left: int | None = None
+        self.forgiven_seconds = 0.0
         self._watching: asyncio.Task[None] | None = None
         guard().tagged(f"{INSTANCE_TAG}={self.tag}")
 
@@ -100,19 +102,29 @@ class Agents:
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def leave(self) -> None:
-        """Wait until there is nothing to do and all have gone: those that are idle are told to leave."""
+        """Wait until there is nothing to do and all have gone: those that are idle are told to leave.
+
+        Raises what ended the witness, if it has ended."""
         deadline = monotonic_seconds() + LEAVE_SECONDS
         while monotonic_seconds() < deadline:
+            self._witnessed()
             if not await self._busy():
                 break
             await asyncio.sleep(0.1)
 
     def count(self) -> None:
-        """Note how many are left, before anybody ends them: processes that carry the tag, children too, by /proc."""
+        """Note how many are left, before anybody ends them: processes that carry the tag, children too, by /proc, and
+        agents that have begun, whatever they carry by now. Raises what ended the witness, if it has ended."""
+        self._witnessed()
         self.left = self._running()
 
     def _running(self) -> int:
-        return len(processes.tagged(INSTANCE_TAG, self.tag))
+        carry = {process.identity for process in processes.tagged(INSTANCE_TAG, self.tag)}
+        return len(carry | {identity for identity in self.seen if processes.alive(identity)})
+
+    def _witnessed(self) -> None:
+        if self._watching is not None and self._watching.done():
+            self._watching.result()
 
     async def _busy(self) -> bool:
         try:
@@ -125,7 +137,8 @@ class Agents:
         return bool(tasks or any(pool["serving"] for pool in pools["items"]) or self._running())
 
     def merged(self, found: Evidence) -> Evidence:
-        return merged(found, [*self.seen.values()])
+        told, self.forgiven_seconds = merged(found, [*self.seen.values()])
+        return told
 
     def shortcomings(self, found: Evidence, *, seconds: float) -> list[str]:
         """In a run of `seconds`, 0 for whatever there was to do."""
@@ -133,10 +146,12 @@ class Agents:
         return problems + ([f"{self.left} processes of agents are left"] if self.left else [])
 
     def summary(self, found: Evidence) -> str:
-        return summary(found, [*self.seen.values()])
+        return summary(found, [*self.seen.values()], self.forgiven_seconds)
 
     def _note(self, line: str) -> None:
-        pid, start, tag = line.split(maxsplit=2)
+        pid, start, tag = [*line.split(maxsplit=2), ""][:3]
+        if tag.count("/") < 4:
+            raise ValueError(f"{self.path} has {line!r}: a process was started without its {INSTANCE_TAG}")
         _, account_id, batch_id, _, config_id = tag.strip().rsplit("/", 4)
         identity = processes.identity_of(int(pid), int(start))
         began_at = processes.started_at(int(start)).timestamp()
@@ -165,28 +180,52 @@ def _end(seen: Seen) -> None:
     seen.ended_at = utc_now().timestamp()
 
 
-def merged(found: Evidence, agents: Sequence[Seen]) -> Evidence:
-    """The evidence with the witness's word as the cloud's own ledger.
+def merged(found: Evidence, agents: Sequence[Seen]) -> tuple[Evidence, float]:
+    """The evidence with the witness's word as the cloud's own ledger, and how many seconds of it were forgiven.
 
     A lease unit is held from an agent's start until it has registered, a pool's place until it has said that it stops.
     Both are told to the provisioner, who makes use of them at once; the queue hears from the agent, and the process
-    ends, a moment later. The earlier instant counts if the later one confirms it soon enough.
+    ends, a moment later. The earlier instant counts if the later one confirms it soon enough, and the queue has heard
+    nothing of the agent in between. The seconds between the two are what is forgiven.
     """
     said_registered = _told(found, events.WorkerRegistered)
     said_stopped = _told(found, events.WorkerStopped)
     by_instance = {row["instance_id"]: row["id"] for row in found.rows.workers if row["instance_id"]}
+    began_at = {seen.instance_id: seen.began_at for seen in agents}
+    worked_until = _worked_until(found)
+    forgiven_seconds = 0.0
     told: list[facts.Fact] = []
     for fact in found.ledger:
         if isinstance(fact, facts.Registered):
-            at = _confirmed(said_registered.get(by_instance.get(fact.instance_id, "")), fact.at)
+            said_at = said_registered.get(by_instance.get(fact.instance_id, ""))
+            at = _confirmed(said_at, fact.at, began_at.get(fact.instance_id, fact.at))
+            forgiven_seconds += fact.at - at
             fact = msgspec.structs.replace(fact, at=at)
         told.append(fact)
     for seen in agents:
         ended_at = seen.ended_at
         if ended_at is not None:
-            ended_at = _confirmed(said_stopped.get(by_instance.get(seen.instance_id, "")), ended_at)
+            said_at = said_stopped.get(by_instance.get(seen.instance_id, ""))
+            ended_at = _confirmed(said_at, ended_at, worked_until.get(seen.instance_id, seen.began_at))
+            forgiven_seconds += seen.ended_at - ended_at
         told += _life(seen, ended_at)
-    return msgspec.structs.replace(found, ledger=sorted(told, key=lambda fact: fact.at))
+    return msgspec.structs.replace(found, ledger=sorted(told, key=lambda fact: fact.at)), forgiven_seconds
+
+
+def _worked_until(found: Evidence) -> dict[str, float]:
+    """When the queue last heard of each agent. That a claim has run out is no word of the agent's."""
+    last: dict[str, float] = {}
+    holders: dict[str, str] = {}
+    for fact in found.ledger:
+        match fact:
+            case facts.TaskClaimed():
+                holders[fact.task_id] = fact.instance_id
+                last[fact.instance_id] = fact.at
+            case facts.TaskRenewed() if fact.task_id in holders:
+                last[holders[fact.task_id]] = fact.at
+            case facts.Registered() | facts.TaskEnded(result="done"):
+                last[fact.instance_id] = fact.at
+    return last
 
 
 def _life(seen: Seen, ended_at: float | None) -> Iterator[facts.Fact]:
@@ -213,24 +252,33 @@ def _told(found: Evidence, kind: type[events.WorkerRegistered | events.WorkerSto
     }
 
 
-def _confirmed(told_at: float | None, seen_at: float) -> float:
-    return told_at if told_at is not None and 0 <= seen_at - told_at <= FOLLOWS_SECONDS else seen_at
+def _confirmed(told_at: float | None, seen_at: float, not_before: float) -> float:
+    if told_at is None or not max(not_before, seen_at - FOLLOWS_SECONDS) <= told_at <= seen_at:
+        return seen_at
+    return told_at
 
 
 def shortcomings(found: Evidence, agents: Sequence[Seen], *, seconds: float) -> list[str]:
-    """What the queue and the kernel say against each other, and what a run of `seconds` must have shown."""
+    """What the queue and the kernel say against each other, and what a run of `seconds` must have shown: only tasks
+    that were done within that time of the first arrival count, and each config that had an agent in the first half of
+    it must have done one."""
     lives = {seen.instance_id: seen for seen in agents}
     claims = [fact for fact in found.ledger if isinstance(fact, facts.TaskClaimed)]
     done = [fact for fact in found.ledger if isinstance(fact, facts.TaskEnded) and fact.result == "done"]
     on_a_worker: list[facts.TaskClaimed | facts.TaskEnded] = [*claims, *done]
     ghosts = sorted({fact.task_id for fact in on_a_worker if not _lived(lives.get(fact.instance_id), fact.at)})
-    arrived = sum(isinstance(fact, facts.TaskArrived) for fact in found.ledger)
-    least = min(TASKS_PER_SECOND_MIN * seconds, arrived)
+    arrived = [fact.at for fact in found.ledger if isinstance(fact, facts.TaskArrived)]
+    least = min(math.ceil(TASKS_PER_SECOND_MIN * seconds), len(arrived))
+    began_at = min(arrived, default=0.0)
+    in_time = [fact for fact in done if fact.at <= began_at + seconds]
+    worked = {lives[fact.instance_id].config_id for fact in in_time if fact.instance_id in lives}
+    expected = {seen.config_id for seen in agents if seen.began_at < began_at + seconds / 2}
     return [
         text
         for is_so, text in (
             (ghosts, f"{len(ghosts)} tasks ran on a process that did not exist then, such as {ghosts[:2]}"),
-            (len(done) < least, f"{len(done)} of {arrived} tasks were done; at least {least:.0f}"),
+            (len(in_time) < least, f"{len(in_time)} of {len(arrived)} tasks were done in time; at least {least}"),
+            (seconds and expected - worked, f"configs {sorted(expected - worked)} have done no task in time"),
             (seconds and len(agents) < AGENTS_MIN, f"{len(agents)} agents were started; at least {AGENTS_MIN}"),
             (not claims, "no task was claimed"),
         )
@@ -242,8 +290,10 @@ def _lived(seen: Seen | None, at: float) -> bool:
     return seen is not None and seen.began_at <= at and (seen.ended_at is None or at <= seen.ended_at)
 
 
-def summary(found: Evidence, agents: Sequence[Seen]) -> str:
-    """Counted by the witness and by the queue."""
+def summary(found: Evidence, agents: Sequence[Seen], forgiven_seconds: float) -> str:
+    """Counted by the witness and by the queue. `forgiven_seconds`: by how much agents were taken for registered, or
+    gone, before the queue or the kernel said so."""
     tasks = [fact for fact in found.ledger if isinstance(fact, facts.TaskEnded) and fact.result == "done"]
     ended = sum(seen.ended_at is not None for seen in agents)
-    return f"agents={len(agents)} ended={ended} tasks={len(tasks)} on {len({f.instance_id for f in tasks})} of them"
+    worked = f"tasks={len(tasks)} on {len({f.instance_id for f in tasks})} of them"
+    return f"agents={len(agents)} ended={ended} {worked} forgiven={forgiven_seconds:.1f} s"

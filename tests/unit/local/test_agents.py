@@ -1,18 +1,24 @@
 """What the kernel and the queue say of a run's agents, on made-up evidence."""
 
+import asyncio
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from slipway_common import processes
 from slipway_common.envelope import Envelope
 from slipway_common.events import worker as events
+from slipway_common.ids import new_id
 from slipway_common.topics import WORKER_LIFECYCLE
-from slipway_local.agents import Seen, merged, shortcomings, summary
+from slipway_local.agents import Agents, Seen, merged, shortcomings, summary
 from slipway_local.check import judge
+from slipway_local.deployment import Deployment
 from slipway_local.evidence import Evidence, Published, Rows
 from slipway_simulator import facts
+from tests.harness import until
 
 IDS: Any = {"pool_id": "p", "launch_config_id": "c", "account_id": "here", "image_revision": "i"}
 OK = events.Outcome(events.Stage.LAUNCH, events.Result.OK)
@@ -78,7 +84,8 @@ def worker(number: int, kind: Any, **fields: Any) -> Any:
 
 def test_the_kernel_stands_for_the_clouds_ledger() -> None:
     """A process is a call of one, its instance and its end, beside what the queue has written."""
-    found = merged(evidence(LEDGER), [seen(1, 2.0, 8.0), seen(2, 3.0)])
+    found, forgiven_seconds = merged(evidence(LEDGER), [seen(1, 2.0, 8.0), seen(2, 3.0)])
+    assert forgiven_seconds == 0
     assert (at(found, facts.Call), at(found, facts.InstanceCreated)) == ([2.0, 3.0], [2.0, 3.0])
     assert (at(found, facts.Registered), at(found, facts.Terminated)) == ([4.5], [8.0])
     assert [fact.at for fact in found.ledger] == sorted(fact.at for fact in found.ledger)
@@ -86,7 +93,7 @@ def test_the_kernel_stands_for_the_clouds_ledger() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said_at", "counts"), [(4.0, 4.0), (1.9, 6.95), (6.96, 6.95), (None, 6.95)], ids=["soon", "long ago", "late", "no"]
+    ("said_at", "counts"), [(6.2, 6.2), (5.9, 6.95), (6.96, 6.95), (None, 6.95)], ids=["soon", "long ago", "late", "no"]
 )
 def test_what_was_told_counts_if_it_is_confirmed(said_at: float | None, counts: float) -> None:
     """The provisioner's word counts only with the queue's or the kernel's right behind it: alone it proves nothing."""
@@ -94,15 +101,46 @@ def test_what_was_told_counts_if_it_is_confirmed(said_at: float | None, counts: 
         published(1, said_at, worker(1, events.WorkerRegistered, instance_id="i1", boot_seconds=1.0, outcome=OK)),
         published(2, said_at, worker(1, events.WorkerStopped, reason="ended by itself")),
     ]  # fmt: skip
-    found = merged(evidence([registered(6.95, "i1")], *told), [seen(1, 1.0, 6.95)])
-    assert (at(found, facts.Registered), at(found, facts.Terminated)) == ([counts], [counts])
+    registration, _ = merged(evidence([registered(6.95, "i1")], *told), [seen(1, 1.0)])
+    end, _ = merged(evidence([], *told), [seen(1, 1.0, 6.95)])
+    _, forgiven_seconds = merged(evidence([registered(6.95, "i1"), registered(1, "i2")], *told), [seen(1, 1.0)])
+    assert (at(registration, facts.Registered), at(end, facts.Terminated)) == ([counts], [counts])
+    assert forgiven_seconds == pytest.approx(6.95 - counts)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "counts"),
+    [
+        ([done(8.9, "t1", "i1")], 9.0), ([done(9.2, "t1", "i1")], 9.5), ([claimed(9.2, "t1", "i1")], 9.5),
+        ([claimed(8.0, "t1", "i1"), facts.TaskRenewed(at=9.2, task_id="t1", pool_id="p", runs_out_at=20)], 9.5),
+    ],
+    ids=["before", "done", "claimed", "renewed"],
+)  # fmt: skip
+def test_who_still_works_has_not_ended(ledger: list[facts.Fact], counts: float) -> None:
+    """Whatever was told: the queue has heard from it since."""
+    told = published(1, 9.0, worker(1, events.WorkerStopped, reason="ended by itself"))
+    found, forgiven_seconds = merged(evidence(ledger, told), [seen(1, 1.0, 9.5)])
+    assert at(found, facts.Terminated) == [counts]
+    assert forgiven_seconds == 9.5 - counts
+
+
+def test_a_word_before_the_end_hides_no_second_process() -> None:
+    """One place, two lives by the kernel, and the first is told to have ended before the second began."""
+    told = [
+        published(1, 1.0, worker(1, events.WorkerRequested, decision_id="d")),
+        published(2, 5.0, worker(1, events.WorkerStopped, reason="ended by itself")),
+    ]
+    ledger = [arrived("t1"), registered(2.5, "i1"), claimed(2.5, "t1", "i1"), done(9.5, "t1", "i1")]
+    found, forgiven_seconds = merged(evidence(ledger, *told), [seen(1, 2.0, 9.9), seen(2, 5.1, 12.0)])
+    assert judge(found).over_cap_seconds == pytest.approx(9.9 - 5.1)
+    assert forgiven_seconds == 0
 
 
 def test_two_agents_in_one_place_are_seen() -> None:
     """A second process beside the first is above both limits, whatever the topics say."""
     told = published(1, 1.0, worker(1, events.WorkerRequested, decision_id="d"))
-    one = judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0), seen(2, 8.0, 9.0)]))
-    two = judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0), seen(2, 3.0, 9.0)]))
+    one = judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0), seen(2, 8.0, 9.0)])[0])
+    two = judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0), seen(2, 3.0, 9.0)])[0])
     assert one.over_cap_seconds == 0
     assert two.over_cap_seconds == pytest.approx(1.5 + 5.0)  # until the first has registered, until it has ended
 
@@ -111,18 +149,25 @@ def test_an_agent_that_no_row_has_is_seen() -> None:
     """It runs on, and no worker is bound to it."""
     told = published(1, 1.0, worker(1, events.WorkerRequested, decision_id="d"))
     stray = msgspec.structs.replace(seen(2, 3.0), batch_id="unknown")
-    assert judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0)])).rowless == 0
-    assert judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0), stray])).rowless == 1
+    assert judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0)])[0]).rowless == 0
+    assert judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0), stray])[0]).rowless == 1
+
+
+def other(number: int, began_at: float) -> Seen:
+    return msgspec.structs.replace(seen(number, began_at), config_id="d")
 
 
 FOUR = [seen(1, 2.0, 8.0), seen(2, 3.0), seen(3, 3.0), seen(4, 3.0)]
 FAULTS: list[tuple[str, list[facts.Fact], list[Seen], float, str]] = [
-    ("good", LEDGER, FOUR, 2.0, ""),
-    ("nobody", [*LEDGER, claimed(5, "t2", "i9"), done(6, "t2", "i9")], FOUR, 2.0, "1 tasks ran on a process"),
-    ("before it began", [*LEDGER, claimed(2.9, "t2", "i2")], FOUR, 2.0, "such as ['t2']"),
-    ("after its end", [*LEDGER, claimed(5, "t2", "i1"), done(8.1, "t2", "i1")], FOUR, 2.0, "such as ['t2']"),
-    ("few tasks", LEDGER, FOUR, 10.0, "1 of 2 tasks were done"),
-    ("few agents", LEDGER, FOUR[:3], 2.0, "3 agents were started"),
+    ("good", LEDGER, FOUR, 10.0, ""),
+    ("nobody", [*LEDGER, claimed(5, "t2", "i9"), done(6, "t2", "i9")], FOUR, 10.0, "1 tasks ran on a process"),
+    ("before it began", [*LEDGER, claimed(2.9, "t2", "i2")], FOUR, 10.0, "such as ['t2']"),
+    ("after its end", [*LEDGER, claimed(5, "t2", "i1"), done(8.1, "t2", "i1")], FOUR, 10.0, "such as ['t2']"),
+    ("few tasks", LEDGER, FOUR, 20.0, "1 of 2 tasks were done"),
+    ("only after the demand", [*LEDGER, done(22, "t2", "i4")], FOUR, 20.0, "1 of 2 tasks were done in time"),
+    ("an idle config", LEDGER, [*FOUR, other(5, 3.0)], 10.0, "configs ['d'] have done no task"),
+    ("a late config", LEDGER, [*FOUR, other(5, 8.0)], 10.0, ""),
+    ("few agents", LEDGER, FOUR[:3], 10.0, "3 agents were started"),
     ("no task", LEDGER[:2], FOUR, 0.0, "no task was claimed"),
 ]
 
@@ -134,4 +179,46 @@ def test_each_shortcoming_alone(ledger: list[facts.Fact], agents: list[Seen], se
 
 
 def test_the_summary_counts_the_witnesses() -> None:
-    assert summary(evidence(LEDGER), FOUR) == "agents=4 ended=1 tasks=1 on 1 of them"
+    assert summary(evidence(LEDGER), FOUR, 0.25) == "agents=4 ended=1 tasks=1 on 1 of them forgiven=0.2 s"
+
+
+class Place:
+    """What a witness needs of a deployment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run_id = new_id()
+        self.folder = folder
+
+
+@pytest.mark.skipif(not processes.supported(), reason="needs Linux's /proc")
+async def test_an_agent_without_its_tag_is_left_too(tmp_path: Path) -> None:
+    """It has cleared its environment since it began; it is counted until the very process has ended."""
+    agents = Agents(cast("Deployment", Place(tmp_path)))
+    agents.watch()
+    child = await asyncio.create_subprocess_exec("sleep", "60")
+    try:
+        identity = processes.child_identity(child.pid)
+        start = identity.split("-")[1]
+        with agents.path.open("a") as lines:
+            lines.write(f"{child.pid} {start} {agents.tag}here/b1/1/c\n")
+        await until(lambda: identity in agents.seen, "it was seen")
+        agents.count()
+        assert agents.left == 1
+    finally:
+        child.kill()
+        await child.wait()
+    agents.count()
+    assert agents.left == 0
+
+
+async def test_a_dead_witness_is_told(tmp_path: Path) -> None:
+    """Nobody may take what it has not seen for what was not there."""
+    agents = Agents(cast("Deployment", Place(tmp_path)))
+    agents.watch()
+    agents.path.write_text("1 2 \n")
+    assert agents._watching is not None
+    await asyncio.wait({agents._watching}, timeout=10)
+    with pytest.raises(ValueError, match="without its SLIPWAY_INSTANCE_TAG"):
+        agents.count()
+    with pytest.raises(ValueError, match="without its SLIPWAY_INSTANCE_TAG"):
+        await agents.leave()
