@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipway_client.worker import agent, core
-from slipway_client.worker.agent import Drain, Kill, Rest, Start, Wrapped, next_step
+from slipway_client.worker.agent import LAST_WORD_SECONDS, Drain, Kill, Leave, Rest, Start, Wrapped, next_step
 from slipway_client.worker.core import Ask, Register, Tell, Worker
 from slipway_client.worker.user_data import Settings
 
@@ -39,6 +39,14 @@ def told(wrapped: Wrapped) -> Wrapped:
 
 def refused(wrapped: Wrapped) -> Wrapped:
     return agent.talked(wrapped, core.refused(wrapped.worker, "gone"), 50.0)
+
+
+def gave_up(wrapped: Wrapped) -> Wrapped:
+    return agent.talked(wrapped, core.gave_up(wrapped.worker, "silent"), 50.0)
+
+
+def miss(wrapped: Wrapped) -> Wrapped:
+    return agent.talked(wrapped, core.unheard(wrapped.worker, 54.9, 0.5), 54.9)
 
 
 def drained(wrapped: Wrapped) -> Wrapped:
@@ -80,7 +88,23 @@ LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] 
     ("refused before the agent runs", (refused,), 50.0, Rest(None), 1, []),
     ("refused in a job", (*RUNS, job(20.0), refused), 50.0, Drain(), None, []),
     ("refused, and ended", (*RUNS, refused, drained, ended(143)), 60.0, Rest(None), 143, []),
-    ("asked to end while nobody hears the end", (*RUNS, ended(0), got(signal.SIGTERM)), 60.0, Rest(None), 1, []),
+    ("a job begins as it is drained", (*RUNS, told, drained, job(50.1)), 999.0, Rest(None), None, ["claimed"]),
+    ("and ends", (*RUNS, told, drained, job(50.1), idle(200.0)), 200.0, Rest(260.0), None, ["claimed", "idle"]),
+    ("and it stays", (*RUNS, told, drained, job(50.1), idle(200.0)), 260.0, Kill(), None, ["claimed", "idle"]),
+    ("disowned in such a job", (*RUNS, told, drained, job(50.1), refused), 110.0, Kill(), None, []),
+    ("given up while idle", (*RUNS, gave_up), 50.0, Drain(), None, []),
+    ("given up in a job", (*RUNS, job(20.0), gave_up), 50.0, Rest(None), None, []),
+    ("until it has ended", (*RUNS, job(20.0), gave_up, idle(51.0)), 51.0, Drain(), None, []),
+    ("given up, and ended", (*RUNS, gave_up, drained, ended(0)), 60.0, Rest(None), 1, []),
+    ("asked to end before the end is heard", (*RUNS, ended(0), got(signal.SIGTERM)), 55.0,
+     Rest(55.0 + LAST_WORD_SECONDS), None, ["stopped"]),
+    ("and nobody hears it", (*RUNS, ended(0), got(signal.SIGTERM)), 57.0, Leave(), None, ["stopped"]),
+    ("it has left", (*RUNS, ended(0), got(signal.SIGTERM), agent.left), 57.0, Leave(), 0, ["stopped"]),
+    ("it has left after a failure", (*RUNS, ended(3), got(signal.SIGTERM), agent.left), 57.0, Leave(), 3,
+     ["error", "stopped"]),
+    ("it was heard in time", (*RUNS, ended(0), got(signal.SIGTERM), talk(55.5)), 55.5, Rest(57.0), 0, []),
+    ("it is told without a pause", (*RUNS, ended(0), miss, got(signal.SIGTERM), talk(55.0)), 55.0, Rest(57.0), 0, []),
+    ("asked twice", (*RUNS, ended(0), got(signal.SIGTERM), got(signal.SIGTERM)), 55.0, Leave(), None, ["stopped"]),
 ]  # fmt: skip
 
 

@@ -77,6 +77,14 @@ def refuse(now: float) -> Step:
     return lambda run: tasks.talked(run, core.refused(run.worker, "gone"), now)
 
 
+def give_up(now: float) -> Step:
+    return lambda run: tasks.talked(run, core.gave_up(run.worker, "silent"), now)
+
+
+def renew(now: float) -> Step:
+    return lambda run: tasks.renewed(run, now)
+
+
 def lived(*steps: Step, **settings: Any) -> Run:
     """A worker that registered at 10, and what happened since."""
     usual = {"stop_seconds": 60.0, "poll_seconds": 1000.0}
@@ -120,6 +128,17 @@ LIVES: list[tuple[str, tuple[Step, ...], dict[str, Any], float, object, int | No
     ("refused while busy", (*SAID, refuse(12.0)), {}, 12.0, Cut(kill=False), None),
     ("refused, and ended", (*SAID, refuse(12.0), cut(12.0), exit_with(143, 13.0)), {}, 13.0, Rest(None), 1),
     ("refused while idle", (refuse(12.0),), {}, 12.0, Rest(None), 1),
+    ("given up while busy", (*SAID, give_up(12.0)), {}, 12.0, Rest(21.0), None),
+    ("its claim is renewed", (*SAID, give_up(12.0)), {}, 21.0, Renew(TASK), None),
+    ("and runs on", (*SAID, give_up(12.0), renew(40.0)), {}, 45.0, Rest(50.0), None),
+    ("nobody renews it", (*SAID, give_up(12.0)), {}, 41.0, Cut(kill=False), None),
+    ("given up, and lost", (*SAID, give_up(12.0), lose(13.0)), {}, 13.0, Cut(kill=False), None),
+    ("given up, and asked to end", (*SAID, give_up(12.0), signal(13.0)), {"stop_seconds": 1.0}, 14.0, Cut(kill=False),
+     None),
+    ("given up, and done", (*SAID, give_up(12.0), exit_with(0, 20.0)), {}, 20.0, Finish(TASK, 0), None),
+    ("and takes no other", (*SAID, give_up(12.0), exit_with(0, 20.0), finish(21.0)), {}, 21.0, Rest(None), 1),
+    ("given up while idle", (give_up(12.0),), {}, 12.0, Rest(None), 1),
+    ("a task that comes then is not taken", (give_up(12.0), take(12.0)), {}, 12.0, Rest(None), 1),
     ("asked twice while idle", (signal(12.0), signal(13.0)), {}, 13.0, Rest(None), None),
     ("asked twice, and nobody hears it", (signal(12.0), miss(12.5), signal(13.0)), {}, 13.0, Rest(None), 1),
     ("asked once, and nobody hears it", (signal(12.0), miss(12.5)), {}, 13.0, Rest(None), None),

@@ -39,7 +39,8 @@ class Silence(msgspec.Struct, frozen=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker as its provisioner knows it, or will once it has heard what it is owed.
 
-    `leaving`: why it takes no more tasks. `refused`: why nothing more is said. `stopped`: the last fact was heard.
+    `leaving`: why it takes no more tasks. `refused`: why nothing more is said, and `gave_up` whether that is our own
+    word, of a provisioner that was silent, and not the provisioner's. `stopped`: the last fact was heard.
     `asking`: somebody waits for a fresh answer whether to leave.
     """
 
@@ -49,10 +50,16 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     owed: tuple[Owed, ...] = ()
     leaving: str = ""
     refused: str = ""
+    gave_up: bool = False
     stopped: bool = False
     asking: bool = False
     asked_at: float = 0.0
     silence: Silence = Silence()
+
+    @property
+    def disowned(self) -> bool:
+        """The provisioner said that it is not, or not any more, its worker: its task is nobody's."""
+        return bool(self.refused) and not self.gave_up
 
 
 class Register(msgspec.Struct, frozen=True):
@@ -135,6 +142,16 @@ def wondering(worker: Worker) -> Worker:
 def refused(worker: Worker, why: str) -> Worker:
     """The provisioner does not know this worker, or not any more: there is nobody to tell."""
     return replace(worker, refused=worker.refused or why, owed=(), asking=False)
+
+
+def gave_up(worker: Worker, why: str) -> Worker:
+    """The provisioner was silent for too long: it is told nothing more."""
+    return worker if worker.refused else replace(refused(worker, why), gave_up=True)
+
+
+def pressed(worker: Worker, now: float) -> Worker:
+    """There is little time left to be heard: the next attempt is now."""
+    return replace(worker, silence=replace(worker.silence, retry_at=min(worker.silence.retry_at, now)))
 
 
 def leave(worker: Worker, why: str) -> Worker:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -25,28 +26,35 @@ class CannotStart(Exception):
 class Group:
     """A command as the leader of its own process group, with our standard output and nothing to read."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
     @classmethod
-    async def start(cls, command: Sequence[str], variables: Mapping[str, str]) -> "Group":
+    def start(cls, command: Sequence[str], variables: Mapping[str, str]) -> "Group":
         """With our own environment and `variables`. Raises CannotStart."""
         own = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
         try:
             if not command:
                 raise ValueError("there is no command")
             return cls(
-                await asyncio.create_subprocess_exec(
-                    *command, stdin=asyncio.subprocess.DEVNULL, env={**own, **variables}, process_group=0
-                )
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**own, **variables}, process_group=0)
             )
         except (OSError, ValueError) as error:
             raise CannotStart(command[0] if command else "the task", error) from error
 
     async def wait(self) -> int:
         """Its exit code, 128 + n for signal n; whatever it left in its group has ended then too."""
-        code = await self._process.wait()
+        ended = asyncio.Event()
+        handle = os.pidfd_open(self._process.pid)
+        asyncio.get_running_loop().add_reader(handle, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            asyncio.get_running_loop().remove_reader(handle)
+            os.close(handle)
+        # Until its exit status is collected the leader's number is nobody else's, and so is its group's.
         self._send(signal.SIGKILL)
+        code = self._process.wait()
         return 128 - code if code < 0 else code
 
     def send(self, signum: signal.Signals) -> None:
@@ -55,7 +63,7 @@ class Group:
             self._send(signum)
 
     def _send(self, signum: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has become another user's
             os.killpg(self._process.pid, signum)
 
 

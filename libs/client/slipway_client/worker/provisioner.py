@@ -113,7 +113,7 @@ async def converse(
             case GiveUp():
                 silent = f"the provisioner has not answered for {worker().settings.give_up_seconds:g} s"
                 say(f"giving up: {silent}")
-                talked(core.refused(worker(), silent))
+                talked(core.gave_up(worker(), silent))
             case call:
                 await _perform(provisioner, call, worker, talked, rng)
 

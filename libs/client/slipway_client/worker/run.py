@@ -128,7 +128,7 @@ class _Running:
     async def _start(self, task: Task) -> None:
         self._change(tasks.started(self.state))
         try:
-            self._group = await Group.start(task.command, {"SLIPWAY_TASK_ID": task.task_id})
+            self._group = Group.start(task.command, {"SLIPWAY_TASK_ID": task.task_id})
         except CannotStart as error:
             say(str(error))
             self._change(tasks.exited(self.state, error.exit_code, monotonic_seconds()))

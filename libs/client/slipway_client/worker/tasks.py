@@ -132,9 +132,16 @@ def _between_tasks(run: Run, now: float) -> Work:
 
 def _end_at(run: Run) -> float | None:
     """When the task may not go on; None while it may."""
-    if run.lost or run.worker.refused or run.signals > 1:
+    if run.lost or run.worker.disowned or run.signals > 1:
         return 0.0
-    return run.signalled_at + run.worker.settings.stop_seconds if run.signals else None
+    ends: list[float] = []
+    if run.signals:
+        ends.append(run.signalled_at + run.worker.settings.stop_seconds)
+    if run.worker.gave_up and run.task is not None:
+        # With the provisioner silent, the claim alone says that somebody waits for the task: it may run until that
+        # runs out, unless the queue renews it.
+        ends.append(run.renew_at + run.task.claim_seconds * (1 - 1 / RENEWALS))
+    return min(ends, default=None)
 
 
 def exit_code(run: Run) -> int | None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from slipway_client.worker import agent, core
-from slipway_client.worker.agent import Drain, Kill, Rest, Start, Wrapped, next_step
+from slipway_client.worker.agent import Drain, Kill, Leave, Rest, Start, Wrapped, next_step
 from slipway_client.worker.core import Worker
 from slipway_client.worker.hooks import SOCKET
 from slipway_client.worker.log import say
@@ -107,12 +107,15 @@ class _Wrapping:
                     say(f"the agent did not leave within {self.state.worker.settings.stop_seconds:g} s; ending it")
                     self._signal(signal.SIGKILL)
                     self._change(agent.killed(self.state))
+                case Leave():
+                    say("the provisioner has not heard that the agent has ended; leaving")
+                    self._change(agent.left(self.state))
         return code
 
     async def _start(self, path: Path) -> None:
         self._change(agent.started(self.state))
         try:
-            self._group = await Group.start(self._command, {SOCKET: str(path)})
+            self._group = Group.start(self._command, {SOCKET: str(path)})
         except CannotStart as error:
             say(str(error))
             self._change(agent.exited(self.state, error.exit_code, str(error), monotonic_seconds()))
