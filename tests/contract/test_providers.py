@@ -239,11 +239,16 @@ async def test_children_are_collected_at_once(local: Processes) -> None:
 
 #         settings,                              code, scope, words
 FAILURES = [
-    ({"command": ["no-such-agent"]}, "InvalidCommand", "no-such-agent"),
-    ({"command": ["/etc/passwd"]}, "InvalidCommand", "/etc/passwd"),
-    ({"command": ["true"], "work_folder": "/no/such/folder"}, "InvalidCommand", "/no/such/folder"),
+    ({"command": ["no-such-agent"]}, "InvalidCommand", "no-such-agent.*: command of account here .* install it"),
+    ({"command": ["/etc/passwd"]}, "InvalidCommand", "/etc/passwd.*: command of account here"),
+    ({"command": ["true"], "work_folder": "/no/such/folder"}, "InvalidCommand",
+     "/no/such/folder.*: work_folder of account here .* create it"),
+    ({"log_folder": "/etc/passwd"}, "InvalidCommand", "/etc/passwd.*: log_folder of account here .* write there"),
+    ({"log_folder": "/etc/passwd/logs"}, "InvalidCommand", "log_folder of account here"),
+    ({"log_folder": "/" + 300 * "x"}, "InvalidCommand", "log_folder of account here"),
+    ({"environment": {"LONG": 3_000_000 * "x"}}, "TooLarge", "too long"),
     ({"command": ["a\0b"]}, "InvalidCommand", "null byte"),
-]
+]  # fmt: skip
 
 
 @needs_proc
@@ -255,6 +260,19 @@ async def test_a_command_that_cannot_run_blames_its_config(
         await local.create(account(**settings), request())
     assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "c", code)
     assert await local.instances(account()) == []
+
+
+@needs_proc
+@pytest.mark.parametrize(("length", "fits"), [(60_000, True), (70_000, False)])
+async def test_user_data_that_are_too_long_blame_their_config(local: Processes, length: int, fits: bool) -> None:
+    """They would be too long on an empty host, too: trying again later is of no use."""
+    here, asked = account(command=["true"]), request(long=length * "x")
+    if fits:
+        assert len(await local.create(here, asked)) == 1
+        return
+    with pytest.raises(Refused, match="shorten the launch config's settings") as refused:
+        await local.create(here, asked)
+    assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "c", "TooLarge")
 
 
 @needs_proc

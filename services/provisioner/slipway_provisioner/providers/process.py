@@ -35,14 +35,27 @@ HANDED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 # definite failure of unknown meaning: it is charged to the config.
 CAPACITY: Final = "InsufficientCapacity"
 COMMAND: Final = "InvalidCommand"
+TOO_LARGE: Final = "TooLarge"
 HOST: Final = "WrongHost"
 ERRORS: Final = {
     **dict.fromkeys((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC), (CAPACITY, Scope.CAPACITY)),
     **dict.fromkeys(
-        (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.E2BIG),
+        (
+            errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+            errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG,
+        ),
         (COMMAND, Scope.CONFIG),
     ),
+    errno.E2BIG: (TOO_LARGE, Scope.CONFIG),
+}  # fmt: skip
+# What to do about an account's setting that no process can be started with. No scope is of an account's settings: the
+# config is charged, as for any request that is invalid, and the message says whose fault it is.
+REMEDIES: Final = {
+    "command": "install it on this host, or set one that can be run",
+    "work_folder": "create it for the provisioner's user, or set another",
+    "log_folder": "let the provisioner's user write there, or set another",
 }
+USER_DATA_BYTES_MAX: Final = 65536  # what a pipe holds
 POLL_SECONDS: Final = 0.01
 END_SECONDS: Final = 2.0  # a killed process that is still there after this waits for its disk
 
@@ -169,7 +182,8 @@ class Processes:
             except (OSError, ValueError) as error:
                 if started:
                     break  # fewer than asked for
-                raise _refused(_outcome(request.config, error), str(error)) from error
+                outcome = _outcome(request.config, error)
+                raise _refused(outcome, _words(account, settings, outcome, error)) from error
             started.append(processes.child_identity(child.pid))
             loop.call_soon_threadsafe(self._collect_at_end, child)
         return started
@@ -244,6 +258,15 @@ def _outcome(config: Mapping[str, Any], error: OSError | ValueError) -> Outcome:
     return classify(config, code, scope)
 
 
+def _words(account: Account, settings: Settings, outcome: Outcome, error: OSError | ValueError) -> str:
+    """Of a file that cannot be used: which setting names it, and what to do."""
+    if outcome.code != COMMAND or not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    named = {settings.work_folder: "work_folder", settings.command[0]: "command"}
+    setting = named.get(os.fspath(error.filename), "log_folder")
+    return f"{error}: {setting} of account {account.id} cannot be used; {REMEDIES[setting]}"
+
+
 def _refused(outcome: Outcome, message: str) -> Refused:
     return Refused(outcome, message, throttled=False, retry_after_seconds=None)
 
@@ -255,6 +278,9 @@ def _batch_of(tag: str) -> str:
 
 def _filled_pipe(content: bytes) -> BinaryIO:
     """The reading end of a pipe that holds everything already, and whose writing end is closed. Raises OSError."""
+    if len(content) > USER_DATA_BYTES_MAX:
+        told = f"user data of {len(content)} bytes, at most {USER_DATA_BYTES_MAX}; shorten the launch config's settings"
+        raise OSError(errno.E2BIG, told)
     reading, writing = os.pipe()
     try:
         os.set_blocking(writing, False)
