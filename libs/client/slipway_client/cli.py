@@ -22,6 +22,7 @@ from slipway_client.commands import (
     workers,
 )
 from slipway_client.commands.declared import InvalidFile
+from slipway_client.foreign import printable
 from slipway_client.http import KAFKA, SERVICES, Api, Failed
 
 
@@ -34,8 +35,8 @@ class _Commands(TyperGroup):
         except InvalidFile as error:
             lines, code = error.lines, 2
         except Failed as error:
-            lines, code = [str(error)], 1
-        print(*lines, sep="\n", file=sys.stderr)
+            lines, code = str(error).split("\n"), 1
+        print(*map(printable, lines), sep="\n", file=sys.stderr)
         raise typer.Exit(code)
 
 

@@ -5,6 +5,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from slipway_client.foreign import printable
+
 if TYPE_CHECKING:
     import httpx2  # a quarter of what starting takes: imported with the first request
 
@@ -15,8 +17,8 @@ SERVICES: Final = {
 }
 KAFKA: Final = "127.0.0.1:9092"
 ADVICE: Final = {
-    "no-token": "pass --token or set SLIPWAY_TOKEN; `slipway token create` makes a token",
-    "unknown-token": "check SLIPWAY_TOKEN and the services' tokens file",
+    "no-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN (`ps` shows a --token); `slipway token create` makes a token",
+    "unknown-token": "check SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN, and the services' tokens file",
     "scope-missing": "use a token with that scope; `slipway token create --scope …` makes one",
     "unavailable": "try again in a moment",
     "starting": "`slipway doctor` says what it waits for",
@@ -102,7 +104,7 @@ def _refusal(method: str, url: str, answer: "httpx2.Response") -> Failed:
     except ValueError:
         problem = None
     if not isinstance(problem, dict) or "title" not in problem:
-        return Failed(refused + (answer.reason_phrase or "no reason given"))
+        return Failed(refused + (printable(answer.reason_phrase) or "no reason given"))
     lines = [": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))]
     for entry in problem.get("errors", []):
         lines.append("  " + ": ".join(str(entry[part]) for part in ("where", "path", "reason") if entry.get(part)))
@@ -110,4 +112,5 @@ def _refusal(method: str, url: str, answer: "httpx2.Response") -> Failed:
     if slug in ADVICE:
         lines.append(ADVICE[slug])
     # That a name is unknown is said in words alone; which request was refused helps with the rest.
-    return Failed(("" if slug.startswith("unknown-") and slug != "unknown-token" else refused) + "\n".join(lines), slug)
+    before = "" if slug.startswith("unknown-") and slug != "unknown-token" else refused
+    return Failed(before + "\n".join(map(printable, lines)), slug)

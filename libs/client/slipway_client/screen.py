@@ -12,6 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Group
 from rich.text import Text
 
+from slipway_client.foreign import printable
 from slipway_client.snapshot import Config, LeasePool, Line, Pool, Service, Snapshot, shares
 
 WIDTH_MIN: Final = 48
@@ -102,11 +103,6 @@ def allotted(wanted: Sequence[int], space: int) -> list[int]:
         hungry = min((n for n in range(len(wanted)) if given[n] < wanted[n]), key=lambda n: given[n])
         given[hungry] += 1
     return given
-
-
-def printable(text: str) -> str:
-    """Text of others without what a terminal would obey: escapes, line ends, marks of direction."""
-    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 def shortened(text: str, width: int) -> str:

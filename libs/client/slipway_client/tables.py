@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from slipway_client import moments
+from slipway_client.foreign import printable
 
 if TYPE_CHECKING:
     from rich.table import Table  # imported by what draws a table: JSON and sentences need no such thing
@@ -50,7 +51,7 @@ def pairs(values: Row, now: datetime) -> None:
     for name, value in values.items():
         is_time = f"_{name}".endswith(("_at", "_until", "_deadline")) and isinstance(value, str)
         shown = moments.clock(moments.at(value), now) if is_time else _text(value)
-        print(f"{name.replace('_', ' '):<{width}}  {shown or '-'}")
+        print(printable(f"{name.replace('_', ' '):<{width}}  {shown or '-'}"))
 
 
 def short(id_: str) -> str:
@@ -93,6 +94,6 @@ def _text(value: Any) -> str:
         case float():
             return f"{value:.4g}"
         case dict() | list():
-            return json.dumps(value, ensure_ascii=False)
+            return printable(json.dumps(value, ensure_ascii=False))
         case _:
-            return str(value)
+            return printable(str(value))

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from slipway_client.foreign import printable
+
 if TYPE_CHECKING:  # what a screen needs is imported when one is wanted: other commands start without it
     from slipway_client.snapshot import Line, Snapshot
     from slipway_client.watching import Watch
@@ -94,7 +96,7 @@ async def show_once(watch: "Watch", *, plain: bool) -> int:
         rows = len(snapshot.pools) + len(snapshot.configs) + len(snapshot.lease_pools)
         console.print(screen.render(snapshot, console.width, console.height + 2 * rows))  # nothing has to be cut
     for name, problem in watch.problems.items():
-        print(f"{name} does not answer: {screen.printable(problem)}", file=sys.stderr)
+        print(f"{name} does not answer: {printable(problem)}", file=sys.stderr)
     return 1 if watch.problems.keys() - {KAFKA} else 0
 
 
@@ -126,13 +128,13 @@ def _print(snapshot: "Snapshot", lines: "Sequence[Line]", rates: "Mapping[str, f
     from slipway_client import narration, screen
 
     for line in lines:
-        print(f"{snapshot.stamp(line.at)}  ** {screen.printable(line.text)}")
+        print(f"{snapshot.stamp(line.at)}  ** {printable(line.text)}")
     stale = snapshot.silent("provisioner")
     for pool in snapshot.pools:
         configs = [config for config in snapshot.configs if config.pool_id == pool.id]
         age = f"  ({screen.span(stale.silent_seconds)} old)" if stale else ""
         said = narration.status(pool, configs, rates.get(pool.id))
-        print(f"{snapshot.stamp(snapshot.now)}  {screen.printable(said)}{age}")
+        print(f"{snapshot.stamp(snapshot.now)}  {printable(said)}{age}")
     sys.stdout.flush()
 
 

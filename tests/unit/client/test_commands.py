@@ -14,8 +14,25 @@ from typer.testing import CliRunner, Result
 
 from slipway_client import options
 from slipway_client.cli import app
+from slipway_client.commands import doctor
+from slipway_client.diagnosis import Finding
+from slipway_client.http import ADVICE
 from slipway_common.clock import monotonic_seconds, utc_now
-from tests.answers import CONFIG, DECISION, ID, LEASE_POOL, NOWHERE, POOL, TWIN, WHY, Services, environment, served
+from tests.answers import (
+    ANSWERS,
+    CONFIG,
+    DECISION,
+    ID,
+    LEASE_POOL,
+    NOWHERE,
+    POOL,
+    TWIN,
+    WHY,
+    Services,
+    environment,
+    served,
+    worker,
+)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +141,27 @@ def test_what_is_unknown_is_said_in_words(url: str, command: list[str], words: s
     answer = slipway(*command, url=url)
     assert (answer.exit_code, answer.stdout) == (1, "")
     assert answer.stderr.startswith(words)
+
+
+def test_texts_of_others_do_not_command_the_terminal(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in a refusal nor in sentences."""
+    refused = slipway("pool", "show", "a\x1b[2J\rb", url=url)
+    assert (refused.exit_code, refused.stderr) == (1, "No such thing: pools/a�[2J�b\n")
+    monkeypatch.setitem(ANSWERS, f"workers/{ID}", worker(ID, account_id="a\x1b[2J\r\nb"))
+    told = slipway("why", ID, url=url).stdout
+    assert "zone-a (account a�[2J��b)." in told
+    assert all(line.isprintable() for line in told.split("\n"))
+
+
+def test_doctor_s_findings_do_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor._tell([Finding("warn", "alerts", "a\x1b[2J\r\nb", "c\x9bd")])
+    assert capsys.readouterr().out.split("\n") == ["warn  alerts  a�[2J��b", " " * 14 + "do: c�d", ""]
+
+
+def test_a_token_is_asked_for_where_nobody_sees_it() -> None:
+    """`ps` shows what stands on a command line: that comes last."""
+    advice = ADVICE["no-token"]
+    assert advice.index("SLIPWAY_TOKEN_FILE") < advice.index(" SLIPWAY_TOKEN ") < advice.index("--token")
 
 
 TABLES = [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from slipway_client.foreign import printable
 from slipway_client.http import Api, Failed
 from slipway_client.options import AsOutput, now
 from slipway_client.tables import Output, as_json
@@ -16,6 +17,7 @@ from slipway_common.clock import utc_now
 
 if TYPE_CHECKING:
     from slipway_client.diagnosis import Answer, Finding
+    from slipway_client.log import Entry
 
 PROBLEM: Final = 3
 HTTP_SECONDS: Final = 2.0  # of each question; four follow each other at most
@@ -61,13 +63,13 @@ def _tell(found: Sequence["Finding"]) -> None:
     for finding in found:
         level = typer.style(f"{finding.level:<4}", fg=COLORS[finding.level], bold=finding.level != "ok")
         text = textwrap.fill(
-            f"{finding.what:<{width}}  {finding.detail}", columns, initial_indent=" " * 6, subsequent_indent=indent,
-            break_on_hyphens=False, break_long_words=False,
+            printable(f"{finding.what:<{width}}  {finding.detail}"), columns, initial_indent=" " * 6,
+            subsequent_indent=indent, break_on_hyphens=False, break_long_words=False,
         )  # fmt: skip
         typer.echo(level + text[4:])
         if finding.do:
             typer.echo(textwrap.fill(
-                f"do: {finding.do}", columns, initial_indent=indent, subsequent_indent=indent + "    ",
+                printable(f"do: {finding.do}"), columns, initial_indent=indent, subsequent_indent=indent + "    ",
                 break_on_hyphens=False, break_long_words=False,
             ))  # fmt: skip
 
@@ -154,12 +156,21 @@ async def _told_on_topics(api: Api) -> dict[str, Any]:
     async with Log(api.kafka, api.topic_prefix, timeout_seconds=KAFKA_SECONDS) as log:
         await log.open([SERVICE_HEARTBEAT.name, ALERT.name], last=NEWEST, since=None)
         async for entry in log.past():
-            if entry.envelope is None or entry.data is None:
-                continue
-            if entry.topic == SERVICE_HEARTBEAT.name:
-                heartbeats[entry.data["service"]] = entry.time
-            elif entry.envelope.type.endswith(".raised.v1"):
-                alerts[entry.data["dedup_key"]] = entry.data
-            else:
-                alerts.pop(entry.data["dedup_key"], None)
+            _hear(entry, heartbeats, alerts)
     return {"heartbeats": heartbeats, "alerts": list(alerts.values())}
+
+
+def _hear(entry: "Entry", heartbeats: dict[str, datetime], alerts: dict[str, Any]) -> None:
+    """One record; of what is unreadable or of another type nothing is expected."""
+    from slipway_common.events.alert import AlertRaised, AlertResolved
+    from slipway_common.events.service import ServiceHeartbeat
+
+    if entry.envelope is None or entry.unreadable or entry.data is None:
+        return
+    match entry.envelope.type:
+        case ServiceHeartbeat.type:
+            heartbeats[entry.data["service"]] = entry.time
+        case AlertRaised.type:
+            alerts[entry.data["dedup_key"]] = entry.data
+        case AlertResolved.type:
+            alerts.pop(entry.data["dedup_key"], None)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from slipway_client.foreign import printable
 from slipway_client.http import Api
 from slipway_client.options import AsOutput, noun
 from slipway_client.tables import Output, show
@@ -77,7 +78,8 @@ def drop(context: typer.Context, service: Service, topic: Topic, partition: Part
 def _settle(context: typer.Context, service: Consumer, how: str, topic: str, partition: int, offset: int) -> None:
     body = {"topic": topic, "partition": partition, "offset": offset}
     told = context.obj.post(service.value, f"/dead-letters/{how}", body)
-    print(f"{told['applied']} applied, {told['remaining']} remain{': ' + told['reason'] if told['reason'] else ''}")
+    reason = f": {printable(told['reason'])}" if told["reason"] else ""
+    print(f"{told['applied']} applied, {told['remaining']} remain{reason}")
 
 
 @topics.command("stopped")

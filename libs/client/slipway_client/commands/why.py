@@ -8,6 +8,7 @@ from typing import Any, Final
 import typer
 
 from slipway_client.commands.workers import DIGITS, found
+from slipway_client.foreign import printable
 from slipway_client.http import Api, Failed, path
 from slipway_client.options import Subject, now
 
@@ -26,7 +27,7 @@ def why(context: typer.Context, subject: Subject) -> None:
       slipway why linux
       slipway why 3f9a12cd
     """
-    for line in _lines(context.obj, subject):
+    for line in map(printable, _lines(context.obj, subject)):
         indent = "    " if line.startswith((" ", "→")) else ""
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
         print(textwrap.fill(line, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False))
