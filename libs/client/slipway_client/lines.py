@@ -1,10 +1,16 @@
-"""An event as a line for people: when, what, of whom, and what matters of the rest. Pure."""
+"""An event as a line for people: when, what, of whom, and what matters of the rest. Pure.
 
+Only of types of the registry, whose data are as their schema says, is anything more known than that they are JSON.
+"""
+
+import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from slipway_client import moments
+from slipway_client.foreign import printable
+from slipway_common.topics import EVENT_OF
 
 Data = Mapping[str, Any]
 OURS: Final = "io.slipway."
@@ -14,23 +20,26 @@ IDS: Final = frozenset({"worker_id", "lease_id", "request_id", "batch_id", "deci
 
 
 def line(
-    type_: str, at: datetime, subject: str, data: Data | None, *, now: datetime, short: Callable[[str], str]
+    type_: str, at: datetime, subject: str, data: Any, *, now: datetime, short: Callable[[str], str]
 ) -> str:
-    """One event. `short` makes ids fit; a tombstone has no `data`."""
+    """One event. `short` makes ids fit; a tombstone has no `data`, other data of a known type fit its schema."""
     noun, word = "", type_
     if type_.startswith(OURS):
         noun, _, rest = type_.removeprefix(OURS).partition(".")
         word = rest.rpartition(".v")[0]
     what = NOUNS.get(noun, f"{noun} ") + word
     whose = short(subject) if noun in ("worker", "lease") else subject
-    if noun == "alert" and data is not None:
+    parts = PARTS.get(noun, _anything) if type_ in EVENT_OF else _anything
+    if parts is _alert and data is not None:
         whose = str(data.get("subject_id", subject))
-    matters = "forgotten" if data is None else _matters(noun, word, data, now)
-    return f"{moments.clock(at, now)}  {what:<15}  {whose:<8}  {matters}".rstrip()
+    matters = "forgotten" if data is None else "  ".join(part for part in parts(word, data, now) if part)
+    return printable(f"{moments.clock(at, now)}  {what:<15}  {whose:<8}  {matters}".rstrip())
 
 
-def _matters(noun: str, word: str, data: Data, now: datetime) -> str:
-    return "  ".join(part for part in PARTS.get(noun, _anything)(word, data, now) if part)
+def unreadable(type_: str, at: datetime, subject: str, where: str, why: str, *, now: datetime) -> str:
+    """A record that cannot be read, with what is known of it: its type and subject may be empty."""
+    what = " of ".join(part for part in (type_, subject) if part)
+    return printable(f"{moments.clock(at, now)}  {'unreadable':<15}  {f'{what}, ' if what else ''}{where}: {why}")
 
 
 def _worker(word: str, data: Data, now: datetime) -> list[str]:
@@ -98,8 +107,10 @@ def _weight(word: str, data: Data, now: datetime) -> list[str]:
     return [f"{data.get('weight', 0):.4g}", str(data.get("state", "")), str(data.get("reason", ""))]
 
 
-def _anything(word: str, data: Data, now: datetime) -> list[str]:
+def _anything(word: str, data: Any, now: datetime) -> list[str]:
     """Of a kind that needs no words of its own: its plain values."""
+    if not isinstance(data, dict):
+        return [json.dumps(data, ensure_ascii=False)]
     return [
         " ".join(
             f"{name}={value}" for name, value in data.items()

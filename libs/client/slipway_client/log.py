@@ -1,6 +1,6 @@
 """The topics of one deployment as anybody may read them: without a group, all partitions, merged by time.
 
-Decodes no further than envelope and JSON, so that events of a newer version are read too.
+Types of the registry are held against their schema; of others, such as a newer version's, envelope and JSON are read.
 """
 
 import asyncio
@@ -16,17 +16,19 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from slipway_client.http import Failed
-from slipway_common.envelope import Envelope, decode
+from slipway_common.envelope import Envelope, decode, decode_data
 from slipway_common.errors import BadEvent
+from slipway_common.topics import EVENT_OF
 
 POLL_MS: Final = 500
 ASK_AFTER_SECONDS: Final = 10.0  # of silence: is there nothing to read, or no broker?
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One record. `topic` is the registry's name. What cannot be read has no `envelope`, and `unreadable` says why.
+    """One record. `topic` is the registry's name. `unreadable` says why a record cannot be read.
 
-    `data` is the JSON value; None for a tombstone.
+    Of such a one there is what could be read: no `envelope` without its attributes, no `data` without JSON, else
+    `data` that is not as its type's schema says. Else `data` is the JSON value; None for a tombstone.
     """
 
     topic: str
@@ -161,8 +163,10 @@ class Log:
         try:
             envelope = decode(record.headers, received_at=stored_at)
             data = None if record.value is None else msgspec.json.decode(record.value)
-        except (BadEvent, msgspec.DecodeError, UnicodeDecodeError) as error:
-            envelope, unreadable = None, str(error)
+            if envelope.type in EVENT_OF:
+                decode_data(envelope.type, record.value)
+        except (BadEvent, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            unreadable = str(error)
         return Entry(
             topic=record.topic.removeprefix(self.prefix), partition=record.partition, offset=record.offset,
             time=envelope.time if envelope else stored_at, key=(record.key or b"").decode(errors="replace"),

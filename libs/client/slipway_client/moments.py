@@ -36,8 +36,8 @@ def moment(text: str, now: datetime) -> datetime:
 
 
 def at(text: str) -> datetime:
-    """A time as the services write it."""
-    return datetime.fromisoformat(text)
+    """A time as the services write it: RFC 3339, where small letters count too."""
+    return datetime.fromisoformat(text.upper())
 
 
 def spelled(duration_seconds: float) -> str:
@@ -62,5 +62,8 @@ def about(duration_seconds: float) -> str:
 
 def clock(at: datetime, now: datetime) -> str:
     """A time in the reader's zone: 17:30:05, with its date when that is not today."""
-    local = at.astimezone(now.tzinfo)
+    try:
+        local = at.astimezone(now.tzinfo)
+    except OverflowError:  # the first or last day that there is, which anybody may write
+        return at.isoformat()
     return f"{local:%H:%M:%S}" if local.date() == now.date() else f"{local:%Y-%m-%d %H:%M}"

@@ -67,3 +67,15 @@ def test_every_type_of_the_registry_has_a_line_whatever_it_lacks(type_: str) -> 
 def test_a_foreign_type_is_told_as_it_is() -> None:
     told = lines.line("com.example.thing", AT, "s", {"size": 3}, now=NOW, short=str)
     assert told == "14:03:07  com.example.thing  s         size=3"
+
+
+def test_texts_of_others_do_not_command_the_terminal() -> None:
+    data = WORKER | {"kind": "disk\x1b[2J", "detail": "full\r\n\u202eof\x9b it"}
+    told = lines.line("io.slipway.worker.error_reported.v1", AT, "w\x1b", data, now=NOW, short=str)
+    assert told == "14:03:07  error_reported   w�        disk�[2J: full���of� it  zone-b"
+
+
+@pytest.mark.parametrize("data", [[1, 2], "text", 5, {"boot_seconds": "soon", "until": "nonsense", "kind": 5}])
+@pytest.mark.parametrize("type_", ["io.slipway.worker.reborn.v1", "io.slipway.alert.raised.v2", "com.example.thing"])
+def test_of_an_unknown_type_nothing_is_expected(type_: str, data: Any) -> None:
+    assert lines.line(type_, AT, "s", data, now=NOW, short=str).startswith("14:03:07  ")

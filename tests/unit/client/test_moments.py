@@ -62,3 +62,10 @@ def test_two_units_are_enough(seconds: float, spelled: str, about: str) -> None:
 def test_a_time_of_another_day_has_its_date() -> None:
     assert moments.clock(datetime(2026, 8, 1, 12, 3, 7, tzinfo=UTC), NOW) == "14:03:07"
     assert moments.clock(datetime(2026, 7, 31, 21, 59, tzinfo=UTC), NOW) == "2026-07-31 23:59"
+
+
+def test_times_that_anybody_may_write_are_told() -> None:
+    """Past what a zone can shift, and as RFC 3339 allows."""
+    for at in (datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))):
+        assert moments.clock(at, NOW) == at.isoformat()
+    assert moments.at("2026-08-01t12:03:07z") == datetime(2026, 8, 1, 12, 3, 7, tzinfo=UTC)

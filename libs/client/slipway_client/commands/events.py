@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from slipway_client import lines, moments
+from slipway_client import moments
 from slipway_client.http import Api
 from slipway_client.options import configs, noun, now, pools, workers
 from slipway_client.tables import short
@@ -148,19 +148,24 @@ def _matches(entry: "Entry", only: Mapping[str, str]) -> bool:
 
 
 def _line(entry: "Entry") -> str:
-    if entry.envelope is None:
+    from slipway_client import lines
+
+    type_, subject = (entry.envelope.type, entry.envelope.subject) if entry.envelope else ("", "")
+    subject = subject or entry.key
+    if entry.unreadable:
         where = f"{entry.topic}/{entry.partition}, offset {entry.offset}"
-        return f"{moments.clock(entry.time, now())}  unreadable      {where}: {entry.unreadable}"
-    subject = entry.envelope.subject or entry.key
-    return lines.line(entry.envelope.type, entry.time, subject, entry.data, now=now(), short=short)
+        return lines.unreadable(type_, entry.time, subject, where, entry.unreadable, now=now())
+    return lines.line(type_, entry.time, subject, entry.data, now=now(), short=short)
 
 
 def _json_line(entry: "Entry") -> str:
     import json
 
-    where = {"topic": entry.topic, "partition": entry.partition, "offset": entry.offset}
+    where: dict[str, Any] = {"topic": entry.topic, "partition": entry.partition, "offset": entry.offset}
+    if entry.unreadable:
+        where["unreadable"] = entry.unreadable
     if entry.envelope is None:
-        return json.dumps(where | {"unreadable": entry.unreadable}, ensure_ascii=False)
+        return json.dumps(where, ensure_ascii=False)
     envelope = entry.envelope
     attributes = {
         "specversion": "1.0", "id": envelope.id, "type": envelope.type, "source": envelope.source,

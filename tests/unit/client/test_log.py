@@ -1,0 +1,75 @@
+"""Records of others as entries, and as lines: whatever is written to a topic, reading goes on."""
+
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slipway_client.commands.doctor import _hear
+from slipway_client.commands.events import _json_line, _line
+from slipway_client.log import Entry, Log
+from slipway_common.clock import utc_now
+from slipway_common.envelope import Envelope, encode
+from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.topics import EVENT_OF
+
+WORKER = b'"worker_id":"w","pool_id":"p","launch_config_id":"c","account_id":"a","image_revision":"i","instance_id":"n"'
+OUTCOME = b'"outcome":{"stage":"boot","result":"ok"}'
+REGISTERED = "worker.registered"
+ODD = [b"[1,2]", b'"text"', b"{}", b'{"x":1}', b"null", b"{", b"[" * 100_000, b"\xff"]
+ODD_OF = [
+    (REGISTERED, b"{%s,%s,%s}" % (WORKER, OUTCOME, b'"boot_seconds":"soon"')),
+    ("worker.error_reported", b"{%s,%s}" % (WORKER, b'"kind":5,"detail":""')),
+    ("weight.changed", b'{"launch_config_id":"c","weight":"x","state":"open","reason":""}'),
+    ("launch_config.paused", b'{"launch_config_id":"c","until":"nonsense"}'),
+]  # fmt: skip
+
+
+def entry(type_: str, value: bytes | None) -> Entry:
+    envelope = Envelope(id="1", type=type_, source="/elsewhere", subject="sub\x1bject", time=utc_now())
+    record = SimpleNamespace(
+        topic="p.topic", partition=0, offset=7, timestamp=0, headers=encode(envelope), key=b"k", value=value
+    )
+    return Log("nowhere:1", "p.")._entry(record)
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value[:9]))
+@pytest.mark.parametrize("type_", [*EVENT_OF, "io.slipway.worker.reborn.v1", "io.slipway.alert.x.v1", "com.example"])
+def test_whatever_is_written_has_a_line(type_: str, value: bytes) -> None:
+    found = entry(type_, value)
+    assert _line(found).isprintable()
+    assert _json_line(found).startswith("{")
+    assert not found.unreadable or ("unreadable" in _line(found) and f"{type_} of sub�ject" in _line(found))
+
+
+@pytest.mark.parametrize(("name", "value"), ODD_OF, ids=[name for name, _ in ODD_OF])
+def test_a_record_that_is_not_as_its_schema_says_is_unreadable(name: str, value: bytes) -> None:
+    found = entry(f"io.slipway.{name}.v1", value)
+    assert f"unreadable       io.slipway.{name}.v1 of sub�ject, topic/0, offset 7: " in _line(found)
+    assert found.data is not None  # programs get it all the same
+
+
+def test_what_is_as_its_schema_says_is_told() -> None:
+    found = entry(f"io.slipway.{REGISTERED}.v1", b"{%s,%s,%s}" % (WORKER, OUTCOME, b'"boot_seconds":3,"newer":[1]'))
+    assert (found.unreadable, found.data["newer"]) == ("", [1])
+    assert "booted in 3 s" in _line(found)
+
+
+def test_a_tombstone_is_told() -> None:
+    assert _line(entry("io.slipway.launch_config.archived.v1", None)).endswith("forgotten")
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value[:9]))
+@pytest.mark.parametrize("type_", [*EVENT_OF, "io.slipway.alert.raised.v2", "com.example"])
+def test_doctor_passes_over_odd_records(type_: str, value: bytes) -> None:
+    """And hears those around them."""
+    alert = b'{"dedup_key":"%s","subject_id":"s","kind":"k","summary":"m"}'
+    heartbeats: dict[str, datetime] = {}
+    alerts: dict[str, Any] = {}
+    for found in (
+        entry(AlertRaised.type, alert % b"ended"), entry(AlertRaised.type, alert % b"open"), entry(type_, value),
+        entry(AlertResolved.type, alert % b"ended"),
+    ):  # fmt: skip
+        _hear(found, heartbeats, alerts)
+    assert (heartbeats, list(alerts)) == ({}, ["open"])
