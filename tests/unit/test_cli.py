@@ -66,7 +66,10 @@ class Services:
             self.queries.append(dict(request.query_params))
             if kind == "leases":
                 raise Problem(503, "unavailable", "Temporarily unavailable", "a database cannot be reached")
-            if kind in {"launch-configs", "workers"}:
+            if kind == "launch-configs":
+                pools = self.kept.get("declaration", {}).get("worker_pools", [])
+                return {"items": [config for pool in pools for config in pool["launch_configs"]]}
+            if kind == "workers":
                 return {"items": []}
             return {
                 "items": [
@@ -150,6 +153,22 @@ def test_apply_asks_both_before_it_changes_either_and_twice_changes_nothing(serv
     second = slipway("apply", EXAMPLE, url=url)
     assert (second.exit_code, second.stdout) == (0, "nothing to change\n")
     assert services.puts == ["lease-pools", "declaration"]
+
+
+def test_apply_if_empty_leaves_what_somebody_declared(services: Services, url: str, tmp_path: Path) -> None:
+    services.refused = "declaration"  # a first start that was cut short is no declaration: it is made up for
+    assert slipway("apply", "--if-empty", EXAMPLE, url=url).exit_code == 1
+    services.refused = ""
+    assert slipway("apply", "--if-empty", EXAMPLE, url=url).exit_code == 0
+    assert services.puts[-1] == "declaration"
+    declared, puts = services.kept["declaration"], list(services.puts)
+    other = tmp_path / "other.yaml"
+    other.write_text(Path(EXAMPLE).read_text().replace("max_capacity: 100", "max_capacity: 7"))
+    again = slipway("apply", "--if-empty", str(other), url=url)
+    assert (again.exit_code, again.stdout) == (0, "something is declared already; nothing was changed\n")
+    assert (services.puts, services.kept["declaration"]) == (puts, declared)
+    assert slipway("apply", str(other), url=url).exit_code == 0
+    assert services.kept["declaration"] != declared
 
 
 def test_diff_tells_and_changes_nothing(services: Services, url: str) -> None:

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 DIFFERENCE: Final = 3
 CHANGE_FIELDS: Final = ("kind", "id", "change", "detail")
 NOTHING_TO_CHANGE: Final = "nothing to change"
+DECLARED_ALREADY: Final = "something is declared already; nothing was changed"
 
 File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="A slipway.yaml.")]
+IfEmpty = Annotated[
+    bool, typer.Option("--if-empty", help="Change nothing once any launch config was declared: for starts that repeat.")
+]
 Speed = Annotated[float, typer.Option(min=0.001, help="Divide every duration by this, as the demo does.")]
 
 
@@ -32,15 +36,21 @@ class InvalidFile(Exception):
         ]
 
 
-def apply(context: typer.Context, file: File, speed: Speed = 1.0, output: AsOutput = Output.TABLE) -> None:
+def apply(
+    context: typer.Context, file: File, speed: Speed = 1.0, if_empty: IfEmpty = False, output: AsOutput = Output.TABLE
+) -> None:
     """Make the deployment what FILE declares. What FILE leaves out is removed; applying twice changes nothing.
 
     \b
     Examples:
       slipway apply slipway.yaml
       slipway apply slipway.yaml -o json
+      slipway apply --if-empty slipway.yaml
     """
     body, api = _declared(file, speed), context.obj
+    if if_empty and api.get("provisioner", "/launch-configs")["items"]:  # archived ones are listed too
+        show([], CHANGE_FIELDS, output, nothing=DECLARED_ALREADY)
+        return
     changes = _changes(api, body)
     if changes:
         api.put("lease-broker", "/lease-pools", body["lease_pools"])
