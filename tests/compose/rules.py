@@ -36,16 +36,53 @@ PROGRAMS: Final[dict[tuple[str, ...], type[EnvironmentSettings] | TyperGroup | N
     ("python", "-m", "slipway_client.secret_files"): None,
     ("slipway",): typer.main.get_group(slipway),
 }
-# Images of others: the health check's command that they have, and where they listen. Kafka's settings say its ports.
+
+
+class Foreign(msgspec.Struct, frozen=True):
+    """What an image of others needs, by its documentation. Kafka's settings say its ports."""
+
+    health: str
+    data: str
+    memory_mib: int
+    ports: tuple[str, ...] = ()
+    user: str | None = None  # None: its own is no root already
+    tmpfs: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
+
+
 OTHERS: Final = {
-    "apache/kafka": ("/opt/kafka/bin/kafka-broker-api-versions.sh", ()),
-    "postgres": ("pg_isready", ("5432",)),
-    "prom/prometheus": ("wget", ("9090",)),
-    "grafana/grafana": ("wget", ("3000",)),
+    "apache/kafka": Foreign("/opt/kafka/bin/kafka-broker-api-versions.sh", "/var/lib/kafka/data", 1024),
+    # Since 18 the volume lies above the data. Its entry point begins as root and cannot, without capabilities.
+    "postgres": Foreign(
+        "pg_isready", "/var/lib/postgresql", 256, ("5432",), user="999:999",
+        tmpfs=frozenset({"/tmp", "/run/postgresql"}), keys=frozenset({"user", "group_add", "shm_size"}),
+    ),
+    "prom/prometheus": Foreign("wget", "/prometheus", 256, ("9090",), keys=frozenset({"command"})),
+    "grafana/grafana": Foreign("wget", "/var/lib/grafana", 256, ("3000",), tmpfs=frozenset({"/tmp"})),
+}  # fmt: skip
+# What is judged here. Another key could undo what the rules say, so it needs a rule first.
+KEYS: Final = {
+    "image", "environment", "ports", "volumes", "depends_on", "profiles", "restart", "init", "cap_drop", "security_opt",
+    "logging", "read_only", "tmpfs", "stop_grace_period", "deploy", "network_mode",
+}  # fmt: skip
+HEALTH_KEYS: Final = {"test", "interval", "timeout", "retries", "start_period", "start_interval"}
+# Who cannot begin before whom.
+NEEDS: Final = {
+    "postgres": {"secrets"},
+    "migrate": {"postgres"},
+    "topics": {"kafka"},
+    "provisioner": {"migrate", "topics"},
+    "weight-calculator": {"migrate", "topics"},
+    "lease-broker": {"migrate", "topics"},
+    "declare": {"provisioner", "weight-calculator", "lease-broker"},
+    "simulator": {"declare"},
 }
+WRITERS: Final = {("python", "-m", "slipway_client.secret_files"), ("slipway-simulator",)}
+OUR_MEMORY_MIB: Final = 128
+PIDS_MIN: Final = 50
 # Variables of the Kafka image that are no broker settings.
 KAFKA_OWN: Final = {"KAFKA_HEAP_OPTS", "KAFKA_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS"}
-POSTGRES_KNOWN: Final = {"POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD_FILE", "POSTGRES_INITDB_ARGS", "PGDATA"}
+POSTGRES_KNOWN: Final = {"POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD_FILE", "POSTGRES_INITDB_ARGS"}
 TWO_NUMBERS: Final = {"postgres"}  # its releases are named 18.6, others' 1.2.3
 
 
@@ -102,6 +139,15 @@ class Container:
         return msgspec.json.decode(last.text.removeprefix("CMD").strip(), type=list[str])
 
     @property
+    def foreign(self) -> Foreign | None:
+        return OTHERS.get(self.repository)
+
+    def mounts(self) -> dict[str, tuple[str, bool]]:
+        """By where it is mounted: what is, and whether it may be written."""
+        parts = [str(mount).split(":") for mount in self.entry.get("volumes", [])]
+        return {target: (source, mode != ["ro"]) for source, target, *mode in parts}
+
+    @property
     def program(self) -> tuple[str, ...] | None:
         return next((words for words in PROGRAMS if tuple(self.command[: len(words)]) == words), None)
 
@@ -109,8 +155,8 @@ class Container:
         """Ports it listens on inside."""
         if self.repository == "apache/kafka":
             return set(re.findall(r":(\d+)", self.environment.get("KAFKA_LISTENERS", "")))
-        if self.repository in OTHERS:
-            return set(OTHERS[self.repository][1])
+        if self.foreign:
+            return set(self.foreign.ports)
         return {port} if (port := self.environment.get("SLIPWAY_PORT")) else set()
 
 
@@ -127,7 +173,7 @@ def problems(house: House) -> list[str]:
     for one in every.values():
         found += [
             f"{one.name}: {problem}"
-            for rule in (_build, _environment, _addresses, _health, _hardened)
+            for rule in (_keys, _build, _environment, _addresses, _kafka, _health, _hardened, _storage, _limits)
             for problem in rule(one, every, house)
         ]
     return found
@@ -160,6 +206,8 @@ def _order(every: Mapping[str, Container]) -> Iterator[str]:
     for one in every.values():
         for name, how in one.entry.get("depends_on", {}).items():
             condition, other = how["condition"], every.get(name)
+            if set(how) != {"condition"} or condition == "service_started":
+                yield f"{one.name}: waits for {name} by {how}, which may not wait at all"
             if other is None:
                 yield f"{one.name}: depends on {name}, which does not exist"
                 continue
@@ -171,6 +219,8 @@ def _order(every: Mapping[str, Container]) -> Iterator[str]:
                 yield f"{one.name}: depends on {name}, which runs in other profiles only"
             if other.one_shot and not (one.profiles - other.profiles):
                 waited_for.add(name)
+        missing = NEEDS.get(one.name, set()) - set(one.entry.get("depends_on", {}))
+        yield from (f"{one.name}: does not wait for {name}" for name in sorted(missing))
     for name, one in every.items():
         if one.one_shot and "tools" not in one.profiles and name not in waited_for:
             yield f"{name}: nobody waits for it, so `up --wait` takes its end for a failure"
@@ -213,9 +263,16 @@ def _images(house: House) -> Iterator[str]:
         yield f"Dockerfiles have different bases: {', '.join(sorted(bases))}"
 
 
+def _keys(one: Container, _: Mapping[str, Container], __: House) -> Iterator[str]:
+    known = KEYS | ({"healthcheck"} | one.foreign.keys if one.foreign else {"build", "command"})
+    yield from (f"{key} is not expected here" for key in sorted(set(one.entry) - known))
+    health = set(one.entry.get("healthcheck", {}))
+    yield from (f"healthcheck.{key} is not expected here" for key in sorted(health - HEALTH_KEYS))
+
+
 def _build(one: Container, _: Mapping[str, Container], house: House) -> Iterator[str]:
     if "build" not in one.entry:
-        if one.repository not in OTHERS:
+        if one.foreign is None:
             yield f"image {one.entry.get('image')} is not known here"
         return
     path, context = one.entry["build"]["dockerfile"], one.entry["build"]["context"]
@@ -282,8 +339,11 @@ def _addresses(one: Container, every: Mapping[str, Container], house: House) -> 
             yield f"publishes {published}, which is not 127.0.0.1:port:port"
         elif match[2] not in one.ports():
             yield f"publishes port {match[2]}, but listens on {', '.join(sorted(one.ports())) or 'none'}"
-    if one.entry.get("network_mode", "none") != "none":
+    network = one.entry.get("network_mode")
+    if network not in (None, "none"):
         yield "shares a network that is not its own"
+    elif network and (one.entry.get("depends_on") or not one.one_shot):
+        yield "has no network, but others to reach or to be reached by"
     if one.dockerfile and (exposed := one.dockerfile.final.last("EXPOSE")) and set(exposed.text.split()) != one.ports():
         yield f"its image exposes {exposed.text}, but it listens on {', '.join(one.ports())}"
     if one.dockerfile and one.ports() and one.environment.get("SLIPWAY_HOST") != "0.0.0.0":
@@ -296,14 +356,52 @@ def _addresses(one: Container, every: Mapping[str, Container], house: House) -> 
                 yield f"looks for {name}:{port}, which listens on {', '.join(sorted(every[name].ports()))}"
 
 
+def _kafka(one: Container, every: Mapping[str, Container], _: House) -> Iterator[str]:
+    """A broker sends its clients on to what it advertises: that has to be right for whoever asked."""
+    if one.repository != "apache/kafka":
+        return
+    listeners, advertised = (
+        {name: (host, port) for name, host, port in re.findall(r"(\w+)://([\w.-]*):(\d+)", one.environment.get(v, ""))}
+        for v in ("KAFKA_LISTENERS", "KAFKA_ADVERTISED_LISTENERS")
+    )
+    published = {str(port).rpartition(":")[0] for port in one.entry.get("ports", [])}
+    for name, (host, port) in advertised.items():
+        if listeners.get(name, ("", ""))[1] != port:
+            yield f"advertises {name} at port {port}, where it does not listen"
+        if host != one.name and f"{host}:{port}" not in published:
+            yield f"advertises {name} as {host}:{port}: neither {one.name} nor published"
+    inside = {f"{host}:{port}" for host, port in advertised.values() if host == one.name}
+    for other in every.values():
+        if other.environment.get("SLIPWAY_KAFKA", next(iter(inside), "")) not in inside:
+            yield f"advertises {', '.join(inside) or 'nothing'} inside, but {other.name} asks elsewhere"
+    asked = set(re.findall(r":(\d+)", " ".join(one.health_command)))
+    if not asked <= {port for _, port in advertised.values()}:
+        yield f"its health check asks port {', '.join(asked)}, which no listener for clients has"
+    if one.environment.get("KAFKA_LOG_DIRS") != OTHERS[one.repository].data:
+        yield f"KAFKA_LOG_DIRS is not {OTHERS[one.repository].data}, where its volume is"
+    own = next((word for word in one.health_command if word.startswith("KAFKA_HEAP_OPTS=")), "")
+    broker, check = _heap_mib(one.environment.get("KAFKA_HEAP_OPTS", "")), _heap_mib(own)
+    if not broker or not check or broker + check > 0.6 * _mib(_limit(one, "memory")):
+        yield "the heaps of broker and health check have to be set, and to leave memory for all else"
+
+
+def _heap_mib(text: str) -> int:
+    found = re.search(r"-Xmx(\d+)m\b", text)
+    return int(found[1]) if found else 0
+
+
 def _health(one: Container, _: Mapping[str, Container], __: House) -> Iterator[str]:
     words = one.health_command
     if one.one_shot:
         return
     if not words:
         yield "stays up and has no health check"
-    elif one.repository in OTHERS and words[0] != OTHERS[one.repository][0]:
-        yield f"its health check runs {words[0]}, which its image is not known to have"
+    elif one.foreign:
+        program = next((word for word in words if word != "env" and not re.match(r"[A-Z_]+=", word)), "")
+        if program != one.foreign.health:
+            yield f"its health check runs {program}, which its image is not known to have"
+        if wrong := set(re.findall(r"(?::|--port=)(\d+)", " ".join(words))) - one.ports():
+            yield f"its health check asks port {', '.join(sorted(wrong))}, where it does not listen"
 
 
 def _hardened(one: Container, _: Mapping[str, Container], __: House) -> Iterator[str]:
@@ -314,11 +412,53 @@ def _hardened(one: Container, _: Mapping[str, Container], __: House) -> Iterator
         yield "takes privileges"
     if not entry.get("read_only") and one.repository != "apache/kafka":
         yield "its root file system is writable"
-    limits = entry.get("deploy", {}).get("resources", {}).get("limits", {})
-    yield from (f"has no limit of {name}" for name in ("cpus", "memory", "pids") if name not in limits)
     if entry.get("restart") not in ("no", "unless-stopped"):
         yield "has no restart policy"
     if "max-size" not in entry.get("logging", {}).get("options", {}):
         yield "its log grows without end"
-    mounts = [str(mount).split(":") for mount in entry.get("volumes", [])]
-    yield from (f"mounts {m[0]} writable" for m in mounts if m[0].startswith(".") and m[2:] != ["ro"])
+    if one.foreign and entry.get("user") != one.foreign.user:
+        yield f"runs as {entry.get('user')}, not as {one.foreign.user}"
+
+
+def _storage(one: Container, every: Mapping[str, Container], _: House) -> Iterator[str]:
+    """What is written has a place, what is read is there, and only who has to may write."""
+    mounts = one.mounts()
+    needed = one.foreign.tmpfs if one.foreign else {"/tmp"}
+    yield from (f"has no tmpfs {path}" for path in sorted(needed - set(one.entry.get("tmpfs", []))))
+    if one.foreign and mounts.get(one.foreign.data, (".", False))[0].startswith("."):
+        yield f"has no volume at {one.foreign.data}: its data would end with the container"
+    for target, (source, writable) in mounts.items():
+        if source.startswith("."):
+            if writable:
+                yield f"mounts {source} writable"
+        elif writable != (one.program in WRITERS or bool(one.foreign and target == one.foreign.data)):
+            yield f"mounts {source} {'writable' if writable else 'read-only'}, which does not fit what it does"
+    named = {v for n, v in one.environment.items() if n.endswith("_FILE") or n.startswith("SLIPWAY_")}
+    for path in sorted(word for word in named | set(one.command) if word.startswith("/")):
+        if not any(Path(path).is_relative_to(target) for target in mounts):
+            yield f"names {path}, where nothing is mounted"
+    for maker in every.values():
+        user = maker.dockerfile.final.last("USER") if maker.dockerfile and maker.program in WRITERS else None
+        shared = {source for source, _ in maker.mounts().values()} & {source for source, _ in mounts.values()}
+        if one.foreign and user and shared and user.text.rpartition(":")[2] not in one.entry.get("group_add", []):
+            yield f"cannot read {', '.join(sorted(shared))}: group_add lacks the group of {maker.name}"
+
+
+def _limits(one: Container, _: Mapping[str, Container], __: House) -> Iterator[str]:
+    missing = [name for name in ("cpus", "memory", "pids") if not _limit(one, name)]
+    yield from (f"has no limit of {name}" for name in missing)
+    least = one.foreign.memory_mib if one.foreign else OUR_MEMORY_MIB
+    if "memory" not in missing and _mib(_limit(one, "memory")) < least:
+        yield f"cannot live in {_limit(one, 'memory')} of memory: {least}M at least"
+    if "pids" not in missing and int(_limit(one, "pids")) < PIDS_MIN:
+        yield f"cannot live with {_limit(one, 'pids')} threads: {PIDS_MIN} at least"
+
+
+def _limit(one: Container, name: str) -> str:
+    return str(one.entry.get("deploy", {}).get("resources", {}).get("limits", {}).get(name, ""))
+
+
+def _mib(text: str) -> int:
+    """0 for another form than 512M or 1G."""
+    found = re.fullmatch(r"(\d+)([MG])", text)
+    return int(found[1]) * {"M": 1, "G": 1024}[found[2]] if found else 0

@@ -35,6 +35,35 @@ def put(name: str, key: str, value: Any) -> Callable[[Services], None]:
     return lambda services: services[name].update({key: value})
 
 
+def drop(name: str, key: str) -> Callable[[Services], Any]:
+    return lambda services: services[name].pop(key)
+
+
+def mount(name: str, old: str, new: str) -> Callable[[Services], None]:
+    def plant(services: Services) -> None:
+        assert old in services[name]["volumes"]
+        services[name]["volumes"] = [new if each == old else each for each in services[name]["volumes"]]
+
+    return plant
+
+
+def limit(name: str, what: str, value: Any) -> Callable[[Services], None]:
+    def plant(services: Services) -> None:
+        limits = {**services[name]["deploy"]["resources"]["limits"], what: value}
+        services[name]["deploy"] = {"resources": {"limits": limits}}
+
+    return plant
+
+
+def health(name: str, old: str, new: str) -> Callable[[Services], None]:
+    def plant(services: Services) -> None:
+        check = services[name]["healthcheck"]
+        assert any(old in word for word in check["test"])
+        services[name]["healthcheck"] = {**check, "test": [word.replace(old, new) for word in check["test"]]}
+
+    return plant
+
+
 def set_variable(name: str, variable: str, value: str) -> Callable[[Services], None]:
     return lambda services: environment(services, name).update({variable: value})
 
@@ -84,6 +113,69 @@ MISTAKES: list[tuple[Callable[[Services], Any], str]] = [
     (put("provisioner", "deploy", {"resources": {"limits": {"cpus": "1"}}}), "provisioner: has no limit of memory"),
     (lambda s: s["provisioner"].pop("restart"), "provisioner: has no restart policy"),
     (lambda s: s["provisioner"]["build"].update(dockerfile="Dockerfile"), "its Dockerfile Dockerfile does not exist"),
+    # What the rules do not judge could undo what they say.
+    (put("provisioner", "user", "0:0"), "provisioner: user is not expected here"),
+    (put("provisioner", "pid", "host"), "provisioner: pid is not expected here"),
+    (put("provisioner", "env_file", [".env"]), "provisioner: env_file is not expected here"),
+    (put("lease-broker", "entrypoint", ["/bin/true"]), "lease-broker: entrypoint is not expected here"),
+    (put("simulator", "healthcheck", {"test": ["CMD", "true"]}), "simulator: healthcheck is not expected here"),
+    (put("postgres", "command", ["true"]), "postgres: command is not expected here"),
+    (lambda s: s["kafka"]["healthcheck"].update(disable=True), "kafka: healthcheck.disable is not expected here"),
+    (put("provisioner", "network_mode", "none"), "provisioner: has no network, but others to reach"),
+    (put("migrate", "network_mode", "none"), "migrate: has no network, but others to reach"),
+    # Users, and who may read and write what.
+    (drop("postgres", "user"), "postgres: runs as None, not as 999:999"),
+    (put("postgres", "user", "1000:1000"), "postgres: runs as 1000:1000, not as 999:999"),
+    (drop("postgres", "group_add"), "postgres: cannot read secrets: group_add lacks the group of secrets"),
+    (put("postgres", "tmpfs", ["/tmp"]), "postgres: has no tmpfs /run/postgresql"),
+    (drop("provisioner", "tmpfs"), "provisioner: has no tmpfs /tmp"),
+    (
+        mount("postgres", "postgres:/var/lib/postgresql", "postgres:/var/lib/postgresql/data"),
+        "postgres: has no volume at /var/lib/postgresql:",
+    ),
+    (
+        mount("postgres", "postgres:/var/lib/postgresql", "postgres:/var/lib/postgresql:ro"),
+        "postgres: mounts postgres read-only",
+    ),
+    (mount("kafka", "kafka:/var/lib/kafka/data", "kafka:/data"), "kafka: has no volume at /var/lib/kafka/data:"),
+    (set_variable("kafka", "KAFKA_LOG_DIRS", "/tmp/logs"), "kafka: KAFKA_LOG_DIRS is not /var/lib/kafka/data"),
+    (
+        mount("secrets", "secrets:/run/slipway/secrets", "secrets:/run/slipway/secrets:ro"),
+        "secrets: mounts secrets read-only",
+    ),
+    (
+        mount("provisioner", "secrets:/run/slipway/secrets:ro", "secrets:/run/slipway/secrets"),
+        "provisioner: mounts secrets writable",
+    ),
+    (drop("provisioner", "volumes"), "provisioner: names /run/slipway/secrets/database_url, where nothing is mounted"),
+    (drop("secrets", "volumes"), "secrets: names /run/slipway/secrets, where nothing is mounted"),
+    (
+        mount("simulator", "simulator:/var/lib/slipway/simulator", "simulator:/var/lib/slipway/ledger"),
+        "simulator: names /var/lib/slipway/simulator/ledger.jsonl, where nothing is mounted",
+    ),
+    # Kafka's addresses and memory.
+    (
+        set_variable("kafka", "KAFKA_ADVERTISED_LISTENERS", "INTERNAL://broker:19092,HOST://127.0.0.1:9092"),
+        "kafka: advertises INTERNAL as broker:19092: neither kafka nor published",
+    ),
+    (
+        set_variable("kafka", "KAFKA_ADVERTISED_LISTENERS", "INTERNAL://kafka:19093,HOST://127.0.0.1:9092"),
+        "kafka: advertises INTERNAL at port 19093, where it does not listen",
+    ),
+    (set_variable("topics", "SLIPWAY_KAFKA", "kafka:9092"), "kafka: advertises kafka:19092 inside, but topics asks"),
+    (health("kafka", ":9092", ":9095"), "kafka: its health check asks port 9095, where it does not listen"),
+    (health("kafka", ":9092", ":29093"), "kafka: its health check asks port 29093, which no listener for clients has"),
+    (health("prometheus", ":9090", ":9091"), "prometheus: its health check asks port 9091, where it does not listen"),
+    (health("kafka", "KAFKA_HEAP_OPTS", "KAFKA_OPTS"), "kafka: the heaps of broker and health check"),
+    (set_variable("kafka", "KAFKA_HEAP_OPTS", "-Xmx900m"), "kafka: the heaps of broker and health check"),
+    (limit("provisioner", "memory", "6M"), "provisioner: cannot live in 6M of memory"),
+    (limit("kafka", "memory", "512M"), "kafka: cannot live in 512M of memory"),
+    (limit("provisioner", "pids", 1), "provisioner: cannot live with 1 threads"),
+    # Who cannot begin before whom.
+    (drop("migrate", "depends_on"), "migrate: does not wait for postgres"),
+    (drop("topics", "depends_on"), "topics: does not wait for kafka"),
+    (drop("postgres", "depends_on"), "postgres: does not wait for secrets"),
+    (put("migrate", "depends_on", {"postgres": {"condition": "service_started"}}), "which may not wait at all"),
 ]
 
 
