@@ -115,7 +115,8 @@ def _cause(event: WorkerEvent) -> _Cause | None:
 
 def differences(before: Snapshot, now: Snapshot) -> list[Line]:
     """What operators and services did between two looks, circuits apart."""
-    return [*_services(before, now), *_pools(before, now), *_configs(before, now), *_limits(before, now)]
+    told = (_services, _brakes, _pools, _configs, _limits)
+    return [line for tell in told for line in tell(before, now)]
 
 
 def _services(before: Snapshot, now: Snapshot) -> list[Line]:
@@ -127,6 +128,13 @@ def _services(before: Snapshot, now: Snapshot) -> list[Line]:
         elif service.silent_seconds is None and service.name in failing:
             lines.append(Line(now.now, f"{service.name} answers again", "good"))
     return lines
+
+
+def _brakes(before: Snapshot, now: Snapshot) -> list[Line]:
+    known, held = {brake.where for brake in before.brakes}, {brake.where for brake in now.brakes}
+    return [
+        Line(now.now, f"launching is stopped {b.where}: {b.reason}", "bad") for b in now.brakes if b.where not in known
+    ] + [Line(now.now, f"launching goes on {where}", "good") for where in sorted(known - held)]
 
 
 def _pools(before: Snapshot, now: Snapshot) -> list[Line]:

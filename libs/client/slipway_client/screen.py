@@ -13,10 +13,10 @@ from rich.console import Group
 from rich.text import Text
 
 from slipway_client.foreign import printable
-from slipway_client.snapshot import Config, LeasePool, Line, Pool, Service, Snapshot, shares
+from slipway_client.snapshot import Brake, Config, LeasePool, Line, Pool, Service, Snapshot, shares
 
 WIDTH_MIN: Final = 48
-HEIGHT_MIN: Final = 12
+HEIGHT_MIN: Final = 13
 SPACIOUS: Final = 32  # from this height on, empty lines part the sections
 BAR_LEAST: Final = 6
 BAR_MOST: Final = 24
@@ -81,7 +81,7 @@ def lines(snapshot: Snapshot, width: int, height: int) -> list[Text]:
     if width < WIDTH_MIN or height < HEIGHT_MIN:
         small = f"{width}×{height} is too small: {WIDTH_MIN}×{HEIGHT_MIN} shows something"
         return [_line(small[: max(0, width)])][: max(0, height)]
-    top = [_title(snapshot, width), _services(snapshot.services, width)]
+    top = [_title(snapshot, width), _services(snapshot.services, width), *_brakes(snapshot.brakes, width)]
     gap = [Text("")] if height >= SPACIOUS else []
     space = height - len(top) - 4 * (1 + len(gap))  # four sections, each with its heading
     tables = [_pools, _configs, _lease_pools]
@@ -166,7 +166,7 @@ def count(number: int | None) -> str:
     return str(number)
 
 
-# The two lines above the sections
+# The lines above the sections
 
 
 def _title(snapshot: Snapshot, width: int) -> Text:
@@ -197,6 +197,14 @@ def _services(services: Sequence[Service], width: int) -> Text:
         left = max(0, left - cell_len(words) - 2)
     text.truncate(width)
     return text
+
+
+def _brakes(brakes: Sequence[Brake], width: int) -> list[Text]:
+    """What holds launches back belongs above everything that it explains."""
+    if not brakes:
+        return []
+    told = "; ".join(f"{brake.where}: {brake.reason}" for brake in brakes)
+    return [_line(shortened(printable(f"■ launching is stopped {told}"), width), "bold red")]
 
 
 def _width(parts: Sequence[tuple[str, str]]) -> int:

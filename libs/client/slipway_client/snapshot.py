@@ -37,6 +37,19 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return 2 if self.frozen or self.paused else 1 if self.needed else 0
 
 
+class Brake(msgspec.Struct, frozen=True, kw_only=True):
+    """What stops launches, in the words of GET /brakes."""
+
+    scope: str
+    scope_id: str = ""
+    reason: str = ""
+    by: str = ""
+
+    @property
+    def where(self) -> str:
+        return "everywhere" if self.scope == "all" else f"in {self.scope} {self.scope_id}"
+
+
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Starts of a config in one stage, failures that its weight has not folded yet, and how many there may be."""
 
@@ -160,6 +173,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
     title: str
     services: Sequence[Service] = ()
+    brakes: Sequence[Brake] = ()
     pools: Sequence[Pool] = ()
     configs: Sequence[Config] = ()
     lease_pools: Sequence[LeasePool] = ()

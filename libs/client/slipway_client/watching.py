@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 from slipway_client import narration
 from slipway_client.http import Failed
 from slipway_client.log import Entry, Log
-from slipway_client.snapshot import Config, Demo, LeasePool, Line, Pool, Service, Snapshot
+from slipway_client.snapshot import Brake, Config, Demo, LeasePool, Line, Pool, Service, Snapshot
 from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.events.alert import Alert
 from slipway_common.events.weight import WeightChanged
@@ -84,6 +84,7 @@ class Watch:
             self._reads["simulator"] = self._read_zones
         self._zones_out = zones_out
         self._zones: frozenset[str] = frozenset()
+        self._brakes: Sequence[Brake] = ()
         self._pools: Sequence[Pool] = ()
         self._configs: Sequence[Config] = ()
         self._lease_pools: Sequence[LeasePool] = ()
@@ -120,6 +121,7 @@ class Watch:
             now=utc_now().astimezone(),
             title=self._title,
             services=[self._service(name) for name in self._problems],
+            brakes=self._brakes,
             pools=self._pools,
             configs=self._configs,
             lease_pools=self._lease_pools,
@@ -166,10 +168,11 @@ class Watch:
             await asyncio.sleep(max(0.05, began + self._interval_seconds - monotonic_seconds()))
 
     async def _read_provisioner(self) -> None:
-        pools, configs = await asyncio.gather(
-            self._ask("provisioner", "/pools"), self._ask("provisioner", "/launch-configs")
+        pools, configs, brakes = await asyncio.gather(
+            *(self._ask("provisioner", path) for path in ("/pools", "/launch-configs", "/brakes"))
         )
         known = msgspec.convert(pools["items"], list[Pool]), msgspec.convert(configs["items"], list[Config])
+        self._brakes = msgspec.convert(brakes["items"], list[Brake])
         self._pools = known[0]
         self._configs = [c for c in known[1] if c.state != "archived" or c.starting + c.running]
 

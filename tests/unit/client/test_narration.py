@@ -7,7 +7,7 @@ import pytest
 
 from slipway_client import narration
 from slipway_client.narration import Circuit
-from slipway_client.snapshot import Config, LeasePool, Line, Pool, Service, Snapshot
+from slipway_client.snapshot import Brake, Config, LeasePool, Line, Pool, Service, Snapshot
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.worker import (
     Outcome,
@@ -124,6 +124,14 @@ def test_differences_tell_what_operators_and_services_did() -> None:
         ("lease pool sim-a: limit 40 → 45", ""),
     ]
     assert narration.differences(after, after) == []
+
+
+def test_brakes_are_told_when_they_begin_and_end() -> None:
+    braked = Snapshot(now=NOW, title="", brakes=[Brake(scope="pool", scope_id="linux", reason="drill")])
+    free = Snapshot(now=NOW, title="")
+    assert [line.text for line in narration.differences(free, braked)] == ["launching is stopped in pool linux: drill"]
+    assert [line.text for line in narration.differences(braked, free)] == ["launching goes on in pool linux"]
+    assert narration.differences(braked, braked) == []
 
 
 def test_the_first_answers_are_no_differences() -> None:

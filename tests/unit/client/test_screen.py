@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from slipway_client import screen
-from slipway_client.snapshot import Config, Demo, LeasePool, Line, Pool, Service, Snapshot, Stage
+from slipway_client.snapshot import Brake, Config, Demo, LeasePool, Line, Pool, Service, Snapshot, Stage
 from tests.screen_shot import problems
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -139,6 +139,12 @@ def test_who_is_silent_is_named_before_who_is_not() -> None:
     assert second_line(4, 75) == "✗ provisioner 1m15s  ✗ weight-calculator 1m15s  ✗ lease-broker 1m15s  ✗ kafka…"
 
 
+def test_brakes_stand_above_what_they_explain() -> None:
+    brakes = [Brake(scope="account", scope_id="sim-a", reason="bill"), Brake(scope="all", reason="drill")]
+    third = str(screen.lines(Snapshot(now=NOW, title="top", pools=[LINUX], brakes=brakes), 80, 24)[2])
+    assert third == "■ launching is stopped in account sim-a: bill; everywhere: drill"
+
+
 def test_demo_tells_product_time() -> None:
     demo = Demo(started_at=NOW - timedelta(seconds=30), speed=20, seed=7, minutes=60)
     lines = drawn(snapshot(demo=demo), 80, 24)
@@ -236,6 +242,7 @@ SNAPSHOTS = st.builds(
     Snapshot, now=st.just(NOW), title=NAMES, pools=st.lists(POOLS, max_size=9), configs=st.lists(CONFIGS, max_size=9),
     lease_pools=st.lists(LEASE_POOLS, max_size=9),
     services=st.lists(st.builds(Service, name=SERVICES, silent_seconds=SECONDS, answered=st.booleans()), max_size=6),
+    brakes=st.lists(st.builds(Brake, scope=st.sampled_from(["all", "pool"]), scope_id=NAMES, reason=NAMES), max_size=3),
     lines=st.lists(st.builds(Line, st.just(NOW), NAMES, st.sampled_from(["good", "bad", ""])), max_size=20),
     demo=st.none() | st.builds(
         Demo, started_at=st.just(NOW - timedelta(hours=3)), speed=st.floats(0.1, 1000), seed=COUNTS,

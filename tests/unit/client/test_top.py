@@ -42,6 +42,7 @@ class Deployment:
                 "pools": self.pools,
                 "launch-configs": {"items": [self.config]},
                 "lease-pools": {"items": [{"id": "sim-a", "limit": 45}]},
+                "brakes": {"items": []},
                 "readyz": {"ready": True, "reasons": []},
             }
             return JSONResponse(answers[what])
