@@ -46,6 +46,7 @@ def test_whatever_is_written_has_a_line(type_: str, value: bytes) -> None:
 @pytest.mark.parametrize(("name", "value"), ODD_OF, ids=[name for name, _ in ODD_OF])
 def test_a_record_that_is_not_as_its_schema_says_is_unreadable(name: str, value: bytes) -> None:
     found = entry(f"io.slipway.{name}.v1", value)
+    assert found.unreadable
     assert f"unreadable       io.slipway.{name}.v1 of sub�ject, topic/0, offset 7: " in _line(found)
     assert found.data is not None  # programs get it all the same
 
