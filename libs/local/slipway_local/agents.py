@@ -206,8 +206,9 @@ def merged(found: Evidence, agents: Sequence[Seen]) -> tuple[Evidence, float]:
         ended_at = seen.ended_at
         if ended_at is not None:
             said_at = said_stopped.get(by_instance.get(seen.instance_id, ""))
-            ended_at = _confirmed(said_at, ended_at, worked_until.get(seen.instance_id, seen.began_at))
-            forgiven_seconds += seen.ended_at - ended_at
+            at = _confirmed(said_at, ended_at, worked_until.get(seen.instance_id, seen.began_at))
+            forgiven_seconds += ended_at - at
+            ended_at = at
         told += _life(seen, ended_at)
     return msgspec.structs.replace(found, ledger=sorted(told, key=lambda fact: fact.at)), forgiven_seconds
 

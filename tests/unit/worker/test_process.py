@@ -19,7 +19,10 @@ def spied(kills: list[bool]) -> Callable[[int, int], None]:
     kill = os.killpg
 
     def noting(pid: int, signum: int) -> None:
-        kills.append(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
+        try:
+            kills.append(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
+        except ChildProcessError:  # it was collected
+            kills.append(False)
         kill(pid, signum)
 
     return noting
