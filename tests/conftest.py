@@ -6,12 +6,17 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from slipway_local.guard import guard
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
 from tests.harness import Place
+
+# One broken law is one failed assertion, whatever else breaks with it: mutants are judged by that.
+settings.register_profile("one-at-a-time", report_multiple_bugs=False)
+settings.load_profile("one-at-a-time")
 
 
 @pytest.fixture(scope="session")
