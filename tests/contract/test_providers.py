@@ -26,11 +26,10 @@ from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_simulator import free_port, serving
 from tests.harness import until
+from tests.linux import needs_linux
 from tests.providers import URL, account, request
 
 ROOT = Path(__file__).parents[2]
-
-needs_proc = pytest.mark.skipif(not processes.supported(), reason="needs Linux's /proc")
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -76,10 +75,8 @@ async def of_the_simulator(tmp_path: Path) -> AsyncIterator[Setup]:
         await provider.close()
 
 
-@pytest.fixture(params=["of_processes", "of_the_simulator"])
+@pytest.fixture(params=[pytest.param("of_processes", marks=needs_linux), "of_the_simulator"])
 def setup(request: pytest.FixtureRequest) -> Setup:
-    if request.param == "of_processes" and not processes.supported():
-        pytest.skip("needs Linux's /proc")
     chosen: Setup = request.getfixturevalue(request.param)
     return chosen
 
@@ -146,7 +143,7 @@ async def test_another_account_is_no_business_of_ours(setup: Setup) -> None:
 # Processes alone
 
 
-@needs_proc
+@needs_linux
 async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
     local: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +177,7 @@ async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
     assert "the-secret" not in (tmp_path / "env").read_text()
 
 
-@needs_proc
+@needs_linux
 async def test_the_whole_session_ends_with_its_leader(local: Processes, tmp_path: Path) -> None:
     """A child in a group of its own, one in a session of its own and one that cleared its environment all end."""
     script = """
@@ -204,7 +201,7 @@ async def test_the_whole_session_ends_with_its_leader(local: Processes, tmp_path
             processes.send(identity, signal.SIGKILL)
 
 
-@needs_proc
+@needs_linux
 async def test_what_a_dead_leader_leaves_is_listed_and_ended(local: Processes, tmp_path: Path) -> None:
     """A killed agent's task goes on: it shows up under another id, as an instance that no row has."""
     here = account(command=["sh", "-c", "sleep 600 & sleep 600 & wait"])
@@ -225,7 +222,7 @@ async def test_what_a_dead_leader_leaves_is_listed_and_ended(local: Processes, t
     assert await local.instances(here) == []
 
 
-@needs_proc
+@needs_linux
 async def test_children_are_collected_at_once(local: Processes) -> None:
     """Nobody asks for them, and no zombie stays; one that ended before anybody looked has an id of its own."""
     here = account(command=["true"], processes_max=50)
@@ -251,7 +248,7 @@ FAILURES = [
 ]  # fmt: skip
 
 
-@needs_proc
+@needs_linux
 @pytest.mark.parametrize(("settings", "code", "words"), FAILURES)
 async def test_a_command_that_cannot_run_blames_its_config(
     local: Processes, settings: dict[str, Any], code: str, words: str
@@ -262,7 +259,7 @@ async def test_a_command_that_cannot_run_blames_its_config(
     assert await local.instances(account()) == []
 
 
-@needs_proc
+@needs_linux
 @pytest.mark.parametrize(("length", "fits"), [(60_000, True), (70_000, False)])
 async def test_user_data_that_are_too_long_blame_their_config(local: Processes, length: int, fits: bool) -> None:
     """They would be too long on an empty host, too: trying again later is of no use."""
@@ -275,7 +272,7 @@ async def test_user_data_that_are_too_long_blame_their_config(local: Processes, 
     assert refused.value.outcome == Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "c", "TooLarge")
 
 
-@needs_proc
+@needs_linux
 async def test_another_hosts_account_launches_nothing_here(local: Processes) -> None:
     """A declaration that was written for another host, or has the example's name in it, starts no agent on this one."""
     elsewhere = msgspec.structs.replace(account(), identity="elsewhere")
@@ -285,7 +282,7 @@ async def test_another_hosts_account_launches_nothing_here(local: Processes) -> 
     assert await local.identity(elsewhere) == account().identity
 
 
-@needs_proc
+@needs_linux
 async def test_a_host_without_room_says_so() -> None:
     """No process, no file, no memory left: the place is full, whatever the config."""
     process = await asyncio.create_subprocess_exec(
@@ -312,7 +309,7 @@ PROBLEMS = [
 ]
 
 
-@needs_proc
+@needs_linux
 @pytest.mark.parametrize(("settings", "words"), PROBLEMS)
 async def test_settings_that_cannot_be_used_are_told(local: Processes, settings: dict[str, Any], words: str) -> None:
     problem = local.problem(settings)
@@ -327,7 +324,7 @@ async def test_a_system_without_proc_is_told(monkeypatch: pytest.MonkeyPatch) ->
     await provider.close()
 
 
-@needs_proc
+@needs_linux
 async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Processes, tmp_path: Path) -> None:
     """Killed in the middle of a call: what it has started goes on, has all it needs, and is found and ended."""
     asked = request(10)
@@ -353,7 +350,7 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
     await until(lambda: not processes.tagged(INSTANCE_TAG, local.deployment), "nothing is left")
 
 
-@needs_proc
+@needs_linux
 async def test_processes_outlive_a_provisioner_that_stops(tmp_path: Path) -> None:
     """Closing ends nobody: the next provisioner finds them."""
     deployment = f"test/{new_id()}"

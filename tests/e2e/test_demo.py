@@ -10,12 +10,11 @@ import tempfile
 from pathlib import Path
 
 import psutil
-import pytest
 
-from slipway_common import processes
 from slipway_common.clock import monotonic_seconds
 from slipway_common.processes import INSTANCE_TAG
 from tests.harness import until
+from tests.linux import needs_linux
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +82,7 @@ async def interrupt(moment: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("slipway-*")] == []
 
 
-@pytest.mark.skipif(not processes.supported(), reason="needs Linux's /proc")
+@needs_linux
 async def test_a_killed_demo_leaves_no_agent(tmp_path: Path) -> None:
     """SIGKILL while real agents work: they lead sessions of their own and belong to nobody, and end all the same."""
     env = os.environ | {"DURATION": "0", "PROVIDER": "process", "PLAIN": "1", "TMPDIR": str(tmp_path)}

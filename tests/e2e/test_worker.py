@@ -27,8 +27,9 @@ from slipway_local.guard import guard
 from slipway_local.supervisor import Supervisor
 from slipway_simulator import facts, ledger
 from tests.harness import until
+from tests.linux import needs_linux
 
-pytestmark = pytest.mark.skipif(not processes.supported(), reason="needs Linux's /proc")
+pytestmark = needs_linux
 
 AGENT: Final = [sys.executable, "-m", "slipway_client.worker"]
 HOOK: Final = " ".join([*AGENT, "hook"])

@@ -13,11 +13,12 @@ from slipway_common import processes
 from slipway_common.clock import utc_now
 from slipway_common.ids import new_id
 from slipway_common.processes import alive, identity, own_identity, tagged
+from tests.linux import needs_linux
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 TAG = "SLIPWAY_TEST_TAG"
 
-pytestmark = pytest.mark.skipif(not processes.supported(), reason="needs Linux's /proc")
+pytestmark = needs_linux
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from slipway_local.deployment import Deployment
 from slipway_local.evidence import Evidence, Published, Rows
 from slipway_simulator import facts
 from tests.harness import until
+from tests.linux import needs_linux
 
 IDS: Any = {"pool_id": "p", "launch_config_id": "c", "account_id": "here", "image_revision": "i"}
 OK = events.Outcome(events.Stage.LAUNCH, events.Result.OK)
@@ -190,7 +191,7 @@ class Place:
         self.folder = folder
 
 
-@pytest.mark.skipif(not processes.supported(), reason="needs Linux's /proc")
+@needs_linux
 async def test_an_agent_without_its_tag_is_left_too(tmp_path: Path) -> None:
     """It has cleared its environment since it began; it is counted until the very process has ended."""
     agents = Agents(cast("Deployment", Place(tmp_path)))

@@ -10,8 +10,9 @@ import pytest
 from slipway_client.worker.process import Group
 from slipway_common import processes
 from tests.harness import until
+from tests.linux import needs_linux
 
-pytestmark = pytest.mark.skipif(not processes.supported(), reason="needs Linux's /proc")
+pytestmark = needs_linux
 
 
 def spied(kills: list[bool]) -> Callable[[int, int], None]:
