@@ -10,7 +10,7 @@ import pytest
 from slipway_client.worker import agent, core
 from slipway_client.worker.agent import LAST_WORD_SECONDS, Drain, Kill, Leave, Rest, Start, Wrapped, next_step
 from slipway_client.worker.core import Ask, Register, Tell, Worker
-from slipway_client.worker.user_data import Settings
+from slipway_client.worker.settings import Settings
 
 Step = Callable[[Wrapped], Wrapped]
 BORN = Wrapped(worker=Worker(settings=Settings(stop_seconds=60.0)))

@@ -19,7 +19,7 @@ from slipway_client.worker.core import (
     Worker,
     next_call,
 )
-from slipway_client.worker.user_data import Settings
+from slipway_client.worker.settings import Settings
 
 SETTINGS = Settings(heartbeat_seconds=60, poll_seconds=30, give_up_seconds=900)
 NEW = Worker(settings=SETTINGS)

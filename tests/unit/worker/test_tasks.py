@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from slipway_client.worker import core, tasks
 from slipway_client.worker.core import Ask, Register, Tell, Worker
+from slipway_client.worker.settings import Settings
 from slipway_client.worker.tasks import (
     KILL_SECONDS,
     WAIT_SECONDS,
@@ -24,7 +25,6 @@ from slipway_client.worker.tasks import (
     Task,
     next_work,
 )
-from slipway_client.worker.user_data import Settings
 
 TASK = Task("t", ("sleep", "1"), "q", 30.0)
 Step = Callable[[Run], Run]

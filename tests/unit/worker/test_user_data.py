@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slipway_client.worker.user_data import Settings, Unusable, UserData, read
+from slipway_client.worker.settings import Settings
+from slipway_client.worker.user_data import Unusable, UserData, read
 
 GIVEN = {
     "register_url": "http://p:1/", "batch_id": "b", "secret": "hush",

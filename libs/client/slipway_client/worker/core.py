@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from slipway_client.worker.user_data import Settings
+from slipway_client.worker.settings import Settings
 
 # Between repetitions while nobody answers: long enough to leave a restarting service alone.
 FIRST_RETRY_SECONDS: Final = 0.2
