@@ -227,23 +227,19 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         now = monotonic_seconds()
         return max((now - since for p, since in self.assigned.items() if p not in self.owned), default=0.0)
 
-    async def lag(self) -> int | None:
-        """Records of the owned partitions that are not applied yet; None while the broker does not say."""
-        partitions = [TopicPartition(self.name, partition) for partition in self.owned]
-        if not partitions:
-            return 0
-        try:
-            async with asyncio.timeout(END_OFFSETS_SECONDS):
-                ends: Mapping[TopicPartition, int] = await self.client.end_offsets(partitions)
-        except (KafkaError, TimeoutError, OSError):
-            return None
-        applied = {p: owned.next_offset for p, owned in self.owned.items()}
-        return sum(max(0, end - applied.get(tp.partition, end)) for tp, end in ends.items())
-
     async def ends(self) -> dict[int, int]:
         """Where each assigned partition ends now, as the broker says. Raises KafkaError when it cannot be asked."""
         asked = [TopicPartition(self.name, partition) for partition in self.assigned]
         return {tp.partition: end for tp, end in (await self.client.end_offsets(asked)).items()} if asked else {}
+
+    async def lag(self) -> int | None:
+        """Records of the owned partitions that are not applied yet; None while the broker does not say."""
+        try:
+            async with asyncio.timeout(END_OFFSETS_SECONDS):
+                ends = await self.ends()
+        except (KafkaError, TimeoutError, OSError):
+            return None
+        return sum(max(0, ends.get(p, 0) - owned.next_offset) for p, owned in self.owned.items())
 
     def _gauge(self) -> None:
         UNOWNED.labels(self.consumer.topic.name).set(sum(p not in self.owned for p in self.assigned))
