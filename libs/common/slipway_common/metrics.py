@@ -74,7 +74,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     # Pools: what is asked for, what is there
     Metric(
         name="slipway_pool_pending_tasks", kind="gauge", services=PROVISIONER, labels=("pool",), whole=True,
-        help="Tasks that wait, by the newest report of each source that is still valid",
+        help="Tasks that wait, by the newest report of each source",
         panel=Panel(row=POOLS, title="Tasks", queries={
             "{{pool}} pending": 'max by (pool) (slipway_pool_pending_tasks{pool=~"$pool"})',
             "{{pool}} claimed": 'max by (pool) (slipway_pool_claimed_tasks{pool=~"$pool"})',
@@ -82,7 +82,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric(
         name="slipway_pool_claimed_tasks", kind="gauge", services=PROVISIONER, labels=("pool",), whole=True,
-        help="Tasks that run on workers, by the newest report of each source that is still valid",
+        help="Tasks that run on workers, by the newest report of each source",
     ),
     Metric(
         name="slipway_pool_wanted_workers", kind="gauge", services=PROVISIONER, labels=("pool",), whole=True,
