@@ -109,6 +109,7 @@ async def launched(stack: Stack) -> str:
 
 
 async def start(judged: House, supervisor: Supervisor) -> bool:
+    begin = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="slipway-compose-"))
     guard().remove(folder)
     folder.chmod(0o755)
@@ -128,7 +129,8 @@ async def start(judged: House, supervisor: Supervisor) -> bool:
     if wrong:
         return judge("start", wrong)
     slowest = sorted(stack.seconds.items(), key=lambda item: -item[1])[:4]
-    print("slowest: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest))
+    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
+    print(f"built and started in {time.monotonic() - begin:.0f} s, slowest: {told}")
     print(f"worker {worker} launched, {', '.join(pool['id'] for pool in pools)} listed by the command")
     print(f"{len(stack.images)} images installed and started")
     return True
@@ -142,7 +144,6 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 
 async def main(supervisor: Supervisor) -> int:
-    begin = time.monotonic()
     try:
         judged = house()
     except BadDockerfile as error:
@@ -154,7 +155,6 @@ async def main(supervisor: Supervisor) -> int:
     fine = all([judge(name, await asyncio.to_thread(check, judged)) for name, check in checks.items()])
     fine &= judge("broker settings", await unknown_broker_settings(judged))
     fine &= await start(judged, supervisor)
-    print(f"{time.monotonic() - begin:.0f} s", flush=True)
     return 0 if fine else 1
 
 

@@ -136,9 +136,11 @@ async def test_services_that_are_not_there_are_named(deployment: Deployment) -> 
 async def test_interrupt_is_how_it_ends(deployment: Deployment) -> None:
     process = await slipway("top", "--interval", "0.1", url=deployment.url)
     assert process.stdout is not None
-    seen = [await process.stdout.readline() for _ in range(6)]
+    try:
+        seen = [await process.stdout.readline() for _ in range(6)]
+    finally:
+        process.send_signal(signal.SIGINT)
     assert any(b" 12 waiting " in line for line in seen)
-    process.send_signal(signal.SIGINT)
     _, err = await process.communicate()
     assert (process.returncode, err) == (0, b"")
 
