@@ -266,8 +266,8 @@ FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
 }
 SHARED: Final = (
     "store.configs.SHARE", "store.brakes.EXCLUDE_STARTS", "store.brakes.PULL", "store.configs.PAUSE",
-    "store.configs.LOCK_ALL", "store.declarations.LOCK_POOLS", "store.declarations._pool",
-    "store.declarations._config", "store.declarations._remove", "store.pauses.PAUSE",
+    "store.configs.LOCK_ALL", "store.declarations.LOCK_POOLS", "store.declarations.PUT_POOL",
+    "store.declarations.PUT_CONFIG", "store.declarations._remove", "store.pauses.PAUSE",
 )  # fmt: skip
 
 
@@ -922,8 +922,8 @@ async def test_configs_are_locked_in_one_order(provisioner: Provisioner) -> None
     assert await provisioner.pool.fetchval("SELECT min(price_factor) FROM launch_config") == 8
 
 
-@locking("store.declarations.ONE_AT_A_TIME", "store.declarations._account", "store.declarations._pool",
-         "store.declarations._config")  # fmt: skip
+@locking("store.declarations.ONE_AT_A_TIME", "store.declarations._account", "store.declarations.PUT_POOL",
+         "store.declarations.PUT_CONFIG")  # fmt: skip
 async def test_two_declarations_at_once(provisioner: Provisioner) -> None:
     """The second finds nothing left to change."""
     changes = await asyncio.gather(*(provisioner.declare(declared("zone-a", "zone-b")) for _ in range(3)))

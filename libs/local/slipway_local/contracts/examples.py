@@ -92,6 +92,8 @@ EXAMPLES: Final[tuple[Any, ...]] = (
         },
         state="closed", closed_stage="launch", probe_permit=3, probe_ready=False, next_probe_at=_after(60),
         reason="zone-b: closed after 2 capacity errors in a row, next probe in 60 s",
+        shared=(weight.SharedWindow(key="image/linux-1", stage="boot", version=31, window=39),),
+        offsets={"slipway.worker.lifecycle.v1/7": 4211},
     ),
     worker.WorkerRequested(**WORKER, decision_id=DECISION),
     worker.WorkerDelayed(**WORKER, reason="throttled by the provider"),
@@ -158,5 +160,5 @@ def example(event: Any) -> dict[str, Any]:
         "topic": topic.name,
         "key": topic.key(event),
         "headers": {name: value.decode() for name, value in encode(envelope)},
-        "data": msgspec.to_builtins(event),
+        "data": msgspec.json.decode(msgspec.json.encode(event)),
     }

@@ -7,8 +7,8 @@ from slipway_provisioner.store.pools import stages
 
 # The newest decision is the one that REPEAT renews. Only sources that are fresh wait for us.
 POOLS: Final = """
-SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.paused, p.paused_reason, p.paused_by,
-    p.paused_until, p.frozen,
+SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.profile, p.boot_evidence, p.claim_evidence,
+    p.on_bad_image, p.freeze_after, p.paused, p.paused_reason, p.paused_by, p.paused_until, p.frozen,
     d.pending, d.claimed, d.oldest_wait_seconds, w.serving, w.running, w.leaving, x.wanted, x.needed
 FROM worker_pool p
 CROSS JOIN LATERAL (
@@ -28,7 +28,7 @@ LEFT JOIN LATERAL (
 WHERE NOT p.deleted AND ($1::text IS NULL OR p.id = $1) ORDER BY p.id"""
 CONFIGS: Final = """
 SELECT c.id, c.pool_id, c.account_id, c.region, c.zone, c.instance_type, c.image_revision, c.state, c.state_reason,
-    c.state_by, c.paused_until, c.base_weight, c.price_factor, c.settings, w.record, o.failures,
+    c.state_by, c.paused_until, c.base_weight, c.price_factor, c.profile, c.settings, w.record, o.failures,
     coalesce(o.successes, 0)::int AS ok, coalesce(o.failed, 0)::int AS failed,
     k.launching, k.booting, k.unclaimed, k.launching + k.booting AS starting, k.running
 FROM launch_config c LEFT JOIN weight w ON w.launch_config_id = c.id

@@ -17,15 +17,20 @@ CREATE TABLE account (
 CREATE TABLE worker_pool (
     id text PRIMARY KEY, min_capacity integer NOT NULL CHECK (min_capacity >= 0),
     max_capacity integer NOT NULL CHECK (max_capacity >= min_capacity), scaling_ratio text NOT NULL,
-    mode text NOT NULL, paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
+    mode text NOT NULL, profile text NOT NULL, boot_evidence text NOT NULL, claim_evidence text NOT NULL,
+    on_bad_image text NOT NULL, freeze_after integer NOT NULL,
+    paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
     paused_by text NOT NULL DEFAULT '', paused_until timestamptz, frozen boolean NOT NULL DEFAULT false,
     deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
     swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz
 );
+-- How a config's health is judged stands with it as it is in force: its own profile or its pool's, the rest its pool's.
 CREATE TABLE launch_config (
     id text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, account_id text NOT NULL REFERENCES account,
     region text NOT NULL, zone text NOT NULL, instance_type text NOT NULL, image_revision text NOT NULL,
     base_weight double precision NOT NULL, price_factor double precision NOT NULL, settings jsonb NOT NULL,
+    profile text NOT NULL, boot_evidence text NOT NULL, claim_evidence text NOT NULL, on_bad_image text NOT NULL,
+    freeze_after integer NOT NULL,
     state text NOT NULL CHECK (state IN ('active', 'paused', 'draining', 'archived')),
     state_reason text NOT NULL DEFAULT '', state_by text NOT NULL DEFAULT '', paused_until timestamptz,
     revision bigint NOT NULL DEFAULT 1
