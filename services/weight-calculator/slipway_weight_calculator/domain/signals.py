@@ -1,0 +1,171 @@
+"""Opinions from outside: whom a signal reaches, whether it may have an effect, and how it counts. Pure.
+
+The rule: a config's health is multiplied by the lowest factor that any live signal gives it, so opinions never add up
+and never lift a weight above what outcomes allow. `down` closes the config until it expires or its source takes it
+back; `capacity_hint` caps the launch window. `recovered` takes back what its source has said of the target and has
+closed configs probed at once: outcomes decide. Pause and resume requests are the provisioner's.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from typing import Final
+
+import msgspec
+
+from slipway_common.events.signal import SignalRaised
+from slipway_weight_calculator.domain.rows import Config
+
+TARGETS: Final = ("worker", "config", "pool", "zone", "account", "image")
+OPINIONS: Final = ("degraded", "down", "recovered", "capacity_hint", "spot_interruption")
+REQUESTS: Final = ("pause_request", "resume_request")
+DEGRADED: Final = 0.5  # the factor of a signal that names none
+FUTURE_SECONDS_MAX: Final = 60.0
+TTL_SECONDS_MAX: Final = 86_400.0
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a source may say: target kinds, patterns of target ids, and the share of a pool that it may close."""
+
+    targets: tuple[str, ...] = TARGETS
+    ids: tuple[str, ...] = ("*",)
+    kinds: tuple[str, ...] = (*OPINIONS, *REQUESTS)
+    max_share: float = 0.5
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`sources` by name; one that is not named gets `unnamed`, or nothing at all if that is None."""
+
+    sources: Mapping[str, Source] = {}
+    unnamed: Source | None = Source()
+
+
+DEFAULT_RULES: Final = Rules()
+
+
+class Signal(msgspec.Struct, frozen=True, array_like=True):
+    """An opinion in effect for the configs that it reached when it came."""
+
+    source: str
+    kind: str
+    target_kind: str
+    target_id: str
+    reason: str
+    value: float
+    since: float
+    until: float
+    configs: tuple[str, ...]
+
+
+def reached(event: SignalRaised, configs: Mapping[str, Config]) -> frozenset[str]:
+    """Ids of the configs that a signal speaks of; archived ones are over."""
+    match: dict[str, Iterable[str]] = {
+        "config": (c.id for c in configs.values() if c.id == event.target_id),
+        "pool": (c.id for c in configs.values() if c.declared.pool_id == event.target_id),
+        "zone": (
+            c.id
+            for c in configs.values()
+            if event.target_id in (c.declared.zone, f"{c.declared.region}/{c.declared.zone}")
+        ),
+        "account": (c.id for c in configs.values() if c.declared.account_id == event.target_id),
+        "image": (c.id for c in configs.values() if c.declared.image_revision == event.target_id),
+    }
+    return frozenset(c for c in match.get(event.target_kind, ()) if not configs[c].archived_at)
+
+
+def problem(
+    event: SignalRaised, configs_reached: Collection[str], configs: Mapping[str, Config], held: Mapping[str, Signal],
+    now: float, rules: Rules = DEFAULT_RULES,
+) -> str:  # fmt: skip
+    """Why a signal heard at `now` has no effect, in words; empty if it has one."""
+    source = rules.sources.get(event.source, rules.unnamed)
+    until = event.observed_at.timestamp() + event.ttl_seconds
+    if event.target_kind not in TARGETS:
+        return f"unknown target kind {event.target_kind!r}; known: {', '.join(TARGETS)}"
+    if event.kind not in (*OPINIONS, *REQUESTS):
+        return f"unknown kind {event.kind!r}; known: {', '.join((*OPINIONS, *REQUESTS))}"
+    if source is None or event.target_kind not in source.targets or event.kind not in source.kinds:
+        return f"source {event.source!r} may not say {event.kind} of a {event.target_kind}"
+    if not any(fnmatchcase(event.target_id, pattern) for pattern in source.ids):
+        return f"source {event.source!r} may not speak of {event.target_id!r}"
+    if not 0 < event.ttl_seconds <= TTL_SECONDS_MAX:
+        return f"ttl_seconds {event.ttl_seconds:g} is not above 0 and at most {TTL_SECONDS_MAX:g}"
+    if until <= now:
+        return f"expired {now - until:.0f} s ago"
+    if event.observed_at.timestamp() > now + FUTURE_SECONDS_MAX:
+        return "observed_at is in the future"
+    if event.kind in REQUESTS:
+        return ""
+    if event.value is not None and (wrong := _value_problem(event.kind, event.value)):
+        return wrong
+    if event.kind == "capacity_hint" and event.value is None:
+        return "a capacity_hint needs a value: the starts that there is room for"
+    if not configs_reached:
+        return f"no launch config is reached by {event.target_kind} {event.target_id!r}"
+    return _share_problem(event, configs_reached, configs, held, source) if event.kind == "down" else ""
+
+
+def _value_problem(kind: str, value: float) -> str:
+    if kind == "capacity_hint":
+        return "" if 0 <= value < 1e9 else f"value {value:g} is not a number of starts"
+    return "" if 0 <= value <= 1 else f"value {value:g} is not between 0 and 1"
+
+
+def _share_problem(
+    event: SignalRaised, configs_reached: Collection[str], configs: Mapping[str, Config], held: Mapping[str, Signal],
+    source: Source,
+) -> str:  # fmt: skip
+    """One source that is wrong must not stop a whole pool."""
+    closed = {
+        config_id
+        for signal in held.values()
+        if signal.source == event.source and signal.kind == "down"
+        for config_id in signal.configs
+    }
+    for pool_id in sorted({configs[config_id].declared.pool_id for config_id in configs_reached}):
+        active = {c.id for c in configs.values() if c.declared.pool_id == pool_id and c.active}
+        would = active & ({*closed, *configs_reached})
+        if len(would) > source.max_share * len(active):
+            return (
+                f"source {event.source!r} would close {len(would)} of {len(active)} active configs of pool {pool_id!r};"
+                f" at most {source.max_share:.0%}"
+            )
+    return ""
+
+
+def kept(event: SignalRaised, configs_reached: Collection[str], now: float) -> tuple[str, Signal]:
+    """The signal as it counts, and its key: the newest word of a source on a target replaces the one before."""
+    factor = {"down": 0.0, "capacity_hint": event.value or 0.0}.get(event.kind, DEGRADED)
+    if event.kind in ("degraded", "spot_interruption") and event.value is not None:
+        factor = event.value
+    until = (event.observed_at + timedelta(seconds=event.ttl_seconds)).timestamp()
+    key = f"{event.source}/{event.kind}/{event.target_kind}/{event.target_id}"
+    return key, Signal(
+        event.source, event.kind, event.target_kind, event.target_id, event.reason[:200], factor, now, until,
+        tuple(sorted(configs_reached)),
+    )  # fmt: skip
+
+
+def lifted(event: SignalRaised, held: Mapping[str, Signal]) -> list[str]:
+    """Keys of what a `recovered` takes back: the same source's words on the same target."""
+    said = (event.source, event.target_kind, event.target_id)
+    return [key for key, s in held.items() if (s.source, s.target_kind, s.target_id) == said]
+
+
+def on(config_id: str, held: Iterable[Signal]) -> list[Signal]:
+    return [signal for signal in held if config_id in signal.configs]
+
+
+def factor(said: Iterable[Signal]) -> float:
+    """What a config's health is multiplied by."""
+    return min((signal.value for signal in said if signal.kind != "capacity_hint"), default=1.0)
+
+
+def is_down(said: Iterable[Signal]) -> Signal | None:
+    return next((signal for signal in said if signal.kind == "down"), None)
+
+
+def launch_room(said: Iterable[Signal]) -> float | None:
+    """The smallest room that a capacity hint leaves; one start stays, or nothing would show that the hint is wrong."""
+    rooms = [max(1.0, signal.value) for signal in said if signal.kind == "capacity_hint"]
+    return min(rooms, default=None)
