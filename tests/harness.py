@@ -40,12 +40,21 @@ INSERT INTO alembic_version VALUES ('0001')"""
 # A session that is stopped inside a transaction is ended after this; in production it takes 5 s.
 QUICK: Final = {"idle_in_transaction_session_timeout": "1s", "lock_timeout": "3s"}
 
+# How long anything that will come may take: on a machine that is busy with other things everything takes long. Waiting
+# ends with the event, so this costs nothing where it comes.
+PATIENCE_SECONDS: Final = 60.0
+# Of sessions that a test makes wait for each other.
+PATIENT: Final = {"lock_timeout": "60s", "statement_timeout": "60s"}
+WAITING: Final = """
+SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+WHERE NOT l.granted AND a.datname = current_database()"""
+
 USUAL: Final[Any] = object()
 
 _numbers = count(1)
 
 
-async def until(condition: Callable[[], Any], what: str = "", *, seconds: float = 20.0) -> Any:
+async def until(condition: Callable[[], Any], what: str = "", *, seconds: float = PATIENCE_SECONDS) -> Any:
     """The first true answer of `condition`; AssertionError when there was none in time. Outages are false answers."""
     deadline = monotonic_seconds() + seconds
     error: Exception | None = None
@@ -63,6 +72,17 @@ async def until(condition: Callable[[], Any], what: str = "", *, seconds: float 
                 return answer
         await asyncio.sleep(0.01)
     raise AssertionError(f"not within {seconds} s: {what or inspect.getsource(condition)} (last: {error or answer!r})")
+
+
+async def until_waiting(pool: Pool, *tasks: asyncio.Task[Any]) -> None:
+    """Until each of these waits for a lock, in a session of its own."""
+
+    async def all_wait() -> bool:
+        for task in tasks:
+            assert not task.done(), task
+        return bool(await pool.fetchval(WAITING) >= len(tasks))
+
+    await until(all_wait, f"{len(tasks)} sessions wait for locks")
 
 
 async def make_template(server: EmbeddedPostgres, name: str = TEMPLATE) -> None:

@@ -29,6 +29,7 @@ from slipway_lease_broker.handlers.requests import record_requests
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.store import pools
 from slipway_local.postgres import EmbeddedPostgres
+from tests import harness
 
 SERVICE = "lease-broker"
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -146,15 +147,9 @@ class Broker:
         await asyncio.gather(*self._started, return_exceptions=True)
         await self.pool.close()
 
-    async def until_blocked(self, task: asyncio.Task[Any], db: Connection) -> None:
-        """Wait until another session waits for a lock that `db`'s transaction holds."""
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid))"
-        for _ in range(400):
-            assert not task.done(), task
-            if await self.pool.fetchval(waiting, db.get_server_pid()):
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError("nobody waits for the lock")
+    async def until_waiting(self, *tasks: asyncio.Task[Any]) -> None:
+        """Until each of these waits for a lock."""
+        await harness.until_waiting(self.pool, *tasks)
 
 
 TEMPLATE = "lease_broker_template"
@@ -167,7 +162,7 @@ async def broker_on(server: EmbeddedPostgres) -> AsyncIterator[Broker]:
     name = f"lease_broker_{next(_databases)}"
     await make_template(server)
     url = await server.create_database(name, template=TEMPLATE)
-    broker = Broker(await postgres.connect(url, SERVICE))
+    broker = Broker(await postgres.connect(url, SERVICE, settings=harness.PATIENT))
     try:
         yield broker
     finally:

@@ -19,7 +19,7 @@ from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.weight import StageHealth, WeightChanged
 from slipway_common.ids import hash_secret, new_id
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Pool
 from slipway_common.topics import DECODERS, TOPIC_OF
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Instance
@@ -35,6 +35,8 @@ from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import declarations, workers
+from tests import harness
+from tests.harness import PATIENCE_SECONDS, PATIENT
 
 SERVICE: Final = "provisioner"
 START: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -156,7 +158,9 @@ class Provisioner:
 
     def __init__(self, pool: Pool, provider: Provider | None = None, **settings: Any) -> None:
         self.pool = pool
-        usual: dict[str, Any] = {"registration_key": KEY, "call_timeout_seconds": 5.0}
+        usual: dict[str, Any] = {
+            "registration_key": KEY, "call_timeout_seconds": 5.0, "send_within_seconds": PATIENCE_SECONDS,
+        }  # fmt: skip
         self.settings = Settings(database_url="", kafka="", **(usual | settings))
         self.cloud = Cloud()
         self.providers: dict[str, Provider] = {"simulated": provider or self.cloud}
@@ -312,15 +316,9 @@ class Provisioner:
         self._started.append(asyncio.create_task(step))
         return self._started[-1]
 
-    async def until_blocked(self, task: asyncio.Task[Any], db: Connection) -> None:
-        """Wait until another session waits for a lock that `db`'s transaction holds."""
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid))"
-        for _ in range(400):
-            assert not task.done(), task
-            if await self.pool.fetchval(waiting, db.get_server_pid()):
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError("nobody waits for the lock")
+    async def until_waiting(self, *tasks: asyncio.Task[Any]) -> None:
+        """Until each of these waits for a lock."""
+        await harness.until_waiting(self.pool, *tasks)
 
     async def stop(self) -> None:
         for task in (*self._started, *self.launcher.calls):
@@ -372,7 +370,7 @@ async def provisioner_on(
     """A provisioner on an empty database of its own; emptied and used again, which is quicker than a new one."""
     idle = _idle.setdefault(server.url(), [])
     url = idle.pop() if idle else await new_database(server)
-    provisioner = Provisioner(await postgres.connect(url, SERVICE, size=10), provider, **settings)
+    provisioner = Provisioner(await postgres.connect(url, SERVICE, size=10, settings=PATIENT), provider, **settings)
     try:
         yield provisioner
     finally:

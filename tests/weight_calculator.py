@@ -33,6 +33,7 @@ from slipway_weight_calculator.handlers.configs import record_configs
 from slipway_weight_calculator.handlers.outcomes import fold_outcomes
 from slipway_weight_calculator.loops.publish import PublishLoop
 from slipway_weight_calculator.loops.watch import WatchLoop
+from tests.harness import PATIENT
 
 SERVICE: Final = "weight-calculator"
 START: Final = datetime(2030, 1, 1, tzinfo=UTC)
@@ -162,7 +163,7 @@ async def calculator_on(url: str, *, size: int = 4) -> AsyncIterator[Calculator]
         await server.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
     finally:
         await server.close()
-    pool = await postgres.connect(beside(url, name), SERVICE, size=size)
+    pool = await postgres.connect(beside(url, name), SERVICE, size=size, settings=PATIENT)
     try:
         await pool.execute(SETTABLE_CLOCK)
         yield Calculator(pool)

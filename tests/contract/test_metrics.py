@@ -48,7 +48,7 @@ async def test_a_service_tells_its_rows_and_no_others(service: tuple[str, int]) 
             except httpx2.TransportError:
                 return ""
 
-        text = await until(scraped, f"{name} answers", seconds=60)
+        text = await until(scraped, f"{name} answers")
     told = {
         (family.name, family.type, family.documentation)
         for family in text_string_to_metric_families(text)

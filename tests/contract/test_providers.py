@@ -18,14 +18,15 @@ from slipway_common.clock import utc_now
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.ids import new_id
 from slipway_common.processes import INSTANCE_TAG
+from slipway_local.ports import free_ports
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
 from slipway_provisioner.providers.process import Processes, Settings, instances
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
-from tests.contract.test_simulator import free_port, serving
-from tests.harness import until
+from tests.contract.test_simulator import serving
+from tests.harness import PATIENCE_SECONDS, until
 from tests.linux import needs_linux
 from tests.providers import URL, account, request
 
@@ -65,12 +66,12 @@ async def of_processes(local: Processes, tmp_path: Path) -> Setup:
 
 @pytest.fixture
 async def of_the_simulator(tmp_path: Path) -> AsyncIterator[Setup]:
-    settings = SimulatorSettings(port=free_port(), ledger=tmp_path / "ledger.jsonl", kafka="")
+    settings = SimulatorSettings(port=free_ports(1)[0], ledger=tmp_path / "ledger.jsonl", kafka="")
     url = f"http://127.0.0.1:{settings.port}"
     async with serving(served(settings)), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
         body = {"speed": 1000, "accounts": {"here": {"capacity": {"zone-a": 3}}, "there": {}}}
         assert (await client.post("/scenario", json=body)).status_code == 200
-        provider = Simulated(deployment="test", register_url=URL, timeout_seconds=5)
+        provider = Simulated(deployment="test", register_url=URL, timeout_seconds=PATIENCE_SECONDS)
         yield Setup(provider, msgspec.structs.replace(account(), provider="simulated", settings={"url": url}))
         await provider.close()
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Response
 
+from slipway_local.ports import free_ports
 from slipway_simulator.facts import (
     Claimed,
     Fact,
@@ -33,11 +33,12 @@ from slipway_simulator.facts import (
 from slipway_simulator.ledger import Ledger, read
 from slipway_simulator.main import STOP_SECONDS, served
 from slipway_simulator.settings import Settings
+from tests.harness import PATIENCE_SECONDS
 
 SCENARIO: dict[str, Any] = {
     "seed": 7,
     "speed": 1000,
-    "accounts": {"sim-a": {"capacity": {"zone-c": 2}}, "slow": {"throttle": {"burst": 2, "refill_per_second": 0.001}}},
+    "accounts": {"sim-a": {"capacity": {"zone-c": 2}}, "slow": {"throttle": {"burst": 2, "refill_per_second": 1e-5}}},
     "zones": {"zone-a": {}, "zone-b": {}, "zone-c": {}},
 }
 
@@ -46,7 +47,7 @@ class Registrar:
     """Stands for the provisioner: lets in the right secret, remembers what it was told, answers as it is set to."""
 
     def __init__(self) -> None:
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.heard: list[tuple[str, ...]] = []
         self.down = self.terminate = False
@@ -77,7 +78,7 @@ class Simulated:
     """The real app behind its real server, in this process or in one of its own, and a client for it."""
 
     def __init__(self, ledger: Path, registrar: Registrar) -> None:
-        self.settings = Settings(port=free_port(), ledger=ledger, kafka="")
+        self.settings = Settings(port=free_ports(1)[0], ledger=ledger, kafka="")
         self.registrar = registrar
         self.client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.settings.port}", trust_env=False)
         self.process: asyncio.subprocess.Process | None = None
@@ -88,7 +89,7 @@ class Simulated:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "slipway_simulator.main", env=env, stdout=asyncio.subprocess.DEVNULL
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 try:
                     assert (await self.client.get("/readyz")).status_code == 200
@@ -99,7 +100,7 @@ class Simulated:
     async def stop(self, by: signal.Signals) -> int:
         assert self.process is not None
         self.process.send_signal(by)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.process.wait()
 
     async def create(self, token: str, *, account: str = "sim-a", **fields: Any) -> httpx2.Response:
@@ -114,9 +115,9 @@ class Simulated:
         }
         return await self.client.post(f"/accounts/{account}/instances", json=body | fields)
 
-    async def claim(self, worker_id: str, *, wait_seconds: float = 0.0, timeout: float = 40.0) -> httpx2.Response:
+    async def claim(self, worker_id: str, *, wait_seconds: float = 0.0) -> httpx2.Response:
         body = {"worker_id": worker_id, "instance_id": f"i-{worker_id}", "wait_seconds": wait_seconds}
-        return await self.client.post("/queue/linux/claim", json=body, timeout=timeout)
+        return await self.client.post("/queue/linux/claim", json=body, timeout=PATIENCE_SECONDS)
 
     async def listed(self, token: str) -> list[str]:
         params = {"deployment": "test", "batch": f"batch-{token}"}
@@ -131,7 +132,7 @@ class Simulated:
 
     async def facts(self, kind: type[Fact], number: int) -> list[Any]:
         """The ledger's facts of a kind, once there are that many."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while len(found := self.written(kind)) < number:
                 await asyncio.sleep(0.02)
         assert len(found) == number
@@ -141,18 +142,11 @@ class Simulated:
         return [fact for fact in read(self.settings.ledger) if isinstance(fact, kind)]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @asynccontextmanager
 async def serving(config: uvicorn.Config) -> AsyncIterator[None]:
     server = uvicorn.Server(config)
     serve = asyncio.create_task(server.serve())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not server.started:
             await asyncio.sleep(0.01)
     try:
@@ -262,7 +256,7 @@ async def test_throttle(simulated: Simulated) -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     refusal = answers[2].json()
     assert refusal["code"] == "RequestLimitExceeded"
-    assert 0 < refusal["retry_after_seconds"] <= 1.0
+    assert 0 < refusal["retry_after_seconds"] <= 100.0
 
 
 async def test_bad_requests_are_told_and_change_nothing(simulated: Simulated) -> None:
@@ -339,7 +333,7 @@ async def test_killed_simulator_goes_on_from_its_ledger(prepared: Simulated) -> 
 
 async def test_crash_loses_the_machine_not_its_task(simulated: Simulated) -> None:
     """A machine that dies without a word leaves its task to the next one."""
-    await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 600})
+    await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 2000})
     await simulated.create("t1")
     await simulated.facts(Claimed, 1)
     assert (await simulated.client.post("/instances/i-000001/crash")).status_code == 204
@@ -374,21 +368,22 @@ async def test_a_worker_from_outside_waits_claims_renews_and_finishes(simulated:
 
 async def test_machines_and_workers_from_outside_share_a_pool(simulated: Simulated) -> None:
     """Each task runs once, on either kind."""
+    await simulated.post("/tasks", {"pool_id": "linux", "count": 2, "duration_seconds": 200})
+    assert (await simulated.claim("w-1")).json()["task_id"] == "linux-1"
     await simulated.create("t1")
-    await simulated.facts(Registered, 1)
-    await simulated.post("/tasks", {"pool_id": "linux", "count": 2, "duration_seconds": 600})
     await simulated.facts(Claimed, 1)
-    assert (await simulated.claim("w-1")).json()["task_id"] == "linux-2"
     assert (await simulated.claim("w-2")).status_code == 204
-    await simulated.client.post("/queue/linux/tasks/linux-2/finish", json={"worker_id": "w-1", "exit_code": 0})
+    await simulated.client.post("/queue/linux/tasks/linux-1/finish", json={"worker_id": "w-1", "exit_code": 0})
     ended = {fact.task_id: fact.instance_id for fact in await simulated.facts(TaskEnded, 2)}
-    assert ended == {"linux-1": "i-000001", "linux-2": "i-w-1"}
+    assert ended == {"linux-1": "i-w-1", "linux-2": "i-000001"}
 
 
 async def test_who_hangs_up_takes_nothing(simulated: Simulated) -> None:
     """A worker that waited and went leaves the task to the next one that waits."""
-    with pytest.raises(httpx2.ReadTimeout):
-        await simulated.claim("w-1", wait_seconds=20, timeout=0.3)
+    going = asyncio.create_task(simulated.claim("w-1", wait_seconds=20))
+    await simulated.facts(Registered, 1)
+    going.cancel()
+    await asyncio.wait({going})
     waiting = asyncio.create_task(simulated.claim("w-2", wait_seconds=20))
     await simulated.facts(Registered, 2)
     await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 1000})
@@ -456,6 +451,7 @@ async def test_one_run_of_chance(simulated: Simulated) -> None:
 
 async def test_one_instance_is_told_by_its_id(simulated: Simulated) -> None:
     """While it lives and in its account; gone, foreign and unknown ones are not found."""
+    await simulated.post("/scenario", SCENARIO | {"boot_seconds_median": 1e9})
     await simulated.create("t1")
     path = "/accounts/sim-a/instances/i-000001"
     found = await simulated.client.get(path)

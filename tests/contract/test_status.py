@@ -23,7 +23,7 @@ FIELDS = {
 }  # fmt: skip
 
 Answer = TypeVar("Answer")
-WAITED_SECONDS = 5.0  # a second on a machine that has nothing else to do
+WAITED_SECONDS = 20.0  # a second on a machine that has nothing else to do
 
 
 @pytest.fixture

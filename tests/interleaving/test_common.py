@@ -82,7 +82,7 @@ async def pair_on(server: EmbeddedPostgres) -> AsyncIterator[Pair]:
     name = harness.new_name()
     await harness.make_template(server, name)
     url = server.url(name)
-    patient = {"idle_in_transaction_session_timeout": "0", "lock_timeout": "20s", "statement_timeout": "20s"}
+    patient = {"idle_in_transaction_session_timeout": "0"} | harness.PATIENT
     a, b = [await postgres.session(url, SERVICE, **patient) for _ in range(2)]
     sessions = Pair(url, a, b)
     try:

@@ -23,6 +23,7 @@ from slipway_common.events.lease import (
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.store import gauges, leases, pools, requests
 from slipway_local.postgres import EmbeddedPostgres
+from tests.harness import PATIENCE_SECONDS
 from tests.lease_broker import (
     Broker,
     after,
@@ -95,10 +96,9 @@ async def test_a_fact_during_a_decision_is_not_missed(broker: Broker) -> None:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read, and cannot write
             decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_blocked(decision, blocker)
+            await broker.until_waiting(decision)
             fact = broker.start(broker.tell(ask("second")))
-            await asyncio.sleep(0.05)
-            assert not fact.done()
+            await broker.until_waiting(decision, fact)
         await asyncio.gather(decision, fact)
     assert [grant.request_id for grant in await broker.grants()] == ["first", "second"]
 
@@ -135,10 +135,9 @@ async def test_a_renewal_that_waited_for_an_expiry_does_not_revive(broker: Broke
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")
             decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_blocked(decision, blocker)
+            await broker.until_waiting(decision)
             late = broker.start(broker.tell(renew(lease)))
-            await asyncio.sleep(0.05)
-            assert not late.done()
+            await broker.until_waiting(decision, late)
         await asyncio.gather(decision, late)
     expired, granted, lost = await broker.told()
     assert isinstance(expired, LeaseExpired)
@@ -171,7 +170,7 @@ async def test_the_clock_is_read_after_the_lock(broker: Broker) -> None:
         async with db.transaction():
             await pools.lock(db, ["sim-a"])
             waiting = broker.start(broker.tell(confirm(lease)))
-            await broker.until_blocked(waiting, db)
+            await broker.until_waiting(waiting)
             await broker.set_clock(60)
         await waiting
     (told,) = await broker.told()
@@ -190,9 +189,9 @@ async def test_a_deadline_set_during_a_decision_is_not_missed(broker: Broker) ->
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")
             decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_blocked(decision, blocker)
+            await broker.until_waiting(decision)
             fact = broker.start(broker.tell(confirm(lease)))
-            await asyncio.sleep(0.05)
+            await broker.until_waiting(decision, fact)
         await asyncio.gather(decision, fact)
     await broker.told()
     await broker.set_clock(10)
@@ -232,9 +231,9 @@ async def test_a_cancel_during_the_grant_changes_nothing(broker: Broker) -> None
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE requests IN SHARE MODE")
             decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_blocked(decision, blocker)
+            await broker.until_waiting(decision)
             fact = broker.start(broker.tell(cancel("r", 2)))
-            await asyncio.sleep(0.05)
+            await broker.until_waiting(decision, fact)
         await asyncio.gather(decision, fact)
     assert [grant.units for grant in await broker.grants()] == [2]
 
@@ -261,10 +260,9 @@ async def test_a_limit_lowered_during_a_decision(broker: Broker) -> None:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")
             decision = broker.start(broker.loop.step(broker.pool))
-            await broker.until_blocked(decision, blocker)
+            await broker.until_waiting(decision)
             lowering = broker.start(broker.declare(terms(limit=1)))
-            await asyncio.sleep(0.05)
-            assert not lowering.done()
+            await broker.until_waiting(decision, lowering)
         await asyncio.gather(decision, lowering)
     granted, changed = await broker.told()
     assert isinstance(granted, LeaseGranted)
@@ -296,7 +294,7 @@ async def test_what_was_asked_again_is_not_forgotten(broker: Broker) -> None:
         async with db.transaction():
             await broker.tell_in(db, ask("r"), renew(lease))
             pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
-            await broker.until_blocked(pruning, db)
+            await broker.until_waiting(pruning)
         await pruning
     assert await broker.pool.fetchval("SELECT count(*) FROM requests") == 1
     assert await broker.pool.fetchval("SELECT count(*) FROM leases") == 0
@@ -314,9 +312,9 @@ async def test_what_is_being_forgotten_is_asked_anew(broker: Broker) -> None:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE requests IN SHARE MODE")
             pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
-            await broker.until_blocked(pruning, blocker)
+            await broker.until_waiting(pruning)
             repeat = broker.start(broker.tell(ask("r")))
-            await asyncio.sleep(0.05)
+            await broker.until_waiting(pruning, repeat)
         await asyncio.gather(pruning, repeat)
     assert [grant.request_id for grant in await broker.grants()] == ["r"]
 
@@ -352,7 +350,7 @@ async def test_everybody_at_once(broker: Broker) -> None:
                 await broker.tell(release(grant))
 
     deciders = [broker.start(decider()) for _ in range(2)]
-    await asyncio.wait_for(asyncio.gather(holders(0), holders(1)), 20)
+    await asyncio.wait_for(asyncio.gather(holders(0), holders(1)), PATIENCE_SECONDS)
     stop.set()
     await asyncio.gather(*deciders)
 

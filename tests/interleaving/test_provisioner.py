@@ -105,7 +105,7 @@ async def stopped_at(provisioner: Provisioner, table: str, step: Awaitable[Any])
     async with provisioner.pool.acquire() as blocker, blocker.transaction():
         await blocker.execute(f"LOCK TABLE {table} IN SHARE MODE")
         task = provisioner.start(_awaited(step))
-        await provisioner.until_blocked(task, blocker)
+        await provisioner.until_waiting(task)
         yield task
 
 
@@ -116,12 +116,6 @@ async def _awaited(step: Awaitable[Any]) -> Any:
 async def in_transaction(provisioner: Provisioner, act: Callable[[Connection], Awaitable[Any]]) -> Any:
     async with provisioner.pool.acquire() as db, db.transaction():
         return await act(db)
-
-
-async def is_waiting(task: asyncio.Task[Any]) -> bool:
-    """It had every chance to end, and did not."""
-    await asyncio.wait({task}, timeout=0.05)
-    return not task.done()
 
 
 async def batch_count(provisioner: Provisioner) -> int:
@@ -202,7 +196,7 @@ async def test_a_postponement_while_another_plans(provisioner: Provisioner) -> N
         async with db.transaction():
             await postpone(db)
             planning = provisioner.start(provisioner.plan())
-            await provisioner.until_blocked(planning, db)
+            await provisioner.until_waiting(planning)
         await planning
     await provisioner.set_clock(6)
     await provisioner.plan()
@@ -234,7 +228,7 @@ async def test_the_newest_report_wins_whoever_commits_last(
     await provisioner.demand(report(1))
     async with stopped_at(provisioner, "dirty_pool", provisioner.demand(report(first[0], at=first[1]))) as one:
         two = provisioner.start(provisioner.demand(report(second[0], at=second[1])))
-        assert await is_waiting(two)
+        await provisioner.until_waiting(one, two)
     await asyncio.gather(one, two)
     assert await provisioner.pool.fetchval("SELECT pending FROM demand") == 9
 
@@ -282,7 +276,7 @@ async def test_a_start_that_waited_for_a_command_obeys_it(
         async with db.transaction():
             await forbid(db)
             start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
-            await provisioner.until_blocked(start, db)
+            await provisioner.until_waiting(start)
         assert await start is None
     await provisioner.launch()
     assert await batch_count(provisioner) == 0
@@ -297,7 +291,7 @@ async def test_a_command_waits_for_a_start_that_was_first(
     await provisioner.admitted()
     async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
         command = provisioner.start(in_transaction(provisioner, forbid))
-        assert await is_waiting(command)
+        await provisioner.until_waiting(start, command)
     await asyncio.gather(start, command)
     assert await batch_count(provisioner) == 1
     await provisioner.leases(provisioner.granted(LeaseRequested(
@@ -315,7 +309,7 @@ async def test_a_start_that_waited_for_the_release_of_a_brake(provisioner: Provi
         async with db.transaction():
             assert await brakes.release(db, "all", "")
             start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
-            await provisioner.until_blocked(start, db)
+            await provisioner.until_waiting(start)
         assert await start is not None
 
 
@@ -347,7 +341,7 @@ async def test_a_lease_that_ends_during_a_start(provisioner: Provisioner) -> Non
     (grant,) = await provisioner.admitted()
     async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
         ending = provisioner.start(provisioner.leases(lost(grant)))
-        assert await is_waiting(ending)
+        await provisioner.until_waiting(start, ending)
     await asyncio.gather(start, ending)
     assert await provisioner.states() == {"starting": 1}
     assert await provisioner.told(WorkerDelayed) == []
@@ -394,7 +388,7 @@ async def test_a_cancel_that_waited_for_a_grant(provisioner: Provisioner) -> Non
     await provisioner.demand(report(0, at=1))
     async with stopped_at(provisioner, "worker", provisioner.leases(provisioner.granted(request))) as grant:
         planning = provisioner.start(provisioner.plan())
-        assert await is_waiting(planning)
+        await provisioner.until_waiting(grant, planning)
     await asyncio.gather(grant, planning)
     assert await provisioner.states() == {"requested": 2}
     told = await provisioner.events()
@@ -408,7 +402,7 @@ async def test_a_grant_that_waited_for_a_cancel(provisioner: Provisioner) -> Non
     await provisioner.demand(report(0, at=1))
     async with stopped_at(provisioner, "outbox", provisioner.plan()) as planning:
         grant = provisioner.start(provisioner.leases(provisioner.granted(request)))
-        assert await is_waiting(grant)
+        await provisioner.until_waiting(planning, grant)
     await asyncio.gather(grant, planning)
     assert await provisioner.states() == {"stopped": 2}
     (released,) = await provisioner.told(LeaseReleaseRequested)
@@ -451,7 +445,7 @@ async def test_a_confirm_that_waited_for_a_release_revives_nothing(provisioner: 
     (worker,) = await provisioner.starting()
     async with stopped_at(provisioner, "outbox", provisioner.register("i-0001", worker.batch_id)) as registering:
         confirming = provisioner.start(provisioner.leases(confirmed("lease-1")))
-        assert await is_waiting(confirming)
+        await provisioner.until_waiting(registering, confirming)
     await asyncio.gather(registering, confirming)
     assert await provisioner.pool.fetchval("SELECT state FROM lease") == "ended"
 
@@ -520,7 +514,7 @@ async def test_a_termination_that_waited_for_a_grant(provisioner: Provisioner, t
     first, _ = await provisioner.workers()
     async with stopped_at(provisioner, "worker", provisioner.leases(provisioner.granted(request))) as grant:
         ending = provisioner.start(terminate(provisioner, first, tmp_path))
-        assert await is_waiting(ending)
+        await provisioner.until_waiting(grant, ending)
     await grant
     answer = await ending
     assert (answer.status_code, answer.json()["state"]) == (200, "stopped")
@@ -538,7 +532,7 @@ async def test_a_grant_that_waited_for_a_termination(provisioner: Provisioner, t
     first, _ = await provisioner.workers()
     async with stopped_at(provisioner, "outbox", terminate(provisioner, first, tmp_path)) as ending:
         grant = provisioner.start(provisioner.leases(provisioner.granted(request)))
-        assert await is_waiting(grant)
+        await provisioner.until_waiting(ending, grant)
     await asyncio.gather(ending, grant)
     told = await provisioner.events()
     assert [event.units for event in told if isinstance(event, LeaseCancelRequested)] == [1]
@@ -553,7 +547,7 @@ async def test_a_termination_that_waited_for_a_start(provisioner: Provisioner, t
     worker = await provisioner.worker()
     async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
         ending = provisioner.start(terminate(provisioner, worker, tmp_path))
-        assert await is_waiting(ending)
+        await provisioner.until_waiting(start, ending)
     await asyncio.gather(start, ending)
     assert await provisioner.states() == {"stopping": 1}
     await provisioner.end_instances()
@@ -580,7 +574,7 @@ async def test_a_termination_that_waited_for_a_new_request(provisioner: Provisio
     worker = await provisioner.worker()
     async with stopped_at(provisioner, "outbox", provisioner.ask_again()) as asking:
         ending = provisioner.start(terminate(provisioner, worker, tmp_path))
-        assert await is_waiting(ending)
+        await provisioner.until_waiting(asking, ending)
     await asyncio.gather(asking, ending)
     told = await provisioner.events()
     (asked,) = [event for event in told if isinstance(event, LeaseRequested)][-1:]
@@ -612,7 +606,7 @@ async def test_a_reply_that_waited_for_a_registration(provisioner: Provisioner) 
     batch, _ = await in_flight(provisioner, 2)
     async with stopped_at(provisioner, "outbox", provisioner.register("i-b", batch.id)) as registering:
         reply = provisioner.start(provisioner.launcher.record(provisioner.pool, batch, instance_ids=["i-a", "i-b"]))
-        assert await is_waiting(reply)
+        await provisioner.until_waiting(registering, reply)
     await asyncio.gather(registering, reply)
     assert [(w.instance_id, w.state) for w in await provisioner.workers()] == [("i-b", "running"), ("i-a", "starting")]
     assert len(await provisioner.told(WorkerLaunched)) == 2
@@ -625,7 +619,7 @@ async def test_a_registration_that_waited_for_the_reply(provisioner: Provisioner
     record = provisioner.launcher.record(provisioner.pool, batch, instance_ids=["i-a", "i-b"])
     async with stopped_at(provisioner, "outbox", record) as reply:
         registering = provisioner.start(provisioner.register("i-b", batch.id))
-        assert await is_waiting(registering)
+        await provisioner.until_waiting(reply, registering)
     await reply
     assert (await registering).status_code == 200
     assert [(w.instance_id, w.state) for w in await provisioner.workers()] == [("i-a", "starting"), ("i-b", "running")]
@@ -657,7 +651,7 @@ async def test_a_late_reply_and_a_look_up_record_one_outcome(provisioner: Provis
     record = provisioner.launcher.record
     async with stopped_at(provisioner, "outbox", record(provisioner.pool, batch, put_back="looked up")) as look_up:
         reply = provisioner.start(record(provisioner.pool, batch, instance_ids=["i-a", "i-b"]))
-        assert await is_waiting(reply)
+        await provisioner.until_waiting(look_up, reply)
     await asyncio.gather(look_up, reply)
     assert await provisioner.states() == {"requested": 2}
     told = await provisioner.events()
@@ -749,7 +743,7 @@ async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
     claim = say(provisioner, token, f"{worker.id}/claimed", task_id="t", source="q", at=after(301).isoformat())
     async with stopped_at(provisioner, "claim", claim) as claiming:
         giving_up = provisioner.start(provisioner.expire())
-        assert await is_waiting(giving_up)
+        await provisioner.until_waiting(claiming, giving_up)
     await asyncio.gather(claiming, giving_up)
     assert await provisioner.states() == {"running": 1}
     assert await provisioner.told(WorkerStopping) == []
@@ -783,7 +777,7 @@ async def test_two_that_doubt_a_listing_tell_of_it_once(provisioner: Provisioner
         async with db.transaction():
             assert await doubt(db)
             second = provisioner.start(in_transaction(provisioner, doubt))
-            await provisioner.until_blocked(second, db)
+            await provisioner.until_waiting(second)
         assert await second is False
 
 
@@ -812,7 +806,7 @@ async def test_a_sweep_does_not_publish_over_a_pause(provisioner: Provisioner) -
         async with db.transaction():
             await FORBID["pause"](db)
             sweeping = provisioner.start(provisioner.sweep())
-            await provisioner.until_blocked(sweeping, db)
+            await provisioner.until_waiting(sweeping)
         await sweeping
     told = await provisioner.events()
     states = [event.state for event in told if isinstance(event, LaunchConfigPaused | LaunchConfigUpdated)]
@@ -847,7 +841,7 @@ async def test_a_pause_that_runs_out_while_it_is_renewed(provisioner: Provisione
         async with db.transaction():
             await pause(db, 500)
             running_out = provisioner.start(in_transaction(provisioner, configs.resume_overdue))
-            await provisioner.until_blocked(running_out, db)
+            await provisioner.until_waiting(running_out)
         assert await running_out == 0
     assert await provisioner.pool.fetchval("SELECT state FROM launch_config") == "paused"
 
@@ -872,7 +866,7 @@ async def test_a_pool_s_pause_that_runs_out_while_it_is_renewed(provisioner: Pro
         async with db.transaction():
             await pause(db, 500)
             running_out = provisioner.start(in_transaction(provisioner, pauses.resume_overdue))
-            await provisioner.until_blocked(running_out, db)
+            await provisioner.until_waiting(running_out)
         assert await running_out == 0
     assert await provisioner.pool.fetchval("SELECT paused FROM worker_pool")
 
@@ -890,7 +884,7 @@ async def test_a_pause_that_waited_for_a_plan(provisioner: Provisioner) -> None:
     await provisioner.demand(report(2))
     async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
         pausing = provisioner.start(in_transaction(provisioner, FORBID["pause of the pool"]))
-        assert await is_waiting(pausing)
+        await provisioner.until_waiting(planning, pausing)
     await asyncio.gather(planning, pausing)
     assert await provisioner.states() == {"requested": 2}
     await provisioner.plan()

@@ -13,6 +13,7 @@ from slipway_local.postgres import EmbeddedPostgres
 from slipway_weight_calculator.handlers.configs import record_configs
 from slipway_weight_calculator.handlers.outcomes import fold_outcomes
 from slipway_weight_calculator.store import configs
+from tests.harness import until_waiting
 from tests.weight_calculator import POLICY, START, Calculator, after, calculator_on, declared, failed, ok
 
 
@@ -43,17 +44,6 @@ async def in_transaction(calculator: Calculator, *events: Any) -> None:
         await fold(db, *events)
 
 
-async def until_blocked(calculator: Calculator, task: asyncio.Task[Any], db: Connection) -> None:
-    """Wait until another session waits for what `db`'s transaction holds."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid))"
-    for _ in range(400):
-        assert not task.done(), task
-        if await calculator.pool.fetchval(waiting, db.get_server_pid()):
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("nobody waits for the lock")
-
-
 async def folded(calculator: Calculator, config_id: str) -> int:
     async with calculator.pool.acquire() as db, db.transaction():
         (row,) = await configs.lock(db, [config_id])
@@ -66,7 +56,7 @@ async def test_two_folds_of_one_config_lose_nothing(calculator: Calculator) -> N
         async with db.transaction():
             await fold(db, failed())
             second = asyncio.create_task(in_transaction(calculator, failed()))
-            await until_blocked(calculator, second, db)
+            await until_waiting(calculator.pool, second)
         await second
     assert await folded(calculator, "zone-b") == 2
     assert [record.state for record in await calculator.publish()] == ["closed"]
@@ -86,7 +76,7 @@ async def test_two_first_outcomes_of_an_unknown_config(calculator: Calculator) -
         async with db.transaction():
             await fold(db, failed(config_id="zone-x"))
             second = asyncio.create_task(in_transaction(calculator, failed(config_id="zone-x")))
-            await until_blocked(calculator, second, db)
+            await until_waiting(calculator.pool, second)
         await second
     assert await folded(calculator, "zone-x") == 2
 
@@ -102,7 +92,7 @@ async def test_declaration_beside_a_fold(calculator: Calculator) -> None:
         async with db.transaction():
             await fold(db, failed())
             second = asyncio.create_task(declare())
-            await until_blocked(calculator, second, db)
+            await until_waiting(calculator.pool, second)
         await second
     (record,) = await calculator.publish()
     assert (record.config_revision, record.stages["launch"].failures_folded) == (2, 1)
@@ -118,7 +108,7 @@ async def test_archiving_beside_a_fold(calculator: Calculator) -> None:
         async with db.transaction():
             await fold(db, failed())
             second = asyncio.create_task(archive())
-            await until_blocked(calculator, second, db)
+            await until_waiting(calculator.pool, second)
         await second
     assert await folded(calculator, "zone-b") == 1
     await calculator.publish_loop.step(calculator.pool)
@@ -151,8 +141,7 @@ async def test_two_watchers_issue_one_permit(calculator: Calculator) -> None:
         async with db.transaction():
             await configs.lock(db, ["zone-a", "zone-b"])
             steps = [asyncio.create_task(calculator.watch_loop.step(calculator.pool)) for _ in range(2)]
-            for step in steps:
-                await until_blocked(calculator, step, db)
+            await until_waiting(calculator.pool, *steps)
         assert sorted(await asyncio.gather(*steps)) == [False, True]
     (record,) = await calculator.publish()
     assert (record.probe_permit, record.probe_ready) == (1, True)
@@ -163,13 +152,13 @@ async def test_permit_is_not_issued_over_the_success_that_opened(calculator: Cal
     await calculator.tell(failed(), failed())
     await calculator.set_clock(15)
     await calculator.publish()
+    await calculator.tell(failed(permit=1))
+    await calculator.set_clock(60)
     async with calculator.pool.acquire() as db:
         async with db.transaction():
-            await fold(db, failed(permit=1))
-            await calculator.set_clock(60)
             await fold(db, ok(permit=1))
             watcher = asyncio.create_task(calculator.watch_loop.step(calculator.pool))
-            await asyncio.sleep(0.05)
+            await until_waiting(calculator.pool, watcher)
         await watcher
     (record,) = await calculator.publish()
     assert (record.state, record.probe_permit, record.probe_ready) == ("open", 1, False)

@@ -16,10 +16,9 @@ from typing import Any, Final
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from tests.harness import Place, until
+from tests.harness import PATIENCE_SECONDS, Place, until
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"
-STOP_SECONDS: Final = 20.0
 
 
 class Example:
@@ -47,9 +46,9 @@ class Example:
     def complained(self) -> str:
         return (self.folder / "err").read_text()
 
-    async def until_said(self, word: str, *, seconds: float = 20.0) -> None:
+    async def until_said(self, word: str) -> None:
         try:
-            await until(lambda: any(word in line for line in self.said()), f"it says {word}", seconds=seconds)
+            await until(lambda: any(word in line for line in self.said()), f"it says {word}")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.said()}\n{self.complained()}") from None
 
@@ -60,7 +59,7 @@ class Example:
     async def ended(self) -> int:
         """Its exit code, once it has ended by itself."""
         assert self.process is not None
-        await until(lambda: not self.runs, f"{self.argv[1]} ends", seconds=STOP_SECONDS)
+        await until(lambda: not self.runs, f"{self.argv[1]} ends")
         return self.process.returncode
 
     def kill(self) -> None:
@@ -84,8 +83,8 @@ def kcat(place: Place, *arguments: str, write: str | None = None) -> str:
     if not shutil.which("kcat"):
         pytest.fail("kcat is not installed; `make tools` installs it (Debian: apt-get install kcat)")
     done = subprocess.run(
-        ["kcat", "-b", place.kafka.bootstrap, *arguments], input=write, text=True, capture_output=True, timeout=30,
-        check=False,
+        ["kcat", "-b", place.kafka.bootstrap, *arguments], input=write, text=True, capture_output=True,
+        timeout=PATIENCE_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

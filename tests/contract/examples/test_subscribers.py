@@ -70,7 +70,7 @@ async def test_each_is_told_once_over_a_restart(place: Place, tmp_path: Path, na
     with serving() as webhook, example(place, name, tmp_path, WEBHOOK_URL=webhook.url) as subscriber:
         await publish(place, raised("x"), failed("w-1"), WorkerIdle(**worker("w-1")), failed("w-2"))
         subscriber.start()
-        await until(lambda: len(webhook.posted) == 1, "the webhook hears of x", seconds=30)
+        await until(lambda: len(webhook.posted) == 1, "the webhook hears of x")
         await subscriber.until_said("count linux-zone-a 2")
         by_hand = json.dumps({"dedup_key": "test/x", "subject_id": "x", "kind": "test", "summary": "by hand"})
         topic = place.prefix + ALERT.name
@@ -84,7 +84,7 @@ async def test_each_is_told_once_over_a_restart(place: Place, tmp_path: Path, na
         subscriber.kill()
         await publish(place, resolved("y"))
         subscriber.start()
-        await until(lambda: len(webhook.posted) == 4, "the webhook hears that y is over", seconds=30)
+        await until(lambda: len(webhook.posted) == 4, "the webhook hears that y is over")
         told = [(body["action"], body["dedup_key"]) for body in webhook.posted]
         assert told == [("trigger", "test/x"), ("resolve", "test/x"), ("trigger", "test/y"), ("resolve", "test/y")]
         assert webhook.posted[0]["summary"] == "x is on fire"
@@ -116,7 +116,7 @@ async def test_what_is_no_event_holds_up_nothing(place: Place, tmp_path: Path, n
         await outsider.send(fire, partition=partition)
     with serving() as webhook, example(place, name, tmp_path, WEBHOOK_URL=webhook.url) as subscriber:
         subscriber.start()
-        await until(lambda: webhook.posted, "the webhook hears of x", seconds=30)
+        await until(lambda: webhook.posted, "the webhook hears of x")
         assert [body["dedup_key"] for body in webhook.posted] == ["test/x"]
         assert subscriber.said("trigger", "resolve", "count") == ["trigger test/x 1 x is on fire"]
         await until_committed(place, name, 11)
@@ -144,7 +144,7 @@ async def test_refused_once_told_later_faststream(place: Place, tmp_path: Path) 
         webhook.answers.append(503)
         await publish(place, raised("x"))
         subscriber.start()
-        await until(lambda: len(webhook.posted) == 1, "the webhook hears of x", seconds=30)
+        await until(lambda: len(webhook.posted) == 1, "the webhook hears of x")
         assert len(webhook.refused) == 1
         assert subscriber.runs
 
