@@ -184,7 +184,7 @@ async def test_doctor_on_a_deployment(place: Place, server: tuple[Services, str]
         assert list(await wrong()) == ["heartbeats"]
         await beat("lease-broker", 0)
         assert await wrong() == {}
-        alert = {"dedup_key": "k", "subject_id": "sim-a", "kind": "odd"}
+        alert: dict[str, Any] = {"dedup_key": "k", "subject_id": "sim-a", "kind": "odd"}
         await events.send(AlertRaised(**alert, summary="it is odd"))
         services.dead_letters = 2
         assert await wrong() == {"alerts": "it is odd", "dead letters": "lease-broker could not apply 2"}

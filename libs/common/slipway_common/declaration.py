@@ -118,10 +118,10 @@ class Evidence(_Declared):
     """What confirms that a start went well, so that an image without our agent is not taken for a bad one."""
 
     boot: Literal["register", "provider_running"] = Field(
-        "register", description="register: the worker reports in; provider_running: the provider says it runs."
+        default="register", description="register: the worker reports in; provider_running: the provider says it runs."
     )
     claim: Literal["hook", "queue", "none"] = Field(
-        "hook",
+        default="hook",
         description="hook: the worker reports its claims; queue: the queue's count of claimed tasks; none: not judged.",
     )
 
