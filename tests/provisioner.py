@@ -122,6 +122,9 @@ class Cloud:
     def honours_tokens(self, account: Account) -> bool:
         return self.honours
 
+    def console(self, account: Account, batch_id: str, instance_id: str) -> str:
+        return f"/var/log/{batch_id}/{instance_id}"
+
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
         self.calls.append(request)
         entry = self.script.popleft() if self.script else request.count
@@ -223,7 +226,7 @@ class Provisioner:
             pass
 
     async def expire(self) -> None:
-        while await expire.expire_next(self.pool, settings=self.settings):
+        while await expire.expire_next(self.pool, settings=self.settings, providers=self.providers):
             pass
 
     async def end_instances(self) -> None:

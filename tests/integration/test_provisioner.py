@@ -386,10 +386,12 @@ async def test_boot_timeout(provisioner: Provisioner) -> None:
     """Told to leave with the stage's outcome, ended, proven gone; its unit comes back then, and it is replaced."""
     (worker,) = await provisioner.starting()
     await provisioner.set_clock(901)
-    await provisioner.events()
+    (launched,) = await provisioner.told(WorkerLaunched)
     await provisioner.expire()
     (stopping,) = await provisioner.told(WorkerStopping)
     assert stopping.outcome == Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", "boot_timeout")
+    for told in (launched, stopping):
+        assert (told.instance_id, told.console) == ("i-0001", f"/var/log/{worker.batch_id}/i-0001")
     assert await failures(provisioner) == {"boot": 1}
     await provisioner.end_instances()
     assert provisioner.cloud.terminated == ["i-0001"]

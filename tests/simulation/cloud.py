@@ -76,6 +76,9 @@ class Cloud:
     def honours_tokens(self, account: Account) -> bool:
         return bool(account.settings.get("honours_tokens"))
 
+    def console(self, account: Account, batch_id: str, instance_id: str) -> str:
+        return ""
+
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
         call = Call(
             at=self.now(), call_id=f"call-{len(self.facts)}", account=account.id, token=request.token,

@@ -153,7 +153,7 @@ class Deployment:
             ("provisioner", "ask-again", lambda: plan.ask_again(provisioner, resend_seconds=settings.resend_seconds)),
             ("provisioner", "launch", self.launch),
             ("provisioner", "resolve", self.resolve),
-            ("provisioner", "expire", lambda: expire.expire_next(provisioner, settings=settings)),
+            ("provisioner", "expire", lambda: expire.expire_next(provisioner, settings=settings, providers=providers)),
             ("provisioner", "end", lambda: expire.end_instances(provisioner, settings=settings, providers=providers)),
             ("provisioner", "reap", lambda: reap.reap_next(provisioner, settings=settings, providers=providers)),
             ("provisioner", "sweep", lambda: sweep.sweep_next(provisioner, settings=settings)),

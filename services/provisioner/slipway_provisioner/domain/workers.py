@@ -90,12 +90,13 @@ def cancelled(worker: Worker, reason: str, now: datetime) -> Change:
     return after, events.WorkerStopped(**_ids(worker), reason=reason, cancelled=True)
 
 
-def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool) -> Change:
-    """The provider said yes; a worker that registered before has its instance already."""
+def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool, console: str = "") -> Change:
+    """The provider said yes; a worker that registered before has its instance already. `console`: where to read what
+    the machine prints."""
     after = _to(worker, "launched", instance_id=instance_id, launched_at=now)
     return after, events.WorkerLaunched(
         **_ids(worker), instance_id=instance_id, batch_id=worker.batch_id or "", looked_up=looked_up,
-        outcome=Outcome(Stage.LAUNCH, Result.OK),
+        outcome=Outcome(Stage.LAUNCH, Result.OK), console=console,
     )  # fmt: skip
 
 
@@ -137,11 +138,15 @@ def error_reported(worker: Worker, kind: str, detail: str) -> Change:
     return after, events.WorkerErrorReported(**_ids(worker), kind=kind, detail=detail)
 
 
-def stopping(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None) -> Change:
-    """Told to leave."""
+def stopping(
+    worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None, console: str = ""
+) -> Change:
+    """Told to leave. `console`: where to read what the machine has printed."""
     failed_at = now if _is_failed(outcome) else worker.failed_at
     after = _to(worker, "stopping", reason=reason, stopping_at=now, failed_at=failed_at)
-    return after, events.WorkerStopping(**_ids(worker), reason=reason, outcome=outcome)
+    return after, events.WorkerStopping(
+        **_ids(worker), reason=reason, outcome=outcome, instance_id=worker.instance_id or "", console=console
+    )
 
 
 def terminated(worker: Worker, reason: str, now: datetime) -> Change:
@@ -163,7 +168,9 @@ def lost(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = N
         outcome = Outcome(Stage.BOOT, Result.FAILED, Scope.CONFIG, worker.launch_config_id, "vanished")
     failed_at = now if _is_failed(outcome) else worker.failed_at
     after = _to(worker, "lost", reason=reason, ended_at=now, failed_at=failed_at)
-    return after, events.WorkerLost(**_ids(worker), reason=reason, outcome=outcome)
+    return after, events.WorkerLost(
+        **_ids(worker), reason=reason, outcome=outcome, instance_id=worker.instance_id or ""
+    )
 
 
 def ended_stage(event: Any) -> tuple[str, str, bool] | None:

@@ -1,12 +1,12 @@
 """Deadlines of workers: boots that took too long, workers that idle in vain, leave-takings that need help."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.lifecycle import State
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Connection, Pool
 from slipway_common.telemetry import logger
 from slipway_provisioner.domain.workers import Worker, stopping
 from slipway_provisioner.providers.port import Provider
@@ -40,22 +40,27 @@ UPDATE worker SET termination_asked_at = slipway_clock() WHERE id IN (
 RETURNING account_id, instance_id"""
 
 
-async def expire_next(pool: Pool, *, settings: Settings) -> bool:
+async def expire_next(pool: Pool, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Tell overdue workers to leave, with the outcome that says what failed."""
     async with pool.acquire() as db:
         async with db.transaction():
             ids = [row["id"] for row in await db.fetch(OVERDUE_BOOTS, settings.boot_timeout_seconds)]
             boots = [w for w in await workers.lock(db, ids) if w.state is State.STARTING]
+            told = await _consoles(db, boots, providers)
             now = await pools.now(db)
-            await workers.save(db, [stopping(w, "did not register in time", now, _boot_failed(w)) for w in boots])
+            failed = [stopping(w, "did not register in time", now, _boot_failed(w), told[w.id]) for w in boots]
+            await workers.save(db, failed)
         async with db.transaction():
             vain = {row["id"]: row for row in await db.fetch(IDLE_IN_VAIN, settings.give_up_idle_seconds)}
             locked = await workers.lock(db, sorted(vain))
             # Whoever claimed a task before the lock, and is idle again, is idle since then.
             idle = [w for w in locked if w.state is State.RUNNING and w.idle_since == vain[w.id]["idle_since"]]
+            told = await _consoles(db, idle, providers)
             now = await pools.now(db)
             given_up = [
-                stopping(w, "idle while tasks wait", now, _claim_failed(w, evidence=vain[w.id]["throughout"]))
+                stopping(
+                    w, "idle while tasks wait", now, _claim_failed(w, evidence=vain[w.id]["throughout"]), told[w.id]
+                )
                 for w in idle
             ]
             await workers.save(db, given_up)
@@ -72,6 +77,19 @@ async def expire_next(pool: Pool, *, settings: Settings) -> bool:
         async with db.transaction():
             await leases.renew(db)
     return bool(boots or idle or unheard)
+
+
+async def _consoles(
+    db: Connection, overdue: Sequence[Worker], providers: Mapping[str, Provider]
+) -> dict[str, str]:
+    """Worker id → where to read what its machine has printed; a person will ask why it came to nothing."""
+    owners = {id_: await accounts.get(db, id_) for id_ in sorted({worker.account_id for worker in overdue})}
+    return {
+        worker.id: providers[owners[worker.account_id].provider].console(
+            owners[worker.account_id], worker.batch_id or "", worker.instance_id or ""
+        )
+        for worker in overdue
+    }
 
 
 def _boot_failed(worker: Worker) -> Outcome:

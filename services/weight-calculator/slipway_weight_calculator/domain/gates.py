@@ -19,7 +19,7 @@ SHOWN_MAX: Final = 5  # failures kept of a run: as many as any trip needs
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """`late`: provisional, the start is still under way."""
+    """`late`: provisional, the start is still under way. What follows is for whoever looks into it."""
 
     at: float
     scope: Scope
@@ -27,6 +27,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, order=True):
     classified: bool
     worker_id: str
     late: bool = False
+    instance_id: str = ""
+    console: str = ""
+    sample: str = ""
 
 
 class Gate(msgspec.Struct, frozen=True, array_like=True):

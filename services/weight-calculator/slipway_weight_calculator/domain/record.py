@@ -141,14 +141,15 @@ def _words(signal: Signal) -> str:
 
 
 def _closed(gate: Gate) -> str:
-    parts = ["closed", *_failures(gate.run)]
+    parts = ["closed", *failures(gate.run)]
     if gate.failed_probes:
         probes = f"{gate.failed_probes} failed {_plural('probe', gate.failed_probes)}"
         parts.append(f"{probes} ({gate.probe_code})" if gate.probe_code else probes)
     return ", ".join(parts)
 
 
-def _failures(run: Sequence[Failure]) -> list[str]:
+def failures(run: Sequence[Failure]) -> list[str]:
+    """A run in words, a phrase per scope."""
     texts = []
     for scope, count in Counter(failure.scope for failure in run).items():
         codes = ", ".join(sorted({failure.code for failure in run if failure.scope is scope and failure.code}))

@@ -46,6 +46,7 @@ class Boot(msgspec.Struct, frozen=True, array_like=True):
     instance_id: str = ""
     permit: int | None = None
     late: bool = False
+    console: str = ""
 
 
 class Config(msgspec.Struct, frozen=True):

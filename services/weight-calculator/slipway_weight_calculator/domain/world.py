@@ -456,7 +456,9 @@ class Draft:
         if config is None:
             return
         self.boots[worker_id] = msgspec.structs.replace(boot, late=True)
-        failure = Failure(now, Scope.IMAGE, "late", True, worker_id, late=True)
+        failure = Failure(
+            now, Scope.IMAGE, "late", True, worker_id, late=True, instance_id=boot.instance_id, console=boot.console
+        )
         for key in (boot.image, config.id):
             self._charge(config, key, "boot", now, failure, placed=True)
             self._count_late(key, 1)
@@ -495,8 +497,9 @@ class Draft:
         elif config.declared.boot_evidence:
             late_at = at + self.late_seconds(config)
             self.boots[event.worker_id] = Boot(
-                config.id, config.shared["image"], at, late_at, event.instance_id, event.probe_permit
-            )
+                config.id, config.shared["image"], at, late_at, event.instance_id, event.probe_permit,
+                console=event.console,
+            )  # fmt: skip
             self._at(late_at, "boot", event.worker_id)
         if event.probe_permit is not None:
             self._settle(config, event.probe_permit, at, event.outcome, ())
@@ -606,7 +609,9 @@ class Draft:
             charged = blame.charged(outcome, config.id, config.shared)
             if not charged_already:
                 failure = Failure(
-                    at, outcome.scope, outcome.code[:CODE_LENGTH_MAX], outcome.classified, event.worker_id
+                    at, outcome.scope, outcome.code[:CODE_LENGTH_MAX], outcome.classified, event.worker_id,
+                    instance_id=getattr(event, "instance_id", ""), console=getattr(event, "console", ""),
+                    sample=outcome.sample,
                 )  # fmt: skip
                 for key in charged:
                     self._charge(config, key, name, at, failure, placed=outcome.scope in blame.PLACE)
