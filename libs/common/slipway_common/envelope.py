@@ -5,9 +5,9 @@ source and partition, given by the relay), `slipwayrevision` (the subject's vers
 what cannot be read raises BadEvent with the reason, for the caller to record.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,8 +16,15 @@ from slipway_common.topics import DECODERS, EVENT_OF
 
 Headers = list[tuple[str, bytes]]
 
+ATTRIBUTES: Final = (
+    "specversion", "id", "type", "source", "time", "subject", "slipwaysource", "slipwaynumber", "slipwayprevious",
+    "slipwayrevision", "traceparent",
+)  # fmt: skip
+PLAIN: Final = frozenset({"content-type", "traceparent"})  # as they are; the others begin with ce_
+LAYOUTS_MAX: Final = 100  # senders have a few; whoever varies them without end costs time, not memory
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The attributes of one record. `number` and `previous` are None for outsiders."""
 
     id: str
@@ -59,35 +66,51 @@ def encode(envelope: Envelope) -> Headers:
     return headers
 
 
-def decode(headers: Iterable[tuple[str, bytes | None]], *, received_at: datetime) -> Envelope:
+def decode(headers: Collection[tuple[str, bytes | None]], *, received_at: datetime) -> Envelope:
     """Attributes from headers; raises BadEvent with the reason.
 
     `ce_time` may be absent (the CloudEvents specification makes it optional): then receipt counts.
     """
-    text: dict[str, str] = {}
-    for name, value in headers:
-        if name.startswith("ce_") or name in {"content-type", "traceparent"}:
-            try:
-                text[name.removeprefix("ce_")] = (value or b"").decode()
-            except UnicodeDecodeError as error:
-                raise BadEvent(f"header {name} is not UTF-8: {error.reason}") from error
-    missing = [name for name in ("specversion", "id", "type", "source") if not text.get(name)]
-    if missing:
-        raise BadEvent(f"CloudEvents attributes missing: {', '.join('ce_' + name for name in missing)}")
-    if not text["specversion"].startswith("1."):
-        raise BadEvent(f"CloudEvents version {text['specversion']} is not 1.x")
+    names, values = zip(*headers, strict=False) if headers else ((), ())
+    layout = _layouts.get(names) or _learned(names)
+    try:
+        texts = [None if place < 0 else (values[place] or b"").decode() for place in layout]
+    except UnicodeDecodeError as error:
+        name = next(names[place] for place in layout if place >= 0 and values[place] == error.object)
+        raise BadEvent(f"header {name} is not UTF-8: {error.reason}") from error
+    version, id_, type_, source, time, subject, number_source, number, previous, revision, traceparent, *_ = texts
+    if not (version and id_ and type_ and source):
+        given = zip(ATTRIBUTES, (version, id_, type_, source), strict=False)
+        raise BadEvent(f"CloudEvents attributes missing: {', '.join('ce_' + name for name, text in given if not text)}")
+    if not version.startswith("1."):
+        raise BadEvent(f"CloudEvents version {version} is not 1.x")
     return Envelope(
-        id=text["id"],
-        type=text["type"],
-        source=text["source"],
-        subject=text.get("subject", ""),
-        time=_time(text["time"]) if text.get("time") else received_at,
-        number=_number(text, "slipwaynumber"),
-        previous=_number(text, "slipwayprevious"),
-        number_source=text.get("slipwaysource", ""),
-        revision=_number(text, "slipwayrevision"),
-        traceparent=text.get("traceparent", ""),
+        id=id_,
+        type=type_,
+        source=source,
+        subject=subject or "",
+        time=_time(time) if time else received_at,
+        number=None if number is None else _number(number, "slipwaynumber"),
+        previous=None if previous is None else _number(previous, "slipwayprevious"),
+        number_source=number_source or "",
+        revision=None if revision is None else _number(revision, "slipwayrevision"),
+        traceparent=traceparent or "",
     )
+
+
+# Header names, as they stand in a record → where each attribute is, -1 where it is absent; behind them what else has
+# to be text. A sender writes the same names in the same order, so they are looked up rather than looked at.
+_layouts: dict[tuple[str, ...], tuple[int, ...]] = {}
+
+
+def _learned(names: tuple[str, ...]) -> tuple[int, ...]:
+    texts = {p: n.removeprefix("ce_") for p, n in enumerate(names) if n.startswith("ce_") or n in PLAIN}
+    places = {attribute: place for place, attribute in texts.items()}  # of several the last one counts
+    chosen = [places.get(attribute, -1) for attribute in ATTRIBUTES]
+    layout = (*chosen, *(place for place in texts if place not in chosen))
+    if len(_layouts) < LAYOUTS_MAX:
+        _layouts[names] = layout
+    return layout
 
 
 def decode_data(type_: str, value: bytes | None) -> Any:
@@ -112,10 +135,8 @@ def _time(text: str) -> datetime:
     return at
 
 
-def _number(text: dict[str, str], name: str) -> int | None:
-    if name not in text:
-        return None
+def _number(text: str, name: str) -> int:
     try:
-        return int(text[name])
+        return int(text)
     except ValueError as error:
-        raise BadEvent(f"ce_{name} {text[name]!r} is not a number") from error
+        raise BadEvent(f"ce_{name} {text!r} is not a number") from error
