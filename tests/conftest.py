@@ -1,18 +1,19 @@
 """One Apache Kafka and one PostgreSQL per test session, started when first asked for; a database and topics of its own
-for each test of what all services share."""
+for each test of what all services share. What only these need is imported by them: it is more than half of what a run
+of pure tests would take to start, and every mutant is such a run."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
-from slipway_local.guard import guard
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.postgres import EmbeddedPostgres
-from tests import harness
-from tests.harness import Place
+if TYPE_CHECKING:
+    from slipway_local.kafka import EmbeddedKafka
+    from slipway_local.postgres import EmbeddedPostgres
+    from tests.harness import Place
 
 # One broken law is one failed assertion, whatever else breaks with it: mutants are judged by that.
 settings.register_profile("one-at-a-time", report_multiple_bugs=False)
@@ -22,13 +23,17 @@ settings.load_profile("one-at-a-time")
 @pytest.fixture(scope="session")
 def session_folder() -> Iterator[Path]:
     """Data of the session's servers; gone afterwards, even if the session is killed."""
+    from slipway_local.guard import guard
+
     with tempfile.TemporaryDirectory(prefix="slipway-tests-", ignore_cleanup_errors=True) as folder:
         guard().remove(Path(folder))
         yield Path(folder)
 
 
 @pytest.fixture(scope="session")
-async def kafka(session_folder: Path) -> AsyncIterator[EmbeddedKafka]:
+async def kafka(session_folder: Path) -> "AsyncIterator[EmbeddedKafka]":
+    from slipway_local.kafka import EmbeddedKafka
+
     broker = EmbeddedKafka(session_folder / "kafka")
     await broker.start()
     yield broker
@@ -36,7 +41,9 @@ async def kafka(session_folder: Path) -> AsyncIterator[EmbeddedKafka]:
 
 
 @pytest.fixture(scope="session")
-async def postgres(session_folder: Path) -> AsyncIterator[EmbeddedPostgres]:
+async def postgres(session_folder: Path) -> "AsyncIterator[EmbeddedPostgres]":
+    from slipway_local.postgres import EmbeddedPostgres
+
     # What a killed server has written is still in the system's cache: only a power cut would miss the sync, while
     # recovery syncs every file of every test's database.
     server = EmbeddedPostgres(session_folder / "postgres", {"fsync": "off"})
@@ -46,12 +53,18 @@ async def postgres(session_folder: Path) -> AsyncIterator[EmbeddedPostgres]:
 
 
 @pytest.fixture(scope="session")
-async def servers(kafka: EmbeddedKafka, postgres: EmbeddedPostgres) -> tuple[EmbeddedKafka, EmbeddedPostgres]:
+async def servers(
+    kafka: "EmbeddedKafka", postgres: "EmbeddedPostgres"
+) -> "tuple[EmbeddedKafka, EmbeddedPostgres]":
+    from tests import harness
+
     await harness.make_template(postgres)
     return kafka, postgres
 
 
 @pytest.fixture
-async def place(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> AsyncIterator[Place]:
+async def place(servers: "tuple[EmbeddedKafka, EmbeddedPostgres]") -> "AsyncIterator[Place]":
+    from tests import harness
+
     async with harness.new_place(servers) as place:
         yield place

@@ -1,6 +1,6 @@
 """The probe, or a part of it, in a process of its own, to be stopped and killed. Says a word a line on stdout.
 
-`python -m tests.processes consumer|relay|service DATABASE_URL BOOTSTRAP PREFIX [PORT]`
+`python -m tests.processes consumer|relay|service DATABASE_URL BOOTSTRAP PREFIX [STALLED_SECONDS or PORT]`
 """
 
 import asyncio
@@ -23,7 +23,6 @@ from tests import harness
 from tests.harness import PARTITIONS, QUICK, SERVICE, Place, until
 
 INSTANCE = "twin"
-STALLED_SECONDS = 1.5
 
 
 class Process:
@@ -50,8 +49,8 @@ class Process:
             raise AssertionError(f"{error}\n{self._output.decode()}") from None
 
     @classmethod
-    def at(cls, place: Place, role: str) -> "Process":
-        return cls(role, place.url, place.kafka.bootstrap, place.prefix)
+    def at(cls, place: Place, role: str, *rest: str) -> "Process":
+        return cls(role, place.url, place.kafka.bootstrap, place.prefix, *rest)
 
     @property
     def exit_code(self) -> int | None:
@@ -74,13 +73,14 @@ class Process:
 
 
 async def consume(url: str, bootstrap: str, prefix: str) -> None:
-    """Applies a batch, but is slow before it commits: there it is stopped."""
+    """Applies a batch, but before it commits it waits to be stopped and to go on."""
+    going_on = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, going_on.set)
 
     async def record_slowly(tx: Connection, events: Sequence[Received]) -> None:
         await harness.record_words(tx, events)
         print("inside", flush=True)
-        await asyncio.sleep(0.5)
-        print("about-to-commit", flush=True)
+        await going_on.wait()
 
     broker = kafka.connect(bootstrap, SERVICE)
     pool = await postgres.connect(url, SERVICE, settings=QUICK)
@@ -92,11 +92,11 @@ async def consume(url: str, bootstrap: str, prefix: str) -> None:
     await asyncio.Event().wait()
 
 
-async def relay(url: str, bootstrap: str, prefix: str) -> None:
+async def relay(url: str, bootstrap: str, prefix: str, stalled_seconds: str) -> None:
     """Publishes; in pieces so small that it is always in the middle of something."""
     relay = Relay(
         SERVICE, database_url=url, kafka=bootstrap, topic_prefix=prefix,
-        partitions=partition_counts((WORKER_LIFECYCLE,), PARTITIONS), stalled_seconds=STALLED_SECONDS,
+        partitions=partition_counts((WORKER_LIFECYCLE,), PARTITIONS), stalled_seconds=float(stalled_seconds),
     )  # fmt: skip
     publish = relay.publish
 
@@ -133,4 +133,4 @@ if __name__ == "__main__":
     if role == "service":
         service(*arguments)
     else:
-        asyncio.run({"consumer": consume, "relay": relay}[role](*arguments))
+        asyncio.run(consume(*arguments) if role == "consumer" else relay(*arguments))

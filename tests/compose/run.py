@@ -32,7 +32,7 @@ from tests.compose.stack import Stack, StackFailed, properties
 ROOT: Final = Path(__file__).parents[2]
 LOCK: Final = "requirements.services.lock"
 PLATFORMS: Final = ("x86_64-manylinux_2_36", "aarch64-manylinux_2_36")
-LAUNCHED_SECONDS: Final = 60.0
+LAUNCHED_SECONDS: Final = 120.0
 
 
 def house(root: Path = ROOT) -> House:

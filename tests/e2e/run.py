@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -32,6 +33,8 @@ IN_FLIGHT_MIN: Final = 5
 # Machines are told to leave as soon as they are too many: demand moves every few milliseconds here.
 SECONDS: Final = {"idle_timeout_seconds": 4.0, "stop_grace_seconds": 200.0, "reap_seconds": 40.0}
 MET_SECONDS: Final = 5.0
+MET_WITHIN_SECONDS: Final = 90.0  # 10 to 15 where nothing else runs
+BUSY_WITHIN_SECONDS: Final = 30.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,9 +126,12 @@ class Run:
         self.changed = 0
 
     async def change(self) -> None:
-        """All changes, evenly over the run; each changes what its pool wants."""
+        """All changes, evenly over the run, and more as long as parts are killed: where starting them again takes long,
+        the last kills would find nothing in flight. Each changes what its pool wants."""
         began = monotonic_seconds()
-        for number in range(self.plan.changes):
+        for number in count():
+            if number >= self.plan.changes and len(self.in_flight) == len(self.plan.kills):
+                return
             await asyncio.sleep(max(0.0, began + number * self.plan.seconds / self.plan.changes - monotonic_seconds()))
             pool_id = self.rng.choice(sorted(self.levels))
             # Mostly small moves, sometimes to an end; always within 0…maximum, so that wanted changes too.
@@ -158,7 +164,7 @@ class Run:
     async def _busy_enough(self) -> int:
         """Wait for the first instant with enough calls or grants in flight; how many there were."""
         # While a service is stopped there may be nothing in flight for as long.
-        deadline = monotonic_seconds() + (30 if self.plan.stops else 10)
+        deadline = monotonic_seconds() + BUSY_WITHIN_SECONDS
         busy = 0
         while monotonic_seconds() < deadline:
             try:
@@ -220,7 +226,7 @@ async def e2e(supervisor: Supervisor, wished: Plan) -> int:
         print(f"started; SEED={wished.seed} CHANGES={wished.changes} POOLS={wished.pools}", flush=True)
         work = Run(supervisor, deployment, wished)
         await asyncio.gather(work.change(), work.kill(), work.stop())
-        met = await work.met(within_seconds=60 if len(wished.kills) > len(PARTS) else 22)
+        met = await work.met(within_seconds=MET_WITHIN_SECONDS)
         await asyncio.sleep(0 if len(met) == wished.pools else 1)
         await asyncio.sleep(max(0.0, deployment.settle_seconds - MET_SECONDS))
         found = await evidence.gather(

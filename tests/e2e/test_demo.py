@@ -13,10 +13,11 @@ import psutil
 
 from slipway_common.clock import monotonic_seconds
 from slipway_common.processes import INSTANCE_TAG
-from tests.harness import until
+from tests.harness import PATIENCE_SECONDS, until
 from tests.linux import needs_linux
 
 ROOT = Path(__file__).parents[2]
+START_SECONDS = 180.0  # 15 where nothing else runs
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -58,22 +59,22 @@ async def interrupt(moment: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert demo.stdout is not None
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(START_SECONDS):
             async for line in demo.stdout:
                 if moment == "starting" and b"starting" in line:
                     break
                 if moment == "running" and b" waiting " in line:
                     break
-        deadline = monotonic_seconds() + 10
+        deadline = monotonic_seconds() + PATIENCE_SECONDS
         while not (started := descendants(demo.pid)) and monotonic_seconds() < deadline:
             await asyncio.sleep(0.01)
         demo.send_signal(signal.SIGINT)
-        rest = await asyncio.wait_for(demo.stdout.read(), 30)
-        assert await asyncio.wait_for(demo.wait(), 5) == 130, rest.decode()
+        rest = await asyncio.wait_for(demo.stdout.read(), PATIENCE_SECONDS)
+        assert await asyncio.wait_for(demo.wait(), PATIENCE_SECONDS) == 130, rest.decode()
     finally:
         if demo.returncode is None:
             os.killpg(demo.pid, signal.SIGKILL)
-    deadline = monotonic_seconds() + 10
+    deadline = monotonic_seconds() + PATIENCE_SECONDS
     while (left := [p for p in started if p.is_running()]) and monotonic_seconds() < deadline:
         await asyncio.sleep(0.1)
     assert left == []
@@ -93,7 +94,9 @@ async def test_a_killed_demo_leaves_no_agent(tmp_path: Path) -> None:
             stdout=output, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
     try:
-        await until(lambda: demo.returncode is not None or len(agents(tmp_path)) >= 3, "agents run", seconds=90)
+        await until(
+            lambda: demo.returncode is not None or len(agents(tmp_path)) >= 3, "agents run", seconds=START_SECONDS
+        )
         assert demo.returncode is None, log.read_text()
         assert all(os.getsid(pid) != os.getsid(demo.pid) for pid in agents(tmp_path))
     finally:

@@ -17,6 +17,7 @@ from slipway_local.supervisor import Supervisor
 from slipway_simulator import facts, ledger
 
 SPEED = 40.0
+WAIT_SECONDS = 180.0
 POOLS = {"reusable-1": 0, "one-task-1": 1, "reusable-2": 0, "one-task-2": 1}  # pool → tasks per worker, 0: any number
 
 
@@ -74,7 +75,7 @@ async def reported(deployment: Deployment, pool: str, since: float) -> list[fact
 
 async def wait(deployment: Deployment, pools: list[str], reports_after: int) -> None:
     """Until each pool's one task has ended and that many reports came after its end."""
-    deadline = monotonic_seconds() + 60
+    deadline = monotonic_seconds() + WAIT_SECONDS
     while monotonic_seconds() < deadline:
         ends = {f.pool_id: f.at for f in ledger.read(deployment.ledger) if isinstance(f, facts.TaskEnded)}
         seen: list[Any] = [await reported(deployment, p, ends[p]) for p in pools if p in ends]

@@ -265,7 +265,7 @@ async def test_rebalance_while_failing(place: Place) -> None:
 
 
 async def until_owned(joined: Member) -> None:
-    await until(lambda: joined.owns == set(range(PARTITIONS)), "all partitions are owned again", seconds=30)
+    await until(lambda: joined.owns == set(range(PARTITIONS)), "all partitions are owned again")
 
 
 def failing(chance: Random) -> consume.Handler:
@@ -495,7 +495,7 @@ async def test_broker_restart(place: Place) -> None:
             async def all_applied() -> bool:
                 return len(await place.effects()) == 120
 
-            await until(all_applied, "all events took effect", seconds=40)
+            await until(all_applied, "all events took effect")
     finally:
         publishing.cancel()
         await asyncio.gather(publishing, return_exceptions=True)

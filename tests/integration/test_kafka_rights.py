@@ -48,7 +48,7 @@ from slipway_local.contracts import kafka_scripts
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.ports import free_ports
 from slipway_local.postgres import EmbeddedPostgres
-from tests.harness import until
+from tests.harness import PATIENCE_SECONDS, until
 
 PREFIX: Final = "test."
 ADMIN: Final = "admin"
@@ -157,7 +157,7 @@ class Guarded:
             if prefix + topic not in await consumer.topics():
                 return False  # not even to be seen; aiokafka would wait for it
             consumer.assign([TopicPartition(prefix + topic, 0)])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 return bool(await consumer.getone())
         except TopicAuthorizationFailedError:
             return False
@@ -171,7 +171,7 @@ class Guarded:
             auto_offset_reset="earliest",
         )  # fmt: skip
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await consumer.start()
                 return bool(await consumer.getone())
         except GroupAuthorizationFailedError:

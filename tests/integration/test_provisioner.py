@@ -49,6 +49,7 @@ from slipway_provisioner.providers.simulated import Simulated, classify
 from slipway_provisioner.store import accounts, declarations, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
+from tests.harness import PATIENCE_SECONDS
 from tests.provisioner import Lost, Provisioner, administrator, after, declared, provisioner_on, report, weight
 
 
@@ -121,7 +122,7 @@ async def test_a_call_that_was_not_sent_in_time(provisioner: Provisioner) -> Non
     async with provisioner.pool.acquire() as db:
         started = await provisioner.launcher._start(db, grant.lease_id)
     assert started is not None
-    late = monotonic_seconds() - 3
+    late = monotonic_seconds() - provisioner.settings.send_within_seconds - 1
     await provisioner.pool.execute("UPDATE launch_batch SET repeats = 1")
     await provisioner.launcher._call(provisioner.pool, *started, began=late)
     assert (await provisioner.states(), await batch_states(provisioner)) == ({"launching": 1}, ["calling"])
@@ -1068,7 +1069,7 @@ async def simulator(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
     (port,) = free_ports(1)
     server = uvicorn.Server(served(SimulatorSettings(port=port, ledger=tmp_path / "ledger.jsonl", kafka="")))
     serving = asyncio.create_task(server.serve())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not server.started:
             await asyncio.sleep(0.01)
     scenario = {
@@ -1087,7 +1088,7 @@ async def simulated(
     postgres: EmbeddedPostgres, simulator: httpx2.AsyncClient
 ) -> AsyncIterator[tuple[Provisioner, httpx2.AsyncClient]]:
     """A provisioner whose cloud it is, on the host's time; its machines never find it."""
-    adapter = Simulated(deployment="test", register_url="http://127.0.0.1:9", timeout_seconds=5)
+    adapter = Simulated(deployment="test", register_url="http://127.0.0.1:9", timeout_seconds=PATIENCE_SECONDS)
     async with provisioner_on(postgres, adapter) as provisioner:
         await provisioner.follow_the_host()
         yield provisioner, simulator

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -47,7 +48,7 @@ async def until_published(place: Place) -> None:
     async def empty() -> bool:
         return not await place.pool.fetchval("SELECT count(*) FROM outbox")
 
-    await until(empty, "the outbox is empty", seconds=30)
+    await until(empty, "the outbox is empty")
 
 
 class Log(msgspec.Struct):
@@ -80,10 +81,16 @@ async def read(place: Place) -> Log:
     return log
 
 
-async def write(place: Place, writer: int, *, rounds: int, subjects: int = 7, ring: Relay | None = None) -> None:
-    """Transactions of several subjects, some undone, some slow to commit; each tells the relay that leads."""
+async def write(
+    place: Place, writer: int, *, rounds: int, subjects: int = 7, ring: Relay | None = None,
+    until_set: asyncio.Event | None = None,
+) -> None:  # fmt: skip
+    """Transactions of several subjects, some undone, some slow to commit; each tells the relay that leads. At least so
+    many rounds, and on until an event is set."""
     chance = Random(writer)
-    for n in range(rounds):
+    for n in count():
+        if n >= rounds and (until_set is None or until_set.is_set()):
+            return
         names = sorted(chance.sample(range(subjects), chance.randint(1, 3)))
         async with place.pool.acquire() as db:
             undone = chance.random() < 0.1
@@ -129,17 +136,20 @@ async def test_concurrent_writers(place: Place) -> None:
 async def test_killed_relay(place: Place) -> None:
     """A relay dies by SIGKILL in the middle; another takes over."""
     await place.create(WORKER_LIFECYCLE)
-    first = Process.at(place, "relay")
+    first = Process.at(place, "relay", "10")
     second = place.relay(WORKER_LIFECYCLE)
     try:
         await write(place, 0, rounds=5)
         await first.until_said("published")
         async with running(second):
-            writing = asyncio.gather(*(write(place, writer, rounds=60, ring=second) for writer in range(1, 5)))
+            killed = asyncio.Event()
+            writing = asyncio.gather(
+                *(write(place, writer, rounds=60, ring=second, until_set=killed) for writer in range(1, 5))
+            )
             await first.until_said("published\npublished\npublished")
             assert not second.leading
             first.kill()
-            assert not writing.done()
+            killed.set()
             await writing
             await until_published(place)
             assert second.leading
@@ -152,7 +162,7 @@ async def test_stopped_relay(place: Place) -> None:
     """A relay is stopped for longer than its session may be silent; another takes over; what the first still sends
     on waking are repeats."""
     await place.create(WORKER_LIFECYCLE)
-    first = Process.at(place, "relay")
+    first = Process.at(place, "relay", "1.5")
     second = place.relay(WORKER_LIFECYCLE)
     try:
         await first.until_said("up")

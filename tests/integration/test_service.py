@@ -22,6 +22,8 @@ from tests.processes import Process
 
 UNOWNED = 'slipway_unowned_partitions{topic="slipway.worker.lifecycle.v1"} 0.0'
 
+DRAINED_SECONDS = 20.0  # one where nothing else runs; whoever waits for somebody who never comes waits longer
+
 
 async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> None:
     """Live at once; ready when database, broker and topics have come; drained within seconds of SIGTERM."""
@@ -32,7 +34,7 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
 
             async def waits_for(text: str) -> None:
-                await until(lambda: answers(http, "/readyz", 503, text), f"not ready because of {text}", seconds=30)
+                await until(lambda: answers(http, "/readyz", 503, text), f"not ready because of {text}")
 
             await until(lambda: answers(http, "/livez", 200), "live")
             await waits_for("the database has not answered")
@@ -41,7 +43,7 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
                 await until(lambda: process.said("effects 0"), "loops do not wait for the broker")
                 await topic_admin.create(kafka.bootstrap, prefix=place.prefix, partitions=PARTITIONS)
                 opened = await asyncio.start_server(partial(forward, kafka.bootstrap), "127.0.0.1", door)
-                await until(lambda: answers(http, "/readyz", 200), "ready", seconds=30)
+                await until(lambda: answers(http, "/readyz", 200), "ready")
                 async with publisher(place) as publish:
                     await publish.send(report("w1", "a"))
                 await until(lambda: process.said("effects 1"))
@@ -55,7 +57,7 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
                 process.terminate()
                 asked_at = monotonic_seconds()
                 await until(lambda: process.exit_code is not None)
-                assert monotonic_seconds() - asked_at < 5
+                assert monotonic_seconds() - asked_at < DRAINED_SECONDS
                 assert process.exit_code == -signal.SIGTERM  # the server raises it again when it is done
                 assert process.said("stopped")
                 opened.close()

@@ -49,7 +49,10 @@ async def test_topics_are_told_from_a_while_ago(place: Place) -> None:
         for number in range(3):
             await publish.send(refused(number), time=at + timedelta(milliseconds=number))
         await publish.send(refused(0), value=b"{", partition=0)
-        watch = Watch(ask, title="top", kafka=place.kafka.bootstrap, prefix=place.prefix, history_seconds=60)
+        watch = Watch(
+            ask, title="top", kafka=place.kafka.bootstrap, prefix=place.prefix, history_seconds=60,
+            interval_seconds=3600,  # each is asked once: looks between two records would tell them apart
+        )  # fmt: skip
         running = asyncio.create_task(watch.run())
         try:
             await until(lambda: "kafka" not in watch.problems and watch.complete)

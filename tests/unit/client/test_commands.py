@@ -210,7 +210,7 @@ def test_doctor_ends_in_time_when_nothing_answers() -> None:
     """Three addresses that refuse and a broker that is none; each is named with what to do."""
     began = monotonic_seconds()
     answer = slipway("doctor", url=NOWHERE)
-    assert (answer.exit_code, monotonic_seconds() - began < 10) == (3, True)
+    assert (answer.exit_code, monotonic_seconds() - began < 30) == (3, True)
     told = answer.stdout.splitlines()
     assert [line.split()[:2] for line in told[::2]] == [
         ["FAIL", "provisioner"], ["FAIL", "weight-calculator"], ["FAIL", "lease-broker"], ["FAIL", "kafka"],
@@ -257,7 +257,7 @@ def complete(words: str, url: str) -> list[str]:
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_SLIPWAY_COMPLETE": "complete_bash"}
     command = [sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')"]
     made = subprocess.run(
-        command, env=dict(os.environ) | environment(url) | asked, capture_output=True, text=True, timeout=30, check=True
+        command, env=dict(os.environ) | environment(url) | asked, capture_output=True, text=True, timeout=60, check=True
     )
     assert made.stderr == ""
     return made.stdout.split()
@@ -281,7 +281,7 @@ def test_completion_is_silent_when_nobody_answers() -> None:
 def test_completion_is_installed_by_the_shell_s_own_way() -> None:
     shown = subprocess.run(
         [sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')", "--show-completion"],
-        capture_output=True, text=True, timeout=30, check=True, env=dict(os.environ) | {"SHELL": "/bin/bash"},
+        capture_output=True, text=True, timeout=60, check=True, env=dict(os.environ) | {"SHELL": "/bin/bash"},
     )  # fmt: skip
     assert "complete" in shown.stdout
     assert "_SLIPWAY_COMPLETE" in shown.stdout
@@ -294,6 +294,6 @@ def test_version() -> None:
 def test_starting_imports_nothing_that_only_some_commands_need() -> None:
     """`slipway` answers at once: what asks, draws, reads Kafka or checks a file is imported by what needs it."""
     code = "import slipway_client.cli, sys; print(*sys.modules)"
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     heavy = {"httpx2", "rich", "aiokafka", "pydantic", "yaml", "fastapi", "msgspec", "slipway_common.declaration"}
     assert heavy & set(made.stdout.split()) == set()

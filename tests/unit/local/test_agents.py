@@ -218,7 +218,7 @@ async def test_a_dead_witness_is_told(tmp_path: Path) -> None:
     agents.watch()
     agents.path.write_text("1 2 \n")
     assert agents._watching is not None
-    await asyncio.wait({agents._watching}, timeout=10)
+    await asyncio.wait({agents._watching}, timeout=60)
     with pytest.raises(ValueError, match="without its SLIPWAY_INSTANCE_TAG"):
         agents.count()
     with pytest.raises(ValueError, match="without its SLIPWAY_INSTANCE_TAG"):
