@@ -1,5 +1,6 @@
 """What each service tells Prometheus, as its own process tells it: its rows of the table, and no others."""
 
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,7 +31,7 @@ async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     }  # fmt: skip
     child = Child(
         name, [sys.executable, "-m", f"slipway_{name.replace('-', '_')}.main"], log=tmp_path / "log",
-        env={f"SLIPWAY_{variable}": value for variable, value in given.items()},
+        env=os.environ | {f"SLIPWAY_{variable}": value for variable, value in given.items()},
     )  # fmt: skip
     child.start()
     yield name, port

@@ -316,7 +316,7 @@ async def works(guarded: Guarded, service: str, url: str) -> None:
     }  # fmt: skip
     child = Child(
         service, [sys.executable, "-m", MODULES[service]], log=guarded.folder / f"{service}.log",
-        env={f"SLIPWAY_{name}": value for name, value in given.items()},
+        env=os.environ | {f"SLIPWAY_{name}": value for name, value in given.items()},
     )  # fmt: skip
     child.start()
     try:
