@@ -18,7 +18,8 @@ $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e mutants readme generated bench-events clean
+.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows mutants readme \
+	generated bench-events clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +71,9 @@ compose-check: $(READY) ## docker-compose.yml and its images: judged, built and 
 
 e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS=20 KILL=all SEED=3, or FULL=1
 	@$(RUN) -m $(BROKEN) tests.e2e.run
+
+e2e-windows: $(READY) ## Windows under late weights, an absent calculator and three provisioners, by the ledger: SEED=5
+	@$(RUN) -m $(BROKEN) tests.e2e.windows
 
 mutants: $(READY) ## Break each main claim in a copy and see its test turn red: ONLY=group
 	@$(RUN) -m tests.mutants check $(if $(ONLY),ONLY=$(ONLY))

@@ -51,11 +51,11 @@ class Visible(msgspec.Struct, frozen=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """In seconds of the ledger's clock. `decided` is the longest time between a decision and its call, `boot` the time
-    after which a machine counts as failed, `silent` that after which the calculator counts as away; `attempt` is what
-    lies between two attempts of a pool while it is."""
+    """In seconds of the ledger's clock. `reading` is how long any replica may take to read what it could read, `boot`
+    the time after which a machine counts as failed, `silent` that after which the calculator counts as away; `attempt`
+    is what lies between two attempts of a pool while it is."""
 
-    decided: float
+    reading: float
     boot: float
     silent: float
     attempt: float
@@ -84,9 +84,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge(
     ledger: Sequence[facts.Fact], seen: Sequence[Visible], heartbeats: Sequence[float], ways: Mapping[str, Way],
-    times: Times,
+    times: Times, *, decided: Mapping[str, float],
 ) -> Report:  # fmt: skip
-    """Replay the ledger against what could be known."""
+    """Replay the ledger against what could be known. `decided` says of a call's batch when it was decided: what could
+    be read only later is not held against it, and what was in force only before does not excuse it."""
     known, levels = _Known(seen, heartbeats, times), _Levels(ways)
     told: list[Violation] = []
     reached: Counter[str] = Counter()
@@ -99,11 +100,11 @@ def judge(
         if at > last:
             break
         levels.move(step)
-        if not step.call:
+        if not step.batch:
             continue
         config, units = step.config, step.units
         launches += units
-        moments = known.moments(at, levels.sharing(config))
+        moments = known.moments(decided.get(step.batch, at), at, levels.sharing(config))
         rooms = [known.rooms(levels, config, moment) for moment in moments]
         fitting = [room for room in rooms if room is not None and min(room.values()) >= 0]
         for kind, level in levels.of(config).items():
@@ -136,14 +137,14 @@ def _why(rooms: Sequence["dict[str, int] | None"], units: int) -> str:
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """`units` of a config enter (`into`) and leave (`out`) a stage's flight, or fail in it."""
+    """`units` of a config enter (`into`) and leave (`out`) a stage's flight, or fail in it. A call has a `batch`."""
 
     config: str
     units: int
     out: str = ""
     into: str = ""
     failed: str = ""
-    call: bool = False
+    batch: str = ""
 
 
 def _steps(ledger: Sequence[facts.Fact], times: Times) -> Iterator[tuple[float, _Step]]:
@@ -164,7 +165,7 @@ def _steps(ledger: Sequence[facts.Fact], times: Times) -> Iterator[tuple[float, 
             case facts.Call() if (fact.account, fact.token) not in tokens:
                 tokens.add((fact.account, fact.token))
                 calls[fact.call_id] = fact
-                yield fact.at, _Step(fact.config, fact.count, into="launch", call=True)
+                yield fact.at, _Step(fact.config, fact.count, into="launch", batch=fact.batch)
             case facts.Reply() if fact.call_id in calls:
                 call = calls[fact.call_id]
                 refused = call.count - len(fact.instance_ids)
@@ -263,9 +264,9 @@ class _Known:
                 if not history.values or history.values[-1].version < window.version:
                     history.append(visible.at, window)
 
-    def moments(self, at: float, configs: Sequence[str]) -> list[float]:
-        """Instants up to `at` between which nothing changes that a decision for these configs looks at."""
-        since = at - self.times.decided
+    def moments(self, decided: float, at: float, configs: Sequence[str]) -> list[float]:
+        """What a call at `at` may have been decided by: instants between which nothing changes for these configs."""
+        since = min(decided, at) - self.times.reading
         changes = [self.heartbeats, *(self.records[config].at for config in configs)]
         later = {when for each in changes for when in each[bisect_right(each, since) : bisect_right(each, at)]}
         return [since, *sorted(later)]
@@ -275,9 +276,9 @@ class _Known:
         return place > 0 and moment - self.heartbeats[place - 1] > self.times.silent
 
     def attempts_at_most(self) -> int:
-        """One when silence begins, and one per interval of it, with the time that a decision may take."""
+        """One when silence begins, and one per interval of it, with the time that hearing of its end may take."""
         gaps = [b - a for a, b in zip(self.heartbeats, self.heartbeats[1:], strict=False)]
-        silences = [gap - self.times.silent + self.times.decided for gap in gaps if gap > self.times.silent]
+        silences = [gap - self.times.silent + self.times.reading for gap in gaps if gap > self.times.silent]
         return sum(1 + int(silence / self.times.attempt) for silence in silences)
 
     def closed(self, way: Way, config: str, moment: float) -> bool:

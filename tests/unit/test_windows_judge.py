@@ -1,6 +1,6 @@
 """The judge of `make e2e-windows` on made-up ledgers: each excess planted alone is found, what is allowed is not."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +10,7 @@ from slipway_simulator import facts
 from tests.e2e.windows_judge import Report, Times, Visible, Way, judge
 
 Told = facts.Fact | list[facts.Fact]
-TIMES: Final = Times(decided=1.0, boot=50.0, silent=5.0, attempt=3.0)
+TIMES: Final = Times(reading=1.0, boot=50.0, silent=5.0, attempt=3.0)
 WAY: Final = Way("pool", "image/i", "quota/a/r/m", "credential/a")
 WAYS: Final = {"c": WAY, "d": Way("other", "image/i", "quota/b/r/m", "credential/b")}
 BEATS: Final = [float(second) for second in range(200)]
@@ -65,10 +65,13 @@ def visible(
 
 
 def judged(
-    *told: facts.Fact | list[facts.Fact], seen: Sequence[Visible] = (), beats: Sequence[float] = BEATS
+    *told: Told,
+    seen: Sequence[Visible] = (),
+    beats: Sequence[float] = BEATS,
+    decided: Mapping[str, float] | None = None,
 ) -> Report:
     ledger = [fact for each in told for fact in (each if isinstance(each, list) else [each])]
-    return judge(sorted(ledger, key=lambda fact: fact.at), seen, beats, WAYS, TIMES)
+    return judge(sorted(ledger, key=lambda fact: fact.at), seen, beats, WAYS, TIMES, decided=decided or {})
 
 
 def whats(report: Report) -> list[str]:
@@ -108,10 +111,10 @@ def test_what_was_not_given_of_a_call_has_failed() -> None:
 
 
 def test_a_window_that_shrinks_is_in_force_once_a_decision_must_have_seen_it() -> None:
-    """Which may be as long ago as any decision took."""
     shrunk = [visible(0.0, launch=8), visible(10.0, launch=2)]
     assert whats(judged(call(10.9, "1", 8), seen=shrunk)) == []
     assert whats(judged(call(11.5, "1", 8), seen=shrunk)) == ["8 started: config launch window exceeded by 6"]
+    assert whats(judged(call(20, "1", 8), seen=shrunk, decided={"1": 10.5})) == [], "it was admitted late"
     # Room by the old window and by the new failures does not add up to room.
     torn = [visible(0.0, launch=8), visible(10.0, launch=1, folded=4)]
     assert len(whats(judged(call(1, "1", 4), refused(2, "1"), call(10.5, "2", 5), seen=torn))) == 1
