@@ -14,7 +14,7 @@ from slipway_common.service import VERSION, Service, ServiceSettings
 from slipway_common.status import Status
 from slipway_common.topics import WORKER_LIFECYCLE
 from slipway_local.postgres import EmbeddedPostgres
-from tests.harness import SERVICE, record_words
+from tests.harness import PATIENCE_SECONDS, SERVICE, record_words, until
 from tests.provisioner import Provisioner, after, provisioner_on, report
 
 FIELDS = {
@@ -49,8 +49,9 @@ async def status_of(client: httpx2.AsyncClient) -> dict[str, Any]:
     return status
 
 
-async def test_what_the_database_says(provisioner: Provisioner) -> None:
+async def test_what_the_database_says(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock, its schema, what is dead and how long the oldest event waits to be published."""
+    monkeypatch.setattr("slipway_common.status.ANSWER_SECONDS", PATIENCE_SECONDS)
     await provisioner.declare()
     await provisioner.demand(report(1))
     await provisioner.set_clock(30)
@@ -80,7 +81,11 @@ async def test_a_database_that_hangs(provisioner: Provisioner) -> None:
             asking = [task for task in asyncio.all_tasks() if "_ask_database" in repr(task) or "_quietly" in repr(task)]
             assert len(asking) == 1
         await asyncio.gather(*asking)
-        assert (await status_of(client))["schema_revision"] == "0001"
+
+        async def asked_again() -> bool:
+            return bool((await status_of(client))["schema_revision"] == "0001")
+
+        await until(asked_again)
 
 
 async def test_before_the_servers_have_come() -> None:

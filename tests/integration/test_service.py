@@ -17,7 +17,7 @@ from slipway_local.kafka import EmbeddedKafka
 from slipway_local.ports import free_ports
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
-from tests.harness import PARTITIONS, SERVICE, Place, publisher, read_all, report, until
+from tests.harness import PARTITIONS, PATIENCE_SECONDS, SERVICE, Place, publisher, read_all, report, until
 from tests.processes import Process
 
 UNOWNED = 'slipway_unowned_partitions{topic="slipway.worker.lifecycle.v1"} 0.0'
@@ -31,7 +31,7 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
     name, (port, door) = harness.new_name(), free_ports(2)
     process = Process("service", postgres.url(name), f"127.0.0.1:{door}", f"{name}.", str(port))
     try:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_SECONDS) as http:
 
             async def waits_for(text: str) -> None:
                 await until(lambda: answers(http, "/readyz", 503, text), f"not ready because of {text}")
@@ -47,7 +47,13 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
                 async with publisher(place) as publish:
                     await publish.send(report("w1", "a"))
                 await until(lambda: process.said("effects 1"))
-                status = (await http.get("/status")).json()
+
+                async def known() -> Any:
+                    """The status, once the broker has said in time where its topics end."""
+                    told = (await http.get("/status")).json()
+                    return told["partitions"] and all(row["lag"] is not None for row in told["partitions"]) and told
+
+                status = await until(known)
                 assert (status["ready"], status["reasons"], status["service"]) == (True, [], SERVICE)
                 assert [row["partition"] for row in status["partitions"] if row["owned"]] == list(range(PARTITIONS))
                 assert sum(row["end_offset"] for row in status["partitions"]) == 1
@@ -94,7 +100,8 @@ async def heartbeats(place: Place) -> int:
 async def test_database_outage(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> None:
     """A service whose database died says so, is ready again when it is back, and ends when asked without it."""
     (port,) = free_ports(1)
-    async with harness.new_place(servers) as place, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    url = f"http://127.0.0.1:{port}"
+    async with harness.new_place(servers) as place, httpx2.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS) as http:
         await topic_admin.create(place.kafka.bootstrap, prefix=place.prefix, partitions=PARTITIONS)
         process = Process("service", place.url, place.kafka.bootstrap, place.prefix, str(port))
         try:
