@@ -4,42 +4,40 @@ A throttle says something about our call rate, an outcome of our own doing nothi
 we can read: they move no row.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_common.scopes import credential_key, image_key
 
-CONFIG: Final = "config"
 OWN: Final = frozenset({Scope.CONFIG, Scope.CAPACITY})
+KINDS: Final = {Scope.QUOTA: "quota", Scope.CREDENTIAL: "credential", Scope.IMAGE: "image"}
+"""What a scope names that configs share; keys are "kind/scope_key"."""
 DEFINITE: Final = frozenset({Scope.CAPACITY, Scope.QUOTA, Scope.CREDENTIAL})
 """What a provider means when it says so: no third opinion is needed."""
 PLACE: Final = frozenset({Scope.CAPACITY, Scope.IMAGE})
 """Failures that speak of more than one config's own request: siblings' priors hear of them."""
+PRAISED: Final[Mapping[str, tuple[str, ...]]] = {
+    "launch": ("quota", "credential", "image"), "boot": ("image",), "claim": ("image",),
+}  # fmt: skip
+"""Kinds of the shared rows that a success of a stage speaks for."""
 
 
-def charged(outcome: Outcome, config_id: str, shared: Mapping[str, str]) -> tuple[str, ...]:
+def charged(
+    outcome: Outcome, config_id: str, shared: Mapping[str, str], is_shared: Callable[[str], object]
+) -> tuple[str, ...]:
     """Keys of the rows that a failed outcome is charged to; empty when it says nothing.
 
     `shared` maps image, quota and credential to the config's own keys. A scope key that names another of the kind is
-    believed: the provider knows better which family it has counted.
+    believed if anybody shares it (`is_shared`): the provider knows better which family it has counted. The config is
+    then charged too, or nothing would ever hold it back.
     """
     if outcome.result is not Result.FAILED or outcome.stage is Stage.UNKNOWN:
         return ()
-    scope = outcome.scope
-    if scope in OWN:
-        return (config_id,)
-    if scope is Scope.QUOTA:
-        return (f"quota/{outcome.scope_key}" if outcome.scope_key else shared["quota"],)
-    if scope is Scope.CREDENTIAL:
-        return (credential_key(outcome.scope_key) if outcome.scope_key else shared["credential"],)
-    if scope is Scope.IMAGE:
-        image = image_key(outcome.scope_key) if outcome.scope_key else shared["image"]
-        # A boot or a claim that came to nothing may be the place's fault as well as the image's.
-        return (image,) if outcome.stage is Stage.LAUNCH else (image, config_id)
-    return ()
-
-
-def praised(stage: Stage, shared: Mapping[str, str]) -> tuple[str, ...]:
-    """Keys of the shared rows that a success of the stage speaks for."""
-    return (shared["quota"], shared["credential"], shared["image"]) if stage is Stage.LAUNCH else (shared["image"],)
+    kind = KINDS.get(outcome.scope)
+    if kind is None:
+        return (config_id,) if outcome.scope in OWN else ()
+    key = f"{kind}/{outcome.scope_key}" if outcome.scope_key else shared[kind]
+    if key != shared[kind]:
+        return (key, config_id) if is_shared(key) else (config_id,)
+    # A boot or a claim that came to nothing may be the place's fault as well as the image's.
+    return (key, config_id) if kind == "image" and outcome.stage is not Stage.LAUNCH else (key,)

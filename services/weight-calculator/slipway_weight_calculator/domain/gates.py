@@ -15,10 +15,9 @@ from slipway_weight_calculator.domain.blame import DEFINITE
 from slipway_weight_calculator.domain.policy import Policy
 
 CODE_LENGTH_MAX: Final = 60
-SHOWN_MAX: Final = 5  # failures kept of a run: as many as any trip needs
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True, order=True):
+class Failure(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """`late`: provisional, the start is still under way. What follows is for whoever looks into it."""
 
     at: float
@@ -32,7 +31,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, order=True):
     sample: str = ""
 
 
-class Gate(msgspec.Struct, frozen=True, array_like=True):
+class Gate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`closed_at` 0 means open. `run` holds the newest charged failures that are not older than the newest success,
     `unconfirmed` counts them all; while closed, `run` keeps what closed it.
 
@@ -60,27 +59,43 @@ OPEN: Final = Gate()
 
 def failed(gate: Gate, failure: Failure, trip: int, owner: str, policy: Policy) -> Gate:
     """After a charged failure that is not older than the newest success; `trip` of any kind close it."""
+    if gate.closed:
+        return msgspec.structs.replace(gate, unconfirmed=gate.unconfirmed + 1)
     # Sorted, since outcomes of different workers arrive in any order.
-    run = tuple(sorted((*gate.run, failure)))[-SHOWN_MAX:] if not gate.closed else gate.run
-    gate = msgspec.structs.replace(gate, run=run, unconfirmed=gate.unconfirmed + 1)
-    return gate if gate.closed or not _trips(gate, trip, policy) else close(gate, run[-1].at, owner, policy)
+    run = tuple(sorted((*gate.run, failure)))
+    gate = msgspec.structs.replace(gate, run=run, unconfirmed=len(run))
+    return close(gate, run[-1].at, owner, policy) if _trips(run, trip, policy) else gate
 
 
 def succeeded(gate: Gate, ok_at: float) -> Gate:
     """After a success of somebody else than the probe: failures before `ok_at` are no longer in a row."""
-    if gate is OPEN or (not gate.run and not gate.unconfirmed):
+    if not gate.unconfirmed:
         return gate
-    run = gate.run if gate.closed else tuple(failure for failure in gate.run if failure.at >= ok_at)
-    return msgspec.structs.replace(gate, run=run, unconfirmed=0 if gate.closed else len(run))
+    if gate.closed:
+        return msgspec.structs.replace(gate, unconfirmed=0)
+    run = tuple(failure for failure in gate.run if failure.at >= ok_at)
+    return msgspec.structs.replace(gate, run=run, unconfirmed=len(run))
 
 
-def withdrawn(gate: Gate, worker_id: str, trip: int, at: float, policy: Policy) -> Gate:
-    """After a late start came to an end otherwise: its provisional failure is taken back, and what it has closed."""
+def withdrawn(gate: Gate, worker_id: str) -> Gate:
+    """After a start that was taken for failed has ended otherwise: its failure is taken back."""
     run = tuple(failure for failure in gate.run if failure.worker_id != worker_id or not failure.late)
-    if len(run) == len(gate.run):
-        return gate
-    gate = msgspec.structs.replace(gate, run=run, unconfirmed=max(len(run), gate.unconfirmed - 1))
-    return opened(gate, at) if gate.closed and not _trips(gate, trip, policy) else gate
+    unconfirmed = max(0, gate.unconfirmed - 1) if gate.closed else len(run)
+    return msgspec.structs.replace(gate, run=run, unconfirmed=unconfirmed)
+
+
+def confirmed(gate: Gate, failure: Failure) -> Gate:
+    """After a start that was taken for failed has failed: what is known of it now stands in its place."""
+    run = tuple(
+        msgspec.structs.replace(failure, at=held.at) if held.late and held.worker_id == failure.worker_id else held
+        for held in gate.run
+    )
+    return msgspec.structs.replace(gate, run=run)
+
+
+def unfounded(gate: Gate, late: int, trip: int, policy: Policy) -> bool:
+    """Whether what has closed it was taken back; `late` starts are still taken for failed."""
+    return gate.closed and late < trip and not _trips(gate.run, trip, policy)
 
 
 def close(gate: Gate, at: float, owner: str, policy: Policy) -> Gate:
@@ -110,11 +125,17 @@ def given_back(gate: Gate, at: float, policy: Policy) -> Gate:
     return schedule(gate, gate.probe, at, policy.probe_initial_seconds, gate.backoff_seconds)
 
 
-def pulled(gate: Gate, at: float) -> Gate:
-    """Due at `at` if it would have been later."""
-    if not gate.closed or gate.probe or gate.next_probe_at <= at:
+def pulled(gate: Gate, at: float, policy: Policy) -> Gate:
+    """Due at `at` if it would have been later; yet however often it is asked for, a delay behind the last probe."""
+    due = max(at, gate.probe_at + policy.probe_initial_seconds) if gate.probe_at else at
+    if not gate.closed or gate.probe or gate.next_probe_at <= due:
         return gate
-    return msgspec.structs.replace(gate, next_probe_at=at)
+    return msgspec.structs.replace(gate, next_probe_at=due)
+
+
+def released(gate: Gate, at: float) -> Gate:
+    """After a permit was taken back that nobody had spent: another one may be issued."""
+    return msgspec.structs.replace(gate, probe="", next_probe_at=at)
 
 
 def schedule(gate: Gate, chance_of: str, at: float, delay_seconds: float, backoff_seconds: float) -> Gate:
@@ -123,10 +144,9 @@ def schedule(gate: Gate, chance_of: str, at: float, delay_seconds: float, backof
     return msgspec.structs.replace(gate, probe="", next_probe_at=at + seconds, backoff_seconds=backoff_seconds)
 
 
-def _trips(gate: Gate, trip: int, policy: Policy) -> bool:
-    if len(gate.run) >= min(trip, SHOWN_MAX) and gate.unconfirmed >= trip:
-        return True
-    return sum(failure.classified and failure.scope in DEFINITE for failure in gate.run) >= policy.trip_capacity
+def _trips(run: tuple[Failure, ...], trip: int, policy: Policy) -> bool:
+    definite = sum(failure.classified and failure.scope in DEFINITE for failure in run)
+    return len(run) >= trip or definite >= policy.trip_capacity
 
 
 def _chance(of: str) -> float:

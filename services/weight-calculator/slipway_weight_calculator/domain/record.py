@@ -26,7 +26,7 @@ SHARED_STAGES: Final = (("image", ("launch", "boot", "claim")), ("quota", ("laun
 def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] | None = None) -> WeightChanged:
     """The whole state of a config as others may know it at `now`."""
     policy, row = known.policy(config), known.row(config.id) or new_row(known.policy(config))
-    said = signals.on(config.id, (signal for _, signal in known.live_signals()))
+    said = [signal for signal in known.said(config.id) if signal.until > now]
     likely = chances(known, config, now)
     health = math.prod(likely.values()) * signals.factor(said)
     room = signals.launch_room(said)
@@ -49,7 +49,7 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
         closed_by="signal" if down is not None else "" if key == config.id else key,
         closed_since=_time(down.since if down else min((g.closed_at for _, _, g in closing), default=0.0)),
         probe_permit=row.permit or None,
-        probe_ready=row.ready and down is None,
+        probe_ready=row.ready and not row.spent and down is None,
         next_probe_at=_time(max(due)) if due and all(due) and down is None else None,
         reason=f"{config.declared.zone or config.id}: {_reason(row, key, gate, down, stages, said)}",
         profile=config.declared.profile,
@@ -129,7 +129,7 @@ def _reason(
         if "/" in key:
             parts.append(f"by {key}")
         if row.ready:
-            parts.append(f"probe {row.permit} may launch")
+            parts.append(f"probe {row.permit} {'is under way' if row.spent else 'may launch'}")
         return ", ".join(parts)
     weak = [f"{name} {stage.probability:.0%}" for name, stage in stages.items() if stage.probability < HEALTHY]
     return ", ".join(["open", *weak, *(_words(signal) for signal in said)])

@@ -4,23 +4,26 @@ Every kind of row has the same three stages, each with its evidence, its window 
 outcomes move it (blame.py).
 """
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigState
+from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.worker import WorkerEvent
 from slipway_common.scopes import credential_key, image_key, quota_key
+from slipway_weight_calculator.domain.blame import PRAISED
 from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import Policy
 
 STAGES: Final = ("launch", "boot", "claim")
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
-    """`permit` is the newest probe permit issued to a config (its own gates' and shared ones' alike): `ready` while it
-    may be spent, `spent` once a worker holds it. `boots` are the seconds that the newest boots took. `version` grows
-    with each change."""
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`permit` is the newest probe permit issued to a config (its own gates' and shared ones' alike): `ready` while its
+    outcome is awaited, `spent` once a worker holds it; `unanswered_at` is when one came back without an answer, 0 once
+    one was answered. `boots` are the seconds that the newest boots took, `slow_seconds` the policy's quantile of them,
+    0 while too few are known. `version` grows with each change.
+    """
 
     launch: Stage
     boot: Stage
@@ -31,10 +34,13 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     spent: bool = False
     boots: tuple[float, ...] = ()
     version: int = 0
+    unanswered_at: float = 0.0
+    slow_seconds: float = 0.0
 
 
-class Boot(msgspec.Struct, frozen=True, array_like=True):
-    """A start that the provider accepted and that has not registered. It is late from `late_at` on.
+class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A start that the provider accepted and that has not registered. It will be, or has been, taken for failed at
+    `late_at`.
 
     `late_at` 0: it has registered before the provider's reply came.
     """
@@ -49,77 +55,88 @@ class Boot(msgspec.Struct, frozen=True, array_like=True):
     console: str = ""
 
 
-class Config(msgspec.Struct, frozen=True):
-    """A launch config as declared, with the keys of what it shares. Revision 0: known from outcomes only.
+class Config(msgspec.Struct, frozen=True, gc=False):
+    """A launch config as declared, and what follows from that: see `config_of`.
 
-    `parents` maps a stage to the sums that its prior comes from: pool, account, zone.
+    `archived_at` is 0 unless it is over; a config that is known from outcomes only (revision 0) is over until it is
+    declared. `shared` maps a kind to the key of what it shares with others; `keys` are all rows whose gates close it,
+    its own first; `groups` are the keys under which it is known together with others, `pool` the first of them.
+    `stages` are those that are judged. `praised` maps a stage to the shared rows that its successes speak for,
+    `parents` to the sums that its prior comes from: pool, account, zone.
     """
 
     declared: LaunchConfigState
+    archived_at: float
+    id: str
+    active: bool
+    profile: str
+    pool: str
     shared: dict[str, str]
+    keys: tuple[str, ...]
+    groups: tuple[str, ...]
+    stages: tuple[str, ...]
+    praised: dict[str, tuple[str, ...]]
     parents: dict[str, tuple[str, ...]]
-    archived_at: float = 0.0
-
-    @property
-    def id(self) -> str:
-        return self.declared.launch_config_id
-
-    @property
-    def active(self) -> bool:
-        return self.declared.state == "active"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Every row whose gates close this config; its own first."""
-        return (self.id, self.shared["image"], self.shared["quota"], self.shared["credential"])
 
 
 def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
-    zone = f"zone/{declared.region}/{declared.zone}"
-    places = (f"pool/{declared.pool_id}", f"account/{declared.account_id}", zone)
-    parents = [f"{declared.profile}/{place}" for place in places]
+    # Whichever event told it: stored and read again it is the same.
+    state = LaunchConfigState(**{name: getattr(declared, name) for name in LaunchConfigState.__struct_fields__})
+    zone = f"zone/{state.region}/{state.zone}"
+    pool = f"pool/{state.pool_id}"
+    parents = [f"{state.profile}/{place}" for place in (pool, f"account/{state.account_id}", zone)]
+    shared = {
+        "image": image_key(state.image_revision),
+        "quota": quota_key(state.account_id, state.region, state.instance_type),
+        "credential": credential_key(state.account_id),
+    }
     return Config(
-        declared,
-        shared={
-            "image": image_key(declared.image_revision),
-            "quota": quota_key(declared.account_id, declared.region, declared.instance_type),
-            "credential": credential_key(declared.account_id),
-        },
-        parents={stage: tuple(f"{parent}/{stage}" for parent in parents) for stage in STAGES},
+        declared=state,
         archived_at=archived_at,
+        id=state.launch_config_id,
+        active=state.state == "active",
+        profile=state.profile,
+        pool=pool,
+        shared=shared,
+        keys=(state.launch_config_id, *shared.values()),
+        groups=(pool, *shared.values()),
+        stages=tuple(name for name in STAGES if name != "claim" or state.claim_evidence != "none"),
+        praised={stage: tuple(shared[kind] for kind in kinds) for stage, kinds in PRAISED.items()},
+        parents={stage: tuple(f"{parent}/{stage}" for parent in parents) for stage in STAGES},
     )
 
 
-def introduced(event: WorkerEvent) -> Config:
-    """What an outcome tells of a config that was not declared to us yet: order is promised per topic only."""
+def introduced(event: WorkerEvent, at: float) -> Config:
+    """What an outcome tells of a config that was not declared to us yet: order is promised per topic only. It may also
+    be one that was archived so long ago that nothing else tells of it."""
     return config_of(
-        LaunchConfigCreated(
+        LaunchConfigState(
             launch_config_id=event.launch_config_id, pool_id=event.pool_id, account_id=event.account_id, region="",
             zone="", instance_type="", image_revision=event.image_revision, base_weight=1.0, price_factor=1.0,
-            state="active", revision=0,
-        )
+            state="undeclared", revision=0,
+        ),
+        archived_at=at,
     )  # fmt: skip
 
 
-def new_row(policy: Policy, at: float = 0.0) -> Row:
-    """What is believed before any outcome: little may be under way until a first one is confirmed.
-
-    Versions of a row that was forgotten and comes back go on above those that others still have: by the milliseconds of
-    `at`.
-    """
+def new_row(policy: Policy) -> Row:
+    """What is believed of a config before any outcome: little may be under way until a first one is confirmed."""
     return Row(
         launch=Stage(window=policy.new_launch_window),
         boot=Stage(window=policy.new_boot_window),
         claim=Stage(window=policy.new_claim_window),
-        version=int(at * 1000),
     )
 
 
-def with_stage(row: Row, name: str, stage: Stage) -> Row:
-    version = row.version + 1
-    if name == "launch":
-        return Row(
-            stage, row.boot, row.claim, row.permit, row.permit_at, row.ready, row.spent, row.boots, version
-        )  # fmt: skip
-    changed: dict[str, Any] = {name: stage, "version": version}
-    return msgspec.structs.replace(row, **changed)
+def new_shared_row(policy: Policy, at: float) -> Row:
+    """What is believed of an image revision, a quota or a credential when a first outcome speaks of it.
+
+    Launches have gone well so far: only failures make such a row for them. Versions of a row that was forgotten and
+    comes back go on above those that others still have: by the milliseconds of `at`.
+    """
+    return Row(
+        launch=Stage(window=policy.launch_window),
+        boot=Stage(window=policy.new_boot_window),
+        claim=Stage(window=policy.new_claim_window),
+        version=int(at * 1000),
+    )

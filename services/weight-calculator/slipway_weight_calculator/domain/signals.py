@@ -3,11 +3,11 @@
 The rule: a config's health is multiplied by the lowest factor that any live signal gives it, so opinions never add up
 and never lift a weight above what outcomes allow. `down` closes the config until it expires or its source takes it
 back; `capacity_hint` caps the launch window. `recovered` takes back what its source has said of the target and has
-closed configs probed at once: outcomes decide. Pause and resume requests are the provisioner's.
+closed configs probed at once: outcomes decide. Pause and resume requests, and whatever is said of a single worker, are
+the provisioner's.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -43,8 +43,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 DEFAULT_RULES: Final = Rules()
 
 
-class Signal(msgspec.Struct, frozen=True, array_like=True):
-    """An opinion in effect for the configs that it reached when it came."""
+class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An opinion in effect, until `until`, for the configs that it reached when it came at `since`."""
 
     source: str
     kind: str
@@ -55,6 +55,12 @@ class Signal(msgspec.Struct, frozen=True, array_like=True):
     since: float
     until: float
     configs: tuple[str, ...]
+    observed_at: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Names may hold any character, so they are not just joined."""
+        return msgspec.json.encode((self.source, self.kind, self.target_kind, self.target_id)).decode()
 
 
 def reached(event: SignalRaised, configs: Mapping[str, Config]) -> frozenset[str]:
@@ -73,13 +79,17 @@ def reached(event: SignalRaised, configs: Mapping[str, Config]) -> frozenset[str
     return frozenset(c for c in match.get(event.target_kind, ()) if not configs[c].archived_at)
 
 
+def is_ours(event: SignalRaised) -> bool:
+    """Whether a sound signal is for us to act on."""
+    return event.kind in OPINIONS and event.target_kind != "worker"
+
+
 def problem(
     event: SignalRaised, configs_reached: Collection[str], configs: Mapping[str, Config], held: Mapping[str, Signal],
     now: float, rules: Rules = DEFAULT_RULES,
 ) -> str:  # fmt: skip
-    """Why a signal heard at `now` has no effect, in words; empty if it has one."""
-    source = rules.sources.get(event.source, rules.unnamed)
-    until = event.observed_at.timestamp() + event.ttl_seconds
+    """Why a signal heard at `now` has no effect, in words; empty if it has one, or is the provisioner's."""
+    source, observed_at = rules.sources.get(event.source, rules.unnamed), event.observed_at.timestamp()
     if event.target_kind not in TARGETS:
         return f"unknown target kind {event.target_kind!r}; known: {', '.join(TARGETS)}"
     if event.kind not in (*OPINIONS, *REQUESTS):
@@ -90,11 +100,11 @@ def problem(
         return f"source {event.source!r} may not speak of {event.target_id!r}"
     if not 0 < event.ttl_seconds <= TTL_SECONDS_MAX:
         return f"ttl_seconds {event.ttl_seconds:g} is not above 0 and at most {TTL_SECONDS_MAX:g}"
-    if until <= now:
+    if (until := observed_at + event.ttl_seconds) <= now:
         return f"expired {now - until:.0f} s ago"
-    if event.observed_at.timestamp() > now + FUTURE_SECONDS_MAX:
+    if observed_at > now + FUTURE_SECONDS_MAX:
         return "observed_at is in the future"
-    if event.kind in REQUESTS:
+    if not is_ours(event):
         return ""
     if event.value is not None and (wrong := _value_problem(event.kind, event.value)):
         return wrong
@@ -102,7 +112,10 @@ def problem(
         return "a capacity_hint needs a value: the starts that there is room for"
     if not configs_reached:
         return f"no launch config is reached by {event.target_kind} {event.target_id!r}"
-    return _share_problem(event, configs_reached, configs, held, source) if event.kind == "down" else ""
+    _, signal = kept(event, configs_reached, now)
+    if (known := held.get(signal.key)) is not None and known.observed_at > observed_at:
+        return f"source {event.source!r} has said something newer of {event.target_kind} {event.target_id!r}"
+    return _share_problem(event, configs_reached, configs, held, now, source) if event.kind == "down" else ""
 
 
 def _value_problem(kind: str, value: float) -> str:
@@ -113,43 +126,41 @@ def _value_problem(kind: str, value: float) -> str:
 
 def _share_problem(
     event: SignalRaised, configs_reached: Collection[str], configs: Mapping[str, Config], held: Mapping[str, Signal],
-    source: Source,
+    now: float, source: Source,
 ) -> str:  # fmt: skip
-    """One source that is wrong must not stop a whole pool."""
-    closed = {
-        config_id
-        for signal in held.values()
-        if signal.source == event.source and signal.kind == "down"
-        for config_id in signal.configs
-    }
+    """One source that is wrong must not stop a whole pool: neither what is active in it now, nor what may be again."""
+    closed = {*configs_reached}
+    for signal in held.values():
+        if signal.source == event.source and signal.kind == "down" and signal.until > now:
+            closed.update(signal.configs)
     for pool_id in sorted({configs[config_id].declared.pool_id for config_id in configs_reached}):
-        active = {c.id for c in configs.values() if c.declared.pool_id == pool_id and c.active}
-        would = active & ({*closed, *configs_reached})
-        if len(would) > source.max_share * len(active):
-            return (
-                f"source {event.source!r} would close {len(would)} of {len(active)} active configs of pool {pool_id!r};"
-                f" at most {source.max_share:.0%}"
-            )
+        declared = [c for c in configs.values() if c.declared.pool_id == pool_id and not c.archived_at]
+        for word, those in (("active", {c.id for c in declared if c.active}), ("declared", {c.id for c in declared})):
+            if len(those & closed) > source.max_share * len(those):
+                return (
+                    f"source {event.source!r} would close {len(those & closed)} of {len(those)} {word} configs of pool "
+                    f"{pool_id!r}; at most {source.max_share:.0%}"
+                )
     return ""
 
 
 def kept(event: SignalRaised, configs_reached: Collection[str], now: float) -> tuple[str, Signal]:
     """The signal as it counts, and its key: the newest word of a source on a target replaces the one before."""
-    factor = {"down": 0.0, "capacity_hint": event.value or 0.0}.get(event.kind, DEGRADED)
+    value = {"down": 0.0, "capacity_hint": event.value or 0.0}.get(event.kind, DEGRADED)
     if event.kind in ("degraded", "spot_interruption") and event.value is not None:
-        factor = event.value
-    until = (event.observed_at + timedelta(seconds=event.ttl_seconds)).timestamp()
-    key = f"{event.source}/{event.kind}/{event.target_kind}/{event.target_id}"
-    return key, Signal(
-        event.source, event.kind, event.target_kind, event.target_id, event.reason[:200], factor, now, until,
-        tuple(sorted(configs_reached)),
+        value = event.value
+    observed_at = event.observed_at.timestamp()
+    signal = Signal(
+        event.source, event.kind, event.target_kind, event.target_id, event.reason[:200], value, now,
+        observed_at + event.ttl_seconds, tuple(sorted(configs_reached)), observed_at,
     )  # fmt: skip
+    return signal.key, signal
 
 
 def lifted(event: SignalRaised, held: Mapping[str, Signal]) -> list[str]:
-    """Keys of what a `recovered` takes back: the same source's words on the same target."""
-    said = (event.source, event.target_kind, event.target_id)
-    return [key for key, s in held.items() if (s.source, s.target_kind, s.target_id) == said]
+    """Keys of what a `recovered` takes back: what the same source has said before of the same target."""
+    said, at = (event.source, event.target_kind, event.target_id), event.observed_at.timestamp()
+    return [key for key, s in held.items() if (s.source, s.target_kind, s.target_id) == said and s.observed_at <= at]
 
 
 def on(config_id: str, held: Iterable[Signal]) -> list[Signal]:

@@ -3,54 +3,77 @@
 A Draft is what one commit changes; the World beneath it stays as it is until the draft is committed. Everything in it
 follows from the state, the events and the instants given, so that the same journal gives the same rows: whatever could
 happen by time alone has an entry in `World.agenda`, derived from the state, and is done by the first `advance` at or
-behind its instant.
+behind its instant. An entry whose instant is not what the state says does nothing, so it does not matter which entries
+were left behind by a draft that was discarded, or were there before a restart.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
-from math import ceil, exp2
+from math import ceil, exp2, inf
 from typing import Any, Final
 
 import msgspec
 
 from slipway_common.events import worker
-from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigState
+from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
+from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_weight_calculator.domain import blame, evidence, gates, windows
 from slipway_weight_calculator.domain import signals as opinions
-from slipway_weight_calculator.domain.evidence import Stage
-from slipway_weight_calculator.domain.gates import CODE_LENGTH_MAX, OPEN, Failure, Gate
+from slipway_weight_calculator.domain.evidence import Stage, Sum
+from slipway_weight_calculator.domain.gates import CODE_LENGTH_MAX, Failure, Gate
 from slipway_weight_calculator.domain.policy import DEFAULT_PROFILE, PROFILES, Policy
-from slipway_weight_calculator.domain.rows import STAGES, Boot, Config, Row, config_of, introduced, new_row, with_stage
+from slipway_weight_calculator.domain.rows import (
+    STAGES,
+    Boot,
+    Config,
+    Row,
+    config_of,
+    introduced,
+    new_row,
+    new_shared_row,
+)
 from slipway_weight_calculator.domain.signals import Signal
 
-FORGET_SECONDS: Final = 8 * 86_400.0  # an archived config's last workers have ended by then
-BAD_LUCK: Final = Outcome(worker.Stage.BOOT, Result.FAILED, Scope.IMAGE, "", "late")
+LATE: Final = Outcome(worker.Stage.BOOT, Result.FAILED, Scope.IMAGE, "", "late")
+UNKNOWN: Final[Any] = object()  # a draft says nothing of a key; None: it has deleted the value
 
-Sum = tuple[float, float, float]
-"""Successes, placed failures and their instant: what the children of a parent have seen together."""
+Closing = tuple[str, str, Gate]
+"""Key, stage and gate of what closes a config."""
+Entry = tuple[float, str, str]
+"""Instant, kind and key of what time alone may do."""
+
+
+class Policies(dict[str, Policy]):
+    """By profile; the default one's is everybody's of whom none is known."""
+
+    def __missing__(self, profile: str) -> Policy:
+        return self[DEFAULT_PROFILE]
 
 
 class World:
     """Values by key. `rows` are keyed by config id or shared key; `boots` by worker id; `signals` by their own key.
 
-    The rest is derived from these: `members` (who is in a pool, or shares a key), `sums` (what parents have seen),
-    `agenda` (instants at which time alone may change something).
+    The rest is derived from these: `members` (who is in a pool, or shares a key), `said` (keys of the signals on a
+    config), `sums` (what places have seen), `agenda` (instants at which time alone may change something; `noted` are
+    those of its entries that gates and permits wait for).
     """
 
     def __init__(self, policies: Mapping[str, Policy] = PROFILES) -> None:
-        self.policies = policies
+        self.policies = Policies({**PROFILES, **policies})
         self.configs: dict[str, Config] = {}
         self.rows: dict[str, Row] = {}
         self.boots: dict[str, Boot] = {}
         self.signals: dict[str, Signal] = {}
         self.members: dict[str, set[str]] = {}
+        self.said: dict[str, set[str]] = {}
         self.sums: dict[str, Sum] = {}
-        self.agenda: list[tuple[float, str, str]] = []
+        self.agenda: list[Entry] = []
+        self.noted: set[Entry] = set()
 
     def policy(self, config: Config) -> Policy:
-        return self.policies.get(config.declared.profile) or self.policies[DEFAULT_PROFILE]
+        return self.policies[config.profile]
 
     def due(self) -> float | None:
         """The next instant at which `advance` may change something."""
@@ -61,31 +84,25 @@ class World:
         signals: Mapping[str, Signal],
     ) -> None:  # fmt: skip
         """Take over stored values into an empty world, and derive the rest from them."""
-        for config in configs:
-            self.configs[config.id] = config
-            for key in (f"pool/{config.declared.pool_id}", *config.keys[1:]):
-                self.members.setdefault(key, set()).add(config.id)
-        self.rows.update(rows)
-        self.boots.update(boots)
-        self.signals.update(signals)
         draft = Draft(self)
-        for config in self.configs.values():
-            if config.id in self.rows:
-                draft.count_in(config)
-            draft.remind(config)
-        for worker_id, boot in self.boots.items():
+        self.rows.update(rows)
+        for config in configs:
+            draft.join(config)
+        draft.boots.update(boots)
+        draft.signals.update(signals)
+        for worker_id, boot in boots.items():
             if boot.late_at and not boot.late:
                 heappush(self.agenda, (boot.late_at, "boot", worker_id))
-        for key, signal in self.signals.items():
+        for key, signal in signals.items():
             heappush(self.agenda, (signal.until, "signal", key))
-        self.sums.update(draft.sums)
+        draft.commit()
 
 
 class Draft:
     """What one commit changes, over a world that it leaves alone until `commit`.
 
     `configs`, `rows`, `boots` and `signals` hold the changed values by key; None: deleted. `seen` maps a config to the
-    positions behind the newest events folded for it. `refused` counts signals without effect by their reason.
+    positions behind the newest events folded for it.
     """
 
     def __init__(self, world: World) -> None:
@@ -94,48 +111,63 @@ class Draft:
         self.rows: dict[str, Row | None] = {}
         self.boots: dict[str, Boot | None] = {}
         self.signals: dict[str, Signal | None] = {}
-        self.sums: dict[str, Sum] = {}
         self.seen: dict[str, dict[str, int]] = {}
         self._members: dict[str, set[str]] = {}
-        self._done: list[tuple[float, str, str]] = []
+        self._sums: dict[str, Sum] = {}
+        self._counted: dict[str, tuple[Config | None, Row | None]] = {}  # of changed configs: as the sums know them
+        self._stirred: set[str] = set()  # configs and shared keys of which the agenda knows less than the gates
+        self._done: list[Entry] = []
 
     # Reading: the draft's value, else the world's.
 
     def config(self, config_id: str) -> Config | None:
-        return self.configs[config_id] if config_id in self.configs else self.world.configs.get(config_id)
+        config: Config | None = self.configs.get(config_id, UNKNOWN)
+        return self.world.configs.get(config_id) if config is UNKNOWN else config
 
     def row(self, key: str) -> Row | None:
-        row = self.rows.get(key)
-        return row if row is not None or key in self.rows else self.world.rows.get(key)
+        row: Row | None = self.rows.get(key, UNKNOWN)
+        return self.world.rows.get(key) if row is UNKNOWN else row
 
     def boot(self, worker_id: str) -> Boot | None:
-        return self.boots[worker_id] if worker_id in self.boots else self.world.boots.get(worker_id)
-
-    def signal_of(self, key: str) -> Signal | None:
-        return self.signals[key] if key in self.signals else self.world.signals.get(key)
+        boot: Boot | None = self.boots.get(worker_id, UNKNOWN)
+        return self.world.boots.get(worker_id) if boot is UNKNOWN else boot
 
     def live_signals(self) -> Iterator[tuple[str, Signal]]:
         for key in sorted({*self.world.signals, *self.signals}):
-            if (signal := self.signal_of(key)) is not None:
+            signal: Signal | None = self.signals.get(key, UNKNOWN)
+            if signal is UNKNOWN:
+                signal = self.world.signals.get(key)
+            if signal is not None:
                 yield key, signal
+
+    def said(self, config_id: str) -> list[Signal]:
+        """The opinions on a config, in order of their keys."""
+        world = self.world
+        found = {key: world.signals[key] for key in world.said.get(config_id, ()) if key not in self.signals}
+        found |= {key: s for key, s in self.signals.items() if s is not None and config_id in s.configs}
+        return [found[key] for key in sorted(found)]
 
     def members(self, key: str) -> set[str]:
         """Ids of the configs of a pool ("pool/id") or of those that share a key."""
-        return self._members.get(key) or self.world.members.get(key) or set()
+        members = self._members.get(key)
+        return self.world.members.get(key, set()) if members is None else members
 
     def sum_of(self, key: str) -> Sum:
-        return self.sums.get(key) or self.world.sums.get(key) or (0.0, 0.0, 0.0)
+        """What all configs of a place have seen of a stage."""
+        if self._counted:
+            self._count()
+        return self._sums.get(key) or self.world.sums.get(key) or evidence.NOTHING
 
     def policy(self, config: Config) -> Policy:
-        return self.world.policy(config)
+        return self.world.policies[config.profile]
 
-    def closing(self, config: Config) -> list[tuple[str, str, Gate]]:
-        """Key, stage and gate of everything that closes a config."""
+    def closing(self, config: Config) -> list[Closing]:
+        """Everything that closes a config."""
         found = []
         for key in config.keys:
             row = self.row(key)
             if row is not None:
-                for name in STAGES:
+                for name in config.stages:
                     gate: Gate = getattr(row, name).gate
                     if gate.closed_at > 0:
                         found.append((key, name, gate))
@@ -145,25 +177,24 @@ class Draft:
 
     def declare(self, state: LaunchConfigState, now: float) -> None:
         """Create or change a config; a state of a lower revision than the known one's changes nothing."""
-        known = self.config(state.launch_config_id)
+        known, archived = self.config(state.launch_config_id), state.state == "archived"
         if known is not None and state.revision < known.declared.revision:
             return
-        archived = state.state == "archived"
-        since = (known.archived_at if known is not None else 0.0) or now if archived else 0.0
+        was_archived = known is not None and known.declared.state == "archived"
+        since = 0.0 if not archived else known.archived_at if known is not None and was_archived else now
         config = config_of(state, archived_at=since)
-        if known is not None:
-            self._leave(known)
-        self._join(config)
-        if archived:
-            self._at(since + FORGET_SECONDS, "forget", config.id)
-        self.remind(config)
+        if known is None:
+            self.join(config)
+        elif config != known:
+            self._release(known, config, now)
+            self._leave(known, [key for key in known.groups if key not in config.groups])
+            self.join(config)
 
     def archive(self, config_id: str, now: float) -> None:
         """A tombstone says it too. Outcomes of its last workers are still to come."""
         config = self.config(config_id)
         if config is not None and config.declared.state != "archived":
-            fields = msgspec.structs.asdict(config.declared) | {"state": "archived"}
-            self.declare(LaunchConfigArchived(**fields), now)
+            self.declare(msgspec.structs.replace(config.declared, state="archived"), now)
 
     def fold(self, event: WorkerEvent, at: float, place: str = "", next_offset: int = 0) -> None:
         """One event of a worker at the time of the fact, in seconds since the epoch; most of its life moves nothing.
@@ -173,353 +204,445 @@ class Draft:
         moves = _MOVES.get(type(event))
         if moves is None:
             return
-        config = self.config(event.launch_config_id)
+        config_id = event.launch_config_id
+        config = self.config(config_id)
         if config is None:
-            config = introduced(event)
-            self._join(config)
+            config = introduced(event, at)
+            self.join(config)
         moves(self, config, event, at)
         if place:
-            self.seen.setdefault(config.id, {})[place] = next_offset
+            seen = self.seen.get(config_id)
+            if seen is None:
+                seen = self.seen[config_id] = {}
+            seen[place] = next_offset
 
     def signal(self, event: SignalRaised, at: float, rules: opinions.Rules = opinions.DEFAULT_RULES) -> str:
-        """One opinion from outside, heard at `at`; returns why it has no effect, empty if it has."""
+        """One opinion from outside, heard at `at`; returns why it has no effect, empty if it has, or if the effect is
+        the provisioner's."""
         configs = {c: known for c in {*self.world.configs, *self.configs} if (known := self.config(c)) is not None}
         reached = opinions.reached(event, configs)
         held = dict(self.live_signals())
         problem = opinions.problem(event, reached, configs, held, at, rules)
-        if problem:
+        if problem or not opinions.is_ours(event):
             return problem
+        self._stirred |= reached
         if event.kind == "recovered":
             for key in opinions.lifted(event, held):
+                self._stirred.update(held[key].configs)
                 self.signals[key] = None
             for config_id in sorted(reached):
-                self._pull(configs[config_id], at)
+                self._pull(configs[config_id], STAGES, at)
             return ""
         key, signal = opinions.kept(event, reached, at)
         self.signals[key] = signal
-        self._at(signal.until, "signal", key)
+        heappush(self.world.agenda, (signal.until, "signal", key))
         return ""
 
     def advance(self, now: float) -> None:
         """What time alone changes up to `now`: permits that are due, starts that are late, opinions that expire."""
-        agenda = self.world.agenda
+        self._note_what_is_due()
+        agenda, noted = self.world.agenda, self.world.noted
         while agenda and agenda[0][0] <= now:
             entry = heappop(agenda)
+            noted.discard(entry)
             self._done.append(entry)
-            _TIMERS[entry[1]](self, entry[2], entry[0], now)
+            when, kind, key = entry
+            _TIMERS[kind](self, key, when, now)
+            if self._stirred:
+                self._note_what_is_due()
 
     def commit(self) -> None:
         """Make it the world's; after the database has committed."""
         world = self.world
-        for theirs, ours in ((world.configs, self.configs), (world.rows, self.rows), (world.boots, self.boots),
-                             (world.signals, self.signals)):  # fmt: skip
-            _merge(theirs, ours)
-        world.sums.update(self.sums)
-        world.members.update(self._members)
+        if self._counted:
+            self._count()
+        self._note_what_is_due()
+        for key, signal in self.signals.items():
+            for config_id in world.signals[key].configs if key in world.signals else ():
+                world.said[config_id].discard(key)
+            for config_id in signal.configs if signal is not None else ():
+                world.said.setdefault(config_id, set()).add(key)
+        _merge(world.configs, self.configs)
+        _merge(world.rows, self.rows)
+        _merge(world.boots, self.boots)
+        _merge(world.signals, self.signals)
+        _merge(world.members, {key: members or None for key, members in self._members.items()})
+        world.sums.update(self._sums)
 
     def discard(self) -> None:
-        """Forget it: what time has done in it is still to be done. Entries that were added find nothing to do."""
+        """Forget it: what time has done in it is still to be done."""
         for entry in self._done:
             heappush(self.world.agenda, entry)
 
     # Who belongs to what
 
-    def _join(self, config: Config) -> None:
+    def join(self, config: Config) -> None:
+        """Make it known under all that it shares."""
+        self._count_again(config.id)
         self.configs[config.id] = config
-        for key in (f"pool/{config.declared.pool_id}", *config.keys[1:]):
-            if key not in self._members:
-                self._members[key] = set(self.members(key))
-            self._members[key].add(config.id)
+        for key in config.groups:
+            if config.id not in self.members(key):
+                self._own_members(key).add(config.id)
         if self.row(config.id) is None:
             self.rows[config.id] = new_row(self.policy(config))
-        else:
-            self.count_in(config)
+        # Others may have waited for somebody to probe what they share, or for the last open one of their pool.
+        self._stirred.add(config.id)
+        self._stirred.update(key for key in config.keys[1:] if self.row(key) is not None)
 
-    def _leave(self, config: Config) -> None:
-        for key in (f"pool/{config.declared.pool_id}", *config.keys[1:]):
-            self._members[key] = self.members(key) - {config.id}
-        self.count_in(config, sign=-1.0)
+    def _leave(self, config: Config, keys: Iterable[str]) -> None:
+        """Make it unknown under these keys; what nobody shares any more is forgotten."""
+        self._count_again(config.id)
+        for key in keys:
+            members = self._own_members(key)
+            members.discard(config.id)
+            if not members and self.row(key) is not None:
+                self.rows[key] = None
+            self._stirred.add(key)
 
-    def count_in(self, config: Config, sign: float = 1.0) -> None:
-        """Add a config's masses to its parents', or take them out."""
-        row, policy = self.row(config.id), self.policy(config)
-        if row is None:
+    def _own_members(self, key: str) -> set[str]:
+        if key not in self._members:
+            self._members[key] = set(self.world.members.get(key, ()))
+        return self._members[key]
+
+    def _release(self, known: Config, config: Config, now: float) -> None:
+        """Give back what nobody will answer any more: a permit that a config which is not active cannot spend, and
+        probes of what it shares no longer."""
+        row = self.row(known.id)
+        if row is None or not row.ready:
             return
-        for name in STAGES:
-            stage: Stage = getattr(row, name)
-            if stage.at:
-                self._sum(config.parents[name], sign * stage.successes, sign * stage.placed, stage.at, policy)
+        unspendable = not config.active and not row.spent
+        for key, name, gate in self.closing(known):
+            if gate.probe == _probe(known, row) and (unspendable or key not in config.keys):
+                self._set_gate(key, name, gates.released(gate, now))
+        if unspendable:
+            self._set_permit(known.id, ready=False, unanswered_at=now)
 
-    def _sum(self, parents: Iterable[str], successes: float, placed: float, at: float, policy: Policy) -> None:
-        for key in parents:
-            had, failed, then = self.sum_of(key)
-            if at > then:
-                share = exp2((then - at) / policy.half_life_seconds)
-                self.sums[key] = (had * share + successes, failed * share + placed, at)
-            else:
-                share = exp2((at - then) / policy.half_life_seconds)
-                self.sums[key] = (had + successes * share, failed + placed * share, then)
+    # What the places of a config have seen
+
+    def _count_again(self, config_id: str) -> None:
+        """Before a config or the evidence of its row changes: keep what the sums have counted of it."""
+        if config_id not in self._counted:
+            self._counted[config_id] = (self.config(config_id), self.row(config_id))
+
+    def _count(self) -> None:
+        """Bring the sums up to what the rows say."""
+        counted, self._counted = self._counted, {}
+        for config_id, (was, had) in counted.items():
+            config, row = self.config(config_id), self.row(config_id)
+            same = was is not None and config is not None and was.parents == config.parents
+            for name in STAGES:
+                before: Stage | None = getattr(had, name) if had is not None and was is not None else None
+                after: Stage | None = getattr(row, name) if row is not None and config is not None else None
+                if same and before is after:
+                    continue
+                if same and config is not None:
+                    self._add(config, name, before, after)
+                else:
+                    if was is not None and before is not None and before.at:
+                        self._add(was, name, before, None)
+                    if config is not None and after is not None and after.at:
+                        self._add(config, name, None, after)
+
+    def _add(self, config: Config, name: str, before: Stage | None, after: Stage | None) -> None:
+        policy = self.policy(config)
+        for key in config.parents[name]:
+            total = self._sums.get(key) or self.world.sums.get(key) or evidence.NOTHING
+            self._sums[key] = evidence.with_change(total, before, after, policy)
 
     # Evidence, windows and gates of one stage of one row
 
-    def _charge(
-        self, config: Config, key: str, name: str, at: float, failure: Failure | None, *, placed: bool = False
-    ) -> None:
-        """One success (no `failure`) or one charged failure of a row's stage."""
-        policy = self.policy(config)
-        row = self.row(key) or new_row(policy, at)
-        stage: Stage = getattr(row, name)
-        gate, ok_at, window = stage.gate, stage.ok_at, stage.window
-        successes, failures, place, newest = evidence.added(
-            stage, success=0.0 if failure else 1.0, failure=1.0 if failure else 0.0, placed=1.0 if placed else 0.0,
-            at=at, policy=policy,
-        )  # fmt: skip
-        if failure is None:
-            ok_at = at if at > ok_at else ok_at
-            if gate is not OPEN:
-                gate = gates.succeeded(gate, ok_at)
-            if gate.closed_at == 0:
-                window = windows.grown(window, name, policy)
-        else:
-            if gate.closed_at == 0:
-                window = windows.shrunk(window, name, policy)
-            if at >= ok_at:
-                gate = gates.failed(gate, failure, self._trip(name, policy), key, policy)
-        after = Stage(
-            successes, failures, place, newest, stage.succeeded + (failure is None),
-            stage.failed + (failure is not None), stage.folded, window, ok_at, stage.late, gate,
-        )  # fmt: skip
-        self.rows[key] = with_stage(row, name, after)
-        if key == config.id:
-            had, _, had_placed = evidence.masses(stage, newest, policy)
-            self._sum(config.parents[name], successes - had, place - had_placed, newest, policy)
-        if gate.closed_at > 0 and stage.gate.closed_at == 0:
-            self._gate_changed(key)
-
-    @staticmethod
-    def _trip(name: str, policy: Policy) -> int:
-        return {"launch": policy.trip_launch, "boot": policy.trip_boot, "claim": policy.trip_claim}[name]
+    def _set(self, key: str, name: str, stage: Stage) -> None:
+        row = self.row(key)
+        if row is None:
+            return
+        before: Stage = getattr(row, name)
+        if before.gate.closed_at or stage.gate.closed_at:
+            self._stirred.add(key)
+        if "/" not in key:
+            self._count_again(key)
+        changed: dict[str, Any] = {name: stage, "version": row.version + 1}
+        self.rows[key] = msgspec.structs.replace(row, **changed)
 
     def _set_gate(self, key: str, name: str, gate: Gate, **changes: Any) -> None:
         row = self.row(key)
         if row is not None:
-            stage = msgspec.structs.replace(getattr(row, name), gate=gate, **changes)
-            self.rows[key] = with_stage(row, name, stage)
-            self._gate_changed(key)
+            self._set(key, name, msgspec.structs.replace(getattr(row, name), gate=gate, **changes))
+
+    def _set_permit(self, config_id: str, **changes: Any) -> None:
+        row = self.row(config_id)
+        if row is not None:
+            self._stirred.add(config_id)
+            self.rows[config_id] = msgspec.structs.replace(row, version=row.version + 1, **changes)
+
+    def _succeed(self, config: Config, name: str, at: float, boot_seconds: float | None = None) -> None:
+        """A success, of the config's own row and of what it shares. Most events that move anything end here."""
+        config_id, policy, rows = config.id, self.world.policies[config.profile], self.rows
+        row = self.row(config_id)
+        if row is None or name not in config.stages:
+            return
+        if config_id not in self._counted:
+            self._counted[config_id] = (config, row)
+        changed: dict[str, Any] = {
+            name: _praised(getattr(row, name), name, at, policy), "version": row.version + 1
+        }  # fmt: skip
+        if boot_seconds is not None:
+            changed["boots"] = boots = (*row.boots[1 - policy.boot_samples :], round(boot_seconds, 3))
+            changed["slow_seconds"] = _slow(row, boots, policy)
+        rows[config_id] = msgspec.structs.replace(row, **changed)
+        for key in config.praised[name]:
+            shared = self.row(key)
+            if shared is None:
+                # Launches go well unless somebody says otherwise; boots and claims have to be shown.
+                if name == "launch":
+                    continue
+                shared = new_shared_row(policy, at)
+            stage: Stage = getattr(shared, name)
+            if not _at_rest(stage, name, policy):
+                rows[key] = msgspec.structs.replace(
+                    shared, **{name: _praised(stage, name, at, policy), "version": shared.version + 1}
+                )
+
+    def _charge(self, config: Config, key: str, name: str, at: float, failure: Failure, *, placed: bool) -> None:
+        """One failure of a row's stage."""
+        policy = self.policy(config)
+        row = self.row(key)
+        if row is None:
+            if not self.members(key):
+                return  # whoever had it has left
+            row = self.rows[key] = new_shared_row(policy, at)
+        stage: Stage = getattr(row, name)
+        gate, window = stage.gate, stage.window
+        if gate.closed_at == 0:
+            window = windows.shrunk(window, name, policy)
+        if at >= stage.ok_at:
+            gate = gates.failed(gate, failure, _trip(name, policy), key, policy)
+        self._set(key, name, evidence.failed(stage, at, window, gate, policy, placed=placed))
 
     def _open(self, config: Config, key: str, name: str, at: float) -> None:
         """A probe has succeeded. What failed while it was closed belonged to the outage that has ended: each failed
         probe halves what it weighs from now on."""
-        policy = self.policy(config)
         row = self.row(key)
         if row is None:
             return
         stage: Stage = getattr(row, name)
-        kept, gate = exp2(-float(stage.gate.failed_probes)), stage.gate
-        if key == config.id and stage.at:
-            self._sum(config.parents[name], 0.0, stage.placed * (kept - 1.0), stage.at, policy)
+        kept = exp2(-float(stage.gate.failed_probes))
         self._set_gate(
-            key, name, gates.opened(gate, at), failures=stage.failures * kept, placed=stage.placed * kept,
-            window=policy.reopened_window,
+            key, name, gates.opened(stage.gate, at), failures=stage.failures * kept, placed=stage.placed * kept,
+            window=self.policy(config).reopened_window,
         )  # fmt: skip
         if name == "launch":
-            self._pull_siblings(config, gate.closed_at, at)
+            self._pull_siblings(config, stage.gate.closed_at, at)
 
     def _pull_siblings(self, config: Config, closed_at: float, at: float) -> None:
         """An outage that began together may have ended together."""
-        for other_id in sorted(self.members(f"pool/{config.declared.pool_id}")):
-            other = self.config(other_id)
-            row = self.row(other_id)
-            if other is None or row is None or other_id == config.id:
+        for other_id in sorted(self.members(config.pool) - {config.id}):
+            other, row = self.config(other_id), self.row(other_id)
+            if other is None or row is None or not row.launch.gate.closed:
                 continue
-            gate = row.launch.gate
-            if gate.closed and abs(gate.closed_at - closed_at) <= self.policy(other).sibling_seconds:
-                self._pull(other, at)
+            if abs(row.launch.gate.closed_at - closed_at) <= self.policy(other).sibling_seconds:
+                self._pull(other, ("launch",), at)
 
-    def _pull(self, config: Config, at: float) -> None:
-        """Have a closed config probed at `at` rather than later."""
+    def _pull(self, config: Config, names: Iterable[str], at: float) -> None:
+        """Have what closes a config in these stages probed at `at` rather than later."""
         for key, name, gate in self.closing(config):
-            sooner = gates.pulled(gate, at)
-            if sooner is not gate:
+            sooner = gates.pulled(gate, at, self.policy(config))
+            if name in names and sooner is not gate:
                 self._set_gate(key, name, sooner)
 
     # The agenda
 
-    def _at(self, when: float, kind: str, key: str) -> None:
-        heappush(self.world.agenda, (when, kind, key))
+    def _note_what_is_due(self) -> None:
+        """Put on the agenda what gates, permits and pools wait for, wherever something has stirred."""
+        stirred, self._stirred = self._stirred, set()
+        configs, pools = set(), set()
+        for key in stirred:
+            configs |= self.members(key) if "/" in key else {key}
+        for config_id in configs:
+            config, row = self.config(config_id), self.row(config_id)
+            if config is None or row is None:
+                continue
+            pools.add(config.pool)
+            if config.archived_at:
+                self._note(config.archived_at + FORGOTTEN_AFTER_SECONDS, "forget", config_id)
+            closing = self.closing(config)
+            for key, _, gate in closing:
+                if gate.next_probe_at:
+                    self._note(gate.next_probe_at, "gate", key)
+            if closing and row.ready and not row.spent:
+                self._note(row.permit_at + self.policy(config).permit_seconds, "permit", config_id)
+        for key in pools:
+            due, _ = self._pool_due(key)
+            if due < inf:
+                self._note(due, "pool", key)
 
-    def _gate_changed(self, key: str) -> None:
-        """Everything that may be due because of it is on the agenda again."""
-        for config_id in sorted(self.members(key)) if "/" in key else [key]:
-            if (config := self.config(config_id)) is not None:
-                self.remind(config)
-
-    def remind(self, config: Config) -> None:
-        """Put on the agenda what a config's gates, its permit and its pool wait for."""
-        closing = self.closing(config)
-        if not closing:
-            return
-        for key, _, gate in closing:
-            if gate.next_probe_at:
-                self._at(gate.next_probe_at, "gate", key)
-        row = self.row(config.id)
-        if row is not None and row.ready and not row.spent and any(key != config.id for key, _, _ in closing):
-            self._at(row.permit_at + self.policy(config).permit_seconds, "permit", config.id)
-        due = self._pool_due(config.declared.pool_id)
-        if due is not None:
-            self._at(due, "pool", config.declared.pool_id)
+    def _note(self, when: float, kind: str, key: str) -> None:
+        entry = (when, kind, key)
+        if entry not in self.world.noted:
+            self.world.noted.add(entry)
+            heappush(self.world.agenda, entry)
 
     def _gate_due(self, key: str, when: float, now: float) -> None:
+        """A gate may be probed: by the first of those that it closes for whom nothing else stands in the way."""
         row = self.row(key)
-        if row is None or not any(getattr(row, name).gate.next_probe_at == when for name in STAGES):
-            return
-        members = self.members(key) if "/" in key else {key}
-        for _, config_id in sorted((self._permit_at(c), c) for c in members):
+        gates_: list[Gate] = [getattr(row, name).gate for name in STAGES] if row is not None else []
+        for gate in gates_:
+            if gate.next_probe_at == when:
+                members = self.members(key) if "/" in key else {key}
+                return self._issue_first([self._turn(member, gate) for member in members], when, now)
+
+    def _turn(self, config_id: str, gate: Gate) -> tuple[float, float, str]:
+        """Who is busiest probes first: there a permit is spent at once. Who has given one back since the gate closed
+        comes behind all others, or one without demand would hold them up again and again."""
+        row = self.row(config_id)
+        if row is None:
+            return inf, 0.0, config_id
+        return row.unanswered_at if row.unanswered_at > gate.closed_at else 0.0, -row.launch.at, config_id
+
+    def _issue_first(
+        self, turns: Iterable[tuple[float, float, str]], when: float, now: float, *, early: bool = False
+    ) -> None:
+        for _, _, config_id in sorted(turns):
             config = self.config(config_id)
-            if config is not None and self._issue(config, now):
+            if config is not None and self._issue(config, when, now, early=early):
                 return
 
-    def _permit_at(self, config_id: str) -> float:
-        row = self.row(config_id)
-        return row.permit_at if row is not None else 0.0
-
-    def _issue(self, config: Config, now: float, *, early: bool = False) -> bool:
-        """Issue a permit if everything that closes the config is due (or `early`) and none has a probe unresolved."""
+    def _issue(self, config: Config, when: float, now: float, *, early: bool) -> bool:
+        """Issue a permit if everything that closes the config is due at `when` (or `early`) and no probe of any of it
+        is unresolved."""
         row, closing = self.row(config.id), self.closing(config)
         if row is None or not closing or not config.active or any(gate.probe for _, _, gate in closing):
             return False
-        if not early and any(gate.next_probe_at > now for _, _, gate in closing):
+        if not early and any(gate.next_probe_at > when for _, _, gate in closing):
             return False
-        permit = row.permit + 1
-        self.rows[config.id] = msgspec.structs.replace(
-            row, permit=permit, permit_at=now, ready=True, spent=False, version=row.version + 1
-        )
+        self._set_permit(config.id, permit=row.permit + 1, permit_at=now, ready=True, spent=False)
         for key, name, gate in closing:
-            self._set_gate(key, name, gates.issued(gate, f"{config.id}#{permit}", now))
+            self._set_gate(key, name, gates.issued(gate, f"{config.id}#{row.permit + 1}", now))
         return True
 
-    def _pool_due(self, pool_id: str) -> float | None:
-        """When a pool of which everything is closed is owed its next probe; None while anything is open."""
-        latest, every = 0.0, None
-        for config_id in self.members(f"pool/{pool_id}"):
-            config = self.config(config_id)
-            if config is None or not config.active:
+    def _pool_due(self, key: str) -> tuple[float, list[tuple[float, float, str]]]:
+        """When a pool is owed a probe, whatever the delays of its gates have grown to, and whose turn it is then.
+
+        It is owed one attempt per 30 s as long as everything in it is closed; a probe that is under way, or waits for
+        demand, holds up only its own config. Boots and claims are not probed sooner: each attempt costs a machine.
+        """
+        last, every, waiting = 0.0, inf, []
+        for config_id in self.members(key):
+            config, row = self.config(config_id), self.row(config_id)
+            if config is None or row is None or not config.active:
                 continue
             closing = self.closing(config)
             if not closing:
-                return None
-            latest = max(latest, self._permit_at(config_id), *(max(g.closed_at, g.probe_at) for _, _, g in closing))
-            every = self.policy(config).pool_probe_seconds
-        return None if every is None else latest + every
+                if opinions.is_down(self.said(config_id)) is None:
+                    return inf, []
+                continue
+            every = min(every, self.policy(config).pool_probe_seconds)
+            last = max(last, row.permit_at, min(gate.closed_at for _, _, gate in closing))
+            if all(name == "launch" and not gate.probe for _, name, gate in closing):
+                probed = max(gate.probe_at for _, _, gate in closing)
+                waiting.append((probed, max(gate.next_probe_at for _, _, gate in closing), config_id))
+        due = max(last, min((probed for probed, _, _ in waiting), default=inf)) + every
+        return due, [(0.0, next_probe_at, id_) for probed, next_probe_at, id_ in waiting if probed + every <= due]
 
-    def _pool_owed(self, pool_id: str, when: float, now: float) -> None:
-        """While all active configs of a pool are closed by their launches, one attempt is owed per 30 s, whatever the
-        delay of each has grown to. A permit that waits for demand holds up only its own config."""
-        due = self._pool_due(pool_id)
-        if due is None or due > now:
-            return
-        waiting = []
-        for config_id in self.members(f"pool/{pool_id}"):
-            config = self.config(config_id)
-            closing = self.closing(config) if config is not None else []
-            if closing and all(name == "launch" and not gate.probe for _, name, gate in closing):
-                waiting.append((max(gate.next_probe_at for _, _, gate in closing), config_id))
-        for _, config_id in sorted(waiting):
-            config = self.config(config_id)
-            if config is not None and self._issue(config, now, early=True):
-                return
+    def _pool_owed(self, key: str, when: float, now: float) -> None:
+        due, turns = self._pool_due(key)
+        if due == when:
+            self._issue_first(turns, when, now, early=True)
 
     def _permit_unspent(self, config_id: str, when: float, now: float) -> None:
-        """Nobody has spent a permit of a shared gate: its pool has no demand, and others wait for the answer."""
+        """Nobody has spent the permit of a shared gate: its pool has no demand, and others wait for the answer."""
         config, row = self.config(config_id), self.row(config_id)
         if config is None or row is None or not row.ready or row.spent:
             return
         if when != row.permit_at + self.policy(config).permit_seconds:
             return
-        held = [(k, n, g) for k, n, g in self.closing(config) if g.probe == f"{config_id}#{row.permit}"]
-        if any(key != config_id for key, _, _ in held) and self._another(config, held):
-            self.rows[config_id] = msgspec.structs.replace(row, ready=False, version=row.version + 1)
+        held = [(k, name, gate) for k, name, gate in self.closing(config) if gate.probe == _probe(config, row)]
+        others = {other for key, _, _ in held if key != config_id for other in self.members(key)} - {config_id}
+        if any((other := self.config(c)) is not None and other.active for c in others):
+            self._set_permit(config_id, ready=False, unanswered_at=now)
             for key, name, gate in held:
-                self._set_gate(key, name, msgspec.structs.replace(gate, probe="", next_probe_at=now))
-
-    def _another(self, config: Config, held: Iterable[tuple[str, str, Gate]]) -> bool:
-        """Whether some other active config shares a gate that a config's permit holds up."""
-        shared = {other for key, _, _ in held if key != config.id for other in self.members(key)} - {config.id}
-        return any((other := self.config(c)) is not None and other.active for c in shared)
+                self._set_gate(key, name, gates.released(gate, now))
 
     def _late(self, worker_id: str, when: float, now: float) -> None:
         """A boot that takes too long counts as failed, until it ends one way or the other."""
         boot = self.boot(worker_id)
-        if boot is None or boot.late or boot.late_at != when:
+        config = self.config(boot.config_id) if boot is not None else None
+        if boot is None or config is None or boot.late or boot.late_at != when:
             return
-        config = self.config(boot.config_id)
-        if config is None:
-            return
-        self.boots[worker_id] = msgspec.structs.replace(boot, late=True)
-        failure = Failure(
-            now, Scope.IMAGE, "late", True, worker_id, late=True, instance_id=boot.instance_id, console=boot.console
-        )
+        self.boots[worker_id] = msgspec.structs.replace(boot, late=True, late_at=now)
+        failure = Failure(now, Scope.IMAGE, "late", True, worker_id, late=True, instance_id=boot.instance_id)
         for key in (boot.image, config.id):
             self._charge(config, key, "boot", now, failure, placed=True)
-            self._count_late(key, 1)
+            row = self.row(key)
+            if row is not None:
+                self._set(key, "boot", msgspec.structs.replace(row.boot, late=row.boot.late + 1))
         if boot.permit is not None:
-            self._settle(config, boot.permit, now, BAD_LUCK, (boot.image, config.id), ended=True)
-
-    def _count_late(self, key: str, by: int) -> None:
-        row = self.row(key)
-        if row is not None:
-            self.rows[key] = with_stage(row, "boot", msgspec.structs.replace(row.boot, late=row.boot.late + by))
+            self._settle(config, boot.permit, now, LATE, (boot.image, config.id), ended=True)
 
     def _expire(self, key: str, when: float, now: float) -> None:
-        signal = self.signal_of(key)
+        signal = self.signals.get(key, UNKNOWN)
+        if signal is UNKNOWN:
+            signal = self.world.signals.get(key)
         if signal is not None and signal.until == when:
             self.signals[key] = None
-            for config_id in sorted(signal.configs):
-                if (config := self.config(config_id)) is not None:
-                    self.remind(config)
+            self._stirred.update(signal.configs)
 
     def _forget(self, config_id: str, when: float, now: float) -> None:
         config = self.config(config_id)
-        if config is None or not config.archived_at or config.archived_at + FORGET_SECONDS != when:
+        if config is None or not config.archived_at or config.archived_at + FORGOTTEN_AFTER_SECONDS != when:
             return
-        self._leave(config)
+        self._leave(config, config.groups)
         self.configs[config_id] = self.rows[config_id] = None
-        for key in config.keys[1:]:
-            if not self.members(key):
-                self.rows[key] = None
+        boots = {**self.world.boots, **self.boots}
+        self.boots |= {id_: None for id_, boot in boots.items() if boot is not None and boot.config_id == config_id}
 
     # Events
 
+    def _requested(self, config: Config, event: worker.WorkerRequested, at: float) -> None:
+        if event.probe_permit is None:
+            return
+        row = self.row(config.id)
+        if row is None or event.probe_permit != row.permit or row.spent:
+            return
+        self._set_permit(config.id, ready=True, spent=True)
+        # If it was taken back meanwhile, it holds again what nobody else has got.
+        for key, name, gate in self.closing(config):
+            if not gate.probe:
+                self._set_gate(key, name, gates.issued(gate, _probe(config, row), at))
+
+    def _delayed(self, config: Config, event: worker.WorkerDelayed, at: float) -> None:
+        """It waits for another attempt, and its permit with it, unless what was learned settles that."""
+        outcome: Outcome | None = getattr(event, "outcome", None)
+        if outcome is not None:
+            self._fail(config, event, outcome, at)
+
     def _launched(self, config: Config, event: worker.WorkerLaunched, at: float) -> None:
-        self._succeed(config, "launch", at)
-        if self.boot(event.worker_id) is not None:
-            self.boots[event.worker_id] = None  # it had registered before the reply
-        elif config.declared.boot_evidence:
+        worker_id, outcome = event.worker_id, event.outcome
+        if outcome.stage is worker.Stage.LAUNCH and outcome.result is Result.OK:
+            self._succeed(config, "launch", at)
+        if self.boot(worker_id) is not None:
+            self.boots[worker_id] = None  # it had registered before the reply
+        else:
             late_at = at + self.late_seconds(config)
-            self.boots[event.worker_id] = Boot(
-                config.id, config.shared["image"], at, late_at, event.instance_id, event.probe_permit,
-                console=event.console,
-            )  # fmt: skip
-            self._at(late_at, "boot", event.worker_id)
+            self.boots[worker_id] = Boot(
+                config.id, config.shared["image"], at, late_at, event.instance_id, event.probe_permit
+            )
+            heappush(self.world.agenda, (late_at, "boot", worker_id))
         if event.probe_permit is not None:
-            self._settle(config, event.probe_permit, at, event.outcome, ())
+            self._settle(config, event.probe_permit, at, outcome, ())
 
     def _launch_failed(self, config: Config, event: worker.WorkerLaunchFailed, at: float) -> None:
         self._fail(config, event, event.outcome, at)
 
-    def _delayed(self, config: Config, event: worker.WorkerDelayed, at: float) -> None:
-        outcome: Outcome | None = getattr(event, "outcome", None)
-        self._fail(config, event, outcome, at)
-
     def _registered(self, config: Config, event: worker.WorkerRegistered, at: float) -> None:
-        boot = self.boot(event.worker_id)
-        if event.outcome.stage is not worker.Stage.BOOT:
-            self._ended(config, event, at)  # told to leave before it came
-            return
+        outcome, boot = event.outcome, self.boot(event.worker_id)
+        came = outcome.stage is worker.Stage.BOOT and outcome.result is Result.OK
         if boot is None:
-            self.boots[event.worker_id] = Boot(config.id, config.shared["image"], at, 0.0)
+            self.boots[event.worker_id] = Boot(config.id, config.shared["image"], at, 0.0)  # the reply is still to come
         else:
-            self._withdraw(config, event.worker_id, boot, at)
+            self._boot_over(config, event.worker_id, boot, at, came=came)
+        if not came:
+            self._fail(config, event, outcome, at)  # told to leave before it came
+            return
         self._succeed(config, "boot", at, event.boot_seconds)
         if boot is not None and boot.late and boot.permit is not None:
             # A probe that was taken for failed has come after all.
@@ -527,7 +650,7 @@ class Draft:
                 if name == "boot" and key in (boot.image, config.id):
                     self._open(config, key, name, at)
         if event.probe_permit is not None:
-            self._settle(config, event.probe_permit, at, event.outcome, ())
+            self._settle(config, event.probe_permit, at, outcome, ())
 
     def _claimed(self, config: Config, event: worker.WorkerClaimed, at: float) -> None:
         if event.outcome is not None and event.outcome.result is Result.OK:
@@ -535,128 +658,155 @@ class Draft:
             if event.probe_permit is not None:
                 self._settle(config, event.probe_permit, at, event.outcome, ())
 
-    def _requested(self, config: Config, event: worker.WorkerRequested, at: float) -> None:
-        row = self.row(config.id)
-        if row is not None and event.probe_permit is not None and event.probe_permit == row.permit and not row.spent:
-            self.rows[config.id] = msgspec.structs.replace(row, spent=True, version=row.version + 1)
+    def _ended(self, config: Config, event: worker.WorkerStopping | worker.WorkerLost, at: float) -> None:
+        """With an outcome if it ended a stage, without one if that was our own doing."""
+        boot, outcome = self.boot(event.worker_id), event.outcome
+        if boot is not None and outcome is not None and outcome.stage is worker.Stage.BOOT:
+            blamed = self._blamed(config, outcome)
+            failure = _failure(event, outcome, at)
+            self._boot_over(config, event.worker_id, boot, at, failure=failure, blamed=blamed)
+            self._fail(config, event, outcome, at, charged_already=(boot.image, config.id) if boot.late else ())
+        else:
+            if boot is not None:
+                self._boot_over(config, event.worker_id, boot, at)
+            if outcome is not None or event.probe_permit is not None:
+                self._fail(config, event, outcome, at)
 
-    def _ended(self, config: Config, event: Any, at: float) -> None:
-        """Stopping, stopped or lost: an outcome if it ended a stage, none if that was our own doing."""
+    def _stopped(self, config: Config, event: worker.WorkerStopped, at: float) -> None:
         boot = self.boot(event.worker_id)
-        outcome: Outcome | None = getattr(event, "outcome", None)
-        failed_boot = outcome is not None and outcome.result is Result.FAILED and outcome.stage is worker.Stage.BOOT
-        was_late = False
         if boot is not None:
-            charged = failed_boot and outcome is not None and bool(blame.charged(outcome, config.id, config.shared))
-            was_late = boot.late and charged
-            if was_late:
-                self.boots[event.worker_id] = None
-                for key in (boot.image, config.id):
-                    self._count_late(key, -1)
-            else:
-                self._withdraw(config, event.worker_id, boot, at)
-        self._fail(config, event, outcome, at, charged_already=was_late)
+            self._boot_over(config, event.worker_id, boot, at)
+        if event.probe_permit is not None:
+            self._settle(config, event.probe_permit, at, None, (), ended=True)
 
-    def _withdraw(self, config: Config, worker_id: str, boot: Boot, at: float) -> None:
-        """A boot is over; if it had been taken for failed, that is taken back."""
+    def _boot_over(
+        self, config: Config, worker_id: str, boot: Boot, at: float, *, came: bool = False,
+        failure: Failure | None = None, blamed: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """A boot has ended. If it had been taken for failed, that stays true where it is `blamed`, and is taken back
+        elsewhere; a gate that was closed by nothing but such starts opens only when one of them has come."""
         self.boots[worker_id] = None
         if not boot.late:
             return
         policy = self.policy(config)
         for key in (boot.image, config.id):
-            self._count_late(key, -1)
             row = self.row(key)
             if row is None:
                 continue
-            stage = row.boot
+            stage, late = row.boot, max(0, row.boot.late - 1)
+            if failure is not None and key in blamed:
+                self._set_gate(key, "boot", gates.confirmed(stage.gate, failure), late=late)
+                continue
             mass = evidence.remaining(max(0.0, stage.at - boot.late_at), policy)
-            placed = min(mass, stage.placed)
-            if key == config.id:
-                self._sum(config.parents["boot"], 0.0, -placed, stage.at, policy)
-            gate = gates.withdrawn(stage.gate, worker_id, policy.trip_boot, at, policy)
-            opens = stage.gate.closed and not gate.closed
+            gate, window = gates.withdrawn(stage.gate, worker_id), stage.window
+            if came and gates.unfounded(gate, late, policy.trip_boot, policy):
+                gate, window = gates.opened(gate, at), policy.reopened_window
             self._set_gate(
-                key, "boot", gate, failures=max(0.0, stage.failures - mass), placed=stage.placed - placed,
-                failed=stage.failed - 1, window=policy.reopened_window if opens else stage.window,
+                key, "boot", gate, failures=max(0.0, stage.failures - mass), placed=max(0.0, stage.placed - mass),
+                failed=max(0, stage.failed - 1), late=late, window=window,
             )  # fmt: skip
 
-    def _succeed(self, config: Config, name: str, at: float, boot_seconds: float | None = None) -> None:
-        policy = self.policy(config)
-        self._charge(config, config.id, name, at, None)
-        for key in blame.praised(worker.Stage(name), config.shared):
-            row = self.row(key)
-            # At rest nothing is left to win: most launches end here.
-            if row is None and name == "launch":
-                continue
-            stage: Stage | None = getattr(row, name) if row is not None else None
-            if stage is None or stage.gate.run or stage.gate.unconfirmed or stage.gate.closed_at or stage.window < (
-                windows.grown(stage.window, name, policy)
-            ):
-                self._charge(config, key, name, at, None)
-        if boot_seconds is not None:
-            row = self.row(config.id)
-            if row is not None:
-                boots = (*row.boots[1 - policy.boot_samples :], round(boot_seconds, 3))
-                self.rows[config.id] = msgspec.structs.replace(row, boots=boots)
+    def _blamed(self, config: Config, outcome: Outcome) -> tuple[str, ...]:
+        """Keys that a failed outcome is charged to: none of a stage that is not judged."""
+        if outcome.stage.value not in config.stages:
+            return ()
+        return blame.charged(outcome, config.id, config.shared, self.members)
 
     def _fail(
-        self, config: Config, event: WorkerEvent, outcome: Outcome | None, at: float, *, charged_already: bool = False
-    ) -> None:
+        self, config: Config, event: WorkerEvent, outcome: Outcome | None, at: float, *,
+        charged_already: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         """A worker's failed outcome, or its end without one. Every failure counts as folded, whatever its scope."""
-        charged: tuple[str, ...] = ()
+        blamed: tuple[str, ...] = ()
         if outcome is not None and outcome.result is Result.FAILED and outcome.stage is not worker.Stage.UNKNOWN:
-            name = outcome.stage.value
-            charged = blame.charged(outcome, config.id, config.shared)
-            if not charged_already:
-                failure = Failure(
-                    at, outcome.scope, outcome.code[:CODE_LENGTH_MAX], outcome.classified, event.worker_id,
-                    instance_id=getattr(event, "instance_id", ""), console=getattr(event, "console", ""),
-                    sample=outcome.sample,
-                )  # fmt: skip
-                for key in charged:
+            name, blamed = outcome.stage.value, self._blamed(config, outcome)
+            failure = _failure(event, outcome, at)
+            for key in blamed:
+                if key not in charged_already:
                     self._charge(config, key, name, at, failure, placed=outcome.scope in blame.PLACE)
             row = self.row(config.id)
             if row is not None:
                 stage: Stage = getattr(row, name)
-                self.rows[config.id] = with_stage(row, name, msgspec.structs.replace(stage, folded=stage.folded + 1))
+                self._set(config.id, name, msgspec.structs.replace(stage, folded=stage.folded + 1))
         if event.probe_permit is not None:
-            self._settle(config, event.probe_permit, at, outcome, charged, ended=True)
+            self._settle(config, event.probe_permit, at, outcome, blamed, ended=True)
 
     def _settle(
-        self, config: Config, permit: int, at: float, outcome: Outcome | None, charged: tuple[str, ...], *,
+        self, config: Config, permit: int, at: float, outcome: Outcome | None, blamed: tuple[str, ...], *,
         ended: bool = False,
     ) -> None:  # fmt: skip
-        """What the holder of the newest permit has told each gate that waits for it."""
+        """What the holder of the newest permit has told each gate that waits for it; `ended`: it will tell no more."""
         row = self.row(config.id)
         if row is None or permit != row.permit:
             return
-        probe, policy = f"{config.id}#{permit}", self.policy(config)
-        told = False
+        probe, policy = _probe(config, row), self.policy(config)
+        told = answered = False
         for key, name, gate in self.closing(config):
             if gate.probe != probe:
                 continue
             decisive = outcome is not None and outcome.stage.value == name
             if decisive and outcome is not None and outcome.result is Result.OK:
                 self._open(config, key, name, at)
-            elif decisive and key in charged and outcome is not None:
+                answered = True
+            elif decisive and outcome is not None and key in blamed:
                 self._set_gate(key, name, gates.probe_failed(gate, outcome.code, at, policy))
+                answered = True
             elif ended:
                 self._set_gate(key, name, gates.given_back(gate, at, policy))
             else:
                 continue
             told = True
-        row = self.row(config.id)
-        if row is not None and row.ready and (told or ended):
-            self.rows[config.id] = msgspec.structs.replace(row, ready=False, version=row.version + 1)
-            self.remind(config)
+        if row.ready and (told or ended):
+            self._set_permit(config.id, ready=False, unanswered_at=0.0 if answered else at)
 
     def late_seconds(self, config: Config) -> float:
         """How long a boot may take before it counts as failed, by what was observed of this config."""
-        policy, row = self.policy(config), self.row(config.id)
-        if row is None or len(row.boots) < policy.late_samples:
+        policy, row = self.world.policies[config.profile], self.row(config.id)
+        if row is None or not row.slow_seconds:
             return policy.late_seconds
-        place = max(0, ceil(policy.late_quantile * len(row.boots)) - 1)
-        return max(policy.late_min_seconds, policy.late_factor * sorted(row.boots)[place])
+        return max(policy.late_min_seconds, policy.late_factor * row.slow_seconds)
+
+
+def _praised(stage: Stage, name: str, at: float, policy: Policy) -> Stage:
+    """A stage after one more success."""
+    gate, window = stage.gate, stage.window
+    if gate.unconfirmed:
+        gate = gates.succeeded(gate, at if at > stage.ok_at else stage.ok_at)
+    if gate.closed_at == 0:
+        window = windows.grown(window, name, policy)
+    return evidence.succeeded(stage, at, window, gate, policy)
+
+
+def _at_rest(stage: Stage, name: str, policy: Policy) -> bool:
+    """Whether nothing is left to win by a success."""
+    gate = stage.gate
+    return not (gate.unconfirmed or gate.closed_at or stage.window < windows.grown(stage.window, name, policy))
+
+
+def _slow(row: Row, boots: tuple[float, ...], policy: Policy) -> float:
+    """The quantile of boot times that the policy asks for. It moves only if what came or what went lies above it."""
+    if len(boots) < policy.late_samples:
+        return 0.0
+    if len(boots) == len(row.boots) and row.slow_seconds > max(boots[-1], row.boots[0]):
+        return row.slow_seconds
+    return sorted(boots)[max(0, ceil(policy.late_quantile * len(boots)) - 1)]
+
+
+def _failure(event: WorkerEvent, outcome: Outcome, at: float) -> Failure:
+    return Failure(
+        at, outcome.scope, outcome.code[:CODE_LENGTH_MAX], outcome.classified, event.worker_id,
+        instance_id=getattr(event, "instance_id", ""), console=getattr(event, "console", ""), sample=outcome.sample,
+    )  # fmt: skip
+
+
+def _probe(config: Config, row: Row) -> str:
+    """How gates name the newest permit of a config."""
+    return f"{config.id}#{row.permit}"
+
+
+def _trip(name: str, policy: Policy) -> int:
+    trip: int = getattr(policy, f"trip_{name}")
+    return trip
 
 
 def _merge(theirs: dict[str, Any], ours: Mapping[str, Any]) -> None:
@@ -675,7 +825,7 @@ _MOVES: Final[dict[type[Any], Callable[[Draft, Config, Any, float], None]]] = {
     worker.WorkerRegistered: Draft._registered,
     worker.WorkerClaimed: Draft._claimed,
     worker.WorkerStopping: Draft._ended,
-    worker.WorkerStopped: Draft._ended,
+    worker.WorkerStopped: Draft._stopped,
     worker.WorkerLost: Draft._ended,
 }
 _TIMERS: Final[dict[str, Callable[[Draft, str, float, float], None]]] = {
