@@ -339,7 +339,7 @@ class Replay:
         return self.tallies.setdefault(config_id, Tally())
 
     def _is_down(self, draft: Draft, config_id: str) -> bool:
-        return any(signals.is_down([s]) and config_id in s.configs for _, s in draft.live_signals())
+        return signals.is_down(draft.said(config_id)) is not None
 
 
 def _is_closed(row: Row | None) -> bool:

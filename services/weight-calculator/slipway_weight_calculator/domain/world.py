@@ -569,7 +569,9 @@ class Draft:
         if boot is None or config is None or boot.late or boot.late_at != when:
             return
         self.boots[worker_id] = msgspec.structs.replace(boot, late=True, late_at=now)
-        failure = Failure(now, Scope.IMAGE, "late", True, worker_id, late=True, instance_id=boot.instance_id)
+        failure = Failure(
+            now, Scope.IMAGE, "late", True, worker_id, late=True, instance_id=boot.instance_id, console=boot.console
+        )
         for key in (boot.image, config.id):
             self._charge(config, key, "boot", now, failure, placed=True)
             row = self.row(key)
@@ -624,8 +626,9 @@ class Draft:
         else:
             late_at = at + self.late_seconds(config)
             self.boots[worker_id] = Boot(
-                config.id, config.shared["image"], at, late_at, event.instance_id, event.probe_permit
-            )
+                config.id, config.shared["image"], at, late_at, event.instance_id, event.probe_permit,
+                console=event.console,
+            )  # fmt: skip
             heappush(self.world.agenda, (late_at, "boot", worker_id))
         if event.probe_permit is not None:
             self._settle(config, event.probe_permit, at, outcome, ())
