@@ -6,6 +6,7 @@ and the permit, so that a replay gives the same instants.
 """
 
 import hashlib
+from math import exp2
 from typing import Final
 
 import msgspec
@@ -57,14 +58,19 @@ class Gate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 OPEN: Final = Gate()
 
 
-def failed(gate: Gate, failure: Failure, trip: int, owner: str, policy: Policy) -> Gate:
-    """After a charged failure that is not older than the newest success; `trip` of any kind close it."""
+def failed(gate: Gate, failure: Failure, trip: int, owner: str, policy: Policy, *, proven: bool = True) -> Gate:
+    """After a charged failure that is not older than the newest success; `trip` of any kind close it.
+
+    One that was closed before and is not `proven` again by successes closes at the first definite refusal: a place that
+    flaps costs one start per opening.
+    """
     if gate.closed:
         return msgspec.structs.replace(gate, unconfirmed=gate.unconfirmed + 1)
     # Sorted, since outcomes of different workers arrive in any order.
     run = tuple(sorted((*gate.run, failure)))
     gate = msgspec.structs.replace(gate, run=run, unconfirmed=len(run))
-    return close(gate, run[-1].at, owner, policy) if _trips(run, trip, policy) else gate
+    relapsed = gate.opened_at > 0 and not proven and failure.classified and failure.scope in DEFINITE
+    return close(gate, run[-1].at, owner, policy) if relapsed or _trips(run, trip, policy) else gate
 
 
 def succeeded(gate: Gate, ok_at: float) -> Gate:
@@ -99,15 +105,17 @@ def unfounded(gate: Gate, late: int, trip: int, policy: Policy) -> bool:
 
 
 def close(gate: Gate, at: float, owner: str, policy: Policy) -> Gate:
-    relapsed = gate.opened_at > 0 and at - gate.opened_at < policy.relapse_seconds
-    backoff = max(gate.backoff_seconds if relapsed else 0.0, policy.probe_initial_seconds)
+    # What is remembered fades by time, not by successes: then a place that fails now and then settles at a steady rate
+    # of probes, where a count of them would drift to one end or the other.
+    left = exp2((gate.probe_at - at) / policy.relapse_seconds) if at > gate.probe_at else 1.0
+    backoff = max(gate.backoff_seconds * left, policy.probe_initial_seconds)
     gate = msgspec.structs.replace(gate, closed_at=at, failed_probes=0, probe_code="", probe="")
     return schedule(gate, owner, at, backoff, backoff)
 
 
 def opened(gate: Gate, at: float) -> Gate:
-    """The delay of the last probes is kept: a gate that closes again soon goes on with it."""
-    return Gate(opened_at=at, backoff_seconds=gate.backoff_seconds)
+    """The delay of the last probe is kept, and when that was: a gate that closes again soon goes on with it."""
+    return Gate(opened_at=at, backoff_seconds=gate.backoff_seconds, probe_at=gate.probe_at)
 
 
 def issued(gate: Gate, probe: str, now: float) -> Gate:

@@ -20,8 +20,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Gates: `trip_capacity` definite refusals of capacity, quota or credential in a row close, or `trip_launch`,
     `trip_boot`, `trip_claim` failures of any kind. Probes come after `probe_initial_seconds`, doubling up to
     `probe_max_seconds`; one per `pool_probe_seconds` while all of a pool is closed; and at once for peers that closed
-    within `sibling_seconds` of one that opens. A gate that closes again within `relapse_seconds` goes on with the delay
-    that it had. A permit of a shared gate that nobody spends for `permit_seconds` goes to another config.
+    within `sibling_seconds` of one that opens. A gate that closes again goes on with the delay that it had, halved per
+    `relapse_seconds` since; and until its window has grown to `proven_window` again, one definite refusal closes it.
+    A permit of a shared gate that nobody spends for `permit_seconds` goes to another config.
 
     Boots: one under way for longer than `late_factor` times the `late_quantile` of the last `boot_samples` boots, and
     `late_min_seconds` at least, counts as failed until it ends; `late_seconds` while fewer than `late_samples` are
@@ -51,6 +52,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reopened_window: float = 2.0
 
     trip_capacity: int = 2
+    proven_window: float = 4.0
     trip_launch: int = 5
     trip_boot: int = 5
     trip_claim: int = 5

@@ -9,7 +9,7 @@ were left behind by a draft that was discarded, or were there before a restart.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
-from math import ceil, exp2, inf
+from math import ceil, inf
 from typing import Any, Final
 
 import msgspec
@@ -415,20 +415,21 @@ class Draft:
         if gate.closed_at == 0:
             window = windows.shrunk(window, name, policy)
         if at >= stage.ok_at:
-            gate = gates.failed(gate, failure, _trip(name, policy), key, policy)
+            proven = stage.window >= policy.proven_window
+            gate = gates.failed(gate, failure, _trip(name, policy), key, policy, proven=proven)
         self._set(key, name, evidence.failed(stage, at, window, gate, policy, placed=placed))
 
     def _open(self, config: Config, key: str, name: str, at: float) -> None:
-        """A probe has succeeded. What failed while it was closed belonged to the outage that has ended: each failed
-        probe halves what it weighs from now on."""
+        """A probe has succeeded. What failed belonged to the outage that has ended: it fades as much again as it has
+        while the gate was closed, so that a long outage is behind us and a short one is remembered."""
         row = self.row(key)
         if row is None:
             return
-        stage: Stage = getattr(row, name)
-        kept = exp2(-float(stage.gate.failed_probes))
+        stage, policy = getattr(row, name), self.policy(config)
+        kept = evidence.remaining(max(0.0, at - stage.gate.closed_at), policy)
         self._set_gate(
             key, name, gates.opened(stage.gate, at), failures=stage.failures * kept, placed=stage.placed * kept,
-            window=self.policy(config).reopened_window,
+            window=policy.reopened_window,
         )  # fmt: skip
         if name == "launch":
             self._pull_siblings(config, stage.gate.closed_at, at)
