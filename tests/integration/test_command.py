@@ -178,19 +178,24 @@ async def test_doctor_on_a_deployment(place: Place, server: tuple[Services, str]
             heartbeat = ServiceHeartbeat(service=name, instance="0", at=ago(seconds), version="0.1.0")
             await events.send(heartbeat, partition=1, time=ago(seconds))
 
+        async def beaten() -> dict[str, str]:
+            """What is wrong while every service says that it lives: a few answers may take as long as silence does."""
+            for name in SERVICES:
+                await beat(name, 0)
+            return await wrong()
+
         await beat("lease-broker", 3600)
         for name in SERVICES[:2]:
             await beat(name, 0)
         assert list(await wrong()) == ["heartbeats"]
-        await beat("lease-broker", 0)
-        assert await wrong() == {}
+        assert await beaten() == {}
         alert: dict[str, Any] = {"dedup_key": "k", "subject_id": "sim-a", "kind": "odd"}
         await events.send(AlertRaised(**alert, summary="it is odd"))
         services.dead_letters = 2
-        assert await wrong() == {"alerts": "it is odd", "dead letters": "lease-broker could not apply 2"}
+        assert await beaten() == {"alerts": "it is odd", "dead letters": "lease-broker could not apply 2"}
         await events.send(AlertResolved(**alert, summary=""))
         services.dead_letters = 0
-        assert await wrong() == {}
+        assert await beaten() == {}
         partitions = await told(place, "doctor", url=url)
         assert partitions[0] == 3
         assert any(f"{PARTITIONS} partitions, wanted 32" in line for line in partitions[1])
