@@ -3,8 +3,8 @@
 The rule: a config's health is multiplied by the lowest factor that any live signal gives it, so opinions never add up
 and never lift a weight above what outcomes allow. `down` closes the config until it expires or its source takes it
 back; `capacity_hint` caps the launch window. `recovered` takes back what its source has said of the target and has
-closed configs probed at once: outcomes decide. Pause and resume requests, and whatever is said of a single worker, are
-the provisioner's.
+closed configs probed at once: outcomes decide. What is said of a worker counts for its config while it boots, and
+closes nothing by itself. Pause and resume requests, and that a worker is interrupted, are the provisioner's.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,11 +14,15 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.signal import SignalRaised
+from slipway_common.redaction import redacted
 from slipway_weight_calculator.domain.rows import Config
 
 TARGETS: Final = ("worker", "config", "pool", "zone", "account", "image")
 OPINIONS: Final = ("degraded", "down", "recovered", "capacity_hint", "spot_interruption")
 REQUESTS: Final = ("pause_request", "resume_request")
+REASONS: Final = (
+    "target", "kind", "source", "ttl", "expired", "future", "value", "unreached", "newer", "share",
+)  # fmt: skip
 DEGRADED: Final = 0.5  # the factor of a signal that names none
 FUTURE_SECONDS_MAX: Final = 60.0
 TTL_SECONDS_MAX: Final = 86_400.0
@@ -63,8 +67,9 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return msgspec.json.encode((self.source, self.kind, self.target_kind, self.target_id)).decode()
 
 
-def reached(event: SignalRaised, configs: Mapping[str, Config]) -> frozenset[str]:
-    """Ids of the configs that a signal speaks of; archived ones are over."""
+def reached(event: SignalRaised, configs: Mapping[str, Config], booting: str = "") -> frozenset[str]:
+    """Ids of the configs that a signal speaks of; archived ones are over. `booting` is the config of the worker that it
+    names, while that boots."""
     match: dict[str, Iterable[str]] = {
         "config": (c.id for c in configs.values() if c.id == event.target_id),
         "pool": (c.id for c in configs.values() if c.declared.pool_id == event.target_id),
@@ -75,53 +80,57 @@ def reached(event: SignalRaised, configs: Mapping[str, Config]) -> frozenset[str
         ),
         "account": (c.id for c in configs.values() if c.declared.account_id == event.target_id),
         "image": (c.id for c in configs.values() if c.declared.image_revision == event.target_id),
+        "worker": (c.id for c in configs.values() if c.id == booting),
     }
     return frozenset(c for c in match.get(event.target_kind, ()) if not configs[c].archived_at)
 
 
-def is_ours(event: SignalRaised) -> bool:
+def is_ours(event: SignalRaised, configs_reached: Collection[str]) -> bool:
     """Whether a sound signal is for us to act on."""
-    return event.kind in OPINIONS and event.target_kind != "worker"
+    if event.target_kind == "worker":
+        return event.kind in OPINIONS and event.kind != "spot_interruption" and bool(configs_reached)
+    return event.kind in OPINIONS
 
 
 def problem(
     event: SignalRaised, configs_reached: Collection[str], configs: Mapping[str, Config], held: Mapping[str, Signal],
     now: float, rules: Rules = DEFAULT_RULES,
 ) -> str:  # fmt: skip
-    """Why a signal heard at `now` has no effect, in words; empty if it has one, or is the provisioner's."""
+    """Why a signal heard at `now` has no effect: the kind of reason (one of REASONS), a colon, and words. Empty if it
+    has one, or is the provisioner's."""
     source, observed_at = rules.sources.get(event.source, rules.unnamed), event.observed_at.timestamp()
     if event.target_kind not in TARGETS:
-        return f"unknown target kind {event.target_kind!r}; known: {', '.join(TARGETS)}"
+        return f"target: unknown target kind {event.target_kind!r}; known: {', '.join(TARGETS)}"
     if event.kind not in (*OPINIONS, *REQUESTS):
-        return f"unknown kind {event.kind!r}; known: {', '.join((*OPINIONS, *REQUESTS))}"
+        return f"kind: unknown kind {event.kind!r}; known: {', '.join((*OPINIONS, *REQUESTS))}"
     if source is None or event.target_kind not in source.targets or event.kind not in source.kinds:
-        return f"source {event.source!r} may not say {event.kind} of a {event.target_kind}"
+        return f"source: {event.source!r} may not say {event.kind} of a {event.target_kind}"
     if not any(fnmatchcase(event.target_id, pattern) for pattern in source.ids):
-        return f"source {event.source!r} may not speak of {event.target_id!r}"
+        return f"source: {event.source!r} may not speak of {event.target_id!r}"
     if not 0 < event.ttl_seconds <= TTL_SECONDS_MAX:
-        return f"ttl_seconds {event.ttl_seconds:g} is not above 0 and at most {TTL_SECONDS_MAX:g}"
+        return f"ttl: ttl_seconds {event.ttl_seconds:g} is not above 0 and at most {TTL_SECONDS_MAX:g}"
     if (until := observed_at + event.ttl_seconds) <= now:
-        return f"expired {now - until:.0f} s ago"
+        return f"expired: its time was over {now - until:.0f} s ago"
     if observed_at > now + FUTURE_SECONDS_MAX:
-        return "observed_at is in the future"
-    if not is_ours(event):
+        return "future: observed_at is in the future"
+    if not is_ours(event, configs_reached):
         return ""
     if event.value is not None and (wrong := _value_problem(event.kind, event.value)):
         return wrong
     if event.kind == "capacity_hint" and event.value is None:
-        return "a capacity_hint needs a value: the starts that there is room for"
+        return "value: a capacity_hint needs one, the starts that there is room for"
     if not configs_reached:
-        return f"no launch config is reached by {event.target_kind} {event.target_id!r}"
+        return f"unreached: no launch config is of {event.target_kind} {event.target_id!r}"
     _, signal = kept(event, configs_reached, now)
     if (known := held.get(signal.key)) is not None and known.observed_at > observed_at:
-        return f"source {event.source!r} has said something newer of {event.target_kind} {event.target_id!r}"
-    return _share_problem(event, configs_reached, configs, held, now, source) if event.kind == "down" else ""
+        return f"newer: {event.source!r} has said something newer of {event.target_kind} {event.target_id!r}"
+    return _share_problem(event, configs_reached, configs, held, now, source) if signal.kind == "down" else ""
 
 
 def _value_problem(kind: str, value: float) -> str:
     if kind == "capacity_hint":
-        return "" if 0 <= value < 1e9 else f"value {value:g} is not a number of starts"
-    return "" if 0 <= value <= 1 else f"value {value:g} is not between 0 and 1"
+        return "" if 0 <= value < 1e9 else f"value: {value:g} is not a number of starts"
+    return "" if 0 <= value <= 1 else f"value: {value:g} is not between 0 and 1"
 
 
 def _share_problem(
@@ -138,7 +147,7 @@ def _share_problem(
         for word, those in (("active", {c.id for c in declared if c.active}), ("declared", {c.id for c in declared})):
             if len(those & closed) > source.max_share * len(those):
                 return (
-                    f"source {event.source!r} would close {len(those & closed)} of {len(those)} {word} configs of pool "
+                    f"share: {event.source!r} would close {len(those & closed)} of {len(those)} {word} configs of pool "
                     f"{pool_id!r}; at most {source.max_share:.0%}"
                 )
     return ""
@@ -146,12 +155,14 @@ def _share_problem(
 
 def kept(event: SignalRaised, configs_reached: Collection[str], now: float) -> tuple[str, Signal]:
     """The signal as it counts, and its key: the newest word of a source on a target replaces the one before."""
-    value = {"down": 0.0, "capacity_hint": event.value or 0.0}.get(event.kind, DEGRADED)
-    if event.kind in ("degraded", "spot_interruption") and event.value is not None:
+    # One machine that is down says little about where it stands.
+    kind = "degraded" if event.target_kind == "worker" and event.kind == "down" else event.kind
+    value = {"down": 0.0, "capacity_hint": event.value or 0.0}.get(kind, DEGRADED)
+    if kind in ("degraded", "spot_interruption") and event.value is not None:
         value = event.value
     observed_at = event.observed_at.timestamp()
     signal = Signal(
-        event.source, event.kind, event.target_kind, event.target_id, event.reason[:200], value, now,
+        event.source, kind, event.target_kind, event.target_id, redacted(event.reason), value, now,
         observed_at + event.ttl_seconds, tuple(sorted(configs_reached)), observed_at,
     )  # fmt: skip
     return signal.key, signal
@@ -161,10 +172,6 @@ def lifted(event: SignalRaised, held: Mapping[str, Signal]) -> list[str]:
     """Keys of what a `recovered` takes back: what the same source has said before of the same target."""
     said, at = (event.source, event.target_kind, event.target_id), event.observed_at.timestamp()
     return [key for key, s in held.items() if (s.source, s.target_kind, s.target_id) == said and s.observed_at <= at]
-
-
-def on(config_id: str, held: Iterable[Signal]) -> list[Signal]:
-    return [signal for signal in held if config_id in signal.configs]
 
 
 def factor(said: Iterable[Signal]) -> float:

@@ -220,10 +220,11 @@ class Draft:
         """One opinion from outside, heard at `at`; returns why it has no effect, empty if it has, or if the effect is
         the provisioner's."""
         configs = {c: known for c in {*self.world.configs, *self.configs} if (known := self.config(c)) is not None}
-        reached = opinions.reached(event, configs)
+        boot = self.boot(event.target_id) if event.target_kind == "worker" else None
+        reached = opinions.reached(event, configs, booting=boot.config_id if boot is not None else "")
         held = dict(self.live_signals())
         problem = opinions.problem(event, reached, configs, held, at, rules)
-        if problem or not opinions.is_ours(event):
+        if problem or not opinions.is_ours(event, reached):
             return problem
         self._stirred |= reached
         if event.kind == "recovered":
