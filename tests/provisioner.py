@@ -256,9 +256,16 @@ class Provisioner:
         }  # fmt: skip
         return LeaseGranted(**(usual | changes))
 
+    async def trust(self) -> None:
+        """As if everything that is declared had proved itself long ago: no window is narrow."""
+        rows = await self.pool.fetch("SELECT id, pool_id FROM launch_config")
+        await self.weights(*(weight(row["id"], pool_id=row["pool_id"]) for row in rows), revision=0)
+        await self.pool.execute("UPDATE shared_window SET size = 1000")
+
     async def requested(self, pending: int = 1, *configs: str) -> list[LeaseRequested]:
         """Demand became intents; what they asked for."""
         await self.declare(declared(*configs))
+        await self.trust()
         await self.demand(report(pending))
         await self.plan()
         return await self.told(LeaseRequested)

@@ -391,8 +391,8 @@ async def test_boot_timeout(provisioner: Provisioner) -> None:
     await provisioner.expire()
     (stopping,) = await provisioner.told(WorkerStopping)
     assert stopping.outcome == Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", "boot_timeout")
-    for told in (launched, stopping):
-        assert (told.instance_id, told.console) == ("i-0001", f"/var/log/{worker.batch_id}/i-0001")
+    for event in (launched, stopping):
+        assert (event.instance_id, event.console) == ("i-0001", f"/var/log/{worker.batch_id}/i-0001")
     assert await failures(provisioner) == {"boot": 1}
     await provisioner.end_instances()
     assert provisioner.cloud.terminated == ["i-0001"]
@@ -632,6 +632,7 @@ async def test_a_strangers_account_is_left_alone(provisioner: Provisioner) -> No
 async def test_the_newest_report_counts(provisioner: Provisioner) -> None:
     """Per source; older ones and repetitions change nothing and wake nobody."""
     await provisioner.declare()
+    await provisioner.trust()
     await provisioner.demand(report(3, at=5), report(9, at=4), report(2, at=1, source="other"))
     await provisioner.plan()
     assert await provisioner.states() == {"requested": 5}
@@ -703,24 +704,6 @@ async def test_a_signal_undoes_no_command(provisioner: Provisioner, tmp_path: Pa
     await provisioner.expire()
     row = await provisioner.pool.fetchrow("SELECT state, state_by, paused_until FROM launch_config")
     assert tuple(row) == ("paused", "admin", None)
-
-
-async def test_failures_of_an_archived_config_are_over(provisioner: Provisioner) -> None:
-    """Its record is withdrawn: its failures hold no place in windows that others share, its workers still do."""
-    await provisioner.declare(declared("zone-a", "zone-b"))
-    failed = "INSERT INTO launch_config_outcomes VALUES ('zone-b', 'boot', 9), ('zone-a', 'boot', 2)"
-    await provisioner.pool.execute(failed)
-    image = "image/linux-1"
-
-    async def level() -> int:
-        levels: dict[str, int] = dict(await provisioner.pool.fetch(pools.LEVELS, [image]))
-        return levels[image]
-
-    assert await level() == 11
-    await provisioner.demand(report(4))
-    await provisioner.plan()
-    await provisioner.declare(declared("zone-a"))
-    assert await level() == 6
 
 
 async def test_probes(provisioner: Provisioner) -> None:

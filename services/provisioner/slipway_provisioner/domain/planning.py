@@ -98,8 +98,9 @@ def _is_hopeless(observed: Observed, worker: Waiting) -> bool:
     config = next((c for c in observed.configs if c.id == worker.config_id), None)
     if config is None or not config.active or config.stopped:
         return True
+    closed = windows.closure(config, {known.share: known for known in observed.shared})
     silent = observed.calculator_silent_seconds > 0
-    return config.closed and not silent and (worker.permit is None or worker.permit != config.last_permit)
+    return bool(closed) and not silent and (worker.permit is None or worker.permit != config.last_permit)
 
 
 def _held(observed: Observed) -> str:
@@ -124,42 +125,45 @@ def _spread(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, An
     candidates: list[choice.Candidate] = []
     notes: dict[str, Any] = {}
     silent = observed.calculator_silent_seconds > 0
-    shared_room = {s.key: windows.shared_room(s, calculator_silent=silent) for s in observed.shared}
+    shared = {known.share: known for known in observed.shared}
+    together = windows.rooms(shared, calculator_silent=silent)
     if observed.pool.mode == "canary":
         needed = min(needed, max(0, 1 - observed.fleet.serving))
-    for config in observed.configs:
-        room, limiting = windows.room(config, calculator_silent=silent)
+    closed = {config.id: windows.closure(config, shared) for config in observed.configs}
+    for config in sorted(observed.configs, key=lambda config: not closed[config.id]):
+        room, limiting = windows.room(config, together, calculator_silent=silent)
         weight = windows.trusted_weight(config, calculator_silent_seconds=observed.calculator_silent_seconds)
         notes[config.id] = note = {"weight": weight, "room": room, "limited_by": limiting, "launched": 0}
         if not config.active:
             note["lost"] = "not active"
         elif config.stopped:
             note["lost"] = config.stopped
-        elif config.closed:
+        elif closed[config.id]:
             if config.permit is None:
-                note["lost"] = "closed, no probe is due"
+                note["lost"] = f"{closed[config.id]}; no probe is due"
             elif len(launches) < needed:
                 launches.append(Launch(config=config, units=1, permit=config.permit))
                 note["launched"], note["probe"] = 1, config.permit
+                # Whatever the windows say; what it takes of them is nobody else's.
+                together |= {share: max(0, together[share] - 1) for share in config.shares if share in together}
             else:
-                note["lost"] = "closed, its probe waits for demand"
+                note["lost"] = f"{closed[config.id]}; its probe waits for demand"
         elif room == 0:
-            note["lost"] = f"the {limiting} window is full"
-        elif full := [key for key in config.shares if shared_room.get(key) == 0]:
-            note["lost"] = f"the window of {full[0]} is full"
+            note["lost"] = f"the {limiting} is full"
         else:
             candidates.append(choice.Candidate(config.id, weight, room, config.shares))
     left = needed - len(launches)
     by_id = {config.id: config for config in observed.configs}
     if silent and observed.attempt_in_seconds <= 0 and left > 0 and not candidates:
         # Nobody folds failures while the calculator is away; without this a pool could wait for ever.
-        open_ = [c for c in observed.configs if c.active and not c.stopped]
-        candidates = [choice.Candidate(c.id, c.prior_weight, 1) for c in open_]
-        left, shared_room = 1, {}
-    chosen = choice.choose(candidates, left, drawn=observed.pool.drawn, shared_room=shared_room)
+        tried = [config for config in observed.configs if windows.may_attempt(config, shared)]
+        candidates = [choice.Candidate(config.id, config.prior_weight, 1) for config in tried]
+        left, together = 1, {}
+    chosen = choice.choose(candidates, left, drawn=observed.pool.drawn, shared_room=together)
     for config_id, units in chosen.items():
         launches.append(Launch(config=by_id[config_id], units=units))
         notes[config_id]["launched"] = units
+        notes[config_id].pop("lost", None)
     for candidate in candidates:
         if not notes[candidate.config_id]["launched"]:
             notes[candidate.config_id]["lost"] = "nothing left for its share" if needed else "nothing is needed"

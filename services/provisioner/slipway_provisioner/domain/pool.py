@@ -59,28 +59,48 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of one config: what is under way, and how many failures the weight has not taken in yet."""
+    """One stage of one config: what is under way, and how many failures the weight has not taken in yet.
+
+    Without a `window` the stage is not judged.
+    """
 
     in_flight: int = 0
     failures: int = 0
     folded: int = 0
-    window: int
+    window: int | None
+
+    @property
+    def unfolded(self) -> int:
+        return max(0, self.failures - self.folded)
+
+
+Share = tuple[str, str]
+"""Key and stage of what configs share, of one pool or of many: an image revision's boots, a quota's launches."""
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """A window that several configs share, of one pool or of many: an image revision's boots, a quota's launches.
+    """What is known of a share, over all configs that have it. While it is closed each of them is.
 
-    `level` is what is under way or failed and not yet folded, over all of them.
+    `in_flight` is under way, `unfolded` failed without a weight that has taken it in. Without a `window` the share
+    bounds nothing: it is only open or closed.
     """
 
     key: str
-    level: int
-    window: int
+    stage: str
+    in_flight: int = 0
+    unfolded: int = 0
+    window: int | None = None
+    closed: bool = False
+    reason: str = ""
+
+    @property
+    def share(self) -> Share:
+        return self.key, self.stage
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """One way to launch, with what is known of it. `permit` is the newest probe permit if nobody has spent it,
-    `last_permit` the newest one in any case."""
+    `last_permit` the newest one in any case. `reason` says in words what its record holds of it."""
 
     id: str
     account_id: str
@@ -91,12 +111,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     weight: float
     prior_weight: float  # its weight if nothing were known of its health
     closed: bool = False
+    reason: str = ""
     permit: int | None = None
     last_permit: int | None = None
     launch: Stage
     boot: Stage
     claim: Stage
-    shares: Sequence[str] = ()  # keys of the windows it shares
+    shares: Sequence[Share] = ()
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from slipway_common.declaration import Account, Declaration, LaunchConfig, Lease
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
 from slipway_common.postgres import Connection
+from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_provisioner.store import configs, marks
 
 POOL_STATE: Final = """
@@ -17,9 +18,22 @@ SELECT id AS pool_id, min_capacity, max_capacity, scaling_ratio, mode, paused, f
 FROM worker_pool WHERE id = $1"""
 ONE_AT_A_TIME: Final = "SELECT pg_advisory_xact_lock(hashtext('slipway.apply'), hashtext(current_schema()))"
 LOCK_POOLS: Final = "SELECT FROM worker_pool ORDER BY id FOR UPDATE"
+# All at once, in the order in which everybody locks them.
 SHARED: Final = """
-INSERT INTO shared_window (key) SELECT k.key FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k WHERE c.id = $1
-ORDER BY k.key ON CONFLICT DO NOTHING"""
+INSERT INTO shared_window (key, stage, size)
+SELECT DISTINCT k.key, k.stage, k.size FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+WHERE c.state <> 'archived' ORDER BY 1, 2 ON CONFLICT DO NOTHING"""
+# The calculator forgets an archived config after as long, and then what nobody else has shared: what both have counted
+# begins anew, and what was closed then would never be opened.
+FORGET: Final = """
+DELETE FROM launch_config_outcomes WHERE launch_config_id IN (
+    SELECT id FROM launch_config WHERE archived_at < slipway_clock() - $1 * interval '1 s')"""
+FORGET_SHARED: Final = """
+DELETE FROM shared_window WHERE (key, stage) IN (
+    SELECT key, stage FROM shared_window WHERE key NOT IN (
+        SELECT unnest(ARRAY[image_key, quota_key, credential_key]) FROM launch_config
+        WHERE archived_at IS NULL OR archived_at >= slipway_clock() - $1 * interval '1 s')
+    ORDER BY key, stage FOR UPDATE)"""
 BODY: Final = ("account_id", "region", "zone", "instance_type", "image_revision", "settings", "pool_id")
 PUT_POOL: Final = """
 INSERT INTO worker_pool AS p (id, min_capacity, max_capacity, scaling_ratio, mode, profile, boot_evidence,
@@ -34,7 +48,8 @@ INSERT INTO launch_config AS c (id, account_id, region, zone, instance_type, ima
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 'active')
 ON CONFLICT (id) DO UPDATE SET base_weight = $9, price_factor = $10, profile = $11, boot_evidence = $12,
     claim_evidence = $13, on_bad_image = $14, freeze_after = $15, revision = c.revision + 1,
-    state = CASE c.state WHEN 'archived' THEN 'active' ELSE c.state END
+    state = CASE c.state WHEN 'archived' THEN 'active' ELSE c.state END,
+    declared_at = CASE c.state WHEN 'archived' THEN slipway_clock() ELSE c.declared_at END, archived_at = NULL
 RETURNING {configs.COLUMNS}"""
 
 
@@ -89,6 +104,8 @@ async def apply(
     await tx.execute(ONE_AT_A_TIME)
     await tx.execute(LOCK_POOLS)
     await tx.execute(configs.LOCK_ALL)
+    await tx.execute(FORGET, FORGOTTEN_AFTER_SECONDS)
+    await tx.execute(FORGET_SHARED, FORGOTTEN_AFTER_SECONDS)
     for lease_pool in declared.lease_pools:
         if problem := times.problem(lease_pool):
             raise Refused(problem)
@@ -106,6 +123,7 @@ async def apply(
         for config in pool.launch_configs:
             changes += await _config(tx, pool, config, regions[config.account])
     changes += await _remove(tx, declared)
+    await tx.execute(SHARED)
     return changes
 
 
@@ -161,7 +179,6 @@ async def _config(tx: Connection, pool: WorkerPool, config: LaunchConfig, region
         if row["state"] != "archived" and not changed:
             return []
     stored = await tx.fetchrow(PUT_CONFIG, id_, *wanted.values())
-    await tx.execute(SHARED, id_)
     new = row is None or row["state"] == "archived"
     event = config_events.LaunchConfigCreated if new else config_events.LaunchConfigUpdated
     await outbox.enqueue(tx, [event(**configs.state(stored))])
@@ -182,7 +199,7 @@ async def _remove(tx: Connection, declared: Declaration) -> list[Change]:
     kept = [config_id(pool, config) for pool in declared.worker_pools for config in pool.launch_configs]
     changes = []
     for row in await tx.fetch(
-        "UPDATE launch_config SET state = 'archived', revision = revision + 1 "
+        "UPDATE launch_config SET state = 'archived', archived_at = slipway_clock(), revision = revision + 1 "
         f"WHERE id <> ALL($1::text[]) AND state <> 'archived' RETURNING {configs.COLUMNS}",
         kept,
     ):
