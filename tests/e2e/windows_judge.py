@@ -22,9 +22,8 @@ STAGES: Final = ("launch", "boot", "claim")
 UNSEEN: Final = {"launch": 4, "boot": 8, "claim": 64}
 SILENT_WINDOW: Final = 4
 KINDS: Final = {"launch": "config launch", "boot": "config boot", "claim": "config claim"}
-# Kind, stage, and the window before any record.
-IMAGE: Final = ("image boot", "boot", 8)
-QUOTA: Final = ("quota", "launch", 64)
+# Of what configs share: kind, which key, stage, and the window before any record.
+SHARED: Final = (("image boot", 0, "boot", 8), ("image claim", 0, "claim", 64), ("quota", 1, "launch", 64))
 
 
 T = TypeVar("T")
@@ -228,8 +227,8 @@ class _Levels:
         """Every level that counts for a config, without failures."""
         way = self.ways[config]
         levels = {KINDS[stage]: self.arriving(config, stage) for stage in STAGES}
-        levels["image boot"] = sum(self.arriving(member, "boot") for member in self.members[way.image])
-        levels["quota"] = sum(self.arriving(member, "launch") for member in self.members[way.quota])
+        for kind, place, stage, _ in SHARED:
+            levels[kind] = sum(self.arriving(member, stage) for member in self.members[way.keys[place]])
         return levels
 
 
@@ -296,7 +295,8 @@ class _Known:
         for stage in STAGES:
             window = record.stages[stage].window if record is not None else UNSEEN[stage]
             rooms[KINDS[stage]] = self._capped(window, moment) - self._level(levels, config, stage, moment)
-        for key, (kind, stage, unseen) in ((way.image, IMAGE), (way.quota, QUOTA)):
+        for kind, place, stage, unseen in SHARED:
+            key = way.keys[place]
             known = self.shared[key][stage].newest(moment)
             level = sum(self._level(levels, member, stage, moment) for member in levels.members[key])
             rooms[kind] = self._capped(unseen if known is None else known.window, moment) - level

@@ -159,7 +159,9 @@ def test_registered_machines_that_found_no_task_count_for_claims() -> None:
         *(registered(6, f"1-{n}") for n in range(64)),
     ]
     roomy = [visible(0.0, launch=99, boot=99, shared=[SharedWindow(key="image/i", stage="boot", version=1, window=99)])]
-    assert whats(judged(*idle, call(10, "2"), seen=roomy)) == ["1 started: config claim window exceeded by 1"]
+    assert whats(judged(*idle, call(10, "2"), seen=roomy)) == [
+        "1 started: config claim window exceeded by 1, image claim window exceeded by 1"
+    ]
     assert whats(judged(*idle, worked(7, "1-0"), call(10, "2"), seen=roomy)) == []
 
 
@@ -182,7 +184,8 @@ def test_without_a_calculator_windows_are_four_and_a_pool_tries_now_and_then() -
     many = judged(call(20, "1", 4), call(21, "2", 2), seen=wide, beats=gone)
     assert whats(many) == [
         "2 started: config launch window exceeded by 2, config boot window exceeded by 2, "
-        "config claim window exceeded by 2, image boot window exceeded by 2, quota window exceeded by 2"
+        "config claim window exceeded by 2, image boot window exceeded by 2, image claim window exceeded by 2, "
+        "quota window exceeded by 2"
     ]
     tried = judged(call(20, "1", 4), refused(21, "1"), call(24, "2"), call(27, "3"), seen=wide, beats=gone)
     assert (tried.attempts, whats(tried)) == (2, [])
