@@ -47,6 +47,36 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 DEFAULT_RULES: Final = Rules()
 
 
+def rules_of(given: object) -> Rules:
+    """Who may say what, as a file says it: `sources` by name, and `unnamed`. Raises ValueError with what is wrong."""
+    if not isinstance(given, dict):
+        raise ValueError("is no mapping with sources and unnamed")
+    if unknown := sorted(str(name) for name in given if name not in Rules.__struct_fields__):
+        raise ValueError(f"{unknown[0]}: unknown; there is {', '.join(Rules.__struct_fields__)}")
+    sources = given.get("sources", {})
+    if not isinstance(sources, dict):
+        raise ValueError("sources: is no mapping of names to what they may say")
+    unnamed = given.get("unnamed", {})
+    return Rules(
+        sources={str(name): _source(f"sources.{name}", body) for name, body in sources.items()},
+        unnamed=None if unnamed is None else _source("unnamed", unnamed),
+    )
+
+
+def _source(where: str, given: object) -> Source:
+    try:
+        source = msgspec.convert({} if given is None else given, Source)
+    except msgspec.ValidationError as error:
+        known = f"; there is {', '.join(Source.__struct_fields__)}" if "unknown field" in str(error) else ""
+        raise ValueError(f"{where}: {error}{known}") from error
+    for field, words in (("targets", TARGETS), ("kinds", (*OPINIONS, *REQUESTS))):
+        if unknown := [word for word in getattr(source, field) if word not in words]:
+            raise ValueError(f"{where}.{field}: unknown {unknown[0]!r}; there is {', '.join(words)}")
+    if not 0 <= source.max_share <= 1:
+        raise ValueError(f"{where}.max_share: is {source.max_share:g}; write a share of a pool between 0 and 1")
+    return source
+
+
 class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An opinion in effect, until `until`, for the configs that it reached when it came at `since`."""
 
