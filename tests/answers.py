@@ -90,7 +90,7 @@ class Services:
                 "service": service, "version": "0.1.0", "ready": True, "reasons": [],
                 "now": utc_now(), "database_now": utc_now(), "schema_revision": "0001", "partitions": [],
                 "dead_letters": self.dead_letters if service == "lease-broker" else 0, "outbox_oldest_seconds": 0.0,
-                "stopped_partitions": [],
+                "stopped_partitions": [], "standing": None,
             }  # fmt: skip
 
         @self.app.get("/{service}/{path:path}")

@@ -101,10 +101,20 @@ def _service(name: str, answer: Answer) -> Iterable[Finding]:
         return
     if status["ready"]:
         detail = f"{status['version']}, ready, schema {status.get('schema_revision') or '?'}, at {answer.url}"
-        yield Finding(OK, name, detail)
+        yield Finding(OK, name, detail + _standing(status.get("standing")))
         return
     for reason in status["reasons"]:
         yield Finding(FAIL, name, f"is not ready: {reason}", "see its log; if it lacks its schema, migrate")
+
+
+def _standing(standing: Mapping[str, Any] | None) -> str:
+    """Of a service of which one replica works and the others stand by."""
+    if standing is None:
+        return ""
+    since = f", epoch {standing['epoch']}, since {standing['since']}"
+    if standing["role"] == "active":
+        return f"; active{since}"
+    return f"; stands by, instance {standing['instance']} is active{since}"
 
 
 def _versions(told: Mapping[str, Mapping[str, Any]], own: str) -> Iterable[Finding]:

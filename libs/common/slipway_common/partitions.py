@@ -5,7 +5,7 @@ below the position, stops a partition; offsets that the log no longer has are a 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from aiokafka import TopicPartition
@@ -19,6 +19,28 @@ from slipway_common.telemetry import UNOWNED, logger
 LOG = logger(__name__)
 
 END_OFFSETS_SECONDS: Final = 2.0
+
+
+async def partitions_of(client: Any, name: str) -> list[int]:
+    """The partitions of a topic, by a consumer's eyes. Waits for the topic; raises KafkaError when it does not come."""
+    return sorted(await client._client._wait_on_metadata(name))
+
+
+def was_cancelled(error: BaseException) -> bool:
+    """Whether this task is told to end. A client whose connection broke may let the end of a task of its own out, which
+    looks the same."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+async def closed(close: Callable[[], Awaitable[Any]], seconds: float = 2.0) -> None:
+    """Close a client whatever it meets: a broker that is gone is not waited for."""
+    task = asyncio.ensure_future(close())
+    await asyncio.wait({task}, timeout=seconds)
+    if not task.done():
+        task.cancel()
+    elif not task.cancelled() and (error := task.exception()) is not None:
+        LOG.info("client was not closed in order", error=repr(error))
 
 
 class Partitions:

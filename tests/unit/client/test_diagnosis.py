@@ -16,7 +16,7 @@ def status(service: str) -> dict[str, Any]:
     return {
         "service": service, "version": "1.2.0", "instance": "0", "ready": True, "reasons": [], "now": NOW.isoformat(),
         "database_now": NOW.isoformat(), "schema_revision": "0001", "partitions": [], "dead_letters": 0,
-        "outbox_oldest_seconds": 0.0, "stopped_partitions": [],
+        "outbox_oldest_seconds": 0.0, "stopped_partitions": [], "standing": None,
     }  # fmt: skip
 
 
@@ -50,6 +50,16 @@ def test_all_is_well() -> None:
         "alerts", "brakes", "accounts",
     ]  # fmt: skip
     assert healthy(found)
+
+
+def test_who_is_active_is_told() -> None:
+    """Of a service whose replicas take turns; to stand by is to be well."""
+    for role, said in (("active", "; active, epoch 4, since"), ("standby", "; stands by, instance b is active, epoch")):
+        standing = {"role": role, "instance": "b", "epoch": 4, "since": at(-60)}
+        services = dict(WELL.services) | {"weight-calculator": answer("weight-calculator", standing=standing)}
+        found = diagnose(msgspec.structs.replace(WELL, services=services))
+        assert [finding.detail for finding in found if said in finding.detail] == [found[1].detail]
+        assert healthy(found)
 
 
 CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
