@@ -167,7 +167,9 @@ def test_one_page_for_what_closes_forty_configs(scope: Scope) -> None:
         told.declare(*(f"c-{pool}-{n}" for n in range(10)), pool_id=f"pool-{pool}")
     told.commit(told.refused(scope, "c-0-0"))
     raised = told.commit(told.refused(scope, "c-3-9"))
-    (page,) = [alert for alert in raised if alert.severity == PAGE]
+    pages = [alert for alert in raised if alert.severity == PAGE]
+    assert len(pages) == 1
+    page = pages[0]
     assert page.kind == {Scope.CREDENTIAL: "credential-failing", Scope.QUOTA: "quota-exhausted"}[scope]
     assert "those of pool-0 get workers from probes alone" in page.effect
     assert [alert.kind for alert in raised if alert.severity == NOTICE] == ["pool-closed"] * 4

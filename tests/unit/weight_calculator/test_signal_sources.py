@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import Outcome, Result, Stage, WorkerLaunched, WorkerRegistered
 from slipway_common.settings import from_environment
 from slipway_weight_calculator.domain import signals
+from slipway_weight_calculator.domain.record import record
 from slipway_weight_calculator.domain.signals import REASONS, Rules, Source, rules_of
 from slipway_weight_calculator.domain.world import Draft, World
 from slipway_weight_calculator.settings import Settings
@@ -77,7 +80,7 @@ def test_rules_of_nothing_are_the_usual_ones() -> None:
     assert rules_of({}) == signals.DEFAULT_RULES
 
 
-# Of a single worker
+# What an opinion weighs
 
 
 def declared(config_id: str) -> LaunchConfigCreated:
@@ -111,6 +114,50 @@ def world(*, registered: bool = False) -> World:
         draft.fold(WorkerRegistered(instance_id="i", boot_seconds=9.0, outcome=booted, **IDS), NOW + 9)
     draft.commit()
     return world
+
+
+opinions = st.lists(
+    st.tuples(
+        st.sampled_from(["degraded", "down", "recovered", "capacity_hint", "spot_interruption"]),
+        st.sampled_from([("config", "zone-a"), ("pool", "linux"), ("zone", "zone-a"), ("worker", "w-1")]),
+        st.sampled_from([None, 0.0, 0.4, 1.0, 2.0, 50.0, float("nan")]),
+        st.sampled_from(["page", "pager"]),
+    ),
+    max_size=8,
+)
+
+
+@given(opinions)
+def test_no_opinion_lifts_a_weight(said_: list[tuple[str, tuple[str, str], float | None, str]]) -> None:
+    """Nor a window; and the lowest word counts, not their product."""
+    known = world()
+    plain = record(Draft(known), known.configs["zone-a"], NOW)
+    for kind, target, value, source in said_:
+        draft = Draft(known)
+        draft.signal(said(kind, *target, value=value, source=source), NOW)
+        draft.commit()
+    told = record(Draft(known), known.configs["zone-a"], NOW)
+    assert 0 < told.weight <= plain.weight
+    assert told.stages["launch"].window <= plain.stages["launch"].window
+    values = [s.value for s in known.signals.values() if "zone-a" in s.configs and s.kind != "capacity_hint"]
+    assert told.health == pytest.approx(plain.health * min(values, default=1.0))
+
+
+def test_an_opinion_ends_with_its_time() -> None:
+    """And weighs nothing if it comes when that is over."""
+    known = world(registered=True)
+    plain = record(Draft(known), known.configs["zone-a"], NOW + 700)
+    for heard_at, state in ((NOW, "closed"), (NOW + 650, "open")):
+        draft = Draft(known)
+        draft.signal(said("down", "config", "zone-a"), heard_at)
+        draft.commit()
+        assert record(Draft(known), known.configs["zone-a"], heard_at).state == state
+        draft = Draft(known)
+        draft.advance(heard_at + 600)
+        draft.commit()
+        assert known.signals == {}
+    after = record(Draft(known), known.configs["zone-a"], NOW + 700)
+    assert (after.state, after.weight, after.signals) == ("open", plain.weight, ())
 
 
 @pytest.mark.parametrize("kind", ["degraded", "down"])
