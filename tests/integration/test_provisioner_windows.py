@@ -81,10 +81,9 @@ async def why(provisioner: Provisioner, config_id: str, pool_id: str = "linux") 
 
 
 async def level(provisioner: Provisioner, key: str = IMAGE, stage: str = "boot", pool_id: str = "linux") -> int:
-    rows = await provisioner.pool.fetch(pools.SHARED, pool_id, LATE_RECORD_SECONDS, FORGOTTEN_AFTER_SECONDS)
-    (found,) = [row for row in rows if (row["key"], row["stage"]) == (key, stage)]
-    number: int = found["in_flight"] + found["unfolded"]
-    return number
+    _, known = await pools.counted(provisioner.pool, pool_id, await pools.now(provisioner.pool))
+    (found,) = [shared for shared in known if shared.share == (key, stage)]
+    return found.in_flight + found.unfolded
 
 
 async def end(provisioner: Provisioner, some: Sequence[Worker], outcome: Outcome | None) -> None:
@@ -322,8 +321,8 @@ async def test_what_confirms_a_claim(
     async with provisioner.client() as client:
         (row,) = (await client.get("/launch-configs")).json()["items"]
     assert row["stages"].get("claim", {}).get("in_flight", 0) == unconfirmed
-    rows = await provisioner.pool.fetch(pools.SHARED, "linux", LATE_RECORD_SECONDS, FORGOTTEN_AFTER_SECONDS)
-    assert {(row["key"], row["in_flight"]) for row in rows if row["stage"] == "claim"} == (
+    _, known = await pools.counted(provisioner.pool, "linux", after(10))
+    assert {(shared.key, shared.in_flight) for shared in known if shared.stage == "claim"} == (
         {(IMAGE, unconfirmed)} if judged else set()
     )
     await provisioner.pool.execute("UPDATE weight SET record = jsonb_set(record, '{stages,claim,window}', '1')")

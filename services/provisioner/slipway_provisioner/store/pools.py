@@ -1,7 +1,7 @@
 """Pools as a decision sees them: locked, observed, marked dirty; configs with their weights and what is under way."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any, Final
 
@@ -56,7 +56,8 @@ CROSS JOIN LATERAL ({UNDER_WAY}) AS u
 LEFT JOIN LATERAL (
     SELECT jsonb_object_agg(stage, failures) AS failures FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
-WHERE c.pool_id = $1 AND (c.state <> 'archived' OR u.live > 0) ORDER BY c.id"""
+WHERE c.pool_id = $1 AND (c.archived_at IS NULL OR c.archived_at > $2) AND (c.state <> 'archived' OR u.live > 0)
+ORDER BY c.id"""
 # Locked after the pool and before anything under way is counted: pools that share an image or a quota decide in turn.
 LOCK_SHARED: Final = """
 SELECT FROM shared_window WHERE (key, stage) IN (
@@ -64,8 +65,8 @@ SELECT FROM shared_window WHERE (key, stage) IN (
     WHERE c.pool_id = $1 AND c.state <> 'archived' AND k.size IS NOT NULL)
 ORDER BY key, stage FOR UPDATE"""
 # Boots count towards the image, launches towards the quota; over every pool. The calculator withdraws the record of an
-# archived config, so what failed there counts for as long as a record may be late ($2 seconds). After $3 seconds such a
-# config is forgotten.
+# archived config, so what failed there counts only since $3, for as long as a record may be late. What was archived
+# before $2 is forgotten.
 SHARED: Final = f"""
 WITH mine AS (
     SELECT DISTINCT k.key, k.stage, k.size FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
@@ -76,14 +77,14 @@ levels AS (
             AS in_flight,
         sum(CASE c.state WHEN 'archived' THEN (
                 SELECT count(*) FROM worker w WHERE w.launch_config_id = c.id
-                AND w.failed_at > slipway_clock() - $2 * interval '1 s')
+                AND w.failed_at > $3)
             ELSE greatest(0, coalesce(f.failures, 0)
                 - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)) END) AS unfolded
     FROM launch_config c CROSS JOIN LATERAL ({UNDER_WAY}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
     LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage
     LEFT JOIN weight g ON g.launch_config_id = c.id
     WHERE (c.image_key = ANY(ARRAY(SELECT key FROM mine)) OR c.quota_key = ANY(ARRAY(SELECT key FROM mine)))
-        AND (c.archived_at IS NULL OR c.archived_at > slipway_clock() - $3 * interval '1 s')
+        AND (c.archived_at IS NULL OR c.archived_at > $2)
     GROUP BY k.key, k.stage)
 SELECT m.key, m.stage, coalesce(l.in_flight, 0)::int AS in_flight, coalesce(l.unfolded, 0)::int AS unfolded,
     CASE WHEN m.size IS NOT NULL THEN coalesce(s.size, m.size) END AS window,
@@ -131,12 +132,13 @@ async def observe(
     attempt_in_seconds = row.pop("attempt_in_seconds")
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
     brake = await tx.fetchval(BRAKES, pool_id)
+    configs, shared = await counted(tx, pool_id, await now(tx))
     return Observed(
         pool=pool,
         demands=await demand.observe(tx, pool_id),
         fleet=Fleet(**await tx.fetchrow(FLEET, pool_id)),
-        configs=[_config(r) for r in await tx.fetch(CONFIGS, pool_id)],
-        shared=[Shared(**r) for r in await tx.fetch(SHARED, pool_id, LATE_RECORD_SECONDS, FORGOTTEN_AFTER_SECONDS)],
+        configs=configs,
+        shared=shared,
         waiting=[Waiting(**r) for r in await tx.fetch(WAITING, pool_id)],
         idle=[Idle(**r) for r in await tx.fetch(IDLE, pool_id)],
         idle_timeout_seconds=idle_timeout_seconds,
@@ -144,6 +146,14 @@ async def observe(
         attempt_in_seconds=attempt_in_seconds,
         stopped=f"launching is stopped: {brake}" if brake else "",
     )
+
+
+async def counted(tx: Connection, pool_id: str, at: datetime) -> tuple[list[Config], list[Shared]]:
+    """A pool's configs and what they share, with what is under way and what has failed of them at `at`."""
+    forgotten = at - timedelta(seconds=FORGOTTEN_AFTER_SECONDS)
+    configs = await tx.fetch(CONFIGS, pool_id, forgotten)
+    shared = await tx.fetch(SHARED, pool_id, forgotten, at - timedelta(seconds=LATE_RECORD_SECONDS))
+    return [_config(row) for row in configs], [Shared(**row) for row in shared]
 
 
 def _config(row: Any) -> Config:
