@@ -36,6 +36,7 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
     closing, down = known.closing(config), signals.is_down(said)
     key, stage, gate = closing[0] if closing else ("", None, None)
     due = [gate.next_probe_at for _, _, gate in closing]
+    ready = bool(closing) and down is None and known.probe_is_ready(config, closing)
     closed = bool(closing) or down is not None
     return WeightChanged(
         launch_config_id=config.id,
@@ -49,9 +50,9 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
         closed_by="signal" if down is not None else "" if key == config.id else key,
         closed_since=_time(down.since if down else min((g.closed_at for _, _, g in closing), default=0.0)),
         probe_permit=row.permit or None,
-        probe_ready=row.ready and not row.spent and down is None,
+        probe_ready=ready,
         next_probe_at=_time(max(due)) if due and all(due) and down is None else None,
-        reason=f"{config.declared.zone or config.id}: {_reason(row, key, gate, down, stages, said)}",
+        reason=f"{config.declared.zone or config.id}: {_reason(row, key, gate, down, stages, said, ready=ready)}",
         profile=config.declared.profile,
         shared=tuple(shared(known, config, policy)),
         signals=tuple(_words(signal) for signal in said),
@@ -119,8 +120,9 @@ def _time(seconds: float) -> datetime | None:
 
 
 def _reason(
-    row: Row, key: str, gate: Gate | None, down: Signal | None, stages: dict[str, StageHealth], said: Sequence[Signal]
-) -> str:
+    row: Row, key: str, gate: Gate | None, down: Signal | None, stages: dict[str, StageHealth], said: Sequence[Signal],
+    *, ready: bool,
+) -> str:  # fmt: skip
     """Needs no clock: whoever prints it knows `next_probe_at`."""
     if down is not None:
         return f"closed, {_words(down)}"
@@ -128,8 +130,10 @@ def _reason(
         parts = [_closed(gate)]
         if "/" in key:
             parts.append(f"by {key}")
-        if row.ready:
-            parts.append(f"probe {row.permit} {'is under way' if row.spent else 'may launch'}")
+        if ready:
+            parts.append(f"probe {row.permit} may launch")
+        elif row.ready and row.spent:
+            parts.append(f"probe {row.permit} is under way")
         return ", ".join(parts)
     weak = [f"{name} {stage.probability:.0%}" for name, stage in stages.items() if stage.probability < HEALTHY]
     return ", ".join(["open", *weak, *(_words(signal) for signal in said)])

@@ -15,6 +15,9 @@ def chances(known: Draft, config: Config, now: float) -> dict[str, float]:
         return dict.fromkeys(STAGES, policy.prior)
     found = {}
     for name in STAGES:
+        if name not in config.stages:
+            found[name] = policy.prior
+            continue
         stage: Stage = getattr(row, name)
         successes, failures, placed = masses(stage, now, policy)
         before = prior(known, config, name, successes, placed, now, policy)

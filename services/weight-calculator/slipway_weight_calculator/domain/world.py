@@ -173,6 +173,13 @@ class Draft:
                         found.append((key, name, gate))
         return found
 
+    def probe_is_ready(self, config: Config, closing: Iterable[Closing]) -> bool:
+        """Whether the newest permit may be spent: everything that closes the config has to wait for its answer."""
+        row = self.row(config.id)
+        if row is None or not row.ready or row.spent:
+            return False
+        return all(gate.probe == _probe(config, row) for _, _, gate in closing)
+
     # Changing: declarations, events, opinions, time.
 
     def declare(self, state: LaunchConfigState, now: float) -> None:
@@ -486,19 +493,22 @@ class Draft:
     def _gate_due(self, key: str, when: float, now: float) -> None:
         """A gate may be probed: by the first of those that it closes for whom nothing else stands in the way."""
         row = self.row(key)
-        gates_: list[Gate] = [getattr(row, name).gate for name in STAGES] if row is not None else []
-        for gate in gates_:
-            if gate.next_probe_at == when:
-                members = self.members(key) if "/" in key else {key}
-                return self._issue_first([self._turn(member, gate) for member in members], when, now)
+        if row is None:
+            return
+        due = [
+            gate.closed_at for gate in (row.launch.gate, row.boot.gate, row.claim.gate) if gate.next_probe_at == when
+        ]
+        if due:
+            members = self.members(key) if "/" in key else {key}
+            self._issue_first([self._turn(member, min(due)) for member in members], when, now)
 
-    def _turn(self, config_id: str, gate: Gate) -> tuple[float, float, str]:
+    def _turn(self, config_id: str, closed_at: float) -> tuple[float, float, str]:
         """Who is busiest probes first: there a permit is spent at once. Who has given one back since the gate closed
         comes behind all others, or one without demand would hold them up again and again."""
         row = self.row(config_id)
         if row is None:
             return inf, 0.0, config_id
-        return row.unanswered_at if row.unanswered_at > gate.closed_at else 0.0, -row.launch.at, config_id
+        return row.unanswered_at if row.unanswered_at > closed_at else 0.0, -row.launch.at, config_id
 
     def _issue_first(
         self, turns: Iterable[tuple[float, float, str]], when: float, now: float, *, early: bool = False
@@ -510,9 +520,11 @@ class Draft:
 
     def _issue(self, config: Config, when: float, now: float, *, early: bool) -> bool:
         """Issue a permit if everything that closes the config is due at `when` (or `early`) and no probe of any of it
-        is unresolved."""
+        is unresolved. One that nobody has spent when something else closes makes way for one that answers for all."""
         row, closing = self.row(config.id), self.closing(config)
-        if row is None or not closing or not config.active or any(gate.probe for _, _, gate in closing):
+        if row is None or not closing or not config.active or self.probe_is_ready(config, closing):
+            return False
+        if any(_is_probed(gate, config, row) for _, _, gate in closing):
             return False
         if not early and any(gate.next_probe_at > when for _, _, gate in closing):
             return False
@@ -539,7 +551,9 @@ class Draft:
                 continue
             every = min(every, self.policy(config).pool_probe_seconds)
             last = max(last, row.permit_at, min(gate.closed_at for _, _, gate in closing))
-            if all(name == "launch" and not gate.probe for _, name, gate in closing):
+            if self.probe_is_ready(config, closing):
+                continue
+            if all(name == "launch" and not _is_probed(gate, config, row) for _, name, gate in closing):
                 probed = max(gate.probe_at for _, _, gate in closing)
                 waiting.append((probed, max(gate.next_probe_at for _, _, gate in closing), config_id))
         due = max(last, min((probed for probed, _, _ in waiting), default=inf)) + every
@@ -807,6 +821,11 @@ def _failure(event: WorkerEvent, outcome: Outcome, at: float) -> Failure:
 def _probe(config: Config, row: Row) -> str:
     """How gates name the newest permit of a config."""
     return f"{config.id}#{row.permit}"
+
+
+def _is_probed(gate: Gate, config: Config, row: Row) -> bool:
+    """Whether a probe is under way, or may be begun, other than by the config's own permit that nobody has spent."""
+    return gate.probe != "" and not (row.ready and not row.spent and gate.probe == _probe(config, row))
 
 
 def _trip(name: str, policy: Policy) -> int:
