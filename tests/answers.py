@@ -102,7 +102,7 @@ class Services:
         @self.app.post("/{service}/{path:path}")
         async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
             self.told.append((path, body))
-            return {"id": ID, "state": "stopping", "was_stopped": body.get("scope") != "pool"}
+            return {"id": ID, "state": "stopping", "was_stopped": body.get("scope") != "pool", "configs": ["zone-a"]}
 
 
 @contextlib.contextmanager
