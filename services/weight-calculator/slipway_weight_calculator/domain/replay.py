@@ -301,8 +301,8 @@ class Replay:
             start.keys = config.keys
             if self._is_down(draft, config.id):
                 start.allowed = False
-            elif draft.closing(config):
-                start.allowed = row.ready and not row.spent
+            elif closing := draft.closing(config):
+                start.allowed = draft.probe_is_ready(config, closing)
                 start.permit = row.permit if start.allowed else None
             else:
                 start.allowed = self._has_room(draft, config)
