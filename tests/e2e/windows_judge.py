@@ -254,6 +254,7 @@ class _Known:
     def __init__(self, seen: Sequence[Visible], heartbeats: Sequence[float], times: Times) -> None:
         self.times = times
         self.heartbeats = sorted(heartbeats)
+        self.silences = [beat + times.silent for beat in self.heartbeats]  # if none has followed by then
         self.records: dict[str, _History[WeightChanged]] = defaultdict(_History)
         self.shared: dict[str, dict[str, _History[SharedWindow]]] = defaultdict(lambda: defaultdict(_History))
         for visible in sorted(seen, key=lambda visible: visible.at):
@@ -266,13 +267,13 @@ class _Known:
     def moments(self, decided: float, at: float, configs: Sequence[str]) -> list[float]:
         """What a call at `at` may have been decided by: instants between which nothing changes for these configs."""
         since = min(decided, at) - self.times.reading
-        changes = [self.heartbeats, *(self.records[config].at for config in configs)]
+        changes = [self.heartbeats, self.silences, *(self.records[config].at for config in configs)]
         later = {when for each in changes for when in each[bisect_right(each, since) : bisect_right(each, at)]}
         return [since, *sorted(later)]
 
     def silent(self, moment: float) -> bool:
         place = bisect_right(self.heartbeats, moment)
-        return place > 0 and moment - self.heartbeats[place - 1] > self.times.silent
+        return place > 0 and moment - self.heartbeats[place - 1] >= self.times.silent
 
     def attempts_at_most(self) -> int:
         """One when silence begins, and one per interval of it, with the time that hearing of its end may take."""

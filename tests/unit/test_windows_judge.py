@@ -189,6 +189,8 @@ def test_without_a_calculator_windows_are_four_and_a_pool_tries_now_and_then() -
     ]
     tried = judged(call(20, "1", 4), refused(21, "1"), call(24, "2"), call(27, "3"), seen=wide, beats=gone)
     assert (tried.attempts, whats(tried)) == (2, [])
+    between = judged(call(9.5, "1"), seen=[visible(0.0, state="closed")], decided={"1": 4.0}, beats=[0.0, 1.0, 9.0])
+    assert between.attempts == 1, "silence began and ended since it was decided"
     often = [call(20 + number / 10, f"{number}") for number in range(40)]
     assert whats(judged(*often, seen=wide, beats=gone)) == ["36 attempts without a calculator, at most 32"]
 
