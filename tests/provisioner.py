@@ -113,6 +113,7 @@ class Cloud:
         self.honours = False
         self.identity_told = "sim-a"
         self.created_at = START
+        self.boots_slowly = False
         self.hold: asyncio.Event | None = None
         self._numbers = count(1)
 
@@ -135,7 +136,9 @@ class Cloud:
         ids = [f"i-{next(self._numbers):04d}" for _ in range(entry if isinstance(entry, int) else request.count)]
         self.by_token[request.token] = ids
         for id_ in ids:
-            self.live[id_] = Instance(id=id_, batch_id=request.batch_id, created_at=self.created_at)
+            self.live[id_] = Instance(
+                id=id_, batch_id=request.batch_id, created_at=self.created_at, running=not self.boots_slowly
+            )
         if self.hold is not None:
             await self.hold.wait()
         if entry is Lost:

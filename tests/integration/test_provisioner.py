@@ -719,7 +719,7 @@ async def test_probes(provisioner: Provisioner) -> None:
     assert (request.units, (await provisioner.worker()).probe_permit) == (1, 1)
     await provisioner.weights(weight(state="closed", probe_permit=1, probe_ready=True, weight=0.5), revision=3)
     await provisioner.plan()
-    assert await provisioner.states() == {"requested": 1}
+    assert (await provisioner.states(), await provisioner.events()) == ({"requested": 1}, [])
     await provisioner.weights(weight(state="closed", probe_permit=2, probe_ready=True), revision=4)
     await provisioner.plan()
     assert await provisioner.states() == {"requested": 1, "stopped": 1}

@@ -647,6 +647,26 @@ async def test_one_machine_that_registers_twice_at_once(provisioner: Provisioner
     assert await provisioner.states() == {"running": 1, "launching": 1}
 
 
+@locking("store.workers.LOCK", "store.workers.BY_INSTANCE", "store.leases.RELEASE")
+@pytest.mark.parametrize("first", ["seen", "told"])
+async def test_a_boot_that_is_seen_and_told_at_once(provisioner: Provisioner, first: str) -> None:
+    """Is one boot, whoever is first: the machine gets its token, the unit comes back once."""
+    await provisioner.starting()
+    await provisioner.pool.execute("UPDATE launch_config SET boot_evidence = 'provider_running'")
+    worker = await provisioner.worker()
+    await provisioner.events()
+    steps: dict[str, Awaitable[Any]] = {
+        "seen": provisioner.reap(), "told": provisioner.register(worker.instance_id or "", worker.batch_id)
+    }  # fmt: skip
+    async with stopped_at(provisioner, "outbox", steps.pop(first)) as one:
+        other = provisioner.start(_awaited(*steps.values()))
+        await provisioner.until_waiting(other)
+    await asyncio.gather(one, other)
+    told = await provisioner.events()
+    assert Counter(type(event).__name__ for event in told) == {"WorkerRegistered": 1, "LeaseReleaseRequested": 1}
+    assert (await provisioner.worker()).token_sha256 is not None
+
+
 @locking("store.batches.LOCK", "store.batches.KNOWN")
 async def test_a_late_reply_and_a_look_up_record_one_outcome(provisioner: Provisioner) -> None:
     """Whoever is first; the other changes nothing."""

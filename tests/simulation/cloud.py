@@ -131,7 +131,10 @@ class Cloud:
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
         return [
-            Instance(id=i.instance_id, batch_id=i.batch, created_at=datetime.fromtimestamp(i.created_at, UTC))
+            Instance(
+                id=i.instance_id, batch_id=i.batch, created_at=datetime.fromtimestamp(i.created_at, UTC),
+                running=i.state(self.now()) == "running",
+            )
             for i in self.world.cloud.listed(account.id, "d", batch_id, now=self.now())
         ]
 

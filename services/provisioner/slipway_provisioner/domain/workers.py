@@ -48,6 +48,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 Change = tuple[Worker, Any]
 # Where the contract asks for an outcome and no stage has ended: words that every reader leaves alone.
 MOVES_NOTHING: Final = Outcome(Stage.UNKNOWN, Result.UNKNOWN)
+PROVIDER_RUNNING: Final = "provider_running"
 
 
 def _ids(worker: Worker) -> dict[str, Any]:
@@ -108,14 +109,20 @@ def launch_failed(worker: Worker, outcome: Outcome, now: datetime) -> Change:
 
 def registered(worker: Worker, instance_id: str, token_sha256: str, now: datetime) -> Change:
     """The machine reported in; idle until it claims. The stages of one that was told to leave have ended."""
+    return _up(worker, now, instance_id=instance_id, token_sha256=token_sha256, heard_at=now)
+
+
+def seen_running(worker: Worker, now: datetime) -> Change:
+    """The provider says that its instance runs, and its pool asks for no more. Nobody was heard from."""
+    return _up(worker, now, code=PROVIDER_RUNNING)
+
+
+def _up(worker: Worker, now: datetime, *, code: str = "", **fields: Any) -> Change:
     since = worker.launched_at or worker.requested_at
-    after = _to(
-        worker, "registered", instance_id=instance_id, token_sha256=token_sha256, registered_at=now, idle_since=now,
-        heard_at=now,
-    )  # fmt: skip
+    after = _to(worker, "registered", registered_at=now, idle_since=now, **fields)
     return after, events.WorkerRegistered(
-        **_ids(worker), instance_id=instance_id, boot_seconds=max(0.0, (now - since).total_seconds()),
-        outcome=MOVES_NOTHING if worker.state is State.STOPPING else Outcome(Stage.BOOT, Result.OK),
+        **_ids(worker), instance_id=after.instance_id or "", boot_seconds=max(0.0, (now - since).total_seconds()),
+        outcome=MOVES_NOTHING if worker.state is State.STOPPING else Outcome(Stage.BOOT, Result.OK, code=code),
     )  # fmt: skip
 
 

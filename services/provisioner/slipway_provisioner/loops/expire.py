@@ -18,17 +18,22 @@ LOG = logger(__name__)
 OVERDUE_BOOTS: Final = """
 SELECT id::text FROM worker WHERE state = 'starting' AND launched_at < slipway_clock() - $1 * interval '1 s'
 ORDER BY id LIMIT 200"""
-# Idle although a source of its pool has had tasks pending for as long; `throughout`: for all of its idle time.
+# Idle although a source of its pool has had tasks pending for as long; `throughout`: for all of its idle time. Where
+# workers tell nothing of their claims it may be busy, unless no source has seen a claimed task in that time.
 IDLE_IN_VAIN: Final = """
 SELECT w.id::text, w.idle_since, bool_or(d.pending_since <= w.idle_since) AS throughout
-FROM worker w JOIN demand d ON d.pool_id = w.pool_id
+FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN demand d ON d.pool_id = w.pool_id
 WHERE w.state = 'running' AND w.idle_since < slipway_clock() - $1 * interval '1 s'
     AND d.pending_since < slipway_clock() - $1 * interval '1 s'
     AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
+    AND (c.claim_evidence = 'hook' OR (c.claim_evidence = 'queue' AND NOT EXISTS (
+        SELECT FROM demand q WHERE q.pool_id = w.pool_id AND q.claimed_seen_at >= w.idle_since)))
 GROUP BY w.id ORDER BY w.id LIMIT 200"""
+# Where the provider's word is enough nobody may be there to speak.
 UNHEARD: Final = """
-SELECT id::text, heard_at FROM worker WHERE state = 'running' AND heard_at < slipway_clock() - $1 * interval '1 s'
-ORDER BY id LIMIT 200"""
+SELECT w.id::text, w.heard_at FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
+WHERE w.state = 'running' AND w.heard_at < slipway_clock() - $1 * interval '1 s' AND c.boot_evidence = 'register'
+ORDER BY w.id LIMIT 200"""
 # One that never registered cannot hear us; the others may end by themselves first. Whoever is taken goes to the end of
 # the queue, whatever becomes of the call: an account that fails holds up no other.
 TAKE: Final = """

@@ -132,7 +132,7 @@ class Processes:
         prefix = self._prefix(account) + (f"{batch_id}/" if batch_id else "")
         found = await asyncio.to_thread(processes.tagged, INSTANCE_TAG, prefix)
         return [
-            Instance(id=process.identity, batch_id=_batch_of(process.tag), created_at=process.started_at)
+            Instance(id=process.identity, batch_id=_batch_of(process.tag), created_at=process.started_at, running=True)
             for process in instances(found)
         ]
 

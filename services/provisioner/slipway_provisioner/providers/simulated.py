@@ -110,7 +110,10 @@ class Simulated:
         if response.status_code != 200:
             raise OutcomeUnknown(f"listing {account.id}: HTTP {response.status_code}")
         return [
-            Instance(id=row["id"], batch_id=row["batch"], created_at=datetime.fromtimestamp(row["created_at"], UTC))
+            Instance(
+                id=row["id"], batch_id=row["batch"], created_at=datetime.fromtimestamp(row["created_at"], UTC),
+                running=row["state"] == "running",
+            )
             for row in _listed(response)
         ]
 
