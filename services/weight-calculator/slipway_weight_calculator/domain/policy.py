@@ -22,7 +22,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `probe_max_seconds`; one per `pool_probe_seconds` while all of a pool is closed; and at once for peers that closed
     within `sibling_seconds` of one that opens. A gate that closes again goes on with the delay that it had, halved per
     `relapse_seconds` since; and until its window has grown to `proven_window` again, one definite refusal closes it.
-    A permit of a shared gate that nobody spends for `permit_seconds` goes to another config.
+    A permit of a shared gate that nobody spends for `permit_seconds` goes to another config: longer than records may be
+    late, or one that is spent at last would find its successor under way.
 
     Boots: one under way for longer than `late_factor` times the `late_quantile` of the last `boot_samples` boots, and
     `late_min_seconds` at least, counts as failed until it ends; `late_seconds` while fewer than `late_samples` are
@@ -61,7 +62,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pool_probe_seconds: float = 30.0
     sibling_seconds: float = 180.0
     relapse_seconds: float = 600.0
-    permit_seconds: float = 60.0
+    permit_seconds: float = 180.0
 
     late_factor: float = 2.0
     late_quantile: float = 0.95
