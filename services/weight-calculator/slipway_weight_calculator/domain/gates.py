@@ -33,8 +33,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False
 
 
 class Gate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`closed_at` 0 means open. `run` holds the newest charged failures that are not older than the newest success,
-    `unconfirmed` counts them all; while closed, `run` keeps what closed it.
+    """`closed_at` 0 means open. `run` holds the charged failures that are not older than the newest success, by their
+    time; while closed it keeps what closed it, and `unconfirmed` alone goes on counting.
 
     `probe` names the unresolved probe as "config#permit"; `next_probe_at` is when one is due, 0: none.
     """
@@ -69,7 +69,7 @@ def failed(gate: Gate, failure: Failure, trip: int, owner: str, policy: Policy, 
     # Sorted, since outcomes of different workers arrive in any order.
     run = tuple(sorted((*gate.run, failure)))
     gate = msgspec.structs.replace(gate, run=run, unconfirmed=len(run))
-    relapsed = gate.opened_at > 0 and not proven and failure.classified and failure.scope in DEFINITE
+    relapsed = gate.opened_at > 0 and not proven and _definite((failure,))
     return close(gate, run[-1].at, owner, policy) if relapsed or _trips(run, trip, policy) else gate
 
 
@@ -99,9 +99,9 @@ def confirmed(gate: Gate, failure: Failure) -> Gate:
     return msgspec.structs.replace(gate, run=run)
 
 
-def unfounded(gate: Gate, late: int, trip: int, policy: Policy) -> bool:
+def unfounded(gate: Gate, late: int, trip: int) -> bool:
     """Whether what has closed it was taken back; `late` starts are still taken for failed."""
-    return gate.closed and late < trip and not _trips(gate.run, trip, policy)
+    return gate.closed and max(late, len(gate.run)) < trip and not _definite(gate.run)
 
 
 def close(gate: Gate, at: float, owner: str, policy: Policy) -> Gate:
@@ -153,8 +153,11 @@ def schedule(gate: Gate, chance_of: str, at: float, delay_seconds: float, backof
 
 
 def _trips(run: tuple[Failure, ...], trip: int, policy: Policy) -> bool:
-    definite = sum(failure.classified and failure.scope in DEFINITE for failure in run)
-    return len(run) >= trip or definite >= policy.trip_capacity
+    return len(run) >= trip or _definite(run) >= policy.trip_capacity
+
+
+def _definite(run: tuple[Failure, ...]) -> int:
+    return sum(failure.classified and failure.scope in DEFINITE for failure in run)
 
 
 def _chance(of: str) -> float:

@@ -246,6 +246,13 @@ class Draft:
         heappush(self.world.agenda, (signal.until, "signal", key))
         return ""
 
+    def count_folded(self, config_id: str, name: str, by: int = 1) -> None:
+        """Count a failure as seen that could not be folded, or no longer; a config that is not known has no count."""
+        row = self.row(config_id) if self.config(config_id) is not None else None
+        if row is not None:
+            stage: Stage = getattr(row, name)
+            self._set(config_id, name, msgspec.structs.replace(stage, folded=stage.folded + by))
+
     def advance(self, now: float) -> None:
         """What time alone changes up to `now`: permits that are due, starts that are late, opinions that expire."""
         self._note_what_is_due()
@@ -503,12 +510,9 @@ class Draft:
             self._issue_first([self._turn(member, min(due)) for member in members], when, now)
 
     def _turn(self, config_id: str, closed_at: float) -> tuple[float, float, str]:
-        """Who is busiest probes first: there a permit is spent at once. Who has given one back since the gate closed
-        comes behind all others, or one without demand would hold them up again and again."""
+        """Who is busiest probes first: there a permit is spent at once."""
         row = self.row(config_id)
-        if row is None:
-            return inf, 0.0, config_id
-        return row.unanswered_at if row.unanswered_at > closed_at else 0.0, -row.launch.at, config_id
+        return (inf, 0.0, config_id) if row is None else (_came_back(row, closed_at), -row.launch.at, config_id)
 
     def _issue_first(
         self, turns: Iterable[tuple[float, float, str]], when: float, now: float, *, early: bool = False
@@ -550,14 +554,16 @@ class Draft:
                     return inf, []
                 continue
             every = min(every, self.policy(config).pool_probe_seconds)
-            last = max(last, row.permit_at, min(gate.closed_at for _, _, gate in closing))
+            since = min(gate.closed_at for _, _, gate in closing)
+            last = max(last, row.permit_at, since)
             if self.probe_is_ready(config, closing):
                 continue
             if all(name == "launch" and not _is_probed(gate, config, row) for _, name, gate in closing):
                 probed = max(gate.probe_at for _, _, gate in closing)
-                waiting.append((probed, max(gate.next_probe_at for _, _, gate in closing), config_id))
-        due = max(last, min((probed for probed, _, _ in waiting), default=inf)) + every
-        return due, [(0.0, next_probe_at, id_) for probed, next_probe_at, id_ in waiting if probed + every <= due]
+                soonest = max(gate.next_probe_at for _, _, gate in closing)
+                waiting.append((probed, (_came_back(row, since), soonest, config_id)))
+        due = max(last, min((probed for probed, _ in waiting), default=inf)) + every
+        return due, [turn for probed, turn in waiting if probed + every <= due]
 
     def _pool_owed(self, key: str, when: float, now: float) -> None:
         due, turns = self._pool_due(key)
@@ -718,7 +724,7 @@ class Draft:
                 continue
             mass = evidence.remaining(max(0.0, stage.at - boot.late_at), policy)
             gate, window = gates.withdrawn(stage.gate, worker_id), stage.window
-            if came and gates.unfounded(gate, late, policy.trip_boot, policy):
+            if came and gates.unfounded(gate, late, policy.trip_boot):
                 gate, window = gates.opened(gate, at), policy.reopened_window
             self._set_gate(
                 key, "boot", gate, failures=max(0.0, stage.failures - mass), placed=max(0.0, stage.placed - mass),
@@ -821,6 +827,12 @@ def _failure(event: WorkerEvent, outcome: Outcome, at: float) -> Failure:
 def _probe(config: Config, row: Row) -> str:
     """How gates name the newest permit of a config."""
     return f"{config.id}#{row.permit}"
+
+
+def _came_back(row: Row, closed_at: float) -> float:
+    """When a permit came back without an answer since then, else 0. Who let one lapse comes behind all others, or one
+    without demand would hold them up again and again."""
+    return row.unanswered_at if row.unanswered_at > closed_at else 0.0
 
 
 def _is_probed(gate: Gate, config: Config, row: Row) -> bool:
