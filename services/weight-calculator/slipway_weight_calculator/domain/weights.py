@@ -1,6 +1,7 @@
 """Where to launch: the share of a config relative to its siblings. Says nothing on how many (windows, gates). Pure."""
 
 import math
+import sys
 
 from slipway_weight_calculator.domain.evidence import Stage, masses, probability, remaining
 from slipway_weight_calculator.domain.policy import Policy
@@ -40,5 +41,6 @@ def prior(
 
 
 def weight(base_weight: float, price_factor: float, health: float, policy: Policy) -> float:
-    """Never zero for a positive base and price, or nothing would ever show that a config works again."""
-    return base_weight * price_factor * (policy.floor + (1 - policy.floor) * math.pow(health, policy.sharpness))
+    """Never zero, or nothing would ever show that a config works again."""
+    share = policy.floor + (1 - policy.floor) * math.pow(health, policy.sharpness)
+    return max(sys.float_info.min, base_weight * price_factor * share)
