@@ -908,6 +908,11 @@ BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
     ("POST", "/pools/linux/pause", {"reason": "r", "until": after(0).isoformat()}, ("admin",), 422, "until-passed"),
     ("POST", "/pools/linux/resume", {"reason": "r"}, ("admin",), 409, "wrong-pool-state"),
     ("POST", "/pools/unheard-of/resume", {"reason": "r"}, ("admin",), 404, "unknown-pool"),
+    ("POST", "/pools/linux/freeze", {"reason": "r"}, WRITE, 403, "scope-missing"),
+    ("POST", "/pools/linux/freeze", {"reason": ""}, ("admin",), 422, "invalid-request"),
+    ("POST", "/pools/unheard-of/freeze", {"reason": "r"}, ("pools:write",), 404, "unknown-pool"),
+    ("POST", "/pools/unheard-of/unfreeze", {"reason": "r"}, ("admin",), 404, "unknown-pool"),
+    ("POST", "/pools/linux/unfreeze", {"reason": "r"}, ("admin",), 409, "wrong-pool-state"),
     ("POST", "/workers/register", {"batch_id": "x", "secret": "s", "instance_id": "i"}, (), 422, "invalid-request"),
     ("POST", "/workers/nobody/heartbeat", None, (), 404, "unknown-worker"),
 ]  # fmt: skip

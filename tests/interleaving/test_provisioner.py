@@ -25,7 +25,7 @@ from slipway_common.events.lease import (
     LeaseRenewRequested,
     LeaseRequested,
 )
-from slipway_common.events.pool import PoolResumed
+from slipway_common.events.pool import PoolResumed, PoolUnfrozen
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.weight import SharedWindow
 from slipway_common.events.worker import (
@@ -258,13 +258,14 @@ FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
     "observe": lambda db: apply(db, declared(mode="observe")),
     "archive": lambda db: apply(db, declared("zone-b")),
     "delete": lambda db: apply(db, declared("zone-b", id="other")),
-    "freeze": lambda db: db.execute("UPDATE worker_pool SET frozen = true"),
+    "freeze": lambda db: pauses.freeze(db, "linux", reason="drill", by="op"),
     "drain": lambda db: db.execute("UPDATE launch_config SET state = 'draining'"),
 }
 SHARED: Final = (
     "store.configs.SHARE", "store.brakes.EXCLUDE_STARTS", "store.brakes.PULL", "store.configs.PAUSE",
     "store.configs.LOCK_ALL", "store.declarations.LOCK_POOLS", "store.declarations.PUT_POOL",
     "store.declarations.PUT_CONFIG", "store.declarations._remove", "store.pauses.PAUSE",
+    "store.pauses.FREEZE",
 )  # fmt: skip
 
 
@@ -898,6 +899,26 @@ async def test_a_pool_s_pause_that_runs_out_while_it_is_renewed(provisioner: Pro
 
     assert sorted(await asyncio.gather(*(in_transaction(provisioner, resume) for _ in range(3)))) == [0, 0, 1]
     assert len(await provisioner.told(PoolResumed)) == 1
+
+
+@locking("store.pauses.FREEZE", "store.pauses.UNFREEZE", "store.pauses.FORGET")
+async def test_a_pool_is_unfrozen_once(provisioner: Provisioner) -> None:
+    """However many say so at once; what is frozen is frozen once, too, and forgiven is what the last one has seen."""
+    await provisioner.declare()
+    seen = SharedWindow(key="image/linux-1", stage="boot", version=1, window=8, unconfirmed=7)
+    await provisioner.weights(weight(shared=(seen,)))
+
+    async def freeze(db: Connection) -> bool:
+        return await pauses.freeze(db, "linux", reason="drill", by="op")
+
+    async def unfreeze(db: Connection) -> bool:
+        return await pauses.unfreeze(db, "linux", reason="over", by="op")
+
+    for act in (freeze, unfreeze) * 2:
+        assert sorted(await asyncio.gather(*(in_transaction(provisioner, act) for _ in range(3)))) == [0, 0, 1]
+    assert len(await provisioner.told(PoolUnfrozen)) == 2
+    rows = await provisioner.pool.fetch("SELECT key, stage, unconfirmed FROM forgiven")
+    assert [tuple(row) for row in rows] == [("image/linux-1", "boot", 7)]
 
 
 @locking("store.pauses.PAUSE", "store.pools.LOCK_DIRTY")

@@ -237,6 +237,10 @@ def _brakes(seen: Gathered) -> Iterable[Finding]:
             told = {"reason": pool.get("paused_reason"), "by": pool.get("paused_by"), "until": pool.get("paused_until")}
             detail = f"pool {pool['id']} is paused {_by(told, seen.now)}"
             yield Finding(WARN, "brakes", detail, f"slipway pool resume {pool['id']} --reason …")
+        if pool.get("frozen"):
+            told = {"reason": pool.get("frozen_reason"), "by": pool.get("frozen_by")}
+            detail = f"pool {pool['id']} is frozen {_by(told, seen.now)}"
+            yield Finding(WARN, "brakes", detail, f"slipway pool unfreeze {pool['id']} --reason …")
 
 
 def _by(held: Mapping[str, Any], now: datetime) -> str:

@@ -98,6 +98,8 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
      "brakes launching is stopped in account sim-a until 14:31:00 by me: r", "slipway start-launching --account sim-a"),
     ("paused pool", {"pools": [{"id": "linux", "paused": True, "paused_reason": "r", "paused_by": "me"}]}, WARN,
      "brakes pool linux is paused by me: r", "slipway pool resume linux"),
+    ("frozen pool", {"pools": [{"id": "linux", "frozen": True, "frozen_reason": "r", "frozen_by": "me"}]}, WARN,
+     "brakes pool linux is frozen by me: r", "slipway pool unfreeze linux"),
     ("account", {"configs": [CONFIG | {"circuit": "closed", "reason": "a: closed"}, CONFIG | {"state": "paused"}]},
      WARN, "accounts sim-a may only probe: zone-a closed; a: closed", "slipway lc show zone-a"),
 ]  # fmt: skip

@@ -96,6 +96,7 @@ def test_a_probe_is_one_unit_with_its_number() -> None:
 HELD = [
     ({"deleted": True}, "the pool is deleted"),
     ({"frozen": True}, "the pool is frozen"),
+    ({"frozen": True, "frozen_reason": "drill"}, "the pool is frozen: drill"),
     ({"paused": True}, "the pool is paused"),
     ({"mode": "observe"}, "mode observe: decided and recorded, not launched"),
     ({"mode": "unheard-of"}, "mode unheard-of: decided and recorded, not launched"),
@@ -235,6 +236,40 @@ BROKEN = [
 def test_every_broken_rule_is_found(given: Observed, broken: Plan, problem: str) -> None:
     """By name, and nothing else with it."""
     assert check_plan(given, broken) == [problem]
+
+
+#         changes of the pool; unconfirmed, forgiven; does it freeze?
+FREEZES = [
+    ({}, 99, 0, False),
+    ({"on_bad_image": "freeze"}, 9, 0, False),
+    ({"on_bad_image": "freeze"}, 10, 0, True),
+    ({"on_bad_image": "freeze", "freeze_after": 3}, 3, 0, True),
+    ({"on_bad_image": "freeze"}, 19, 10, False),
+    ({"on_bad_image": "freeze"}, 20, 10, True),
+    ({"on_bad_image": "freeze"}, 10, 30, True),  # a success came between
+    ({"on_bad_image": "freeze", "frozen": True}, 99, 0, False),
+    ({"on_bad_image": "freeze", "deleted": True}, 99, 0, False),
+    ({"on_bad_image": "freeze", "paused": True}, 99, 0, True),
+]
+
+
+@pytest.mark.parametrize(("changes", "unconfirmed", "forgiven", "freezes"), FREEZES)
+def test_a_bad_image_freezes_its_pool(
+    changes: dict[str, Any], unconfirmed: int, forgiven: int, freezes: bool
+) -> None:
+    """After so many starts in a row that nobody has looked past; nothing is launched then, nor waits."""
+    bad = Shared(key="image/i", stage="boot", window=64, unconfirmed=unconfirmed, forgiven=forgiven)
+    less = msgspec.structs.replace(bad, stage="claim", unconfirmed=forgiven)
+    beside = Shared(key="quota/i", stage="launch", window=64, unconfirmed=99)
+    waiting = [Waiting(worker_id="w", config_id="a")]
+    shared = [less, bad, beside]
+    made = plan(observed(3, config("a", shares=[bad.share]), serving=1, waiting=waiting, shared=shared, **changes))
+    assert made.freeze == (bad if freezes else None)
+    if freezes and "paused" not in changes:
+        assert (launched(made), made.cancel) == ({}, ["w"])
+        assert made.why["because"].startswith("the pool freezes: ")
+    other = plan(observed(3, config("a", image_revision="j"), shared=shared, **changes))
+    assert other.freeze is None
 
 
 OLD: Final = ("image/old", "boot")

@@ -63,8 +63,10 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     pool.PoolUpdated(**{**POOL, "max_capacity": 160}, revision=2),
     pool.PoolPaused(**PAUSED_POOL, revision=3, reason="queue moves house", by="release-duty"),
     pool.PoolResumed(**POOL, revision=4, reason="queue is back", by="release-duty"),
-    pool.PoolFrozen(**FROZEN_POOL, revision=5, reason="desired size moved by 400 % in one minute"),
-    pool.PoolUnfrozen(**POOL, revision=6, reason="demand was real", by="release-duty"),
+    pool.PoolFrozen(
+        **FROZEN_POOL, revision=5, reason="10 starts of image linux-1 in a row came to nothing (boot)", by="provisioner"
+    ),
+    pool.PoolUnfrozen(**POOL, revision=6, reason="image was replaced", by="release-duty"),
     pool.PoolRolledBack(**POOL, revision=7, to_revision=1),
     pool.PoolDeleted(**{**POOL, "max_capacity": 0}, revision=8),
     launch_config.LaunchConfigCreated(**ACTIVE, revision=1),

@@ -1,5 +1,5 @@
 """One decision for one pool: what to launch where, whom to send away, and why. Pure; calls accounting, windows,
-choice and scale_down, and has no rule of its own beyond their order."""
+choice, freezing and scale_down, and has no rule of its own beyond their order."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from slipway_provisioner.domain import accounting, choice, scale_down, windows
-from slipway_provisioner.domain.pool import Config, Observed, Waiting
+from slipway_provisioner.domain import accounting, choice, freezing, scale_down, windows
+from slipway_provisioner.domain.pool import Config, Observed, Shared, Waiting
 
 LAUNCHING_MODES = ("enforce", "canary")
 
@@ -30,6 +30,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int
     serving: int
     why: dict[str, Any]
+    freeze: Shared | None = None  # the image for which the pool stops until somebody unfreezes it
     reconsider_after_seconds: float | None = None  # when time alone may change the decision
 
     @property
@@ -43,7 +44,8 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
     asked = accounting.tasks(observed.demands, trust_stale=False)
     protected = accounting.tasks(observed.demands, trust_stale=True)
     needed = accounting.shortfall(pool, asked, observed.fleet)
-    held = _held(observed)
+    bad = freezing.bad_image(observed)
+    held = _held(observed) or (f"the pool freezes: {freezing.words(bad)}" if bad is not None else "")
     launches, configs = _spread(observed, needed)
     if held:
         launches = []
@@ -78,6 +80,7 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         wanted=accounting.wanted(pool, asked),
         serving=observed.fleet.serving,
         why=why,
+        freeze=bad,
         reconsider_after_seconds=_reconsider(observed, now, spare - len(cancel) - len(tell), needed - got),
     )
 
@@ -110,7 +113,7 @@ def _held(observed: Observed) -> str:
         return observed.stopped
     for is_so, reason in (
         (pool.deleted, "the pool is deleted"),
-        (pool.frozen, "the pool is frozen"),
+        (pool.frozen, f"the pool is frozen: {pool.frozen_reason}" if pool.frozen_reason else "the pool is frozen"),
         (pool.paused, "the pool is paused"),
         (pool.mode not in LAUNCHING_MODES, f"mode {pool.mode}: decided and recorded, not launched"),
     ):
@@ -191,8 +194,8 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
         problems.append(f"{after} serving and {fleet.leaving} leaving exceed maximum + minimum")
     if plan.units and pool.mode == "canary" and after > 1:
         problems.append(f"{after} would serve, and a canary is one")
-    if plan.units and _held(observed):
-        problems.append(f"launches although {_held(observed)}")
+    if plan.units and (held := _held(observed) or (freezing.words(plan.freeze) if plan.freeze else "")):
+        problems.append(f"launches although {held}")
     problems += [
         f"launches on {launch.config.id}, which is not active"
         for launch in plan.launches

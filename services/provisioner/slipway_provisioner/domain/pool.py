@@ -8,7 +8,10 @@ import msgspec
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits and switches of one worker pool. `drawn` counts the launches ever chosen: it places the next draw."""
+    """Limits and switches of one worker pool. `drawn` counts the launches ever chosen: it places the next draw.
+
+    `on_bad_image` is probe or freeze, after `freeze_after` unconfirmed starts.
+    """
 
     id: str
     min_capacity: int
@@ -17,8 +20,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = "enforce"
     paused: bool = False
     frozen: bool = False
+    frozen_reason: str = ""
     deleted: bool = False
     drawn: int = 0
+    on_bad_image: str = "probe"
+    freeze_after: int = 10
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +88,8 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a share, over all configs that have it. While it is closed each of them is.
 
     `in_flight` is under way, `unfolded` failed without a weight that has taken it in. Without a `window` the share
-    bounds nothing: it is only open or closed.
+    bounds nothing: it is only open or closed. `unconfirmed` starts failed or are late since the last success, and
+    `forgiven` were so when somebody unfroze the pool.
     """
 
     key: str
@@ -92,6 +99,8 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
     closed: bool = False
     reason: str = ""
+    unconfirmed: int = 0
+    forgiven: int = 0
 
     @property
     def share(self) -> Share:

@@ -21,7 +21,8 @@ WHERE EXISTS (SELECT FROM dirty_pool d WHERE d.pool_id = p.id AND d.due_at <= sl
 ORDER BY (SELECT min(d.id) FROM dirty_pool d WHERE d.pool_id = p.id) LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
 UNMARK: Final = "DELETE FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() RETURNING because"
 POOL: Final = """
-SELECT id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, deleted, drawn,
+SELECT id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, frozen_reason, deleted, drawn, on_bad_image,
+    freeze_after,
     coalesce(extract(epoch FROM attempted_at + $2 * interval '1 s' - slipway_clock())::float8, 0) AS attempt_in_seconds
 FROM worker_pool WHERE id = $1"""
 FLEET: Final = """
@@ -88,8 +89,10 @@ levels AS (
     GROUP BY k.key, k.stage)
 SELECT m.key, m.stage, coalesce(l.in_flight, 0)::int AS in_flight, coalesce(l.unfolded, 0)::int AS unfolded,
     CASE WHEN m.size IS NOT NULL THEN coalesce(s.size, m.size) END AS window,
-    coalesce(s.state = 'closed', false) AS closed, coalesce(s.reason, '') AS reason
+    coalesce(s.state = 'closed', false) AS closed, coalesce(s.reason, '') AS reason,
+    coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven
 FROM mine m LEFT JOIN shared_window s USING (key, stage) LEFT JOIN levels l USING (key, stage)
+LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
 ORDER BY m.key, m.stage"""
 # Only workers that no lease was granted for may be cancelled: a call may start for the others at any moment.
 WAITING: Final = """

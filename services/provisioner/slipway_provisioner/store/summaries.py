@@ -9,6 +9,7 @@ from slipway_provisioner.store.pools import DEFAULT_WINDOWS, UNDER_WAY, stages
 POOLS: Final = """
 SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.profile, p.boot_evidence, p.claim_evidence,
     p.on_bad_image, p.freeze_after, p.paused, p.paused_reason, p.paused_by, p.paused_until, p.frozen,
+    p.frozen_reason, p.frozen_by,
     d.pending, d.claimed, d.oldest_wait_seconds, w.serving, w.running, w.leaving, x.wanted, x.needed
 FROM worker_pool p
 CROSS JOIN LATERAL (

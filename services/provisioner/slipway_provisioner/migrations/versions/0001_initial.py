@@ -21,6 +21,7 @@ CREATE TABLE worker_pool (
     on_bad_image text NOT NULL, freeze_after integer NOT NULL,
     paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
     paused_by text NOT NULL DEFAULT '', paused_until timestamptz, frozen boolean NOT NULL DEFAULT false,
+    frozen_reason text NOT NULL DEFAULT '', frozen_by text NOT NULL DEFAULT '',
     deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
     swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz
 );
@@ -64,6 +65,11 @@ CREATE TABLE shared_window (
     key text NOT NULL, stage text NOT NULL, version bigint NOT NULL DEFAULT 0, size integer,
     state text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'closed')), unconfirmed integer NOT NULL DEFAULT 0,
     reason text NOT NULL DEFAULT '', PRIMARY KEY (key, stage)
+);
+-- Starts of an image that had come to nothing when somebody unfroze a pool: they do not freeze it again.
+CREATE TABLE forgiven (
+    pool_id text NOT NULL REFERENCES worker_pool, key text NOT NULL, stage text NOT NULL, unconfirmed integer NOT NULL,
+    PRIMARY KEY (pool_id, key, stage)
 );
 CREATE TABLE weight (
     launch_config_id text PRIMARY KEY, revision bigint NOT NULL, record jsonb NOT NULL,
