@@ -63,7 +63,7 @@ def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Out
     Example:
       slipway weights show linux-zone-b
     """
-    items = context.obj.get("weight-calculator", "/weights")["items"]
+    items = context.obj.get("weight-calculator", "/weights", config=config)["items"]
     row: dict[str, Any] | None = next((row for row in items if row["launch_config_id"] == config), None)
     if row is None:
         raise Failed(f"nothing is published of {config!r}; `slipway weights ls` lists all that is")

@@ -138,7 +138,7 @@ class _Look:
             return None
         kind, members = SHARED[_kind(key)], self.members(key)
         stage, gate = max(standing, key=lambda found: (found[1].closed, found[1].unconfirmed))
-        freezing = (c for c in members if kind == IMAGE and c.declared.on_bad_image == "freeze" and stage != "launch")
+        freezing = (c for c in members if kind == IMAGE and c.declared.on_bad_image == "freeze")
         frozen = sorted({c.declared.pool_id for c in freezing if gate.unconfirmed >= c.declared.freeze_after})
         if not members or not (gate.closed or frozen):
             return None
