@@ -1,14 +1,13 @@
 """One replica at a time reads whole topics, on a real broker and a real database: whoever dies, stalls or lets go,
 another takes over, and every record takes effect once."""
 
-import asyncio
 from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import TopicPartition
 
-from slipway_common import dead_letters, exclusive, kafka
+from slipway_common import dead_letters, exclusive, kafka, owner
 from slipway_common.clock import utc_now
 from slipway_common.consume import Consumer, claim
 from slipway_common.events.pool import DemandReported
@@ -23,7 +22,7 @@ from tests.processes import INSTANCE, Process
 @pytest.fixture
 async def place(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
     """With topics, and with replicas that lose patience sooner than in production."""
-    monkeypatch.setattr(exclusive, "STALE_SECONDS", 3.0)
+    monkeypatch.setattr(owner, "STALE_SECONDS", 3.0)
     monkeypatch.setattr(exclusive, "RENEW_SECONDS", 0.5)
     monkeypatch.setattr(exclusive, "BID_SECONDS", 0.1)
     await place.create(*Diary.topics)
@@ -116,7 +115,7 @@ async def test_stopped_and_woken(place: Place) -> None:
 
 async def test_restarted_under_its_name(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has its name was its predecessor: it waits for no row to grow stale."""
-    monkeypatch.setattr(exclusive, "STALE_SECONDS", 3600.0)
+    monkeypatch.setattr(owner, "STALE_SECONDS", 3600.0)
     former = Process.at(place, "exclusive")
     try:
         async with publisher(place) as publish:

@@ -76,7 +76,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One event for a handler. `event` is None for a tombstone: then `subject` says what was deleted."""
+    """One event for a handler. `event` is None for a tombstone: then `subject` says what was deleted.
+
+    `stored_ms` is the record's own time, as its client set it; 0: not known.
+    """
 
     event: Any
     type: str
@@ -90,6 +93,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     partition: int
     offset: int
     traceparent: str = ""
+    stored_ms: int = 0
 
 
 class Owned(msgspec.Struct, frozen=True):
@@ -468,6 +472,7 @@ def received(record: Record, envelope: Envelope) -> Received:
         partition=record.partition,
         offset=record.offset,
         traceparent=envelope.traceparent,
+        stored_ms=record.timestamp_ms,
     )
 
 

@@ -215,6 +215,10 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Weight records and tombstones published",
     ),
     Metric(
+        name="slipway_event_times_clamped_total", kind="counter", services=CALCULATOR,
+        help="Facts whose time was more than two minutes from when they were written, or later than now",
+    ),
+    Metric(
         name="slipway_signals_total", kind="counter", services=CALCULATOR, labels=("kind",),
         help="Opinions from outside that were taken into account, by what they say",
     ),

@@ -22,8 +22,9 @@ from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.consume import Consumer, Handler
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.service import ServiceHeartbeat
-from slipway_common.exclusive import Exclusive, Work
+from slipway_common.exclusive import Exclusive
 from slipway_common.measure import MEASURE_SECONDS, PLUMBING, Measure, plumbing
+from slipway_common.owner import Work
 from slipway_common.postgres import Pool
 from slipway_common.relay import Relay
 from slipway_common.runtime import Runtime

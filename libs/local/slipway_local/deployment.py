@@ -37,10 +37,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "stop_grace_seconds": 120, "clock_skew_seconds": 5, "resend_seconds": 30, "reap_seconds": 10,
         "sweep_seconds": 600, "silent_attempt_seconds": 30,
     },
-    "weight-calculator": {
-        "half_life_seconds": 600, "probe_initial_seconds": 15, "probe_max_seconds": 600, "pool_probe_seconds": 30,
-        "refresh_seconds": 60, "republish_seconds": 600,
-    },
+    "weight-calculator": {"refresh_seconds": 60, "republish_seconds": 600},
     "lease-broker": {"lost_linger_seconds": 70},
 }  # fmt: skip
 PARTITIONS: Final = 4
@@ -189,6 +186,7 @@ class Deployment:
             "SLIPWAY_LEDGER": str(self.ledger),
             "SLIPWAY_REGISTRATION_KEY": hash_secret(self.token),
             "SLIPWAY_DEPLOYMENT": self.run_id,
+            "SLIPWAY_SPEED": repr(self.speed),  # the calculator's profiles are its own
         }
         for key, value in PRODUCT_SECONDS.get(name, {}).items():
             env[f"SLIPWAY_{key.upper()}"] = repr(self.seconds.get(key, value) / self.speed)

@@ -1,30 +1,24 @@
 """Settings of the weight-calculator; read once, in main.py."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from slipway_common.service import ServiceSettings
 from slipway_common.strict_yaml import Invalid, Problem, read
 from slipway_weight_calculator.domain import signals
-from slipway_weight_calculator.domain.policy import Policy
+from slipway_weight_calculator.domain.policy import PROFILES, Policy, faster
 
 
 class Settings(ServiceSettings):
     """Durations are in seconds."""
 
     port: int = 7302
-    half_life_seconds: float = 600.0
-    """After this long without new outcomes an old one counts half. Longer remembers outages better and recovers later;
-    an hour suits spot capacity."""
-    probe_initial_seconds: float = 15.0
-    """The first probe of a closed config comes within this time; each failed one doubles it."""
-    probe_max_seconds: float = 600.0
-    """No further apart than this; also the longest time for which the end of an outage can go unnoticed."""
-    pool_probe_seconds: float = 30.0
-    """While all configs of a pool are closed, one of them is probed this often."""
+    speed: float = Field(1.0, gt=0)
+    """Divides every time of the profiles that launch configs are judged by; for demos."""
     refresh_seconds: float = 60.0
-    """How long a weight may fade by time alone before it is computed again."""
+    """How long a weight may fade by time alone, or move with its siblings', before it is computed again."""
     republish_seconds: float = 600.0
     """How often an unchanged weight is published again."""
 
@@ -41,13 +35,8 @@ class Settings(ServiceSettings):
     def signal_rules(self) -> signals.Rules:
         return _rules(self.signal_sources_file)
 
-    def policy(self) -> Policy:
-        return Policy(
-            half_life_seconds=self.half_life_seconds,
-            probe_initial_seconds=self.probe_initial_seconds,
-            probe_max_seconds=self.probe_max_seconds,
-            pool_probe_seconds=self.pool_probe_seconds,
-        )
+    def policies(self) -> Mapping[str, Policy]:
+        return {name: faster(policy, self.speed) for name, policy in PROFILES.items()}
 
 
 def _rules(path: Path | None) -> signals.Rules:

@@ -253,6 +253,13 @@ class Draft:
             stage: Stage = getattr(row, name)
             self._set(config_id, name, msgspec.structs.replace(stage, folded=stage.folded + by))
 
+    def count_folded(self, config_id: str, name: str, by: int = 1) -> None:
+        """Count a failure as seen that could not be folded, or no longer; a config that is not known has no count."""
+        row = self.row(config_id) if self.config(config_id) is not None else None
+        if row is not None:
+            stage: Stage = getattr(row, name)
+            self._set(config_id, name, msgspec.structs.replace(stage, folded=stage.folded + by))
+
     def advance(self, now: float) -> None:
         """What time alone changes up to `now`: permits that are due, starts that are late, opinions that expire."""
         self._note_what_is_due()
