@@ -2,7 +2,7 @@
 
 from slipway_common.service import Loop, Service
 from slipway_common.settings import from_environment
-from slipway_weight_calculator.http import weights
+from slipway_weight_calculator.http import signals, weights
 from slipway_weight_calculator.loops.prune import PruneLoop
 from slipway_weight_calculator.settings import Settings
 from slipway_weight_calculator.work import Calculation
@@ -22,7 +22,7 @@ def build(settings: Settings) -> Service:
         settings,
         work=work,  # one replica folds, tells and probes; the others stand by
         loops=[Loop("prune", PruneLoop().step, tick_seconds=600.0)],
-        routers=[weights.router],
+        routers=[weights.router, signals.router],
         state={"signal_rules": work.rules},
     )
 

@@ -143,7 +143,7 @@ def test_recovery_is_told_from_the_first_success() -> None:
     comparison = compared(outage().records)
     (seen,) = comparison.outages
     replay = comparison.replays["default"]
-    (closed, opened), = replay.closed["zone-a"]
+    ((closed, opened),) = replay.closed["zone-a"]
     assert closed == START + 111
     assert replay.recovered(seen) == opened - seen.ended >= 0
     without_end = compared([record for record in outage().records if record.time < START + 250])
