@@ -12,7 +12,7 @@ from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent, Wo
 from slipway_common.events.worker import Stage as Word
 from slipway_weight_calculator.domain import evidence
 from slipway_weight_calculator.domain.blame import charged
-from slipway_weight_calculator.domain.evidence import Stage, masses, probability, with_change
+from slipway_weight_calculator.domain.evidence import Stage, change, masses, probability, together
 from slipway_weight_calculator.domain.gates import OPEN
 from slipway_weight_calculator.domain.policy import Policy
 from tests.worlds import (
@@ -47,10 +47,7 @@ SHARED: Final = {"image": IMAGE, "quota": QUOTA, "credential": CREDENTIAL}
 def folded(history: list[tuple[bool, float]], start: Stage | None = None, policy: Policy = POLICY) -> Stage:
     stage = start or Stage()
     for ok, at in history:
-        if ok:
-            stage = evidence.succeeded(stage, at, 4.0, OPEN, policy)
-        else:
-            stage = evidence.failed(stage, at, 4.0, OPEN, policy, placed=True)
+        stage = evidence.after(stage, at, 4.0, OPEN, policy, failed=not ok, placed=not ok)
     return stage
 
 
@@ -143,14 +140,14 @@ def test_a_place_has_seen_what_its_configs_have(one: list[tuple[bool, float]], o
     total, first, second = evidence.NOTHING, Stage(), Stage()
     for outcome in one:
         before, first = first, folded([outcome], first)
-        total = with_change(total, before, first, POLICY)
+        total = together(total, change(before, first, POLICY), POLICY)
     for outcome in other:
         before, second = second, folded([outcome], second)
-        total = with_change(total, before, second, POLICY)
+        total = together(total, change(before, second, POLICY), POLICY)
     both = [masses(stage, total[2], POLICY) for stage in (first, second)]
     assert total[0] == pytest.approx(sum(successes for successes, _, _ in both), abs=1e-6)
     assert total[1] == pytest.approx(sum(placed for _, _, placed in both), abs=1e-6)
-    left = with_change(total, first, None, POLICY)
+    left = together(total, change(first, None, POLICY), POLICY)
     assert left[:2] == pytest.approx((both[1][0], both[1][2]), abs=1e-6)
 
 
@@ -344,7 +341,7 @@ def test_the_quantile_of_boot_times_is_that_of_the_newest(seconds: list[float]) 
     story = Story(A)
     for n, each in enumerate(seconds):
         story.fold(n, launched(A, f"w-{n}"), registered(A, f"w-{n}", seconds=each))
-    newest = sorted(round(each, 3) for each in seconds[-POLICY.boot_samples :])
+    newest = sorted(seconds[-POLICY.boot_samples :])
     expected = newest[-max(1, len(newest) // 20 + 1)] if len(newest) >= POLICY.late_samples else 0.0
     assert story.row("a").slow_seconds == expected
 

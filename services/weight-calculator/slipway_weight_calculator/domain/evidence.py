@@ -54,38 +54,33 @@ def masses(stage: Stage, now: float, policy: Policy) -> tuple[float, float, floa
     return stage.successes * share, stage.failures * share, stage.placed * share
 
 
-def succeeded(stage: Stage, at: float, window: float, gate: Gate, policy: Policy) -> Stage:
-    """After one more success of event time `at`, with the window and the gate that it leaves."""
-    mass, share, newest = _room(stage, at, policy)
-    return Stage(
-        stage.successes * share + mass, stage.failures * share, stage.placed * share, newest, stage.succeeded + 1,
-        stage.failed, stage.folded, window, at if at > stage.ok_at else stage.ok_at, stage.late, gate,
-    )  # fmt: skip
-
-
-def failed(stage: Stage, at: float, window: float, gate: Gate, policy: Policy, *, placed: bool) -> Stage:
-    """After one more failure of event time `at`; `placed` if it speaks of the place."""
-    mass, share, newest = _room(stage, at, policy)
-    return Stage(
-        stage.successes * share, stage.failures * share + mass, stage.placed * share + mass * placed, newest,
-        stage.succeeded, stage.failed + 1, stage.folded, window, stage.ok_at, stage.late, gate,
-    )  # fmt: skip
-
-
-def _room(stage: Stage, at: float, policy: Policy) -> tuple[float, float, float]:
-    """What one more outcome weighs, the share that it leaves of what was there, and the newest event time.
+def after(
+    stage: Stage, at: float, window: float, gate: Gate, policy: Policy, *, failed: bool = False, placed: bool = False
+) -> Stage:
+    """After one more outcome of event time `at`, with the window and the gate that it leaves; `placed` if a failure
+    speaks of the place.
 
     An event older than the newest one weighs what it would weigh by now, so below the cap the order of arrival does
     not matter. Room is made before adding, so that the mass never exceeds the cap and a success never lowers the
     probability.
     """
-    then = stage.at
-    if at > then:
-        mass, share, newest = 1.0, exp2((then - at) / policy.half_life_seconds), at
+    newest = stage.at
+    if at > newest:
+        mass, share, newest = 1.0, exp2((newest - at) / policy.half_life_seconds), at
     else:
-        mass, share, newest = exp2((at - then) / policy.half_life_seconds), 1.0, then
+        mass, share = exp2((at - newest) / policy.half_life_seconds), 1.0
     held, room = (stage.successes + stage.failures) * share, policy.mass_cap - mass
-    return mass, share if held <= room else share * (room / held), newest
+    if held > room:
+        share *= room / held
+    if failed:
+        return Stage(
+            stage.successes * share, stage.failures * share + mass, stage.placed * share + mass * placed, newest,
+            stage.succeeded, stage.failed + 1, stage.folded, window, stage.ok_at, stage.late, gate,
+        )  # fmt: skip
+    return Stage(
+        stage.successes * share + mass, stage.failures * share, stage.placed * share, newest, stage.succeeded + 1,
+        stage.failed, stage.folded, window, at if at > stage.ok_at else stage.ok_at, stage.late, gate,
+    )  # fmt: skip
 
 
 def probability(successes: float, failures: float, prior: float, policy: Policy) -> float:
@@ -93,11 +88,18 @@ def probability(successes: float, failures: float, prior: float, policy: Policy)
     return (successes + policy.prior_mass * prior) / (successes + failures + policy.prior_mass)
 
 
-def with_change(total: Sum, before: Stage | None, after: Stage | None, policy: Policy) -> Sum:
-    """What a place has seen, once a stage of one of its configs has gone from `before` to `after`; None: not of the
-    place."""
-    newest = max(total[2], before.at if before else 0.0, after.at if after else 0.0)
-    aged = remaining(newest - total[2], policy)
-    gained, _, worse = masses(after, newest, policy) if after else NOTHING
-    lost, _, better = masses(before, newest, policy) if before else NOTHING
-    return total[0] * aged + gained - lost, total[1] * aged + worse - better, newest
+def change(before: Stage | None, after: Stage | None, policy: Policy) -> Sum:
+    """What a place has seen more of since a stage of one of its configs was `before`; None: not of the place."""
+    if after is None:
+        return NOTHING if before is None else (-before.successes, -before.placed, before.at)
+    if before is None:
+        return after.successes, after.placed, after.at
+    successes, _, placed = masses(before, after.at, policy)
+    return after.successes - successes, after.placed - placed, after.at
+
+
+def together(one: Sum, other: Sum, policy: Policy) -> Sum:
+    if one[2] < other[2]:
+        one, other = other, one
+    share = exp2((other[2] - one[2]) / policy.half_life_seconds)
+    return one[0] + other[0] * share, one[1] + other[1] * share, one[2]

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Any, Final
 
-import msgspec
+from msgspec.structs import replace
 
 from slipway_common.events import worker
 from slipway_common.events.launch_config import LaunchConfigState
@@ -36,7 +36,9 @@ from slipway_weight_calculator.domain.rows import (
 )
 from slipway_weight_calculator.domain.signals import Signal
 
-LATE: Final = Outcome(worker.Stage.BOOT, Result.FAILED, Scope.IMAGE, "", "late")
+OK, FAILED = Result.OK, Result.FAILED
+LAUNCH, BOOT = worker.Stage.LAUNCH, worker.Stage.BOOT
+LATE: Final = Outcome(BOOT, FAILED, Scope.IMAGE, "", "late")
 UNKNOWN: Final[Any] = object()  # a draft says nothing of a key; None: it has deleted the value
 
 Closing = tuple[str, str, Gate]
@@ -201,7 +203,7 @@ class Draft:
         """A tombstone says it too. Outcomes of its last workers are still to come."""
         config = self.config(config_id)
         if config is not None and config.declared.state != "archived":
-            self.declare(msgspec.structs.replace(config.declared, state="archived"), now)
+            self.declare(replace(config.declared, state="archived"), now)
 
     def fold(self, event: WorkerEvent, at: float, place: str = "", next_offset: int = 0) -> None:
         """One event of a worker at the time of the fact, in seconds since the epoch; most of its life moves nothing.
@@ -212,7 +214,9 @@ class Draft:
         if moves is None:
             return
         config_id = event.launch_config_id
-        config = self.config(config_id)
+        config: Config | None = self.configs.get(config_id, UNKNOWN)
+        if config is UNKNOWN:
+            config = self.world.configs.get(config_id)
         if config is None:
             config = introduced(event, at)
             self.join(config)
@@ -251,14 +255,7 @@ class Draft:
         row = self.row(config_id) if self.config(config_id) is not None else None
         if row is not None:
             stage: Stage = getattr(row, name)
-            self._set(config_id, name, msgspec.structs.replace(stage, folded=stage.folded + by))
-
-    def count_folded(self, config_id: str, name: str, by: int = 1) -> None:
-        """Count a failure as seen that could not be folded, or no longer; a config that is not known has no count."""
-        row = self.row(config_id) if self.config(config_id) is not None else None
-        if row is not None:
-            stage: Stage = getattr(row, name)
-            self._set(config_id, name, msgspec.structs.replace(stage, folded=stage.folded + by))
+            self._set(config_id, name, replace(stage, folded=stage.folded + by))
 
     def advance(self, now: float) -> None:
         """What time alone changes up to `now`: permits that are due, starts that are late, opinions that expire."""
@@ -367,9 +364,10 @@ class Draft:
 
     def _add(self, config: Config, name: str, before: Stage | None, after: Stage | None) -> None:
         policy = self.policy(config)
+        change = evidence.change(before, after, policy)
         for key in config.parents[name]:
             total = self._sums.get(key) or self.world.sums.get(key) or evidence.NOTHING
-            self._sums[key] = evidence.with_change(total, before, after, policy)
+            self._sums[key] = evidence.together(total, change, policy)
 
     # Evidence, windows and gates of one stage of one row
 
@@ -383,20 +381,20 @@ class Draft:
         if "/" not in key:
             self._count_again(key)
         changed: dict[str, Any] = {name: stage, "version": row.version + 1}
-        self.rows[key] = msgspec.structs.replace(row, **changed)
+        self.rows[key] = replace(row, **changed)
 
     def _set_gate(self, key: str, name: str, gate: Gate, **changes: Any) -> None:
         row = self.row(key)
         if row is not None:
-            self._set(key, name, msgspec.structs.replace(getattr(row, name), gate=gate, **changes))
+            self._set(key, name, replace(getattr(row, name), gate=gate, **changes))
 
     def _set_permit(self, config_id: str, **changes: Any) -> None:
         row = self.row(config_id)
         if row is not None:
             self._stirred.add(config_id)
-            self.rows[config_id] = msgspec.structs.replace(row, version=row.version + 1, **changes)
+            self.rows[config_id] = replace(row, version=row.version + 1, **changes)
 
-    def _succeed(self, config: Config, name: str, at: float, boot_seconds: float | None = None) -> None:
+    def _succeed(self, config: Config, name: str, at: float, boot_seconds: float = 0.0) -> None:
         """A success, of the config's own row and of what it shares. Most events that move anything end here."""
         config_id, policy, rows = config.id, self.world.policies[config.profile], self.rows
         row = self.row(config_id)
@@ -404,13 +402,16 @@ class Draft:
             return
         if config_id not in self._counted:
             self._counted[config_id] = (config, row)
-        changed: dict[str, Any] = {
-            name: _praised(getattr(row, name), name, at, policy), "version": row.version + 1
-        }  # fmt: skip
-        if boot_seconds is not None:
-            changed["boots"] = boots = (*row.boots[1 - policy.boot_samples :], round(boot_seconds, 3))
-            changed["slow_seconds"] = _slow(row, boots, policy)
-        rows[config_id] = msgspec.structs.replace(row, **changed)
+        if name == "launch":
+            rows[config_id] = replace(row, launch=_praised(row.launch, name, at, policy), version=row.version + 1)
+        elif name == "boot":
+            boots = (*row.boots[1 - policy.boot_samples :], boot_seconds)
+            rows[config_id] = replace(
+                row, boot=_praised(row.boot, name, at, policy), version=row.version + 1, boots=boots,
+                slow_seconds=_slow(row, boots, policy),
+            )  # fmt: skip
+        else:
+            rows[config_id] = replace(row, claim=_praised(row.claim, name, at, policy), version=row.version + 1)
         for key in config.praised[name]:
             shared = self.row(key)
             if shared is None:
@@ -420,9 +421,8 @@ class Draft:
                 shared = new_shared_row(policy, at)
             stage: Stage = getattr(shared, name)
             if not _at_rest(stage, name, policy):
-                rows[key] = msgspec.structs.replace(
-                    shared, **{name: _praised(stage, name, at, policy), "version": shared.version + 1}
-                )
+                changed: dict[str, Any] = {name: _praised(stage, name, at, policy), "version": shared.version + 1}
+                rows[key] = replace(shared, **changed)
 
     def _charge(self, config: Config, key: str, name: str, at: float, failure: Failure, *, placed: bool) -> None:
         """One failure of a row's stage."""
@@ -439,7 +439,7 @@ class Draft:
         if at >= stage.ok_at:
             proven = stage.window >= policy.proven_window
             gate = gates.failed(gate, failure, _trip(name, policy), key, policy, proven=proven)
-        self._set(key, name, evidence.failed(stage, at, window, gate, policy, placed=placed))
+        self._set(key, name, evidence.after(stage, at, window, gate, policy, failed=True, placed=placed))
 
     def _open(self, config: Config, key: str, name: str, at: float) -> None:
         """A probe has succeeded. What failed belonged to the outage that has ended: it fades as much again as it has
@@ -597,7 +597,7 @@ class Draft:
         config = self.config(boot.config_id) if boot is not None else None
         if boot is None or config is None or boot.late or boot.late_at != when:
             return
-        self.boots[worker_id] = msgspec.structs.replace(boot, late=True, late_at=now)
+        self.boots[worker_id] = replace(boot, late=True, late_at=now)
         failure = Failure(
             now, Scope.IMAGE, "late", True, worker_id, late=True, instance_id=boot.instance_id, console=boot.console
         )
@@ -605,7 +605,7 @@ class Draft:
             self._charge(config, key, "boot", now, failure, placed=True)
             row = self.row(key)
             if row is not None:
-                self._set(key, "boot", msgspec.structs.replace(row.boot, late=row.boot.late + 1))
+                self._set(key, "boot", replace(row.boot, late=row.boot.late + 1))
         if boot.permit is not None:
             self._settle(config, boot.permit, now, LATE, (boot.image, config.id), ended=True)
 
@@ -648,7 +648,7 @@ class Draft:
 
     def _launched(self, config: Config, event: worker.WorkerLaunched, at: float) -> None:
         worker_id, outcome = event.worker_id, event.outcome
-        if outcome.stage is worker.Stage.LAUNCH and outcome.result is Result.OK:
+        if outcome.stage is LAUNCH and outcome.result is OK:
             self._succeed(config, "launch", at)
         if self.boot(worker_id) is not None:
             self.boots[worker_id] = None  # it had registered before the reply
@@ -667,7 +667,7 @@ class Draft:
 
     def _registered(self, config: Config, event: worker.WorkerRegistered, at: float) -> None:
         outcome, boot = event.outcome, self.boot(event.worker_id)
-        came = outcome.stage is worker.Stage.BOOT and outcome.result is Result.OK
+        came = outcome.stage is BOOT and outcome.result is OK
         if boot is None:
             self.boots[event.worker_id] = Boot(config.id, config.shared["image"], at, 0.0)  # the reply is still to come
         else:
@@ -685,7 +685,7 @@ class Draft:
             self._settle(config, event.probe_permit, at, outcome, ())
 
     def _claimed(self, config: Config, event: worker.WorkerClaimed, at: float) -> None:
-        if event.outcome is not None and event.outcome.result is Result.OK:
+        if event.outcome is not None and event.outcome.result is OK:
             self._succeed(config, "claim", at)
             if event.probe_permit is not None:
                 self._settle(config, event.probe_permit, at, event.outcome, ())
@@ -693,7 +693,7 @@ class Draft:
     def _ended(self, config: Config, event: worker.WorkerStopping | worker.WorkerLost, at: float) -> None:
         """With an outcome if it ended a stage, without one if that was our own doing."""
         boot, outcome = self.boot(event.worker_id), event.outcome
-        if boot is not None and outcome is not None and outcome.stage is worker.Stage.BOOT:
+        if boot is not None and outcome is not None and outcome.stage is BOOT:
             blamed = self._blamed(config, outcome)
             failure = _failure(event, outcome, at)
             self._boot_over(config, event.worker_id, boot, at, failure=failure, blamed=blamed)
@@ -750,7 +750,7 @@ class Draft:
     ) -> None:  # fmt: skip
         """A worker's failed outcome, or its end without one. Every failure counts as folded, whatever its scope."""
         blamed: tuple[str, ...] = ()
-        if outcome is not None and outcome.result is Result.FAILED and outcome.stage is not worker.Stage.UNKNOWN:
+        if outcome is not None and outcome.result is FAILED and outcome.stage is not worker.Stage.UNKNOWN:
             name, blamed = outcome.stage.value, self._blamed(config, outcome)
             failure = _failure(event, outcome, at)
             for key in blamed:
@@ -759,7 +759,7 @@ class Draft:
             row = self.row(config.id)
             if row is not None:
                 stage: Stage = getattr(row, name)
-                self._set(config.id, name, msgspec.structs.replace(stage, folded=stage.folded + 1))
+                self._set(config.id, name, replace(stage, folded=stage.folded + 1))
         if event.probe_permit is not None:
             self._settle(config, event.probe_permit, at, outcome, blamed, ended=True)
 
@@ -777,7 +777,7 @@ class Draft:
             if gate.probe != probe:
                 continue
             decisive = outcome is not None and outcome.stage.value == name
-            if decisive and outcome is not None and outcome.result is Result.OK:
+            if decisive and outcome is not None and outcome.result is OK:
                 self._open(config, key, name, at)
                 answered = True
             elif decisive and outcome is not None and key in blamed:
@@ -804,15 +804,15 @@ def _praised(stage: Stage, name: str, at: float, policy: Policy) -> Stage:
     gate, window = stage.gate, stage.window
     if gate.unconfirmed:
         gate = gates.succeeded(gate, at if at > stage.ok_at else stage.ok_at)
-    if gate.closed_at == 0:
+    if not gate.closed_at:
         window = windows.grown(window, name, policy)
-    return evidence.succeeded(stage, at, window, gate, policy)
+    return evidence.after(stage, at, window, gate, policy)
 
 
 def _at_rest(stage: Stage, name: str, policy: Policy) -> bool:
     """Whether nothing is left to win by a success."""
     gate = stage.gate
-    return not (gate.unconfirmed or gate.closed_at or stage.window < windows.grown(stage.window, name, policy))
+    return not (gate.unconfirmed or gate.closed_at) and stage.window >= windows.grown(stage.window, name, policy)
 
 
 def _slow(row: Row, boots: tuple[float, ...], policy: Policy) -> float:
