@@ -11,7 +11,8 @@ RUN := .venv/bin/python
 UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
-ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN
+ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
+	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of mutants.toml is broken.
@@ -86,6 +87,9 @@ generated: $(READY) ## Write contracts/ and docs/generated/ from the code
 
 bench-events: $(READY) ## Decode, event → committed → next event, replay
 	@$(RUN) -m bench.events
+
+policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1, SCENARIO=FILE, CELL=all-out/slipway/7, SEEDS=3, DEMAND=FILE AVAILABILITY=FOLDER
+	@$(RUN) -m bench.policies
 
 clean: ## Remove the virtual environment and every cache in this folder
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

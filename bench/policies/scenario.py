@@ -16,6 +16,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from slipway_weight_calculator.domain.policy import PROFILES
+
 TICK_SECONDS: Final = 10.0
 TRIES_MAX: Final = 200  # per tick
 HOURS: Final = 96.0  # of a trace that a run takes
@@ -136,6 +138,8 @@ def checked(scenario: Scenario) -> Scenario:
     ):
         if not is_so:
             raise BadScenario(f"{name}: must {must}")
+    if scenario.profile not in PROFILES:
+        raise BadScenario(f"profile: there is no {scenario.profile}; there are {', '.join(PROFILES)}")
     is_made = scenario.availability == "made"
     if scenario.price_factors and is_made and len(scenario.price_factors) != scenario.configs:
         raise BadScenario(f"price_factors: {len(scenario.price_factors)} of them for {scenario.configs} configs")

@@ -57,6 +57,7 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
     log_median, timeout = log(BOOT_SECONDS_MEDIAN), scenario.registration_timeout_seconds
     coming = arrivals(conditions, seed)
     refusal, unregistered, background = conditions.refusal, conditions.unregistered, scenario.background
+    caps = [conditions.caps.get(config) for config in range(configs)]
     held = [0] * configs
     run = Run(
         conditions=conditions, seed=seed, accepted=[[0] * ticks for _ in range(configs)],
@@ -108,7 +109,7 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
             under_way += 1
             chance = luck.random()
             is_bad = refusal[config][tick]
-            cap = conditions.caps.get(config)
+            cap = caps[config]
             if chance < is_bad or (cap is not None and cap[0] <= tick < cap[1] and held[config] >= cap[2]):
                 scope = conditions.scopes[config]
             elif chance < is_bad + (1 - is_bad) * background:

@@ -3,7 +3,6 @@
 import math
 import re
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +34,8 @@ class Zone(msgspec.Struct, frozen=True):
 class Traces(msgspec.Struct, frozen=True, kw_only=True):
     """A pair: tasks that arrive in each tick, and zones sampled each `gap_seconds`. `of` tells people which."""
 
-    arrivals: Sequence[int]
-    zones: Sequence[Zone]
+    arrivals: tuple[int, ...]
+    zones: tuple[Zone, ...]
     gap_seconds: float
     of: str
 
@@ -47,7 +46,7 @@ class Traces(msgspec.Struct, frozen=True, kw_only=True):
         return fitting or [0.0]
 
 
-def demand(path: Path) -> list[int]:
+def demand(path: Path) -> tuple[int, ...]:
     """Arrivals per tick over the first 96 hours; raises BadTrace."""
     try:
         data = path.read_bytes()
@@ -62,10 +61,10 @@ def demand(path: Path) -> list[int]:
             counts[place] += 1
     if not any(counts):
         raise BadTrace(f"{path}: no task arrives in its first {HOURS:.0f} hours")
-    return counts
+    return tuple(counts)
 
 
-def availability(folder: Path) -> tuple[list[Zone], float]:
+def availability(folder: Path) -> tuple[tuple[Zone, ...], float]:
     """Zones of every *.json in the folder and the seconds between samples; raises BadTrace."""
     if not folder.is_dir():
         raise BadTrace(f"{folder}: no such folder")
@@ -81,7 +80,7 @@ def availability(folder: Path) -> tuple[list[Zone], float]:
             raise BadTrace(f"{path}: {len(data) * gap / 3600:.1f} hours of samples, and a run takes {HOURS:.0f}")
     if len(gaps) > 1:
         raise BadTrace(f"{folder}: its files differ in gap_seconds: {', '.join(f'{gap:g}' for gap in sorted(gaps))}")
-    return zones, gaps.pop()
+    return tuple(zones), gaps.pop()
 
 
 def _samples(path: Path) -> tuple[list[float], float]:
