@@ -220,9 +220,11 @@ def _silent(seen: Gathered) -> Iterable[Finding]:
 
 
 def _alerts(alerts: Sequence[Mapping[str, Any]]) -> Iterable[Finding]:
-    for alert in alerts:
+    """A notice tells what Slipway handles by itself: nothing is wrong with the deployment."""
+    for alert in sorted(alerts, key=lambda alert: alert.get("severity") == "notice"):
+        level, before = (OK, "notice: ") if alert.get("severity") == "notice" else (WARN, "")
         effect = f"; {alert['effect']}" if alert.get("effect") else ""
-        yield Finding(WARN, "alerts", f"{alert['summary'] or alert['kind']}{effect}", alert.get("command", ""))
+        yield Finding(level, "alerts", f"{before}{alert['summary'] or alert['kind']}{effect}", alert.get("command", ""))
 
 
 def _brakes(seen: Gathered) -> Iterable[Finding]:

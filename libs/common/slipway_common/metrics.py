@@ -220,7 +220,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric(
         name="slipway_signals_total", kind="counter", services=CALCULATOR, labels=("kind",),
-        help="Opinions from outside that were taken into account, by what they say",
+        help="Opinions from outside that were heard, by what they say",
     ),
     Metric(
         name="slipway_signals_refused_total", kind="counter", services=CALCULATOR, labels=("reason",),

@@ -9,6 +9,7 @@ from slipway_common.consume import Received
 from slipway_common.events.signal import SignalRaised
 from slipway_common.metrics import counter
 from slipway_weight_calculator.domain.rows import STAGES
+from slipway_weight_calculator.domain.signals import OPINIONS, REQUESTS
 from slipway_weight_calculator.domain.world import Draft
 
 OUTCOMES: Final = counter("slipway_outcomes_folded_total")
@@ -17,6 +18,7 @@ PERMITS: Final = counter("slipway_probe_permits_total")
 RECORDS: Final = counter("slipway_weight_records_total")
 CLAMPED: Final = counter("slipway_event_times_clamped_total")
 SIGNALS: Final = counter("slipway_signals_total")
+KINDS: Final = frozenset((*OPINIONS, *REQUESTS))  # outsiders may write any word
 REFUSED: Final = counter("slipway_signals_refused_total")
 
 
@@ -33,7 +35,7 @@ def count_turn(draft: Draft, folded: Sequence[Received], *, records: int, clampe
         OUTCOMES.labels(stage, result, scope).inc(count)
     for received in folded:
         if type(received.event) is SignalRaised:
-            SIGNALS.labels(received.event.kind).inc()
+            SIGNALS.labels(received.event.kind if received.event.kind in KINDS else "unknown").inc()
     gates = Counter[str]()
     for key, row in draft.rows.items():
         before = draft.world.rows.get(key)

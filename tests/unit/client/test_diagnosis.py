@@ -52,6 +52,16 @@ def test_all_is_well() -> None:
     assert healthy(found)
 
 
+def test_a_notice_is_told_and_nothing_is_wrong() -> None:
+    """What Slipway handles by itself; pages come first."""
+    notice = {"kind": "k", "summary": "zone-b is closed", "command": "slipway lc show zone-b", "severity": "notice"}
+    page = {"kind": "p", "summary": "all is closed", "severity": "page"}
+    found = diagnose(msgspec.structs.replace(WELL, alerts=[notice, page]))
+    told = [(finding.level, finding.detail) for finding in found if finding.what == "alerts"]
+    assert told == [(WARN, "all is closed"), (OK, "notice: zone-b is closed")]
+    assert healthy(diagnose(msgspec.structs.replace(WELL, alerts=[notice])))
+
+
 def test_who_is_active_is_told() -> None:
     """Of a service whose replicas take turns; to stand by is to be well."""
     for role, said in (("active", "; active, epoch 4, since"), ("standby", "; stands by, instance b is active, epoch")):
