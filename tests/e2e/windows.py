@@ -56,15 +56,17 @@ SPREAD: Final = [
     ("acc-a", "zone-a", "m5", "good-1"), ("acc-a", "zone-b", "m5", "good-1"),
     ("acc-b", "zone-c", "m5", "good-1"), ("acc-b", "zone-d", "m5", "good-1"),
 ]  # fmt: skip
-METERED: Final = [("acc-q", "zone-e", "c5.large", "good-1"), ("acc-q", "zone-f", "c5.large", "good-1")]
+METERED: Final = [("acc-q", "zone-e", "c5.large", "good-3"), ("acc-q", "zone-f", "c5.large", "good-3")]
 ALONE: Final = [("acc-b", "zone-g", "m5", "good-2")]
-BROKEN: Final = [("acc-a", "zone-h", "m5", "bad-1"), ("acc-b", "zone-i", "m5", "bad-1")]
+LONELY: Final = [("acc-a", "zone-h", "m5", "good-4")]
+BROKEN: Final = [("acc-a", "zone-i", "m5", "bad-1"), ("acc-b", "zone-j", "m5", "bad-1")]
 POOLS: Final[dict[str, tuple[list[tuple[str, str, str, str]], dict[str, Any]]]] = {
     "spread-1": (SPREAD, {"rate_per_minute": 9, "initial_burst": 12, "burst_size": 14}),
     "spread-2": (SPREAD, {"rate_per_minute": 9, "initial_burst": 12, "burst_size": 14}),
     "spread-3": (SPREAD, {"rate_per_minute": 9, "initial_burst": 12, "burst_size": 14}),
     "metered": (METERED, {"rate_per_minute": 6, "initial_burst": 12, "burst_size": 9}),
-    "alone": (ALONE, {"rate_per_minute": 4, "initial_burst": 16, "burst_size": 6}),
+    "alone-1": (ALONE, {"rate_per_minute": 3, "initial_burst": 16, "burst_size": 4}),
+    "alone-2": (LONELY, {"rate_per_minute": 3, "initial_burst": 16, "burst_size": 4}),
     "broken": (BROKEN, {"rate_per_minute": 2, "initial_burst": 12, "burst_size": 3}),
 }
 
@@ -113,7 +115,7 @@ def ways() -> dict[str, Way]:
 
 
 def scenario(seed: int) -> dict[str, Any]:
-    """Outages at seeded times: of zones, one after the other until all are out; of one while nobody folds failures."""
+    """Outages at seeded times: of zones, of all of them, and of one while nobody folds failures."""
     rng = Random(seed)
 
     def fault(name: str, arg: str, begin: float, end: float) -> dict[str, Any]:
@@ -132,10 +134,11 @@ def scenario(seed: int) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "seed": seed, "speed": SPEED, "pools": pools, "accounts": {"*": {}}, "visibility_seconds": 5,
-        "boot_seconds_median": 70, "faults": [
+        "boot_seconds_median": 80, "faults": [
             fault("bad-image", "bad-1", 0.0, 0.45),
-            fault("quota", "acc-q", 0.12, 0.22),
-            *(fault("zone", zone, 0.15 + 0.04 * place, 0.4) for place, zone in enumerate(zones)),
+            fault("quota", "acc-q", 0.0, 0.1),
+            *(fault("zone", zone, 0.0, 0.08) for zone in zones[2:]),
+            *(fault("zone", zone, 0.18 + 0.03 * place, 0.42) for place, zone in enumerate(zones)),
             fault("zone", zones[0], AWAY[0] + 0.03, AWAY[0] + 0.2),
             *(fault("zone", zone, 0.75 + 0.03 * place, 1.0) for place, zone in enumerate(zones)),
         ],
