@@ -65,7 +65,7 @@ async def raise_signal(request: Request, db: Database, credentials: Credentials)
     async with db.acquire() as connection, connection.transaction():
         now = await signals.clock(connection)
         event = _event(said, source, now)
-        known = await signals.world(connection)
+        known = await signals.world(connection, event.target_id if event.target_kind == "worker" else "")
         if reason := Draft(known).signal(event, now.timestamp(), request.app.state.signal_rules):
             metrics.REFUSED.labels(reason.partition(":")[0]).inc()
             raise _refused(reason)
