@@ -36,6 +36,7 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "idle_timeout_seconds": 120, "give_up_idle_seconds": 300, "heard_timeout_seconds": 900,
         "stop_grace_seconds": 120, "clock_skew_seconds": 5, "resend_seconds": 30, "reap_seconds": 10,
         "sweep_seconds": 600, "silent_attempt_seconds": 30,
+        "silent_half_life_seconds": 600,
     },
     "weight-calculator": {"refresh_seconds": 60, "republish_seconds": 600},
     "lease-broker": {"lost_linger_seconds": 70},
@@ -168,13 +169,14 @@ class Deployment:
         return Service(
             name,
             [sys.executable, "-m", f"slipway_{service.replace('-', '_')}.main"],
-            env=self._environment(service) | dict(more or {}),
+            env=self.environment_of(service) | dict(more or {}),
             log=self.folder / f"{name}.log",
             ready=partial(http_ready, port or self.ports[service], ready),
             start_seconds=SERVICE_START_SECONDS,
         )
 
-    def _environment(self, name: str) -> dict[str, str]:
+    def environment_of(self, name: str) -> dict[str, str]:
+        """All variables of a service's process."""
         env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
         env |= {
             "SLIPWAY_KAFKA": self.kafka,

@@ -144,8 +144,9 @@ def test_what_bounds_nothing_has_no_room() -> None:
 def test_a_silent_calculator_narrows_windows_and_fades_weights() -> None:
     """Nobody would tell that a config has gone bad: four at a time, and less belief in the last word."""
     assert room(config((3, 0, 0)), {}, calculator_silent=True)[0] == 1
-    assert trusted_weight(config((0, 0, 0)), calculator_silent_seconds=0) == pytest.approx(0.2)
-    assert trusted_weight(config((0, 0, 0)), calculator_silent_seconds=600) == pytest.approx(0.6)
+    for seconds, weight in ((0, 0.2), (30, 0.6), (1e6, 1.0)):
+        trusted = trusted_weight(config((0, 0, 0)), calculator_silent_seconds=seconds, half_life_seconds=30)
+        assert trusted == pytest.approx(weight)
 
 
 CREDENTIAL = Shared(key="credential/a", stage="launch", closed=True, reason="closed, 2 credential errors (AuthFailure)")

@@ -135,7 +135,10 @@ def _spread(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, An
     closed = {config.id: windows.closure(config, shared) for config in observed.configs}
     for config in sorted(observed.configs, key=lambda config: not closed[config.id]):
         room, limiting = windows.room(config, together, calculator_silent=silent)
-        weight = windows.trusted_weight(config, calculator_silent_seconds=observed.calculator_silent_seconds)
+        weight = windows.trusted_weight(
+            config, calculator_silent_seconds=observed.calculator_silent_seconds,
+            half_life_seconds=observed.silent_half_life_seconds,
+        )  # fmt: skip
         notes[config.id] = note = {"weight": weight, "room": room, "limited_by": limiting, "launched": 0}
         if not config.active:
             note["lost"] = "not active"

@@ -141,5 +141,6 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     idle: Sequence[Idle] = ()  # longest idle first
     idle_timeout_seconds: float
     calculator_silent_seconds: float = 0.0  # beyond the time after which it counts as silent
+    silent_half_life_seconds: float = 600.0  # of the belief in what it has said last
     attempt_in_seconds: float = 0.0  # with a silent calculator: until the pool's next attempt of one per 30 s
     stopped: str = ""  # why nothing may launch in this pool, by an operator's brake

@@ -12,7 +12,6 @@ from typing import Final
 from slipway_provisioner.domain.pool import Config, Share, Shared
 
 SILENT_WINDOW: Final = 4  # without a calculator nobody would tell us that a config has gone bad
-SILENT_HALF_LIFE_SECONDS: Final = 600.0  # as fast as evidence decays in the calculator itself
 
 
 def closure(config: Config, shared: Mapping[Share, Shared]) -> str:
@@ -37,9 +36,9 @@ def rooms(shared: Mapping[Share, Shared], *, calculator_silent: bool) -> dict[Sh
     }
 
 
-def trusted_weight(config: Config, *, calculator_silent_seconds: float) -> float:
+def trusted_weight(config: Config, *, calculator_silent_seconds: float, half_life_seconds: float) -> float:
     """The published weight; the longer the calculator is silent, the closer to what no evidence would give."""
-    trust = exp2(-calculator_silent_seconds / SILENT_HALF_LIFE_SECONDS)
+    trust = exp2(-calculator_silent_seconds / half_life_seconds)
     return config.prior_weight + (config.weight - config.prior_weight) * trust
 
 

@@ -42,7 +42,9 @@ async def plan_next(pool: Pool, *, settings: Settings, calculator_silent_seconds
             pool_id = dirty.pool_id
             observed = await pools.observe(
                 db, pool_id, idle_timeout_seconds=settings.idle_timeout_seconds,
-                silent_seconds=calculator_silent_seconds(), attempt_seconds=settings.silent_attempt_seconds,
+                silent_seconds=calculator_silent_seconds(),
+                silent_half_life_seconds=settings.silent_half_life_seconds,
+                attempt_seconds=settings.silent_attempt_seconds,
             )  # fmt: skip
             now = await pools.now(db)
             plan = planning.plan(observed, now=now)

@@ -127,8 +127,9 @@ async def claim_dirty(tx: Connection) -> Dirty | None:
 
 
 async def observe(
-    tx: Connection, pool_id: str, *, idle_timeout_seconds: float, silent_seconds: float, attempt_seconds: float
-) -> Observed:
+    tx: Connection, pool_id: str, *, idle_timeout_seconds: float, silent_seconds: float,
+    silent_half_life_seconds: float, attempt_seconds: float,
+) -> Observed:  # fmt: skip
     """Everything a decision may look at. The pool is locked by the caller."""
     await tx.execute(LOCK_SHARED, pool_id)
     row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds))
@@ -146,6 +147,7 @@ async def observe(
         idle=[Idle(**r) for r in await tx.fetch(IDLE, pool_id)],
         idle_timeout_seconds=idle_timeout_seconds,
         calculator_silent_seconds=silent_seconds,
+        silent_half_life_seconds=silent_half_life_seconds,
         attempt_in_seconds=attempt_in_seconds,
         stopped=f"launching is stopped: {brake}" if brake else "",
     )
