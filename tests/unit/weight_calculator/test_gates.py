@@ -351,6 +351,20 @@ def test_one_probe_for_what_many_share() -> None:
     assert {story.record(c.launch_config_id, 101).state for c in others} == {"open"}
 
 
+def test_what_somebody_else_probes_is_waited_for() -> None:
+    """b is due by its own gate; the credential that closes it too is being asked already."""
+    story = Story(A, B)
+    story.fold(0, launched(A, "v"))
+    story.close(A, 1, Scope.CREDENTIAL)
+    story.fold(17, requested(A, "p", story.probe("a", 16)))
+    story.close(B, 18)
+    story.advance_to(600)
+    assert (story.gate(CREDENTIAL).probe, story.row("b").permit) == ("a#1", 0)
+    story.fold(600, launched(A, "p", 1))
+    story.advance(600)
+    assert story.gate("b").probe == "b#1"
+
+
 def test_a_shared_permit_without_demand_goes_to_another() -> None:
     """Whoever let one lapse comes last from then on; alone it keeps it."""
     for others, permits in (((B,), [("b", 1), ("a", 2), ("b", 2)]), ((), [("a", 1)] * 3)):

@@ -18,7 +18,7 @@ from slipway_common.events import worker
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
-from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS, credential_key, image_key
 from slipway_weight_calculator.domain import blame, evidence, gates, windows
 from slipway_weight_calculator.domain import signals as opinions
 from slipway_weight_calculator.domain.evidence import Stage, Sum
@@ -91,12 +91,11 @@ class World:
         for config in configs:
             draft.join(config)
         draft.boots.update(boots)
-        draft.signals.update(signals)
+        for key, signal in signals.items():
+            draft.say(key, signal)
         for worker_id, boot in boots.items():
             if boot.late_at and not boot.late:
                 heappush(self.agenda, (boot.late_at, "boot", worker_id))
-        for key, signal in signals.items():
-            heappush(self.agenda, (signal.until, "signal", key))
         draft.commit()
 
 
@@ -115,6 +114,7 @@ class Draft:
         self.signals: dict[str, Signal | None] = {}
         self.seen: dict[str, dict[str, int]] = {}
         self._members: dict[str, set[str]] = {}
+        self._said: dict[str, set[str]] = {}
         self._sums: dict[str, Sum] = {}
         self._counted: dict[str, tuple[Config | None, Row | None]] = {}  # of changed configs: as the sums know them
         self._stirred: set[str] = set()  # configs and shared keys of which the agenda knows less than the gates
@@ -134,20 +134,20 @@ class Draft:
         boot: Boot | None = self.boots.get(worker_id, UNKNOWN)
         return self.world.boots.get(worker_id) if boot is UNKNOWN else boot
 
+    def live_signal(self, key: str) -> Signal | None:
+        signal: Signal | None = self.signals.get(key, UNKNOWN)
+        return self.world.signals.get(key) if signal is UNKNOWN else signal
+
     def live_signals(self) -> Iterator[tuple[str, Signal]]:
         for key in sorted({*self.world.signals, *self.signals}):
-            signal: Signal | None = self.signals.get(key, UNKNOWN)
-            if signal is UNKNOWN:
-                signal = self.world.signals.get(key)
-            if signal is not None:
+            if (signal := self.live_signal(key)) is not None:
                 yield key, signal
 
     def said(self, config_id: str) -> list[Signal]:
         """The opinions on a config, in order of their keys."""
-        world = self.world
-        found = {key: world.signals[key] for key in world.said.get(config_id, ()) if key not in self.signals}
-        found |= {key: s for key, s in self.signals.items() if s is not None and config_id in s.configs}
-        return [found[key] for key in sorted(found)]
+        keys = self._said.get(config_id)
+        found = [self.live_signal(key) for key in sorted(self.world.said.get(config_id, ()) if keys is None else keys)]
+        return [signal for signal in found if signal is not None]
 
     def members(self, key: str) -> set[str]:
         """Ids of the configs of a pool ("pool/id") or of those that share a key."""
@@ -230,10 +230,11 @@ class Draft:
     def signal(self, event: SignalRaised, at: float, rules: opinions.Rules = opinions.DEFAULT_RULES) -> str:
         """One opinion from outside, heard at `at`; returns why it has no effect, empty if it has, or if the effect is
         the provisioner's."""
-        configs = {c: known for c in {*self.world.configs, *self.configs} if (known := self.config(c)) is not None}
         boot = self.boot(event.target_id) if event.target_kind == "worker" else None
-        reached = opinions.reached(event, configs, booting=boot.config_id if boot is not None else "")
-        held = dict(self.live_signals())
+        booting = boot.config_id if boot is not None else ""
+        configs = self._concerned(event, booting)
+        reached = opinions.reached(event, configs, booting)
+        held = {signal.key: signal for config_id in configs for signal in self.said(config_id)}
         problem = opinions.problem(event, reached, configs, held, at, rules)
         if problem or not opinions.is_ours(event, reached):
             return problem
@@ -241,14 +242,35 @@ class Draft:
         if event.kind == "recovered":
             for key in opinions.lifted(event, held):
                 self._stirred.update(held[key].configs)
-                self.signals[key] = None
+                self.say(key, None)
             for config_id in sorted(reached):
                 self._pull(configs[config_id], STAGES, at)
             return ""
-        key, signal = opinions.kept(event, reached, at)
-        self.signals[key] = signal
-        heappush(self.world.agenda, (signal.until, "signal", key))
+        self.say(*opinions.kept(event, reached, at))
         return ""
+
+    def say(self, key: str, signal: Signal | None) -> None:
+        """Keep an opinion, or drop it."""
+        before = self.live_signal(key)
+        for config_id in before.configs if before is not None else ():
+            _own(self._said, self.world.said, config_id).discard(key)
+        for config_id in signal.configs if signal is not None else ():
+            _own(self._said, self.world.said, config_id).add(key)
+        self.signals[key] = signal
+        if signal is not None:
+            heappush(self.world.agenda, (signal.until, "signal", key))
+
+    def _concerned(self, event: SignalRaised, booting: str) -> dict[str, Config]:
+        """The configs that a signal may reach, and the others of their pools, of which it may close a share only."""
+        target = event.target_id
+        ids: set[str] = {
+            "config": {target}, "worker": {booting}, "pool": self.members(f"pool/{target}"),
+            "account": self.members(credential_key(target)), "image": self.members(image_key(target)),
+            "zone": {*self.world.configs, *self.configs},
+        }.get(event.target_kind, set())  # fmt: skip
+        pools = {config.pool for id_ in ids if (config := self.config(id_)) is not None}
+        ids = ids.union(*(self.members(pool) for pool in pools))
+        return {id_: config for id_ in sorted(ids) if (config := self.config(id_)) is not None}
 
     def count_folded(self, config_id: str, name: str, by: int = 1) -> None:
         """Count a failure as seen that could not be folded, or no longer; a config that is not known has no count."""
@@ -276,16 +298,12 @@ class Draft:
         if self._counted:
             self._count()
         self._note_what_is_due()
-        for key, signal in self.signals.items():
-            for config_id in world.signals[key].configs if key in world.signals else ():
-                world.said[config_id].discard(key)
-            for config_id in signal.configs if signal is not None else ():
-                world.said.setdefault(config_id, set()).add(key)
         _merge(world.configs, self.configs)
         _merge(world.rows, self.rows)
         _merge(world.boots, self.boots)
         _merge(world.signals, self.signals)
         _merge(world.members, {key: members or None for key, members in self._members.items()})
+        _merge(world.said, {config_id: keys or None for config_id, keys in self._said.items()})
         world.sums.update(self._sums)
 
     def discard(self) -> None:
@@ -301,7 +319,7 @@ class Draft:
         self.configs[config.id] = config
         for key in config.groups:
             if config.id not in self.members(key):
-                self._own_members(key).add(config.id)
+                _own(self._members, self.world.members, key).add(config.id)
         if self.row(config.id) is None:
             self.rows[config.id] = new_row(self.policy(config))
         # Others may have waited for somebody to probe what they share, or for the last open one of their pool.
@@ -312,16 +330,11 @@ class Draft:
         """Make it unknown under these keys; what nobody shares any more is forgotten."""
         self._count_again(config.id)
         for key in keys:
-            members = self._own_members(key)
+            members = _own(self._members, self.world.members, key)
             members.discard(config.id)
             if not members and self.row(key) is not None:
                 self.rows[key] = None
             self._stirred.add(key)
-
-    def _own_members(self, key: str) -> set[str]:
-        if key not in self._members:
-            self._members[key] = set(self.world.members.get(key, ()))
-        return self._members[key]
 
     def _release(self, known: Config, config: Config, now: float) -> None:
         """Give back what nobody will answer any more: a permit that a config which is not active cannot spend, and
@@ -375,8 +388,8 @@ class Draft:
         row = self.row(key)
         if row is None:
             return
-        before: Stage = getattr(row, name)
-        if before.gate.closed_at or stage.gate.closed_at:
+        was, gate = getattr(row, name).gate, stage.gate
+        if (was.closed_at, was.probe, was.next_probe_at) != (gate.closed_at, gate.probe, gate.next_probe_at):
             self._stirred.add(key)
         if "/" not in key:
             self._count_again(key)
@@ -610,11 +623,9 @@ class Draft:
             self._settle(config, boot.permit, now, LATE, (boot.image, config.id), ended=True)
 
     def _expire(self, key: str, when: float, now: float) -> None:
-        signal = self.signals.get(key, UNKNOWN)
-        if signal is UNKNOWN:
-            signal = self.world.signals.get(key)
+        signal = self.live_signal(key)
         if signal is not None and signal.until == when:
-            self.signals[key] = None
+            self.say(key, None)
             self._stirred.update(signal.configs)
 
     def _forget(self, config_id: str, when: float, now: float) -> None:
@@ -850,6 +861,13 @@ def _is_probed(gate: Gate, config: Config, row: Row) -> bool:
 def _trip(name: str, policy: Policy) -> int:
     trip: int = getattr(policy, f"trip_{name}")
     return trip
+
+
+def _own(mine: dict[str, set[str]], theirs: Mapping[str, set[str]], key: str) -> set[str]:
+    """A set that may be changed, since it is a draft's own."""
+    if key not in mine:
+        mine[key] = set(theirs.get(key, ()))
+    return mine[key]
 
 
 def _merge(theirs: dict[str, Any], ours: Mapping[str, Any]) -> None:
