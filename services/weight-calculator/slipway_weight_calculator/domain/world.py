@@ -89,7 +89,7 @@ class World:
         draft = Draft(self)
         self.rows.update(rows)
         for config in configs:
-            draft.join(config)
+            draft.join(config_of(config.declared, config.archived_at))  # what follows may follow otherwise by now
         draft.boots.update(boots)
         for key, signal in signals.items():
             draft.say(key, signal)
