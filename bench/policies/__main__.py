@@ -50,16 +50,17 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     seeds: int
 
 
-def main(environment: Mapping[str, str]) -> int:
+def main(environment: Mapping[str, str], folder: Path = FOLDER) -> int:
+    """`folder` keeps results."""
     try:
         if name := environment.get("CELL"):
             cell = _cell(name)
-            return again(cell, _traces(environment) if needs_traces(cell.scenario) else None)
+            return again(cell, _traces(environment) if needs_traces(cell.scenario) else None, folder)
         wish = _wish(environment)
         if environment.get("CALIBRATE"):
             return _calibrate(_traces(environment), wish.seeds)
         given = _traces(environment) if any(map(needs_traces, wish.scenarios)) else None
-        return compare(wish, given, is_kept=bool(environment.get("FULL")))
+        return compare(wish, given, folder if environment.get("FULL") else None)
     except (BadArgument, BadScenario, BadTrace) as error:
         print(f"policies: {error}", file=sys.stderr)
         return 2
@@ -113,8 +114,8 @@ def _calibrate(given: Traces, seeds: int) -> int:
     return 0 if all(within) else 1
 
 
-def compare(wish: Wish, given: Traces | None, *, is_kept: bool) -> int:
-    """Run every cell, print the tables, judge the claims; keep them if asked to. 1 if a claim is false."""
+def compare(wish: Wish, given: Traces | None, folder: Path | None) -> int:
+    """Run every cell, print the tables, judge the claims; keep them in a folder. 1 if a claim is false."""
     offsets = len(given.offsets()) if given is not None else 1
     cells = plan(wish.scenarios, wish.policies, wish.seeds, offsets)
     of = f"; {given.of}" if given is not None else ""
@@ -122,14 +123,14 @@ def compare(wish: Wish, given: Traces | None, *, is_kept: bool) -> int:
     found: dict[Cell, Figures] = {}
     for cell, figures in compute_all(cells, given):
         found[cell] = figures
-        if len(found) % 100 == 0 and is_kept:
+        if len(found) % 100 == 0:
             print(f"  {len(found)} of {len(cells)} runs", flush=True)
     sums = results.summaries(found, offsets)
     judged = verdicts(sums)
     text = _text(wish, sums, judged)
     print("\n".join(text))
-    if is_kept and given is not None:
-        _keep(wish, found, sums, text, given)
+    if folder is not None and given is not None:
+        _keep(wish, found, sums, text, given, folder)
     wrong = sum(not verdict.holds for verdict in judged)
     print(f"\n{len(judged) - wrong} of {len(judged)} claims hold" if judged else "\nno claims about these")
     return 1 if wrong else 0
@@ -145,12 +146,12 @@ def _text(wish: Wish, sums: Summaries, judged: Sequence[Verdict]) -> list[str]:
 
 
 def _keep(
-    wish: Wish, found: Mapping[Cell, Figures], sums: Summaries, text: Sequence[str], given: Traces
+    wish: Wish, found: Mapping[Cell, Figures], sums: Summaries, text: Sequence[str], given: Traces, folder: Path
 ) -> None:
     command = "make policies FULL=1" + ("" if "synthetic" in given.of else " DEMAND=FILE AVAILABILITY=FOLDER")
-    FOLDER.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     results.write(
-        FOLDER / "policies.json",
+        folder / "policies.json",
         Results(
             command=command, on={"python": platform.python_version(), "seeds": wish.seeds}, traces=given.of,
             digest=results.digest(given), offsets=len(given.offsets()), fields=results.FIELDS,
@@ -163,14 +164,14 @@ def _keep(
         "`policies.json`; `make policies CELL=all-out/slipway/7` computes one of them again.", "",
         "![shares](policies-shares.png)", "![failures](policies-failures.png)", "![failed/ok](policies-ratios.png)",
     ]  # fmt: skip
-    (FOLDER / "policies.md").write_text("\n".join([*head, *text]) + "\n")
+    (folder / "policies.md").write_text("\n".join([*head, *text]) + "\n")
     drawn = [policy for policy in DRAWN if policy in wish.policies]
     for name, draw in (("one-out", plots.shares), ("all-out", plots.failures)):
         if any(scenario.name == name for scenario in wish.scenarios):
-            file = FOLDER / f"policies-{draw.__name__}.png"
+            file = folder / f"policies-{draw.__name__}.png"
             draw(file, {policy: run(Cell(BUILT_IN[name], policy, 1), given) for policy in drawn})
     if ("real", OURS) in sums:
-        plots.ratios(FOLDER / "policies-ratios.png", sums, wish.policies)
+        plots.ratios(folder / "policies-ratios.png", sums, wish.policies)
 
 
 def _cell(name: str) -> Cell:
@@ -180,10 +181,10 @@ def _cell(name: str) -> Cell:
     return Cell(BUILT_IN[parts[0]], parts[1], int(parts[2]))
 
 
-def again(cell: Cell, given: Traces | None) -> int:
+def again(cell: Cell, given: Traces | None, folder: Path) -> int:
     """Compute one cell and compare it with the file; 1 if it differs."""
     try:
-        kept = results.read(FOLDER / "policies.json")
+        kept = results.read(folder / "policies.json")
     except (OSError, msgspec.DecodeError) as error:
         raise BadArgument(f"{KEPT}: {getattr(error, 'strerror', error)}; make policies FULL=1 writes it") from error
     if cell.name not in kept.cells:

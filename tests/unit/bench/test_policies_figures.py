@@ -6,8 +6,9 @@ from statistics import stdev
 import pytest
 from msgspec.structs import replace
 
-from bench.policies import results
-from bench.policies.cells import Cell, plan
+from bench.policies import plots, results
+from bench.policies.__main__ import main
+from bench.policies.cells import Cell, compute, plan, run
 from bench.policies.claims import say, verdicts
 from bench.policies.conditions import conditions
 from bench.policies.figures import Figures, figures
@@ -147,3 +148,27 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert again.figures("a/slipway/2") == PLAIN
     assert again.cells == kept.cells
     assert sum("slipway/" in line for line in (tmp_path / "policies.json").read_text().splitlines()) == 2
+
+
+def test_a_cell_is_computed_again_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cell = Cell(BUILT_IN["always-bad"], "recommended", 7)
+    for changed, ends, words in ((0, 0, "equal to bench/results/policies.json"), (1, 1, "differs from")):
+        found = compute(cell, None)
+        kept = Results(
+            command="x", on={}, traces="x", digest="y", offsets=3, fields=results.FIELDS,
+            cells={cell.name: results.row(replace(found, failed=found.failed + changed))},
+        )  # fmt: skip
+        results.write(tmp_path / "policies.json", kept)
+        assert main({"CELL": cell.name}, tmp_path) == ends
+        assert words in capsys.readouterr().out.splitlines()[-1]
+    assert main({"CELL": "always-bad/recommended/8"}, tmp_path) == 2
+    assert "has no such run" in capsys.readouterr().err
+
+
+def test_pictures_are_the_same_bytes_for_the_same_runs(tmp_path: Path) -> None:
+    runs = {policy: run(Cell(OUTAGE, policy, 1), None) for policy in ("rfc191", "slipway")}
+    for draw in (plots.shares, plots.failures):
+        draw(tmp_path / "first.png", runs)
+        draw(tmp_path / "second.png", runs)
+        assert (tmp_path / "first.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert (tmp_path / "first.png").read_bytes() == (tmp_path / "second.png").read_bytes()
