@@ -16,6 +16,7 @@ from slipway_weight_calculator.domain.record import record, worth_publishing
 from slipway_weight_calculator.domain.weights import weight
 from slipway_weight_calculator.domain.world import Draft
 from tests.worlds import (
+    CREDENTIAL,
     IMAGE,
     POLICY,
     QUOTA,
@@ -174,10 +175,19 @@ def test_windows_grow_by_successes_and_shrink_by_failures() -> None:
     windows = {name: stage.window for name, stage in story.record("a", 0).stages.items()}
     assert windows == {"launch": 64, "boot": 108, "claim": 1000}
     shared = {(each.key, each.stage): each.window for each in story.record("a", 0).shared}
-    assert shared == {(IMAGE, "launch"): 64, (IMAGE, "boot"): 108, (IMAGE, "claim"): 1000}
+    assert shared == {(IMAGE, "launch"): 1_000_000, (IMAGE, "boot"): 108, (IMAGE, "claim"): 1000}
     story.fold(1, *failing(A, 100))
     windows = {name: stage.window for name, stage in story.record("a", 1).stages.items()}
     assert windows == {"launch": 32, "boot": 75, "claim": 700}
+
+
+def test_an_image_or_a_credential_bounds_no_launches() -> None:
+    """They are open or closed: a fleet of many pools may begin as many as its configs have room for."""
+    story = Story(A)
+    story.fold(0, refused(A, Scope.CREDENTIAL), refused(A, Scope.IMAGE))
+    assert {each.key: each.window for each in story.record("a", 0).shared if each.stage == "launch"} == {
+        CREDENTIAL: 1_000_000, IMAGE: 1_000_000,
+    }  # fmt: skip
 
 
 def test_a_quota_that_is_first_heard_of_starts_from_a_full_window() -> None:

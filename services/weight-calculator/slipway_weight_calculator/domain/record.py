@@ -20,6 +20,8 @@ from slipway_weight_calculator.domain.world import Draft
 
 HEALTHY: Final = 0.9  # stages below are named in the reason
 GROWN: Final = 1.1  # a window that grew by less is not worth a record
+BOUNDLESS: Final = 1_000_000  # the window of what is only open or closed
+WINDOWS: Final = frozenset({("image", "boot"), ("image", "claim"), ("quota", "launch")})
 SHARED_STAGES: Final = (("image", ("launch", "boot", "claim")), ("quota", ("launch",)), ("credential", ("launch",)))
 
 
@@ -71,9 +73,10 @@ def shared(known: Draft, config: Config, policy: Policy) -> list[SharedWindow]:
         for name in names:
             stage: Stage = getattr(row, name)
             gate = stage.gate
+            window = max(1, int(stage.window)) if (kind, name) in WINDOWS else BOUNDLESS
             found.append(
                 SharedWindow(
-                    key=key, stage=name, version=row.version, window=max(1, int(stage.window)),
+                    key=key, stage=name, version=row.version, window=window,
                     state="closed" if gate.closed else "open", unconfirmed=gate.unconfirmed,
                     reason=_closed(gate) if gate.closed else "",
                 )
