@@ -14,13 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common import outbox
-from slipway_common.envelope import Envelope, UnknownType, decode, decode_data
+from slipway_common.envelope import Envelope, UnknownType, decode, decode_data, of_relay
 from slipway_common.errors import BadEvent
 from slipway_common.events.alert import AlertRaised
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection, is_infrastructure
 from slipway_common.telemetry import CONSUMED, current_trace, logger
-from slipway_common.topics import Topic, dead_letter_topic
+from slipway_common.topics import DECODERS, Topic, dead_letter_topic
 
 LOG = logger(__name__)
 
@@ -94,6 +94,8 @@ class Received(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     offset: int
     traceparent: str = ""
     stored_ms: int = 0
+    previous: int | None = None
+    number_source: str = ""
 
 
 class Owned(msgspec.Struct, frozen=True):
@@ -395,13 +397,16 @@ class Batch:
                 self.counts[topic.name, "applied"] += 1
 
 
-_Item = tuple[Record, Envelope | None, Any]
-"""A record, its envelope if it has one, and its event, or the error that says why there is none."""
+_Item = tuple[Record, Envelope | Received | None, Any]
+"""A record, its attributes if they can be read, and its event, or the error that says why there is none."""
 
 
 def _read(portion: Portion) -> Iterator[_Item]:
     for record in portion.records:
         if record.offset < portion.owned.next_offset:
+            continue
+        if (quick := _quickly(record)) is not None:
+            yield record, quick, quick
             continue
         try:
             envelope = opened(record)
@@ -413,6 +418,37 @@ def _read(portion: Portion) -> Iterator[_Item]:
         except Exception as error:  # it touches nothing but the record: whatever it raises is the record's fault
             event = error
         yield record, envelope, event
+
+
+def _quickly(record: Record) -> Received | None:
+    """What `received` makes of a record as a relay writes it, in two thirds of the time; None for whatever looks
+    different, which is then read in the general way."""
+    try:
+        attributes = of_relay(record.headers)
+        if attributes is None or record.value is None:
+            return None
+        _, _, id_, type_, source, time, subject, number_source, number_, previous_, revision_, traceparent = attributes
+        texts = id_ + source + subject + number_source
+        if b"\0" in texts or len(texts) > SUBJECT_BYTES_MAX or not (id_ and source and subject):
+            return None
+        type_name, read = _KNOWN[type_]
+        number, previous, revision = int(number_), int(previous_), int(revision_)
+        at = datetime.fromisoformat(time.decode())
+        if not (0 <= number <= BIGINT_MAX and 0 <= previous <= BIGINT_MAX and 0 <= revision <= BIGINT_MAX):
+            return None
+        if at.tzinfo is None:
+            return None
+        return Received(
+            event=read(record.value), type=type_name, id=id_.decode(), source=source.decode(), subject=subject.decode(),
+            time=at, number=number, revision=revision, topic=record.topic, partition=record.partition,
+            offset=record.offset, traceparent=traceparent.decode(), stored_ms=record.timestamp_ms, previous=previous,
+            number_source=number_source.decode(),
+        )  # fmt: skip
+    except Exception:  # the general way says what is wrong with it
+        return None
+
+
+_KNOWN: Final = {type_.encode(): (type_, decoder.decode) for type_, decoder in DECODERS.items()}
 
 
 async def bury(tx: Connection, service: str, buried: Buried) -> None:
@@ -473,6 +509,8 @@ def received(record: Record, envelope: Envelope) -> Received:
         offset=record.offset,
         traceparent=envelope.traceparent,
         stored_ms=record.timestamp_ms,
+        previous=envelope.previous,
+        number_source=envelope.number_source,
     )
 
 

@@ -5,8 +5,9 @@ source and partition, given by the relay), `slipwayrevision` (the subject's vers
 what cannot be read raises BadEvent with the reason, for the caller to record.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,9 @@ ATTRIBUTES: Final = (
     "specversion", "id", "type", "source", "time", "subject", "slipwaysource", "slipwaynumber", "slipwayprevious",
     "slipwayrevision", "traceparent",
 )  # fmt: skip
-PLAIN: Final = frozenset({"content-type", "traceparent"})  # as they are; the others begin with ce_
+CONTENT_TYPE: Final = "content-type"
+JSON: Final = b"application/json"
+PLAIN: Final = frozenset({CONTENT_TYPE, "traceparent"})  # as they are; the others begin with ce_
 LAYOUTS_MAX: Final = 100  # senders have a few; whoever varies them without end costs time, not memory
 
 
@@ -51,7 +54,7 @@ def encode(envelope: Envelope) -> Headers:
         ("ce_type", envelope.type.encode()),
         ("ce_source", envelope.source.encode()),
         ("ce_time", envelope.time.astimezone(UTC).isoformat().replace("+00:00", "Z").encode()),
-        ("content-type", b"application/json"),
+        (CONTENT_TYPE, JSON),
     ]
     if envelope.subject:
         headers.append(("ce_subject", envelope.subject.encode()))
@@ -101,6 +104,8 @@ def decode(headers: Collection[tuple[str, bytes | None]], *, received_at: dateti
 # Header names, as they stand in a record → where each attribute is, -1 where it is absent; behind them what else has
 # to be text. A sender writes the same names in the same order, so they are looked up rather than looked at.
 _layouts: dict[tuple[str, ...], tuple[int, ...]] = {}
+# Those of relays: header names → version, content type and all other attributes of the headers' values.
+_chosen: dict[tuple[str, ...], Callable[[Any], Sequence[bytes]]] = {}
 
 
 def _learned(names: tuple[str, ...]) -> tuple[int, ...]:
@@ -110,7 +115,21 @@ def _learned(names: tuple[str, ...]) -> tuple[int, ...]:
     layout = (*chosen, *(place for place in texts if place not in chosen))
     if len(_layouts) < LAYOUTS_MAX:
         _layouts[names] = layout
+        kind = [place for place, name in enumerate(names) if name == CONTENT_TYPE]
+        if -1 not in chosen and [*layout[len(chosen) :]] == kind:
+            _chosen[names] = itemgetter(chosen[0], *kind, *chosen[1:])
     return layout
+
+
+def of_relay(headers: Collection[tuple[str, bytes | None]]) -> Sequence[bytes] | None:
+    """What `encode` writes for a relay, undecoded: version 1.0, the content type, and the other ATTRIBUTES in their
+    order; None for whatever was written otherwise."""
+    names, values = zip(*headers, strict=False)
+    chosen = _chosen.get(names)
+    if chosen is None:
+        return None
+    found = chosen(values)
+    return found if found[0] == b"1.0" and found[1] == JSON else None
 
 
 def decode_data(type_: str, value: bytes | None) -> Any:

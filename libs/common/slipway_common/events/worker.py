@@ -42,7 +42,7 @@ class Scope(StrEnum):
         return cls.UNKNOWN
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How a stage of a start ended, and what that says something about.
 
     `scope_key` names which one: "account/region/family" for a quota, "type/zone/lifecycle" for capacity, an image
@@ -59,7 +59,7 @@ class Outcome(msgspec.Struct, frozen=True):
     sample: str = ""
 
 
-class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Fields of every worker event. `probe_permit` is the numbered permit that this start spends, if it is a probe."""
 
     worker_id: str

@@ -24,15 +24,16 @@ def fold(draft: Draft, received: Received, now: float, place: str) -> bool:
     event = received.event
     if event is None:
         return False
-    if event.worker_id != received.subject or draft.config(event.launch_config_id) is None:
-        names.check(event.worker_id, event.launch_config_id, event.pool_id, event.account_id, event.image_revision)
-        if "/" in event.launch_config_id:
-            raise BadEvent(f"{event.launch_config_id!r} is no id of a launch config")
+    config_id = event.launch_config_id
+    if event.worker_id != received.subject or config_id not in draft.world.configs:
+        names.check(event.worker_id, config_id, event.pool_id, event.account_id, event.image_revision)
+        if "/" in config_id:
+            raise BadEvent(f"{config_id!r} is no id of a launch config")
     at = told_at = received.time.timestamp()
-    written_at = received.stored_ms / 1000
-    if abs(told_at - written_at) > CLOCK_SECONDS_MAX:
-        at = min(max(told_at, written_at - CLOCK_SECONDS_MAX), written_at + CLOCK_SECONDS_MAX)
-    draft.fold(event, min(at, now), place, received.offset + 1)
+    early = at - received.stored_ms / 1000
+    if not -CLOCK_SECONDS_MAX <= early <= CLOCK_SECONDS_MAX:
+        at = told_at - early + (CLOCK_SECONDS_MAX if early > 0 else -CLOCK_SECONDS_MAX)
+    draft.fold(event, at if at < now else now, place, received.offset + 1)
     return at != told_at
 
 
