@@ -1,5 +1,6 @@
 """Shares, priors, the published record, and when it is worth publishing."""
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -48,7 +49,8 @@ def failing(c: LaunchConfigState, n: int) -> list[WorkerEvent]:
     return [refused(c, Scope.CONFIG, f"no-{n}"), boot, stopping(c, fails(Scope.IMAGE, Word.CLAIM), f"no-{n}")]
 
 
-KINDS: Final = (healthy, failing)
+Kind = Callable[[LaunchConfigState, int], list[WorkerEvent]]
+KINDS: Final[tuple[Kind, Kind]] = (healthy, failing)
 histories = st.lists(st.tuples(seconds, st.sampled_from(KINDS)), max_size=25)
 
 
@@ -104,11 +106,11 @@ def test_scale_is_irrelevant(history: list[tuple[int, int]], scale: float) -> No
 
 
 @given(histories, st.sampled_from(["a", "b"]), seconds)
-def test_weight_is_monotone(history: list[tuple[int, object]], whose: str, at: int) -> None:
+def test_weight_is_monotone(history: list[tuple[int, Kind]], whose: str, at: int) -> None:
     """One more success of any stage never lowers the weight of its config, one more failure never lifts it."""
     story = Story(A, B)
     for n, (second, kind) in enumerate(history):
-        story.fold(second, *kind(A if n % 2 else B, n))  # type: ignore[operator]
+        story.fold(second, *kind(A if n % 2 else B, n))
     c = {"a": A, "b": B}[whose]
     before = story.record(whose, 5000).weight
     for events, sign in ((healthy(c, 99), 1), (failing(c, 99), -1)):
@@ -121,13 +123,13 @@ def test_weight_is_monotone(history: list[tuple[int, object]], whose: str, at: i
 
 
 @given(histories)
-def test_a_world_at_another_speed_weighs_the_same(history: list[tuple[int, object]]) -> None:
+def test_a_world_at_another_speed_weighs_the_same(history: list[tuple[int, Kind]]) -> None:
     """Demos run at 60 times the speed: all times of a policy go with it."""
     quick = {name: faster(policy, 60.0) for name, policy in PROFILES.items()}
     slow, fast = Story(A, B), Story(A, B, policies=quick)
     for n, (second, kind) in enumerate(history):
-        slow.fold(second, *kind(A, n))  # type: ignore[operator]
-        fast.fold(second / 60, *kind(A, n))  # type: ignore[operator]
+        slow.fold(second, *kind(A, n))
+        fast.fold(second / 60, *kind(A, n))
     assert slow.record("a", 5000).weight == pytest.approx(fast.record("a", 5000 / 60).weight, rel=1e-6)
 
 
