@@ -198,10 +198,11 @@ class Slipway(Policy):
         for view in self.views:
             view.coming.append((-view.lag_seconds, self.calculator.first))
         self.shares = [_shares(config) for config in self.configs]
-        self.sharing: dict[str, list[int]] = {}
-        for place, shares in enumerate(self.shares):
-            for key in {key for key, _ in shares}:
-                self.sharing.setdefault(key, []).append(place)
+        self.sharing = [
+            (key, stage, size, [place for place, shares in enumerate(self.shares) if (key, stage) in shares])
+            for key in dict.fromkeys(key for shares in self.shares for key, _ in shares)
+            for stage, size in SHARE_WINDOWS[key.partition("/")[0]].items()
+        ]
         self.spent = [Spent() for _ in self.configs]
         self.permits: dict[int, int] = {}
         self.used: set[tuple[int, int]] = set()
@@ -276,26 +277,31 @@ class Slipway(Policy):
         )  # fmt: skip
 
     def _shared(self, view: View) -> list[pool.Shared]:
+        launching = [spent.launching for spent in self.spent]
+        starting = [spent.launching + spent.booting for spent in self.spent]
+        unfolded = {stage: self._unfolded(view, stage) for stage in ("launch", "boot", "claim")}
         found = []
-        for key, places in self.sharing.items():
-            kind = key.partition("/")[0]
-            for stage, size in SHARE_WINDOWS[kind].items():
-                known = view.shared.get((key, stage))
-                in_flight = unfolded = 0
-                for place in places:
-                    spent, told = self.spent[place], view.records.get(self.configs[place].launch_config_id)
-                    in_flight += spent.launching + (0 if stage == "launch" else spent.booting)
-                    failed = {"launch": spent.failed_launches, "boot": spent.failed_boots}.get(stage, 0)
-                    folded = told.stages[stage].failures_folded if told is not None else 0
-                    unfolded += max(0, failed - folded)
-                found.append(
-                    pool.Shared(
-                        key=key, stage=stage, in_flight=in_flight, unfolded=unfolded,
-                        window=size if size is None or known is None else known.window,
-                        closed=known is not None and known.state == "closed",
-                        reason=known.reason if known is not None else "",
-                    )
-                )  # fmt: skip
+        for key, stage, size, places in self.sharing:
+            known, failed = view.shared.get((key, stage)), unfolded[stage]
+            under_way = launching if stage == "launch" else starting
+            found.append(
+                pool.Shared(
+                    key=key, stage=stage, in_flight=sum(under_way[place] for place in places),
+                    unfolded=sum(failed[place] for place in places),
+                    window=size if size is None or known is None else known.window,
+                    closed=known is not None and known.state == "closed",
+                    reason=known.reason if known is not None else "",
+                )
+            )  # fmt: skip
+        return found
+
+    def _unfolded(self, view: View, stage: str) -> list[int]:
+        """Failures of each config that its record has not taken in."""
+        found = []
+        for config, spent in zip(self.configs, self.spent, strict=True):
+            failed = {"launch": spent.failed_launches, "boot": spent.failed_boots}.get(stage, 0)
+            known = view.records.get(config.launch_config_id)
+            found.append(max(0, failed - (known.stages[stage].failures_folded if known is not None else 0)))
         return found
 
     # Facts: the provisioner counts them and writes them to the log.
