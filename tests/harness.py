@@ -208,7 +208,7 @@ class Diary:
     """The work of one replica at a time: what it reads becomes effects, and it remembers how many there are.
 
     `remembered` has to be what is stored; `due_at` asks for turns without records; `fails` are raised once each, where
-    their name says.
+    their name says, and `broken` each time.
     """
 
     topics = (WORKER_LIFECYCLE, POOL_DEMAND)
@@ -220,8 +220,11 @@ class Diary:
         self.loads = 0
         self.due_at: float | None = None
         self.fails: dict[str, Exception] = {}
+        self.broken: Exception | None = None
 
     def fail(self, where: str) -> None:
+        if where == "store" and self.broken is not None:
+            raise self.broken
         if error := self.fails.pop(where, None):
             raise error
 

@@ -9,9 +9,10 @@ from aiokafka.structs import TopicPartition
 
 from slipway_common import dead_letters, exclusive, kafka, owner
 from slipway_common.clock import utc_now
-from slipway_common.consume import Consumer, claim
+from slipway_common.consume import Batch, Consumer, claim
 from slipway_common.events.pool import DemandReported
 from slipway_common.exclusive import Exclusive, StandingBy
+from slipway_common.owner import Turn
 from slipway_common.postgres import Connection
 from slipway_common.topics import POOL_DEMAND, WORKER_LIFECYCLE, group
 from tests.harness import PARTITIONS, SERVICE, Diary, Place, publisher, replica, report, until
@@ -199,6 +200,48 @@ async def test_undone_and_unknown(place: Place, where: str) -> None:
         assert active.standing is not None
         assert active.standing.epoch == 1
     assert await place.words("w1") == ["0", "1", "2"]
+
+
+async def test_turns_that_fail_again_and_again(place: Place) -> None:
+    """It keeps the row, but says that it does not get on, and does not beat; then it goes on."""
+    diary = Diary()
+    async with publisher(place) as publish, replica(place, "a", diary) as active:
+        await until_active(active)
+        diary.broken = ConnectionResetError("no end of it")
+        await publish.send(report("w1", "a"))
+        await until(lambda: not active.working(), "it says that it does not work", seconds=60)
+        assert "its last turn came through" in active.reasons()[0]
+        assert await place.pool.fetchval("SELECT instance FROM owner") == "a"
+        diary.broken = None
+        await until_active(active)
+        await until_effects(place, 1)
+
+
+async def test_records_that_cannot_be_stored_are_found(place: Place) -> None:
+    """No handler says which it is: halves of a turn are tried, until the one record is dead and all others are not."""
+    diary = Unstorable()
+    async with publisher(place) as publish:
+        for n in range(20):
+            await publish.send(report(f"w{n}", "unstorable" if n in (7, 13) else f"{n}"), partition=n % 3)
+        async with replica(place, "a", diary) as active:
+            await until_active(active)
+            await until_effects(place, 18)
+            await publish.send(report("w7", "behind"), partition=1)
+            await until(lambda: parked(place, 1))
+    assert {(subject, state) for subject, state, _ in await place.dead()} == {
+        ("w7", "dead"), ("w7", "parked"), ("w13", "dead"),
+    }  # fmt: skip
+    assert set((await place.effects()).values()) == {1}
+    assert len(await place.effects()) == 18
+
+
+class Unstorable(Diary):
+    """Takes every word, and finds only when it stores them that one cannot be."""
+
+    async def store(self, tx: Connection, turn: Turn, batch: Batch | None) -> None:
+        await super().store(tx, turn, batch)
+        if await tx.fetchval("SELECT EXISTS (SELECT FROM effect WHERE word = 'unstorable')"):
+            raise ValueError("no column could hold it")
 
 
 async def test_robbed_of_a_partition(place: Place) -> None:

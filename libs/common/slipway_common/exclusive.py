@@ -74,8 +74,8 @@ class Exclusive:
 
     def working(self) -> bool:
         """Whether this is the active instance and it gets on: what its heartbeat promises."""
-        idle = self.owner.idle_seconds()
-        return self._ready and self._silent_seconds() < SILENT_SECONDS and idle < owner.STALE_SECONDS
+        stalled = self.owner.stalled_seconds() >= owner.STALE_SECONDS
+        return self._ready and not stalled and self._silent_seconds() < SILENT_SECONDS
 
     def reasons(self) -> list[str]:
         """Why it is not ready; who stands by is."""
@@ -86,7 +86,8 @@ class Exclusive:
         if self.owner.epoch and not self._ready:
             return ["it is taking over"]
         if self.owner.epoch and not self.working():
-            return [f"active, but last heard of the broker {self._silent_seconds():.0f} s ago"]
+            heard = f"last heard of the broker {self._silent_seconds():.0f} s ago"
+            return [f"active, but {heard}; its last turn came through {self.owner.stalled_seconds():.0f} s ago"]
         return []
 
     async def settle(self, pool: Pool, topic: str, how: Callable[[Connection, Consumer], Awaitable[Done]]) -> Done:
@@ -252,7 +253,8 @@ class Exclusive:
         wait_seconds = min(RENEW_SECONDS - self.owner.idle_seconds(), WAIT_SECONDS_MAX)
         if (due := self.owner.work.due()) is not None:
             wait_seconds = min(wait_seconds, due - self.owner.now())
-        fetched = await self._client.getmany(timeout_ms=max(0, int(wait_seconds * 1000)), max_records=POLL_RECORDS)
+        timeout_ms = int(max(0.0, wait_seconds) * 1000)
+        fetched = await self._client.getmany(timeout_ms=timeout_ms, max_records=POLL_RECORDS)
         if fetched:
             self._heard_at = monotonic_seconds()
         raw = {(tp.topic, tp.partition): records for tp, records in fetched.items()}

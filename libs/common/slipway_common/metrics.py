@@ -216,7 +216,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric(
         name="slipway_event_times_clamped_total", kind="counter", services=CALCULATOR,
-        help="Facts whose time was more than two minutes from when they were written, or later than now",
+        help="Facts whose time was more than two minutes from when they were written, or ahead of now",
     ),
     Metric(
         name="slipway_signals_total", kind="counter", services=CALCULATOR, labels=("kind",),

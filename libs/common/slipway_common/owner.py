@@ -103,12 +103,16 @@ class Owner:
         self.epoch = 0
         self.astray = True  # what is remembered may not be what is stored
         self.epochs: dict[Place, int] = {}
-        self._turned_at = monotonic_seconds()
+        self._turned_at = self._committed_at = monotonic_seconds()
         self._clock = 0.0
 
     def idle_seconds(self) -> float:
         """Since the newest turn began."""
         return monotonic_seconds() - self._turned_at
+
+    def stalled_seconds(self) -> float:
+        """Since a turn has come through."""
+        return monotonic_seconds() - self._committed_at
 
     def now(self) -> float:
         """About what the clock of turns shows."""
@@ -140,6 +144,7 @@ class Owner:
             await self.work.load(db)
         self.epochs = {place: owned.epoch for place, (owned, _) in positions.items()}
         self.astray = False
+        self._committed_at = monotonic_seconds()
         return positions
 
     async def find_back(self, pool: Pool) -> dict[Place, tuple[Owned, str]]:
@@ -214,6 +219,7 @@ class Owner:
         except BaseException:
             self.astray = True
             raise
+        self._committed_at = monotonic_seconds()
         told = self.work.committed()
         if batch is not None:
             batch.tell()

@@ -34,7 +34,7 @@ def fold(draft: Draft, received: Received, now: float, place: str) -> bool:
     if not -CLOCK_SECONDS_MAX <= early <= CLOCK_SECONDS_MAX:
         at = told_at - early + (CLOCK_SECONDS_MAX if early > 0 else -CLOCK_SECONDS_MAX)
     draft.fold(event, at if at < now else now, place, received.offset + 1)
-    return at != told_at
+    return at != told_at or at > now + CLOCK_SECONDS_MAX
 
 
 class _Failed(msgspec.Struct):

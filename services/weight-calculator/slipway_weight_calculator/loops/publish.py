@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
-from math import inf
 from typing import Any, Final
 
 from slipway_common.events.weight import WeightChanged
@@ -36,8 +35,8 @@ class Publishing:
         self.published = published
         self.offsets = {config_id: dict(told.record.offsets) for config_id, told in published.items()}
         self._changed = dict.fromkeys(chain(config_ids, published), "")  # config → trace of what changed it
-        self._looked_at = -inf
-        self._refreshed_at = -inf
+        self._looked_at = 0.0
+        self._refreshed_at = 0.0
         self._round: Iterator[str] = iter(())
 
     def due(self) -> float | None:
@@ -84,8 +83,7 @@ class Publishing:
             if (known := self.published.get(config_id)) is None or now - known.at >= QUIET_SECONDS
         )
         found = list(islice(quiet, LOOKS_MAX))
-        if self._refreshed_at == -inf:
-            self._refreshed_at = now
+        self._refreshed_at = self._refreshed_at or now
         share = min(1.0, (now - self._refreshed_at) / self.refresh_seconds)
         if (number := min(LOOKS_MAX, int(share * len(self.published)))) > 0:
             self._refreshed_at = now
