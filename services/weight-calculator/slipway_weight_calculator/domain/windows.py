@@ -10,10 +10,12 @@ from slipway_weight_calculator.domain.policy import Policy
 def grown(window: float, stage: str, policy: Policy) -> float:
     """After a success. The first claim shows that workers of the row find tasks: idle fleets may wait unclaimed."""
     if stage == "launch":
-        return min(policy.launch_window, window + 1.0)
-    if stage == "boot":
-        return min(policy.boot_window, window + 1.0)
-    return policy.claim_window if window >= policy.new_claim_window else min(policy.claim_window, 2.0 * window)
+        most, more = policy.launch_window, window + 1.0
+    elif stage == "boot":
+        most, more = policy.boot_window, window + 1.0
+    else:
+        most, more = policy.claim_window, 2.0 * window if window < policy.new_claim_window else policy.claim_window
+    return more if more < most else most
 
 
 def shrunk(window: float, stage: str, policy: Policy) -> float:

@@ -408,9 +408,12 @@ class Draft:
             self.rows[config_id] = replace(row, version=row.version + 1, **changes)
 
     def _succeed(self, config: Config, name: str, at: float, boot_seconds: float = 0.0) -> None:
-        """A success, of the config's own row and of what it shares. Most events that move anything end here."""
-        config_id, policy, rows = config.id, self.world.policies[config.profile], self.rows
-        row = self.row(config_id)
+        """A success, of the config's own row and of what it shares. Most events that move anything end here: it is
+        written for speed."""
+        config_id, policy, rows, stored = config.id, self.world.policies[config.profile], self.rows, self.world.rows
+        row: Row | None = rows.get(config_id, UNKNOWN)
+        if row is UNKNOWN:
+            row = stored.get(config_id)
         if row is None or name not in config.stages:
             return
         if config_id not in self._counted:
@@ -426,14 +429,16 @@ class Draft:
         else:
             rows[config_id] = replace(row, claim=_praised(row.claim, name, at, policy), version=row.version + 1)
         for key in config.praised[name]:
-            shared = self.row(key)
+            shared: Row | None = rows.get(key, UNKNOWN)
+            if shared is UNKNOWN:
+                shared = stored.get(key)
             if shared is None:
                 # Launches go well unless somebody says otherwise; boots and claims have to be shown.
                 if name == "launch":
                     continue
                 shared = new_shared_row(policy, at)
             stage: Stage = getattr(shared, name)
-            if not _at_rest(stage, name, policy):
+            if not _is_at_rest(stage, name, policy):
                 changed: dict[str, Any] = {name: _praised(stage, name, at, policy), "version": shared.version + 1}
                 rows[key] = replace(shared, **changed)
 
@@ -658,16 +663,16 @@ class Draft:
             self._fail(config, event, outcome, at)
 
     def _launched(self, config: Config, event: worker.WorkerLaunched, at: float) -> None:
-        worker_id, outcome = event.worker_id, event.outcome
+        worker_id, outcome, boots = event.worker_id, event.outcome, self.boots
         if outcome.stage is LAUNCH and outcome.result is OK:
             self._succeed(config, "launch", at)
-        if self.boot(worker_id) is not None:
-            self.boots[worker_id] = None  # it had registered before the reply
+        if (boots[worker_id] if worker_id in boots else self.world.boots.get(worker_id)) is not None:
+            boots[worker_id] = None  # it had registered before the reply
         else:
             late_at = at + self.late_seconds(config)
-            self.boots[worker_id] = Boot(
-                config.id, config.shared["image"], at, late_at, event.instance_id, event.probe_permit,
-                console=event.console,
+            boots[worker_id] = Boot(
+                config.id, config.shared["image"], at, late_at, event.instance_id, event.probe_permit, False,
+                event.console,
             )  # fmt: skip
             heappush(self.world.agenda, (late_at, "boot", worker_id))
         if event.probe_permit is not None:
@@ -820,7 +825,7 @@ def _praised(stage: Stage, name: str, at: float, policy: Policy) -> Stage:
     return evidence.after(stage, at, window, gate, policy)
 
 
-def _at_rest(stage: Stage, name: str, policy: Policy) -> bool:
+def _is_at_rest(stage: Stage, name: str, policy: Policy) -> bool:
     """Whether nothing is left to win by a success."""
     gate = stage.gate
     return not (gate.unconfirmed or gate.closed_at) and stage.window >= windows.grown(stage.window, name, policy)
@@ -828,10 +833,11 @@ def _at_rest(stage: Stage, name: str, policy: Policy) -> bool:
 
 def _slow(row: Row, boots: tuple[float, ...], policy: Policy) -> float:
     """The quantile of boot times that the policy asks for. It moves only if what came or what went lies above it."""
+    slow = row.slow_seconds
+    if slow > boots[-1] and slow > row.boots[0] and len(boots) == len(row.boots):
+        return slow
     if len(boots) < policy.late_samples:
         return 0.0
-    if len(boots) == len(row.boots) and row.slow_seconds > max(boots[-1], row.boots[0]):
-        return row.slow_seconds
     return sorted(boots)[max(0, ceil(policy.late_quantile * len(boots)) - 1)]
 
 
