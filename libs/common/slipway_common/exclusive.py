@@ -32,6 +32,7 @@ RENEW_SECONDS: Final = 2.0
 BID_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 15.0  # whom the broker does not answer for so long lets somebody else try
 WAIT_SECONDS_MAX: Final = 0.5  # for records, when nothing else is due; a stop waits as long
+TURN_SECONDS: Final = 0.02  # from one turn to the next at least: what comes one by one is taken together
 POLL_RECORDS: Final = 20_000
 # The fetcher asks for a partition again only when its last request has been answered: short waits keep it close by.
 FETCH_WAIT_MS: Final = 50
@@ -208,6 +209,7 @@ class Exclusive:
             await self._seek(await self.owner.find_back(pool))
         if any(reading.stopped for reading in self.readings):
             await self._look_at_stopped(pool)
+        await asyncio.sleep(max(0.0, TURN_SECONDS - self.owner.idle_seconds()))
         portions = await self._read()
         if not (portions or self.owner.is_due() or self.owner.idle_seconds() >= RENEW_SECONDS):
             return

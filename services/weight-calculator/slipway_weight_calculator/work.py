@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from slipway_common import outbox
 from slipway_common.consume import Batch, Received, Record
+from slipway_common.errors import BadEvent
 from slipway_common.events.alert import Alert, AlertRaised
 from slipway_common.owner import Turn
 from slipway_common.postgres import Connection
@@ -50,10 +51,12 @@ class Folding:
         """All of them or, if one raises, none."""
         try:
             self._fold(events)
-        except Exception:
-            self.draft.discard()
-            self._begin()
-            self._fold(self.folded)
+        except Exception as error:
+            # A bad event is refused before it has touched anything; however many come alone, nothing is folded again.
+            if len(events) > 1 or not isinstance(error, BadEvent):
+                self.draft.discard()
+                self._begin()
+                self._fold(self.folded)
             raise
         self.folded += events
 
