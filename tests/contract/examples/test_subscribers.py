@@ -19,10 +19,8 @@ SUBSCRIBERS: Final = ("alerts_aiokafka", "alerts_faststream")
 LINES_MAX: Final = 30
 
 
-def raised(subject: str, **changes: Any) -> AlertRaised:
-    usual: dict[str, Any] = {
-        "dedup_key": f"test/{subject}", "subject_id": subject, "kind": "test", "summary": f"{subject} is on fire",
-    }  # fmt: skip
+def raised(subject: str, **changes: str) -> AlertRaised:
+    usual = {"dedup_key": f"test/{subject}", "subject_id": subject, "kind": "test", "summary": f"{subject} is on fire"}
     return AlertRaised(**(usual | changes))
 
 

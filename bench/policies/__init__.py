@@ -1,1 +1,0 @@
-"""Launch policies against each other on a virtual clock: `make policies`."""
