@@ -11,14 +11,16 @@ RUN := .venv/bin/python
 UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
-ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN
+ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
+	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of mutants.toml is broken.
 BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e mutants readme generated bench-events clean
+.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows mutants readme \
+	generated simulate bench-events bench-weights clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +73,13 @@ compose-check: $(READY) ## docker-compose.yml and its images: judged, built and 
 e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS=20 KILL=all SEED=3, or FULL=1
 	@$(RUN) -m $(BROKEN) tests.e2e.run
 
+e2e-windows: $(READY) ## Windows under late weights, an absent calculator and three provisioners, by the ledger: SEED=5
+	@$(RUN) -m $(BROKEN) tests.e2e.windows
+
+simulate: $(READY) ## Seeded histories of three services; ONLY=weights: of a calculator that is killed at its commits, SEEDS=100, FULL=1 or SEED=7
+	@$(if $(filter-out weights,$(ONLY)),echo "no simulation $(ONLY); there is weights" >&2; exit 2)
+	@$(RUN) -m $(BROKEN) $(if $(ONLY),tests.simulation.weights,pytest -q tests/simulation)
+
 mutants: $(READY) ## Break each main claim in a copy and see its test turn red: ONLY=group
 	@$(RUN) -m tests.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
@@ -82,6 +91,12 @@ generated: $(READY) ## Write contracts/ and docs/generated/ from the code
 
 bench-events: $(READY) ## Decode, event → committed → next event, replay
 	@$(RUN) -m bench.events
+
+bench-weights: $(READY) ## Fold, replay at 200 and 10,000 configs, outcome → weight, against what is claimed: SECONDS=20
+	@$(RUN) -m bench.weights
+
+policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1, SCENARIO=FILE, CELL=all-out/slipway/7, SEEDS=3, DEMAND=FILE AVAILABILITY=FOLDER
+	@$(RUN) -m bench.policies
 
 clean: ## Remove the virtual environment and every cache in this folder
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -90,7 +90,7 @@ class Services:
                 "service": service, "version": "0.1.0", "ready": True, "reasons": [],
                 "now": utc_now(), "database_now": utc_now(), "schema_revision": "0001", "partitions": [],
                 "dead_letters": self.dead_letters if service == "lease-broker" else 0, "outbox_oldest_seconds": 0.0,
-                "stopped_partitions": [],
+                "stopped_partitions": [], "standing": None,
             }  # fmt: skip
 
         @self.app.get("/{service}/{path:path}")
@@ -102,7 +102,7 @@ class Services:
         @self.app.post("/{service}/{path:path}")
         async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
             self.told.append((path, body))
-            return {"id": ID, "state": "stopping", "was_stopped": body.get("scope") != "pool"}
+            return {"id": ID, "state": "stopping", "was_stopped": body.get("scope") != "pool", "configs": ["zone-a"]}
 
 
 @contextlib.contextmanager

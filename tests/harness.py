@@ -15,13 +15,15 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from slipway_common import kafka, migrate, outbox, postgres, topic_admin
 from slipway_common.clock import monotonic_seconds, utc_now
-from slipway_common.consume import Consumer, Handler, Received
+from slipway_common.consume import Batch, Consumer, Handler, Received
 from slipway_common.envelope import Envelope, encode
 from slipway_common.events.worker import WorkerErrorReported
+from slipway_common.exclusive import Exclusive
 from slipway_common.ids import new_id
+from slipway_common.owner import Turn
 from slipway_common.postgres import Connection, Pool
 from slipway_common.relay import Relay, partition_for
-from slipway_common.topics import TOPIC_OF, WORKER_LIFECYCLE, Topic, dead_letter_topic
+from slipway_common.topics import POOL_DEMAND, TOPIC_OF, WORKER_LIFECYCLE, Topic, dead_letter_topic
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.postgres import EmbeddedPostgres
 
@@ -95,7 +97,7 @@ async def make_template(server: EmbeddedPostgres, name: str = TEMPLATE) -> None:
             await connection.execute(migrate.PREPARE.format(**names))
             await connection.execute(f"SET LOCAL ROLE {names['role']}")
             await connection.execute(f"SET LOCAL search_path TO {names['schema']}")
-            await connection.execute(migrate.MESSAGING + EFFECT + MIGRATED)
+            await connection.execute(migrate.MESSAGING + migrate.OWNER + EFFECT + MIGRATED)
     finally:
         await connection.close()
 
@@ -200,6 +202,81 @@ class Words:
                 self.seen = {}
                 raise ConnectionResetError("as asked")
             self.seen.setdefault(received.subject, []).append(word)
+
+
+class Diary:
+    """The work of one replica at a time: what it reads becomes effects, and it remembers how many there are.
+
+    `remembered` has to be what is stored; `due_at` asks for turns without records; `fails` are raised once each, where
+    their name says, and `broken` each time.
+    """
+
+    topics = (WORKER_LIFECYCLE, POOL_DEMAND)
+
+    def __init__(self) -> None:
+        self.remembered = 0
+        self.coming = 0
+        self.turns: list[Turn] = []
+        self.loads = 0
+        self.due_at: float | None = None
+        self.fails: dict[str, Exception] = {}
+        self.broken: Exception | None = None
+
+    def fail(self, where: str) -> None:
+        if where == "store" and self.broken is not None:
+            raise self.broken
+        if error := self.fails.pop(where, None):
+            raise error
+
+    async def load(self, tx: Connection) -> None:
+        self.fail("load")
+        self.remembered = await tx.fetchval("SELECT count(*) FROM effect")
+        self.loads += 1
+
+    def begin(self, turn: Turn) -> None:
+        self.coming = 0
+        self.due_at = None
+        self.turns.append(turn)
+
+    async def handle(self, tx: Connection, events: Sequence[Received]) -> None:
+        for received in events:
+            word = received.event.kind if received.topic == WORKER_LIFECYCLE.name else f"{received.event.pending}"
+            await tx.execute(
+                "INSERT INTO effect (subject, word, partition) VALUES ($1, $2, $3)",
+                received.subject, word, received.partition,
+            )  # fmt: skip
+            if word == "raise":
+                raise ValueError("the handler has a bug")
+        self.coming += len(events)
+
+    async def store(self, tx: Connection, turn: Turn, batch: Batch | None) -> None:
+        self.fail("store")
+        assert self.remembered + self.coming == await tx.fetchval("SELECT count(*) FROM effect")
+
+    def committed(self) -> bool:
+        self.fail("committed")
+        self.remembered += self.coming
+        return False
+
+    def due(self) -> float | None:
+        return self.due_at
+
+
+@contextlib.asynccontextmanager
+async def replica(place: Place, instance: str, diary: Diary | None = None) -> AsyncIterator[Exclusive]:
+    """One that bids until the end of the block, and then lets go as a service does that is told to stop."""
+    exclusive = Exclusive(
+        diary or Diary(), service=SERVICE, bootstrap_servers=place.kafka.bootstrap, prefix=place.prefix,
+        instance=instance, ring=lambda: None,
+    )  # fmt: skip
+    running = asyncio.create_task(exclusive.run(place.pool))
+    try:
+        await until(lambda: exclusive.standing, "it is known who is active", seconds=60)
+        yield exclusive
+    finally:
+        exclusive.stop()
+        async with asyncio.timeout(60):
+            await running  # it ends by itself, and with no error
 
 
 class Publisher:

@@ -26,7 +26,7 @@ from slipway_local.supervisor import run as run_supervised
 
 ROOT: Final = Path(__file__).parents[1]
 COPIED: Final = (
-    "libs", "services", "tests", "contracts", "docs", "examples", "infra", "pyproject.toml", "mutants.toml",
+    "libs", "services", "tests", "bench", "contracts", "docs", "examples", "infra", "pyproject.toml", "mutants.toml",
     "Makefile", "docker-compose.yml", ".dockerignore", "requirements.lock", "requirements.services.lock",
 )  # fmt: skip
 LEFT_OUT: Final = shutil.ignore_patterns(".*", "*.egg-info")

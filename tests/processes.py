@@ -1,6 +1,6 @@
 """The probe, or a part of it, in a process of its own, to be stopped and killed. Says a word a line on stdout.
 
-`python -m tests.processes consumer|relay|service DATABASE_URL BOOTSTRAP PREFIX [STALLED_SECONDS or PORT]`
+`python -m tests.processes consumer|exclusive|relay|service DATABASE_URL BOOTSTRAP PREFIX [STALLED_SECONDS or PORT]`
 """
 
 import asyncio
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from slipway_common import kafka, postgres
-from slipway_common.consume import Consumer, Received
+from slipway_common.consume import Batch, Consumer, Received
+from slipway_common.exclusive import Exclusive
+from slipway_common.owner import Turn
 from slipway_common.postgres import Connection, Pool
 from slipway_common.relay import Relay
 from slipway_common.service import Loop, Service, ServiceSettings
@@ -92,6 +94,25 @@ async def consume(url: str, bootstrap: str, prefix: str) -> None:
     await asyncio.Event().wait()
 
 
+async def alone(url: str, bootstrap: str, prefix: str) -> None:
+    """The active instance; a word "wait" makes it wait, in its transaction, to be stopped and to go on."""
+    going_on = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, going_on.set)
+
+    class Waiting(harness.Diary):
+        async def store(self, tx: Connection, turn: Turn, batch: Batch | None) -> None:
+            await super().store(tx, turn, batch)
+            if batch is not None and any(received.event.kind == "wait" for _, _, received in batch.fresh):
+                print("inside", flush=True)
+                await going_on.wait()
+
+    pool = await postgres.connect(url, SERVICE, settings=QUICK)
+    await Exclusive(
+        Waiting(), service=SERVICE, bootstrap_servers=bootstrap, prefix=prefix, instance=INSTANCE,
+        ring=lambda: print("turned", flush=True),
+    ).run(pool)  # fmt: skip
+
+
 async def relay(url: str, bootstrap: str, prefix: str, stalled_seconds: str) -> None:
     """Publishes; in pieces so small that it is always in the middle of something."""
     relay = Relay(
@@ -133,4 +154,5 @@ if __name__ == "__main__":
     if role == "service":
         service(*arguments)
     else:
-        asyncio.run(consume(*arguments) if role == "consumer" else relay(*arguments))
+        roles: dict[str, Any] = {"consumer": consume, "exclusive": alone, "relay": relay}
+        asyncio.run(roles[role](*arguments))

@@ -1,18 +1,18 @@
-"""A weight-calculator without Kafka and HTTP, for tests: real handlers, loops and store on a real database, with the
-database's clock in the test's hand. And short names for the events that it folds."""
+"""A weight-calculator without Kafka and HTTP, for tests: real turns on a real database, with the database's clock in
+the test's hand. And short names for the events that it folds, and what a journal makes of a log."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final
 
 import asyncpg
 import msgspec
 
-from slipway_common import consume, migrate, postgres
-from slipway_common.consume import Consumer, Owned, Record
+from slipway_common import migrate, postgres
+from slipway_common.consume import Owned, Place, Portion, Record, opened, received
 from slipway_common.envelope import Envelope, encode
+from slipway_common.events.alert import AlertRaised
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import (
@@ -26,18 +26,23 @@ from slipway_common.events.worker import (
     WorkerStopped,
 )
 from slipway_common.ids import new_id
+from slipway_common.owner import Owner
 from slipway_common.postgres import Connection, Pool
-from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, TOPIC_OF, WORKER_LIFECYCLE, Topic
-from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.handlers.configs import record_configs
-from slipway_weight_calculator.handlers.outcomes import fold_outcomes
-from slipway_weight_calculator.loops.publish import PublishLoop
-from slipway_weight_calculator.loops.watch import WatchLoop
+from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, TOPIC_OF, Topic
+from slipway_weight_calculator.domain import alerts
+from slipway_weight_calculator.domain.policy import PROFILES
+from slipway_weight_calculator.domain.signals import DEFAULT_RULES
+from slipway_weight_calculator.domain.world import World
+from slipway_weight_calculator.store import journal
+from slipway_weight_calculator.store.journal import Entry
+from slipway_weight_calculator.store.world import TABLES
+from slipway_weight_calculator.work import TOPICS, Calculation, Folding
 from tests.harness import PATIENT
 
 SERVICE: Final = "weight-calculator"
 START: Final = datetime(2030, 1, 1, tzinfo=UTC)
-POLICY: Final = Policy()
+POLICY: Final = PROFILES["on-demand"]
+CLUSTER: Final = "cluster"
 
 SETTABLE_CLOCK: Final = """
 CREATE TABLE test_clock (at timestamptz NOT NULL);
@@ -86,68 +91,130 @@ def declared(config_id: str, *, pool_id: str = "linux", revision: int = 1, **cha
 
 
 class Calculator:
-    """Tells the calculator what happened, lets its loops run, and reads what it published."""
+    """Tells the calculator what happened, lets time pass, and reads what it published. One partition per topic."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, instance: str = "a") -> None:
         self.pool = pool
-        self.consumers = {
-            WORKER_LIFECYCLE.name: Consumer(SERVICE, WORKER_LIFECYCLE, partial(fold_outcomes, policy=POLICY)),
-            LAUNCH_CONFIG_LIFECYCLE.name: Consumer(SERVICE, LAUNCH_CONFIG_LIFECYCLE, record_configs),
-        }
-        self.owned: dict[str, Owned] = {}
-        self.records: list[Record] = []
-        self.publish_loop = PublishLoop(POLICY, republish_seconds=600)
-        self.watch_loop = WatchLoop(POLICY, refresh_seconds=60)
+        self.instance = instance
+        self.records: dict[Place, list[Record]] = {(topic.name, 0): [] for topic in TOPICS}
         self._published = 0
+        self.restart()
 
-    async def tell(self, *events: Any, at: float = 0) -> None:
+    def restart(self) -> None:
+        """As a new process of the same name: nothing is remembered."""
+        self.work = Calculation(refresh_seconds=60, republish_seconds=600)
+        self.owner = Owner(self.work, SERVICE, self.instance)
+
+    async def take_over(self) -> None:
+        await self.owner.bid(self.pool)
+        positions = await self.owner.take_over(self.pool, list(self.records), CLUSTER)
+        self.positions = {place: owned for place, (owned, _) in positions.items()}
+
+    async def tell(self, *events: Any, at: float = 0, **attributes: Any) -> None:
         """Facts of one instant, as one batch of the topic of the first."""
         topic = TOPIC_OF[type(events[0])]
-        first = self.owned[topic.name].next_offset if topic.name in self.owned else 0
-        records = [encoded(topic, event, first + n, after(at)) for n, event in enumerate(events)]
-        self.records += records
-        await self.apply(topic, records)
+        known = self.records[topic.name, 0]
+        known += [encoded(topic, event, len(known) + n, after(at), **attributes) for n, event in enumerate(events)]
+        await self.turn(known[-len(events) :])
 
-    async def apply(self, topic: Topic, records: list[Record]) -> None:
-        """Through the consumer: offsets, duplicates, one transaction."""
-        async with self.pool.acquire() as db:
-            if topic.name not in self.owned:
-                self.owned[topic.name], _ = await consume.claim(db, topic.name, 0, "cluster")
-            owned = self.owned[topic.name]
-            self.owned[topic.name] = await consume.apply(db, self.consumers[topic.name], owned, records)
+    async def turn(self, records: list[Record]) -> bool:
+        """One turn, with records of one topic or without; whether anything was published."""
+        portions = []
+        if records:
+            place = (records[0].topic, 0)
+            topic = next(topic for topic in TOPICS if topic.name == place[0])
+            portions = [Portion(topic, 0, self.positions[place], records)]
+        told, _ = await self.owner.turn(self.pool, portions)
+        for portion in portions:
+            self.positions[portion.topic.name, 0] = Owned(portion.owned.epoch, portion.end)
+        return told
 
     async def set_clock(self, seconds: float) -> None:
         await self.pool.execute("UPDATE test_clock SET at = $1", after(seconds))
 
     async def publish(self) -> list[WeightChanged]:
-        """Run both loops dry; what was published by it, in order."""
-        while await self.watch_loop.step(self.pool) or await self.publish_loop.step(self.pool):
-            pass
+        """Turns without records, at the tick of each, until nothing is left to look at; what was published since the
+        last call, in order."""
+        await self.turn([])
+        while self.work.publishing.due() is not None:
+            await self.pool.execute("UPDATE test_clock SET at = at + interval '100 ms'")
+            await self.turn([])
         return [record for _, record in await self.told() if record is not None]
 
     async def told(self) -> list[tuple[int, WeightChanged | None]]:
         """Revision and record (None: a tombstone) of what was published since the last call."""
         rows = await self.pool.fetch(
-            "SELECT id, revision, value FROM outbox WHERE id > $1 ORDER BY id", self._published
-        )
+            "SELECT id, revision, value FROM outbox WHERE id > $1 AND topic = $2 ORDER BY id",
+            self._published, LAUNCH_CONFIG_WEIGHT.name,
+        )  # fmt: skip
         self._published = rows[-1]["id"] if rows else self._published
         return [
             (row["revision"], row["value"] and msgspec.json.decode(row["value"], type=WeightChanged)) for row in rows
         ]
 
-    async def rows(self) -> list[Any]:
-        rows: list[Any] = await self.pool.fetch("SELECT * FROM launch_config ORDER BY id")
-        return rows
+    async def stored(self) -> dict[str, dict[str, str]]:
+        """All that is known, as bytes."""
+        return await stored(self.pool)
+
+    async def journal(self) -> list[Entry]:
+        async with self.pool.acquire() as db:
+            return await journal.read(db)
 
 
-def encoded(topic: Topic, event: Any, offset: int, at: datetime) -> Record:
-    envelope = Envelope(
-        id=new_id(), type=event.type, source="provisioner", subject=topic.subject(event), time=at,
-        number=offset + 1, previous=offset, revision=1,
-    )  # fmt: skip
+def replayed(journal: Sequence[Entry], log: Mapping[Place, Sequence[Record]]) -> dict[str, dict[str, str]]:
+    """What the pure core makes of a log by a journal, as `stored` tells it."""
+    world, told = World(PROFILES), dict[str, AlertRaised]()
+    for entry in journal:
+        folding = Folding(world, entry.at, DEFAULT_RULES)
+        gone = [*entry.left_out, *entry.buried]
+        for places in (entry.taken, entry.settled):
+            found = [record for place in places for record in in_range(log, place)]
+            folding.fold([received(record, opened(record)) for record in found if not covers(gone, record)])
+        folding.bury(record for place in entry.buried for record in in_range(log, place))
+        if entry.settled:
+            folding.settle()
+        told = alerts.after(told, alerts.changes(folding.draft, told, entry.at))
+        folding.draft.commit()
+    values: dict[str, Mapping[str, Any]] = {
+        "config": world.configs, "health": world.rows, "boot": world.boots, "signal": world.signals, "alert": told,
+    }  # fmt: skip
+    return {
+        name: {key: msgspec.json.encode(value).decode() for key, value in sorted(values[name].items())}
+        for name in TABLES
+    }
+
+
+def in_range(log: Mapping[Place, Sequence[Record]], place: tuple[str, int, int, int]) -> list[Record]:
+    topic, partition, first, end = place
+    return [record for record in log[topic, partition] if first <= record.offset < end]
+
+
+def covers(found: Sequence[tuple[str, int, int, int]], record: Record) -> bool:
+    """Whether a record is in one of the ranges."""
+    return any(
+        (topic, partition) == (record.topic, record.partition) and first <= record.offset < end
+        for topic, partition, first, end in found
+    )
+
+
+async def stored(db: Any) -> dict[str, dict[str, str]]:
+    """Every body by table and key."""
+    return {
+        name: {row["key"]: row["body"] for row in await db.fetch(f"SELECT key, body FROM {name} ORDER BY key")}
+        for name in TABLES
+    }
+
+
+def encoded(topic: Topic, event: Any, offset: int, at: datetime, **attributes: Any) -> Record:
+    """As the relay would have written it; `value` replaces the event's own bytes."""
+    value = attributes.pop("value", msgspec.json.encode(event))
+    envelope = {
+        "id": new_id(), "type": event.type, "source": "provisioner", "subject": topic.subject(event), "time": at,
+        "number": offset + 1, "previous": offset, "revision": 1,
+    }  # fmt: skip
     return Record(
-        topic=topic.name, partition=0, offset=offset, key=topic.key(event).encode(),
-        value=msgspec.json.encode(event), headers=encode(envelope), timestamp_ms=int(at.timestamp() * 1000),
+        topic=topic.name, partition=0, offset=offset, key=topic.key(event).encode(), value=value,
+        headers=encode(Envelope(**(envelope | attributes))), timestamp_ms=int(at.timestamp() * 1000),
     )  # fmt: skip
 
 
@@ -166,7 +233,9 @@ async def calculator_on(url: str, *, size: int = 4) -> AsyncIterator[Calculator]
     pool = await postgres.connect(beside(url, name), SERVICE, size=size, settings=PATIENT)
     try:
         await pool.execute(SETTABLE_CLOCK)
-        yield Calculator(pool)
+        calculator = Calculator(pool)
+        await calculator.take_over()
+        yield calculator
     finally:
         await pool.close()
 

@@ -60,7 +60,6 @@ allow "$PROVISIONER" Write literal topic \
 # weight-calculator
 
 allow "$WEIGHT_CALCULATOR" Describe literal topic \
-    slipway.launch-config.signal.v1 \
     slipway.lease.lifecycle.v1 \
     slipway.lease.request.v1 \
     slipway.pool.demand.v1 \
@@ -68,15 +67,19 @@ allow "$WEIGHT_CALCULATOR" Describe literal topic \
 
 allow "$WEIGHT_CALCULATOR" Read literal group \
     slipway.weight-calculator.slipway.launch-config.lifecycle.v1 \
+    slipway.weight-calculator.slipway.launch-config.signal.v1 \
     slipway.weight-calculator.slipway.worker.lifecycle.v1
 
 allow "$WEIGHT_CALCULATOR" Read literal topic \
     slipway.launch-config.lifecycle.v1 \
+    slipway.launch-config.signal.v1 \
     slipway.worker.lifecycle.v1
 
 allow "$WEIGHT_CALCULATOR" Write literal topic \
     slipway.alert.v1 \
     slipway.launch-config.lifecycle.v1.slipway.weight-calculator.slipway.launch-config.lifecycle.v1.dlq \
+    slipway.launch-config.signal.v1 \
+    slipway.launch-config.signal.v1.slipway.weight-calculator.slipway.launch-config.signal.v1.dlq \
     slipway.launch-config.weight.v1 \
     slipway.service.heartbeat.v1 \
     slipway.worker.lifecycle.v1.slipway.weight-calculator.slipway.worker.lifecycle.v1.dlq

@@ -34,6 +34,7 @@ topic slipway.alert.v1 "${PARTITIONS:-32}" --config cleanup.policy=delete --conf
 topic slipway.pool.demand.v1.slipway.provisioner.slipway.pool.demand.v1.dlq 1 --config cleanup.policy=delete --config retention.ms=1209600000
 topic slipway.launch-config.lifecycle.v1.slipway.weight-calculator.slipway.launch-config.lifecycle.v1.dlq 1 --config cleanup.policy=delete --config retention.ms=1209600000
 topic slipway.launch-config.signal.v1.slipway.provisioner.slipway.launch-config.signal.v1.dlq 1 --config cleanup.policy=delete --config retention.ms=1209600000
+topic slipway.launch-config.signal.v1.slipway.weight-calculator.slipway.launch-config.signal.v1.dlq 1 --config cleanup.policy=delete --config retention.ms=1209600000
 topic slipway.launch-config.weight.v1.slipway.provisioner.slipway.launch-config.weight.v1.dlq 1 --config cleanup.policy=delete --config retention.ms=1209600000
 topic slipway.worker.lifecycle.v1.slipway.weight-calculator.slipway.worker.lifecycle.v1.dlq 1 --config cleanup.policy=delete --config retention.ms=1209600000
 topic slipway.lease.request.v1.slipway.lease-broker.slipway.lease.request.v1.dlq 1 --config cleanup.policy=delete --config retention.ms=1209600000

@@ -17,6 +17,7 @@ RECEIVED = datetime(2026, 1, 5, 10, 0, tzinfo=UTC)
 READ = [
     pytest.param(topic, event, id=f"{service}-{event.type}") for topic, service in CONSUMED for event in topic.events
 ]
+MAPS = {"stages", "offsets"}
 EVENTS = [pytest.param(topic, event, id=event.type) for topic in TOPICS for event in topic.events]
 
 
@@ -38,7 +39,7 @@ def test_consumers_read_every_example(topic: Topic, event: type[Any]) -> None:
     example = record(event)
     decoded = read(example)
     assert (type(decoded), example["topic"]) == (event, topic.name)
-    assert msgspec.to_builtins(decoded) == example["data"]
+    assert json.loads(msgspec.json.encode(decoded)) == example["data"]
     assert (topic.key(decoded), topic.subject(decoded)) == (
         example["key"],
         example["headers"]["ce_subject"],
@@ -82,10 +83,11 @@ def _enums(event: type[Any]) -> list[tuple[str, type[StrEnum]]]:
     ]
 
 
-def _with_more_fields(value: Any) -> Any:
+def _with_more_fields(value: Any, name: str = "") -> Any:
     """The value with a field more in every object that is not a map of the event's own keys."""
+    if isinstance(value, list):
+        return [_with_more_fields(part) for part in value]
     if not isinstance(value, dict):
         return value
-    inner = {name: _with_more_fields(part) for name, part in value.items()}
-    is_map = bool(value) and all(isinstance(part, dict) for part in value.values())
-    return inner if is_map else inner | {"added_tomorrow": {"deep": [1, None, "x"]}}
+    inner = {key: _with_more_fields(part, key) for key, part in value.items()}
+    return inner if name in MAPS else inner | {"added_tomorrow": {"deep": [1, None, "x"]}}

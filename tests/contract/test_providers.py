@@ -100,6 +100,11 @@ async def test_what_was_created_is_listed_by_its_batch(setup: Setup) -> None:
     assert all(before - 1 <= i.created_at.timestamp() <= utc_now().timestamp() + 1 for i in listed)
     assert all([await setup.provider.exists(setup.account, i.id) for i in listed])
 
+    async def all_run() -> bool:
+        return all(i.running for i in await setup.provider.instances(setup.account))
+
+    await until(all_run, "every instance runs")
+
 
 async def test_ending_is_repeatable_and_ends_one(setup: Setup) -> None:
     """The one that was named is gone from the listing and by its id; the others stay; a second time is fine."""

@@ -90,8 +90,8 @@ async def test_how_a_config_does(provisioner: Provisioner) -> None:
     assert (config["starting"], config["running"]) == (2, 1)
     assert config["stages"] == {
         "launch": {"in_flight": 0, "unfolded": 2, "window": 7},
-        "boot": {"in_flight": 2, "unfolded": 0, "window": 64},
-        "claim": {"in_flight": 1, "unfolded": 0, "window": 1000},
+        "boot": {"in_flight": 2, "unfolded": 0, "window": 8},
+        "claim": {"in_flight": 1, "unfolded": 0, "window": 64},
     }
 
 
@@ -100,6 +100,7 @@ async def test_one_config(provisioner: Provisioner) -> None:
     body = declared()
     body["worker_pools"][0]["launch_configs"][0]["settings"] = {"disk_gb": 40}
     await provisioner.declare(body)
+    await provisioner.trust()
     provisioner.cloud.script.extend([refused()] * 2)
     for round_, pending in enumerate((3, 9)):
         await provisioner.set_clock(round_)
@@ -111,7 +112,7 @@ async def test_one_config(provisioner: Provisioner) -> None:
     config = await read(provisioner, "/launch-configs/zone-a")
     (listed,) = (await read(provisioner, "/launch-configs"))["items"]
     assert config.items() >= listed.items()
-    assert (config["settings"], config["record"]) == ({"disk_gb": 40}, None)
+    assert (config["settings"], config["record"]["reason"]) == ({"disk_gb": 40}, "open")
     everybody = [worker.id for worker in await provisioner.workers()]
     assert [failure["worker_id"] for failure in config["recent_failures"]] == everybody[:1:-1]
     assert config["recent_failures"][0] == {

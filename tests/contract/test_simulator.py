@@ -460,3 +460,16 @@ async def test_one_instance_is_told_by_its_id(simulated: Simulated) -> None:
     await simulated.client.delete(path)
     gone = await simulated.client.get(path)
     assert (gone.status_code, gone.json()["code"]) == (404, "InstanceNotFound")
+
+
+async def test_the_console_of_a_bad_image_outlives_its_machine(simulated: Simulated) -> None:
+    """What it printed, without the secret that it was given; another account knows nothing of it."""
+    await simulated.post("/faults", {"name": "bad-image", "arg": "linux-1"})
+    await simulated.create("t1")
+    await simulated.client.delete("/accounts/sim-a/instances/i-000001")
+    told = await simulated.client.get("/accounts/sim-a/instances/i-000001/console")
+    assert (told.status_code, told.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    first, last = told.text.splitlines()
+    assert first == "[      0.0] booting linux-1 on m5 in zone-a; kernel panic: no init found"
+    assert last.endswith("power off by api")
+    assert (await simulated.client.get("/accounts/slow/instances/i-000001/console")).status_code == 404

@@ -19,7 +19,7 @@ from tests.provisioner import Provisioner, after, provisioner_on, report
 
 FIELDS = {
     "service", "version", "instance", "ready", "reasons", "now", "database_now", "schema_revision", "partitions",
-    "dead_letters", "outbox_oldest_seconds", "stopped_partitions",
+    "dead_letters", "outbox_oldest_seconds", "stopped_partitions", "standing",
 }  # fmt: skip
 
 Answer = TypeVar("Answer")

@@ -71,6 +71,7 @@ async def test_of_a_pool(provisioner: Provisioner) -> None:
         f"Pool linux wants 7 workers ({bounds}) for 5 tasks pending and 2 running, some for 0 s.",
         "It has 0 (0 of them registered) and 0 leaving.",
         f"Last decision, at {after(0):%H:%M:%S}: 7 needed, but no config may launch now.",
-        f"  zone-a got nothing: closed, no probe is due (weight {configs[0]['weight']:.3g}, room for 8).",
+        "  zone-a got nothing: closed, 2 capacity errors; no probe is due "
+        f"(weight {configs[0]['weight']:.3g}, room for 8).",
         "zone-a is closed: 2 capacity errors; next probe in 10 s.",
     ]

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigUpdated
 from slipway_common.ids import hash_secret
 from slipway_local.postgres import EmbeddedPostgres
 from tests.provisioner import declared, provisioner_on
@@ -39,3 +40,32 @@ async def test_a_refused_declaration_changes_nothing(postgres: EmbeddedPostgres,
                 assert answer.json()["type"] == "urn:slipway:problem:declaration-refused"
                 assert "zone cannot change under the same id" in answer.json()["detail"]
                 assert tuple(await provisioner.pool.fetchrow(ALL)) == before
+
+
+async def test_how_health_is_judged_is_told_of_each_config(postgres: EmbeddedPostgres) -> None:
+    """With the config's own profile or its pool's, at once when either is declared anew, and what is in force else."""
+    body = declared("zone-a", "zone-b", "zone-c", on_bad_image="freeze", freeze_after=7)
+    pool = body["worker_pools"][0]
+    pool["launch_configs"][1]["profile"] = "bare-metal"
+    async with provisioner_on(postgres) as provisioner:
+        await provisioner.declare(body)
+        told = {event.launch_config_id: event for event in await provisioner.told(LaunchConfigCreated)}
+        assert {name: event.profile for name, event in told.items()} == {
+            "zone-a": "on-demand", "zone-b": "bare-metal", "zone-c": "on-demand",
+        }  # fmt: skip
+        assert {(e.on_bad_image, e.freeze_after, e.boot_evidence) for e in told.values()} == {("freeze", 7, "register")}
+        pool["profile"] = "spot"
+        changes = await provisioner.declare(body)
+        assert {(change.id, change.detail) for change in changes} == {
+            (name, "profile: on-demand → spot") for name in ("linux", "zone-a", "zone-c")
+        }
+        updated = await provisioner.told(LaunchConfigUpdated)
+        assert [(e.launch_config_id, e.profile, e.revision) for e in updated] == [
+            ("zone-a", "spot", 2), ("zone-c", "spot", 2),
+        ]  # fmt: skip
+        pool["evidence"] = {"boot": "provider_running", "claim": "none"}
+        await provisioner.declare(body)
+        assert {
+            (e.launch_config_id, e.boot_evidence, e.claim_evidence) for e in await provisioner.told(LaunchConfigUpdated)
+        } == {(name, "provider_running", "none") for name in ("zone-a", "zone-b", "zone-c")}
+        assert await provisioner.declare(body) == []

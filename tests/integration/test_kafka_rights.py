@@ -67,14 +67,14 @@ WRITES: Final[dict[str, set[Topic]]] = {
     "provisioner": {
         POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, LEASE_REQUEST, SERVICE_HEARTBEAT, ALERT,
     },
-    "weight-calculator": {LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT, ALERT},
+    "weight-calculator": {LAUNCH_CONFIG_SIGNAL, LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT, ALERT},
     "lease-broker": {LEASE_LIFECYCLE, SERVICE_HEARTBEAT, ALERT},
     "monitors": {POOL_DEMAND, LAUNCH_CONFIG_SIGNAL},
     "subscribers": set(),
 }  # fmt: skip
 READS: Final[dict[str, set[Topic]]] = {
     "provisioner": {POOL_DEMAND, LAUNCH_CONFIG_SIGNAL, LAUNCH_CONFIG_WEIGHT, LEASE_LIFECYCLE, SERVICE_HEARTBEAT},
-    "weight-calculator": {LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE},
+    "weight-calculator": {LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE},
     "lease-broker": {LEASE_REQUEST},
     "monitors": set(),
     "subscribers": {

@@ -387,10 +387,12 @@ async def test_boot_timeout(provisioner: Provisioner) -> None:
     """Told to leave with the stage's outcome, ended, proven gone; its unit comes back then, and it is replaced."""
     (worker,) = await provisioner.starting()
     await provisioner.set_clock(901)
-    await provisioner.events()
+    (launched,) = await provisioner.told(WorkerLaunched)
     await provisioner.expire()
     (stopping,) = await provisioner.told(WorkerStopping)
     assert stopping.outcome == Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", "boot_timeout")
+    for event in (launched, stopping):
+        assert (event.instance_id, event.console) == ("i-0001", f"/var/log/{worker.batch_id}/i-0001")
     assert await failures(provisioner) == {"boot": 1}
     await provisioner.end_instances()
     assert provisioner.cloud.terminated == ["i-0001"]
@@ -630,6 +632,7 @@ async def test_a_strangers_account_is_left_alone(provisioner: Provisioner) -> No
 async def test_the_newest_report_counts(provisioner: Provisioner) -> None:
     """Per source; older ones and repetitions change nothing and wake nobody."""
     await provisioner.declare()
+    await provisioner.trust()
     await provisioner.demand(report(3, at=5), report(9, at=4), report(2, at=1, source="other"))
     await provisioner.plan()
     assert await provisioner.states() == {"requested": 5}
@@ -703,24 +706,6 @@ async def test_a_signal_undoes_no_command(provisioner: Provisioner, tmp_path: Pa
     assert tuple(row) == ("paused", "admin", None)
 
 
-async def test_failures_of_an_archived_config_are_over(provisioner: Provisioner) -> None:
-    """Its record is withdrawn: its failures hold no place in windows that others share, its workers still do."""
-    await provisioner.declare(declared("zone-a", "zone-b"))
-    failed = "INSERT INTO launch_config_outcomes VALUES ('zone-b', 'boot', 9), ('zone-a', 'boot', 2)"
-    await provisioner.pool.execute(failed)
-    image = "image/linux-1"
-
-    async def level() -> int:
-        levels: dict[str, int] = dict(await provisioner.pool.fetch(pools.LEVELS, [image]))
-        return levels[image]
-
-    assert await level() == 11
-    await provisioner.demand(report(4))
-    await provisioner.plan()
-    await provisioner.declare(declared("zone-a"))
-    assert await level() == 6
-
-
 async def test_probes(provisioner: Provisioner) -> None:
     """Each permit is spent once, by demand; a permit whose holder is delayed is given up with its successor."""
     await provisioner.declare()
@@ -734,7 +719,7 @@ async def test_probes(provisioner: Provisioner) -> None:
     assert (request.units, (await provisioner.worker()).probe_permit) == (1, 1)
     await provisioner.weights(weight(state="closed", probe_permit=1, probe_ready=True, weight=0.5), revision=3)
     await provisioner.plan()
-    assert await provisioner.states() == {"requested": 1}
+    assert (await provisioner.states(), await provisioner.events()) == ({"requested": 1}, [])
     await provisioner.weights(weight(state="closed", probe_permit=2, probe_ready=True), revision=4)
     await provisioner.plan()
     assert await provisioner.states() == {"requested": 1, "stopped": 1}
@@ -923,6 +908,11 @@ BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
     ("POST", "/pools/linux/pause", {"reason": "r", "until": after(0).isoformat()}, ("admin",), 422, "until-passed"),
     ("POST", "/pools/linux/resume", {"reason": "r"}, ("admin",), 409, "wrong-pool-state"),
     ("POST", "/pools/unheard-of/resume", {"reason": "r"}, ("admin",), 404, "unknown-pool"),
+    ("POST", "/pools/linux/freeze", {"reason": "r"}, WRITE, 403, "scope-missing"),
+    ("POST", "/pools/linux/freeze", {"reason": ""}, ("admin",), 422, "invalid-request"),
+    ("POST", "/pools/unheard-of/freeze", {"reason": "r"}, ("pools:write",), 404, "unknown-pool"),
+    ("POST", "/pools/unheard-of/unfreeze", {"reason": "r"}, ("admin",), 404, "unknown-pool"),
+    ("POST", "/pools/linux/unfreeze", {"reason": "r"}, ("admin",), 409, "wrong-pool-state"),
     ("POST", "/workers/register", {"batch_id": "x", "secret": "s", "instance_id": "i"}, (), 422, "invalid-request"),
     ("POST", "/workers/nobody/heartbeat", None, (), 404, "unknown-worker"),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Outcomes in, weight records out, on a real database: the whole service but Kafka and HTTP."""
+"""Outcomes in, weight records and a journal out, on a real database: the whole service but Kafka and HTTP."""
 
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -8,15 +8,32 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 
-from slipway_common.consume import Fenced, Owned
+from slipway_common import dead_letters
+from slipway_common.consume import Consumer, Fenced, Owned
+from slipway_common.events.signal import SignalRaised
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerRegistered, WorkerStopping
+from slipway_common.owner import Deposed
 from slipway_common.runtime import database
-from slipway_common.topics import WORKER_LIFECYCLE
+from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
 from slipway_local.postgres import EmbeddedPostgres
+from slipway_weight_calculator import metrics
 from slipway_weight_calculator.http.weights import router
-from slipway_weight_calculator.store import configs
-from tests.weight_calculator import Calculator, after, calculator_on, declared, delayed, failed, of, ok
+from slipway_weight_calculator.loops import publish
+from slipway_weight_calculator.store import signals
+from tests.weight_calculator import (
+    START,
+    Calculator,
+    after,
+    calculator_on,
+    declared,
+    failed,
+    of,
+    ok,
+    replayed,
+    stopped,
+    stored,
+)
 
 ZONES = ("zone-a", "zone-b", "zone-c")
 
@@ -28,13 +45,16 @@ async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
         await calculator.tell(*map(declared, ZONES))
         await calculator.publish()
         yield calculator
+        assert replayed(await calculator.journal(), calculator.records) == await calculator.stored(), "its journal lies"
+
+
+# What is told.
 
 
 async def test_declared_configs_are_published_equal(postgres: EmbeddedPostgres) -> None:
-    """Each once, at revision 1, with equal weights; looking again publishes nothing."""
+    """Each once, at revision 1, with equal weights, in the turn that took them in; looking again publishes nothing."""
     async with calculator_on(postgres.url()) as calculator:
         await calculator.tell(*map(declared, ZONES))
-        await calculator.publish_loop.step(calculator.pool)
         told = await calculator.told()
         assert [(revision, record and record.launch_config_id) for revision, record in told] == [
             (1, zone) for zone in ZONES
@@ -43,145 +63,150 @@ async def test_declared_configs_are_published_equal(postgres: EmbeddedPostgres) 
         assert await calculator.publish() == []
 
 
-async def test_outage_closes_after_exactly_two_capacity_failures(calculator: Calculator) -> None:
+async def test_outage_closes_and_is_told_in_its_turn(calculator: Calculator) -> None:
     """One failure lowers the weight, the second closes the gate; other zones stay as they are."""
     await calculator.set_clock(2)
     await calculator.tell(failed(), at=1)
-    (first,) = await calculator.publish()
+    ((_, first),) = await calculator.told()
+    assert first is not None
     assert (first.state, first.stages["launch"].failures_folded) == ("open", 1)
+    await calculator.set_clock(3)
     await calculator.tell(failed(), at=2)
-    (second,) = await calculator.publish()
+    ((_, second),) = await calculator.told()
+    assert second is not None
     assert (second.launch_config_id, second.state, second.closed_stage) == ("zone-b", "closed", "launch")
     assert second.stages["launch"].failures_folded == 2
     assert (second.probe_permit, second.probe_ready) == (None, False)
     assert second.next_probe_at is not None
     assert after(2 + 7.5) <= second.next_probe_at <= after(2 + 15)
-    assert second.reason == "zone-b: closed, 2 capacity errors (InsufficientCapacity)"
+    assert second.offsets == {f"{WORKER_LIFECYCLE.name}/0": 2}
 
 
-async def test_probe_is_issued_fails_is_issued_again_and_opens(calculator: Calculator) -> None:
-    """A permit at a time, numbered; a failure backs off, a success opens."""
+async def test_probe_is_issued_when_it_is_due(calculator: Calculator) -> None:
+    """By time alone, in a turn without records that is journalled; a failure backs off, a success opens."""
     await calculator.tell(failed(), failed())
     (closed,) = await calculator.publish()
     assert closed.next_probe_at is not None
-    await calculator.set_clock((closed.next_probe_at - after(0)).total_seconds() - 0.1)
+    due = calculator.work.due()
+    assert due == pytest.approx(closed.next_probe_at.timestamp(), abs=1e-5)
+    await calculator.set_clock((closed.next_probe_at - START).total_seconds() - 0.1)
+    turns = len(await calculator.journal())
     assert await calculator.publish() == []
+    assert len(await calculator.journal()) == turns
 
     await calculator.set_clock(15)
     (ready,) = await calculator.publish()
     assert (ready.probe_permit, ready.probe_ready, ready.next_probe_at) == (1, True, None)
+    timer = (await calculator.journal())[-1]
+    assert (timer.taken, timer.at) == ([], after(15).timestamp())
+
     await calculator.set_clock(100)
-    assert [record.probe_permit for record in await calculator.publish()] in ([], [1])  # faded at most, never renewed
-
     await calculator.tell(failed(permit=1), at=100)
-    (settled,) = await calculator.publish()
+    settled = await newest(calculator)
     assert (settled.probe_permit, settled.probe_ready) == (1, False)
-    assert settled.next_probe_at is not None
-    assert after(115) <= settled.next_probe_at <= after(130)
-    assert settled.reason.endswith("1 failed probe (InsufficientCapacity)")
-
     await calculator.set_clock(130)
-    (again,) = await calculator.publish()
+    again = await newest(calculator)
     assert (again.probe_permit, again.probe_ready) == (2, True)
-    await calculator.tell(ok(), at=130)  # somebody else's late success
-    assert all(record.state == "closed" for record in await calculator.publish())
     await calculator.tell(ok(permit=2), at=130)
-    (opened,) = await calculator.publish()
+    opened = await newest(calculator)
     assert (opened.state, opened.closed_stage, opened.probe_ready) == ("open", None, False)
     assert opened.stages["launch"].failures_folded == 3
 
 
-async def test_delayed_probe_is_given_again_under_a_new_number(calculator: Calculator) -> None:
+async def newest(calculator: Calculator) -> WeightChanged:
+    """The newest of what is told of zone-b now."""
+    return [record for record in await calculator.publish() if record.launch_config_id == "zone-b"][-1]
+
+
+async def test_cancelled_probe_is_given_again_under_a_new_number(calculator: Calculator) -> None:
     await calculator.tell(failed(), failed())
     await calculator.set_clock(15)
     await calculator.publish()
-    await calculator.tell(delayed(permit=1), at=15)
-    (waiting,) = await calculator.publish()
-    assert (waiting.probe_permit, waiting.probe_ready) == (1, False)
-    await calculator.set_clock(30)
-    (ready,) = await calculator.publish()
+    await calculator.tell(stopped(permit=1, cancelled=True), at=15)
+    assert not (await newest(calculator)).probe_ready
+    await calculator.set_clock(31)
+    ready = await newest(calculator)
     assert (ready.probe_permit, ready.probe_ready) == (2, True)
-
-
-async def test_closed_pool_gets_a_permit_every_half_minute(calculator: Calculator) -> None:
-    """All zones out for twenty minutes: each backs off to minutes, the pool never waits longer than 30 s."""
-    await calculator.tell(*(failed(config_id=zone) for zone in ZONES for _ in range(2)))
-    issued = []
-    for second in range(0, 1200, 5):
-        await calculator.set_clock(second)
-        ready = [record for record in await calculator.publish() if record.probe_ready]
-        for record in ready:
-            issued.append(second)
-            await calculator.tell(failed(permit=record.probe_permit, config_id=record.launch_config_id), at=second)
-    gaps = [later - earlier for earlier, later in pairwise(issued)]
-    assert max(gaps) <= 35
-    assert len(issued) <= 60, "the backoff of each still holds: no more than a few beside the pool's own"
 
 
 async def test_every_failure_is_counted_and_published(calculator: Calculator) -> None:
     """A throttle moves neither weight nor gate, but its number frees its place in the window: a record is due."""
-    before = {record.launch_config_id: record for record in await configs.published(calculator.pool, None)}
+    before = calculator.work.publishing.published["zone-b"].record
+    await calculator.set_clock(1)
     await calculator.tell(*[failed(scope) for scope in (Scope.LIMITER, Scope.NOTHING, Scope.UNKNOWN) * 3])
-    (record,) = await calculator.publish()
+    ((_, record),) = await calculator.told()
+    assert record is not None
     assert record.stages["launch"].failures_folded == 9
-    assert (record.state, record.weight) == ("open", before["zone-b"].weight)
+    assert (record.state, record.weight) == ("open", before.weight)
 
 
 async def test_boot_and_claim_outcomes_have_their_own_stages(calculator: Calculator) -> None:
-    """A boot that timed out lowers the weight, counts in its stage, and closes nothing."""
     boot = Outcome(Stage.BOOT, Result.FAILED, Scope.CONFIG, code="boot-timeout")
     await calculator.tell(*[WorkerStopping(reason="boot", outcome=boot, **of("zone-b")) for _ in range(9)])
     registered = Outcome(Stage.BOOT, Result.OK)
     await calculator.tell(WorkerRegistered(instance_id="i", boot_seconds=9, outcome=registered, **of("zone-b")))
-    (record,) = await calculator.publish()
+    record = (await calculator.publish())[-1]
     assert {name: stage.failures_folded for name, stage in record.stages.items()} == {
         "launch": 0, "boot": 9, "claim": 0,
     }  # fmt: skip
-    assert record.state == "open"
-    assert record.weight < 0.1
+    assert (record.state, record.closed_stage) == ("closed", "boot")
 
 
 async def test_revisions_of_records_count_up(calculator: Calculator) -> None:
     """Whatever is published of a config carries the next revision."""
     for n in range(4):
+        await calculator.set_clock(1 + n)
         await calculator.tell(failed(Scope.LIMITER), at=n)
-        await calculator.publish_loop.step(calculator.pool)
     assert [revision for revision, _ in await calculator.told()] == [2, 3, 4, 5]
 
 
-async def test_replayed_duplicates_do_nothing(calculator: Calculator) -> None:
-    """The same records again, below the position and above it: not a byte of any row changes."""
-    await calculator.tell(failed(), ok(), failed(), at=5)
-    await calculator.publish()
-    before = await calculator.rows()
-    again = [record for record in calculator.records if record.topic == WORKER_LIFECYCLE.name]
-    moved = [msgspec.structs.replace(record, offset=record.offset + 3) for record in again]
-    await calculator.apply(WORKER_LIFECYCLE, moved)
-    assert await calculator.rows() == before
-    assert await calculator.publish() == []
-    calculator.owned[WORKER_LIFECYCLE.name] = Owned(1, 0)
-    with pytest.raises(Fenced):
-        await calculator.apply(WORKER_LIFECYCLE, again)
-    assert await calculator.rows() == before
+async def test_a_config_that_was_just_told_of_waits_for_the_tick(calculator: Calculator) -> None:
+    """Within 100 ms a second failure tells nothing; the next tick tells of all of them, once."""
+    await calculator.set_clock(1)
+    await calculator.tell(failed(Scope.LIMITER))
+    await calculator.tell(failed(Scope.LIMITER))
+    await calculator.tell(failed(Scope.LIMITER))
+    assert [r.stages["launch"].failures_folded for _, r in await calculator.told() if r] == [1]
+    due = calculator.work.due()
+    assert due is not None
+    assert due <= after(1.1).timestamp()
+    assert [record.stages["launch"].failures_folded for record in await calculator.publish()] == [3]
+
+
+async def test_a_backlog_is_told_once_a_second(calculator: Calculator) -> None:
+    """The past that the next turn overturns helps nobody."""
+    await calculator.set_clock(10)
+    for second in (0.0, 0.2, 0.4, 1.1):
+        await calculator.set_clock(10 + second)
+        await calculator.tell(*[failed(Scope.LIMITER) for _ in range(1000)])
+    assert [r.stages["launch"].failures_folded for _, r in await calculator.told() if r] == [1000, 4000]
+
+
+async def test_a_turn_looks_at_a_share(calculator: Calculator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many have changed, the rest waits for the next tick."""
+    monkeypatch.setattr(publish, "LOOKS_MAX", 2)
+    await calculator.set_clock(1)
+    await calculator.tell(*[failed(Scope.LIMITER, config_id=zone) for zone in ZONES])
+    assert len(await calculator.told()) == 2
+    assert len(await calculator.publish()) == 1
 
 
 async def test_outcome_before_its_declaration_is_kept(calculator: Calculator) -> None:
-    """It gets a row with defaults; the declaration then fills in what it says and keeps the evidence."""
+    """It gets a row; the declaration then fills in what it says and keeps the evidence."""
     await calculator.tell(failed(config_id="zone-d"))
     (record,) = await calculator.publish()
     assert (record.pool_id, record.config_revision, record.stages["launch"].failures_folded) == ("linux", 0, 1)
     await calculator.tell(declared("zone-d", revision=3, base_weight=2.0))
     (record,) = await calculator.publish()
     assert (record.config_revision, record.stages["launch"].failures_folded) == (3, 1)
-    assert record.reason.startswith("zone-d: open")
     await calculator.tell(declared("zone-d", revision=2, base_weight=9.0))
     assert await calculator.publish() == [], "an older declaration changes nothing"
 
 
 async def test_archived_config_becomes_a_tombstone(calculator: Calculator) -> None:
     """Its last outcomes are still folded, and published never again; a new declaration brings it back."""
+    await calculator.set_clock(1)
     await calculator.tell(declared("zone-b", revision=2, state="archived"))
-    await calculator.publish_loop.step(calculator.pool)
     assert await calculator.told() == [(2, None)]
     await calculator.tell(failed())
     assert await calculator.publish() == []
@@ -195,29 +220,194 @@ async def test_faded_evidence_and_old_records_are_published_again(calculator: Ca
     await calculator.tell(failed())
     (low,) = await calculator.publish()
     await calculator.set_clock(300)
-    (faded,) = await calculator.publish()
-    assert (faded.launch_config_id, faded.stages["launch"].failures) == ("zone-b", 0.5**0.5)
-    assert faded.weight > low.weight
-    await calculator.set_clock(660)
+    faded = {record.launch_config_id: record for record in await calculator.publish()}
+    assert faded["zone-b"].stages["launch"].failures == pytest.approx(0.5**0.5)
+    assert faded["zone-b"].weight > low.weight
+    await calculator.set_clock(960)
     assert {record.launch_config_id for record in await calculator.publish()} == set(ZONES)
     assert await calculator.publish() == []
+
+
+async def test_a_shared_gate_that_closes_is_told_of_all(calculator: Calculator) -> None:
+    """A credential closes every config of its account, whoever met the error, in one turn and with one alert."""
+    await calculator.set_clock(1)
+    await calculator.tell(failed(Scope.CREDENTIAL), failed(Scope.CREDENTIAL))
+    told = [record for _, record in await calculator.told() if record]
+    assert {(r.launch_config_id, r.state, r.closed_by) for r in told} == {
+        (zone, "closed", "credential/sim-a") for zone in ZONES
+    }
+    rows = await calculator.pool.fetch("SELECT value FROM outbox WHERE topic = 'slipway.alert.v1'")
+    assert [msgspec.json.decode(row["value"])["kind"] for row in rows].count("credential-failing") == 1
+
+
+# Time.
 
 
 async def test_future_event_times_count_as_now(calculator: Calculator) -> None:
     """One wrong clock must not make everything after it look late."""
     await calculator.tell(failed(), at=10**6)
-    await calculator.publish()
     await calculator.tell(ok(), at=0)
-    rows = await configs.waiting(calculator.pool)
-    assert rows == []
-    async with calculator.pool.acquire() as db, db.transaction():
-        (row,) = await configs.lock(db, ["zone-b"])
-    assert row.health.launch.at == after(0)
-    assert row.health.launch.successes == 1.0
+    launch = calculator.work.world.rows["zone-b"].launch
+    assert (launch.at, launch.successes) == (START.timestamp(), 1.0)
+
+
+@pytest.mark.parametrize(("told_at", "counts_at"), [(-500.0, -120.0), (500.0, 60.0), (-100.0, -100.0)])
+async def test_implausible_event_times_are_clamped(calculator: Calculator, told_at: float, counts_at: float) -> None:
+    """To two minutes from when the record was written, at replay as well; never later than now."""
+    await calculator.set_clock(60)
+    before = metrics.CLAMPED._value.get()
+    await calculator.tell(failed(), at=0, time=after(told_at))
+    launch = calculator.work.world.rows["zone-b"].launch
+    assert launch.at == pytest.approx(after(counts_at).timestamp())
+    assert metrics.CLAMPED._value.get() - before == (told_at != counts_at)
+
+
+async def test_the_clock_of_turns_never_goes_back(calculator: Calculator) -> None:
+    await calculator.set_clock(50)
+    await calculator.tell(failed())
+    await calculator.set_clock(10)
+    await calculator.tell(ok())
+    times = [entry.at for entry in await calculator.journal()]
+    assert times == sorted(times)
+    assert times[-1] == after(50).timestamp()
+
+
+# Exactly once, by whoever is active.
+
+
+async def test_replayed_duplicates_do_nothing(calculator: Calculator) -> None:
+    """The same records again, below the position and above it: not a byte of what is known changes."""
+    await calculator.tell(failed(), ok(), failed(), at=5)
+    await calculator.publish()
+    before = await calculator.stored()
+    log = calculator.records[WORKER_LIFECYCLE.name, 0]
+    log += [msgspec.structs.replace(record, offset=record.offset + 3) for record in log]
+    await calculator.turn(log[3:])
+    assert await calculator.stored() == before
+    assert (await calculator.journal())[-1].left_out == [(WORKER_LIFECYCLE.name, 0, 3, 6)]
+    assert await calculator.publish() == []
+    calculator.positions[WORKER_LIFECYCLE.name, 0] = Owned(1, 0)
+    with pytest.raises(Fenced):
+        await calculator.turn(log[:3])
+    await calculator.owner.find_back(calculator.pool)
+    assert await calculator.stored() == before
+
+
+async def test_a_successor_knows_all_and_tells_nothing_twice(calculator: Calculator) -> None:
+    """What is read from the rows is what was remembered; the predecessor's turns find no row."""
+    await calculator.tell(failed(), failed(), ok(config_id="zone-a"))
+    await calculator.set_clock(100)
+    await calculator.publish()
+    before = calculator.work.world
+    successor = Calculator(calculator.pool, "b")
+    successor.records = calculator.records
+    assert (await successor.owner.bid(successor.pool)).role == "standby"
+    await calculator.pool.execute("UPDATE owner SET seen_at = slipway_clock() - interval '11 s'")
+    await successor.take_over()
+    now = successor.work.world
+    assert (now.configs, now.rows, now.boots, now.signals) == (
+        before.configs, before.rows, before.boots, before.signals,
+    )  # fmt: skip
+    assert now.due() == before.due()
+    await successor.told()
+    assert await successor.publish() == []
+    kept = await stored(calculator.pool)
+    calculator.records = {place: list(records) for place, records in calculator.records.items()}
+    with pytest.raises(Deposed):
+        await calculator.tell(failed())
+    assert await stored(calculator.pool) == kept
+    calculator.records = successor.records
+
+
+async def test_ranges_tile_the_log(calculator: Calculator) -> None:
+    """Every record is in exactly one range, and the turns are numbered without a gap."""
+    for n in range(1, 6):
+        await calculator.tell(*[failed(Scope.LIMITER) for _ in range(n)])
+        await calculator.publish()
+    entries = await calculator.journal()
+    assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
+    taken = [r[2:] for entry in entries for r in entry.taken if r[0] == WORKER_LIFECYCLE.name]
+    assert taken[0][0] == 0
+    assert all(a[1] == b[0] for a, b in pairwise(taken))
+    assert taken[-1][1] == len(calculator.records[WORKER_LIFECYCLE.name, 0])
+
+
+# Dead letters.
+
+
+async def folded(calculator: Calculator, config_id: str = "zone-b") -> int:
+    return calculator.work.world.rows[config_id].launch.folded
+
+
+async def test_dead_failures_count_as_folded(calculator: Calculator) -> None:
+    """What cannot be folded, and what is parked behind it, frees its place in the window all the same, wherever it says
+    whose it is. Once settled it is not counted again."""
+    broken = failed()
+    value = msgspec.json.encode(msgspec.to_builtins(broken) | {"pool_id": 7})
+    await calculator.tell(broken, value=value, subject="w1")
+    await calculator.tell(failed(), subject="w1")
+    await calculator.tell(failed(), value=b"{", subject="w2")
+    assert await folded(calculator) == 2
+    assert calculator.work.world.rows["zone-b"].launch.failed == 0
+    assert (await calculator.journal())[-1].buried == [(WORKER_LIFECYCLE.name, 0, 2, 3)]
+
+    consumer = Consumer("weight-calculator", WORKER_LIFECYCLE, calculator.work.handle)
+    _, outcome = await calculator.owner.turn(calculator.pool, how=lambda db: dead_letters.drop(db, consumer, 0, 0))
+    assert outcome == dead_letters.Replayed(1, 0)
+    assert await folded(calculator) == 2
+    assert calculator.work.world.rows["zone-b"].launch.failed == 1
+    assert (await calculator.journal())[-1].settled == [(WORKER_LIFECYCLE.name, 0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"launch_config_id": "a/b"}, {"launch_config_id": "x" * 1000}, {"worker_id": "nul\0"}]
+)
+async def test_names_that_can_be_no_key_are_dead(calculator: Calculator, fields: dict[str, str]) -> None:
+    """Their neighbours in the turn take effect."""
+    hostile = msgspec.structs.replace(ok(), **fields)
+    log = calculator.records[WORKER_LIFECYCLE.name, 0]
+    await calculator.tell(failed(), hostile, failed(), subject="w")
+    assert [r["offset"] for r in await calculator.pool.fetch('SELECT "offset" FROM dead_letter ORDER BY 1')] == [1, 2]
+    assert len(log) == 3
+    assert await folded(calculator) == 2, "the one before is folded, the one parked behind it counted"
+
+
+# Signals.
+
+
+def signal(**fields: object) -> SignalRaised:
+    given = {
+        "source": "monitor", "target_kind": "config", "target_id": "zone-b", "kind": "down", "reason": "dark",
+        "observed_at": START,
+    }  # fmt: skip
+    return msgspec.convert(given | fields, SignalRaised)
+
+
+async def test_signals_count_until_their_time_is_up(calculator: Calculator) -> None:
+    await calculator.tell(signal(ttl_seconds=60.0))
+    (record,) = await calculator.publish()
+    assert (record.state, record.closed_by) == ("closed", "signal")
+    assert [live["target_id"] for live in await signals.live(calculator.pool)] == ["zone-b"]
+    await calculator.set_clock(61)
+    (record,) = [r for r in await calculator.publish() if r.launch_config_id == "zone-b"]
+    assert (record.state, record.signals) == ("open", ())
+    assert await signals.live(calculator.pool) == []
+
+
+async def test_refused_signals_change_nothing_and_are_kept(calculator: Calculator) -> None:
+    before = await calculator.stored()
+    await calculator.tell(signal(kind="gloomy"), signal(target_id="nowhere"))
+    assert await calculator.stored() == before
+    whys = [row["why"].partition(":")[0] for row in await signals.refused(calculator.pool)]
+    assert whys == ["unreached", "kind"]
+    assert LAUNCH_CONFIG_SIGNAL.name in {r[0] for entry in await calculator.journal() for r in entry.taken}
+
+
+# Answers.
 
 
 async def test_published_weights_can_be_read(calculator: Calculator) -> None:
-    """GET /weights answers what is on the topic, of one pool or of all."""
+    """GET /weights answers what is on the topic, of one pool, of one config or of all."""
     app = FastAPI()
     app.include_router(router)
     app.dependency_overrides[database] = lambda: calculator.pool
@@ -227,3 +417,5 @@ async def test_published_weights_can_be_read(calculator: Calculator) -> None:
         assert [item.launch_config_id for item in items] == list(ZONES)
         assert (await client.get("/weights", params={"pool": "linux"})).content == answer.content
         assert (await client.get("/weights", params={"pool": "windows"})).json() == {"items": []}
+        (one,) = (await client.get("/weights", params={"config": "zone-b"})).json()["items"]
+        assert one["launch_config_id"] == "zone-b"

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import slipway_common
-from slipway_common import consume, dead_letters, migrate, outbox, postgres, relay, service
+from slipway_common import consume, dead_letters, migrate, outbox, owner, postgres, relay, service
 from slipway_common.clock import utc_now
 from slipway_common.consume import Consumer, Fenced, Owned, Record
 from slipway_common.dead_letters import Replayed
@@ -191,6 +191,73 @@ async def test_an_outsiders_event_in_two_partitions(pair: Pair, *, committed: bo
     await (first.commit() if committed else first.rollback())
     assert await second == Owned(1, 1)
     assert await pair.words() == ["a"]
+
+
+# The owner of what one replica does alone.
+
+
+def bid(db: Connection, instance: str, *, stale_seconds: float = 10.0, restarted: bool = False) -> Any:
+    return db.fetchval(owner.BID, instance, stale_seconds, restarted)
+
+
+@locking("owner.BID")
+async def test_two_bids(pair: Pair) -> None:
+    """The second looks again once the first has committed: the row is not stale any more."""
+    async with pair.a.transaction():
+        assert await bid(pair.a, "a") == 1
+        second = await pair.b_waits(bid(pair.b, "b"))
+    assert await second is None
+    assert await bid(pair.b, "a", restarted=True) == 2
+    assert await bid(pair.b, "b", stale_seconds=-1.0) == 3
+
+
+@locking("owner.TURN", "owner.BID")
+async def test_a_turn_beside_a_bid(pair: Pair) -> None:
+    """Whoever is deposed while it waits for its row finds none; its work would be undone."""
+    await bid(pair.a, "a")
+    async with pair.a.transaction():
+        assert await bid(pair.a, "b", stale_seconds=-1.0) == 2
+        turn = await pair.b_waits(pair.b.fetchval(owner.TURN, 1))
+    assert await turn is None
+    assert await pair.b.fetchval(owner.TURN, 2) > 0
+
+
+@locking("owner.TURN", "owner.BID")
+async def test_a_bid_beside_a_turn(pair: Pair) -> None:
+    """A turn that was about to commit renews the row: who waited for it gets nothing."""
+    await bid(pair.a, "a")
+    await pair.a.execute("UPDATE owner SET seen_at = slipway_clock() - interval '1 hour'")
+    async with pair.a.transaction():
+        assert await pair.a.fetchval(owner.TURN, 1) > 0
+        late = await pair.b_waits(bid(pair.b, "b"))
+    assert await late is None
+    assert await pair.a.fetchval("SELECT instance FROM owner") == "a"
+
+
+@locking("owner.RELEASE", "owner.BID")
+async def test_a_release_beside_a_bid(pair: Pair) -> None:
+    """The row can be had once it is given back, not before; and a former owner gives nothing back that is not its
+    own."""
+    await bid(pair.a, "a")
+    async with pair.a.transaction():
+        await pair.a.execute(owner.RELEASE, 1)
+        assert await bid(pair.b, "b") is None
+    assert await bid(pair.b, "b") == 2
+    assert await pair.a.execute(owner.RELEASE, 1) == "UPDATE 0"
+    assert await bid(pair.a, "a") is None
+
+
+@locking("owner.TURN")
+async def test_turns_one_after_the_other(pair: Pair) -> None:
+    """The time of turns never goes back, though the clock does."""
+    await bid(pair.a, "a")
+    async with pair.a.transaction():
+        first = await pair.a.fetchval(owner.TURN, 1)
+        second = await pair.b_waits(pair.b.fetchval(owner.TURN, 1))
+    assert await second > first
+    await pair.a.execute("UPDATE owner SET at = at + 3600")
+    ahead = await pair.a.fetchval("SELECT at FROM owner")
+    assert await pair.a.fetchval(owner.TURN, 1) == ahead
 
 
 # Events.

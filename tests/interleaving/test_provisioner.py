@@ -25,8 +25,9 @@ from slipway_common.events.lease import (
     LeaseRenewRequested,
     LeaseRequested,
 )
-from slipway_common.events.pool import PoolResumed
+from slipway_common.events.pool import PoolResumed, PoolUnfrozen
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.weight import SharedWindow
 from slipway_common.events.worker import (
     Outcome,
     Result,
@@ -130,6 +131,7 @@ async def batch_count(provisioner: Provisioner) -> int:
 async def test_two_planners_launch_once(provisioner: Provisioner) -> None:
     """Whoever comes second sees the first's intents, or nothing to decide."""
     await provisioner.declare()
+    await provisioner.trust()
     for round_ in range(1, 11):
         await provisioner.demand(report(4 * round_, at=round_))
         await asyncio.gather(*(provisioner.plan_step() for _ in range(4)))
@@ -145,7 +147,8 @@ async def test_pools_that_share_an_image_decide_in_turn(provisioner: Provisioner
     config = first["launch_configs"][0] | {"id": "zone-a-2"}
     both["worker_pools"].append(first | {"id": "other", "launch_configs": [config]})
     await provisioner.declare(both)
-    await provisioner.pool.execute("UPDATE shared_window SET size = 30 WHERE key LIKE 'image/%'")
+    await provisioner.trust()
+    await provisioner.pool.execute("UPDATE shared_window SET size = 30 WHERE stage = 'boot'")
     await provisioner.demand(report(20), msgspec.structs.replace(report(20), pool_id="other"))
     await asyncio.gather(*(provisioner.plan_step() for _ in range(4)))
     assert await provisioner.states() == {"requested": 30}
@@ -255,13 +258,14 @@ FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
     "observe": lambda db: apply(db, declared(mode="observe")),
     "archive": lambda db: apply(db, declared("zone-b")),
     "delete": lambda db: apply(db, declared("zone-b", id="other")),
-    "freeze": lambda db: db.execute("UPDATE worker_pool SET frozen = true"),
+    "freeze": lambda db: pauses.freeze(db, "linux", reason="drill", by="op"),
     "drain": lambda db: db.execute("UPDATE launch_config SET state = 'draining'"),
 }
 SHARED: Final = (
     "store.configs.SHARE", "store.brakes.EXCLUDE_STARTS", "store.brakes.PULL", "store.configs.PAUSE",
-    "store.configs.LOCK_ALL", "store.declarations.LOCK_POOLS", "store.declarations._pool",
-    "store.declarations._config", "store.declarations._remove", "store.pauses.PAUSE",
+    "store.configs.LOCK_ALL", "store.declarations.LOCK_POOLS", "store.declarations.PUT_POOL",
+    "store.declarations.PUT_CONFIG", "store.declarations._remove", "store.pauses.PAUSE",
+    "store.pauses.FREEZE",
 )  # fmt: skip
 
 
@@ -644,6 +648,26 @@ async def test_one_machine_that_registers_twice_at_once(provisioner: Provisioner
     assert await provisioner.states() == {"running": 1, "launching": 1}
 
 
+@locking("store.workers.LOCK", "store.workers.BY_INSTANCE", "store.leases.RELEASE")
+@pytest.mark.parametrize("first", ["seen", "told"])
+async def test_a_boot_that_is_seen_and_told_at_once(provisioner: Provisioner, first: str) -> None:
+    """Is one boot, whoever is first: the machine gets its token, the unit comes back once."""
+    await provisioner.starting()
+    await provisioner.pool.execute("UPDATE launch_config SET boot_evidence = 'provider_running'")
+    worker = await provisioner.worker()
+    await provisioner.events()
+    steps: dict[str, Awaitable[Any]] = {
+        "seen": provisioner.reap(), "told": provisioner.register(worker.instance_id or "", worker.batch_id)
+    }  # fmt: skip
+    async with stopped_at(provisioner, "outbox", steps.pop(first)) as one:
+        other = provisioner.start(_awaited(*steps.values()))
+        await provisioner.until_waiting(other)
+    await asyncio.gather(one, other)
+    told = await provisioner.events()
+    assert Counter(type(event).__name__ for event in told) == {"WorkerRegistered": 1, "LeaseReleaseRequested": 1}
+    assert (await provisioner.worker()).token_sha256 is not None
+
+
 @locking("store.batches.LOCK", "store.batches.KNOWN")
 async def test_a_late_reply_and_a_look_up_record_one_outcome(provisioner: Provisioner) -> None:
     """Whoever is first; the other changes nothing."""
@@ -877,6 +901,26 @@ async def test_a_pool_s_pause_that_runs_out_while_it_is_renewed(provisioner: Pro
     assert len(await provisioner.told(PoolResumed)) == 1
 
 
+@locking("store.pauses.FREEZE", "store.pauses.UNFREEZE", "store.pauses.FORGET")
+async def test_a_pool_is_unfrozen_once(provisioner: Provisioner) -> None:
+    """However many say so at once; what is frozen is frozen once, too, and forgiven is what the last one has seen."""
+    await provisioner.declare()
+    seen = SharedWindow(key="image/linux-1", stage="boot", version=1, window=8, unconfirmed=7)
+    await provisioner.weights(weight(shared=(seen,)))
+
+    async def freeze(db: Connection) -> bool:
+        return await pauses.freeze(db, "linux", reason="drill", by="op")
+
+    async def unfreeze(db: Connection) -> bool:
+        return await pauses.unfreeze(db, "linux", reason="over", by="op")
+
+    for act in (freeze, unfreeze) * 2:
+        assert sorted(await asyncio.gather(*(in_transaction(provisioner, act) for _ in range(3)))) == [0, 0, 1]
+    assert len(await provisioner.told(PoolUnfrozen)) == 2
+    rows = await provisioner.pool.fetch("SELECT key, stage, unconfirmed FROM forgiven")
+    assert [tuple(row) for row in rows] == [("image/linux-1", "boot", 7)]
+
+
 @locking("store.pauses.PAUSE", "store.pools.LOCK_DIRTY")
 async def test_a_pause_that_waited_for_a_plan(provisioner: Provisioner) -> None:
     """Is seen by the next one, which cancels what the first asked for."""
@@ -916,30 +960,98 @@ async def test_configs_are_locked_in_one_order(provisioner: Provisioner) -> None
     assert await provisioner.pool.fetchval("SELECT min(price_factor) FROM launch_config") == 8
 
 
-@locking("store.declarations.ONE_AT_A_TIME", "store.declarations._account", "store.declarations._pool",
-         "store.declarations._config")  # fmt: skip
+@locking("store.declarations.ONE_AT_A_TIME", "store.declarations._account", "store.declarations.PUT_POOL",
+         "store.declarations.PUT_CONFIG")  # fmt: skip
 async def test_two_declarations_at_once(provisioner: Provisioner) -> None:
     """The second finds nothing left to change."""
     changes = await asyncio.gather(*(provisioner.declare(declared("zone-a", "zone-b")) for _ in range(3)))
     assert sorted(map(len, changes)) == [0, 0, 4]
 
 
-@locking("handlers.weights.UPSERT", "handlers.weights.DELETE")
+@locking("handlers.weights.UPSERT", "handlers.weights.UPSERT_SHARED", "handlers.weights.DELETE")
 async def test_views_of_two_replicas(provisioner: Provisioner) -> None:
-    """Whatever order they read in, the highest revision stays, and nobody waits in a circle."""
+    """Whatever order they read in, the highest revision stays, of what is shared the highest version, and nobody waits
+    in a circle."""
     names = [f"zone-{letter}" for letter in "abcdef"]
     await provisioner.declare(declared(*names))
     for round_ in range(1, 9):
-        await asyncio.gather(
-            provisioner.weights(*(weight(name, weight=2.0) for name in names), revision=2 * round_),
-            provisioner.weights(*(weight(name) for name in reversed(names)), revision=2 * round_ - 1),
+        newer, older = (
+            tuple(SharedWindow(key=f"image/{name}", stage="boot", version=version, window=version) for name in names)
+            for version in (2 * round_, 2 * round_ - 1)
         )
+        await asyncio.gather(
+            provisioner.weights(*(weight(n, weight=2.0, shared=newer[::-1]) for n in names), revision=2 * round_),
+            provisioner.weights(*(weight(n, shared=older) for n in reversed(names)), revision=2 * round_ - 1),
+        )
+        sizes = "SELECT min(size) FROM shared_window WHERE key LIKE 'image/zone-%'"
+        assert await provisioner.pool.fetchval(sizes) == 2 * round_
     assert await provisioner.pool.fetchval("SELECT min(record ->> 'weight') FROM weight") == "2.0"
     gone = [received(weight(name))[0] for name in names]
     tombstones = [type(r)(**{f: getattr(r, f) for f in r.__struct_fields__} | {"event": None}) for r in gone]
     view = WeightView()
     await asyncio.gather(view.apply(provisioner.pool, tombstones), view.apply(provisioner.pool, tombstones[::-1]))
     assert await provisioner.pool.fetchval("SELECT count(*) FROM weight") == 0
+
+
+@locking("handlers.weights.UPSERT_SHARED", "store.pools.LOCK_SHARED")
+async def test_a_record_that_waited_for_a_plan(provisioner: Provisioner) -> None:
+    """Closes what the plan still saw open, and makes the pool dirty again: what waits is cancelled by the next one."""
+    await provisioner.declare()
+    await provisioner.demand(report(3))
+    closed = SharedWindow(key="image/linux-1", stage="boot", version=1, window=8, state="closed")
+    async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
+        telling = provisioner.start(provisioner.weights(weight(shared=(closed,))))
+        await provisioner.until_waiting(telling)
+    await asyncio.gather(planning, telling)
+    assert await provisioner.states() == {"requested": 3}
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopped": 3}
+
+
+@locking("handlers.weights.UPSERT_SHARED", "store.pools.LOCK_SHARED")
+async def test_a_plan_that_waited_for_a_record(provisioner: Provisioner) -> None:
+    """Goes by what the record says."""
+    await provisioner.declare()
+    await provisioner.demand(report(30))
+    narrow = SharedWindow(key="image/linux-1", stage="boot", version=1, window=2)
+    telling = provisioner.weights(weight(shared=(narrow,)))
+    async with stopped_at(provisioner, "dirty_pool", telling) as view:
+        planning = provisioner.start(provisioner.plan())
+        await provisioner.until_waiting(planning)
+    await asyncio.gather(planning, view)
+    assert await provisioner.states() == {"requested": 2}
+
+
+@locking("store.declarations.SHARED", "store.declarations.FORGET", "store.declarations.FORGET_SHARED")
+async def test_declarations_while_records_speak_of_the_same_shares(provisioner: Provisioner) -> None:
+    """Nobody waits in a circle, what is declared again after long begins anew, and what is shared still is known."""
+    names = [f"zone-{letter}" for letter in "abcdef"]
+
+    def images(*some: str) -> dict[str, Any]:
+        body = declared(*some)
+        for config in body["worker_pools"][0]["launch_configs"]:
+            config["image"] = config["id"]
+        return body
+
+    await provisioner.declare(images(*names))
+    failed = "INSERT INTO launch_config_outcomes SELECT id, 'boot', 1 FROM launch_config"
+    await provisioner.pool.execute(failed)
+    for round_ in range(1, 7):
+        await provisioner.declare(images("zone-z"))
+        await provisioner.set_clock(round_ * 9 * 86_400)
+        shared = tuple(
+            SharedWindow(key=f"image/{name}", stage=stage, version=round_, window=8)
+            for name in reversed(names) for stage in ("claim", "boot", "launch")
+        )  # fmt: skip
+        await asyncio.gather(
+            provisioner.weights(*(weight(name, shared=shared) for name in names), revision=round_),
+            provisioner.declare(images(*names[::-1], "zone-z")),
+            provisioner.weights(*(weight(name, shared=shared[::-1]) for name in names), revision=round_),
+            provisioner.declare(images(*names, "zone-z")),
+        )
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM launch_config_outcomes") == 0
+    shares = "SELECT count(*) FROM shared_window WHERE key LIKE 'image/zone-%'"
+    assert await provisioner.pool.fetchval(shares) == 3 * (len(names) + 1)
 
 
 # Everything at once
@@ -950,6 +1062,7 @@ async def test_everybody_at_once(provisioner: Provisioner) -> None:
     is answered once, each unit given back once, and at the end nothing is left lying."""
     names = ["zone-a", "zone-b", "zone-c"]
     await provisioner.declare(declared(*names, max_capacity=12))
+    await provisioner.trust()
     launchers = [Launcher(provisioner.settings, provisioner.providers) for _ in range(2)]
     serving = "SELECT count(*) FROM worker WHERE state IN ('requested', 'launching', 'starting', 'running')"
     granted, released, answered, seen = 0, 0, set[str](), 0

@@ -1,20 +1,51 @@
-"""Two connections on the same launch configs, on real PostgreSQL: each locking statement waits, and loses nothing."""
+"""Two instances on the same rows, on real PostgreSQL: whoever is not the owner any more changes nothing, whatever it
+had begun, and the owner's turns come one after the other."""
 
+import ast
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import pytest
 
-from slipway_common.consume import Received
+import slipway_weight_calculator
+from slipway_common import dead_letters
+from slipway_common.consume import Batch, Consumer
+from slipway_common.owner import Deposed, Turn
 from slipway_common.postgres import Connection
-from slipway_common.topics import TOPIC_OF
+from slipway_common.topics import WORKER_LIFECYCLE
 from slipway_local.postgres import EmbeddedPostgres
-from slipway_weight_calculator.handlers.configs import record_configs
-from slipway_weight_calculator.handlers.outcomes import fold_outcomes
-from slipway_weight_calculator.store import configs
-from tests.harness import until_waiting
-from tests.weight_calculator import POLICY, START, Calculator, after, calculator_on, declared, failed, ok
+from slipway_weight_calculator.store import journal
+from tests.harness import until, until_waiting
+from tests.interleaving.test_common import LOCKS
+from tests.weight_calculator import Calculator, calculator_on, declared, failed, ok, stored
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+COVERED: Final[set[str]] = set()
+STALE: Final = "UPDATE owner SET seen_at = slipway_clock() - interval '11 s'"
+
+
+def locking(*statements: str) -> Callable[[Test], Test]:
+    """Names the statements whose locks a test is about."""
+    COVERED.update(statements)
+    return lambda test: test
+
+
+class Pausing(Calculator):
+    """A calculator that can be held in its transaction, with everything written, before it commits."""
+
+    def hold(self) -> None:
+        self.go_on, self.inside = asyncio.Event(), asyncio.Event()
+        store = self.work.store
+
+        async def held(tx: Connection, turn: Turn, batch: Batch | None) -> None:
+            await store(tx, turn, batch)
+            self.inside.set()
+            await self.go_on.wait()
+
+        self.work.store = held  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -25,150 +56,113 @@ async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
         yield calculator
 
 
-def received(*events: Any) -> Sequence[Received]:
-    return [
-        Received(
-            event=event, type=event.type, id=str(n), source="provisioner", subject=TOPIC_OF[type(event)].subject(event),
-            time=START, number=n, revision=1, topic=TOPIC_OF[type(event)].name, partition=0, offset=n,
-        )
-        for n, event in enumerate(events)
-    ]  # fmt: skip
+async def everything(calculator: Calculator) -> dict[str, list[Any]]:
+    """What a turn may change."""
+    tables = ("journal", "weight", "outbox", "consumed", "seen_number", "refused_signal", "dead_letter")
+    found = {name: await calculator.pool.fetch(f"SELECT * FROM {name} ORDER BY 1, 2") for name in tables}
+    return found | {"known": [await stored(calculator.pool)]}
 
 
-async def fold(tx: Connection, *events: Any) -> None:
-    await fold_outcomes(tx, received(*events), policy=POLICY)
-
-
-async def in_transaction(calculator: Calculator, *events: Any) -> None:
-    async with calculator.pool.acquire() as db, db.transaction():
-        await fold(db, *events)
-
-
-async def folded(calculator: Calculator, config_id: str) -> int:
-    async with calculator.pool.acquire() as db, db.transaction():
-        (row,) = await configs.lock(db, [config_id])
-    return row.health.launch.failures_folded
-
-
-async def test_two_folds_of_one_config_lose_nothing(calculator: Calculator) -> None:
-    """The second waits for the first, then folds on top of what it wrote: two failures close the gate."""
+@locking("journal.WRITE", "world.WRITE", "world.DELETE", "weights.WRITE", "weights.DELETE", "signals.FORGET")
+async def test_a_turn_that_waited_for_a_takeover_changes_nothing(calculator: Calculator) -> None:
+    """The successor has the row; whatever the former owner began waits for it, and finds that its epoch is over."""
+    await calculator.pool.execute(STALE)
+    before = await everything(calculator)
     async with calculator.pool.acquire() as db:
         async with db.transaction():
-            await fold(db, failed())
-            second = asyncio.create_task(in_transaction(calculator, failed()))
+            await db.execute("UPDATE owner SET epoch = epoch + 1, instance = 'b'")
+            late = asyncio.create_task(calculator.tell(failed(), failed()))
+            await until_waiting(calculator.pool, late)
+        with pytest.raises(Deposed):
+            await late
+    assert await everything(calculator) == before
+
+
+@locking("journal.WRITE", "world.WRITE", "world.DELETE", "weights.WRITE", "weights.DELETE", "signals.FORGET")
+async def test_a_takeover_waits_for_the_turn_that_is_under_way(calculator: Calculator) -> None:
+    """Its row is locked to the end: the successor takes it when that has committed, and knows all of it."""
+    former = Pausing(calculator.pool)
+    former.records = calculator.records
+    await former.take_over()
+    await former.tell(ok())
+    former.hold()
+    turning = asyncio.create_task(former.tell(failed(), failed()))
+    await until(former.inside.is_set)
+    successor = Calculator(calculator.pool, "b")
+    successor.records = former.records
+    assert (await successor.owner.bid(successor.pool)).role == "standby"
+    taking = asyncio.create_task(calculator.pool.execute("UPDATE owner SET epoch = epoch + 1, instance = 'b'"))
+    await until_waiting(calculator.pool, taking)
+    former.go_on.set()
+    await turning
+    await taking
+    successor.owner.epoch = await calculator.pool.fetchval("SELECT epoch FROM owner")
+    await successor.owner.take_over(successor.pool, list(successor.records), "cluster")
+    assert successor.work.world.rows["zone-b"].launch.folded == 2
+    assert successor.work.world.rows == former.work.world.rows
+    with pytest.raises(Deposed):
+        await former.turn([])
+
+
+@locking("journal.PRUNE")
+async def test_two_prune_the_journal_beside_a_turn(calculator: Calculator) -> None:
+    """Each instance may: the second waits for the first and finds nothing; a turn waits for neither."""
+    await calculator.pool.execute("UPDATE journal SET written_at = slipway_clock() - interval '8 days'")
+    async with calculator.pool.acquire() as db:
+        async with db.transaction():
+            await journal.prune(db)
+            second = asyncio.create_task(journal.prune(calculator.pool))
             await until_waiting(calculator.pool, second)
+            await calculator.tell(failed())
         await second
-    assert await folded(calculator, "zone-b") == 2
-    assert [record.state for record in await calculator.publish()] == ["closed"]
+    assert len(await calculator.journal()) == 1
 
 
-async def test_many_folds_in_opposite_order_neither_deadlock_nor_lose(calculator: Calculator) -> None:
-    """Batches name the configs in any order; rows are locked by id."""
-    a, b = failed(config_id="zone-a"), failed(config_id="zone-b")
-    await asyncio.gather(*(in_transaction(calculator, *pair) for pair in [(a, b), (b, a)] * 20))
-    assert await folded(calculator, "zone-a") == 40
-    assert await folded(calculator, "zone-b") == 40
+async def test_a_dead_letter_is_settled_between_turns(calculator: Calculator) -> None:
+    """While one settles it in its turn, the next turn waits, and folds on top of it."""
+    await calculator.tell(failed(), value=b"{", subject="w1")
+    await calculator.tell(failed(), subject="w1")
+    consumer = Consumer("weight-calculator", WORKER_LIFECYCLE, calculator.work.handle)
+    inside, go_on = asyncio.Event(), asyncio.Event()
+
+    async def drop(db: Connection) -> dead_letters.Replayed:
+        done = await dead_letters.drop(db, consumer, 0, 0)
+        inside.set()
+        await go_on.wait()
+        return done
+
+    settling = asyncio.create_task(calculator.owner.turn(calculator.pool, how=drop))
+    await until(inside.is_set)
+    later = asyncio.create_task(calculator.tell(failed(), subject="w1"))
+    go_on.set()
+    assert (await settling)[1] == dead_letters.Replayed(1, 0)
+    await later
+    assert calculator.work.world.rows["zone-b"].launch.failed == 2
+    assert await calculator.pool.fetchval("SELECT count(*) FROM dead_letter") == 0
 
 
-async def test_two_first_outcomes_of_an_unknown_config(calculator: Calculator) -> None:
-    """Both would make its row: one does, the other waits and folds into it."""
-    async with calculator.pool.acquire() as db:
-        async with db.transaction():
-            await fold(db, failed(config_id="zone-x"))
-            second = asyncio.create_task(in_transaction(calculator, failed(config_id="zone-x")))
-            await until_waiting(calculator.pool, second)
-        await second
-    assert await folded(calculator, "zone-x") == 2
+# The list.
 
 
-async def test_declaration_beside_a_fold(calculator: Calculator) -> None:
-    """It waits, and keeps the evidence that was folded meanwhile."""
-
-    async def declare() -> None:
-        async with calculator.pool.acquire() as db, db.transaction():
-            await record_configs(db, received(declared("zone-b", revision=2, base_weight=5.0)))
-
-    async with calculator.pool.acquire() as db:
-        async with db.transaction():
-            await fold(db, failed())
-            second = asyncio.create_task(declare())
-            await until_waiting(calculator.pool, second)
-        await second
-    (record,) = await calculator.publish()
-    assert (record.config_revision, record.stages["launch"].failures_folded) == (2, 1)
-    assert record.weight > 1
-
-
-async def test_archiving_beside_a_fold(calculator: Calculator) -> None:
-    async def archive() -> None:
-        async with calculator.pool.acquire() as db, db.transaction():
-            await configs.archive(db, ["zone-b"])
-
-    async with calculator.pool.acquire() as db:
-        async with db.transaction():
-            await fold(db, failed())
-            second = asyncio.create_task(archive())
-            await until_waiting(calculator.pool, second)
-        await second
-    assert await folded(calculator, "zone-b") == 1
-    await calculator.publish_loop.step(calculator.pool)
-    assert [record for _, record in await calculator.told()] == [None]
+def sql() -> Iterator[str]:
+    """Every text of the service that locks, by its module's constant."""
+    for path in sorted(Path(inspect.getfile(slipway_weight_calculator)).parent.rglob("*.py")):
+        if "migrations" in path.parts:
+            continue
+        tree = ast.parse(path.read_text())
+        names = {
+            part: target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name) and node.value is not None
+            for part in ast.walk(node.value)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and LOCKS.search(node.value):
+                yield f"{path.stem}.{names.get(node, f'line {node.lineno}')}"
 
 
-async def test_publishing_passes_by_a_row_in_work(calculator: Calculator) -> None:
-    """It neither waits nor publishes what is not committed; the next look publishes all."""
-    await calculator.tell(failed(config_id="zone-a"), failed())
-    async with calculator.pool.acquire() as db:
-        async with db.transaction():
-            await fold(db, failed())
-            assert [record.launch_config_id for record in await calculator.publish()] == ["zone-a"]
-        (record,) = await calculator.publish()
-    assert (record.launch_config_id, record.stages["launch"].failures_folded) == ("zone-b", 2)
-
-
-async def test_two_publishers_publish_each_change_once(calculator: Calculator) -> None:
-    await calculator.tell(failed(config_id="zone-a"), failed())
-    await asyncio.gather(*(calculator.publish_loop.step(calculator.pool) for _ in range(4)))
-    assert sorted(record.launch_config_id for _, record in await calculator.told() if record) == ["zone-a", "zone-b"]
-
-
-async def test_two_watchers_issue_one_permit(calculator: Calculator) -> None:
-    """Both see that it is due; the second reads again under the lock."""
-    await calculator.tell(failed(), failed())
-    await calculator.publish()
-    await calculator.set_clock(15)
-    async with calculator.pool.acquire() as db:
-        async with db.transaction():
-            await configs.lock(db, ["zone-a", "zone-b"])
-            steps = [asyncio.create_task(calculator.watch_loop.step(calculator.pool)) for _ in range(2)]
-            await until_waiting(calculator.pool, *steps)
-        assert sorted(await asyncio.gather(*steps)) == [False, True]
-    (record,) = await calculator.publish()
-    assert (record.probe_permit, record.probe_ready) == (1, True)
-
-
-async def test_permit_is_not_issued_over_the_success_that_opened(calculator: Calculator) -> None:
-    """The delayed probe of permit 1 succeeds while the watcher waits to issue permit 2."""
-    await calculator.tell(failed(), failed())
-    await calculator.set_clock(15)
-    await calculator.publish()
-    await calculator.tell(failed(permit=1))
-    await calculator.set_clock(60)
-    async with calculator.pool.acquire() as db:
-        async with db.transaction():
-            await fold(db, ok(permit=1))
-            watcher = asyncio.create_task(calculator.watch_loop.step(calculator.pool))
-            await until_waiting(calculator.pool, watcher)
-        await watcher
-    (record,) = await calculator.publish()
-    assert (record.state, record.probe_permit, record.probe_ready) == ("open", 1, False)
-
-
-async def test_refresh_passes_by_a_row_in_work(calculator: Calculator) -> None:
-    await calculator.set_clock(100)
-    async with calculator.pool.acquire() as db, db.transaction():
-        await fold(db, ok(config_id="zone-a"))
-        await configs.mark_stale(calculator.pool, 60)
-        rows = await calculator.rows()
-        assert [(row["id"], row["unpublished"]) for row in rows] == [("zone-a", False), ("zone-b", True)]
-    assert after(0) == START
+def test_every_locking_statement_has_an_interleaving() -> None:
+    """None is missing, none stands outside a constant, and none is named that is gone."""
+    assert set(sql()) == COVERED

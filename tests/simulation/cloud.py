@@ -76,6 +76,9 @@ class Cloud:
     def honours_tokens(self, account: Account) -> bool:
         return bool(account.settings.get("honours_tokens"))
 
+    def console(self, account: Account, batch_id: str, instance_id: str) -> str:
+        return ""
+
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
         call = Call(
             at=self.now(), call_id=f"call-{len(self.facts)}", account=account.id, token=request.token,
@@ -128,7 +131,10 @@ class Cloud:
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
         return [
-            Instance(id=i.instance_id, batch_id=i.batch, created_at=datetime.fromtimestamp(i.created_at, UTC))
+            Instance(
+                id=i.instance_id, batch_id=i.batch, created_at=datetime.fromtimestamp(i.created_at, UTC),
+                running=i.state(self.now()) == "running",
+            )
             for i in self.world.cloud.listed(account.id, "d", batch_id, now=self.now())
         ]
 

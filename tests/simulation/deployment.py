@@ -22,19 +22,18 @@ from slipway_common.consume import Consumer, Owned
 from slipway_common.declaration import parse
 from slipway_common.envelope import Envelope, decode, encode
 from slipway_common.events.pool import DemandReported
+from slipway_common.owner import Owner
 from slipway_common.postgres import Pool
 from slipway_common.relay import Relay, partition_for
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import (
     DECODERS,
-    LAUNCH_CONFIG_LIFECYCLE,
     LAUNCH_CONFIG_SIGNAL,
     LAUNCH_CONFIG_WEIGHT,
     LEASE_LIFECYCLE,
     LEASE_REQUEST,
     POOL_DEMAND,
     TOPICS,
-    WORKER_LIFECYCLE,
     Topic,
 )
 from slipway_lease_broker.domain import declaration as lease_declaration
@@ -53,11 +52,7 @@ from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import brakes, configs, declarations
 from slipway_simulator.scenario import Scenario
-from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.handlers.configs import record_configs
-from slipway_weight_calculator.handlers.outcomes import fold_outcomes
-from slipway_weight_calculator.loops.publish import PublishLoop
-from slipway_weight_calculator.loops.watch import WatchLoop
+from slipway_weight_calculator.work import Calculation
 from tests.simulation.cloud import Cloud, Machine
 from tests.simulation.log import PARTITIONS, Log
 
@@ -88,7 +83,6 @@ class Deployment:
         self.cloud = Cloud(scenario, lambda: (START + timedelta(seconds=self.elapsed)).timestamp(), chance)
         self.log = Log(chance)
         self.pools = pools
-        self.policy = Policy()
         self.settings = Settings(
             database_url="", kafka="", registration_key="key", deployment="d", send_within_seconds=1e9,
         )  # fmt: skip
@@ -124,9 +118,7 @@ class Deployment:
             "provisioner": {
                 POOL_DEMAND: record_demand, LEASE_LIFECYCLE: record_leases, LAUNCH_CONFIG_SIGNAL: record_requests,
             },
-            "weight-calculator": {
-                WORKER_LIFECYCLE: partial(fold_outcomes, policy=self.policy), LAUNCH_CONFIG_LIFECYCLE: record_configs,
-            },
+            "weight-calculator": {},  # it reads whole topics
             "lease-broker": {LEASE_REQUEST: record_lease_requests},
         }  # fmt: skip
 
@@ -137,7 +129,8 @@ class Deployment:
             self.launcher = Launcher(self.settings, {"simulated": self.cloud})
             self.viewed = dict.fromkeys(range(PARTITIONS), 0)
         elif service == "weight-calculator":
-            self.publish, self.watch = PublishLoop(self.policy, 600), WatchLoop(self.policy, 60)
+            self.calculator = Owner(Calculation(), service, "0")
+            self.read: dict[consume.Place, Owned] = {}
         else:
             self.decide = DecideLoop(caught_up=self.caught_up, lost_linger_seconds=70)
 
@@ -145,7 +138,7 @@ class Deployment:
 
     def steps(self) -> list[tuple[str, str, Callable[[], Awaitable[Any]]]]:
         """Everything that may happen next, as (service, name, step)."""
-        provisioner, calculator, broker = (self.pools[name] for name in SERVICES)
+        provisioner, _, broker = (self.pools[name] for name in SERVICES)
         settings, providers = self.settings, {"simulated": self.cloud}
         steps: list[tuple[str, str, Callable[[], Awaitable[Any]]]] = [
             ("provisioner", "plan", lambda: plan.plan_next(
@@ -153,13 +146,12 @@ class Deployment:
             ("provisioner", "ask-again", lambda: plan.ask_again(provisioner, resend_seconds=settings.resend_seconds)),
             ("provisioner", "launch", self.launch),
             ("provisioner", "resolve", self.resolve),
-            ("provisioner", "expire", lambda: expire.expire_next(provisioner, settings=settings)),
+            ("provisioner", "expire", lambda: expire.expire_next(provisioner, settings=settings, providers=providers)),
             ("provisioner", "end", lambda: expire.end_instances(provisioner, settings=settings, providers=providers)),
             ("provisioner", "reap", lambda: reap.reap_next(provisioner, settings=settings, providers=providers)),
             ("provisioner", "sweep", lambda: sweep.sweep_next(provisioner, settings=settings)),
             ("provisioner", "view", self.view),
-            ("weight-calculator", "publish", lambda: self.publish.step(calculator)),
-            ("weight-calculator", "watch", lambda: self.watch.step(calculator)),
+            ("weight-calculator", "turn", self.calculate),
             ("lease-broker", "decide", lambda: self.decide.step(broker)),
             ("", "report", self.report),
             ("", "machines", self.machines),
@@ -249,6 +241,32 @@ class Deployment:
             records = self.log.read(consumer.topic.name, partition, owned.next_offset - back, limit)
             if len(records) > back:
                 self.owned[key] = await consume.apply(db, consumer, owned, records)
+
+    async def calculate(self) -> None:
+        """A turn of the calculator: some records of some partitions, sometimes with some that it has seen, or none."""
+        pool, owner = self.pools["weight-calculator"], self.calculator
+        if not owner.epoch:
+            await owner.bid(pool)
+            places = [(topic.name, partition) for topic in owner.work.topics for partition in range(PARTITIONS)]
+            positions = await owner.take_over(pool, places, "cluster")
+            self.read = {place: owned for place, (owned, _) in positions.items()}
+        portions = []
+        for topic in owner.work.topics:
+            for partition in range(PARTITIONS):
+                owned = self.read[topic.name, partition]
+                back = min(owned.next_offset, self.chance.choice((0, 0, 0, 2)))
+                limit = back + self.chance.choice((0, 0, 1, 30))
+                records = self.log.read(topic.name, partition, owned.next_offset - back, limit)
+                if len(records) > back:
+                    portions.append(consume.Portion(topic, partition, owned, records))
+        await owner.turn(pool, portions)
+        self.read |= {(p.topic.name, p.partition): Owned(p.owned.epoch, p.end) for p in portions}
+
+    def unread(self) -> bool:
+        """Whether anything of the log is not applied by somebody who consumes it."""
+        found = [((topic, partition), owned) for (_, topic, partition), owned in self.owned.items()]
+        found += self.read.items()
+        return any(owned.next_offset < self.log.end(topic, partition) for (topic, partition), owned in found)
 
     async def view(self) -> None:
         """Weights, read from the beginning after each start."""

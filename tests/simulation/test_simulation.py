@@ -19,7 +19,6 @@ from slipway_local.postgres import EmbeddedPostgres
 from slipway_simulator.facts import Call, InstanceCreated, Reply
 from slipway_simulator.scenario import Scenario, decode
 from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on
-from tests.simulation.log import PARTITIONS
 
 MAX_CAPACITY: Final = 12
 LIMIT: Final = 8
@@ -96,16 +95,8 @@ async def rest(deployment: Deployment, tasks: int) -> None:
             provisioner, broker = deployment.pools["provisioner"], deployment.pools["lease-broker"]
             live = await provisioner.fetchval("SELECT count(*) FROM worker WHERE state <> 'stopped'")
             held = await broker.fetchval("SELECT count(*) FROM leases WHERE ended_at IS NULL")
-            unread = any(
-                deployment.owned[name, consumer.topic.name, partition].next_offset
-                < deployment.log.end(consumer.topic.name, partition)
-                for name in SERVICES
-                for consumer in deployment.consumers[name]
-                for partition in range(PARTITIONS)
-                if (name, consumer.topic.name, partition) in deployment.owned
-            )
             waiting = sum([await deployment.pools[name].fetchval("SELECT count(*) FROM outbox") for name in SERVICES])
-            if not (live or held or unread or waiting):
+            if not (live or held or deployment.unread() or waiting):
                 return
     cloud = deployment.cloud
     states = await deployment.pools["provisioner"].fetch("SELECT state, count(*) FROM worker GROUP BY state")

@@ -55,6 +55,13 @@ CASES = [
     ("{account", "{id: zone-a, account", 12, f"{CONFIGS}[1].id", "used already by worker_pools[0]"),
     ("max_capacity: 120", "max_capacity: 1\n    min_capacity: 2", 7, "worker_pools[0]", "min_capacity 2 is above"),
     ("max_capacity: 120", "max_capacity: 1\n    max_capacity: 1", 9, "worker_pools[0].max_capacity", "first on line 8"),
+    ("max_capacity: 120", "max_capacity: 120\n    evidence: {boots: register}", 9, "worker_pools[0].evidence.boots",
+     "known here: boot, claim"),
+    ("max_capacity: 120", "max_capacity: 120\n    evidence: hook", 9, "worker_pools[0].evidence", "must be a mapping"),
+    ("max_capacity: 120", "max_capacity: 120\n    evidence: {claim: 1}", 9, "worker_pools[0].evidence.claim",
+     "must be 'hook', 'queue' or 'none'"),
+    ("max_capacity: 120", "max_capacity: 120\n    freeze_after: 0", 9, "worker_pools[0].freeze_after", "or equal to 1"),
+    ("zone: zone-a", "zone: zone-a, profile: fast", 11, f"{CONFIGS}[0].profile", "must be 'on-demand', 'spot' or"),
     ("idle_seconds: 60", "idle_seconds: .inf", 12, f"{CONFIGS}[1].settings", "must be a finite number"),
     ("idle_seconds: 60", 'idle_seconds: "\\0"', 12, f"{CONFIGS}[1].settings", "cannot be stored"),
     ("idle_seconds: 60", f"text: {'x' * 17_000}", 12, f"{CONFIGS}[1].settings", "at most 16,384"),
@@ -164,6 +171,17 @@ def test_config_id_depends_on_the_body_alone() -> None:
     assert made == config_id(pool, unnamed.model_copy(update={"base_weight": 3.0, "price_factor": 0.5}))
     assert made != config_id(pool, unnamed.model_copy(update={"image": "linux-2"}))
     assert made != config_id(pool.model_copy(update={"id": "other"}), unnamed)
+
+
+def test_how_health_is_judged() -> None:
+    """A config's profile is its own or its pool's; it keeps its id when it is judged otherwise."""
+    text = SMALL.replace("max_capacity: 120", "max_capacity: 120\n    profile: spot\n    evidence: {claim: queue}")
+    pool = load(text).worker_pools[0]
+    assert (pool.profile, pool.evidence.boot, pool.evidence.claim) == ("spot", "register", "queue")
+    assert (pool.on_bad_image, pool.freeze_after) == ("probe", 10)
+    unnamed = pool.launch_configs[1]
+    assert unnamed.profile is None
+    assert config_id(pool, unnamed) == config_id(pool, unnamed.model_copy(update={"profile": "bare-metal"}))
 
 
 @given(st.floats(0.1, 1000))

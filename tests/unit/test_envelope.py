@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_common import envelope
 from slipway_common.envelope import Envelope, UnknownType, decode, decode_data, encode
 from slipway_common.errors import BadEvent
 from slipway_common.events.pool import DemandReported
@@ -46,8 +47,8 @@ def envelopes(draw: st.DrawFn) -> Envelope:
 
 
 @given(envelopes())
-def test_what_is_encoded_is_decoded(envelope: Envelope) -> None:
-    assert decode(encode(envelope), received_at=RECEIVED) == envelope
+def test_what_is_encoded_is_decoded(sent: Envelope) -> None:
+    assert decode(encode(sent), received_at=RECEIVED) == sent
 
 
 @given(st.dictionaries(st.sampled_from([*USUAL, "ce_slipwaynumber", "traceparent", "x"]), st.none() | st.binary()))
@@ -60,6 +61,21 @@ def test_foreign_bytes_are_read_or_refused_with_a_reason(headers: Mapping[str, b
 def test_missing_time_is_receipt() -> None:
     headers = [(name, value) for name, value in USUAL.items() if name != "ce_time"]
     assert decode(headers, received_at=RECEIVED).time == RECEIVED
+
+
+def test_headers_may_come_in_any_order_and_twice() -> None:
+    """Of a header that is there twice the last counts, and both have to be text."""
+    turned = list(reversed(USUAL.items()))
+    assert decode(turned, received_at=RECEIVED) == decode(list(USUAL.items()), received_at=RECEIVED)
+    assert decode([*turned, ("ce_id", b"2")], received_at=RECEIVED).id == "2"
+    with pytest.raises(BadEvent, match="header ce_id is not UTF-8"):
+        decode([("ce_id", b"\xff"), *turned], received_at=RECEIVED)
+
+
+def test_a_sender_with_ever_new_headers_takes_no_memory() -> None:
+    for n in range(2 * envelope.LAYOUTS_MAX):
+        assert decode([*USUAL.items(), (f"x-{n}", b"")], received_at=RECEIVED).id == "1"
+    assert len(envelope._layouts) <= envelope.LAYOUTS_MAX
 
 
 def test_other_headers_are_left_alone() -> None:

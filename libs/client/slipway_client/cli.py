@@ -16,8 +16,10 @@ from slipway_client.commands import (
     leases,
     operations,
     pools,
+    signals,
     tokens,
     top,
+    weights,
     why,
     workers,
 )
@@ -49,6 +51,8 @@ app.add_typer(configs.app, name="lc")
 app.add_typer(workers.app, name="worker")
 app.add_typer(workers.decision, name="decision")
 app.add_typer(leases.app, name="lease")
+app.add_typer(weights.app, name="weights")
+app.add_typer(signals.app, name="signal")
 app.add_typer(pools.demand, name="demand")
 app.command()(brakes.stop_launching)
 app.command()(brakes.start_launching)

@@ -101,10 +101,20 @@ def _service(name: str, answer: Answer) -> Iterable[Finding]:
         return
     if status["ready"]:
         detail = f"{status['version']}, ready, schema {status.get('schema_revision') or '?'}, at {answer.url}"
-        yield Finding(OK, name, detail)
+        yield Finding(OK, name, detail + _standing(status.get("standing")))
         return
     for reason in status["reasons"]:
         yield Finding(FAIL, name, f"is not ready: {reason}", "see its log; if it lacks its schema, migrate")
+
+
+def _standing(standing: Mapping[str, Any] | None) -> str:
+    """Of a service of which one replica works and the others stand by."""
+    if standing is None:
+        return ""
+    since = f", epoch {standing['epoch']}, since {standing['since']}"
+    if standing["role"] == "active":
+        return f"; active{since}"
+    return f"; stands by, instance {standing['instance']} is active{since}"
 
 
 def _versions(told: Mapping[str, Mapping[str, Any]], own: str) -> Iterable[Finding]:
@@ -210,9 +220,11 @@ def _silent(seen: Gathered) -> Iterable[Finding]:
 
 
 def _alerts(alerts: Sequence[Mapping[str, Any]]) -> Iterable[Finding]:
-    for alert in alerts:
+    """A notice tells what Slipway handles by itself: nothing is wrong with the deployment."""
+    for alert in sorted(alerts, key=lambda alert: alert.get("severity") == "notice"):
+        level, before = (OK, "notice: ") if alert.get("severity") == "notice" else (WARN, "")
         effect = f"; {alert['effect']}" if alert.get("effect") else ""
-        yield Finding(WARN, "alerts", f"{alert['summary'] or alert['kind']}{effect}", alert.get("command", ""))
+        yield Finding(level, "alerts", f"{before}{alert['summary'] or alert['kind']}{effect}", alert.get("command", ""))
 
 
 def _brakes(seen: Gathered) -> Iterable[Finding]:
@@ -227,6 +239,10 @@ def _brakes(seen: Gathered) -> Iterable[Finding]:
             told = {"reason": pool.get("paused_reason"), "by": pool.get("paused_by"), "until": pool.get("paused_until")}
             detail = f"pool {pool['id']} is paused {_by(told, seen.now)}"
             yield Finding(WARN, "brakes", detail, f"slipway pool resume {pool['id']} --reason …")
+        if pool.get("frozen"):
+            told = {"reason": pool.get("frozen_reason"), "by": pool.get("frozen_by")}
+            detail = f"pool {pool['id']} is frozen {_by(told, seen.now)}"
+            yield Finding(WARN, "brakes", detail, f"slipway pool unfreeze {pool['id']} --reason …")
 
 
 def _by(held: Mapping[str, Any], now: datetime) -> str:

@@ -10,7 +10,7 @@ from slipway_common.ids import hash_secret, new_secret
 from slipway_common.strict_yaml import Invalid, Problem, read
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-SCOPE: Final = re.compile(r"admin|\*|[a-z][a-z-]*:(\*|[a-z][a-z-]*(:[a-z0-9*-]+)?)")
+SCOPE: Final = re.compile(r"admin|\*|[a-z][a-z-]*:(\*|[a-z][a-z-]*(:[\w*.:/-]+)?)")
 
 
 def create(name: str, scopes: list[str], file: Path | None) -> tuple[str, str]:

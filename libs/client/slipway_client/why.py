@@ -200,7 +200,8 @@ def _holds(pool: Facts, brakes: Sequence[Facts], configs: Sequence[Facts], now: 
         told = {"reason": pool.get("paused_reason"), "by": pool.get("paused_by"), "until": pool.get("paused_until")}
         yield f"It is paused{_by(told, now)}. `slipway pool resume {pool['id']}` ends that."
     if pool.get("frozen"):
-        yield "It is frozen: nothing launches until somebody unfreezes it."
+        told = {"reason": pool.get("frozen_reason"), "by": pool.get("frozen_by")}
+        yield f"It is frozen{_by(told, now)}. `slipway pool unfreeze {pool['id']}` ends that."
     if pool.get("mode") in MODES:
         yield MODES[pool["mode"]]
     accounts = {config["account_id"] for config in configs}

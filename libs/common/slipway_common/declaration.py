@@ -66,6 +66,7 @@ def _plain(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+AtLeastOne = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1_000_000, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000, allow_inf_nan=False)]
 Ratio = Annotated[
@@ -110,6 +111,21 @@ class Account(_Declared):
     settings: Settings = Field(default_factory=dict, description="The provider adapter's own settings.")
 
 
+Profile = Literal["on-demand", "spot", "bare-metal"]
+
+
+class Evidence(_Declared):
+    """What confirms that a start went well, so that an image without our agent is not taken for a bad one."""
+
+    boot: Literal["register", "provider_running"] = Field(
+        default="register", description="register: the worker reports in; provider_running: the provider says it runs."
+    )
+    claim: Literal["hook", "queue", "none"] = Field(
+        default="hook",
+        description="hook: the worker reports its claims; queue: the queue's count of claimed tasks; none: not judged.",
+    )
+
+
 class LaunchConfig(_Declared):
     """One way to launch a worker. The body (account, zone, instance_type, image, settings) never changes."""
 
@@ -120,6 +136,7 @@ class LaunchConfig(_Declared):
     image: Name = Field(description="Image revision. Boot failures are charged to it.")
     base_weight: Positive = Field(1.0, description="Share at equal health, before price_factor.")
     price_factor: Positive = Field(1.0, description="Multiplies base_weight; cheaper is higher.")
+    profile: Profile | None = Field(None, description="How its health is judged; without one, as its pool says.")
     settings: Settings = Field(default_factory=dict, description="Given to the provider adapter and the machine.")
 
 
@@ -133,6 +150,14 @@ class WorkerPool(_Declared):
     mode: Literal["observe", "canary", "enforce"] = Field(
         "enforce", description="observe decides and records, launches nothing; canary keeps one worker at a time."
     )
+    profile: Profile = Field(
+        "on-demand", description="How long outages are remembered: spot and bare-metal remember longer."
+    )
+    evidence: Evidence = Field(default_factory=Evidence)
+    on_bad_image: Literal["probe", "freeze"] = Field(
+        "probe", description="probe: one start at a time goes on trying; freeze: the pool stops until it is unfrozen."
+    )
+    freeze_after: AtLeastOne = Field(10, description="Starts of an image without one success that freeze the pool.")
     launch_configs: tuple[LaunchConfig, ...] = Field(min_length=1, max_length=1000)
 
     @model_validator(mode="after")
@@ -291,7 +316,8 @@ def _fields(path: Path) -> list[str]:
     model: Any = Declaration
     for part in path:
         if isinstance(part, str):
-            model = get_args(model.model_fields[part].annotation)[0]
+            annotation = model.model_fields[part].annotation
+            model = next(iter(get_args(annotation)), annotation)  # a list's entries, or a nested mapping
     return list(model.model_fields)
 
 

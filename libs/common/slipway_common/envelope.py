@@ -5,9 +5,10 @@ source and partition, given by the relay), `slipwayrevision` (the subject's vers
 what cannot be read raises BadEvent with the reason, for the caller to record.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from operator import itemgetter
+from typing import Any, Final
 
 import msgspec
 
@@ -16,8 +17,17 @@ from slipway_common.topics import DECODERS, EVENT_OF
 
 Headers = list[tuple[str, bytes]]
 
+ATTRIBUTES: Final = (
+    "specversion", "id", "type", "source", "time", "subject", "slipwaysource", "slipwaynumber", "slipwayprevious",
+    "slipwayrevision", "traceparent",
+)  # fmt: skip
+CONTENT_TYPE: Final = "content-type"
+JSON: Final = b"application/json"
+PLAIN: Final = frozenset({CONTENT_TYPE, "traceparent"})  # as they are; the others begin with ce_
+LAYOUTS_MAX: Final = 100  # senders have a few; whoever varies them without end costs time, not memory
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The attributes of one record. `number` and `previous` are None for outsiders."""
 
     id: str
@@ -44,7 +54,7 @@ def encode(envelope: Envelope) -> Headers:
         ("ce_type", envelope.type.encode()),
         ("ce_source", envelope.source.encode()),
         ("ce_time", envelope.time.astimezone(UTC).isoformat().replace("+00:00", "Z").encode()),
-        ("content-type", b"application/json"),
+        (CONTENT_TYPE, JSON),
     ]
     if envelope.subject:
         headers.append(("ce_subject", envelope.subject.encode()))
@@ -59,35 +69,67 @@ def encode(envelope: Envelope) -> Headers:
     return headers
 
 
-def decode(headers: Iterable[tuple[str, bytes | None]], *, received_at: datetime) -> Envelope:
+def decode(headers: Collection[tuple[str, bytes | None]], *, received_at: datetime) -> Envelope:
     """Attributes from headers; raises BadEvent with the reason.
 
     `ce_time` may be absent (the CloudEvents specification makes it optional): then receipt counts.
     """
-    text: dict[str, str] = {}
-    for name, value in headers:
-        if name.startswith("ce_") or name in {"content-type", "traceparent"}:
-            try:
-                text[name.removeprefix("ce_")] = (value or b"").decode()
-            except UnicodeDecodeError as error:
-                raise BadEvent(f"header {name} is not UTF-8: {error.reason}") from error
-    missing = [name for name in ("specversion", "id", "type", "source") if not text.get(name)]
-    if missing:
-        raise BadEvent(f"CloudEvents attributes missing: {', '.join('ce_' + name for name in missing)}")
-    if not text["specversion"].startswith("1."):
-        raise BadEvent(f"CloudEvents version {text['specversion']} is not 1.x")
+    names, values = zip(*headers, strict=False) if headers else ((), ())
+    layout = _layouts.get(names) or _learned(names)
+    try:
+        texts = [None if place < 0 else (values[place] or b"").decode() for place in layout]
+    except UnicodeDecodeError as error:
+        name = next(names[place] for place in layout if place >= 0 and values[place] == error.object)
+        raise BadEvent(f"header {name} is not UTF-8: {error.reason}") from error
+    version, id_, type_, source, time, subject, number_source, number, previous, revision, traceparent, *_ = texts
+    if not (version and id_ and type_ and source):
+        given = zip(ATTRIBUTES, (version, id_, type_, source), strict=False)
+        raise BadEvent(f"CloudEvents attributes missing: {', '.join('ce_' + name for name, text in given if not text)}")
+    if not version.startswith("1."):
+        raise BadEvent(f"CloudEvents version {version} is not 1.x")
     return Envelope(
-        id=text["id"],
-        type=text["type"],
-        source=text["source"],
-        subject=text.get("subject", ""),
-        time=_time(text["time"]) if text.get("time") else received_at,
-        number=_number(text, "slipwaynumber"),
-        previous=_number(text, "slipwayprevious"),
-        number_source=text.get("slipwaysource", ""),
-        revision=_number(text, "slipwayrevision"),
-        traceparent=text.get("traceparent", ""),
+        id=id_,
+        type=type_,
+        source=source,
+        subject=subject or "",
+        time=_time(time) if time else received_at,
+        number=None if number is None else _number(number, "slipwaynumber"),
+        previous=None if previous is None else _number(previous, "slipwayprevious"),
+        number_source=number_source or "",
+        revision=None if revision is None else _number(revision, "slipwayrevision"),
+        traceparent=traceparent or "",
     )
+
+
+# Header names, as they stand in a record → where each attribute is, -1 where it is absent; behind them what else has
+# to be text. A sender writes the same names in the same order, so they are looked up rather than looked at.
+_layouts: dict[tuple[str, ...], tuple[int, ...]] = {}
+# Those of relays: header names → version, content type and all other attributes of the headers' values.
+_chosen: dict[tuple[str, ...], Callable[[Any], Sequence[bytes]]] = {}
+
+
+def _learned(names: tuple[str, ...]) -> tuple[int, ...]:
+    texts = {p: n.removeprefix("ce_") for p, n in enumerate(names) if n.startswith("ce_") or n in PLAIN}
+    places = {attribute: place for place, attribute in texts.items()}  # of several the last one counts
+    chosen = [places.get(attribute, -1) for attribute in ATTRIBUTES]
+    layout = (*chosen, *(place for place in texts if place not in chosen))
+    if len(_layouts) < LAYOUTS_MAX:
+        _layouts[names] = layout
+        kind = [place for place, name in enumerate(names) if name == CONTENT_TYPE]
+        if -1 not in chosen and [*layout[len(chosen) :]] == kind:
+            _chosen[names] = itemgetter(chosen[0], *kind, *chosen[1:])
+    return layout
+
+
+def of_relay(headers: Collection[tuple[str, bytes | None]]) -> Sequence[bytes] | None:
+    """What `encode` writes for a relay, undecoded: version 1.0, the content type, and the other ATTRIBUTES in their
+    order; None for whatever was written otherwise."""
+    names, values = zip(*headers, strict=False)
+    chosen = _chosen.get(names)
+    if chosen is None:
+        return None
+    found = chosen(values)
+    return found if found[0] == b"1.0" and found[1] == JSON else None
 
 
 def decode_data(type_: str, value: bytes | None) -> Any:
@@ -112,10 +154,8 @@ def _time(text: str) -> datetime:
     return at
 
 
-def _number(text: dict[str, str], name: str) -> int | None:
-    if name not in text:
-        return None
+def _number(text: str, name: str) -> int:
     try:
-        return int(text[name])
+        return int(text)
     except ValueError as error:
-        raise BadEvent(f"ce_{name} {text[name]!r} is not a number") from error
+        raise BadEvent(f"ce_{name} {text!r} is not a number") from error

@@ -1,4 +1,6 @@
-"""Kafka → consume.apply(): the one way in which a service consumes, and the only subscriber in the tree.
+"""Kafka → consume.apply(): the one way in which replicas share a topic, and the only subscriber in the tree.
+
+What one replica has to read alone stands in exclusive.py; positions, numbers and dead letters are the same in both.
 
 FastStream would commit past, or hammer on, a record that failed; here the position in Postgres decides, and Kafka's
 own offsets are for dashboards. Facts of the clients that shape this file: a listener's exception is swallowed and no
@@ -20,9 +22,10 @@ from faststream.kafka import KafkaBroker, KafkaMessage
 from faststream.middlewares import AckPolicy
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.consume import Consumer, Fenced, Owned, Record, adopt, apply, claim, record_gap, reread, skip
+from slipway_common.consume import Consumer, Fenced, Owned, apply, claim, reread
+from slipway_common.partitions import Partitions
 from slipway_common.postgres import Pool
-from slipway_common.telemetry import UNOWNED, logger
+from slipway_common.telemetry import logger
 from slipway_common.topics import group
 
 LOG = logger(__name__)
@@ -31,7 +34,6 @@ BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 UNOWNED_ALERT_SECONDS: Final = 10.0
 TELL_EVERY: Final = 30  # tries, about as many seconds: an outage is one line per partition and half minute
 REPORT_SECONDS: Final = 1.0
-END_OFFSETS_SECONDS: Final = 2.0
 STOPPED_SECONDS: Final = 5.0  # how soon a partition that waits for an operator is looked at again
 
 
@@ -68,7 +70,7 @@ async def _decode(message: KafkaMessage) -> Any:  # async: a sync decoder costs 
     return message.raw_message
 
 
-class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
+class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
     """One topic as one service consumes it. A partition is written for only while it is owned."""
 
     def __init__(
@@ -76,18 +78,9 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         ring: Callable[[], None], session_seconds: float = 10.0, heartbeat_seconds: float = 1.0,
     ) -> None:  # fmt: skip
         """`instance` names the replica for static membership; empty: partitions move as soon as it leaves."""
-        self.pool = pool
-        self.consumer = consumer
-        self.name = prefix + consumer.topic.name
-        self.cluster = cluster
-        self.ring = ring
+        super().__init__(pool, consumer, prefix=prefix, cluster=cluster, ring=ring)
         self.session_seconds = session_seconds
-        self.assigned: dict[int, float] = {}  # partition → when it was assigned, or last owned (monotonic)
-        self.owned: dict[int, Owned] = {}
-        self.targets: dict[int, int] = {}  # partition → end offset seen when it was claimed
-        self.sought: dict[int, int] = {}  # partition → position that was sought because a batch began above it
         self.failures: dict[int, int] = {}  # partition → failures in a row
-        self.stopped: dict[int, str] = {}  # partition → why only an operator can go on
         self._tables: tuple[dict[int, Any], ...] = (
             self.owned, self.assigned, self.targets, self.sought, self.failures, self.stopped,
         )  # fmt: skip
@@ -128,7 +121,7 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         for tp in assigned:
             self.assigned[tp.partition] = now
             self._settle(self._claim(tp.partition))
-        self._gauge()
+        self.gauge()
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._report())
 
@@ -136,7 +129,7 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         for partition in list(partitions):
             for table in self._tables:
                 table.pop(partition, None)
-        self._gauge()
+        self.gauge()
 
     def _settle(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -163,45 +156,18 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _try_claim(self, partition: int) -> bool:
         """Epoch + 1, positions checked, sought, and only then owned. False: only an operator can go on."""
-        tp = TopicPartition(self.name, partition)
+        tp = self.at(partition)
         async with self.pool.acquire() as db:
-            owned, cluster = await claim(db, self.consumer.topic.name, partition, self.cluster)
+            claimed, cluster = await claim(db, self.consumer.topic.name, partition, self.cluster)
         begin = (await self.client.beginning_offsets([tp]))[tp]
         end = (await self.client.end_offsets([tp]))[tp]
-        if cluster != self.cluster or end < owned.next_offset:
-            await self._stop_partition(
-                partition,
-                f"stored position {owned.next_offset} of cluster {cluster}; this is cluster {self.cluster} "
-                f"with offsets {begin}…{end}; `slipway topics adopt` rebases it",
-            )
+        owned = await self.go_on(partition, claimed, cluster, begin, end)
+        if owned is None:
             return False
-        if begin > owned.next_offset:
-            async with self.pool.acquire() as db:
-                # A first claim begins where the topic begins: nothing of it was lost.
-                owned = await skip(db, self.consumer, partition, owned, begin, loss=owned.epoch > 1)
         self.client.seek(tp, owned.next_offset)
-        self.stopped.pop(partition, None)
-        self.targets[partition] = end
         self.owned[partition] = owned
-        self._gauge()
+        self.gauge()
         return True
-
-    async def adopt(self, partition: int, *, at_end: bool) -> int:
-        """Rebase a stopped partition onto this cluster's log, at its beginning or end; the waiting claim goes on from
-        there. Returns the new position; raises KeyError for a partition that is not stopped here."""
-        why, tp = self.stopped[partition], TopicPartition(self.name, partition)
-        offsets = await (self.client.end_offsets([tp]) if at_end else self.client.beginning_offsets([tp]))
-        async with self.pool.acquire() as db:
-            await adopt(db, self.consumer.topic.name, partition, self.cluster, offsets[tp])
-        LOG.warning("position adopted", topic=self.name, partition=partition, next_offset=offsets[tp], instead_of=why)
-        return int(offsets[tp])
-
-    async def _stop_partition(self, partition: int, why: str) -> None:
-        if partition not in self.stopped:
-            async with self.pool.acquire() as db, db.transaction():
-                await record_gap(db, self.consumer, partition, "foreign-position", why)
-            self.ring()
-        self.stopped[partition] = why
 
     async def _ask_for_rebalance(self) -> None:
         """Somebody claimed a partition that the group still gives to us, and no rebalance has told us so.
@@ -213,37 +179,6 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         LOG.warning("fenced, but still assigned: joining the group again", topic=self.name)
         self.client._coordinator.request_rejoin()
 
-    # What others ask.
-
-    def caught_up(self) -> bool:
-        """Whether every assigned partition was read to the end that was seen when it was claimed."""
-        return self.client is not None and all(
-            (owned := self.owned.get(p)) is not None and owned.next_offset >= self.targets.get(p, 0)
-            for p in self.assigned
-        )
-
-    def unowned_for_seconds(self) -> float:
-        """How long the longest-waiting assigned partition has been without an owner; 0 when all are owned."""
-        now = monotonic_seconds()
-        return max((now - since for p, since in self.assigned.items() if p not in self.owned), default=0.0)
-
-    async def ends(self) -> dict[int, int]:
-        """Where each assigned partition ends now, as the broker says. Raises KafkaError when it cannot be asked."""
-        asked = [TopicPartition(self.name, partition) for partition in self.assigned]
-        return {tp.partition: end for tp, end in (await self.client.end_offsets(asked)).items()} if asked else {}
-
-    async def lag(self) -> int | None:
-        """Records of the owned partitions that are not applied yet; None while the broker does not say."""
-        try:
-            async with asyncio.timeout(END_OFFSETS_SECONDS):
-                ends = await self.ends()
-        except (KafkaError, TimeoutError, OSError):
-            return None
-        return sum(max(0, ends.get(p, 0) - owned.next_offset) for p, owned in self.owned.items())
-
-    def _gauge(self) -> None:
-        UNOWNED.labels(self.consumer.topic.name).set(sum(p not in self.owned for p in self.assigned))
-
     # Records.
 
     async def consume(self, records: Sequence[Any]) -> None:
@@ -254,21 +189,13 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _consume_partition(self, partition: int, raw: list[Any]) -> None:
         mine = self.owned.get(partition)
         if mine is None:
-            return  # not ours, or not yet: whoever claims it seeks back to here
-        raw = [record for record in raw if record.offset >= mine.next_offset]
-        if not raw:
             return
-        records = [
-            Record(self.consumer.topic.name, partition, r.offset, r.key, r.value, r.headers, r.timestamp) for r in raw
-        ]
         try:
-            start = mine
-            if records[0].offset > mine.next_offset:
-                if self._fetched_before_the_seek(partition, mine):
-                    return
-                start = await self._beyond_the_gap(partition, mine, records[0].offset)
+            portion = await self.portion(partition, raw)
+            if portion is None:
+                return
             async with self.pool.acquire() as db:
-                after = await apply(db, self.consumer, start, records)
+                after = await apply(db, self.consumer, portion.owned, portion.records)
         except Exception as error:
             LOG.warning("batch was undone", topic=self.name, partition=partition, error=repr(error))
             await self._recover(partition, mine, fenced=isinstance(error, Fenced))
@@ -282,24 +209,6 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
     def _still(self, partition: int, mine: Owned) -> bool:
         now = self.owned.get(partition)
         return now is not None and now.epoch == mine.epoch
-
-    def _fetched_before_the_seek(self, partition: int, mine: Owned) -> bool:
-        """Of a batch above the position. True at first: it is sought again, and a read after that seek is believed."""
-        if self.sought.get(partition) == mine.next_offset:
-            return False
-        self.client.seek(TopicPartition(self.name, partition), mine.next_offset)
-        self.sought[partition] = mine.next_offset
-        return True
-
-    async def _beyond_the_gap(self, partition: int, mine: Owned, first: int) -> Owned:
-        """Where to go on when the log has nothing at the position: compaction made it, or retention, a loss."""
-        if self.consumer.topic.compacted:
-            return mine
-        tp = TopicPartition(self.name, partition)
-        if (await self.client.beginning_offsets([tp]))[tp] <= mine.next_offset:
-            return mine  # markers of a foreign transaction
-        async with self.pool.acquire() as db:
-            return await skip(db, self.consumer, partition, mine, first, loss=True)
 
     async def _recover(self, partition: int, mine: Owned, *, fenced: bool) -> None:
         """After a rollback or an unknown commit: forget, re-read under the captured epoch, seek, back off."""
@@ -323,11 +232,11 @@ class Subscription(ConsumerRebalanceListener):  # type: ignore[misc]
         if stored is None:
             del self.owned[partition]
             self.assigned[partition] = monotonic_seconds()
-            self._gauge()
+            self.gauge()
             self._settle(self._ask_for_rebalance())
             return
         with contextlib.suppress(KafkaError):  # revoked just now: the next owner seeks for itself
-            self.client.seek(TopicPartition(self.name, partition), stored.next_offset)
+            self.client.seek(self.at(partition), stored.next_offset)
             self.owned[partition] = stored
 
     # Lag, for people.

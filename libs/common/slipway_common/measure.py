@@ -48,15 +48,16 @@ async def plumbing(pool: Pool, runtime: Runtime) -> Readings:
     begin = utc_now()
     told = await pool.fetchval(CLOCK)
     end = utc_now()
-    dead = {subscription.consumer.topic.name: 0 for subscription in runtime.subscriptions}
+    readings = runtime.readings()
+    dead = {reading.consumer.topic.name: 0 for reading in readings}
     dead |= {row["topic"]: row["records"] for row in await pool.fetch(DEAD)}
     return {
         "slipway_clock_offset_seconds": {(): (begin + (end - begin) / 2 - told).total_seconds()},
         "slipway_outbox_oldest_seconds": {(): await pool.fetchval(OLDEST)},
         "slipway_dead_letters": {(topic,): records for topic, records in dead.items()},
         "slipway_consumer_lag_records": {
-            (subscription.consumer.topic.name,): records
-            for subscription in runtime.subscriptions
-            if (records := await subscription.lag()) is not None
+            (reading.consumer.topic.name,): records
+            for reading in readings
+            if (records := await reading.lag()) is not None
         },
     }

@@ -215,6 +215,21 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Weight records and tombstones published",
     ),
     Metric(
+        name="slipway_event_times_clamped_total", kind="counter", services=CALCULATOR,
+        help="Facts whose time was more than two minutes from when they were written, or ahead of now",
+    ),
+    Metric(
+        name="slipway_signals_total", kind="counter", services=CALCULATOR, labels=("kind",),
+        help="Opinions from outside that were heard, by what they say",
+    ),
+    Metric(
+        name="slipway_signals_refused_total", kind="counter", services=CALCULATOR, labels=("reason",),
+        help="Opinions from outside without effect, by reason; GET /signals tells the newest",
+        panel=Panel(row=CONFIGS, title="Signals refused", queries={
+            "{{reason}}": "sum by (reason) (increase(slipway_signals_refused_total[$__rate_interval]))",
+        }),
+    ),
+    Metric(
         name="slipway_looked_up_total", kind="counter", services=PROVISIONER, labels=("account",),
         help="Calls of unknown outcome resolved by their tag",
     ),

@@ -76,6 +76,18 @@ CREATE TABLE dead_letter (
 CREATE INDEX dead_letter_subject ON dead_letter (topic, subject);
 """
 
+# Of a service of which one instance is active at a time: who it is, and when it was last seen (NULL: it let go).
+OWNER = """
+CREATE TABLE owner (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    epoch bigint NOT NULL DEFAULT 0, instance text NOT NULL DEFAULT '',
+    since timestamptz, seen_at timestamptz,
+    at double precision NOT NULL DEFAULT 0,     -- of the newest turn, seconds since the epoch
+    seq bigint NOT NULL DEFAULT 0               -- of the newest turn that changed what is known
+) WITH (fillfactor = 50);
+INSERT INTO owner DEFAULT VALUES;
+"""
+
 
 def execute(op: Any, sql: str) -> None:
     """Run a script of several statements inside a migration: the driver prepares one at a time, so as one text."""

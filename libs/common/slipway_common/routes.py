@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from slipway_common import dead_letters
 from slipway_common.access import require
 from slipway_common.consume import Consumer
-from slipway_common.postgres import Pool
+from slipway_common.exclusive import StandingBy
+from slipway_common.postgres import Connection, Pool
 from slipway_common.problem import Problem
 from slipway_common.runtime import Runtime, database, ring, runtime_of
 from slipway_common.status import Status, stopped_partitions
@@ -83,13 +84,23 @@ async def drop_dead_letter(request: Request, pool: Annotated[Pool, Depends(datab
 
 async def _settle(request: Request, pool: Pool, letter: Letter, settle: Settle) -> Response:
     consumer = request.app.state.consumers.get(letter.topic)
+    exclusive = runtime_of(request).exclusive
+
+    async def settled(db: Connection, consumer: Consumer) -> dead_letters.Replayed:
+        return await settle(db, consumer, letter.partition, letter.offset)
+
     try:
-        if consumer is None:
+        if exclusive is not None and any(topic.name == letter.topic for topic in exclusive.topics):
+            outcome = await exclusive.settle(pool, letter.topic, settled)
+        elif consumer is not None:
+            async with pool.acquire() as db:
+                outcome = await settled(db, consumer)
+        else:
             raise dead_letters.NotDead(f"{letter.topic} is not consumed here")
-        async with pool.acquire() as db:
-            outcome = await settle(db, consumer, letter.partition, letter.offset)
     except dead_letters.NotDead as error:
         raise Problem(404, "not-dead", "There is no such dead letter", str(error)) from error
+    except StandingBy as error:
+        raise Problem(409, "standing-by", "This instance stands by", f"{error}: ask that one") from error
     ring(request)
     return _json(outcome)
 
@@ -120,9 +131,9 @@ async def list_stopped(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Resp
 @positions.post("/adopt", dependencies=[Depends(require("positions:write"))])
 async def adopt_position(runtime: Annotated[Runtime, Depends(runtime_of)], wanted: Adoption) -> Response:
     """Rebase one stopped partition; consuming goes on within seconds."""
-    for subscription in runtime.subscriptions:
-        if subscription.consumer.topic.name == wanted.topic and wanted.partition in subscription.stopped:
-            position = await subscription.adopt(wanted.partition, at_end=wanted.at == "end")
+    for reading in runtime.readings():
+        if reading.consumer.topic.name == wanted.topic and wanted.partition in reading.stopped:
+            position = await reading.adopt(wanted.partition, at_end=wanted.at == "end")
             return _json({"topic": wanted.topic, "partition": wanted.partition, "next_offset": position})
     detail = f"{wanted.topic}/{wanted.partition} is not stopped in this process; GET /positions/stopped lists those"
     raise Problem(409, "not-stopped", "The partition is not stopped", detail)

@@ -6,6 +6,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from slipway_common import kafka
+from slipway_common.exclusive import Exclusive
+from slipway_common.partitions import Partitions
 from slipway_common.postgres import Pool
 from slipway_common.problem import Problem
 from slipway_common.relay import Relay
@@ -20,6 +22,7 @@ class Runtime:
         self.pool: Pool | None = None
         self.consuming = False
         self.subscriptions: list[kafka.Subscription] = []
+        self.exclusive: Exclusive | None = None
         self.readers: list[Reader] = []
         self.relay: Relay | None = None
         self.bells: list[asyncio.Event] = []
@@ -32,9 +35,13 @@ class Runtime:
         if self.relay is not None and self.pool is not None:
             self.relay.ring(self.pool)
 
+    def readings(self) -> list[Partitions]:
+        """Every topic that this process consumes."""
+        return [*self.subscriptions, *(self.exclusive.readings if self.exclusive is not None else ())]
+
     def caught_up(self, topic: Topic) -> bool:
         """Whether this process has read the topic to the end it saw when its partitions were claimed."""
-        return any(s.consumer.topic is topic and s.assigned and s.caught_up() for s in self.subscriptions)
+        return any(r.consumer.topic is topic and r.assigned and r.caught_up() for r in self.readings())
 
     def unready(self) -> list[str]:
         reasons = []
@@ -42,11 +49,13 @@ class Runtime:
             reasons.append("the database has not answered yet, or lacks the schema")
         elif not self.consuming:
             reasons.append("the broker has not answered yet, or lacks the topics")
-        for subscription in self.subscriptions:
-            waiting = [p for p in subscription.assigned if p not in subscription.owned]
+        elif self.exclusive is not None:
+            reasons += self.exclusive.reasons()
+        for reading in self.readings():
+            waiting = [p for p in reading.assigned if p not in reading.owned]
             if waiting:
-                reasons.append(f"{subscription.name}: partitions {waiting} are assigned but not owned")
-            reasons.extend(f"{subscription.name}/{p}: {why}" for p, why in subscription.stopped.items())
+                reasons.append(f"{reading.name}: partitions {waiting} are assigned but not owned")
+            reasons.extend(f"{reading.name}/{p}: {why}" for p, why in reading.stopped.items())
         reasons += [f"{reader.name} is not read to its end" for reader in self.readers if not reader.ready]
         return reasons
 

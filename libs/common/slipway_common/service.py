@@ -6,6 +6,7 @@ ready, and tries again.
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -22,7 +23,9 @@ from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.consume import Consumer, Handler
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.service import ServiceHeartbeat
+from slipway_common.exclusive import Exclusive
 from slipway_common.measure import MEASURE_SECONDS, PLUMBING, Measure, plumbing
+from slipway_common.owner import Work
 from slipway_common.postgres import Pool
 from slipway_common.relay import Relay
 from slipway_common.runtime import Runtime
@@ -34,6 +37,7 @@ from slipway_common.views import Reader, View
 
 LOG = telemetry.logger(__name__)
 VERSION: Final = "0.1.0"
+GARBAGE_OBJECTS: Final = 50_000
 # As long as the longest retention of a topic that outsiders write, and of one whose subjects end, plus a day.
 FORGET_OUTSIDERS: Final = "DELETE FROM seen_event WHERE seen_at < slipway_clock() - interval '7 days'"
 FORGET_SUBJECTS: Final = """
@@ -75,6 +79,7 @@ class Service:
         settings: ServiceSettings,
         *,
         consumes: Mapping[Topic, Handler] | None = None,
+        work: Work | None = None,
         views: Sequence[View] = (),
         loops: Sequence[Loop] = (),
         routers: Sequence[APIRouter] = (),
@@ -82,12 +87,18 @@ class Service:
         state: Mapping[str, Any] | None = None,
         schema_minimum: str = "0001",
     ) -> None:
-        """`schema_minimum` is the oldest migration that this code runs on; a newer schema is fine."""
+        """`work` is done by one replica at a time. `schema_minimum` is the oldest migration that this code runs on; a
+        newer schema is fine."""
         self.name = name
         self.settings = settings
         self.consumers = [Consumer(name, topic, handle) for topic, handle in (consumes or {}).items()]
         self.views = views
         self.runtime = Runtime()
+        if work is not None:
+            self.runtime.exclusive = Exclusive(
+                work, service=name, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix,
+                instance=settings.instance, ring=self.runtime.ring,
+            )  # fmt: skip
         self.loops = [*loops, *self._own_loops()]
         self.routers = routers
         self.resources = resources
@@ -97,6 +108,8 @@ class Service:
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT; then finish the steps under way and stop."""
         telemetry.configure_logs(self.name)
+        # A batch of records is many objects and no garbage: looking for cycles among them takes a third of the time.
+        gc.set_threshold(GARBAGE_OBJECTS)
         uvicorn.run(
             self.app(), host=self.settings.host, port=self.settings.port, log_config=None, access_log=False,
             timeout_graceful_shutdown=5,
@@ -112,7 +125,7 @@ class Service:
         problem.install(app)
         app.include_router(routes.health)
         app.include_router(routes.about)
-        if self.consumers:
+        if self.consumers or self.runtime.exclusive is not None:
             app.state.consumers = {consumer.topic.name: consumer for consumer in self.consumers}
             app.include_router(routes.letters)
             app.include_router(routes.positions)
@@ -154,6 +167,8 @@ class Service:
             # What people ask and what is due does not wait for the broker: brakes work without it.
             runtime.pool = pool
             loops = [asyncio.create_task(self._run_loop(loop, pool)) for loop in self.loops]
+            if runtime.exclusive is not None:
+                loops.append(asyncio.create_task(runtime.exclusive.run(pool)))
             try:
                 await self._start_consumers(stack, pool)
                 runtime.consuming = True
@@ -161,6 +176,8 @@ class Service:
                 await asyncio.Event().wait()
             finally:
                 # Loops finish the step they are in: an action taken must be recorded. The stack undoes the rest.
+                if runtime.exclusive is not None:
+                    runtime.exclusive.stop()
                 await asyncio.wait(loops, timeout=5)
                 await _cancel(loops)
 
@@ -250,6 +267,8 @@ class Service:
     async def _beat(self, pool: Pool) -> bool:
         if monotonic_seconds() - self._beat_at < self.settings.heartbeat_seconds * 0.9:
             return False  # rung, not due
+        if self.runtime.exclusive is not None and not self.runtime.exclusive.working():
+            return False  # who stands by must not hide that nobody works
         self._beat_at = monotonic_seconds()
         beat = ServiceHeartbeat(service=self.name, instance=self.settings.instance, at=utc_now(), version=VERSION)
         async with pool.acquire() as db, db.transaction():
@@ -274,9 +293,9 @@ class Service:
 
     async def _watch_ownership(self, pool: Pool) -> bool:
         """An assigned partition never stays un-owned unnoticed."""
-        stuck = [s for s in self.runtime.subscriptions if s.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
+        stuck = [r for r in self.runtime.readings() if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
         if bool(stuck) != self._alerted:
-            names = ", ".join(s.name for s in stuck)
+            names = ", ".join(reading.name for reading in stuck)
             alert = (AlertRaised if stuck else AlertResolved)(
                 dedup_key=f"{self.name}/unowned/{self.settings.instance}", subject_id=self.name,
                 kind="unowned-partition",

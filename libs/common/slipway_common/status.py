@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from slipway_common.clock import utc_now
-from slipway_common.kafka import Subscription
+from slipway_common.partitions import Partitions
 from slipway_common.runtime import Runtime
 
 Answer = TypeVar("Answer")
@@ -35,19 +35,20 @@ class Status:
         """The whole status; never raises."""
         database, *ends = await asyncio.gather(
             self._within("database", self._ask_database),
-            *(self._within(subscription.name, subscription.ends) for subscription in self.runtime.subscriptions),
+            *(self._within(reading.name, reading.ends) for reading in self.runtime.readings()),
         )
         reasons = self.runtime.unready()
         if self.runtime.pool is not None and database is None:
             reasons.append("the database does not answer")
         partitions = [
             row
-            for subscription, known in zip(self.runtime.subscriptions, ends, strict=False)  # they may have come since
-            for row in _partitions(subscription, known or {})
+            for reading, known in zip(self.runtime.readings(), ends, strict=False)  # they may have come since
+            for row in _partitions(reading, known or {})
         ]
         return self.itself | {
             "ready": not reasons, "reasons": reasons, "now": utc_now(), **(database or UNKNOWN),
             "partitions": partitions, "stopped_partitions": stopped_partitions(self.runtime),
+            "standing": None if self.runtime.exclusive is None else self.runtime.exclusive.standing,
         }  # fmt: skip
 
     async def _ask_database(self) -> dict[str, Any] | None:
@@ -72,14 +73,14 @@ async def _quietly(ask: Callable[[], Awaitable[Answer]]) -> Answer | None:
         return None
 
 
-def _partitions(subscription: Subscription, ends: dict[int, int]) -> list[dict[str, Any]]:
-    """Partitions that the group has given to this process."""
+def _partitions(reading: Partitions, ends: dict[int, int]) -> list[dict[str, Any]]:
+    """Partitions that this process has been given, or has taken."""
     rows = []
-    for partition in sorted(subscription.assigned):
-        owned, end = subscription.owned.get(partition), ends.get(partition)
+    for partition in sorted(reading.assigned):
+        owned, end = reading.owned.get(partition), ends.get(partition)
         lag = None if owned is None or end is None else max(0, end - owned.next_offset)
         rows.append({
-            "topic": subscription.consumer.topic.name, "partition": partition, "owned": owned is not None,
+            "topic": reading.consumer.topic.name, "partition": partition, "owned": owned is not None,
             "next_offset": None if owned is None else owned.next_offset, "end_offset": end, "lag": lag,
         })  # fmt: skip
     return rows
@@ -88,7 +89,7 @@ def _partitions(subscription: Subscription, ends: dict[int, int]) -> list[dict[s
 def stopped_partitions(runtime: Runtime) -> list[dict[str, Any]]:
     """Partitions that only an operator can set going again, and why."""
     return [
-        {"topic": s.consumer.topic.name, "partition": partition, "why": why}
-        for s in runtime.subscriptions
-        for partition, why in sorted(s.stopped.items())
+        {"topic": reading.consumer.topic.name, "partition": partition, "why": why}
+        for reading in runtime.readings()
+        for partition, why in sorted(reading.stopped.items())
     ]

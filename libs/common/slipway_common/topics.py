@@ -75,9 +75,10 @@ LAUNCH_CONFIG_SIGNAL: Final = Topic(
     events=(signal.SignalRaised,),
     key=lambda event: event.target_id,
     subject=lambda event: event.target_id,
-    producers=frozenset({"monitors"}),
-    consumers=frozenset({"provisioner"}),
+    producers=frozenset({"monitors", "weight-calculator"}),
+    consumers=frozenset({"provisioner", "weight-calculator"}),
     config=retained(3),
+    parks=False,
 )
 LAUNCH_CONFIG_WEIGHT: Final = Topic(
     "slipway.launch-config.weight.v1",

@@ -1,17 +1,16 @@
 """Views: topics read whole, without a group and without offsets. Ready once read to the end seen at the start."""
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
 
 from slipway_common.consume import Received
 from slipway_common.envelope import decode, decode_data
 from slipway_common.errors import BadEvent
+from slipway_common.partitions import closed, partitions_of, was_cancelled
 from slipway_common.postgres import Pool
 from slipway_common.telemetry import CONSUMED, logger
 from slipway_common.topics import Topic
@@ -60,9 +59,9 @@ class Reader:
         while True:
             try:
                 await self._read(pool)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if was_cancelled(error):
+                    raise
                 LOG.warning("view starts over", topic=self.name, error=repr(error))
             self.ready = False
             await asyncio.sleep(0.5)
@@ -73,7 +72,7 @@ class Reader:
         )
         try:
             await consumer.start()
-            partitions = [TopicPartition(self.name, p) for p in await _partitions(consumer, self.name)]
+            partitions = [TopicPartition(self.name, p) for p in await partitions_of(consumer, self.name)]
             consumer.assign(partitions)
             await consumer.seek_to_beginning(*partitions)
             ends = await consumer.end_offsets(partitions)
@@ -87,10 +86,4 @@ class Reader:
                     positions = [await consumer.position(tp) for tp in partitions]
                     self.ready = all(at >= ends[tp] for at, tp in zip(positions, partitions, strict=True))
         finally:
-            with contextlib.suppress(KafkaError, OSError):
-                await consumer.stop()
-
-
-async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
-    """Waits for the topic; raises KafkaError when it does not come."""
-    return sorted(await consumer._client._wait_on_metadata(topic))
+            await closed(consumer.stop)

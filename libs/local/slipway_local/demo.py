@@ -1,4 +1,4 @@
-"""`make demo`: the whole path on this machine, told a line a second, and judged at its end.
+"""`make demo`: the whole path on this machine, told a line a second, judged at its end, and beside it a simpler rule.
 
 Everything it is told stands in the environment: DURATION, PROVIDER, SPEED, SEED, FAULTS, DEMAND, PLAIN.
 """
@@ -23,7 +23,7 @@ import yaml
 
 from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.declaration import Declaration, load
-from slipway_local import agents, check, evidence, recovery
+from slipway_local import agents, check, evidence, recovery, rfc191
 from slipway_local.agents import Agents
 from slipway_local.child import StartFailed
 from slipway_local.deployment import PARTITIONS, Deployment
@@ -210,7 +210,9 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         created = [fact.at for fact in found.ledger if isinstance(fact, InstanceCreated)]
         if created:
             print(f"\n  first launch {min(created) - began_at:.1f} s after the start")
-        return summarise(asked, found, started["started_at"], hired, busy=busy)
+        code = summarise(asked, found, started["started_at"], hired, busy=busy)
+        print(comparison(asked, found, declared, started["started_at"]))
+        return code
     except (StartFailed, httpx2.HTTPError) as error:
         print(f"could not go on: {error}", file=sys.stderr)
         return 1
@@ -287,7 +289,7 @@ def shortcomings(asked: Wish, report: check.Report) -> list[str]:
 
 
 def summarise(asked: Wish, found: evidence.Evidence, started_at: float, hired: Agents | None, *, busy: float) -> int:
-    """The summary, the verdicts, and last the path's own line. `busy`: the share of the machine's time in use."""
+    """The summary, the verdicts, then the path's own line. `busy`: the share of the machine's time in use."""
     report = check.judge(found)
     problems = list(report.problems)
     if hired is not None:
@@ -322,6 +324,13 @@ def summarise(asked: Wish, found: evidence.Evidence, started_at: float, hired: A
         print(f"  PROBLEM {problem}")
     print(msgspec.structs.replace(report, problems=problems).line())
     return 1 if problems else 0
+
+
+def comparison(asked: Wish, found: evidence.Evidence, declared: Declaration, started_at: float) -> str:
+    """What the launches of this run came to, beside those of a simpler rule. Judges nothing."""
+    if asked.provider != "simulated":
+        return "waste: not compared with RFC 191's rule, which could not be played on real processes"
+    return rfc191.compared(found.ledger, declared, until=started_at + asked.duration_seconds)
 
 
 def share(value: float) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -35,11 +36,9 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "idle_timeout_seconds": 120, "give_up_idle_seconds": 300, "heard_timeout_seconds": 900,
         "stop_grace_seconds": 120, "clock_skew_seconds": 5, "resend_seconds": 30, "reap_seconds": 10,
         "sweep_seconds": 600, "silent_attempt_seconds": 30,
+        "silent_half_life_seconds": 600,
     },
-    "weight-calculator": {
-        "half_life_seconds": 600, "probe_initial_seconds": 15, "probe_max_seconds": 600, "pool_probe_seconds": 30,
-        "refresh_seconds": 60, "republish_seconds": 600,
-    },
+    "weight-calculator": {"refresh_seconds": 60, "republish_seconds": 600},
     "lease-broker": {"lost_linger_seconds": 70},
 }  # fmt: skip
 PARTITIONS: Final = 4
@@ -49,12 +48,17 @@ SERVICE_START_SECONDS: Final = 120.0  # they start beside the broker, which may 
 class Deployment:
     """Started once under a supervisor; knows where everything is."""
 
-    def __init__(self, supervisor: Supervisor, folder: Path, *, speed: float, seconds: dict[str, float]) -> None:
-        """`seconds` replaces product times by name, before they are divided by `speed`."""
+    def __init__(
+        self, supervisor: Supervisor, folder: Path, *, speed: float, seconds: dict[str, float],
+        environment: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:  # fmt: skip
+        """`seconds` replaces product times by name, before they are divided by `speed`; `environment` adds variables
+        to services by name. A service may be told topics of its own: they are created too."""
         self.supervisor = supervisor
         self.folder = folder
         self.speed = speed
         self.seconds = seconds
+        self.environment = environment or {}
         self.run_id = new_id()[-12:]
         self.prefix = f"run-{self.run_id}."
         port, *others = free_ports(5)
@@ -114,10 +118,14 @@ class Deployment:
 
     async def _create_topics(self) -> None:
         try:
-            await topic_admin.create(self.kafka, prefix=self.prefix, partitions=PARTITIONS)
+            for prefix in self._prefixes():
+                await topic_admin.create(self.kafka, prefix=prefix, partitions=PARTITIONS)
         except KafkaError as error:
             advice = "unset it for the embedded broker" if os.environ.get("SLIPWAY_KAFKA") else "see its log"
             raise StartFailed(f"SLIPWAY_KAFKA={self.kafka} does not answer ({error}); {advice}") from error
+
+    def _prefixes(self) -> set[str]:
+        return {self.prefix, *(more.get("SLIPWAY_TOPIC_PREFIX", self.prefix) for more in self.environment.values())}
 
     async def _prepare_database(self) -> None:
         name = f"slipway_{self.run_id}"
@@ -144,19 +152,31 @@ class Deployment:
         path.touch(0o600)
         path.write_bytes(msgspec.json.encode([entry]))
 
-    def _process(self, name: str) -> Service:
-        module = f"slipway_{name.replace('-', '_')}.main"
-        ready = "/livez" if name == "simulator" else "/readyz"
+    async def replicate(self, service: str, times: int) -> None:
+        """Start so many more processes of a service, beside the one that runs: service-1, service-2 …"""
+        numbers = range(1, times + 1)
+        ports = dict(zip(numbers, free_ports(times), strict=True))
+        more = {n: {"SLIPWAY_PORT": str(ports[n]), "SLIPWAY_INSTANCE": str(n)} for n in numbers}
+        await self.supervisor.start(
+            *(self._process(service, as_name=f"{service}-{n}", port=ports[n], more=more[n]) for n in numbers)
+        )
+
+    def _process(
+        self, service: str, *, as_name: str = "", port: int | None = None, more: Mapping[str, str] | None = None
+    ) -> Service:
+        name = as_name or service
+        ready = "/livez" if service == "simulator" else "/readyz"
         return Service(
             name,
-            [sys.executable, "-m", module],
-            env=self._environment(name),
+            [sys.executable, "-m", f"slipway_{service.replace('-', '_')}.main"],
+            env=self.environment_of(service) | dict(more or {}),
             log=self.folder / f"{name}.log",
-            ready=partial(http_ready, self.ports[name], ready),
+            ready=partial(http_ready, port or self.ports[service], ready),
             start_seconds=SERVICE_START_SECONDS,
         )
 
-    def _environment(self, name: str) -> dict[str, str]:
+    def environment_of(self, name: str) -> dict[str, str]:
+        """All variables of a service's process."""
         env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
         env |= {
             "SLIPWAY_KAFKA": self.kafka,
@@ -168,10 +188,11 @@ class Deployment:
             "SLIPWAY_LEDGER": str(self.ledger),
             "SLIPWAY_REGISTRATION_KEY": hash_secret(self.token),
             "SLIPWAY_DEPLOYMENT": self.run_id,
+            "SLIPWAY_SPEED": repr(self.speed),  # the calculator's profiles are its own
         }
         for key, value in PRODUCT_SECONDS.get(name, {}).items():
             env[f"SLIPWAY_{key.upper()}"] = repr(self.seconds.get(key, value) / self.speed)
-        return env
+        return env | dict(self.environment.get(name, {}))
 
     def declaration(self, path: Path) -> Declaration:
         """slipway.yaml as this run applies it: durations divided by the speed, the simulator at its own port."""
@@ -204,7 +225,8 @@ class Deployment:
         await self.http.aclose()
         with contextlib.suppress(OSError, KafkaError, asyncpg.PostgresError):  # then there is nothing to leave behind
             if os.environ.get("SLIPWAY_KAFKA"):
-                await topic_admin.delete(self.kafka, prefix=self.prefix)
+                for prefix in self._prefixes():
+                    await topic_admin.delete(self.kafka, prefix=prefix)
             if self.own_database and self.database_url:
                 admin = await asyncpg.connect(self.own_database, timeout=10)
                 try:

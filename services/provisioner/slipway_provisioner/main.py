@@ -57,7 +57,7 @@ def build(settings: Settings) -> Service:
             Loop("ask-again", partial(plan.ask_again, resend_seconds=settings.resend_seconds)),
             Loop("launch", launcher.launch_next),
             Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
-            Loop("expire", partial(expire.expire_next, settings=settings)),
+            Loop("expire", partial(expire.expire_next, settings=settings, providers=providers)),
             Loop("end-instances", partial(expire.end_instances, settings=settings, providers=providers)),
             Loop("reap", partial(reap.reap_next, settings=settings, providers=providers)),
             Loop("watch", Watch(silent).step),

@@ -38,6 +38,8 @@ class Settings(ServiceSettings):
     """Every pool is planned for, and its counters proven, at least this often."""
     silent_attempt_seconds: float = 30.0
     """Without a calculator each pool makes one attempt per this."""
+    silent_half_life_seconds: float = 600.0
+    """Without a calculator its last weights lose half their say in this time: as fast as its evidence ages."""
 
     silent_after_seconds: float = 30.0
     """No heartbeat for this long: the service counts as away. Not a product time: heartbeats are real seconds."""

@@ -1,26 +1,49 @@
-"""What the weight-calculator tells Prometheus; what each means stands in slipway_common/metrics.py.
+"""What the weight-calculator tells Prometheus; what each means stands in slipway_common/metrics.py. Counted when it is
+committed."""
 
-Counted when folded; a transaction that is rolled back and repeated is counted twice.
-"""
-
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
-from slipway_common.events.worker import WorkerEvent
+from slipway_common.consume import Received
+from slipway_common.events.signal import SignalRaised
 from slipway_common.metrics import counter
-from slipway_weight_calculator.domain.gates import Gate
+from slipway_weight_calculator.domain.rows import STAGES
+from slipway_weight_calculator.domain.signals import OPINIONS, REQUESTS
+from slipway_weight_calculator.domain.world import Draft
 
 OUTCOMES: Final = counter("slipway_outcomes_folded_total")
 GATES: Final = counter("slipway_gates_total")
 PERMITS: Final = counter("slipway_probe_permits_total")
 RECORDS: Final = counter("slipway_weight_records_total")
+CLAMPED: Final = counter("slipway_event_times_clamped_total")
+SIGNALS: Final = counter("slipway_signals_total")
+KINDS: Final = frozenset((*OPINIONS, *REQUESTS))  # outsiders may write any word
+REFUSED: Final = counter("slipway_signals_refused_total")
 
 
-def count_outcome(event: WorkerEvent) -> None:
-    outcome = getattr(event, "outcome", None)
-    if outcome is not None:
-        OUTCOMES.labels(outcome.stage.value, outcome.result.value, outcome.scope.value).inc()
-
-
-def count_gate(before: Gate, after: Gate) -> None:
-    if before.closed is not after.closed:
-        GATES.labels("closed" if after.closed else "open").inc()
+def count_turn(draft: Draft, folded: Sequence[Received], *, records: int, clamped: int) -> None:
+    """A draft that is about to become what is known, and the events that it was made of."""
+    RECORDS.inc(records)
+    CLAMPED.inc(clamped)
+    outcomes = Counter(
+        (outcome.stage._value_, outcome.result._value_, outcome.scope._value_)
+        for received in folded
+        if (outcome := getattr(received.event, "outcome", None)) is not None
+    )
+    for (stage, result, scope), count in outcomes.items():
+        OUTCOMES.labels(stage, result, scope).inc(count)
+    for received in folded:
+        if type(received.event) is SignalRaised:
+            SIGNALS.labels(received.event.kind if received.event.kind in KINDS else "unknown").inc()
+    gates = Counter[str]()
+    for key, row in draft.rows.items():
+        before = draft.world.rows.get(key)
+        for name in STAGES:
+            closed = row is not None and getattr(row, name).gate.closed
+            if closed is not (before is not None and getattr(before, name).gate.closed):
+                gates["closed" if closed else "open"] += 1
+        if row is not None and row.permit > (before.permit if before is not None else 0):
+            PERMITS.inc()
+    for state, count in gates.items():
+        GATES.labels(state).inc(count)

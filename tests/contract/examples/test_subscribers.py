@@ -19,8 +19,10 @@ SUBSCRIBERS: Final = ("alerts_aiokafka", "alerts_faststream")
 LINES_MAX: Final = 30
 
 
-def raised(subject: str, **changes: str) -> AlertRaised:
-    usual = {"dedup_key": f"test/{subject}", "subject_id": subject, "kind": "test", "summary": f"{subject} is on fire"}
+def raised(subject: str, **changes: Any) -> AlertRaised:
+    usual: dict[str, Any] = {
+        "dedup_key": f"test/{subject}", "subject_id": subject, "kind": "test", "summary": f"{subject} is on fire",
+    }  # fmt: skip
     return AlertRaised(**(usual | changes))
 
 

@@ -94,6 +94,12 @@ def test_wrong_ends_hold_nothing(services: Services, url: str, wrong: tuple[str,
     assert (answer.exit_code, answer.stdout, services.told) == (2, "", [])
 
 
+def test_a_freeze_has_no_end(services: Services, url: str) -> None:
+    assert "until somebody unfreezes it" in slipway("pool", "freeze", "linux", "--reason", "why", url=url).stdout
+    assert services.told == [("pools/linux/freeze", {"reason": "why"})]
+    assert slipway("pool", "freeze", "linux", "--reason", "why", "--for", "5m", url=url).exit_code == 2
+
+
 def test_a_hold_needs_a_reason(services: Services, url: str) -> None:
     assert slipway("pool", "pause", "linux", url=url).exit_code == 2
     assert slipway("stop-launching", "--account", "a", "--pool", "b", "--reason", "r", url=url).exit_code == 2
@@ -103,10 +109,12 @@ def test_a_hold_needs_a_reason(services: Services, url: str) -> None:
 def test_what_is_held_goes_on(services: Services, url: str) -> None:
     assert slipway("lc", "resume", "zone-a", "--reason", "done", url=url).stdout == "zone-a is active\n"
     assert slipway("pool", "resume", "linux", "--reason", "done", url=url).stdout == "linux goes on\n"
+    assert slipway("pool", "unfreeze", "linux", "--reason", "done", url=url).stdout == "linux goes on\n"
     assert slipway("start-launching", url=url).stdout == "launching goes on everywhere\n"
     assert slipway("start-launching", "--pool", "linux", url=url).stdout == "launching was not stopped in pool linux\n"
     assert [path for path, _ in services.told] == [
-        "launch-configs/zone-a/resume", "pools/linux/resume", "start-launching", "start-launching",
+        "launch-configs/zone-a/resume", "pools/linux/resume", "pools/linux/unfreeze", "start-launching",
+        "start-launching",
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ def status(service: str) -> dict[str, Any]:
     return {
         "service": service, "version": "1.2.0", "instance": "0", "ready": True, "reasons": [], "now": NOW.isoformat(),
         "database_now": NOW.isoformat(), "schema_revision": "0001", "partitions": [], "dead_letters": 0,
-        "outbox_oldest_seconds": 0.0, "stopped_partitions": [],
+        "outbox_oldest_seconds": 0.0, "stopped_partitions": [], "standing": None,
     }  # fmt: skip
 
 
@@ -50,6 +50,26 @@ def test_all_is_well() -> None:
         "alerts", "brakes", "accounts",
     ]  # fmt: skip
     assert healthy(found)
+
+
+def test_a_notice_is_told_and_nothing_is_wrong() -> None:
+    """What Slipway handles by itself; pages come first."""
+    notice = {"kind": "k", "summary": "zone-b is closed", "command": "slipway lc show zone-b", "severity": "notice"}
+    page = {"kind": "p", "summary": "all is closed", "severity": "page"}
+    found = diagnose(msgspec.structs.replace(WELL, alerts=[notice, page]))
+    told = [(finding.level, finding.detail) for finding in found if finding.what == "alerts"]
+    assert told == [(WARN, "all is closed"), (OK, "notice: zone-b is closed")]
+    assert healthy(diagnose(msgspec.structs.replace(WELL, alerts=[notice])))
+
+
+def test_who_is_active_is_told() -> None:
+    """Of a service whose replicas take turns; to stand by is to be well."""
+    for role, said in (("active", "; active, epoch 4, since"), ("standby", "; stands by, instance b is active, epoch")):
+        standing = {"role": role, "instance": "b", "epoch": 4, "since": at(-60)}
+        services = dict(WELL.services) | {"weight-calculator": answer("weight-calculator", standing=standing)}
+        found = diagnose(msgspec.structs.replace(WELL, services=services))
+        assert [finding.detail for finding in found if said in finding.detail] == [found[1].detail]
+        assert healthy(found)
 
 
 CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
@@ -88,6 +108,8 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
      "brakes launching is stopped in account sim-a until 14:31:00 by me: r", "slipway start-launching --account sim-a"),
     ("paused pool", {"pools": [{"id": "linux", "paused": True, "paused_reason": "r", "paused_by": "me"}]}, WARN,
      "brakes pool linux is paused by me: r", "slipway pool resume linux"),
+    ("frozen pool", {"pools": [{"id": "linux", "frozen": True, "frozen_reason": "r", "frozen_by": "me"}]}, WARN,
+     "brakes pool linux is frozen by me: r", "slipway pool unfreeze linux"),
     ("account", {"configs": [CONFIG | {"circuit": "closed", "reason": "a: closed"}, CONFIG | {"state": "paused"}]},
      WARN, "accounts sim-a may only probe: zone-a closed; a: closed", "slipway lc show zone-a"),
 ]  # fmt: skip

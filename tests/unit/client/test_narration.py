@@ -96,7 +96,7 @@ def test_what_counts_as_a_failure(event: WorkerEvent, told: str | None) -> None:
 
 
 def test_alerts() -> None:
-    fields = {"dedup_key": "k", "subject_id": "s", "kind": "gap", "summary": "records are missing"}
+    fields: dict[str, Any] = {"dedup_key": "k", "subject_id": "s", "kind": "gap", "summary": "records are missing"}
     assert narration.alert(AlertRaised(**fields), NOW) == Line(NOW, "alert: records are missing", "bad")
     assert narration.alert(AlertResolved(**fields), NOW) == Line(NOW, "alert over: records are missing", "good")
 

@@ -157,6 +157,9 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
     ("paused", {"paused": True, "paused_reason": "test", "paused_by": "me", "paused_until": ago(-60)}, [], [], "", [
         "It is paused until 14:31:00 by me: test. `slipway pool resume linux` ends that.", LAST,
     ]),
+    ("frozen", {"frozen": True, "frozen_reason": "3 starts came to nothing", "frozen_by": "provisioner"}, [], [], "", [
+        "It is frozen by provisioner: 3 starts came to nothing. `slipway pool unfreeze linux` ends that.", LAST,
+    ]),
     ("observe", {"mode": "observe"}, [], [], "",
      ["Its mode is observe: it decides and records, and launches nothing.", LAST]),
     ("brake", {}, [BRAKE], [], "", [

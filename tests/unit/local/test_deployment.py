@@ -1,12 +1,17 @@
 """What a local deployment divides by SPEED is what the services call product time, with their own defaults."""
 
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+from slipway_common.settings import from_environment
 from slipway_local.demo import wish
-from slipway_local.deployment import PRODUCT_SECONDS
+from slipway_local.deployment import PRODUCT_SECONDS, Deployment
+from slipway_local.supervisor import Supervisor
 from slipway_simulator.faults import BadFault
+from slipway_weight_calculator.domain.policy import PROFILES
+from slipway_weight_calculator.settings import Settings
 
 DIFFERENT = {"reap_seconds"}  # a demo looks more often, since it waits for two passes at its end
 
@@ -18,6 +23,18 @@ def test_product_times_are_the_services_defaults(service: str) -> None:
         assert name in fields, f"{service} has no setting {name}"
         if name not in DIFFERENT:
             assert fields[name].default == seconds, name
+
+
+def test_the_calculators_profiles_are_as_fast_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every time of every profile, not only those that somebody remembered to list."""
+    deployment = Deployment(Supervisor(), tmp_path, speed=20.0, seconds={})
+    for name, value in deployment.environment_of("weight-calculator").items():
+        monkeypatch.setenv(name, value)
+    policies = from_environment(Settings).policies()
+    for profile, told in PROFILES.items():
+        for name in told.__struct_fields__:
+            divisor = 20.0 if name.endswith("_seconds") else 1.0
+            assert getattr(policies[profile], name) == pytest.approx(getattr(told, name) / divisor), name
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_shared_windows_bound_their_configs_together(
     rooms: list[tuple[int, str]], units: int, drawn: int, first: int, second: int
 ) -> None:
     """Configs of one image get at most its room, each at most its own, and nothing is left while there is room."""
-    candidates = [Candidate(f"c{n}", 1.0 + n, room, [image]) for n, (room, image) in enumerate(rooms)]
-    shared = {"i": first, "j": second}
+    candidates = [Candidate(f"c{n}", 1.0 + n, room, [(image, "boot")]) for n, (room, image) in enumerate(rooms)]
+    shared = {("i", "boot"): first, ("j", "boot"): second}
     got = choose(candidates, units, drawn=drawn, shared_room=shared)
     most = 0
     for image, room in shared.items():

@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import product
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +15,8 @@ from slipway_common.lifecycle import State
 from slipway_provisioner.domain.accounting import shortfall, surplus, tasks, wanted
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.choice import Candidate, choose
-from slipway_provisioner.domain.pool import Config, Demand, Fleet, Pool, Stage
-from slipway_provisioner.domain.windows import room, trusted_weight
+from slipway_provisioner.domain.pool import Config, Demand, Fleet, Pool, Shared, Stage
+from slipway_provisioner.domain.windows import closure, may_attempt, room, rooms, trusted_weight
 from slipway_provisioner.domain.workers import Worker
 
 
@@ -94,36 +95,96 @@ def config(launch: Counts, boot: Counts = (0, 0, 0), claim: Counts = (0, 0, 0), 
         name: Stage(in_flight=stage[0], failures=stage[1], folded=stage[2], window=10)
         for name, stage in (("launch", launch), ("boot", boot), ("claim", claim))
     }
-    return Config(
-        id="c", account_id="a", lease_pool_id="a", image_revision="i", active=True, weight=0.2, prior_weight=1.0,
-        **(stages | changes),
-    )  # fmt: skip
+    usual: dict[str, Any] = {
+        "id": "c", "account_id": "a", "lease_pool_id": "a", "image_revision": "i", "active": True, "weight": 0.2,
+        "prior_weight": 1.0,
+    }  # fmt: skip
+    return Config(**(usual | stages | changes))
 
 
-#          config                                          room, the stage that limits it
+def unjudged(given: Config) -> Config:
+    """Nothing confirms its claims."""
+    return msgspec.structs.replace(given, claim=msgspec.structs.replace(given.claim, window=None))
+
+
+#          config                                          room, the window that limits it
 ROOMS = [
-    (config((0, 0, 0)), (10, "boot")),
-    (config((4, 0, 0)), (6, "boot")),
-    (config((4, 3, 0)), (3, "launch")),  # failures that no weight has taken in hold their units
-    (config((4, 3, 3)), (6, "boot")),  # folded: the weight speaks for them now
-    (config((4, 3, 9)), (6, "boot")),  # a counter behind the record frees nothing twice
-    (config((0, 12, 0)), (0, "launch")),
-    (config((4, 0, 0), (5, 0, 0)), (1, "boot")),  # what launches will boot
-    (config((4, 0, 0), (4, 0, 0), (3, 1, 0)), (0, "claim")),
+    (config((0, 0, 0)), (10, "boot window")),
+    (config((4, 0, 0)), (6, "boot window")),
+    (config((4, 3, 0)), (3, "launch window")),  # failures that no weight has taken in hold their units
+    (config((4, 3, 3)), (6, "boot window")),  # folded: the weight speaks for them now
+    (config((4, 3, 9)), (6, "boot window")),  # a counter behind the record frees nothing twice
+    (config((0, 12, 0)), (0, "launch window")),
+    (config((4, 0, 0), (5, 0, 0)), (1, "boot window")),  # what launches will boot
+    (config((4, 0, 0), (4, 0, 0), (3, 1, 0)), (0, "claim window")),
+    (unjudged(config((4, 0, 0), (2, 0, 0), (9, 1, 0))), (4, "boot window")),
+    (config((4, 0, 0), shares=[("image/i", "boot"), ("image/i", "claim")]), (5, "boot window of image/i")),
+    (config((7, 0, 0), shares=[("image/i", "boot"), ("image/i", "claim")]), (3, "boot window")),
+    (config((4, 0, 0), shares=[("image/other", "boot")]), (6, "boot window")),
 ]
+IMAGE = Shared(key="image/i", stage="boot", in_flight=6, unfolded=3, window=14)
 
 
 @pytest.mark.parametrize(("given_config", "expected"), ROOMS)
 def test_windows_are_levels(given_config: Config, expected: tuple[int, str]) -> None:
-    """In flight plus failures not folded yet stay within every stage's window."""
-    assert room(given_config, calculator_silent=False) == expected
+    """In flight plus failures not folded yet stay within every stage's window, and within those that it shares."""
+    together = rooms({IMAGE.share: IMAGE}, calculator_silent=False)
+    assert room(given_config, together, calculator_silent=False) == expected
+
+
+def test_what_bounds_nothing_has_no_room() -> None:
+    """A share that only closes; and a level above a window that has shrunk."""
+    over = Shared(key="quota/a", stage="launch", in_flight=5, unfolded=0, window=2)
+    credential = Shared(key="credential/a", stage="launch", closed=True)
+    known = {shared.share: shared for shared in (IMAGE, over, credential)}
+    assert rooms(known, calculator_silent=False) == {IMAGE.share: 5, over.share: 0}
+    assert rooms(known, calculator_silent=True) == {IMAGE.share: 0, over.share: 0}
 
 
 def test_a_silent_calculator_narrows_windows_and_fades_weights() -> None:
     """Nobody would tell that a config has gone bad: four at a time, and less belief in the last word."""
-    assert room(config((3, 0, 0)), calculator_silent=True)[0] == 1
-    assert trusted_weight(config((0, 0, 0)), calculator_silent_seconds=0) == pytest.approx(0.2)
-    assert trusted_weight(config((0, 0, 0)), calculator_silent_seconds=600) == pytest.approx(0.6)
+    assert room(config((3, 0, 0)), {}, calculator_silent=True)[0] == 1
+    for seconds, weight in ((0, 0.2), (30, 0.6), (1e6, 1.0)):
+        trusted = trusted_weight(config((0, 0, 0)), calculator_silent_seconds=seconds, half_life_seconds=30)
+        assert trusted == pytest.approx(weight)
+
+
+CREDENTIAL = Shared(key="credential/a", stage="launch", closed=True, reason="closed, 2 credential errors (AuthFailure)")
+#           config                                             why nothing but a probe may launch
+CLOSURES = [
+    (config((0, 0, 0)), ""),
+    (config((0, 0, 0), shares=[("image/i", "boot"), ("credential/b", "launch")]), ""),
+    (config((0, 0, 0), closed=True), "closed"),
+    (config((0, 0, 0), closed=True, reason="closed, by signal"), "closed, by signal"),
+    (config((0, 0, 0), shares=[("image/i", "boot"), ("credential/a", "launch")]),
+     "closed, 2 credential errors (AuthFailure), by credential/a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given_config", "why"), CLOSURES)
+def test_what_is_shared_closes_each_config_of_its_scope(given_config: Config, why: str) -> None:
+    """Also one whose own record does not say so, or that has none; and no config beside the scope."""
+    assert closure(given_config, {shared.share: shared for shared in (IMAGE, CREDENTIAL)}) == why
+
+
+#           config, may the attempt of a silent time be made there?
+ATTEMPTS = [
+    (config((0, 99, 0), (0, 99, 0)), True),  # nobody folds failures
+    (config((0, 0, 0), closed=True), True),  # nor opens circuits
+    (config((4, 0, 0)), False),  # what is under way ends by itself
+    (config((0, 0, 0), (4, 0, 0)), False),
+    (config((3, 0, 0), shares=[("quota/a", "launch")]), True),
+    (config((3, 0, 0), shares=[("image/i", "boot")]), False),
+    (config((0, 0, 0), active=False), False),
+    (config((0, 0, 0), stopped="drill"), False),
+]
+
+
+@pytest.mark.parametrize(("given_config", "may"), ATTEMPTS)
+def test_attempts_of_a_silent_time(given_config: Config, may: bool) -> None:
+    """They look away from failures and closures alone."""
+    quota = Shared(key="quota/a", stage="launch", in_flight=3, unfolded=50, window=64, closed=True)
+    assert may_attempt(given_config, {shared.share: shared for shared in (IMAGE, quota)}) is may
 
 
 weights = st.lists(st.floats(0.01, 10), min_size=1, max_size=6)

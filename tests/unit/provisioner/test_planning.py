@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -67,13 +67,13 @@ DECISIONS = [
     (observed(3, config("a", window=2, failures=1)), {"a": 1}, "3 needed, room for 1", ""),
     (observed(3, PAUSED), {}, "3 needed, but no config may launch now", "not active"),
     (observed(3, BRAKED), {}, "3 needed, but no config may launch now", "launching is stopped in sim-a: drill"),
-    (observed(3, CLOSED), {}, "3 needed, but no config may launch now", "closed, no probe is due"),
-    (observed(3, CLOSED, config("b")), {"b": 3}, "3 needed", "closed, no probe is due"),
+    (observed(3, CLOSED), {}, "3 needed, but no config may launch now", "closed; no probe is due"),
+    (observed(3, CLOSED, config("b")), {"b": 3}, "3 needed", "closed; no probe is due"),
     (observed(3, PROBE), {"a": 1}, "3 needed, room for 1", ""),
     (observed(3, PROBE, config("b")), {"a": 1, "b": 2}, "3 needed", ""),
-    (observed(0, PROBE), {}, "nothing is needed", "closed, its probe waits for demand"),
+    (observed(0, PROBE), {}, "nothing is needed", "closed; its probe waits for demand"),
     (observed(1, config("b", closed=True, permit=1), PROBE), {"b": 1}, "1 needed",
-     "closed, its probe waits for demand"),
+     "closed; its probe waits for demand"),
 ]  # fmt: skip
 
 
@@ -96,6 +96,7 @@ def test_a_probe_is_one_unit_with_its_number() -> None:
 HELD = [
     ({"deleted": True}, "the pool is deleted"),
     ({"frozen": True}, "the pool is frozen"),
+    ({"frozen": True, "frozen_reason": "drill"}, "the pool is frozen: drill"),
     ({"paused": True}, "the pool is paused"),
     ({"mode": "observe"}, "mode observe: decided and recorded, not launched"),
     ({"mode": "unheard-of"}, "mode unheard-of: decided and recorded, not launched"),
@@ -237,10 +238,75 @@ def test_every_broken_rule_is_found(given: Observed, broken: Plan, problem: str)
     assert check_plan(given, broken) == [problem]
 
 
+#         changes of the pool; unconfirmed, forgiven; does it freeze?
+FREEZES = [
+    ({}, 99, 0, False),
+    ({"on_bad_image": "freeze"}, 9, 0, False),
+    ({"on_bad_image": "freeze"}, 10, 0, True),
+    ({"on_bad_image": "freeze", "freeze_after": 3}, 3, 0, True),
+    ({"on_bad_image": "freeze"}, 19, 10, False),
+    ({"on_bad_image": "freeze"}, 20, 10, True),
+    ({"on_bad_image": "freeze"}, 10, 30, True),  # a success came between
+    ({"on_bad_image": "freeze", "frozen": True}, 99, 0, False),
+    ({"on_bad_image": "freeze", "deleted": True}, 99, 0, False),
+    ({"on_bad_image": "freeze", "paused": True}, 99, 0, True),
+]
+
+
+@pytest.mark.parametrize(("changes", "unconfirmed", "forgiven", "freezes"), FREEZES)
+def test_a_bad_image_freezes_its_pool(
+    changes: dict[str, Any], unconfirmed: int, forgiven: int, freezes: bool
+) -> None:
+    """After so many starts in a row that nobody has looked past; nothing is launched then, nor waits."""
+    bad = Shared(key="image/i", stage="boot", window=64, unconfirmed=unconfirmed, forgiven=forgiven)
+    less = msgspec.structs.replace(bad, stage="claim", unconfirmed=forgiven)
+    beside = Shared(key="quota/i", stage="launch", window=64, unconfirmed=99)
+    waiting = [Waiting(worker_id="w", config_id="a")]
+    shared = [less, bad, beside]
+    made = plan(observed(3, config("a", shares=[bad.share]), serving=1, waiting=waiting, shared=shared, **changes))
+    assert made.freeze == (bad if freezes else None)
+    if freezes and "paused" not in changes:
+        assert (launched(made), made.cancel) == ({}, ["w"])
+        assert made.why["because"].startswith("the pool freezes: ")
+    other = plan(observed(3, config("a", image_revision="j"), shared=shared, **changes))
+    assert other.freeze is None
+
+
+OLD: Final = ("image/old", "boot")
+
+
 def test_a_full_shared_window_stops_its_configs_and_no_other() -> None:
     """Failures of an image count over all its configs, whichever of them they befell."""
-    old, new = config("old", shares=["image/old"]), config("new", shares=["image/new"])
-    shared = [Shared(key="image/old", level=256, window=256), Shared(key="image/new", level=250, window=256)]
+    old, new = config("old", shares=[OLD]), config("new", shares=[("image/new", "boot")])
+    shared = [
+        Shared(key="image/old", stage="boot", in_flight=60, unfolded=4, window=64),
+        Shared(key="image/new", stage="boot", in_flight=58, window=64),
+    ]
     made = plan(observed(20, old, new, shared=shared))
     assert [(launch.config.id, launch.units) for launch in made.launches] == [("new", 6)]
-    assert made.why["configs"]["old"]["lost"] == "the window of image/old is full"
+    assert made.why["configs"]["old"]["lost"] == "the boot window of image/old is full"
+    assert made.why["configs"]["new"]["limited_by"] == "boot window of image/new"
+
+
+def test_what_is_shared_and_closed_lets_probes_alone_pass() -> None:
+    """Of the config that has a permit; not of one whose own record still says that it is open, or that has none."""
+    stale, told = config("stale", shares=[OLD]), config("told", shares=[OLD], closed=True, permit=3, last_permit=3)
+    other = config("other")
+    shared = [Shared(key="image/old", stage="boot", window=8, closed=True, reason="closed, 5 image errors")]
+    made = plan(observed(9, stale, told, other, shared=shared))
+    assert [(launch.config.id, launch.units, launch.permit) for launch in made.launches] == [
+        ("told", 1, 3), ("other", 8, None),
+    ]  # fmt: skip
+    assert lost(made)["stale"] == "closed, 5 image errors, by image/old; no probe is due"
+    waiting = [Waiting(worker_id=name, config_id=name) for name in ("stale", "other")]
+    assert plan(observed(9, stale, other, serving=2, shared=shared, waiting=waiting)).cancel == ["stale"]
+
+
+def test_a_probe_takes_its_place_in_windows_that_others_share() -> None:
+    """It passes whatever they say; what it takes of them is nobody else's."""
+    image = ("image/i", "boot")
+    probed = config("probed", closed=True, permit=1, last_permit=1, shares=[image])
+    healthy = config("healthy", shares=[image])
+    for in_flight, launches in ((6, {"probed": 1, "healthy": 1}), (7, {"probed": 1}), (8, {"probed": 1})):
+        shared = [Shared(key="image/i", stage="boot", in_flight=in_flight, window=8)]
+        assert launched(plan(observed(9, healthy, probed, shared=shared))) == launches

@@ -20,7 +20,7 @@ def ago(seconds: float) -> datetime:
 
 
 def listed(name: str, age: float = 500, batch: str = "b") -> Instance:
-    return Instance(id=name, batch_id=batch, created_at=ago(age))
+    return Instance(id=name, batch_id=batch, created_at=ago(age), running=True)
 
 
 def worker(instance_id: str | None, age: float = 500, state: State = State.RUNNING, **changes: Any) -> Worker:

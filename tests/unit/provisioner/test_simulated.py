@@ -43,10 +43,12 @@ async def test_a_lost_reply_is_found_by_its_tag() -> None:
     adapter = cloud(answer)
     with pytest.raises(OutcomeUnknown):
         await adapter.create(ACCOUNT, REQUEST)
-    found = [Instance(id="i-1", batch_id="b", created_at=datetime.fromtimestamp(0, UTC))]
+    found = [Instance(id="i-1", batch_id="b", created_at=datetime.fromtimestamp(0, UTC), running=False)]
     assert await adapter.instances(ACCOUNT, batch_id="b") == found
     assert await adapter.instances(ACCOUNT, batch_id="another") == []
     assert await adapter.instances(ACCOUNT) == found
+    created[0]["state"] = "running"
+    assert [instance.running for instance in await adapter.instances(ACCOUNT)] == [True]
 
 
 #         status, code            scope, scope key                                   throttled

@@ -35,6 +35,7 @@ FACTS: list[tuple[Callable[[Worker], Any], str, type[Any] | None]] = [
     (lambda w: workers.launched(w, "i-1", NOW, looked_up=True), "launched", events.WorkerLaunched),
     (lambda w: workers.launch_failed(w, REFUSED, NOW), "launch_failed", events.WorkerLaunchFailed),
     (lambda w: workers.registered(w, "i-1", "hash", NOW), "registered", events.WorkerRegistered),
+    (lambda w: workers.seen_running(w, NOW), "registered", events.WorkerRegistered),
     (lambda w: workers.claimed(w, "t", "q", NOW), "claimed", events.WorkerClaimed),
     (lambda w: workers.idle(w, NOW), "idle", events.WorkerIdle),
     (lambda w: workers.error_reported(w, "disk", "full"), "error_reported", events.WorkerErrorReported),
@@ -83,6 +84,13 @@ def test_boot_seconds(launched_at: datetime | None, seconds: float) -> None:
     state = State.LAUNCHING if launched_at is None else State.STARTING
     after, event = workers.registered(worker(state, launched_at=launched_at), "i-1", "hash", NOW)
     assert (event.boot_seconds, after.idle_since, after.heard_at) == (seconds, NOW, NOW)
+
+
+def test_a_boot_that_the_provider_confirms() -> None:
+    """Is a success like any other, and says whose word it is; nobody was heard."""
+    after, event = workers.seen_running(worker(State.STARTING, instance_id="i-1", launched_at=NOW), NOW)
+    assert event.outcome == Outcome(Stage.BOOT, Result.OK, code="provider_running")
+    assert (after.instance_id, after.token_sha256, after.heard_at, after.idle_since) == ("i-1", None, None, NOW)
 
 
 def test_only_the_first_claim_ends_the_claim_stage() -> None:

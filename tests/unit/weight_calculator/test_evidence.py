@@ -1,144 +1,363 @@
-"""Decay, cap, late events and blame: what one outcome moves."""
+"""Masses, their cap, blame, late starts: what one outcome moves, and by how much."""
 
-from datetime import UTC, datetime, timedelta
-from itertools import permutations
 from random import Random
+from typing import Any, Final
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_weight_calculator.domain.evidence import Evidence, decayed, fold, probability
+from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent, WorkerLaunched
+from slipway_common.events.worker import Stage as Word
+from slipway_weight_calculator.domain import evidence
+from slipway_weight_calculator.domain.blame import charged
+from slipway_weight_calculator.domain.evidence import Stage, change, masses, probability, together
+from slipway_weight_calculator.domain.gates import OPEN
 from slipway_weight_calculator.domain.policy import Policy
+from tests.worlds import (
+    CREDENTIAL,
+    IMAGE,
+    POLICY,
+    QUOTA,
+    T0,
+    A,
+    B,
+    Story,
+    claimed,
+    config,
+    delayed,
+    fails,
+    launched,
+    lost,
+    of,
+    refused,
+    registered,
+    stopped,
+    stopping,
+)
 
-T0 = datetime(2030, 1, 1, tzinfo=UTC)
-POLICY = Policy()
-OK = Outcome(Stage.LAUNCH, Result.OK)
-FAILED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, code="InsufficientCapacity")
-
-outcomes = st.sampled_from([OK, FAILED])
-instants = st.integers(0, 3600).map(lambda seconds: T0 + timedelta(seconds=seconds))
+OK, BAD = True, False
+outcomes = st.sampled_from([OK, BAD])
+instants = st.integers(0, 3600).map(lambda seconds: T0 + seconds)
 histories = st.lists(st.tuples(outcomes, instants), max_size=40)
+SHARED: Final = {"image": IMAGE, "quota": QUOTA, "credential": CREDENTIAL}
 
 
-def folded(history: list[tuple[Outcome, datetime]], start: Evidence | None = None) -> Evidence:
-    evidence = start or Evidence()
-    for outcome, at in history:
-        evidence = fold(evidence, outcome, at=at, policy=POLICY)
-    return evidence
+def folded(history: list[tuple[bool, float]], start: Stage | None = None, policy: Policy = POLICY) -> Stage:
+    stage = start or Stage()
+    for ok, at in history:
+        stage = evidence.after(stage, at, 4.0, OPEN, policy, failed=not ok, placed=not ok)
+    return stage
+
+
+def chance(stage: Stage, now: float) -> float:
+    successes, failures, _ = masses(stage, now, POLICY)
+    return probability(successes, failures, POLICY.prior, POLICY)
+
+
+# Masses
 
 
 def test_one_half_life_halves() -> None:
     """Ten minutes later a failure weighs half of a new one."""
-    evidence = folded([(FAILED, T0), (OK, T0 + timedelta(seconds=600))])
-    assert evidence == Evidence(1.0, 0.5, T0 + timedelta(seconds=600), failures_folded=1)
+    stage = folded([(BAD, T0), (OK, T0 + 600)])
+    assert (stage.successes, stage.failures, stage.placed, stage.at) == (1.0, 0.5, 0.5, T0 + 600)
+    assert (stage.succeeded, stage.failed, stage.ok_at) == (1, 1, T0 + 600)
 
 
-def test_late_event_weighs_what_it_would_by_now() -> None:
+def test_an_old_event_weighs_what_it_would_by_now() -> None:
     """An event of ten minutes ago adds half, and what is newer keeps its mass and time."""
-    evidence = folded([(OK, T0 + timedelta(seconds=600)), (FAILED, T0)])
-    assert evidence == Evidence(1.0, 0.5, T0 + timedelta(seconds=600), failures_folded=1)
+    stage = folded([(OK, T0 + 600), (BAD, T0)])
+    assert (stage.successes, stage.failures, stage.at) == (1.0, 0.5, T0 + 600)
 
 
 def test_about_eight_outcomes_outweigh_any_past() -> None:
     """The cap forgets by count: N·ln 2 failures halve the successes of a config however many there were."""
     start = folded([(OK, T0)] * 1000)
     assert start.successes == pytest.approx(12)
-    assert folded([(FAILED, T0)] * 8, start).successes == pytest.approx(12 / 2, rel=0.01)
-
-
-#        scope              moves the masses
-BLAME = [
-    (Scope.CONFIG, True),
-    (Scope.CAPACITY, True),
-    (Scope.QUOTA, True),
-    (Scope.IMAGE, True),
-    (Scope.CREDENTIAL, True),
-    (Scope.LIMITER, False),
-    (Scope.NOTHING, False),
-    (Scope.UNKNOWN, False),
-]
-
-
-@pytest.mark.parametrize(("scope", "moves"), BLAME)
-def test_every_failure_is_counted_and_only_the_config_s_own_are_held_against_it(scope: Scope, moves: bool) -> None:
-    """A throttle or a failure without a scope moves no mass, yet its number frees its place in the window."""
-    evidence = folded([(Outcome(Stage.LAUNCH, Result.FAILED, scope), T0)])
-    assert evidence.failures_folded == 1
-    assert (evidence.failures > 0) is moves
-
-
-def test_blame_table_is_complete() -> None:
-    assert {scope for scope, _ in BLAME} == set(Scope)
-
-
-def test_unknown_result_moves_nothing() -> None:
-    """A word of a newer sender is neither a success nor a failure."""
-    assert folded([(Outcome(Stage.LAUNCH, Result.UNKNOWN, Scope.CONFIG), T0)]) == Evidence()
+    assert folded([(BAD, T0)] * 8, start).successes == pytest.approx(12 / 2, rel=0.01)
 
 
 @given(histories)
-def test_mass_stays_within_the_cap(history: list[tuple[Outcome, datetime]]) -> None:
-    evidence = folded(history)
-    assert 0 <= evidence.successes + evidence.failures <= POLICY.mass_cap + 1e-9
-    assert 0 < probability(evidence, POLICY) < 1
+def test_mass_stays_within_the_cap(history: list[tuple[bool, float]]) -> None:
+    stage = folded(history)
+    assert 0 <= stage.successes + stage.failures <= POLICY.mass_cap + 1e-9
+    assert 0 <= stage.placed <= stage.failures + 1e-9
+    assert 0 < chance(stage, stage.at) < 1
 
 
 @given(histories, instants)
-def test_a_success_never_lowers_and_a_failure_never_lifts(
-    history: list[tuple[Outcome, datetime]], at: datetime
-) -> None:
+def test_a_success_never_lowers_and_a_failure_never_lifts(history: list[tuple[bool, float]], at: float) -> None:
     """Compared at one instant, so that the passing of time itself is left out."""
-    evidence = folded(history)
-    before = probability(decayed(evidence, at, POLICY), POLICY)
-    assert probability(folded([(OK, at)], evidence), POLICY) >= before - 1e-12
-    assert probability(folded([(FAILED, at)], evidence), POLICY) <= before + 1e-12
+    stage = folded(history)
+    now = max(at, stage.at)
+    assert chance(folded([(OK, at)], stage), now) >= chance(stage, now) - 1e-12
+    assert chance(folded([(BAD, at)], stage), now) <= chance(stage, now) + 1e-12
 
 
 @given(histories, st.data())
-def test_monotone_in_every_past_outcome(history: list[tuple[Outcome, datetime]], data: st.DataObject) -> None:
+def test_monotone_in_every_past_outcome(history: list[tuple[bool, float]], data: st.DataObject) -> None:
     """Had one of the past failures been a success, the probability would be no lower."""
-    failures = [index for index, (outcome, _) in enumerate(history) if outcome is FAILED]
+    failures = [index for index, (ok, _) in enumerate(history) if not ok]
     if not failures:
         return
     turned = data.draw(st.sampled_from(failures))
-    better = [(OK if index == turned else outcome, at) for index, (outcome, at) in enumerate(history)]
-    assert probability(folded(better), POLICY) >= probability(folded(history), POLICY) - 1e-12
+    better = [(ok or index == turned, at) for index, (ok, at) in enumerate(history)]
+    assert chance(folded(better), T0 + 3600) >= chance(folded(history), T0 + 3600) - 1e-12
 
 
 @given(st.lists(st.tuples(outcomes, instants), max_size=11), st.randoms(use_true_random=False))
-def test_order_of_arrival_is_irrelevant_below_the_cap(history: list[tuple[Outcome, datetime]], chance: Random) -> None:
+def test_order_of_arrival_is_irrelevant_below_the_cap(history: list[tuple[bool, float]], chance: Random) -> None:
     """Workers' events reach us over different partitions, in any order."""
-    shuffled = chance.sample(history, len(history))
-    one, other = folded(history), folded(shuffled)
-    assert (one.at, one.failures_folded) == (other.at, other.failures_folded)
+    one, other = folded(history), folded(chance.sample(history, len(history)))
+    assert (one.at, one.failed, one.ok_at) == (other.at, other.failed, other.ok_at)
     assert one.successes == pytest.approx(other.successes, abs=1e-7)
     assert one.failures == pytest.approx(other.failures, abs=1e-7)
 
 
-def test_order_of_equal_outcomes_is_irrelevant_at_the_cap() -> None:
-    """At the cap the newest outcomes count most, so only equal ones commute; the mass is the same in every order."""
-    start = folded([(OK, T0)] * 50)
-    masses = {
-        round(evidence.successes + evidence.failures, 9)
-        for order in permutations([OK, FAILED, FAILED])
-        if (evidence := folded([(outcome, T0) for outcome in order], start))
-    }
-    assert masses == {12.0}
+@given(histories, st.floats(0.01, 100))
+def test_a_policy_at_another_speed_sees_the_same(history: list[tuple[bool, float]], speed: float) -> None:
+    """Half as fast a world under half as fast a policy gives the same masses: nothing hangs on a second's length."""
+    slower = msgspec.structs.replace(POLICY, half_life_seconds=POLICY.half_life_seconds * speed)
+    one = folded([(ok, at - T0) for ok, at in history])
+    other = folded([(ok, (at - T0) * speed) for ok, at in history], policy=slower)
+    assert one.successes == pytest.approx(other.successes, rel=1e-6, abs=1e-9)
+    assert one.failures == pytest.approx(other.failures, rel=1e-6, abs=1e-9)
 
 
 @given(histories, st.integers(0, 10**9))
-def test_time_forgets_and_never_adds(history: list[tuple[Outcome, datetime]], seconds: int) -> None:
-    evidence = folded(history)
-    later = decayed(evidence, T0 + timedelta(seconds=seconds), POLICY)
-    assert later.successes <= evidence.successes
-    assert later.failures <= evidence.failures
-    assert later.failures_folded == evidence.failures_folded
+def test_time_forgets_and_never_adds(history: list[tuple[bool, float]], seconds: int) -> None:
+    stage = folded(history)
+    successes, failures, placed = masses(stage, T0 + seconds, POLICY)
+    assert successes <= stage.successes
+    assert placed <= failures <= stage.failures
 
 
-def test_state_survives_its_storage() -> None:
-    """Masses come back bit for bit, or a replay would differ."""
-    evidence = folded([(OK, T0 + timedelta(seconds=n * 7.3)) for n in range(30)] + [(FAILED, T0)])
-    assert msgspec.json.decode(msgspec.json.encode(evidence), type=Evidence) == evidence
+@given(histories, histories)
+def test_a_place_has_seen_what_its_configs_have(one: list[tuple[bool, float]], other: list[tuple[bool, float]]) -> None:
+    """Kept change by change, in whatever order; a config that leaves takes its share along."""
+    total, first, second = evidence.NOTHING, Stage(), Stage()
+    for outcome in one:
+        before, first = first, folded([outcome], first)
+        total = together(total, change(before, first, POLICY), POLICY)
+    for outcome in other:
+        before, second = second, folded([outcome], second)
+        total = together(total, change(before, second, POLICY), POLICY)
+    both = [masses(stage, total[2], POLICY) for stage in (first, second)]
+    assert total[0] == pytest.approx(sum(successes for successes, _, _ in both), abs=1e-6)
+    assert total[1] == pytest.approx(sum(placed for _, _, placed in both), abs=1e-6)
+    left = together(total, change(first, None, POLICY), POLICY)
+    assert left[:2] == pytest.approx((both[1][0], both[1][2]), abs=1e-6)
+
+
+# Blame
+
+ANOTHER: Final = "quota/sim-a/sim-1/c5"
+#   scope             of a launch            of a boot or a claim
+BLAME: Final = [
+    (Scope.CONFIG, ("a",), ("a",)),
+    (Scope.CAPACITY, ("a",), ("a",)),
+    (Scope.QUOTA, (QUOTA,), (QUOTA,)),
+    (Scope.CREDENTIAL, (CREDENTIAL,), (CREDENTIAL,)),
+    (Scope.IMAGE, (IMAGE,), (IMAGE, "a")),
+    (Scope.LIMITER, (), ()),
+    (Scope.NOTHING, (), ()),
+    (Scope.UNKNOWN, (), ()),
+]
+
+
+@pytest.mark.parametrize(("scope", "of_launch", "of_later"), BLAME)
+def test_whom_a_failure_is_charged_to(scope: Scope, of_launch: tuple[str, ...], of_later: tuple[str, ...]) -> None:
+    """Each scope moves the row that it names, and a throttle, our own doing or an unknown word none."""
+    for stage, keys in ((Word.LAUNCH, of_launch), (Word.BOOT, of_later), (Word.CLAIM, of_later), (Word.UNKNOWN, ())):
+        assert charged(fails(scope, stage), "a", SHARED, lambda _: True) == keys
+        assert charged(Outcome(stage, Result.UNKNOWN, scope), "a", SHARED, lambda _: True) == ()
+
+
+def test_the_table_of_blame_is_complete() -> None:
+    assert {scope for scope, _, _ in BLAME} == set(Scope)
+
+
+def test_a_scope_key_is_believed_if_anybody_shares_it() -> None:
+    """The provider knows which family it counts. But a config that fails is always held back by something, or it would
+    go on failing for ever."""
+    own, other = fails(Scope.QUOTA, key="sim-a/sim-1/m5"), fails(Scope.QUOTA, key="sim-a/sim-1/c5")
+    assert charged(own, "a", SHARED, lambda _: False) == (QUOTA,)
+    assert charged(other, "a", SHARED, lambda key: key == ANOTHER) == (ANOTHER, "a")
+    assert charged(other, "a", SHARED, lambda _: False) == ("a",)
+    nobodys = fails(Scope.IMAGE, Word.BOOT, key="never-heard-of")
+    assert charged(nobodys, "a", SHARED, lambda _: False) == ("a",)
+
+
+def test_a_row_that_nobody_shares_is_never_made() -> None:
+    story = Story(A, config("c", instance_type="c5.large"))
+    story.fold(0, *(refused(A, Scope.QUOTA, f"w-{n}", key=f"sim-a/sim-1/{n}") for n in range(9)))
+    story.fold(1, refused(A, Scope.QUOTA, key="sim-a/sim-1/c5"))
+    assert set(story.world.rows) == {"a", "c", ANOTHER}
+    assert story.record("a", 2).state == "closed"
+    assert story.record("c", 2).state == "open"
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_every_failure_is_folded(scope: Scope) -> None:
+    """Whatever its scope: its number frees its place in the window."""
+    story = Story(A)
+    story.fold(0, refused(A, scope), stopping(A, fails(scope, Word.BOOT)), lost(A, fails(scope, Word.CLAIM)))
+    row = story.row("a")
+    assert (row.launch.folded, row.boot.folded, row.claim.folded) == (1, 1, 1)
+
+
+def test_unknown_words_move_nothing() -> None:
+    """A word of a newer sender is neither a success nor a failure; it introduces its config at most."""
+    story = Story(A)
+    before = story.row("a")
+    for outcome in (Outcome(Word.LAUNCH, Result.UNKNOWN, Scope.CONFIG), Outcome(Word.UNKNOWN, Result.FAILED)):
+        story.fold(0, WorkerLaunched(instance_id="i", batch_id="b", outcome=outcome, **of(A, outcome.stage.value)))
+        story.fold(0, msgspec.structs.replace(refused(A), outcome=outcome))
+        story.fold(0, stopping(A, outcome), msgspec.structs.replace(registered(A), outcome=outcome))
+    assert story.row("a") == before
+
+
+# Ends that are nobody's fault
+
+OWN_DOING: Final[list[WorkerEvent]] = [
+    stopping(A), stopped(A), lost(A), stopping(A, fails(Scope.NOTHING, Word.BOOT)),
+    stopping(A, fails(Scope.NOTHING, Word.CLAIM)), refused(A, Scope.NOTHING), refused(A, Scope.LIMITER), delayed(A),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", OWN_DOING, ids=lambda event: type(event).__name__)
+def test_what_we_end_ourselves_is_no_evidence(event: WorkerEvent) -> None:
+    """Pause, drain, scale-down, cancellation: masses, windows and gates of every row stay."""
+    story = Story(A)
+    story.fold(0, launched(A), refused(A, Scope.IMAGE, "x"), refused(A, Scope.QUOTA, "y"))
+    before = dict(story.world.rows)
+    for n in range(9):
+        story.fold(1 + n, event)
+    for key, row in before.items():
+        for name in ("launch", "boot", "claim"):
+            now = msgspec.structs.replace(getattr(story.row(key), name), folded=0)
+            assert now == msgspec.structs.replace(getattr(row, name), folded=0)
+
+
+# Stages that are not judged
+
+
+def test_claims_that_nobody_can_see_are_not_judged() -> None:
+    """An image without our agent never claims: that says nothing, closes nothing, and takes no part in the weight."""
+    mute = config("a", claim_evidence="none")
+    story = Story(mute, B)
+    story.fold(0, *(stopping(mute, fails(Scope.IMAGE, Word.CLAIM), f"w-{n}") for n in range(9)))
+    assert IMAGE not in story.world.rows
+    assert story.row("a").claim.folded == 9
+    story.fold(1, *(stopping(B, fails(Scope.IMAGE, Word.CLAIM), f"v-{n}") for n in range(9)))
+    assert story.record("b", 2).state == "closed"
+    assert story.record("a", 2).state == "open", "b's claims say nothing to those who cannot claim"
+    assert story.record("a", 2).stages["claim"].probability == POLICY.prior
+
+
+def test_judging_claims_no_more_opens_what_they_have_closed() -> None:
+    story = Story(A)
+    story.fold(0, *(stopping(A, fails(Scope.CONFIG, Word.CLAIM), f"w-{n}") for n in range(5)))
+    assert story.record("a", 1).closed_stage == "claim"
+    story.declare(config("a", claim_evidence="none", revision=2), 2)
+    assert story.record("a", 2).state == "open"
+
+
+# Late starts
+
+
+def late_ones(count: int = 1, *, at: float = 300.0) -> Story:
+    """Boots begun at 0 that have not registered when they are late."""
+    story = Story(A, B)
+    story.fold(0, *(launched(A, f"w-{n}") for n in range(count)))
+    story.advance_to(at)
+    return story
+
+
+def test_a_late_start_counts_as_failed_until_it_ends() -> None:
+    """Of the config and of the image, from 300 s on while few boots are known."""
+    before, after = late_ones(at=299), late_ones(at=300)
+    assert before.row("a").boot.late == 0
+    assert IMAGE not in before.world.rows
+    for key in ("a", IMAGE):
+        stage = after.row(key).boot
+        assert (stage.late, stage.failures, stage.failed, stage.folded) == (1, 1.0, 1, 0)
+        assert stage.window == pytest.approx(8 * 0.7)
+        assert [failure.late for failure in stage.gate.run] == [True]
+    assert after.record("a", 300).stages["boot"].late == 1
+
+
+TAKEN_BACK: Final[list[Any]] = [registered(A, "w-0", seconds=400.0), stopping(A, None, "w-0"), stopped(A, "w-0")]
+
+
+@pytest.mark.parametrize("event", TAKEN_BACK, ids=lambda event: type(event).__name__)
+def test_a_late_start_that_comes_or_that_we_end_has_not_failed(event: WorkerEvent) -> None:
+    story = late_ones()
+    story.fold(400, event)
+    for key in ("a", IMAGE):
+        stage = story.row(key).boot
+        assert (stage.late, stage.failed, stage.gate.run, stage.gate.unconfirmed) == (0, 0, (), 0)
+        assert stage.failures == pytest.approx(0, abs=1e-9)
+    assert "w-0" not in story.world.boots
+
+
+def test_a_late_start_that_fails_is_charged_once() -> None:
+    """What was provisional is true now: nothing is added but the number of folded failures."""
+    story = late_ones()
+    before = {key: story.row(key).boot for key in ("a", IMAGE)}
+    story.fold(900, stopping(A, fails(Scope.IMAGE, Word.BOOT), "w-0"), stopped(A, "w-0"))
+    for key in ("a", IMAGE):
+        stage = story.row(key).boot
+        assert (stage.failures, stage.failed, stage.late) == (before[key].failures, 1, 0)
+        assert [(failure.code, failure.late) for failure in stage.gate.run] == [("image", False)]
+    assert story.row("a").boot.folded == 1
+
+
+def test_a_late_start_that_fails_for_another_reason_is_charged_to_that() -> None:
+    """The config's own fault: the image is cleared."""
+    story = late_ones()
+    story.fold(900, lost(A, fails(Scope.CONFIG, Word.BOOT), "w-0"))
+    assert (story.row("a").boot.failed, story.row(IMAGE).boot.failed) == (1, 0)
+    assert story.row(IMAGE).boot.gate.run == ()
+
+
+def test_a_start_that_is_late_where_boots_are_known() -> None:
+    """Twice what 95 of 100 boots took: of 20 samples the second longest."""
+    story = Story(A)
+    for n in range(20):
+        story.fold(n, launched(A, f"w-{n}"), registered(A, f"w-{n}", seconds=100.0 + n))
+    story.fold(1000, launched(A, "slow"))
+    story.advance_to(1000 + 2 * 118 - 1)
+    assert story.row("a").boot.late == 0
+    story.advance_to(1000 + 2 * 118)
+    assert story.row("a").boot.late == 1
+
+
+@given(st.lists(st.floats(1, 1000), min_size=1, max_size=80))
+def test_the_quantile_of_boot_times_is_that_of_the_newest(seconds: list[float]) -> None:
+    """Kept as they come, without looking at all of them each time."""
+    story = Story(A)
+    for n, each in enumerate(seconds):
+        story.fold(n, launched(A, f"w-{n}"), registered(A, f"w-{n}", seconds=each))
+    newest = sorted(seconds[-POLICY.boot_samples :])
+    expected = newest[-max(1, len(newest) // 20 + 1)] if len(newest) >= POLICY.late_samples else 0.0
+    assert story.row("a").slow_seconds == expected
+
+
+def test_a_start_that_registers_before_the_reply_is_never_late() -> None:
+    story = Story(A)
+    story.fold(0, registered(A), launched(A))
+    story.advance_to(10_000)
+    assert story.row("a").boot.late == 0
+    assert story.world.boots == {}
+
+
+def test_masses_of_late_starts_are_taken_back_from_places() -> None:
+    story = late_ones(3)
+    story.fold(301, *(registered(A, f"w-{n}", seconds=301.0) for n in range(3)), claimed(A, "w-0"))
+    for key, (successes, placed, _) in story.world.sums.items():
+        if key.endswith("/boot"):
+            assert successes == pytest.approx(3)
+            assert placed == pytest.approx(0, abs=1e-9)

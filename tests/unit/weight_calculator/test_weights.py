@@ -1,176 +1,315 @@
-"""Shares, the published record, and when it is worth publishing."""
+"""Shares, priors, the published record, and when it is worth publishing."""
 
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.worker import (
-    Outcome,
-    Result,
-    Scope,
-    Stage,
-    WorkerIdle,
-    WorkerLaunched,
-    WorkerLaunchFailed,
-    WorkerStopped,
-)
-from slipway_weight_calculator.domain.evidence import Evidence
-from slipway_weight_calculator.domain.health import Health, advance, concerns, fold
-from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.domain.record import Config, record, worth_publishing
-from slipway_weight_calculator.domain.weights import success, weight
-
-T0 = datetime(2030, 1, 1, tzinfo=UTC)
-POLICY = Policy()
-CONFIG = Config(id="linux-zone-b", pool_id="linux", zone="zone-b", revision=1)
-IDS: dict[str, Any] = {
-    "pool_id": "linux",
-    "account_id": "sim-a",
-    "image_revision": "linux-1",
-    "launch_config_id": "linux-zone-b",
-}
-FAILED = WorkerLaunchFailed(
-    worker_id="w",
-    batch_id="b",
-    outcome=Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, code="InsufficientCapacity"),
-    **IDS,
-)
-THROTTLED = WorkerLaunchFailed(
-    worker_id="w", batch_id="b", outcome=Outcome(Stage.LAUNCH, Result.FAILED, Scope.LIMITER), **IDS
+from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.weight import WeightChanged
+from slipway_common.events.worker import Scope, WorkerEvent
+from slipway_common.events.worker import Stage as Word
+from slipway_weight_calculator.domain.policy import PROFILES, faster
+from slipway_weight_calculator.domain.record import record, worth_publishing
+from slipway_weight_calculator.domain.weights import weight
+from slipway_weight_calculator.domain.world import Draft
+from tests.worlds import (
+    CREDENTIAL,
+    IMAGE,
+    POLICY,
+    QUOTA,
+    T0,
+    A,
+    B,
+    Story,
+    claimed,
+    config,
+    fails,
+    launched,
+    refused,
+    registered,
+    requested,
+    stopping,
 )
 
-
-def launched(permit: int | None = None) -> WorkerLaunched:
-    outcome = Outcome(Stage.LAUNCH, Result.OK)
-    return WorkerLaunched(worker_id="w", batch_id="b", instance_id="i", outcome=outcome, probe_permit=permit, **IDS)
-
-
-masses = st.floats(0, 6)
-evidences = st.builds(lambda s, f: Evidence(s, f, T0), masses, masses)
-healths = st.builds(lambda a, b, c: Health(launch=a, boot=b, claim=c), evidences, evidences, evidences)
 factors = st.floats(0.01, 100)
-later = st.integers(0, 10**7).map(lambda seconds: T0 + timedelta(seconds=seconds))
+seconds = st.integers(0, 5000)
 
 
-@given(healths, factors, factors, later)
-def test_weight_is_always_positive(health: Health, base: float, price: float, now: datetime) -> None:
+def healthy(c: LaunchConfigState, n: int) -> list[WorkerEvent]:
+    return [launched(c, f"ok-{n}"), registered(c, f"ok-{n}"), claimed(c, f"ok-{n}")]
+
+
+def failing(c: LaunchConfigState, n: int) -> list[WorkerEvent]:
+    """A failure of each stage, of none that closes at once."""
+    boot = stopping(c, fails(Scope.CONFIG, Word.BOOT), f"no-{n}")
+    return [refused(c, Scope.CONFIG, f"no-{n}"), boot, stopping(c, fails(Scope.IMAGE, Word.CLAIM), f"no-{n}")]
+
+
+Kind = Callable[[LaunchConfigState, int], list[WorkerEvent]]
+KINDS: Final[tuple[Kind, Kind]] = (healthy, failing)
+histories = st.lists(st.tuples(seconds, st.sampled_from(KINDS)), max_size=25)
+
+
+def weigh(*configs: LaunchConfigState, history: list[tuple[int, int]], now: float) -> list[float]:
+    """Weights after each config has seen the same: (second, 0 for success or 1)."""
+    story = Story(*configs)
+    for n, (at, kind) in enumerate(sorted(history)):
+        for c in configs:
+            story.fold(at, *KINDS[kind](c, n))
+    return [story.record(c.launch_config_id, now).weight for c in configs]
+
+
+same = st.lists(st.tuples(seconds, st.integers(0, 1)), max_size=15)
+
+
+# Shares
+
+
+@given(st.floats(0, 1), factors, factors)
+def test_weight_is_always_positive(health: float, base: float, price: float) -> None:
     """At least the floor, at most base × price."""
-    share = weight(base, price, success(health, now=now, policy=POLICY), POLICY) / (base * price)
-    assert POLICY.floor <= share <= 1
+    share = weight(base, price, health, POLICY) / (base * price)
+    assert POLICY.floor * (1 - 1e-12) <= share <= 1 + 1e-12
 
 
-@given(healths, st.lists(st.tuples(factors, factors), min_size=2, max_size=9), later)
+def test_weight_is_positive_however_small_its_factors() -> None:
+    assert weight(1e-300, 1e-300, 0.0, POLICY) > 0
+
+
+@given(same, st.lists(st.tuples(factors, factors), min_size=2, max_size=5), seconds)
 def test_equal_health_gives_shares_of_base_times_price(
-    health: Health, configs: list[tuple[float, float]], now: datetime
+    history: list[tuple[int, int]], given_factors: list[tuple[float, float]], later: int
 ) -> None:
-    """When all fail alike, no share changes."""
-    weights = [weight(base, price, success(health, now=now, policy=POLICY), POLICY) for base, price in configs]
-    plain = [base * price for base, price in configs]
+    """Whatever all have seen alike: when all fail alike, no share changes."""
+    configs = [
+        config(f"c{n}", base_weight=base, price_factor=price, zone="z") for n, (base, price) in enumerate(given_factors)
+    ]
+    weights = weigh(*configs, history=history, now=5000.0 + later)
+    plain = [base * price for base, price in given_factors]
     for got, expected in zip(weights, plain, strict=True):
         assert got / sum(weights) == pytest.approx(expected / sum(plain), abs=1e-9)
 
 
-@given(healths, st.sampled_from(Stage), st.sampled_from([Result.OK, Result.FAILED]))
-def test_weight_is_monotone_in_every_stage(health: Health, stage: Stage, result: Result) -> None:
-    """A success of any stage never lowers a weight, a failure never lifts it; an unknown stage moves nothing."""
-    event = msgspec.structs.replace(launched(), outcome=Outcome(stage, result, Scope.CONFIG))
-    after = fold(health, event, at=T0, policy=POLICY)
-    before, now = (success(h, now=T0, policy=POLICY) for h in (health, after))
-    if stage is Stage.UNKNOWN:
-        assert after == health
-    elif result is Result.OK:
-        assert now >= before - 1e-12
-    else:
-        assert now < before
+@given(same, factors)
+def test_scale_is_irrelevant(history: list[tuple[int, int]], scale: float) -> None:
+    """Base weights in other units, or the same evidence once over in another pool, change no share."""
+    configs = [config("a"), config("b", base_weight=3.0)]
+    scaled = [config("a", base_weight=scale), config("b", base_weight=3.0 * scale)]
+    elsewhere = [config(c.launch_config_id + "2", pool="p2", account="a2", region="r2", zone="z2") for c in configs]
+    one, other = (weigh(*each, history=history, now=6000.0) for each in (configs, scaled))
+    assert [w * scale for w in one] == pytest.approx(other)
+    assert weigh(*configs, *elsewhere, history=history, now=6000.0)[:2] == pytest.approx(one, rel=1e-9)
 
 
-def test_fold_is_deterministic_and_leaves_its_input_alone() -> None:
-    start = Health()
-    assert fold(start, FAILED, at=T0, policy=POLICY) == fold(start, FAILED, at=T0, policy=POLICY)
-    assert start == Health()
+@given(histories, st.sampled_from(["a", "b"]), seconds)
+def test_weight_is_monotone(history: list[tuple[int, Kind]], whose: str, at: int) -> None:
+    """One more success of any stage never lowers the weight of its config, one more failure never lifts it."""
+    story = Story(A, B)
+    for n, (second, kind) in enumerate(history):
+        story.fold(second, *kind(A if n % 2 else B, n))
+    c = {"a": A, "b": B}[whose]
+    before = story.record(whose, 5000).weight
+    for events, sign in ((healthy(c, 99), 1), (failing(c, 99), -1)):
+        for event in events:
+            draft = Draft(story.world)
+            if not isinstance(event, type(launched(A))):  # whose boot may be late by then
+                draft.fold(event, T0 + at)
+                after = record(draft, story.world.configs[whose], T0 + 5000).weight
+                assert sign * (after - before) >= -1e-12
 
 
-def test_only_events_that_can_change_something_concern_us() -> None:
-    assert concerns(FAILED)
-    assert concerns(THROTTLED)
-    assert concerns(launched())
-    stopped = WorkerStopped(worker_id="w", reason="idle", **IDS)
-    assert not concerns(stopped)
-    assert concerns(msgspec.structs.replace(stopped, probe_permit=1))
-    assert not concerns(WorkerIdle(worker_id="w", probe_permit=1, **IDS))
+@given(histories)
+def test_a_world_at_another_speed_weighs_the_same(history: list[tuple[int, Kind]]) -> None:
+    """Demos run at 60 times the speed: all times of a policy go with it."""
+    quick = {name: faster(policy, 60.0) for name, policy in PROFILES.items()}
+    slow, fast = Story(A, B), Story(A, B, policies=quick)
+    for n, (second, kind) in enumerate(history):
+        slow.fold(second, *kind(A, n))
+        fast.fold(second / 60, *kind(A, n))
+    assert slow.record("a", 5000).weight == pytest.approx(fast.record("a", 5000 / 60).weight, rel=1e-6)
 
 
-def test_unhealthy_config_keeps_about_its_floor() -> None:
-    health = Health()
-    for _ in range(60):
-        health = fold(health, FAILED, at=T0, policy=POLICY)
-    assert record(CONFIG, health, now=T0, policy=POLICY).weight == pytest.approx(0.0225, abs=0.001)
+def test_an_unhealthy_config_keeps_about_its_floor() -> None:
+    story = Story(A, B)
+    story.fold(0, *(refused(A, worker_id=f"w-{n}") for n in range(60)))
+    assert story.record("a", 0).weight == pytest.approx(POLICY.floor, abs=0.005)
+
+
+def test_siblings_are_what_is_believed_of_a_config_without_evidence() -> None:
+    """Where they share more, the more; of elsewhere nothing. A request that is the config's own fault says nothing of
+    its place."""
+    near, account = config("near", pool="p1", zone="a"), config("account", pool="p2", zone="y")
+    far = config("far", pool="p3", account="x", region="x", zone="x", image_revision="x")
+    for scope in (Scope.CAPACITY, Scope.CONFIG):
+        story = Story(A, near, account, config("pool", zone="v", account="v", region="v"), far)
+        before = {id_: story.record(id_, 100).weight for id_ in story.world.configs}
+        assert len(set(before.values())) == 1
+        story.fold(100, *(refused(A, scope, f"w-{n}") for n in range(12)))
+        after = {id_: story.record(id_, 100).weight for id_ in story.world.configs}
+        if scope is Scope.CAPACITY:
+            assert after["near"] < after["account"] == after["pool"] < after["far"]
+        assert after["far"] == before["far"]
+        assert (after["near"] < before["near"]) is (scope is Scope.CAPACITY)
+
+
+# The record
 
 
 def test_first_record() -> None:
-    """Without evidence the prior counts in all three stages."""
-    first = record(CONFIG, Health(), now=T0, policy=POLICY)
+    """Without evidence the prior counts in all three stages, and little may be under way."""
+    first = Story(A).record("a", 0)
     assert (first.state, first.closed_stage, first.probe_permit, first.probe_ready) == ("open", None, None, False)
     assert first.health == pytest.approx(0.95**3)
     assert {stage: (health.window, health.failures_folded) for stage, health in first.stages.items()} == {
-        "launch": (64, 0), "boot": (64, 0), "claim": (64, 0),
+        "launch": (4, 0), "boot": (8, 0), "claim": (64, 0),
     }  # fmt: skip
-    assert first.reason == "zone-b: open"
+    assert (first.reason, first.shared, first.signals) == ("a: open", (), ())
+
+
+def test_windows_grow_by_successes_and_shrink_by_failures() -> None:
+    """The first claim shows that workers find tasks: then a fleet may idle unclaimed."""
+    story = Story(A)
+    story.fold(0, *(event for n in range(100) for event in healthy(A, n)))
+    windows = {name: stage.window for name, stage in story.record("a", 0).stages.items()}
+    assert windows == {"launch": 64, "boot": 108, "claim": 1000}
+    shared = {(each.key, each.stage): each.window for each in story.record("a", 0).shared}
+    assert shared == {(IMAGE, "launch"): 1_000_000, (IMAGE, "boot"): 108, (IMAGE, "claim"): 1000}
+    story.fold(1, *failing(A, 100))
+    windows = {name: stage.window for name, stage in story.record("a", 1).stages.items()}
+    assert windows == {"launch": 32, "boot": 75, "claim": 700}
+
+
+def test_an_image_or_a_credential_bounds_no_launches() -> None:
+    """They are open or closed: a fleet of many pools may begin as many as its configs have room for."""
+    story = Story(A)
+    story.fold(0, refused(A, Scope.CREDENTIAL), refused(A, Scope.IMAGE))
+    assert {each.key: each.window for each in story.record("a", 0).shared if each.stage == "launch"} == {
+        CREDENTIAL: 1_000_000, IMAGE: 1_000_000,
+    }  # fmt: skip
+
+
+def test_a_quota_that_is_first_heard_of_starts_from_a_full_window() -> None:
+    """Nobody had held it back so far."""
+    story = Story(A, B)
+    story.fold(0, refused(A, Scope.QUOTA))
+    assert [(each.key, each.window) for each in story.record("b", 0).shared] == [(QUOTA, 32)]
+    story.fold(1, launched(B))
+    assert story.record("a", 1).shared[0].window == 33
 
 
 def test_reasons_follow_an_outage() -> None:
     """In words, without a clock: the record says when the next probe is."""
+    story, now = Story(A, B), 0.0
     reasons = []
-    health = Health()
-    for _ in range(2):
-        health = fold(health, FAILED, at=T0, policy=POLICY)
-        reasons.append(record(CONFIG, health, now=T0, policy=POLICY).reason)
-    due = health.gate.next_probe_at
+
+    def tell() -> None:
+        reasons.append(story.record("a", now).reason)
+
+    for n in range(2):
+        story.fold(0, refused(A, worker_id=f"w-{n}"))
+        tell()
+    due = story.record("a", 0).next_probe_at
     assert due is not None
-    assert record(CONFIG, health, now=T0, policy=POLICY).next_probe_at == due
-    health = advance(health, due)
-    reasons.append(record(CONFIG, health, now=due, policy=POLICY).reason)
-    health = fold(health, msgspec.structs.replace(FAILED, probe_permit=1), at=due, policy=POLICY)
-    reasons.append(record(CONFIG, health, now=due, policy=POLICY).reason)
-    due = health.gate.next_probe_at
-    assert due is not None
-    health = fold(advance(health, due), launched(permit=2), at=due, policy=POLICY)
-    reasons.append(record(CONFIG, health, now=due, policy=POLICY).reason)
-    assert reasons == [
-        "zone-b: open, launch 63%",
-        "zone-b: closed, 2 capacity errors (InsufficientCapacity)",
-        "zone-b: closed, 2 capacity errors (InsufficientCapacity), probe 1 may launch",
-        "zone-b: closed, 2 capacity errors (InsufficientCapacity), 1 failed probe (InsufficientCapacity)",
-        "zone-b: open, launch 49%",
+    now = due.timestamp() - T0
+    story.advance_to(now)
+    tell()
+    story.fold(now, requested(A, "p", 1))
+    tell()
+    story.fold(now, refused(A, worker_id="p", permit=1))
+    tell()
+    now = story.next_probe("a")
+    story.fold(now, requested(A, "q", story.probe("a", now)), launched(A, "q", 2))
+    tell()
+    assert [reason.split("%")[0][:-2] if "%" in reason else reason for reason in reasons] == [
+        "a: open, launch ",
+        "a: closed, 2 capacity errors (capacity)",
+        "a: closed, 2 capacity errors (capacity), probe 1 may launch",
+        "a: closed, 2 capacity errors (capacity), probe 1 is under way",
+        "a: closed, 2 capacity errors (capacity), 1 failed probe (capacity)",
+        "a: open, launch ",
     ]
+
+
+def test_a_closed_row_closes_every_record_in_its_scope() -> None:
+    story = Story(A, B, config("c", instance_type="c5.large"))
+    story.close(A, 0, Scope.QUOTA)
+    told = {id_: story.record(id_, 0) for id_ in ("a", "b", "c")}
+    assert {id_: (r.state, r.closed_by, r.closed_stage) for id_, r in told.items()} == {
+        "a": ("closed", QUOTA, "launch"), "b": ("closed", QUOTA, "launch"), "c": ("open", "", None),
+    }  # fmt: skip
+    assert told["b"].reason == f"b: closed, 2 quota errors (quota), by {QUOTA}"
+    (window,) = told["b"].shared
+    assert (window.key, window.state, window.unconfirmed, window.reason) == (
+        QUOTA, "closed", 2, "closed, 2 quota errors (quota)",
+    )  # fmt: skip
+    version = window.version
+    story.fold(1, refused(B, Scope.QUOTA))
+    assert story.record("a", 1).shared[0].version > version
+
+
+def test_counts_over_life_and_late_starts_are_told() -> None:
+    story = Story(A)
+    story.fold(0, *healthy(A, 0), *failing(A, 1), launched(A, "late"), refused(A, Scope.LIMITER))
+    story.advance_to(300)
+    stages = story.record("a", 300).stages
+    assert (stages["launch"].succeeded, stages["launch"].failed, stages["launch"].failures_folded) == (2, 1, 2)
+    assert (stages["boot"].succeeded, stages["boot"].failed, stages["boot"].late) == (1, 2, 1)
+    assert stages["claim"].failures == pytest.approx(2 ** (-300 / 600))
+
+
+def test_offsets_are_those_that_are_given() -> None:
+    story = Story(A)
+    draft = Draft(story.world)
+    draft.fold(launched(A), T0, "slipway.worker.lifecycle.v1/3", 8)
+    draft.fold(registered(A), T0, "slipway.worker.lifecycle.v1/3", 9)
+    assert draft.seen == {"a": {"slipway.worker.lifecycle.v1/3": 9}}
+    assert record(draft, story.world.configs["a"], T0, draft.seen["a"]).offsets == draft.seen["a"]
 
 
 def test_what_is_worth_a_record() -> None:
     """Every folded failure is, even one that moves no weight; a success on top of many is not."""
-    healthy = Health(launch=Evidence(12, 0, T0), boot=Evidence(12, 0, T0), claim=Evidence(12, 0, T0))
-    last = record(CONFIG, healthy, now=T0, policy=POLICY)
+    story = Story(A)
+    story.fold(0, *(event for n in range(992) for event in healthy(A, n)))
+    last = story.record("a", 0)
 
-    def after(*events: WorkerLaunched | WorkerLaunchFailed, config: Config = CONFIG) -> bool:
-        health = healthy
+    def after(*events: WorkerEvent, now: float = 0.0) -> bool:
+        draft = Draft(story.world)
         for event in events:
-            health = fold(health, event, at=T0, policy=POLICY)
-        return worth_publishing(last, record(config, health, now=T0, policy=POLICY), POLICY)
+            draft.fold(event, T0)
+        return worth_publishing(last, record(draft, story.world.configs["a"], T0 + now), POLICY)
 
     assert worth_publishing(None, last, POLICY)
     assert not worth_publishing(last, last, POLICY)
-    assert not after(launched())
-    assert after(THROTTLED)
-    assert after(FAILED)
-    assert after(config=msgspec.structs.replace(CONFIG, revision=2))
-    assert after(config=msgspec.structs.replace(CONFIG, base_weight=2.0))
+    assert not after(launched(A), registered(A), claimed(A))
+    assert not after(now=1.0)
+    assert after(now=2000.0), "time alone has moved the weight"
+    assert after(refused(A, Scope.LIMITER))
+    assert after(refused(A))
+    for changed in (config("a", revision=2), config("a", revision=2, base_weight=2.0)):
+        draft = Draft(story.world)
+        draft.declare(changed, T0)
+        known = draft.config("a")
+        assert known is not None
+        assert worth_publishing(last, record(draft, known, T0), POLICY)
 
 
-def test_issued_permit_is_worth_a_record() -> None:
-    health = fold(fold(Health(), FAILED, at=T0, policy=POLICY), FAILED, at=T0, policy=POLICY)
-    closed = record(CONFIG, health, now=T0, policy=POLICY)
-    ready = record(CONFIG, advance(health, T0 + timedelta(seconds=15)), now=T0, policy=POLICY)
-    assert worth_publishing(closed, ready, POLICY)
+def test_an_issued_permit_is_worth_a_record_and_so_is_a_window_that_grew_much() -> None:
+    story = Story(A, B)
+    fresh = story.record("a", 0)
+    story.fold(0, launched(A))
+    assert worth_publishing(fresh, story.record("a", 0), POLICY)
+    story.close(A)
+    closed = story.record("a", 15)
+    story.advance_to(15)
+    assert worth_publishing(closed, story.record("a", 15), POLICY)
+
+
+def test_a_record_survives_its_way() -> None:
+    story = Story(A)
+    story.close(A, 0, Scope.QUOTA)
+    told = story.record("a", 0)
+    assert msgspec.json.decode(msgspec.json.encode(told), type=WeightChanged) == told

@@ -42,6 +42,11 @@ def list_launch_configs(context: typer.Context, pool: OfPool = None, output: AsO
     show(rows, FIELDS if one else (FIELDS[0], OF_POOL, *FIELDS[1:]), output, nothing="no launch configs")
 
 
+SHARED: Final[tuple[Field, ...]] = (
+    ("shared", lambda row: row["key"]), "stage", "window", "state", "unconfirmed", "reason",
+)  # fmt: skip
+
+
 @app.command("show")
 def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutput = Output.TABLE) -> None:
     """Show one launch config: its settings, windows, weight and last failures.
@@ -54,11 +59,13 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
     if output is Output.JSON:
         as_json(row)
         return
-    nested = ("stages", "settings", "record", "recent_failures")
+    nested = ("stages", "shared", "settings", "record", "recent_failures")
     pairs({name: value for name, value in row.items() if name not in nested} | _settings(row), now())
     print()
     stages = [{"stage": name, **stage} for name, stage in (row.get("stages") or {}).items()]
     show(stages, ("stage", "in_flight", "unfolded", "window", ("health", _health(row))), output, nothing="no windows")
+    print()
+    show(row.get("shared") or [], SHARED, output, nothing="nothing is shared")
     print()
     failures: tuple[Field, ...] = (
         ("at", lambda failure: moments.clock(moments.at(failure["at"]), now())),

@@ -23,9 +23,14 @@ def waits(row: Mapping[str, Any]) -> str | None:
     return None if seconds is None else moments.about(seconds)
 
 
+def mode(row: Mapping[str, Any]) -> Any:
+    """Its mode, unless somebody or something holds it."""
+    return "frozen" if row.get("frozen") else "paused" if row.get("paused") else row.get("mode")
+
+
 FIELDS: Final[tuple[Field, ...]] = (
     "id",
-    "mode",
+    ("mode", mode),
     ("capacity", lambda row: f"{row.get('min_capacity')}–{row.get('max_capacity')}"),
     "pending",
     ("wait", waits),
@@ -93,6 +98,30 @@ def resume_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
       slipway pool resume linux --reason "image is replaced"
     """
     context.obj.post("provisioner", path("pools", pool, "resume"), {"reason": reason})
+    print(f"{pool} goes on")
+
+
+@app.command("freeze")
+def freeze_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
+    """Launch nothing more in POOL until somebody unfreezes it; its workers go on. What waits is cancelled.
+
+    \b
+    Example:
+      slipway pool freeze linux --reason "image is suspect"
+    """
+    context.obj.post("provisioner", path("pools", pool, "freeze"), {"reason": reason})
+    print(f"{pool} is frozen, until somebody unfreezes it")
+
+
+@app.command("unfreeze")
+def unfreeze_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
+    """Launch in a frozen POOL again, also in one that a bad image has frozen.
+
+    \b
+    Example:
+      slipway pool unfreeze linux --reason "image is replaced"
+    """
+    context.obj.post("provisioner", path("pools", pool, "unfreeze"), {"reason": reason})
     print(f"{pool} goes on")
 
 

@@ -4,9 +4,15 @@ from typing import ClassVar
 
 import msgspec
 
+from slipway_common.events import Time
+
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """What, effect, what Slipway does already, and one command to try."""
+    """What, since when, effect, cause, what Slipway does already, and one command to try.
+
+    `severity` is page or notice: of one account-wide cause only one alert is a page. `evidence` names what shows it:
+    workers, instances, where their console logs are.
+    """
 
     dedup_key: str
     subject_id: str
@@ -15,6 +21,10 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     effect: str = ""
     doing: str = ""
     command: str = ""
+    since: Time | None = None
+    cause: str = ""
+    severity: str = "page"
+    evidence: tuple[str, ...] = ()
 
 
 class AlertRaised(Alert, frozen=True, kw_only=True):

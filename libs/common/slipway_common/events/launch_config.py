@@ -12,6 +12,10 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
 
     `base_weight` and `price_factor` scale the share that the config gets at equal health; `state` is active, paused,
     draining or archived. The body (type, image, user data…) stays with the provisioner.
+
+    How its health is judged: `profile` is on-demand, spot or bare-metal; `boot_evidence` (register or
+    provider_running) and `claim_evidence` (hook, queue or none) say what confirms a start; `on_bad_image` is probe or
+    freeze, after `freeze_after` unconfirmed starts.
     """
 
     launch_config_id: str
@@ -25,6 +29,11 @@ class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
     price_factor: float
     state: str
     revision: int
+    profile: str = "on-demand"
+    boot_evidence: str = "register"
+    claim_evidence: str = "hook"
+    on_bad_image: str = "probe"
+    freeze_after: int = 10
 
 
 class LaunchConfigCreated(LaunchConfigState, frozen=True, kw_only=True):

@@ -57,8 +57,11 @@ class PoolResumed(PoolState, frozen=True, kw_only=True):
 
 
 class PoolFrozen(PoolState, frozen=True, kw_only=True):
+    """`by` is "provisioner" when a bad image has frozen it."""
+
     type: ClassVar[str] = "io.slipway.pool.frozen.v1"
     reason: str
+    by: str = ""
 
 
 class PoolUnfrozen(PoolState, frozen=True, kw_only=True):

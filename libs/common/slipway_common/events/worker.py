@@ -42,12 +42,12 @@ class Scope(StrEnum):
         return cls.UNKNOWN
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How a stage of a start ended, and what that says something about.
 
     `scope_key` names which one: "account/region/family" for a quota, "type/zone/lifecycle" for capacity, an image
     revision, an account. `code` is the provider's own word, for people. `classified` is false for a definite
-    failure whose code no table knows.
+    failure whose code no table knows; then `sample` is what the provider said of it, without what may be secret.
     """
 
     stage: Stage
@@ -56,9 +56,10 @@ class Outcome(msgspec.Struct, frozen=True):
     scope_key: str = ""
     code: str = ""
     classified: bool = True
+    sample: str = ""
 
 
-class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Fields of every worker event. `probe_permit` is the numbered permit that this start spends, if it is a probe."""
 
     worker_id: str
@@ -84,13 +85,17 @@ class WorkerDelayed(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerLaunched(WorkerEvent, frozen=True, kw_only=True):
-    """The provider said yes. `looked_up` when the reply was lost and the instance was found by its batch tag."""
+    """The provider said yes. `looked_up` when the reply was lost and the instance was found by its batch tag.
+
+    `console` says where the machine's own words can be read, if its provider keeps any: a path or an address.
+    """
 
     type: ClassVar[str] = "io.slipway.worker.launched.v1"
     instance_id: str
     batch_id: str
     looked_up: bool = False
     outcome: Outcome
+    console: str = ""
 
 
 class WorkerLaunchFailed(WorkerEvent, frozen=True, kw_only=True):
@@ -134,11 +139,16 @@ class WorkerErrorReported(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerStopping(WorkerEvent, frozen=True, kw_only=True):
-    """Told to leave. Ends the boot or claim stage when it never got further; else `outcome` is absent."""
+    """Told to leave. Ends the boot or claim stage when it never got further; else `outcome` is absent.
+
+    `console` as in WorkerLaunched, when it ends a stage.
+    """
 
     type: ClassVar[str] = "io.slipway.worker.stopping.v1"
     reason: str
     outcome: Outcome | None = None
+    instance_id: str = ""
+    console: str = ""
 
 
 class WorkerStopped(WorkerEvent, frozen=True, kw_only=True):
@@ -155,3 +165,4 @@ class WorkerLost(WorkerEvent, frozen=True, kw_only=True):
     type: ClassVar[str] = "io.slipway.worker.lost.v1"
     reason: str
     outcome: Outcome | None = None
+    instance_id: str = ""

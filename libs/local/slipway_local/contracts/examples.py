@@ -63,8 +63,10 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     pool.PoolUpdated(**{**POOL, "max_capacity": 160}, revision=2),
     pool.PoolPaused(**PAUSED_POOL, revision=3, reason="queue moves house", by="release-duty"),
     pool.PoolResumed(**POOL, revision=4, reason="queue is back", by="release-duty"),
-    pool.PoolFrozen(**FROZEN_POOL, revision=5, reason="desired size moved by 400 % in one minute"),
-    pool.PoolUnfrozen(**POOL, revision=6, reason="demand was real", by="release-duty"),
+    pool.PoolFrozen(
+        **FROZEN_POOL, revision=5, reason="10 starts of image linux-1 in a row came to nothing (boot)", by="provisioner"
+    ),
+    pool.PoolUnfrozen(**POOL, revision=6, reason="image was replaced", by="release-duty"),
     pool.PoolRolledBack(**POOL, revision=7, to_revision=1),
     pool.PoolDeleted(**{**POOL, "max_capacity": 0}, revision=8),
     launch_config.LaunchConfigCreated(**ACTIVE, revision=1),
@@ -92,6 +94,8 @@ EXAMPLES: Final[tuple[Any, ...]] = (
         },
         state="closed", closed_stage="launch", probe_permit=3, probe_ready=False, next_probe_at=_after(60),
         reason="zone-b: closed after 2 capacity errors in a row, next probe in 60 s",
+        shared=(weight.SharedWindow(key="image/linux-1", stage="boot", version=31, window=39),),
+        offsets={"slipway.worker.lifecycle.v1/7": 4211},
     ),
     worker.WorkerRequested(**WORKER, decision_id=DECISION),
     worker.WorkerDelayed(**WORKER, reason="throttled by the provider"),
@@ -140,7 +144,7 @@ def example(event: Any) -> dict[str, Any]:
     """The record that carries `event`: topic, key, headers and data, all as JSON has them."""
     topic = TOPIC_OF[type(event)]
     number = EXAMPLES.index(event) + 1
-    outside = topic.producers == {"monitors"}
+    outside = "monitors" in topic.producers
     producer = "ci-queue" if outside else min(topic.producers)
     envelope = Envelope(
         id=ID.format(3, number),
@@ -158,5 +162,5 @@ def example(event: Any) -> dict[str, Any]:
         "topic": topic.name,
         "key": topic.key(event),
         "headers": {name: value.decode() for name, value in encode(envelope)},
-        "data": msgspec.to_builtins(event),
+        "data": msgspec.json.decode(msgspec.json.encode(event)),
     }

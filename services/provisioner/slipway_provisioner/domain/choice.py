@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from slipway_provisioner.domain.pool import Share
+
 GOLDEN: Final = (sqrt(5) - 1) / 2
 
 
@@ -21,20 +23,20 @@ class Candidate(msgspec.Struct, frozen=True):
     config_id: str
     weight: float
     room: int
-    shares: Sequence[str] = ()
+    shares: Sequence[Share] = ()
 
 
 def choose(
-    candidates: Sequence[Candidate], units: int, *, drawn: int, shared_room: Mapping[str, int] | None = None
+    candidates: Sequence[Candidate], units: int, *, drawn: int, shared_room: Mapping[Share, int] | None = None
 ) -> dict[str, int]:
     """Launches per config id: as many of `units` as there is room for, each at most its room.
 
     `drawn` is how many launches this pool has drawn before; it continues the sequence across decisions.
-    `shared_room` is what the configs that share a key may start together.
+    `shared_room` is what the configs of a share may start together.
     """
     shared_left = dict(shared_room or {})
-    shares = {c.config_id: [key for key in c.shares if key in shared_left] for c in candidates}
-    left = {c.config_id: min([c.room, *(shared_left[k] for k in shares[c.config_id])]) for c in candidates}
+    shares = {c.config_id: [share for share in c.shares if share in shared_left] for c in candidates}
+    left = {c.config_id: min([c.room, *(shared_left[s] for s in shares[c.config_id])]) for c in candidates}
     left = {config_id: room for config_id, room in left.items() if room > 0}
     weights = {c.config_id: c.weight for c in candidates}
     got: dict[str, int] = {}
@@ -48,7 +50,7 @@ def choose(
                 break
         got[config_id] = got.get(config_id, 0) + 1
         left[config_id] -= 1
-        for key in shares[config_id]:
-            shared_left[key] -= 1
-        left = {c: room for c, room in left.items() if room and all(shared_left[key] for key in shares[c])}
+        for share in shares[config_id]:
+            shared_left[share] -= 1
+        left = {c: room for c, room in left.items() if room and all(shared_left[share] for share in shares[c])}
     return got

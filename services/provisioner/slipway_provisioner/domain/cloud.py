@@ -19,8 +19,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as a listing shows it. `batch_id` is empty when it has no tag of ours."""
+    """An instance as a listing shows it. `batch_id` is empty when it has no tag of ours; `running` once the provider
+    has nothing more to do for it."""
 
     id: str
     batch_id: str
     created_at: datetime
+    running: bool

@@ -1,5 +1,5 @@
 """One decision for one pool: what to launch where, whom to send away, and why. Pure; calls accounting, windows,
-choice and scale_down, and has no rule of its own beyond their order."""
+choice, freezing and scale_down, and has no rule of its own beyond their order."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from slipway_provisioner.domain import accounting, choice, scale_down, windows
-from slipway_provisioner.domain.pool import Config, Observed, Waiting
+from slipway_provisioner.domain import accounting, choice, freezing, scale_down, windows
+from slipway_provisioner.domain.pool import Config, Observed, Shared, Waiting
 
 LAUNCHING_MODES = ("enforce", "canary")
 
@@ -30,6 +30,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int
     serving: int
     why: dict[str, Any]
+    freeze: Shared | None = None  # the image for which the pool stops until somebody unfreezes it
     reconsider_after_seconds: float | None = None  # when time alone may change the decision
 
     @property
@@ -43,7 +44,8 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
     asked = accounting.tasks(observed.demands, trust_stale=False)
     protected = accounting.tasks(observed.demands, trust_stale=True)
     needed = accounting.shortfall(pool, asked, observed.fleet)
-    held = _held(observed)
+    bad = freezing.bad_image(observed)
+    held = _held(observed) or (f"the pool freezes: {freezing.words(bad)}" if bad is not None else "")
     launches, configs = _spread(observed, needed)
     if held:
         launches = []
@@ -78,6 +80,7 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
         wanted=accounting.wanted(pool, asked),
         serving=observed.fleet.serving,
         why=why,
+        freeze=bad,
         reconsider_after_seconds=_reconsider(observed, now, spare - len(cancel) - len(tell), needed - got),
     )
 
@@ -98,8 +101,9 @@ def _is_hopeless(observed: Observed, worker: Waiting) -> bool:
     config = next((c for c in observed.configs if c.id == worker.config_id), None)
     if config is None or not config.active or config.stopped:
         return True
+    closed = windows.closure(config, {known.share: known for known in observed.shared})
     silent = observed.calculator_silent_seconds > 0
-    return config.closed and not silent and (worker.permit is None or worker.permit != config.last_permit)
+    return bool(closed) and not silent and (worker.permit is None or worker.permit != config.last_permit)
 
 
 def _held(observed: Observed) -> str:
@@ -109,7 +113,7 @@ def _held(observed: Observed) -> str:
         return observed.stopped
     for is_so, reason in (
         (pool.deleted, "the pool is deleted"),
-        (pool.frozen, "the pool is frozen"),
+        (pool.frozen, f"the pool is frozen: {pool.frozen_reason}" if pool.frozen_reason else "the pool is frozen"),
         (pool.paused, "the pool is paused"),
         (pool.mode not in LAUNCHING_MODES, f"mode {pool.mode}: decided and recorded, not launched"),
     ):
@@ -124,42 +128,48 @@ def _spread(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, An
     candidates: list[choice.Candidate] = []
     notes: dict[str, Any] = {}
     silent = observed.calculator_silent_seconds > 0
-    shared_room = {s.key: windows.shared_room(s, calculator_silent=silent) for s in observed.shared}
+    shared = {known.share: known for known in observed.shared}
+    together = windows.rooms(shared, calculator_silent=silent)
     if observed.pool.mode == "canary":
         needed = min(needed, max(0, 1 - observed.fleet.serving))
-    for config in observed.configs:
-        room, limiting = windows.room(config, calculator_silent=silent)
-        weight = windows.trusted_weight(config, calculator_silent_seconds=observed.calculator_silent_seconds)
+    closed = {config.id: windows.closure(config, shared) for config in observed.configs}
+    for config in sorted(observed.configs, key=lambda config: not closed[config.id]):
+        room, limiting = windows.room(config, together, calculator_silent=silent)
+        weight = windows.trusted_weight(
+            config, calculator_silent_seconds=observed.calculator_silent_seconds,
+            half_life_seconds=observed.silent_half_life_seconds,
+        )  # fmt: skip
         notes[config.id] = note = {"weight": weight, "room": room, "limited_by": limiting, "launched": 0}
         if not config.active:
             note["lost"] = "not active"
         elif config.stopped:
             note["lost"] = config.stopped
-        elif config.closed:
+        elif closed[config.id]:
             if config.permit is None:
-                note["lost"] = "closed, no probe is due"
+                note["lost"] = f"{closed[config.id]}; no probe is due"
             elif len(launches) < needed:
                 launches.append(Launch(config=config, units=1, permit=config.permit))
                 note["launched"], note["probe"] = 1, config.permit
+                # Whatever the windows say; what it takes of them is nobody else's.
+                together |= {share: max(0, together[share] - 1) for share in config.shares if share in together}
             else:
-                note["lost"] = "closed, its probe waits for demand"
+                note["lost"] = f"{closed[config.id]}; its probe waits for demand"
         elif room == 0:
-            note["lost"] = f"the {limiting} window is full"
-        elif full := [key for key in config.shares if shared_room.get(key) == 0]:
-            note["lost"] = f"the window of {full[0]} is full"
+            note["lost"] = f"the {limiting} is full"
         else:
             candidates.append(choice.Candidate(config.id, weight, room, config.shares))
     left = needed - len(launches)
     by_id = {config.id: config for config in observed.configs}
     if silent and observed.attempt_in_seconds <= 0 and left > 0 and not candidates:
         # Nobody folds failures while the calculator is away; without this a pool could wait for ever.
-        open_ = [c for c in observed.configs if c.active and not c.stopped]
-        candidates = [choice.Candidate(c.id, c.prior_weight, 1) for c in open_]
-        left, shared_room = 1, {}
-    chosen = choice.choose(candidates, left, drawn=observed.pool.drawn, shared_room=shared_room)
+        tried = [config for config in observed.configs if windows.may_attempt(config, shared)]
+        candidates = [choice.Candidate(config.id, config.prior_weight, 1) for config in tried]
+        left, together = 1, {}
+    chosen = choice.choose(candidates, left, drawn=observed.pool.drawn, shared_room=together)
     for config_id, units in chosen.items():
         launches.append(Launch(config=by_id[config_id], units=units))
         notes[config_id]["launched"] = units
+        notes[config_id].pop("lost", None)
     for candidate in candidates:
         if not notes[candidate.config_id]["launched"]:
             notes[candidate.config_id]["lost"] = "nothing left for its share" if needed else "nothing is needed"
@@ -187,8 +197,8 @@ def check_plan(observed: Observed, plan: Plan) -> list[str]:
         problems.append(f"{after} serving and {fleet.leaving} leaving exceed maximum + minimum")
     if plan.units and pool.mode == "canary" and after > 1:
         problems.append(f"{after} would serve, and a canary is one")
-    if plan.units and _held(observed):
-        problems.append(f"launches although {_held(observed)}")
+    if plan.units and (held := _held(observed) or (freezing.words(plan.freeze) if plan.freeze else "")):
+        problems.append(f"launches although {held}")
     problems += [
         f"launches on {launch.config.id}, which is not active"
         for launch in plan.launches

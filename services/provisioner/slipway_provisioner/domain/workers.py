@@ -48,6 +48,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 Change = tuple[Worker, Any]
 # Where the contract asks for an outcome and no stage has ended: words that every reader leaves alone.
 MOVES_NOTHING: Final = Outcome(Stage.UNKNOWN, Result.UNKNOWN)
+PROVIDER_RUNNING: Final = "provider_running"
 
 
 def _ids(worker: Worker) -> dict[str, Any]:
@@ -90,12 +91,13 @@ def cancelled(worker: Worker, reason: str, now: datetime) -> Change:
     return after, events.WorkerStopped(**_ids(worker), reason=reason, cancelled=True)
 
 
-def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool) -> Change:
-    """The provider said yes; a worker that registered before has its instance already."""
+def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool, console: str = "") -> Change:
+    """The provider said yes; a worker that registered before has its instance already. `console`: where to read what
+    the machine prints."""
     after = _to(worker, "launched", instance_id=instance_id, launched_at=now)
     return after, events.WorkerLaunched(
         **_ids(worker), instance_id=instance_id, batch_id=worker.batch_id or "", looked_up=looked_up,
-        outcome=Outcome(Stage.LAUNCH, Result.OK),
+        outcome=Outcome(Stage.LAUNCH, Result.OK), console=console,
     )  # fmt: skip
 
 
@@ -107,14 +109,20 @@ def launch_failed(worker: Worker, outcome: Outcome, now: datetime) -> Change:
 
 def registered(worker: Worker, instance_id: str, token_sha256: str, now: datetime) -> Change:
     """The machine reported in; idle until it claims. The stages of one that was told to leave have ended."""
+    return _up(worker, now, instance_id=instance_id, token_sha256=token_sha256, heard_at=now)
+
+
+def seen_running(worker: Worker, now: datetime) -> Change:
+    """The provider says that its instance runs, and its pool asks for no more. Nobody was heard from."""
+    return _up(worker, now, code=PROVIDER_RUNNING)
+
+
+def _up(worker: Worker, now: datetime, *, code: str = "", **fields: Any) -> Change:
     since = worker.launched_at or worker.requested_at
-    after = _to(
-        worker, "registered", instance_id=instance_id, token_sha256=token_sha256, registered_at=now, idle_since=now,
-        heard_at=now,
-    )  # fmt: skip
+    after = _to(worker, "registered", registered_at=now, idle_since=now, **fields)
     return after, events.WorkerRegistered(
-        **_ids(worker), instance_id=instance_id, boot_seconds=max(0.0, (now - since).total_seconds()),
-        outcome=MOVES_NOTHING if worker.state is State.STOPPING else Outcome(Stage.BOOT, Result.OK),
+        **_ids(worker), instance_id=after.instance_id or "", boot_seconds=max(0.0, (now - since).total_seconds()),
+        outcome=MOVES_NOTHING if worker.state is State.STOPPING else Outcome(Stage.BOOT, Result.OK, code=code),
     )  # fmt: skip
 
 
@@ -137,11 +145,15 @@ def error_reported(worker: Worker, kind: str, detail: str) -> Change:
     return after, events.WorkerErrorReported(**_ids(worker), kind=kind, detail=detail)
 
 
-def stopping(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None) -> Change:
-    """Told to leave."""
+def stopping(
+    worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None, console: str = ""
+) -> Change:
+    """Told to leave. `console`: where to read what the machine has printed."""
     failed_at = now if _is_failed(outcome) else worker.failed_at
     after = _to(worker, "stopping", reason=reason, stopping_at=now, failed_at=failed_at)
-    return after, events.WorkerStopping(**_ids(worker), reason=reason, outcome=outcome)
+    return after, events.WorkerStopping(
+        **_ids(worker), reason=reason, outcome=outcome, instance_id=worker.instance_id or "", console=console
+    )
 
 
 def terminated(worker: Worker, reason: str, now: datetime) -> Change:
@@ -163,7 +175,9 @@ def lost(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = N
         outcome = Outcome(Stage.BOOT, Result.FAILED, Scope.CONFIG, worker.launch_config_id, "vanished")
     failed_at = now if _is_failed(outcome) else worker.failed_at
     after = _to(worker, "lost", reason=reason, ended_at=now, failed_at=failed_at)
-    return after, events.WorkerLost(**_ids(worker), reason=reason, outcome=outcome)
+    return after, events.WorkerLost(
+        **_ids(worker), reason=reason, outcome=outcome, instance_id=worker.instance_id or ""
+    )
 
 
 def ended_stage(event: Any) -> tuple[str, str, bool] | None:

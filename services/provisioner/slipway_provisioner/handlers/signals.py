@@ -1,22 +1,46 @@
-"""Pause and resume requests from outside become states of launch configs; other signals are the calculator's."""
+"""Pause and resume requests from outside become states of launch configs, and a machine that its cloud is about to take
+away leaves before; other signals are the calculator's."""
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Final
 
 from slipway_common.consume import Received
 from slipway_common.events.signal import SignalRaised
+from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection
-from slipway_provisioner.store import configs
+from slipway_provisioner.domain.workers import stopping
+from slipway_provisioner.store import configs, pools, workers
+
+WORKER_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+MAY_LEAVE: Final = frozenset({State.LAUNCHING, State.STARTING, State.RUNNING})
+REASON_CHARACTERS_MAX: Final = 500
 
 
 async def record_requests(tx: Connection, received: Sequence[Received]) -> None:
     """Pause requests hold until their ttl ends. A resume lifts only what the same source paused."""
-    signals: list[SignalRaised] = [r.event for r in received if r.event is not None and r.event.target_kind == "config"]
-    await configs.lock(tx, [signal.target_id for signal in signals])
-    for signal in signals:
+    signals: list[SignalRaised] = [r.event for r in received if r.event is not None]
+    requests = [signal for signal in signals if signal.target_kind == "config"]
+    await configs.lock(tx, [signal.target_id for signal in requests])
+    for signal in requests:
         until = signal.observed_at + timedelta(seconds=signal.ttl_seconds)
         by = f"signal:{signal.source}"
         if signal.kind == "pause_request":
             await configs.pause(tx, signal.target_id, reason=signal.reason, by=by, until=until, command=False)
         elif signal.kind == "resume_request":
             await configs.resume(tx, signal.target_id, reason=signal.reason, by=by, only_by=by)
+    await _drain(tx, [s for s in signals if (s.kind, s.target_kind) == ("spot_interruption", "worker")])
+
+
+async def _drain(tx: Connection, interruptions: Sequence[SignalRaised]) -> None:
+    """Tell the workers to leave after the task that they have. No stage ends by it: that a cloud takes a machine away
+    says nothing about its start."""
+    now = await pools.now(tx)
+    told = {
+        signal.target_id: f"spot interruption, says {signal.source}: {signal.reason}"[:REASON_CHARACTERS_MAX]
+        for signal in interruptions
+        if WORKER_ID.fullmatch(signal.target_id) and (now - signal.observed_at).total_seconds() < signal.ttl_seconds
+    }
+    leaving = [worker for worker in await workers.lock(tx, sorted(told)) if worker.state in MAY_LEAVE]
+    await workers.save(tx, [stopping(worker, told[worker.id], now) for worker in leaving])

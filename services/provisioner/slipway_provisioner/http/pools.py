@@ -36,8 +36,11 @@ class DemandBody(Body):
     source: str = Field(min_length=1, max_length=200)
 
 
-class PauseBody(Body):
+class ReasonBody(Body):
     reason: str = Field(min_length=1, max_length=500)
+
+
+class PauseBody(ReasonBody):
     until: AwareDatetime | None = None
 
 
@@ -131,9 +134,35 @@ async def resume_pool(pool_id: str, body: PauseBody, request: Request, db: Datab
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
         if not await pauses.resume(connection, pool_id, reason=body.reason, by=by):
-            raise Problem(409, "wrong-pool-state", "The pool is not in that state", f"{pool_id} is not paused")
+            raise _wrong_state(pool_id, "is not paused")
     ring(request)
     return {"id": pool_id, "paused": False}
+
+
+@router.post("/pools/{pool_id}/freeze")
+async def freeze_pool(pool_id: str, body: ReasonBody, request: Request, db: Database, by: PoolCaller) -> dict[str, Any]:
+    """Like a pause that only `unfreeze` ends. No start commits for the pool after this has answered."""
+    async with db.acquire() as connection, connection.transaction():
+        if pool_id not in await pools.known(connection, [pool_id]):
+            raise no_pool(pool_id)
+        if not await pauses.freeze(connection, pool_id, reason=body.reason, by=by):
+            raise _wrong_state(pool_id, "is frozen already")
+    ring(request)
+    return {"id": pool_id, "frozen": True}
+
+
+@router.post("/pools/{pool_id}/unfreeze")
+async def unfreeze_pool(
+    pool_id: str, body: ReasonBody, request: Request, db: Database, by: PoolCaller
+) -> dict[str, Any]:
+    """Launch again. An image that is still bad freezes the pool again only after `freeze_after` starts more."""
+    async with db.acquire() as connection, connection.transaction():
+        if pool_id not in await pools.known(connection, [pool_id]):
+            raise no_pool(pool_id)
+        if not await pauses.unfreeze(connection, pool_id, reason=body.reason, by=by):
+            raise _wrong_state(pool_id, "is not frozen")
+    ring(request)
+    return {"id": pool_id, "frozen": False}
 
 
 @router.get("/launch-configs")
@@ -215,6 +244,10 @@ async def _check_until(db: Connection, until: datetime | None) -> None:
     if until is not None and until <= await pools.now(db):
         detail = f"until {until.isoformat()} has passed: nothing would be stopped"
         raise Problem(422, "until-passed", "The time has passed", detail)
+
+
+def _wrong_state(pool_id: str, why: str) -> Problem:
+    return Problem(409, "wrong-pool-state", "The pool is not in that state", f"{pool_id} {why}")
 
 
 def _no_config(config_id: str, wanted: str) -> Problem:

@@ -1,12 +1,12 @@
 """Deadlines of workers: boots that took too long, workers that idle in vain, leave-takings that need help."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.lifecycle import State
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Connection, Pool
 from slipway_common.telemetry import logger
 from slipway_provisioner.domain.workers import Worker, stopping
 from slipway_provisioner.providers.port import Provider
@@ -18,17 +18,22 @@ LOG = logger(__name__)
 OVERDUE_BOOTS: Final = """
 SELECT id::text FROM worker WHERE state = 'starting' AND launched_at < slipway_clock() - $1 * interval '1 s'
 ORDER BY id LIMIT 200"""
-# Idle although a source of its pool has had tasks pending for as long; `throughout`: for all of its idle time.
+# Idle although a source of its pool has had tasks pending for as long; `throughout`: for all of its idle time. Where
+# workers tell nothing of their claims it may be busy, unless no source has seen a claimed task in that time.
 IDLE_IN_VAIN: Final = """
 SELECT w.id::text, w.idle_since, bool_or(d.pending_since <= w.idle_since) AS throughout
-FROM worker w JOIN demand d ON d.pool_id = w.pool_id
+FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN demand d ON d.pool_id = w.pool_id
 WHERE w.state = 'running' AND w.idle_since < slipway_clock() - $1 * interval '1 s'
     AND d.pending_since < slipway_clock() - $1 * interval '1 s'
     AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
+    AND (c.claim_evidence = 'hook' OR (c.claim_evidence = 'queue' AND NOT EXISTS (
+        SELECT FROM demand q WHERE q.pool_id = w.pool_id AND q.claimed_seen_at >= w.idle_since)))
 GROUP BY w.id ORDER BY w.id LIMIT 200"""
+# Where the provider's word is enough nobody may be there to speak.
 UNHEARD: Final = """
-SELECT id::text, heard_at FROM worker WHERE state = 'running' AND heard_at < slipway_clock() - $1 * interval '1 s'
-ORDER BY id LIMIT 200"""
+SELECT w.id::text, w.heard_at FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
+WHERE w.state = 'running' AND w.heard_at < slipway_clock() - $1 * interval '1 s' AND c.boot_evidence = 'register'
+ORDER BY w.id LIMIT 200"""
 # One that never registered cannot hear us; the others may end by themselves first. Whoever is taken goes to the end of
 # the queue, whatever becomes of the call: an account that fails holds up no other.
 TAKE: Final = """
@@ -40,22 +45,27 @@ UPDATE worker SET termination_asked_at = slipway_clock() WHERE id IN (
 RETURNING account_id, instance_id"""
 
 
-async def expire_next(pool: Pool, *, settings: Settings) -> bool:
+async def expire_next(pool: Pool, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Tell overdue workers to leave, with the outcome that says what failed."""
     async with pool.acquire() as db:
         async with db.transaction():
             ids = [row["id"] for row in await db.fetch(OVERDUE_BOOTS, settings.boot_timeout_seconds)]
             boots = [w for w in await workers.lock(db, ids) if w.state is State.STARTING]
+            told = await _consoles(db, boots, providers)
             now = await pools.now(db)
-            await workers.save(db, [stopping(w, "did not register in time", now, _boot_failed(w)) for w in boots])
+            failed = [stopping(w, "did not register in time", now, _boot_failed(w), told[w.id]) for w in boots]
+            await workers.save(db, failed)
         async with db.transaction():
             vain = {row["id"]: row for row in await db.fetch(IDLE_IN_VAIN, settings.give_up_idle_seconds)}
             locked = await workers.lock(db, sorted(vain))
             # Whoever claimed a task before the lock, and is idle again, is idle since then.
             idle = [w for w in locked if w.state is State.RUNNING and w.idle_since == vain[w.id]["idle_since"]]
+            told = await _consoles(db, idle, providers)
             now = await pools.now(db)
             given_up = [
-                stopping(w, "idle while tasks wait", now, _claim_failed(w, evidence=vain[w.id]["throughout"]))
+                stopping(
+                    w, "idle while tasks wait", now, _claim_failed(w, evidence=vain[w.id]["throughout"]), told[w.id]
+                )
                 for w in idle
             ]
             await workers.save(db, given_up)
@@ -72,6 +82,19 @@ async def expire_next(pool: Pool, *, settings: Settings) -> bool:
         async with db.transaction():
             await leases.renew(db)
     return bool(boots or idle or unheard)
+
+
+async def _consoles(
+    db: Connection, overdue: Sequence[Worker], providers: Mapping[str, Provider]
+) -> dict[str, str]:
+    """Worker id → where to read what its machine has printed; a person will ask why it came to nothing."""
+    owners = {id_: await accounts.get(db, id_) for id_ in sorted({worker.account_id for worker in overdue})}
+    return {
+        worker.id: providers[owners[worker.account_id].provider].console(
+            owners[worker.account_id], worker.batch_id or "", worker.instance_id or ""
+        )
+        for worker in overdue
+    }
 
 
 def _boot_failed(worker: Worker) -> Outcome:

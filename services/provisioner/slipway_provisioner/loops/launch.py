@@ -7,6 +7,7 @@ is recorded by a transition; an outcome nobody knows is loops/resolve's.
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from slipway_common import outbox
@@ -178,7 +179,12 @@ class Launcher:
             else:
                 outcome = "launched"
                 binding = bind(everybody, instance_ids)
-                changes = [launched(w, instance, now, looked_up=looked_up) for w, instance in binding.bound]
+                account = await accounts.get(db, batch.account_id)
+                console = partial(self.providers[account.provider].console, account, batch.id)
+                changes = [
+                    launched(w, instance, now, looked_up=looked_up, console=console(instance))
+                    for w, instance in binding.bound
+                ]
                 # Fewer than asked for is a refusal of the rest, for want of capacity.
                 short = Outcome(
                     Stage.LAUNCH, Result.FAILED, Scope.CAPACITY,

@@ -19,7 +19,7 @@ from slipway_provisioner.domain.planning import Launch, Plan
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.workers import Worker, cancelled, requested, stopping
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import decisions, leases, marks, pools, workers
+from slipway_provisioner.store import decisions, leases, marks, pauses, pools, workers
 
 LOG = logger(__name__)
 # Facts that arrive within this time share one decision.
@@ -42,7 +42,9 @@ async def plan_next(pool: Pool, *, settings: Settings, calculator_silent_seconds
             pool_id = dirty.pool_id
             observed = await pools.observe(
                 db, pool_id, idle_timeout_seconds=settings.idle_timeout_seconds,
-                silent_seconds=calculator_silent_seconds(), attempt_seconds=settings.silent_attempt_seconds,
+                silent_seconds=calculator_silent_seconds(),
+                silent_half_life_seconds=settings.silent_half_life_seconds,
+                attempt_seconds=settings.silent_attempt_seconds,
             )  # fmt: skip
             now = await pools.now(db)
             plan = planning.plan(observed, now=now)
@@ -79,9 +81,11 @@ def _failing(kind: type[Alert], pool_id: str, summary: str) -> Alert:
 
 
 async def _execute(db: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
-    """Write the plan down: a decision, intents with their lease requests, farewells. Takes no choices."""
+    """Write the plan down: a decision, a freeze, intents with their lease requests, farewells. Takes no choices."""
     pool_id = observed.pool.id
     decision_id = await decisions.record(db, pool_id, plan)
+    if plan.freeze is not None:
+        await pauses.freeze_for(db, pool_id, plan.freeze, tasks=plan.why["tasks"], now=now)
     trace = next((d.traceparent for d in observed.demands if d.traceparent), "")
     for launch in plan.launches:
         await _request(db, pool_id, decision_id, launch, now, trace)

@@ -1,4 +1,5 @@
-"""Rows against the cloud's own listing, account by account: ends surplus instances, finds workers that are gone."""
+"""Rows against the cloud's own listing, account by account: ends surplus instances, finds workers that are gone, and
+those that run where no agent says so."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -11,7 +12,7 @@ from slipway_common.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.reaping import Findings, judge
-from slipway_provisioner.domain.workers import Worker, lost, stopped
+from slipway_provisioner.domain.workers import Worker, lost, seen_running, stopped
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import accounts, batches, demand, leases, pools, workers
@@ -21,6 +22,11 @@ LOG = logger(__name__)
 WITH_INSTANCE: Final = f"""
 {workers.SELECT} WHERE account_id = $1 AND instance_id IS NOT NULL
     AND (state <> 'stopped' OR instance_id = ANY($2::text[])) ORDER BY id"""
+# Whose pools take the provider's word for a boot.
+BOOTED: Final = """
+SELECT w.id::text FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
+WHERE w.account_id = $1 AND w.instance_id = ANY($2::text[]) AND w.state = 'starting'
+    AND c.boot_evidence = 'provider_running' ORDER BY w.id"""
 PASSED: Final = "UPDATE account SET passes = passes + 1, passed_at = slipway_clock() WHERE id = $1"
 ENDED_PER_PASS: Final = 100  # a mistaken reaper may not empty an account at once
 
@@ -51,6 +57,8 @@ async def reap_next(pool: Pool, *, settings: Settings, providers: Mapping[str, P
     await _end_surplus(account, provider, findings.surplus)
     missing = [worker for worker in rows if worker.id in set(findings.missing)]
     await _tell_doubt(pool, account, findings)
+    if matches:
+        await _mark_running(pool, account, [i.id for i in listed if i.running])
     gone = await _confirmed(account, provider, missing) if matches else []
     if gone:
         await mark_gone(pool, [worker.id for worker in gone], "instance is gone")
@@ -93,6 +101,18 @@ async def mark_gone(pool: Pool, ids: Sequence[str], reason: str) -> None:
             (stopped if worker.state is State.STOPPING else lost)(worker, reason, now) for worker in freed
         ]
         await workers.save(db, changes)
+
+
+async def _mark_running(pool: Pool, account: Account, instance_ids: Sequence[str]) -> None:
+    """Boots that the provider confirms, of pools that ask for no more. Units come back as with a registration."""
+    async with pool.acquire() as db, db.transaction():
+        ids = [row["id"] for row in await db.fetch(BOOTED, account.id, instance_ids)]
+        booted = [worker for worker in await workers.lock(db, ids) if worker.state is State.STARTING]
+        now = await pools.now(db)
+        changes = [seen_running(worker, now) for worker in await leases.release(db, booted, "registered")]
+        await workers.save(db, changes)
+    for worker, event in changes:
+        metrics.BOOT_SECONDS.labels(worker.pool_id).observe(event.boot_seconds)
 
 
 async def _tell_doubt(pool: Pool, account: Account, findings: Findings) -> None:

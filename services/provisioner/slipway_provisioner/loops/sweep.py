@@ -22,10 +22,11 @@ RETURNING id"""
 # Shared: a pause that commits meanwhile would be overwritten by the older state.
 CONFIGS: Final = f"""
 SELECT {configs.COLUMNS} FROM launch_config WHERE pool_id = $1 AND state <> 'archived' ORDER BY id FOR SHARE"""
-# Counters are never lower than what the rows of failed workers show.
+# Counters are never lower than what the rows of failed workers show. Of a config that came back late they began anew.
 REPAIR: Final = """
 UPDATE launch_config_outcomes f SET failures = shown.failures FROM (
     SELECT w.launch_config_id, count(*) AS failures FROM worker w JOIN launch_batch b ON b.id = w.batch_id
+    JOIN launch_config c ON c.id = w.launch_config_id AND w.requested_at >= c.declared_at
     WHERE w.state = 'stopped' AND w.launched_at IS NULL AND w.registered_at IS NULL AND b.state = 'known'
     GROUP BY w.launch_config_id) AS shown
 WHERE f.launch_config_id = shown.launch_config_id AND f.stage = 'launch' AND f.failures < shown.failures

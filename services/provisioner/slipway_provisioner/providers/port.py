@@ -45,6 +45,11 @@ class Provider(Protocol):
         """Whether repeating a call with its token is safe."""
         ...
 
+    def console(self, account: Account, batch_id: str, instance_id: str) -> str:
+        """Where what a machine of a batch has printed can be read, for people: a path or an address. Empty if nowhere.
+        Asks nobody: the machine may be gone."""
+        ...
+
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
         """Instance ids, 1…count of them. Raises Refused."""
         ...

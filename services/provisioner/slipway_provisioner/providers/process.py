@@ -23,6 +23,7 @@ import msgspec
 from slipway_common import processes
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.processes import INSTANCE_TAG, Process
+from slipway_common.redaction import redacted
 from slipway_common.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
@@ -113,6 +114,10 @@ class Processes:
     def honours_tokens(self, account: Account) -> bool:
         return False
 
+    def console(self, account: Account, batch_id: str, instance_id: str) -> str:
+        folder = account.settings.get("log_folder")
+        return f"{folder}/{batch_id}-*.log" if folder else ""
+
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
         given_up = threading.Event()
         loop = asyncio.get_running_loop()
@@ -127,7 +132,7 @@ class Processes:
         prefix = self._prefix(account) + (f"{batch_id}/" if batch_id else "")
         found = await asyncio.to_thread(processes.tagged, INSTANCE_TAG, prefix)
         return [
-            Instance(id=process.identity, batch_id=_batch_of(process.tag), created_at=process.started_at)
+            Instance(id=process.identity, batch_id=_batch_of(process.tag), created_at=process.started_at, running=True)
             for process in instances(found)
         ]
 
@@ -240,13 +245,14 @@ def instances(found: Sequence[Process]) -> list[Process]:
     return list(chosen.values())
 
 
-def classify(config: Mapping[str, Any], code: str, scope: Scope | None) -> Outcome:
+def classify(config: Mapping[str, Any], code: str, scope: Scope | None, message: str = "") -> Outcome:
     """What a refusal says something about; unknown when `scope` is None."""
     if scope is Scope.CAPACITY:
         key = f"{config['instance_type']}/{config['zone']}/on-demand"
         return Outcome(Stage.LAUNCH, Result.FAILED, scope, key, code)
     known = scope is not None
-    return Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, config["id"], code, classified=known)
+    sample = "" if known else redacted(message)
+    return Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, config["id"], code, classified=known, sample=sample)
 
 
 def _outcome(config: Mapping[str, Any], error: OSError | ValueError) -> Outcome:
@@ -255,7 +261,7 @@ def _outcome(config: Mapping[str, Any], error: OSError | ValueError) -> Outcome:
         return classify(config, COMMAND, Scope.CONFIG)
     number = error.errno or 0
     code, scope = ERRORS.get(number, (errno.errorcode.get(number, "OSError"), None))
-    return classify(config, code, scope)
+    return classify(config, code, scope, str(error))
 
 
 def _words(account: Account, settings: Settings, outcome: Outcome, error: OSError | ValueError) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import httpx2
 
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
+from slipway_common.redaction import redacted
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
 
@@ -20,11 +21,12 @@ ERRORS: Final = {
     "InvalidRequest": Scope.CONFIG,
     "AuthFailure": Scope.CREDENTIAL,
 }
+CODE_CHARACTERS_MAX: Final = 60
 UNPROVEN: Final = frozenset({"InternalError"})  # may have had its effect
 
 
-def classify(account: Account, config: dict[str, Any], code: str) -> Outcome:
-    """What a refusal says something about, and which one."""
+def classify(account: Account, config: dict[str, Any], code: str, message: str = "") -> Outcome:
+    """What a refusal says something about, and which one. `message`: the cloud's own words."""
     extra = account.settings.get("errors", {})
     scope = Scope(extra[code]) if code in extra else ERRORS.get(code)
     kind, zone = config["instance_type"], config["zone"]
@@ -37,7 +39,10 @@ def classify(account: Account, config: dict[str, Any], code: str) -> Outcome:
         Scope.LIMITER: account.id,
     }
     if scope is None:
-        return Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, config["id"], code, classified=False)
+        return Outcome(
+            Stage.LAUNCH, Result.FAILED, Scope.CONFIG, config["id"], redacted(code, CODE_CHARACTERS_MAX),
+            classified=False, sample=redacted(message),
+        )  # fmt: skip
     return Outcome(Stage.LAUNCH, Result.FAILED, scope, keys.get(scope, config["id"]), code)
 
 
@@ -65,6 +70,9 @@ class Simulated:
     def honours_tokens(self, account: Account) -> bool:
         return bool(account.settings.get("honours_tokens", False))
 
+    def console(self, account: Account, batch_id: str, instance_id: str) -> str:
+        return f"{account.settings['url']}/accounts/{account.id}/instances/{instance_id}/console"
+
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
         config = dict(request.config)
         body = {
@@ -89,9 +97,10 @@ class Simulated:
         code = str(error.get("code", f"HTTP {response.status_code}"))
         if code in UNPROVEN or (response.status_code >= 500 and code not in ERRORS):
             raise OutcomeUnknown(f"{code}: {error.get('message', '')}")
-        outcome = classify(account, config, code)
+        message = str(error.get("message", ""))
+        outcome = classify(account, config, code, message)
         raise Refused(
-            outcome, str(error.get("message", "")), throttled=outcome.scope is Scope.LIMITER,
+            outcome, message, throttled=outcome.scope is Scope.LIMITER,
             retry_after_seconds=error.get("retry_after_seconds"),
         )  # fmt: skip
 
@@ -101,7 +110,10 @@ class Simulated:
         if response.status_code != 200:
             raise OutcomeUnknown(f"listing {account.id}: HTTP {response.status_code}")
         return [
-            Instance(id=row["id"], batch_id=row["batch"], created_at=datetime.fromtimestamp(row["created_at"], UTC))
+            Instance(
+                id=row["id"], batch_id=row["batch"], created_at=datetime.fromtimestamp(row["created_at"], UTC),
+                running=row["state"] == "running",
+            )
             for row in _listed(response)
         ]
 

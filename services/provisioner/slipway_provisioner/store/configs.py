@@ -10,7 +10,8 @@ from slipway_common.postgres import Connection
 from slipway_provisioner.store import marks
 
 COLUMNS: Final = (
-    "id, pool_id, account_id, region, zone, instance_type, image_revision, base_weight, price_factor, state, revision"
+    "id, pool_id, account_id, region, zone, instance_type, image_revision, base_weight, price_factor, profile, "
+    "boot_evidence, claim_evidence, on_bad_image, freeze_after, state, revision"
 )
 LOCK: Final = "SELECT FROM launch_config WHERE id = ANY($1::text[]) ORDER BY id FOR NO KEY UPDATE"
 LOCK_ALL: Final = "SELECT FROM launch_config ORDER BY id FOR NO KEY UPDATE"

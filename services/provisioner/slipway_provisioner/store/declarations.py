@@ -10,6 +10,7 @@ from slipway_common.declaration import Account, Declaration, LaunchConfig, Lease
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
 from slipway_common.postgres import Connection
+from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_provisioner.store import configs, marks
 
 POOL_STATE: Final = """
@@ -17,10 +18,39 @@ SELECT id AS pool_id, min_capacity, max_capacity, scaling_ratio, mode, paused, f
 FROM worker_pool WHERE id = $1"""
 ONE_AT_A_TIME: Final = "SELECT pg_advisory_xact_lock(hashtext('slipway.apply'), hashtext(current_schema()))"
 LOCK_POOLS: Final = "SELECT FROM worker_pool ORDER BY id FOR UPDATE"
+# All at once, in the order in which everybody locks them.
 SHARED: Final = """
-INSERT INTO shared_window (key) SELECT k.key FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k WHERE c.id = $1
-ORDER BY k.key ON CONFLICT DO NOTHING"""
-BODY: Final = ("account_id", "region", "zone", "instance_type", "image_revision", "settings")
+INSERT INTO shared_window (key, stage, size)
+SELECT DISTINCT k.key, k.stage, k.size FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+WHERE c.state <> 'archived' ORDER BY 1, 2 ON CONFLICT DO NOTHING"""
+# The calculator forgets an archived config after as long, and then what nobody else has shared: what both have counted
+# begins anew, and what was closed then would never be opened.
+FORGET: Final = """
+DELETE FROM launch_config_outcomes WHERE launch_config_id IN (
+    SELECT id FROM launch_config WHERE archived_at < slipway_clock() - $1 * interval '1 s')"""
+FORGET_SHARED: Final = """
+DELETE FROM shared_window WHERE (key, stage) IN (
+    SELECT key, stage FROM shared_window WHERE key NOT IN (
+        SELECT unnest(ARRAY[image_key, quota_key, credential_key]) FROM launch_config
+        WHERE archived_at IS NULL OR archived_at >= slipway_clock() - $1 * interval '1 s')
+    ORDER BY key, stage FOR UPDATE)"""
+BODY: Final = ("account_id", "region", "zone", "instance_type", "image_revision", "settings", "pool_id")
+PUT_POOL: Final = """
+INSERT INTO worker_pool AS p (id, min_capacity, max_capacity, scaling_ratio, mode, profile, boot_evidence,
+    claim_evidence, on_bad_image, freeze_after, deleted)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+ON CONFLICT (id) DO UPDATE SET min_capacity = $2, max_capacity = $3, scaling_ratio = $4, mode = $5, profile = $6,
+    boot_evidence = $7, claim_evidence = $8, on_bad_image = $9, freeze_after = $10, deleted = $11,
+    revision = p.revision + 1"""
+PUT_CONFIG: Final = f"""
+INSERT INTO launch_config AS c (id, account_id, region, zone, instance_type, image_revision, settings, pool_id,
+    base_weight, price_factor, profile, boot_evidence, claim_evidence, on_bad_image, freeze_after, state)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 'active')
+ON CONFLICT (id) DO UPDATE SET base_weight = $9, price_factor = $10, profile = $11, boot_evidence = $12,
+    claim_evidence = $13, on_bad_image = $14, freeze_after = $15, revision = c.revision + 1,
+    state = CASE c.state WHEN 'archived' THEN 'active' ELSE c.state END,
+    declared_at = CASE c.state WHEN 'archived' THEN slipway_clock() ELSE c.declared_at END, archived_at = NULL
+RETURNING {configs.COLUMNS}"""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +104,8 @@ async def apply(
     await tx.execute(ONE_AT_A_TIME)
     await tx.execute(LOCK_POOLS)
     await tx.execute(configs.LOCK_ALL)
+    await tx.execute(FORGET, FORGOTTEN_AFTER_SECONDS)
+    await tx.execute(FORGET_SHARED, FORGOTTEN_AFTER_SECONDS)
     for lease_pool in declared.lease_pools:
         if problem := times.problem(lease_pool):
             raise Refused(problem)
@@ -91,6 +123,7 @@ async def apply(
         for config in pool.launch_configs:
             changes += await _config(tx, pool, config, regions[config.account])
     changes += await _remove(tx, declared)
+    await tx.execute(SHARED)
     return changes
 
 
@@ -113,21 +146,14 @@ async def _account(tx: Connection, account: Account) -> list[Change]:
 
 
 async def _pool(tx: Connection, pool: WorkerPool) -> list[Change]:
-    row = await tx.fetchrow(
-        "SELECT min_capacity, max_capacity, scaling_ratio, mode, deleted FROM worker_pool WHERE id = $1", pool.id
-    )
+    row = await tx.fetchrow("SELECT * FROM worker_pool WHERE id = $1", pool.id)
     wanted = {
         "min_capacity": pool.min_capacity, "max_capacity": pool.max_capacity,
-        "scaling_ratio": str(pool.scaling_ratio), "mode": pool.mode, "deleted": False,
+        "scaling_ratio": str(pool.scaling_ratio), "mode": pool.mode, **_judged(pool), "deleted": False,
     }  # fmt: skip
-    if row is not None and dict(row) == wanted:
+    if row is not None and all(row[name] == value for name, value in wanted.items()):
         return []
-    await tx.execute(
-        "INSERT INTO worker_pool AS p (id, min_capacity, max_capacity, scaling_ratio, mode, deleted) "
-        "VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (id) DO UPDATE SET min_capacity = $2, max_capacity = $3, "
-        "scaling_ratio = $4, mode = $5, deleted = $6, revision = p.revision + 1",
-        pool.id, *wanted.values(),
-    )  # fmt: skip
+    await tx.execute(PUT_POOL, pool.id, *wanted.values())
     event = pool_events.PoolCreated if row is None or row["deleted"] else pool_events.PoolUpdated
     await outbox.enqueue(tx, [event(**await pool_state(tx, pool.id))])
     await marks.dirty(tx, {pool.id}, because="declared")
@@ -136,33 +162,23 @@ async def _pool(tx: Connection, pool: WorkerPool) -> list[Change]:
 
 async def _config(tx: Connection, pool: WorkerPool, config: LaunchConfig, region: str) -> list[Change]:
     id_ = config_id(pool, config)
-    row = await tx.fetchrow(
-        "SELECT account_id, region, zone, instance_type, image_revision, settings, pool_id, base_weight, price_factor, "
-        "state FROM launch_config WHERE id = $1",
-        id_,
-    )
+    row = await tx.fetchrow("SELECT * FROM launch_config WHERE id = $1", id_)
     wanted: dict[str, Any] = {
         "account_id": config.account, "region": region, "zone": config.zone,
         "instance_type": config.instance_type, "image_revision": config.image, "settings": dict(config.settings),
         "pool_id": pool.id, "base_weight": config.base_weight, "price_factor": config.price_factor,
+        **_judged(pool, config.profile),
     }  # fmt: skip
     if row is not None:
-        changed = [name for name in (*BODY, "pool_id") if row[name] != wanted[name]]
-        if changed:
+        changed = [name for name, value in wanted.items() if row[name] != value]
+        if fixed := [name for name in changed if name in BODY]:
             raise Refused(
-                f"launch config {id_}: {', '.join(changed)} cannot change under the same id, since its history "
+                f"launch config {id_}: {', '.join(fixed)} cannot change under the same id, since its history "
                 "would speak of another thing; give the new config a new id"
             )
-        if row["state"] != "archived" and all(row[name] == wanted[name] for name in ("base_weight", "price_factor")):
+        if row["state"] != "archived" and not changed:
             return []
-    stored = await tx.fetchrow(
-        "INSERT INTO launch_config AS c (id, account_id, region, zone, instance_type, image_revision, settings, "
-        "pool_id, base_weight, price_factor, state) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 'active') "
-        "ON CONFLICT (id) DO UPDATE SET base_weight = $9, price_factor = $10, revision = c.revision + 1, "
-        f"state = CASE c.state WHEN 'archived' THEN 'active' ELSE c.state END RETURNING {configs.COLUMNS}",
-        id_, *wanted.values(),
-    )  # fmt: skip
-    await tx.execute(SHARED, id_)
+    stored = await tx.fetchrow(PUT_CONFIG, id_, *wanted.values())
     new = row is None or row["state"] == "archived"
     event = config_events.LaunchConfigCreated if new else config_events.LaunchConfigUpdated
     await outbox.enqueue(tx, [event(**configs.state(stored))])
@@ -170,12 +186,20 @@ async def _config(tx: Connection, pool: WorkerPool, config: LaunchConfig, region
     return [_change("launch config", id_, None if new else row, wanted)]
 
 
+def _judged(pool: WorkerPool, profile: str | None = None) -> dict[str, Any]:
+    """How health is judged: by a config's own profile if it has one, for the rest as its pool says."""
+    return {
+        "profile": profile or pool.profile, "boot_evidence": pool.evidence.boot, "claim_evidence": pool.evidence.claim,
+        "on_bad_image": pool.on_bad_image, "freeze_after": pool.freeze_after,
+    }  # fmt: skip
+
+
 async def _remove(tx: Connection, declared: Declaration) -> list[Change]:
     """What is not declared any more: configs are archived, pools deleted, accounts removed once nothing uses them."""
     kept = [config_id(pool, config) for pool in declared.worker_pools for config in pool.launch_configs]
     changes = []
     for row in await tx.fetch(
-        "UPDATE launch_config SET state = 'archived', revision = revision + 1 "
+        "UPDATE launch_config SET state = 'archived', archived_at = slipway_clock(), revision = revision + 1 "
         f"WHERE id <> ALL($1::text[]) AND state <> 'archived' RETURNING {configs.COLUMNS}",
         kept,
     ):

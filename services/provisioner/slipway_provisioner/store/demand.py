@@ -11,18 +11,22 @@ from slipway_provisioner.domain.timeline import Claim
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import marks
 
-# Equal times count as repeats. DISTINCT ON: one statement may not touch a row twice.
+# Equal times count as repeats. DISTINCT ON: one statement may not touch a row twice. Of the time between a report that
+# went stale and the next one nothing is known, so tasks count as pending since that one.
 NEWEST: Final = """
-INSERT INTO demand AS d (pool_id, source, pending, claimed, observed_at, valid_for_seconds, pending_since, received_at,
-    traceparent)
+INSERT INTO demand AS d (pool_id, source, pending, claimed, observed_at, valid_for_seconds, pending_since,
+    claimed_seen_at, received_at, traceparent)
 SELECT DISTINCT ON (pool_id, source) pool_id, source, pending, claimed, observed_at, valid_for_seconds,
-    CASE WHEN pending > 0 THEN observed_at END, slipway_clock(), traceparent
+    CASE WHEN pending > 0 THEN observed_at END, CASE WHEN claimed > 0 THEN observed_at END, slipway_clock(), traceparent
 FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::timestamptz[], $6::float8[], $7::text[])
     AS u (pool_id, source, pending, claimed, observed_at, valid_for_seconds, traceparent)
 ORDER BY pool_id, source, observed_at DESC
 ON CONFLICT (pool_id, source) DO UPDATE SET pending = excluded.pending, claimed = excluded.claimed,
     observed_at = excluded.observed_at, valid_for_seconds = excluded.valid_for_seconds,
-    pending_since = CASE WHEN excluded.pending > 0 THEN coalesce(d.pending_since, excluded.observed_at) END,
+    pending_since = CASE WHEN excluded.pending = 0 THEN NULL
+        WHEN d.observed_at + d.valid_for_seconds * interval '1 s' < excluded.observed_at THEN excluded.observed_at
+        ELSE coalesce(d.pending_since, excluded.observed_at) END,
+    claimed_seen_at = coalesce(excluded.claimed_seen_at, d.claimed_seen_at),
     received_at = excluded.received_at, traceparent = excluded.traceparent
 WHERE d.observed_at < excluded.observed_at
 RETURNING pool_id, source"""

@@ -1,13 +1,14 @@
 """Pools as a decision sees them: locked, observed, marked dirty; configs with their weights and what is under way."""
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any, Final
 
 import msgspec
 
 from slipway_common.postgres import Connection
+from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 from slipway_provisioner.store import demand
 
@@ -20,50 +21,79 @@ WHERE EXISTS (SELECT FROM dirty_pool d WHERE d.pool_id = p.id AND d.due_at <= sl
 ORDER BY (SELECT min(d.id) FROM dirty_pool d WHERE d.pool_id = p.id) LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
 UNMARK: Final = "DELETE FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() RETURNING because"
 POOL: Final = """
-SELECT id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, deleted, drawn,
+SELECT id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, frozen_reason, deleted, drawn, on_bad_image,
+    freeze_after,
     coalesce(extract(epoch FROM attempted_at + $2 * interval '1 s' - slipway_clock())::float8, 0) AS attempt_in_seconds
 FROM worker_pool WHERE id = $1"""
 FLEET: Final = """
 SELECT count(*) FILTER (WHERE state IN ('requested', 'launching', 'starting', 'running')) AS serving,
     count(*) FILTER (WHERE state = 'stopping') AS leaving
 FROM worker WHERE pool_id = $1 AND state <> 'stopped'"""
-CONFIGS: Final = """
-SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active' AS active,
-    c.base_weight * c.price_factor AS prior_weight, w.record,
-    w.record IS NOT NULL AND (w.record ->> 'probe_ready')::boolean AND NOT EXISTS (
+# What is under way of a config `c`, per stage. A call whose worker was told to leave may fail yet. A claim is confirmed
+# by the worker's own word; where the queue is asked, by claimed tasks that it has seen since the worker came.
+UNDER_WAY: Final = """
+SELECT count(*) FILTER (WHERE w.state IN ('requested', 'launching')
+        OR (w.state = 'stopping' AND w.instance_id IS NULL))::int AS launch,
+    count(*) FILTER (WHERE w.state = 'starting')::int AS boot,
+    count(*) FILTER (WHERE w.state = 'running' AND w.first_claimed_at IS NULL AND CASE c.claim_evidence
+        WHEN 'hook' THEN true WHEN 'none' THEN false
+        ELSE NOT EXISTS (SELECT FROM demand d WHERE d.pool_id = c.pool_id AND d.claimed_seen_at >= w.registered_at)
+        END)::int AS claim,
+    count(*) FILTER (WHERE w.state = 'running')::int AS running, count(*)::int AS live
+FROM worker w WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state <> 'stopped'"""
+# One statement, so that a worker that fails at this moment counts either as under way or as failed.
+CONFIGS: Final = f"""
+SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active' AS active, c.claim_evidence,
+    c.base_weight * c.price_factor AS prior_weight, g.record, o.failures,
+    g.record IS NOT NULL AND (g.record ->> 'probe_ready')::boolean AND NOT EXISTS (
         SELECT FROM worker p WHERE p.launch_config_id = c.id
-        AND p.probe_permit = (w.record ->> 'probe_permit')::bigint) AS permitted,
+        AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
     (SELECT reason FROM brake b WHERE b.scope = 'account' AND b.scope_id = c.account_id
         AND (until IS NULL OR until > slipway_clock())) AS braked,
-    ARRAY(SELECT key FROM shared_keys(c)) AS shares,
-    count(k.id) FILTER (WHERE k.state IN ('requested', 'launching')) AS launching,
-    count(k.id) FILTER (WHERE k.state = 'starting') AS booting,
-    count(k.id) FILTER (WHERE k.state = 'running' AND k.first_claimed_at IS NULL) AS unclaimed
+    ARRAY(SELECT ARRAY[k.key, k.stage] FROM shared_keys(c) AS k) AS shares, u.launch, u.boot, u.claim
 FROM launch_config c JOIN account a ON a.id = c.account_id
-LEFT JOIN weight w ON w.launch_config_id = c.id
-LEFT JOIN worker k ON k.launch_config_id = c.id AND k.state <> 'stopped'
-WHERE c.pool_id = $1 AND (c.state <> 'archived' OR k.id IS NOT NULL)
-GROUP BY c.id, a.lease_pool_id, w.launch_config_id ORDER BY c.id"""
-FAILURES: Final = """
-SELECT f.launch_config_id, f.stage, f.failures FROM launch_config_outcomes f
-JOIN launch_config c ON c.id = f.launch_config_id WHERE c.pool_id = $1"""
+LEFT JOIN weight g ON g.launch_config_id = c.id
+CROSS JOIN LATERAL ({UNDER_WAY}) AS u
+LEFT JOIN LATERAL (
+    SELECT jsonb_object_agg(stage, failures) AS failures FROM launch_config_outcomes
+    WHERE launch_config_id = c.id) AS o ON true
+WHERE c.pool_id = $1 AND (c.archived_at IS NULL OR c.archived_at > $2) AND (c.state <> 'archived' OR u.live > 0)
+ORDER BY c.id"""
 # Locked after the pool and before anything under way is counted: pools that share an image or a quota decide in turn.
 LOCK_SHARED: Final = """
-SELECT key, size FROM shared_window WHERE key IN (
-    SELECT key FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k WHERE c.pool_id = $1)
-ORDER BY key FOR UPDATE"""
-# Boots count towards the image, launches towards the quota; over every pool. What failed in an archived config is over:
-# the calculator withdraws its record, so nothing would ever fold it.
-LEVELS: Final = """
-SELECT k.key, sum(
-    (SELECT count(*) FROM worker w WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state <> 'stopped'
-        AND (w.state IN ('requested', 'launching') OR (k.stage = 'boot' AND w.state = 'starting')))
-    + CASE c.state WHEN 'archived' THEN 0 ELSE greatest(0, coalesce(f.failures, 0)
-        - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)) END)::int AS level
-FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
-LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage
-LEFT JOIN weight g ON g.launch_config_id = c.id
-WHERE k.key = ANY($1::text[]) GROUP BY k.key"""
+SELECT FROM shared_window WHERE (key, stage) IN (
+    SELECT k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+    WHERE c.pool_id = $1 AND c.state <> 'archived' AND k.size IS NOT NULL)
+ORDER BY key, stage FOR UPDATE"""
+# Boots count towards the image, launches towards the quota; over every pool. The calculator withdraws the record of an
+# archived config, so what failed there counts only since $3, for as long as a record may be late. What was archived
+# before $2 is forgotten.
+SHARED: Final = f"""
+WITH mine AS (
+    SELECT DISTINCT k.key, k.stage, k.size FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+    WHERE c.pool_id = $1 AND c.state <> 'archived'),
+levels AS (
+    SELECT k.key, k.stage,
+        sum(u.launch + CASE k.stage WHEN 'launch' THEN 0 WHEN 'boot' THEN u.boot ELSE u.boot + u.claim END)
+            AS in_flight,
+        sum(CASE c.state WHEN 'archived' THEN (
+                SELECT count(*) FROM worker w WHERE w.launch_config_id = c.id
+                AND w.failed_at > $3)
+            ELSE greatest(0, coalesce(f.failures, 0)
+                - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)) END) AS unfolded
+    FROM launch_config c CROSS JOIN LATERAL ({UNDER_WAY}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
+    LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage
+    LEFT JOIN weight g ON g.launch_config_id = c.id
+    WHERE (c.image_key = ANY(ARRAY(SELECT key FROM mine)) OR c.quota_key = ANY(ARRAY(SELECT key FROM mine)))
+        AND (c.archived_at IS NULL OR c.archived_at > $2)
+    GROUP BY k.key, k.stage)
+SELECT m.key, m.stage, coalesce(l.in_flight, 0)::int AS in_flight, coalesce(l.unfolded, 0)::int AS unfolded,
+    CASE WHEN m.size IS NOT NULL THEN coalesce(s.size, m.size) END AS window,
+    coalesce(s.state = 'closed', false) AS closed, coalesce(s.reason, '') AS reason,
+    coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven
+FROM mine m LEFT JOIN shared_window s USING (key, stage) LEFT JOIN levels l USING (key, stage)
+LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
+ORDER BY m.key, m.stage"""
 # Only workers that no lease was granted for may be cancelled: a call may start for the others at any moment.
 WAITING: Final = """
 SELECT id::text AS worker_id, launch_config_id AS config_id, probe_permit AS permit FROM worker
@@ -75,7 +105,10 @@ BRAKES: Final = """
 SELECT reason FROM brake WHERE (scope = 'all' OR (scope = 'pool' AND scope_id = $1))
     AND (until IS NULL OR until > slipway_clock()) LIMIT 1"""
 DREW: Final = "UPDATE worker_pool SET drawn = drawn + $2, attempted_at = slipway_clock() WHERE id = $1"
-DEFAULT_WINDOWS: Final = {"launch": 64, "boot": 64, "claim": 1000}  # until the first weight record arrives
+# Until the first weight record arrives: what was never seen starts small.
+DEFAULT_WINDOWS: Final = {"launch": 4, "boot": 8, "claim": 64}
+# No record speaks of a failure in an archived config; by then whoever would have folded it has said so of its shares.
+LATE_RECORD_SECONDS: Final = 60.0
 
 
 class Dirty(msgspec.Struct, frozen=True):
@@ -94,35 +127,43 @@ async def claim_dirty(tx: Connection) -> Dirty | None:
 
 
 async def observe(
-    tx: Connection, pool_id: str, *, idle_timeout_seconds: float, silent_seconds: float, attempt_seconds: float
-) -> Observed:
+    tx: Connection, pool_id: str, *, idle_timeout_seconds: float, silent_seconds: float,
+    silent_half_life_seconds: float, attempt_seconds: float,
+) -> Observed:  # fmt: skip
     """Everything a decision may look at. The pool is locked by the caller."""
-    sizes: dict[str, int] = dict(await tx.fetch(LOCK_SHARED, pool_id))
-    levels: dict[str, int] = dict(await tx.fetch(LEVELS, list(sizes)))
+    await tx.execute(LOCK_SHARED, pool_id)
     row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds))
     attempt_in_seconds = row.pop("attempt_in_seconds")
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
-    failures = {(r["launch_config_id"], r["stage"]): r["failures"] for r in await tx.fetch(FAILURES, pool_id)}
     brake = await tx.fetchval(BRAKES, pool_id)
+    configs, shared = await counted(tx, pool_id, await now(tx))
     return Observed(
         pool=pool,
         demands=await demand.observe(tx, pool_id),
         fleet=Fleet(**await tx.fetchrow(FLEET, pool_id)),
-        configs=[_config(r, failures) for r in await tx.fetch(CONFIGS, pool_id)],
-        shared=[Shared(key=key, level=levels.get(key, 0), window=size) for key, size in sizes.items()],
+        configs=configs,
+        shared=shared,
         waiting=[Waiting(**r) for r in await tx.fetch(WAITING, pool_id)],
         idle=[Idle(**r) for r in await tx.fetch(IDLE, pool_id)],
         idle_timeout_seconds=idle_timeout_seconds,
         calculator_silent_seconds=silent_seconds,
+        silent_half_life_seconds=silent_half_life_seconds,
         attempt_in_seconds=attempt_in_seconds,
         stopped=f"launching is stopped: {brake}" if brake else "",
     )
 
 
-def _config(row: Any, failures: dict[tuple[str, str], int]) -> Config:
+async def counted(tx: Connection, pool_id: str, at: datetime) -> tuple[list[Config], list[Shared]]:
+    """A pool's configs and what they share, with what is under way and what has failed of them at `at`."""
+    forgotten = at - timedelta(seconds=FORGOTTEN_AFTER_SECONDS)
+    configs = await tx.fetch(CONFIGS, pool_id, forgotten)
+    shared = await tx.fetch(SHARED, pool_id, forgotten, at - timedelta(seconds=LATE_RECORD_SECONDS))
+    return [_config(row) for row in configs], [Shared(**row) for row in shared]
+
+
+def _config(row: Any) -> Config:
     record: dict[str, Any] = row["record"] or {}
-    in_flight = {"launch": row["launching"], "boot": row["booting"], "claim": row["unclaimed"]}
-    of_config = {stage: count for (config_id, stage), count in failures.items() if config_id == row["id"]}
+    reason = record.get("reason", "")
     return Config(
         id=row["id"],
         account_id=row["account_id"],
@@ -133,24 +174,32 @@ def _config(row: Any, failures: dict[tuple[str, str], int]) -> Config:
         weight=record.get("weight", row["prior_weight"]),
         prior_weight=row["prior_weight"],
         closed=record.get("state") == "closed",
+        reason=reason.partition(": ")[2] or reason,  # it begins with the config's short name
         permit=record.get("probe_permit") if row["permitted"] and record.get("state") == "closed" else None,
         last_permit=record.get("probe_permit"),
-        shares=row["shares"],
-        **stages(record, in_flight, of_config),
+        shares=[(key, stage) for key, stage in row["shares"]],
+        **stages(row),
     )
 
 
-def stages(record: Mapping[str, Any], in_flight: Mapping[str, int], failures: Mapping[str, int]) -> dict[str, Stage]:
-    """The three stages of a config, by its weight record and by our own counts per stage."""
-    published = record.get("stages", {})
+def stages(row: Any) -> dict[str, Stage]:
+    """The three stages of a config, by its weight record and by our own counts per stage.
+
+    Claims are not judged where nothing confirms them.
+    """
+    published = (row["record"] or {}).get("stages", {})
+    failures = row["failures"] or {}
+    windows = {name: published.get(name, {}).get("window", window) for name, window in DEFAULT_WINDOWS.items()}
+    if row["claim_evidence"] == "none":
+        windows["claim"] = None
     return {
         name: Stage(
-            in_flight=in_flight[name],
+            in_flight=row[name],
             failures=failures.get(name, 0),
             folded=published.get(name, {}).get("failures_folded", 0),
-            window=published.get(name, {}).get("window", window),
+            window=window,
         )
-        for name, window in DEFAULT_WINDOWS.items()
+        for name, window in windows.items()
     }
 
 

@@ -3,12 +3,13 @@
 from typing import Any, Final
 
 from slipway_common.postgres import Connection
-from slipway_provisioner.store.pools import stages
+from slipway_provisioner.store.pools import DEFAULT_WINDOWS, UNDER_WAY, stages
 
 # The newest decision is the one that REPEAT renews. Only sources that are fresh wait for us.
 POOLS: Final = """
-SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.paused, p.paused_reason, p.paused_by,
-    p.paused_until, p.frozen,
+SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.profile, p.boot_evidence, p.claim_evidence,
+    p.on_bad_image, p.freeze_after, p.paused, p.paused_reason, p.paused_by, p.paused_until, p.frozen,
+    p.frozen_reason, p.frozen_by,
     d.pending, d.claimed, d.oldest_wait_seconds, w.serving, w.running, w.leaving, x.wanted, x.needed
 FROM worker_pool p
 CROSS JOIN LATERAL (
@@ -26,27 +27,26 @@ LEFT JOIN LATERAL (
     SELECT (why ->> 'wanted')::int AS wanted, (why ->> 'needed')::int AS needed FROM decision
     WHERE pool_id = p.id ORDER BY at DESC, id DESC LIMIT 1) AS x ON true
 WHERE NOT p.deleted AND ($1::text IS NULL OR p.id = $1) ORDER BY p.id"""
-CONFIGS: Final = """
+CONFIGS: Final = f"""
 SELECT c.id, c.pool_id, c.account_id, c.region, c.zone, c.instance_type, c.image_revision, c.state, c.state_reason,
-    c.state_by, c.paused_until, c.base_weight, c.price_factor, c.settings, w.record, o.failures,
-    coalesce(o.successes, 0)::int AS ok, coalesce(o.failed, 0)::int AS failed,
-    k.launching, k.booting, k.unclaimed, k.launching + k.booting AS starting, k.running
-FROM launch_config c LEFT JOIN weight w ON w.launch_config_id = c.id
+    c.state_by, c.paused_until, c.base_weight, c.price_factor, c.profile, c.claim_evidence, c.settings, g.record,
+    o.failures, coalesce(o.successes, 0)::int AS ok, coalesce(o.failed, 0)::int AS failed, u.launch, u.boot, u.claim,
+    u.launch + u.boot AS starting, u.running, s.shared
+FROM launch_config c LEFT JOIN weight g ON g.launch_config_id = c.id
 LEFT JOIN LATERAL (
     SELECT sum(failures) AS failed, sum(successes) AS successes, jsonb_object_agg(stage, failures) AS failures
     FROM launch_config_outcomes WHERE launch_config_id = c.id) AS o ON true
-CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE state IN ('requested', 'launching'))::int AS launching,
-        count(*) FILTER (WHERE state = 'starting')::int AS booting,
-        count(*) FILTER (WHERE state = 'running')::int AS running,
-        count(*) FILTER (WHERE state = 'running' AND first_claimed_at IS NULL)::int AS unclaimed
-    FROM worker WHERE pool_id = c.pool_id AND launch_config_id = c.id AND state <> 'stopped') AS k
+CROSS JOIN LATERAL ({UNDER_WAY}) AS u
+LEFT JOIN LATERAL (
+    SELECT jsonb_agg(jsonb_build_object('key', k.key, 'stage', k.stage, 'window', CASE WHEN k.size IS NOT NULL
+        THEN s.size END, 'state', s.state, 'unconfirmed', s.unconfirmed, 'reason', s.reason)
+        ORDER BY k.key, k.stage) AS shared
+    FROM shared_keys(c) AS k JOIN shared_window s ON s.key = k.key AND s.stage = k.stage) AS s ON true
 WHERE ($1::text IS NULL OR c.pool_id = $1) AND ($2::text IS NULL OR c.id = $2) ORDER BY c.pool_id, c.id"""
 FAILURES: Final = """
 SELECT id::text AS worker_id, failed_at AS at, reason FROM worker
 WHERE launch_config_id = $1 AND failed_at IS NOT NULL ORDER BY failed_at DESC, id DESC LIMIT 10"""
-IN_FLIGHT: Final = {"launch": "launching", "boot": "booting", "claim": "unclaimed"}  # stage → column
-OF_RECORD: Final = ("weight", "health", "closed_stage", "next_probe_at", "reason")
+OF_RECORD: Final = ("weight", "health", "closed_stage", "closed_by", "next_probe_at", "reason")
 
 
 async def pools(db: Connection, pool_id: str | None = None) -> list[dict[str, Any]]:
@@ -72,16 +72,26 @@ async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
 
 
 def _config(row: Any) -> dict[str, Any]:
-    """`ok` are launches that were accepted, `failed` the failures of any stage, over the config's life."""
+    """`ok` are launches that were accepted, `failed` the failures of any stage, over the config's life.
+
+    `shared` is what it shares with others: a closed one closes it, also before a record of its own says so.
+    """
     values = dict(row)
-    record, failures = values.pop("record") or {}, values.pop("failures") or {}
-    in_flight = {stage: values.pop(name) for stage, name in IN_FLIGHT.items()}
-    del values["settings"]
     levels = {
-        name: {"in_flight": stage.in_flight, "unfolded": max(0, stage.failures - stage.folded), "window": stage.window}
-        for name, stage in stages(record, in_flight, failures).items()
-    }
+        name: {"in_flight": stage.in_flight, "unfolded": stage.unfolded, "window": stage.window}
+        for name, stage in stages(row).items() if stage.window is not None
+    }  # fmt: skip
+    record, shared = values.pop("record") or {}, values.pop("shared") or []
+    for name in ("settings", "failures", "claim_evidence", *DEFAULT_WINDOWS):
+        del values[name]
     shown = {name: record.get(name) for name in OF_RECORD}
+    closing = next((known for known in shared if known["state"] == "closed"), None)
+    if closing is not None and record.get("state") != "closed":
+        shown |= {
+            "closed_stage": closing["stage"], "closed_by": closing["key"], "next_probe_at": None,
+            "reason": f"{row['id']}: {closing['reason'] or 'closed'}, by {closing['key']}",
+        }  # fmt: skip
     return values | shown | {
-        "circuit": record.get("state", "open"), "probe_ready": record.get("probe_ready", False), "stages": levels,
+        "circuit": record.get("state", "open") if closing is None else "closed",
+        "probe_ready": record.get("probe_ready", False), "stages": levels, "shared": shared,
     }  # fmt: skip

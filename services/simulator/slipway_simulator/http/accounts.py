@@ -1,12 +1,15 @@
 """The provider's side: one API per account, with the codes that providers use."""
 
+import asyncio
 import hashlib
 from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
+from slipway_simulator.console import console as console_of
 from slipway_simulator.facts import Call, Code, Reply
 from slipway_simulator.http.dropping import drop
 from slipway_simulator.runtime import Simulator
@@ -100,6 +103,15 @@ async def instance(account: str, instance_id: str, simulation: Simulated) -> Res
     if found is None or found.account != account:
         return _json(404, {"code": "InstanceNotFound", "message": f"no instance {instance_id}"})
     return _json(200, {"id": instance_id, "state": found.state(simulation.now())})
+
+
+@router.get("/instances/{instance_id}/console")
+async def console(account: str, instance_id: str, simulation: Simulated) -> Response:
+    """Also of one that is gone: that is when somebody asks."""
+    lines = await asyncio.to_thread(lambda: console_of(simulation.ledger.facts(), account, instance_id))
+    if not lines:
+        return _json(404, {"code": "InstanceNotFound", "message": f"no instance {instance_id}"})
+    return PlainTextResponse("".join(f"{line}\n" for line in lines))
 
 
 @router.delete("/instances/{instance_id}")

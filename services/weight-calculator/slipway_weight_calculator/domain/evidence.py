@@ -1,87 +1,105 @@
-"""What was seen of one stage of one launch config: successes and failures, each worth less the older it is.
+"""What was seen of one stage of one row: successes and failures, each worth less the older it is. Pure.
 
-Decides what an outcome moves and by how much; gates (gates.py) and shares (weights.py) are derived elsewhere.
+Gates (gates.py) say whether, windows how many, shares (weights.py) where; this file keeps the masses they start from,
+and the sums of them that speak for a place.
 """
 
-from datetime import datetime
 from math import exp2
 from typing import Final
 
 import msgspec
 
-from slipway_common.events.worker import Outcome, Result, Scope
+from slipway_weight_calculator.domain.gates import OPEN, Gate
 from slipway_weight_calculator.domain.policy import Policy
 
-# A throttle says something about our call rate, a time-out of our own nothing yet, an unknown word nothing we can read.
-# Quotas, images and credentials have no rows of their own so far: the config that met the error carries it.
-CHARGED: Final = frozenset({Scope.CONFIG, Scope.CAPACITY, Scope.QUOTA, Scope.IMAGE, Scope.CREDENTIAL})
-NEGLIGIBLE: Final = 1e-9
 
+class Stage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Masses as of `at`, the newest event time (seconds since the epoch); never more than the policy's cap together.
 
-class Evidence(msgspec.Struct, frozen=True):
-    """Decayed masses as of `at`, the newest event time; never more than the policy's cap together.
-
-    `failures_folded` counts every failed outcome over the config's life, whatever its scope: the provisioner subtracts
-    it from its own count to know which failures this state has seen.
+    `placed` is the part of `failures` that speaks of the place rather than of this config's own request. `succeeded`
+    and `failed` count what was charged over the row's life; `folded` every failed outcome, whatever its scope: the
+    provisioner subtracts it from its own count to know which failures this state has seen. `window` is a level of
+    unconfirmed starts, `late` how many of them are taken for failed for the time being. `ok_at` is the time of the
+    newest success.
     """
 
     successes: float = 0.0
     failures: float = 0.0
-    at: datetime | None = None
-    failures_folded: int = 0
+    placed: float = 0.0
+    at: float = 0.0
+    succeeded: int = 0
+    failed: int = 0
+    folded: int = 0
+    window: float = 0.0
+    ok_at: float = 0.0
+    late: int = 0
+    gate: Gate = OPEN
 
 
-def charged(outcome: Outcome) -> bool:
-    """Whether this failure says something about the config."""
-    return outcome.result is Result.FAILED and outcome.scope in CHARGED
-
-
-def fold(evidence: Evidence, outcome: Outcome, *, at: datetime, policy: Policy) -> Evidence:
-    """The evidence after one outcome at event time `at`.
-
-    An event older than the newest one weighs what it would weigh by now, so below the cap the order of arrival does
-    not matter.
-    """
-    success = outcome.result is Result.OK
-    folded = evidence.failures_folded + (outcome.result is Result.FAILED)
-    if not success and not charged(outcome):
-        return msgspec.structs.replace(evidence, failures_folded=folded)
-    newest = at if evidence.at is None else max(at, evidence.at)
-    then = decayed(evidence, newest, policy)
-    mass = remaining((newest - at).total_seconds(), policy)
-    # Room is made before adding, so that the mass never exceeds the cap and a success never lowers the probability.
-    held, room = then.successes + then.failures, policy.mass_cap - mass
-    scale = room / held if held > room else 1.0
-    return Evidence(
-        successes=then.successes * scale + mass * success,
-        failures=then.failures * scale + mass * (not success),
-        at=newest,
-        failures_folded=folded,
-    )
-
-
-def decayed(evidence: Evidence, now: datetime, policy: Policy) -> Evidence:
-    """The same evidence seen at `now`; never worth more than before."""
-    if evidence.at is None or now <= evidence.at:
-        return evidence
-    share = remaining((now - evidence.at).total_seconds(), policy)
-    return msgspec.structs.replace(
-        evidence,
-        successes=_flush(evidence.successes * share),
-        failures=_flush(evidence.failures * share),
-        at=now,
-    )
+Sum = tuple[float, float, float]
+"""Successes, placed failures and their instant: what all configs of a place have seen together."""
+NOTHING: Final[Sum] = (0.0, 0.0, 0.0)
 
 
 def remaining(age_seconds: float, policy: Policy) -> float:
+    """What a mass is worth after so long: half per half-life."""
     return exp2(-age_seconds / policy.half_life_seconds)
 
 
-def probability(evidence: Evidence, policy: Policy) -> float:
+def masses(stage: Stage, now: float, policy: Policy) -> tuple[float, float, float]:
+    """Successes, failures and the placed part of them at `now`; never worth more than before."""
+    if now <= stage.at:
+        return stage.successes, stage.failures, stage.placed
+    share = exp2((stage.at - now) / policy.half_life_seconds)
+    return stage.successes * share, stage.failures * share, stage.placed * share
+
+
+def after(
+    stage: Stage, at: float, window: float, gate: Gate, policy: Policy, *, failed: bool = False, placed: bool = False
+) -> Stage:
+    """After one more outcome of event time `at`, with the window and the gate that it leaves; `placed` if a failure
+    speaks of the place.
+
+    An event older than the newest one weighs what it would weigh by now, so below the cap the order of arrival does
+    not matter. Room is made before adding, so that the mass never exceeds the cap and a success never lowers the
+    probability.
+    """
+    newest = stage.at
+    if at > newest:
+        mass, share, newest = 1.0, exp2((newest - at) / policy.half_life_seconds), at
+    else:
+        mass, share = exp2((at - newest) / policy.half_life_seconds), 1.0
+    held, room = (stage.successes + stage.failures) * share, policy.mass_cap - mass
+    if held > room:
+        share *= room / held
+    if failed:
+        return Stage(
+            stage.successes * share, stage.failures * share + mass, stage.placed * share + mass * placed, newest,
+            stage.succeeded, stage.failed + 1, stage.folded, window, stage.ok_at, stage.late, gate,
+        )  # fmt: skip
+    return Stage(
+        stage.successes * share + mass, stage.failures * share, stage.placed * share, newest, stage.succeeded + 1,
+        stage.failed, stage.folded, window, at if at > stage.ok_at else stage.ok_at, stage.late, gate,
+    )  # fmt: skip
+
+
+def probability(successes: float, failures: float, prior: float, policy: Policy) -> float:
     """That the stage succeeds, smoothed towards the prior; strictly between 0 and 1."""
-    successes = evidence.successes + policy.prior_mass * policy.prior
-    return successes / (evidence.successes + evidence.failures + policy.prior_mass)
+    return (successes + policy.prior_mass * prior) / (successes + failures + policy.prior_mass)
 
 
-def _flush(mass: float) -> float:
-    return mass if mass > NEGLIGIBLE else 0.0
+def change(before: Stage | None, after: Stage | None, policy: Policy) -> Sum:
+    """What a place has seen more of since a stage of one of its configs was `before`; None: not of the place."""
+    if after is None:
+        return NOTHING if before is None else (-before.successes, -before.placed, before.at)
+    if before is None:
+        return after.successes, after.placed, after.at
+    successes, _, placed = masses(before, after.at, policy)
+    return after.successes - successes, after.placed - placed, after.at
+
+
+def together(one: Sum, other: Sum, policy: Policy) -> Sum:
+    if one[2] < other[2]:
+        one, other = other, one
+    share = exp2((other[2] - one[2]) / policy.half_life_seconds)
+    return one[0] + other[0] * share, one[1] + other[1] * share, one[2]

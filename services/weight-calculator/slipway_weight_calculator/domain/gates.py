@@ -1,155 +1,165 @@
-"""When a launch config may launch at all: open, or closed with one numbered permit at a time to probe it.
+"""When a row may launch at all: open, or closed with one probe at a time. Pure.
 
-A gate closes after failures of the launch stage in a row and opens only by a success of the newest permit. It decides
-on events and on instants given to `advance`; the jitter of a probe is a function of the config and the permit, so a
-replay gives the same instants.
+A gate closes after failures in a row and opens by the success of a probe, or when a start that was taken for failed
+succeeds late. It decides on events and on instants that it is given; the jitter of a probe is a function of the config
+and the permit, so that a replay gives the same instants.
 """
 
 import hashlib
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from math import exp2
 from typing import Final
 
 import msgspec
 
-from slipway_common.events.worker import (
-    Outcome,
-    Result,
-    Scope,
-    Stage,
-    WorkerDelayed,
-    WorkerEvent,
-    WorkerLaunchFailed,
-    WorkerLost,
-    WorkerStopped,
-)
-from slipway_weight_calculator.domain.evidence import charged
+from slipway_common.events.worker import Scope
+from slipway_weight_calculator.domain.blame import DEFINITE
 from slipway_weight_calculator.domain.policy import Policy
 
-# After these the worker that held a permit will not tell what a probe wants to know.
-GIVE_BACK: Final = (WorkerDelayed, WorkerLaunchFailed, WorkerStopped, WorkerLost)
 CODE_LENGTH_MAX: Final = 60
 
 
-class Failure(msgspec.Struct, frozen=True, order=True):
-    at: datetime
+class Failure(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+    """`late`: provisional, the start is still under way. What follows is for whoever looks into it."""
+
+    at: float
     scope: Scope
     code: str
     classified: bool
+    worker_id: str
+    late: bool = False
+    instance_id: str = ""
+    console: str = ""
+    sample: str = ""
 
 
-class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """`run` holds the charged failures that are not older than the newest success; at most five, since then it closes.
+class Gate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`closed_at` 0 means open. `run` holds the charged failures that are not older than the newest success, by their
+    time; while closed it keeps what closed it, and `unconfirmed` alone goes on counting.
 
-    While closed, `run` keeps what closed it. `permit` is the newest number issued, over the config's life; it may be
-    spent while `ready`. `next_probe_at` is when the next number is issued.
+    `probe` names the unresolved probe as "config#permit"; `next_probe_at` is when one is due, 0: none.
     """
 
-    closed_at: datetime | None = None
+    closed_at: float = 0.0
     run: tuple[Failure, ...] = ()
-    last_ok_at: datetime | None = None
-    permit: int = 0
-    permit_at: datetime | None = None
-    ready: bool = False
-    next_probe_at: datetime | None = None
+    unconfirmed: int = 0
+    probe: str = ""
+    probe_at: float = 0.0
+    next_probe_at: float = 0.0
     backoff_seconds: float = 0.0
     failed_probes: int = 0
     probe_code: str = ""
+    opened_at: float = 0.0
 
     @property
     def closed(self) -> bool:
-        return self.closed_at is not None
+        return self.closed_at > 0
 
 
-def fold(gate: Gate, event: WorkerEvent, *, at: datetime, policy: Policy) -> Gate:
-    """The gate after an event at event time `at`. Outcomes of other stages than launch change nothing."""
-    outcome = launch_outcome(event)
-    if outcome is not None and outcome.result is Result.OK:
-        gate = _succeeded(gate, at)
+OPEN: Final = Gate()
+
+
+def failed(gate: Gate, failure: Failure, trip: int, owner: str, policy: Policy, *, proven: bool = True) -> Gate:
+    """After a charged failure that is not older than the newest success; `trip` of any kind close it.
+
+    One that was closed before and is not `proven` again by successes closes at the first definite refusal: a place that
+    flaps costs one start per opening.
+    """
     if gate.closed:
-        if event.probe_permit is None or event.probe_permit != gate.permit:
-            return gate
-        return _settle(gate, event, outcome, at, policy)
-    if outcome is None or not charged(outcome) or (gate.last_ok_at is not None and at < gate.last_ok_at):
-        return gate
-    failure = Failure(at, outcome.scope, outcome.code[:CODE_LENGTH_MAX], outcome.classified)
+        return msgspec.structs.replace(gate, unconfirmed=gate.unconfirmed + 1)
     # Sorted, since outcomes of different workers arrive in any order.
     run = tuple(sorted((*gate.run, failure)))
-    gate = msgspec.structs.replace(gate, run=run)
-    return _close(gate, event.launch_config_id, policy) if _trips(run, policy) else gate
+    gate = msgspec.structs.replace(gate, run=run, unconfirmed=len(run))
+    relapsed = gate.opened_at > 0 and not proven and _definite((failure,))
+    return close(gate, run[-1].at, owner, policy) if relapsed or _trips(run, trip, policy) else gate
 
 
-def advance(gate: Gate, now: datetime) -> Gate:
-    """Issue the permit that is due at `now`; the same gate when none is."""
-    if gate.next_probe_at is None or now < gate.next_probe_at:
+def succeeded(gate: Gate, ok_at: float) -> Gate:
+    """After a success of somebody else than the probe: failures before `ok_at` are no longer in a row."""
+    if not gate.unconfirmed:
         return gate
-    return msgspec.structs.replace(gate, permit=gate.permit + 1, permit_at=now, ready=True, next_probe_at=None)
+    if gate.closed:
+        return msgspec.structs.replace(gate, unconfirmed=0)
+    run = tuple(failure for failure in gate.run if failure.at >= ok_at)
+    return msgspec.structs.replace(gate, run=run, unconfirmed=len(run))
 
 
-def pull_forward(gates: Mapping[str, Gate], policy: Policy) -> tuple[str, datetime] | None:
-    """Which config of a pool must be probed sooner, and when; None when nothing has to change.
-
-    While all active configs (`gates`) are closed, a pool is owed a permit per `pool_probe_seconds`, whatever the
-    backoff of each has grown to. A permit that waits for demand holds up only its own config.
-    """
-    waiting = [(gate.next_probe_at, config_id) for config_id, gate in gates.items() if gate.next_probe_at is not None]
-    if not waiting or not all(gate.closed for gate in gates.values()):
-        return None
-    latest = max(at for gate in gates.values() for at in (gate.closed_at, gate.permit_at) if at is not None)
-    due = latest + timedelta(seconds=policy.pool_probe_seconds)
-    earliest, config_id = min(waiting)
-    return (config_id, due) if due < earliest else None
+def withdrawn(gate: Gate, worker_id: str) -> Gate:
+    """After a start that was taken for failed has ended otherwise: its failure is taken back."""
+    run = tuple(failure for failure in gate.run if failure.worker_id != worker_id or not failure.late)
+    unconfirmed = max(0, gate.unconfirmed - 1) if gate.closed else len(run)
+    return msgspec.structs.replace(gate, run=run, unconfirmed=unconfirmed)
 
 
-def launch_outcome(event: WorkerEvent) -> Outcome | None:
-    outcome: Outcome | None = getattr(event, "outcome", None)
-    return outcome if outcome is not None and outcome.stage is Stage.LAUNCH else None
-
-
-def _succeeded(gate: Gate, at: datetime) -> Gate:
-    """Failures older than a success are no longer in a row; while closed only the time is kept."""
-    newest = at if gate.last_ok_at is None else max(at, gate.last_ok_at)
-    run = gate.run if gate.closed else tuple(failure for failure in gate.run if failure.at >= newest)
-    return msgspec.structs.replace(gate, last_ok_at=newest, run=run)
-
-
-def _trips(run: tuple[Failure, ...], policy: Policy) -> bool:
-    definite = sum(failure.classified and failure.scope in {Scope.CAPACITY, Scope.QUOTA} for failure in run)
-    return definite >= policy.trip_capacity or len(run) >= policy.trip_any
-
-
-def _close(gate: Gate, config_id: str, policy: Policy) -> Gate:
-    at = gate.run[-1].at
-    gate = msgspec.structs.replace(gate, closed_at=at, failed_probes=0, probe_code="", ready=False)
-    return _schedule(gate, config_id, at, policy.probe_initial_seconds, policy.probe_initial_seconds)
-
-
-def _settle(gate: Gate, event: WorkerEvent, outcome: Outcome | None, at: datetime, policy: Policy) -> Gate:
-    """What the holder of the newest permit has told."""
-    config_id = event.launch_config_id
-    if outcome is not None and outcome.result is Result.OK:
-        return Gate(permit=gate.permit, permit_at=gate.permit_at, last_ok_at=gate.last_ok_at)
-    if outcome is not None and charged(outcome):
-        gate = msgspec.structs.replace(
-            gate, failed_probes=gate.failed_probes + 1, probe_code=outcome.code[:CODE_LENGTH_MAX]
-        )
-        backoff = min(2 * gate.backoff_seconds, policy.probe_max_seconds)
-        return _schedule(gate, config_id, at, backoff, backoff)
-    if gate.ready and isinstance(event, GIVE_BACK):
-        # Nothing was learned: soon again under a new number, and the backoff does not grow.
-        return _schedule(gate, config_id, at, policy.probe_initial_seconds, gate.backoff_seconds)
-    return gate
-
-
-def _schedule(gate: Gate, config_id: str, at: datetime, delay_seconds: float, backoff_seconds: float) -> Gate:
-    """Equal jitter: between half the delay and all of it."""
-    seconds = delay_seconds * (1 + _chance(config_id, gate.permit + 1)) / 2
-    return msgspec.structs.replace(
-        gate, ready=False, next_probe_at=at + timedelta(seconds=seconds), backoff_seconds=backoff_seconds
+def confirmed(gate: Gate, failure: Failure) -> Gate:
+    """After a start that was taken for failed has failed: what is known of it now stands in its place."""
+    run = tuple(
+        msgspec.structs.replace(failure, at=held.at) if held.late and held.worker_id == failure.worker_id else held
+        for held in gate.run
     )
+    return msgspec.structs.replace(gate, run=run)
 
 
-def _chance(config_id: str, permit: int) -> float:
-    """Evenly spread over [0, 1), the same for the same permit."""
-    digest = hashlib.blake2b(f"{config_id}/{permit}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) / 2**64
+def unfounded(gate: Gate, late: int, trip: int) -> bool:
+    """Whether what has closed it was taken back; `late` starts are still taken for failed."""
+    return gate.closed and max(late, len(gate.run)) < trip and not _definite(gate.run)
+
+
+def close(gate: Gate, at: float, owner: str, policy: Policy) -> Gate:
+    # What is remembered fades by time, not by successes: then a place that fails now and then settles at a steady rate
+    # of probes, where a count of them would drift to one end or the other.
+    left = exp2((gate.probe_at - at) / policy.relapse_seconds) if at > gate.probe_at else 1.0
+    backoff = max(gate.backoff_seconds * left, policy.probe_initial_seconds)
+    gate = msgspec.structs.replace(gate, closed_at=at, failed_probes=0, probe_code="", probe="")
+    return schedule(gate, owner, at, backoff, backoff)
+
+
+def opened(gate: Gate, at: float) -> Gate:
+    """The delay of the last probe is kept, and when that was: a gate that closes again soon goes on with it."""
+    return Gate(opened_at=at, backoff_seconds=gate.backoff_seconds, probe_at=gate.probe_at)
+
+
+def issued(gate: Gate, probe: str, now: float) -> Gate:
+    return msgspec.structs.replace(gate, probe=probe, probe_at=now, next_probe_at=0.0)
+
+
+def probe_failed(gate: Gate, code: str, at: float, policy: Policy) -> Gate:
+    backoff = min(2 * gate.backoff_seconds, policy.probe_max_seconds)
+    told = msgspec.structs.replace(gate, failed_probes=gate.failed_probes + 1, probe_code=code[:CODE_LENGTH_MAX])
+    return schedule(told, gate.probe, at, backoff, backoff)
+
+
+def given_back(gate: Gate, at: float, policy: Policy) -> Gate:
+    """Nothing was learned: soon again under a new number, and the delay does not grow."""
+    return schedule(gate, gate.probe, at, policy.probe_initial_seconds, gate.backoff_seconds)
+
+
+def pulled(gate: Gate, at: float, policy: Policy) -> Gate:
+    """Due at `at` if it would have been later; yet however often it is asked for, a delay behind the last probe."""
+    due = max(at, gate.probe_at + policy.probe_initial_seconds) if gate.probe_at else at
+    if not gate.closed or gate.probe or gate.next_probe_at <= due:
+        return gate
+    return msgspec.structs.replace(gate, next_probe_at=due)
+
+
+def released(gate: Gate, at: float) -> Gate:
+    """After a permit was taken back that nobody had spent: another one may be issued."""
+    return msgspec.structs.replace(gate, probe="", next_probe_at=at)
+
+
+def schedule(gate: Gate, chance_of: str, at: float, delay_seconds: float, backoff_seconds: float) -> Gate:
+    """Equal jitter: between half the delay and all of it."""
+    seconds = delay_seconds * (1 + _chance(f"{chance_of}/{gate.failed_probes}")) / 2
+    return msgspec.structs.replace(gate, probe="", next_probe_at=at + seconds, backoff_seconds=backoff_seconds)
+
+
+def _trips(run: tuple[Failure, ...], trip: int, policy: Policy) -> bool:
+    return len(run) >= trip or _definite(run) >= policy.trip_capacity
+
+
+def _definite(run: tuple[Failure, ...]) -> int:
+    return sum(failure.classified and failure.scope in DEFINITE for failure in run)
+
+
+def _chance(of: str) -> float:
+    """Evenly spread over [0, 1), the same for the same words."""
+    return int.from_bytes(hashlib.blake2b(of.encode(), digest_size=8).digest()) / 2**64

@@ -1,15 +1,18 @@
-"""Declared launch configs become rows. Archiving keeps the row: outcomes of its last workers are still to come."""
-
-from collections.abc import Sequence
+"""Declared launch configs. Archiving keeps what is known of one: outcomes of its last workers are still to come."""
 
 from slipway_common.consume import Received
-from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.postgres import Connection
-from slipway_weight_calculator.store import configs
+from slipway_weight_calculator.domain.world import Draft
+from slipway_weight_calculator.handlers import names
 
 
-async def record_configs(tx: Connection, records: Sequence[Received]) -> None:
-    """Keep the newest state per config; a tombstone archives."""
-    newest: dict[str, LaunchConfigState | None] = {record.subject: record.event for record in records}
-    await configs.declare(tx, [state for state in newest.values() if state is not None])
-    await configs.archive(tx, [config_id for config_id, state in newest.items() if state is None])
+def fold(draft: Draft, received: Received, now: float) -> None:
+    """Keep the newest state of a config; a tombstone archives. Raises BadEvent for what can be no key."""
+    state = received.event
+    if state is None:
+        draft.archive(received.subject, now)
+        return
+    names.check(
+        state.launch_config_id, state.pool_id, state.account_id, state.region, state.zone, state.instance_type,
+        state.image_revision,
+    )  # fmt: skip
+    draft.declare(state, now)

@@ -1,41 +1,68 @@
-"""Outcomes of workers become the health of their launch configs. What follows from it is published by a loop."""
+"""What happens to workers becomes the health of their launch configs, at the time of the fact."""
 
-from collections.abc import Sequence
+from typing import Final
 
-from slipway_common.consume import Received
-from slipway_common.postgres import Connection
-from slipway_weight_calculator import metrics
-from slipway_weight_calculator.domain.health import concerns, fold
-from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.store import configs
-from slipway_weight_calculator.store.configs import Row
+import msgspec
+
+from slipway_common.consume import Received, Record
+from slipway_common.errors import BadEvent
+from slipway_common.events.worker import Outcome, Result, Stage
+from slipway_weight_calculator.domain.rows import STAGES
+from slipway_weight_calculator.domain.world import Draft
+from slipway_weight_calculator.handlers import names
+
+# A fact is told within seconds: a time that is further from when it was written is of a clock that is wrong.
+CLOCK_SECONDS_MAX: Final = 120.0
 
 
-async def fold_outcomes(tx: Connection, records: Sequence[Received], *, policy: Policy) -> None:
-    """Fold each event into its config, under the rows' locks, at the time of the fact.
+def fold(draft: Draft, received: Received, now: float, place: str) -> bool:
+    """Fold an event; returns whether its time had to be clamped. Raises BadEvent for what can be no key.
 
-    A config that was not declared to us yet gets a row with defaults: order is promised per topic and key only.
+    `now` is the turn's time: a time in the future would make everything after it look late. At replay it is far behind
+    the facts, so it is the record's own time that says whether theirs can be right.
     """
-    told = [record for record in records if record.event is not None and concerns(record.event)]
-    if not told:
-        return
-    pool_of = {record.event.launch_config_id: record.event.pool_id for record in told}
-    await configs.introduce(tx, pool_of)
-    before = {row.config.id: row for row in await configs.lock(tx, sorted(pool_of))}
-    now = await configs.clock(tx)
-    health = {config_id: row.health for config_id, row in before.items()}
-    trace = {record.event.launch_config_id: record.traceparent for record in told}
-    for record in told:
-        config_id = record.event.launch_config_id
-        # A time in the future would make everything after it look late.
-        at = min(record.time, now)
-        health[config_id] = fold(health[config_id], record.event, at=at, policy=policy)
-        metrics.count_outcome(record.event)
-    changed = [
-        Row(row.config, health[config_id], trace[config_id])
-        for config_id, row in before.items()
-        if health[config_id] != row.health
-    ]
-    await configs.write(tx, changed)
-    for row in changed:
-        metrics.count_gate(before[row.config.id].health.gate, row.health.gate)
+    event = received.event
+    if event is None:
+        return False
+    config_id = event.launch_config_id
+    if event.worker_id != received.subject or config_id not in draft.world.configs:
+        names.check(event.worker_id, config_id, event.pool_id, event.account_id, event.image_revision)
+        if "/" in config_id:
+            raise BadEvent(f"{config_id!r} is no id of a launch config")
+    at = told_at = received.time.timestamp()
+    early = at - received.stored_ms / 1000
+    if not -CLOCK_SECONDS_MAX <= early <= CLOCK_SECONDS_MAX:
+        at = told_at - early + (CLOCK_SECONDS_MAX if early > 0 else -CLOCK_SECONDS_MAX)
+    draft.fold(event, at if at < now else now, place, received.offset + 1)
+    return at != told_at or at > now + CLOCK_SECONDS_MAX
+
+
+class _Failed(msgspec.Struct):
+    """As little as says whose failure an event tells of."""
+
+    launch_config_id: str
+    outcome: Outcome
+
+
+def failure_in(value: bytes | None) -> tuple[str, str] | None:
+    """Config and stage of the failure that a record tells of, though it may be unreadable otherwise."""
+    try:
+        told = msgspec.json.decode(value or b"", type=_Failed)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    name = told.outcome.stage.value
+    return (told.launch_config_id, name) if told.outcome.result is Result.FAILED and name in STAGES else None
+
+
+def count_dead(draft: Draft, record: Record) -> None:
+    """A dead record counts as folded, where it says whose failure it tells of: nobody waits for it to free a place in a
+    window. Nothing else of it counts."""
+    if (failed := failure_in(record.value)) is not None:
+        draft.count_folded(*failed)
+
+
+def uncount_settled(draft: Draft, received: Received) -> None:
+    """A dead record that has been folded after all was counted before."""
+    outcome: Outcome | None = getattr(received.event, "outcome", None)
+    if outcome is not None and outcome.result is Result.FAILED and outcome.stage is not Stage.UNKNOWN:
+        draft.count_folded(received.event.launch_config_id, outcome.stage.value, -1)

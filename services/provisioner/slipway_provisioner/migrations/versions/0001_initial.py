@@ -17,23 +17,42 @@ CREATE TABLE account (
 CREATE TABLE worker_pool (
     id text PRIMARY KEY, min_capacity integer NOT NULL CHECK (min_capacity >= 0),
     max_capacity integer NOT NULL CHECK (max_capacity >= min_capacity), scaling_ratio text NOT NULL,
-    mode text NOT NULL, paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
+    mode text NOT NULL, profile text NOT NULL, boot_evidence text NOT NULL, claim_evidence text NOT NULL,
+    on_bad_image text NOT NULL, freeze_after integer NOT NULL,
+    paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
     paused_by text NOT NULL DEFAULT '', paused_until timestamptz, frozen boolean NOT NULL DEFAULT false,
+    frozen_reason text NOT NULL DEFAULT '', frozen_by text NOT NULL DEFAULT '',
     deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
     swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz
 );
+-- How a config's health is judged stands with it as it is in force: its own profile or its pool's, the rest its pool's.
 CREATE TABLE launch_config (
     id text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, account_id text NOT NULL REFERENCES account,
     region text NOT NULL, zone text NOT NULL, instance_type text NOT NULL, image_revision text NOT NULL,
     base_weight double precision NOT NULL, price_factor double precision NOT NULL, settings jsonb NOT NULL,
+    profile text NOT NULL, boot_evidence text NOT NULL, claim_evidence text NOT NULL, on_bad_image text NOT NULL,
+    freeze_after integer NOT NULL,
     state text NOT NULL CHECK (state IN ('active', 'paused', 'draining', 'archived')),
     state_reason text NOT NULL DEFAULT '', state_by text NOT NULL DEFAULT '', paused_until timestamptz,
-    revision bigint NOT NULL DEFAULT 1
+    declared_at timestamptz NOT NULL DEFAULT slipway_clock(), archived_at timestamptz,
+    revision bigint NOT NULL DEFAULT 1,
+    image_key text NOT NULL GENERATED ALWAYS AS ('image/' || image_revision) STORED,
+    quota_key text NOT NULL GENERATED ALWAYS AS
+        ('quota/' || account_id || '/' || region || '/' || split_part(instance_type, '.', 1)) STORED,
+    credential_key text NOT NULL GENERATED ALWAYS AS ('credential/' || account_id) STORED
 );
 CREATE INDEX launch_config_pool ON launch_config (pool_id);
-CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (key text, stage text) LANGUAGE sql IMMUTABLE AS $$
-    VALUES ('image/' || c.image_revision, 'boot'),
-        ('quota/' || c.account_id || '/' || c.region || '/' || split_part(c.instance_type, '.', 1), 'launch')
+CREATE INDEX launch_config_image ON launch_config (image_key);
+CREATE INDEX launch_config_quota ON launch_config (quota_key);
+CREATE INDEX launch_config_credential ON launch_config (credential_key);
+-- What a config shares with others, and the window that it has until the calculator says another; without one only
+-- closures count. Claims that are not judged are nobody's business.
+CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (key text, stage text, size integer)
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT k.key, k.stage, k.size FROM (VALUES
+        (c.image_key, 'boot', 8), (c.image_key, 'claim', 64), (c.image_key, 'launch', NULL),
+        (c.quota_key, 'launch', 64), (c.credential_key, 'launch', NULL)
+    ) AS k (key, stage, size) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
 $$;
 -- How stages ended, over a config's life. Successes are counted of launches alone, once a call: a row that each
 -- registration and each first claim had to lock would hold up the others.
@@ -41,8 +60,17 @@ CREATE TABLE launch_config_outcomes (
     launch_config_id text NOT NULL REFERENCES launch_config, stage text NOT NULL, failures bigint NOT NULL DEFAULT 0,
     successes bigint NOT NULL DEFAULT 0, PRIMARY KEY (launch_config_id, stage)
 );
--- Windows of image revisions and quotas: a planner locks those of its pool's configs, since other pools share them.
-CREATE TABLE shared_window (key text PRIMARY KEY, size integer NOT NULL DEFAULT 256);
+-- What the newest weight records say of shares. A planner locks those that bound its pool, since others have them too.
+CREATE TABLE shared_window (
+    key text NOT NULL, stage text NOT NULL, version bigint NOT NULL DEFAULT 0, size integer,
+    state text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'closed')), unconfirmed integer NOT NULL DEFAULT 0,
+    reason text NOT NULL DEFAULT '', PRIMARY KEY (key, stage)
+);
+-- Starts of an image that had come to nothing when somebody unfroze a pool: they do not freeze it again.
+CREATE TABLE forgiven (
+    pool_id text NOT NULL REFERENCES worker_pool, key text NOT NULL, stage text NOT NULL, unconfirmed integer NOT NULL,
+    PRIMARY KEY (pool_id, key, stage)
+);
 CREATE TABLE weight (
     launch_config_id text PRIMARY KEY, revision bigint NOT NULL, record jsonb NOT NULL,
     received_at timestamptz NOT NULL DEFAULT slipway_clock()
@@ -59,6 +87,7 @@ CREATE TABLE demand (
     pool_id text NOT NULL REFERENCES worker_pool, source text NOT NULL,
     pending integer NOT NULL CHECK (pending >= 0), claimed integer NOT NULL CHECK (claimed >= 0),
     observed_at timestamptz NOT NULL, valid_for_seconds double precision NOT NULL, pending_since timestamptz,
+    claimed_seen_at timestamptz,
     received_at timestamptz NOT NULL DEFAULT slipway_clock(), traceparent text NOT NULL DEFAULT '',
     PRIMARY KEY (pool_id, source)
 );

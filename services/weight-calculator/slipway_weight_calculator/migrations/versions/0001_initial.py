@@ -1,37 +1,48 @@
-"""Launch configs with their health."""
+"""What is known, what of it others were told, and how it came about."""
 
 from alembic import op
 
-from slipway_common.migrate import execute, messaging
+from slipway_common.migrate import OWNER, execute, messaging
 
 revision = "0001"
 down_revision = None
 
+# The bodies are JSON as the core writes it, kept as text: the same value is the same bytes.
 TABLES = """
-CREATE TABLE launch_config (
+CREATE TABLE config (key text PRIMARY KEY, body text NOT NULL);     -- declared, by id
+CREATE TABLE health (key text PRIMARY KEY, body text NOT NULL)      -- by config id or key of what configs share
+    WITH (fillfactor = 50);
+CREATE TABLE boot (key text PRIMARY KEY, body text NOT NULL);       -- under way, by worker id
+CREATE TABLE signal (key text PRIMARY KEY, body text NOT NULL);     -- live opinions from outside
+CREATE TABLE alert (key text PRIMARY KEY, body text NOT NULL);      -- open, by dedup key
+
+CREATE TABLE refused_signal (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at double precision NOT NULL, why text NOT NULL,
+    body text NOT NULL
+);
+
+CREATE TABLE weight (
     id text PRIMARY KEY,
     pool_id text NOT NULL,
-    zone text NOT NULL DEFAULT '',
-    base_weight double precision NOT NULL DEFAULT 1,
-    price_factor double precision NOT NULL DEFAULT 1,
-    state text NOT NULL DEFAULT 'active',
-    revision bigint NOT NULL DEFAULT 0,         -- 0: known from outcomes only
-    health jsonb NOT NULL DEFAULT '{}',         -- the whole state; the two columns below repeat parts for queries
-    closed boolean NOT NULL DEFAULT false,
-    next_probe_at timestamptz,
-    unpublished boolean NOT NULL DEFAULT true,  -- changed since the publish loop looked
-    published jsonb,                            -- the record that others have; NULL: none, or a tombstone
-    published_at timestamptz,
-    looked_at timestamptz,
-    traceparent text NOT NULL DEFAULT ''        -- of the last outcome: the record that follows goes on in its trace
-) WITH (fillfactor = 70);
-CREATE INDEX launch_config_unpublished ON launch_config (id) WHERE unpublished;
-CREATE INDEX launch_config_looked_at ON launch_config (looked_at) WHERE NOT unpublished;
-CREATE INDEX launch_config_pool ON launch_config (pool_id);
-CREATE INDEX launch_config_closed ON launch_config (pool_id) WHERE closed;
+    record text NOT NULL,               -- what others have
+    at double precision NOT NULL        -- since when, in seconds since the epoch
+) WITH (fillfactor = 50);
+CREATE INDEX weight_pool ON weight (pool_id);
+
+-- One row per turn that changed something. Ranges are [topic, partition, from, to]: `taken` of the log; of them
+-- `left_out` had no effect (duplicates, unknown types) and `buried` became dead letters; `settled` were dead letters.
+CREATE TABLE journal (
+    seq bigint PRIMARY KEY,
+    epoch bigint NOT NULL,
+    at double precision NOT NULL,
+    taken jsonb NOT NULL, left_out jsonb NOT NULL, buried jsonb NOT NULL, settled jsonb NOT NULL,
+    written_at timestamptz NOT NULL DEFAULT slipway_clock()
+);
+CREATE INDEX journal_written_at ON journal (written_at);
 """
 
 
 def upgrade() -> None:
     messaging(op)
+    execute(op, OWNER)
     execute(op, TABLES)

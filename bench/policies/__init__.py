@@ -1,0 +1,1 @@
+"""Launch policies against each other on a virtual clock: `make policies`."""

@@ -1,0 +1,224 @@
+"""What others do, as models of their selection alone, over launch configs. Pure but for chance, which is given.
+
+Each multiplies what it finds by the share that a config should get, so that unequal prices reach all of them alike.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+from bench.policies.conditions import Conditions
+from bench.policies.policy import Policy
+from bench.policies.scenario import TICK_SECONDS
+
+HOUR_SECONDS: Final = 3600.0
+
+
+class Weighted(Policy):
+    """Independent draws by weight: `weights` is what differs."""
+
+    def __init__(self, conditions: Conditions, rng: Random) -> None:
+        self.shares = conditions.shares
+        self.places = range(conditions.configs)
+        self.rng = rng
+
+    def weights(self, now: float) -> Sequence[float]:
+        return self.shares
+
+    def choose(self, now: float, tries: int) -> Sequence[int]:
+        weights = self.weights(now)
+        return self.rng.choices(self.places, weights=weights, k=tries) if any(weights) else ()
+
+
+class Uniform(Weighted):
+    """Any config, whatever it did."""
+
+
+class ErrorRate(Weighted):
+    """Taskcluster's RFC 191: the share of non-failures among a config's events of the last hour; all zero: all one.
+
+    A config without events is taken for well.
+    """
+
+    def __init__(self, conditions: Conditions, rng: Random) -> None:
+        super().__init__(conditions, rng)
+        self.events: deque[tuple[float, int, bool]] = deque()
+        self.well = [0] * conditions.configs
+        self.failed = [0] * conditions.configs
+
+    def weights(self, now: float) -> Sequence[float]:
+        while self.events and self.events[0][0] <= now - HOUR_SECONDS:
+            _, config, is_well = self.events.popleft()
+            (self.well if is_well else self.failed)[config] -= 1
+        found = [
+            share * (well / (well + failed) if well + failed else 1.0)
+            for share, well, failed in zip(self.shares, self.well, self.failed, strict=True)
+        ]
+        return found if any(found) else self.shares
+
+    def _add(self, now: float, config: int, is_well: bool) -> None:
+        self.events.append((now, config, is_well))
+        (self.well if is_well else self.failed)[config] += 1
+
+    def accepted(self, now: float, config: int, worker: int) -> None:
+        self._add(now, config, True)
+
+    def refused(self, now: float, config: int, worker: int, scope: str) -> None:
+        self._add(now, config, False)
+
+    def unregistered(self, now: float, config: int, worker: int) -> None:
+        self._add(now, config, False)
+
+
+class Taskcluster(Weighted):
+    """Taskcluster as built: 1 − used/1000 − own errors/all errors of the last hour, not below 0; all 0: all 0.01."""
+
+    CAPACITY: Final = 1000
+
+    def __init__(self, conditions: Conditions, rng: Random) -> None:
+        super().__init__(conditions, rng)
+        self.used = [0] * conditions.configs
+        self.errors: deque[tuple[float, int]] = deque()
+        self.own = [0] * conditions.configs
+
+    def weights(self, now: float) -> Sequence[float]:
+        while self.errors and self.errors[0][0] <= now - HOUR_SECONDS:
+            self.own[self.errors.popleft()[1]] -= 1
+        every = len(self.errors) or 1
+        found = [
+            share * max(0.0, 1 - used / self.CAPACITY - own / every)
+            for share, used, own in zip(self.shares, self.used, self.own, strict=True)
+        ]
+        return found if any(found) else self.shares
+
+    def _failed(self, now: float, config: int) -> None:
+        self.errors.append((now, config))
+        self.own[config] += 1
+
+    def accepted(self, now: float, config: int, worker: int) -> None:
+        self.used[config] += 1
+
+    def refused(self, now: float, config: int, worker: int, scope: str) -> None:
+        self._failed(now, config)
+
+    def unregistered(self, now: float, config: int, worker: int) -> None:
+        self.used[config] -= 1
+        self._failed(now, config)
+
+    def ended(self, now: float, config: int, worker: int) -> None:
+        self.used[config] -= 1
+
+
+class Left(Weighted):
+    """Configs are left out until `until`; the others share alike."""
+
+    def __init__(self, conditions: Conditions, rng: Random) -> None:
+        super().__init__(conditions, rng)
+        self.until = [0.0] * conditions.configs
+
+    def weights(self, now: float) -> Sequence[float]:
+        return [share if until <= now else 0.0 for share, until in zip(self.shares, self.until, strict=True)]
+
+    def failed(self, now: float, config: int) -> None:
+        raise NotImplementedError
+
+    def refused(self, now: float, config: int, worker: int, scope: str) -> None:
+        self.failed(now, config)
+
+    def unregistered(self, now: float, config: int, worker: int) -> None:
+        self.failed(now, config)
+
+
+class Cache(Left):
+    """Karpenter's cache of unavailable offerings: out for 3 minutes after each failure."""
+
+    TTL_SECONDS: Final = 180.0
+
+    def failed(self, now: float, config: int) -> None:
+        self.until[config] = now + self.TTL_SECONDS
+
+
+class Backoff(Left):
+    """Kubernetes' cluster-autoscaler: out for 5 minutes, doubling to 30; failures while it is out change nothing; what
+    it was 3 hours ago is forgotten."""
+
+    INITIAL_SECONDS: Final = 300.0
+    MAX_SECONDS: Final = 1800.0
+    RESET_SECONDS: Final = 3 * HOUR_SECONDS
+
+    def __init__(self, conditions: Conditions, rng: Random) -> None:
+        super().__init__(conditions, rng)
+        self.seconds = [0.0] * conditions.configs
+
+    def failed(self, now: float, config: int) -> None:
+        if now < self.until[config]:
+            return
+        is_known = self.seconds[config] and now - self.until[config] <= self.RESET_SECONDS
+        self.seconds[config] = min(self.MAX_SECONDS, 2 * self.seconds[config]) if is_known else self.INITIAL_SECONDS
+        self.until[config] = now + self.seconds[config]
+
+
+class Thompson(Weighted):
+    """Discounted Thompson sampling: each try goes where a draw from Beta(1 + successes, 1 + failures) is highest; both
+    masses halve every 10 minutes."""
+
+    HALF_LIFE_SECONDS: Final = 600.0
+
+    def __init__(self, conditions: Conditions, rng: Random) -> None:
+        super().__init__(conditions, rng)
+        self.well = [0.0] * conditions.configs
+        self.bad = [0.0] * conditions.configs
+        self.at = 0.0
+
+    def choose(self, now: float, tries: int) -> Sequence[int]:
+        share = 2.0 ** ((self.at - now) / self.HALF_LIFE_SECONDS)
+        self.at = now
+        self.well = [mass * share for mass in self.well]
+        self.bad = [mass * share for mass in self.bad]
+        draw = self.rng.betavariate
+        found = []
+        for _ in range(tries):
+            drawn = [draw(1 + well, 1 + bad) for well, bad in zip(self.well, self.bad, strict=True)]
+            found.append(drawn.index(max(drawn)))
+        return found
+
+    def accepted(self, now: float, config: int, worker: int) -> None:
+        self.well[config] += 1
+
+    def refused(self, now: float, config: int, worker: int, scope: str) -> None:
+        self.bad[config] += 1
+
+    def unregistered(self, now: float, config: int, worker: int) -> None:
+        self.bad[config] += 1
+
+
+class Oracle(Weighted):
+    """Knows what each config would do now, and launches nowhere while all are down."""
+
+    def __init__(self, conditions: Conditions, rng: Random) -> None:
+        super().__init__(conditions, rng)
+        self.refusal = conditions.refusal
+        self.caps = conditions.caps
+        self.bad = conditions.unregistered
+        self.held = [0] * conditions.configs
+
+    def weights(self, now: float) -> Sequence[float]:
+        tick = int(now / TICK_SECONDS)
+        chances = [self._refused(config, tick) for config in self.places]
+        best = min(chances)
+        return [share if chance == best < 1 else 0.0 for share, chance in zip(self.shares, chances, strict=True)]
+
+    def _refused(self, config: int, tick: int) -> float:
+        bad, cap = self.bad[config], self.caps.get(config)
+        is_full = cap is not None and cap[0] <= tick < cap[1] and self.held[config] >= cap[2]
+        return 1.0 if is_full or (bad is not None and bad[tick]) else self.refusal[config][tick]
+
+    def accepted(self, now: float, config: int, worker: int) -> None:
+        self.held[config] += 1
+
+    def unregistered(self, now: float, config: int, worker: int) -> None:
+        self.held[config] -= 1
+
+    def ended(self, now: float, config: int, worker: int) -> None:
+        self.held[config] -= 1

@@ -1,0 +1,111 @@
+"""What every policy faces alike in one run: arrivals, and what a try at a config would meet at each tick."""
+
+from collections.abc import Sequence
+from math import exp
+from random import Random
+from typing import Final
+
+import msgspec
+
+from bench.policies.scenario import TICK_SECONDS, Scenario
+from bench.policies.traces import Traces
+
+POISSON_MAX: Final = 30.0  # beyond it exp(-mean) times chances is drawn in parts
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """Per config, then per tick: the chance that a try is refused, and whether boots that end then come to nothing.
+
+    `caps` maps a config to (first tick, tick behind the last, workers). `scopes` says what a refusal of a config says
+    something about. `shares` are the parts of all launches that configs should get when all are well.
+    """
+
+    scenario: Scenario
+    names: Sequence[str]
+    regions: Sequence[str]
+    refusal: Sequence[Sequence[float]]
+    unregistered: Sequence[bytes | None]
+    caps: dict[int, tuple[int, int, int]]
+    scopes: Sequence[str]
+    shares: Sequence[float]
+    faulty: Sequence[int]
+    rates: Sequence[float]
+
+    @property
+    def configs(self) -> int:
+        return len(self.names)
+
+
+def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds: float = 0.0) -> Conditions:
+    """`traces` where the scenario asks for them; availability begins `offset_seconds` into its trace."""
+    ticks = scenario.ticks
+    if scenario.availability == "trace":
+        assert traces is not None
+        names = [zone.name for zone in traces.zones]
+        regions = [zone.region for zone in traces.zones]
+        places = [
+            int((offset_seconds + tick * TICK_SECONDS) / traces.gap_seconds) % len(traces.zones[0].up)
+            for tick in range(ticks)
+        ]
+        refusal = [[0.0 if zone.up[place] else 1.0 for place in places] for zone in traces.zones]
+    else:
+        names = [f"config-{place}" for place in range(scenario.configs)]
+        regions = [f"region-{place}" for place in range(scenario.configs)]
+        refusal = [[0.0] * ticks for _ in names]
+    unregistered: list[bytes | None] = [None] * len(names)
+    caps: dict[int, tuple[int, int, int]] = {}
+    scopes = ["capacity"] * len(names)
+    minutes = [tick * TICK_SECONDS / 60 for tick in range(ticks)]
+    for fault in scenario.faults:
+        active = [fault.active(minute) for minute in minutes]
+        for config in fault.configs:
+            scopes[config] = fault.scope
+            if fault.kind == "refused":
+                for tick, is_active in enumerate(active):
+                    if is_active:
+                        here = fault.probability_at(minutes[tick])
+                        refusal[config][tick] = 1 - (1 - refusal[config][tick]) * (1 - here)
+            elif fault.kind == "capped":
+                first = active.index(True)
+                caps[config] = (first, first + sum(active), fault.workers)
+            else:
+                before = unregistered[config] or bytes(ticks)
+                unregistered[config] = bytes(a or b for a, b in zip(active, before, strict=True))
+    factors = scenario.price_factors or (1.0,) * len(names)
+    return Conditions(
+        scenario=scenario, names=names, regions=regions, refusal=refusal, unregistered=unregistered, caps=caps,
+        scopes=scopes, shares=[factor / sum(factors) for factor in factors],
+        faulty=sorted({config for fault in scenario.faults for config in fault.configs}),
+        rates=_rates(scenario, traces),
+    )  # fmt: skip
+
+
+def _rates(scenario: Scenario, traces: Traces | None) -> Sequence[float]:
+    """Mean arrivals of each tick."""
+    if scenario.demand == "trace":
+        assert traces is not None
+        return [float(traces.arrivals[tick % len(traces.arrivals)]) for tick in range(scenario.ticks)]
+    rates = [scenario.launches_per_minute * TICK_SECONDS / 60] * scenario.ticks
+    for span in scenario.bursts:
+        for tick in range(scenario.ticks):
+            if span.begin_minute <= tick * TICK_SECONDS / 60 < span.end_minute:
+                rates[tick] = span.launches_per_minute * TICK_SECONDS / 60
+    return rates
+
+
+def arrivals(conditions: Conditions, seed: int) -> list[int]:
+    """Tasks that arrive in each tick; the same for every policy."""
+    rng = Random(f"arrivals/{seed}")
+    return [_poisson(rng, rate) for rate in conditions.rates]
+
+
+def _poisson(rng: Random, mean: float) -> int:
+    count = 0
+    while mean > 0:
+        part = min(mean, POISSON_MAX)
+        mean -= part
+        limit, product = exp(-part), rng.random()
+        while product > limit:
+            count += 1
+            product *= rng.random()
+    return count

@@ -1,0 +1,126 @@
+"""What a run comes to, in figures. Each is defined here and nowhere else."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from bench.policies.scenario import TICK_SECONDS
+from bench.policies.simulator import Run
+
+TICKS_A_MINUTE = round(60 / TICK_SECONDS)
+DETECTED = 0.25  # of the fair share
+RECOVERED = 0.8
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. None where a scenario has no such thing.
+
+    `failed` launches were refused or never registered, `accepted` ones were not refused, `registered` ones served a
+    task; `failed_meanwhile` counts failures between the first fault's begin and the last one's end. `detect_minutes`:
+    from the first fault's begin to the end of the first minute in which its configs got below a quarter of their fair
+    share of tries; `recover_minutes`: from its end to the end of the first minute in which they got 80 % of it.
+    `share_left` is what they got while the faults lasted, of all tries. `unfairness` is the difference between the
+    largest and the smallest share of tries in an hour, each relative to its fair share and in parts of all, in the
+    mean over the hours. `jain` is Jain's index of accepted launches relative to fair shares. `on_bad_image` launches
+    were accepted with an image that was bad then. Waits are until a machine registers, in seconds. `surge` counts tries
+    at the first fault's configs in the minute after its end; `peak` is the most failures in one minute.
+    """
+
+    accepted: int
+    failed: int
+    registered: int
+    failed_meanwhile: int | None
+    detect_minutes: float | None
+    recover_minutes: float | None
+    share_left: float | None
+    unfairness: float
+    jain: float
+    on_bad_image: int
+    wait_mean: float
+    wait_p95: float
+    peak: int
+    surge: int | None
+
+    @property
+    def ratio(self) -> float:
+        """Failed launches per one that registered."""
+        return self.failed / self.registered if self.registered else float(self.failed)
+
+
+def figures(run: Run) -> Figures:
+    scenario, shares = run.conditions.scenario, run.conditions.shares
+    ticks = scenario.ticks
+    tries = [
+        [yes + no for yes, no in zip(*pair, strict=True)] for pair in zip(run.accepted, run.refused, strict=True)
+    ]
+    meanwhile = detect = recover = left = surge = None
+    if scenario.faults:
+        first = scenario.faults[0]
+        begin, end = (_tick(minute, ticks) for minute in (first.begin_minute, first.end_minute))
+        last = max(_tick(fault.end_minute, ticks) for fault in scenario.faults)
+        meanwhile = sum(run.failing[begin:last])
+        of_faulty = [sum(tries[config][tick] for config in first.configs) for tick in range(ticks)]
+        of_all = [sum(column) for column in zip(*tries, strict=True)]
+        left = _part(sum(of_faulty[begin:end]), sum(of_all[begin:end]))
+        fair = sum(shares[config] for config in first.configs)
+        surge = sum(of_faulty[end : end + TICKS_A_MINUTE]) if end < ticks else None
+        if len(first.configs) < run.conditions.configs:
+            passed = [_minute(of_faulty, tick) < DETECTED * fair * _minute(of_all, tick) for tick in range(ticks)]
+            detect = _first(passed, begin)
+            passed = [0 < RECOVERED * fair * _minute(of_all, tick) <= _minute(of_faulty, tick) for tick in range(ticks)]
+            recover = _first(passed, end) if end < ticks else None
+    waits = sorted(run.waits)
+    totals = [sum(row) / share for row, share in zip(run.accepted, shares, strict=True)]
+    return Figures(
+        accepted=sum(map(sum, run.accepted)),
+        failed=sum(run.failing),
+        registered=run.registered,
+        failed_meanwhile=meanwhile,
+        detect_minutes=_rounded(detect),
+        recover_minutes=_rounded(recover),
+        share_left=_rounded(left),
+        unfairness=_significant(_unfairness(tries, shares)),
+        jain=_significant(_part(sum(totals) ** 2, len(totals) * sum(total**2 for total in totals))),
+        on_bad_image=run.on_bad_image,
+        wait_mean=_significant(_part(run.waiting_seconds, run.arrived)),
+        wait_p95=_significant(waits[int(0.95 * len(waits))] if waits else 0.0),
+        peak=max(sum(run.failing[tick : tick + TICKS_A_MINUTE]) for tick in range(0, ticks, TICKS_A_MINUTE)),
+        surge=surge,
+    )
+
+
+def _tick(minute: float | None, ticks: int) -> int:
+    return ticks if minute is None else min(ticks, round(minute * TICKS_A_MINUTE))
+
+
+def _minute(counts: Sequence[int], tick: int) -> int:
+    """What a count came to in the minute that ends with a tick."""
+    return sum(counts[max(0, tick + 1 - TICKS_A_MINUTE) : tick + 1])
+
+
+def _first(passed: Sequence[bool], begin: int) -> float | None:
+    """Minutes from the begin of a tick to the end of the first one that passed."""
+    place = next((place for place in range(begin, len(passed)) if passed[place]), None)
+    return None if place is None else (place + 1 - begin) / TICKS_A_MINUTE
+
+
+def _unfairness(tries: Sequence[Sequence[int]], shares: Sequence[float]) -> float:
+    found, hour = [], 60 * TICKS_A_MINUTE
+    for begin in range(0, len(tries[0]), hour):
+        sums = [sum(row[begin : begin + hour]) for row in tries]
+        if every := sum(sums):
+            relative = [count / every / share / len(shares) for count, share in zip(sums, shares, strict=True)]
+            found.append(max(relative) - min(relative))
+    return sum(found) / len(found) if found else 0.0
+
+
+def _part(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _significant(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else _significant(value)

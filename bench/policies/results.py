@@ -1,0 +1,97 @@
+"""Figures of many cells: kept in a file, summed up per scenario and policy."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import msgspec
+
+from bench.policies.cells import Cell
+from bench.policies.figures import Figures
+from bench.policies.intervals import Interval, interval
+from bench.policies.traces import Traces
+
+FIELDS: Final = Figures.__struct_fields__
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """`cells` maps "scenario/policy/seed" to the values of `fields`. `traces` tells people which traces were used,
+    `digest` a later run whether it has the same ones."""
+
+    command: str
+    on: dict[str, Any]
+    traces: str
+    digest: str
+    offsets: int
+    fields: Sequence[str]
+    cells: dict[str, list[Any]]
+
+    def figures(self, cell: str) -> Figures:
+        return msgspec.convert(dict(zip(self.fields, self.cells[cell], strict=True)), Figures)
+
+
+def write(path: Path, results: Results) -> None:
+    """A line per cell, so that a change shows as the lines that changed."""
+    head = msgspec.to_builtins(results)
+    cells = head.pop("cells")
+    lines = [f"  {_json(name)}: {_json(values)}" for name, values in cells.items()]
+    start = ",\n".join(f"{_json(name)}: {_json(value)}" for name, value in head.items())
+    path.write_text("{" + start + ',\n"cells": {\n' + ",\n".join(lines) + "\n}}\n")
+
+
+def read(path: Path) -> Results:
+    return msgspec.json.decode(path.read_bytes(), type=Results)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def row(figures: Figures) -> list[Any]:
+    return [getattr(figures, name) for name in FIELDS]
+
+
+def digest(traces: Traces) -> str:
+    """The same for the same arrivals and zones, wherever they were read from."""
+    sha = hashlib.sha256(repr((traces.arrivals, traces.gap_seconds)).encode())
+    for zone in traces.zones:
+        sha.update(zone.name.encode() + zone.up)
+    return sha.hexdigest()[:16]
+
+
+Summary = dict[str, Interval | None]
+"""Per metric: every field of Figures, `ratio` and `regret`."""
+
+
+def summaries(figures: Mapping[Cell, Figures], offsets: int) -> dict[tuple[str, str], Summary]:
+    """Per (scenario, policy). Runs that differ by their offset into a trace count together as one: what they differ by
+    is no chance."""
+    groups: dict[tuple[str, str], list[tuple[Cell, Figures]]] = {}
+    for cell, found in figures.items():
+        groups.setdefault((cell.scenario.name, cell.policy), []).append((cell, found))
+    by_name = {cell.name: found for cell, found in figures.items()}
+    return {
+        key: _summary(sorted(group, key=lambda item: item[0].seed), offsets, by_name) for key, group in groups.items()
+    }
+
+
+def _summary(group: Sequence[tuple[Cell, Figures]], offsets: int, by_name: Mapping[str, Figures]) -> Summary:
+    size = offsets if group[0][0].scenario.availability == "trace" else 1
+    units = [[found for _, found in group[place : place + size]] for place in range(0, len(group), size)]
+    summary: Summary = {name: interval([_of(unit, name) for unit in units]) for name in FIELDS}
+    pooled = [(sum(f.failed for f in unit), sum(f.registered for f in unit)) for unit in units]
+    summary["ratio"] = interval([failed / max(1, registered) for failed, registered in pooled])
+    oracles = [by_name.get(f"{cell.scenario.name}/oracle/{cell.seed}") for cell, _ in group]
+    lost = [None if o is None else float(o.registered - f.registered) for o, (_, f) in zip(oracles, group, strict=True)]
+    summary["regret"] = interval(lost)
+    return summary
+
+
+_together: Final[dict[str, Callable[[Sequence[float]], float]]] = {"peak": max}
+
+
+def _of(unit: Sequence[Figures], name: str) -> float | None:
+    values = [float(value) for figures in unit if (value := getattr(figures, name)) is not None]
+    return _together.get(name, fmean)(values) if values else None

@@ -1,0 +1,146 @@
+"""Launching on a virtual clock. Everything that chance decides comes from streams of the seed, one for each purpose:
+policies face the same arrivals and outages, and differ in what they make of them.
+
+Each tick of 10 s: facts that are due by now; arrivals; tries out of the backlog, of which each is accepted or refused
+at once, known 2 s later. A refused try's task goes back to the backlog then. An accepted one boots; if its boot comes
+to nothing, that is known when the registration time-out has passed, and its task goes back. Machines take the task that
+has waited longest.
+"""
+
+from collections import deque
+from heapq import heappop, heappush
+from math import exp, log
+from random import Random
+from typing import Final
+
+import msgspec
+
+from bench.policies.conditions import Conditions, arrivals
+from bench.policies.policy import Policy
+from bench.policies.scenario import ANSWER_SECONDS, TICK_SECONDS, TRIES_MAX
+
+BOOT_SECONDS_MEDIAN: Final = 90.0
+BOOT_SIGMA: Final = 0.35
+LIFE_SECONDS_MEAN: Final = 1800.0
+
+REFUSED, REGISTERED, UNREGISTERED, ENDED = range(4)
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """What happened. Lists are per config, then per tick; `failing` is per tick, at the time it was known.
+
+    Tries are accepted or refused; of the accepted, some never register: `accepted` = registered + unregistered +
+    booting. `arrived` = registered + waiting, where waiting tasks stand in the backlog or have a start under way.
+    """
+
+    conditions: Conditions
+    seed: int
+    accepted: list[list[int]]
+    refused: list[list[int]]
+    failing: list[int]
+    waits: list[float]
+    arrived: int = 0
+    registered: int = 0
+    unregistered: int = 0
+    booting: int = 0
+    waiting: int = 0
+    waiting_seconds: float = 0.0
+    on_bad_image: int = 0
+    seconds: float = 0.0
+"""Wall time is the caller's to fill in."""
+
+
+def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
+    """One run of one policy."""
+    scenario, ticks, configs = conditions.scenario, conditions.scenario.ticks, conditions.configs
+    luck, boots, lives = (Random(f"{purpose}/{seed}") for purpose in ("luck", "boots", "lives"))
+    log_median, timeout = log(BOOT_SECONDS_MEDIAN), scenario.registration_timeout_seconds
+    coming = arrivals(conditions, seed)
+    refusal, unregistered, background = conditions.refusal, conditions.unregistered, scenario.background
+    caps = [conditions.caps.get(config) for config in range(configs)]
+    held = [0] * configs
+    run = Run(
+        conditions=conditions, seed=seed, accepted=[[0] * ticks for _ in range(configs)],
+        refused=[[0] * ticks for _ in range(configs)], failing=[0] * ticks, waits=[],
+    )  # fmt: skip
+    accepted, refused, failing = run.accepted, run.refused, run.failing
+    queue: deque[list[float]] = deque()  # arrival and how many of it still wait, oldest first
+    due: list[tuple[float, int, int, int, float]] = []
+    answers: list[tuple[int, int, str]] = []
+    backlog = under_way = workers = 0
+    last_tick = ticks - 1
+
+    def pass_facts(until: float) -> None:
+        nonlocal backlog, under_way
+        while due and due[0][0] <= until:
+            at, kind, config, worker, boot_seconds = heappop(due)
+            if kind == REGISTERED:
+                under_way -= 1
+                run.registered += 1
+                oldest = queue[0]
+                run.waits.append(at - oldest[0])
+                if oldest[1] == 1:
+                    queue.popleft()
+                else:
+                    oldest[1] -= 1
+                policy.registered(at, config, worker, boot_seconds)
+                heappush(due, (at + lives.expovariate(1 / LIFE_SECONDS_MEAN), ENDED, config, worker, 0.0))
+            elif kind == ENDED:
+                held[config] -= 1
+                policy.ended(at, config, worker)
+            else:
+                held[config] -= 1
+                under_way -= 1
+                backlog += 1
+                run.unregistered += 1
+                failing[min(last_tick, int(at / TICK_SECONDS))] += 1
+                policy.unregistered(at, config, worker)
+
+    for tick in range(ticks):
+        now = tick * TICK_SECONDS
+        pass_facts(now)
+        if coming[tick]:
+            backlog += coming[tick]
+            run.arrived += coming[tick]
+            queue.append([now, coming[tick]])
+        for config in policy.choose(now, min(backlog, TRIES_MAX)) if backlog else ():
+            workers += 1
+            backlog -= 1
+            under_way += 1
+            chance = luck.random()
+            is_bad = refusal[config][tick]
+            cap = caps[config]
+            if chance < is_bad or (cap is not None and cap[0] <= tick < cap[1] and held[config] >= cap[2]):
+                scope = conditions.scopes[config]
+            elif chance < is_bad + (1 - is_bad) * background:
+                scope = scenario.background_scope
+            else:
+                accepted[config][tick] += 1
+                held[config] += 1
+                boot_seconds = exp(log_median + BOOT_SIGMA * boots.gauss(0.0, 1.0))
+                bad = unregistered[config]
+                if bad is not None and bad[min(last_tick, int((now + boot_seconds) / TICK_SECONDS))]:
+                    run.on_bad_image += bad[tick]
+                    heappush(due, (now + timeout, UNREGISTERED, config, workers, 0.0))
+                else:
+                    heappush(due, (now + boot_seconds, REGISTERED, config, workers, boot_seconds))
+                answers.append((config, workers, ""))
+                continue
+            refused[config][tick] += 1
+            failing[tick] += 1
+            answers.append((config, workers, scope))
+        run.waiting_seconds += (backlog + under_way) * TICK_SECONDS
+        if answers:
+            known = now + ANSWER_SECONDS
+            pass_facts(known)
+            for config, worker, scope in answers:
+                if scope:
+                    backlog += 1
+                    under_way -= 1
+                    policy.refused(known, config, worker, scope)
+                else:
+                    policy.accepted(known, config, worker)
+            answers.clear()
+    run.waiting = backlog + under_way
+    run.booting = sum(kind != ENDED for _, kind, *_ in due)
+    return run

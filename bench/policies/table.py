@@ -1,0 +1,69 @@
+"""Summaries as people read them: an overview, then a table per scenario, in Markdown that reads well as plain text."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from bench.policies.claims import Summaries, say
+from bench.policies.published import RECOMMENDED
+from bench.policies.results import Summary
+from bench.policies.scenario import Scenario
+
+COLUMNS: Final = {
+    "failed": "failed", "failed_meanwhile": "meanwhile", "ratio": "failed/ok", "detect_minutes": "detect min",
+    "recover_minutes": "recover min", "share_left": "share left", "on_bad_image": "on bad image",
+    "wait_mean": "wait s", "wait_p95": "wait p95 s", "peak": "peak/min", "surge": "surge", "regret": "regret",
+    "unfairness": "unfairness", "jain": "Jain",
+}  # fmt: skip
+LEGEND: Final = (
+    "Means and 95 % confidence intervals. `meanwhile`: failures between the first fault's begin and the last one's "
+    "end. `detect`: until the faulty configs got below a quarter of their fair share of tries within a minute; "
+    "`recover`: until they got 80 % of it again. `share left`: of all tries, while the first fault lasted. `surge`: "
+    "tries there in the first minute after it. `peak`: most failures in a minute. `regret`: workers that registered "
+    "under the oracle and not here. `unfairness`: largest less smallest share of an hour."
+)
+
+
+def overview(scenarios: Sequence[Scenario], policies: Sequence[str], found: Summaries) -> list[str]:
+    """A line per scenario: failed launches, or what matters there instead."""
+    rows = [["scenario", "figure", *policies, "published rec."]]
+    for scenario in scenarios:
+        metric = headline(scenario)
+        published = getattr(RECOMMENDED.get(scenario.name), metric, None)
+        cells = [say(found[scenario.name, policy][metric]) for policy in policies]
+        rows.append([scenario.name, COLUMNS[metric], *cells, "" if published is None else f"{published:g}"])
+    return _markdown(rows)
+
+
+def headline(scenario: Scenario) -> str:
+    """The metric by which policies differ most in a scenario."""
+    if scenario.availability == "trace":
+        return "ratio"
+    if scenario.name == "healthy":
+        return "unfairness"
+    return "on_bad_image" if scenario.name.startswith("always-bad") else "failed"
+
+
+def detail(scenario: Scenario, policies: Sequence[str], found: Summaries) -> list[str]:
+    """A line per policy, with the columns in which anything happened."""
+    sums = {policy: found[scenario.name, policy] for policy in policies}
+    columns = [name for name in COLUMNS if any(_is_told(summary, name) for summary in sums.values())]
+    rows = [["policy", *(COLUMNS[name] for name in columns)]]
+    rows += [[policy, *(say(summary[name]) for name in columns)] for policy, summary in sums.items()]
+    return _markdown(rows)
+
+
+def _is_told(summary: Summary, name: str) -> bool:
+    value = summary[name]
+    return value is not None and (name != "on_bad_image" or value.mean > 0)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    lines = [_line(row, widths) for row in rows]
+    rule = "|-" + "-|-".join("-" * width for width in widths) + "-|"
+    return [lines[0], rule, *lines[1:]]
+
+
+def _line(row: Iterable[str], widths: Sequence[int]) -> str:
+    cells = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,313 @@
+"""`slipway weights`: where the weight-calculator sends launches, and what another policy would have done."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client import moments
+from slipway_client.commands.declared import InvalidFile
+from slipway_client.http import Api, Failed
+from slipway_client.options import AsOutput, ConfigId, OfPool, noun, now
+from slipway_client.tables import Field, Output, as_json, pairs, show
+
+app = noun("Weights.")
+
+# Where the weight-calculator's package offers its core to whoever replays: the command imports no service.
+CORES: Final = "slipway.replay"
+FOLDED: Final = (
+    "slipway.launch-config.lifecycle.v1", "slipway.launch-config.signal.v1", "slipway.worker.lifecycle.v1",
+)  # fmt: skip
+ROWS: Final[tuple[Field, ...]] = (
+    ("id", lambda row: row["launch_config_id"]),
+    ("pool", lambda row: row["pool_id"]),
+    "state",
+    "weight",
+    "health",
+    ("windows", lambda row: " ".join(str(stage["window"]) for stage in row["stages"].values())),
+    ("permit", lambda row: row["probe_permit"] if row["probe_ready"] else None),
+    "reason",
+)
+STAGES: Final[tuple[Field, ...]] = (
+    "stage", "probability", "window", "late", "failures_folded", "succeeded", "failed",
+)  # fmt: skip
+SHARED: Final[tuple[Field, ...]] = ("key", "stage", "state", "window", "unconfirmed", "reason")
+
+Policy = Annotated[
+    str,
+    typer.Option(metavar="NAME|FILE", help="default, on-demand, spot, bare-metal, or a file of coefficients."),
+]
+From = Annotated[
+    str, typer.Option("--from", metavar="FILE|TOPIC", help="Recorded events, or slipway.worker.lifecycle.v1 on Kafka.")
+]
+
+
+@app.command("ls")
+def list_weights(context: typer.Context, pool: OfPool = None, output: AsOutput = Output.TABLE) -> None:
+    """List what is published of each launch config: weight, windows (launch boot claim), circuit, and why.
+
+    \b
+    Example:
+      slipway weights ls --pool linux
+    """
+    show(context.obj.get("weight-calculator", "/weights", pool=pool)["items"], ROWS, output, nothing="no weights yet")
+
+
+@app.command("show")
+def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Output.TABLE) -> None:
+    """Show all that is published of one launch config.
+
+    \b
+    Example:
+      slipway weights show linux-zone-b
+    """
+    items = context.obj.get("weight-calculator", "/weights", config=config)["items"]
+    row: dict[str, Any] | None = next((row for row in items if row["launch_config_id"] == config), None)
+    if row is None:
+        raise Failed(f"nothing is published of {config!r}; `slipway weights ls` lists all that is")
+    if output is Output.JSON:
+        as_json(row)
+        return
+    nested = ("stages", "shared", "offsets")
+    pairs({name: value for name, value in row.items() if name not in nested}, now())
+    print()
+    show([{"stage": name} | stage for name, stage in row["stages"].items()], STAGES, output, nothing="no stages")
+    if row["shared"]:
+        print()
+        show(row["shared"], SHARED, output, nothing="")
+
+
+@app.command("replay")
+def replay(
+    context: typer.Context, from_: From, policy: Policy = "default", pool: OfPool = None,
+    output: AsOutput = Output.TABLE,
+) -> None:  # fmt: skip
+    """Fold recorded events again, under another policy, and tell what would have differed. Changes nothing.
+
+    The digest is of all that is known in the end: the same for the same events and policy. A start is avoided if the
+    policy would not have let it begin; what would have been launched elsewhere instead is not guessed.
+
+    A file of events holds what `slipway events tail -o json` prints. A policy file (YAML, TOML or JSON) sets
+    coefficients, such as `trip_capacity: 3`, over those of each config's profile.
+
+    \b
+    Examples:
+      slipway weights replay --from tests/data/outage.jsonl
+      slipway weights replay --from tests/data/outage.jsonl --policy spot
+      slipway weights replay --from slipway.worker.lifecycle.v1 --policy mine.yaml --pool linux
+    """
+    core = _core()
+    wanted = {"default": core.policies("default")}
+    wanted[Path(policy).name] = _policies(core, policy)
+    comparison = core.Comparison(wanted)
+    _fold(core, comparison, context.obj, from_)
+    told = _told(comparison, pool)
+    if output is Output.JSON:
+        as_json(told)
+        return
+    _summary(told)
+    print()
+    names = list(wanted)
+    show(_configs(told, names), _config_fields(names), output, nothing=_nothing(names))
+    print()
+    show(told["outages"], _outage_fields(names), output, nothing="no outage")
+
+
+def _core() -> Any:
+    from importlib.metadata import entry_points
+
+    found = next(iter(entry_points(group=CORES)), None)
+    if found is None:
+        raise Failed("replaying needs the core of the services: install slipway-weight-calculator beside this command")
+    return found.load()
+
+
+def _policies(core: Any, given: str) -> Any:
+    """A named policy, or that of a file. Raises InvalidFile or typer.BadParameter before anything is read."""
+    from slipway_common.strict_yaml import Invalid, Problem
+
+    file = Path(given)
+    try:
+        if not file.is_file():
+            return core.policies(given)
+    except core.Unusable as error:
+        raise typer.BadParameter(f"--policy: {error}") from error
+    try:
+        return core.policies(_mapping(file))
+    except core.Unusable as error:
+        raise InvalidFile(file, [Problem("", str(error))]) from error
+    except Invalid as error:
+        raise InvalidFile(file, error.problems) from error
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    """What a policy file sets. Raises Invalid."""
+    import tomllib
+
+    from slipway_common.strict_yaml import Invalid, Problem, read
+
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".toml":
+            return tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid([Problem("", f"cannot be read: {getattr(error, 'strerror', None) or error}")]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise Invalid([Problem("", f"is not TOML: {error}")]) from error
+    document = read(text)
+    if document.problems:
+        raise Invalid(document.problems)
+    if not isinstance(document.value, dict):
+        raise Invalid([Problem("", "is no mapping of coefficients to values, such as trip_capacity: 3")])
+    return document.value
+
+
+def _fold(core: Any, comparison: Any, api: Api, from_: str) -> None:
+    """All events of a file or of the topics. Raises InvalidFile, Failed or typer.BadParameter."""
+    from slipway_client import recorded
+    from slipway_common.strict_yaml import Invalid
+
+    file = Path(from_)
+    if file.is_file():
+        try:
+            _add(core, comparison, recorded.events(file))
+        except Invalid as error:
+            raise InvalidFile(file, error.problems) from error
+        return
+    known = {name for topic in FOLDED for name in (topic, topic.removeprefix("slipway.").removesuffix(".v1"))}
+    if from_ not in known:
+        raise typer.BadParameter(f"--from: there is no file {from_}, and no topic to replay; there is {FOLDED[-1]}")
+
+    import asyncio
+
+    async def fold() -> None:
+        async for event in _published(api):
+            _add(core, comparison, [event])
+
+    asyncio.run(fold())
+
+
+async def _published(api: Api) -> AsyncIterator[Any]:
+    """What the topics hold, to the end seen at the beginning; what no version can read is left out, as it is there."""
+    import msgspec
+
+    from slipway_client.log import Log
+    from slipway_client.recorded import Event
+    from slipway_common.topics import EVENT_OF
+
+    async with Log(api.kafka, api.topic_prefix) as log:
+        await log.open(FOLDED, last=None, since=None)
+        async for entry in log.past():
+            envelope = entry.envelope
+            if envelope is None or entry.unreadable or envelope.type not in EVENT_OF:
+                continue
+            event = None if entry.data is None else msgspec.convert(entry.data, EVENT_OF[envelope.type])
+            yield Event(
+                topic=entry.topic, id=envelope.id, source=envelope.source, subject=envelope.subject or entry.key,
+                time=envelope.time, event=event,
+            )  # fmt: skip
+
+
+def _add(core: Any, comparison: Any, events: Iterable[Any]) -> None:
+    for event in events:
+        if event.topic in FOLDED:
+            comparison.add(
+                core.Recorded(
+                    id=event.id, source=event.source, subject=event.subject, time=event.time.timestamp(),
+                    event=event.event,
+                )
+            )  # fmt: skip
+
+
+def _told(comparison: Any, pool: str | None) -> dict[str, Any]:
+    """The comparison as plain values, of one pool or of all."""
+    import msgspec
+
+    replays: Mapping[str, Any] = comparison.replays
+    return {
+        "events": comparison.events, "repeated": comparison.duplicates,
+        "began": _time(comparison.began), "ended": _time(comparison.ended),
+        "policies": {
+            name: {
+                "digest": replay.digest(), "signals_refused": replay.refused,
+                "configs": {
+                    config_id: msgspec.to_builtins(tally) for config_id, tally in sorted(replay.tallies.items())
+                    if pool in (None, replay.pool_of(config_id))
+                },
+            }
+            for name, replay in replays.items()
+        },
+        "outages": [
+            {
+                "config": outage.config_id, "stage": outage.stage, "began": _time(outage.began),
+                "ended": _time(outage.ended), "failures": outage.failures,
+                "detected_seconds": {name: replay.detected(outage) for name, replay in replays.items()},
+                "recovered_seconds": {name: replay.recovered(outage) for name, replay in replays.items()},
+            }
+            for outage in comparison.outages
+            if pool in (None, outage.pool_id)
+        ],
+    }  # fmt: skip
+
+
+def _time(seconds: float) -> str | None:
+    return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds else None
+
+
+def _summary(told: Mapping[str, Any]) -> None:
+    lasted = 0.0
+    if told["began"]:
+        lasted = (moments.at(told["ended"]) - moments.at(told["began"])).total_seconds()
+    print(f"{told['events']:,} events of {moments.spelled(lasted)}, and {told['repeated']:,} repeats")
+    width = max(map(len, told["policies"]))
+    for name, policy in told["policies"].items():
+        refused = f", {policy['signals_refused']} signals refused" if policy["signals_refused"] else ""
+        print(f"{name:<{width}}  digest {policy['digest']}{refused}")
+
+
+def _configs(told: Mapping[str, Any], names: list[str]) -> list[dict[str, Any]]:
+    """A row per config: all of them under one policy, those that differ under two."""
+    first, *others = names
+    by_policy: dict[str, Any] = {name: told["policies"][name]["configs"] for name in names}
+    return [
+        {"config": config_id, "tallies": {name: by_policy[name][config_id] for name in names}}
+        for config_id, tally in by_policy[first].items()
+        if not others or any(by_policy[name][config_id] != tally for name in others)
+    ]
+
+
+def _nothing(names: list[str]) -> str:
+    return "no config would have been treated differently" if len(names) > 1 else "no start was asked for"
+
+
+def _config_fields(names: list[str]) -> list[Field]:
+    def column(what: str) -> Field:
+        return what.replace("_", " "), lambda row: _change([row["tallies"][name][what] for name in names])
+
+    return ["config", *map(column, ("allowed", "failed", "probes", "avoided", "avoided_failed"))]
+
+
+def _outage_fields(names: list[str]) -> list[Field]:
+    def column(what: str) -> Field:
+        return what, lambda row: _change([_spelled(row[f"{what}_seconds"][name]) for name in names])
+
+    def lasted(row: Mapping[str, Any]) -> Any:
+        if row["ended"] is None:
+            return None
+        return moments.spelled((moments.at(row["ended"]) - moments.at(row["began"])).total_seconds())
+
+    return [
+        "config", "stage", ("began", lambda row: moments.clock(moments.at(row["began"]), now())), ("lasted", lasted),
+        "failures", column("detected"), column("recovered"),
+    ]  # fmt: skip
+
+
+def _change(values: list[Any]) -> Any:
+    """One value, or the first and the last where they differ."""
+    return values[0] if values[0] == values[-1] else f"{values[0]} → {values[-1]}"
+
+
+def _spelled(seconds: float | None) -> str:
+    return "-" if seconds is None else f"after {moments.spelled(seconds)}"

@@ -1,0 +1,316 @@
+"""What RFC 191's rule would have wasted: on the cloud of a run that has ended, with its faults and its tasks, on a
+virtual clock. Pure.
+
+The rule knows one thing of a launch config, the share of non-failures among its events of the last hour; a config
+without events counts as healthy, and so do all while every one is at zero. Each missing worker is drawn by itself, by
+base weight times that share, at every poll; no window, no circuit and no probe say how many. (RFC 191 of Taskcluster.)
+The cloud is the simulator's own core, so that capacity, quotas, images, latency and boots follow the rules of the run.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from math import ceil
+from random import Random
+from typing import Final
+
+import msgspec
+
+from slipway_common.declaration import Declaration, LaunchConfig, WorkerPool, config_id
+from slipway_local.deployment import PRODUCT_SECONDS
+from slipway_simulator import cloud, queue, world
+from slipway_simulator import facts as recorded
+from slipway_simulator.facts import Fact
+
+# Times in product seconds. Machines that boot or idle for too long leave after the same times as Slipway's.
+POLL_SECONDS: Final = 10.0
+EVENTS_SECONDS: Final = 3600.0
+BOOT_SECONDS: Final = PRODUCT_SECONDS["provisioner"]["boot_timeout_seconds"]
+IDLE_SECONDS: Final = PRODUCT_SECONDS["provisioner"]["idle_timeout_seconds"]
+OUTSIDE: Final = (
+    recorded.ScenarioLoaded, recorded.FaultSet, recorded.FaultCleared, recorded.TaskArrived, recorded.DemandSet,
+)  # fmt: skip
+
+
+class Waste(msgspec.Struct, frozen=True, kw_only=True):
+    """What a ledger's launches came to, up to some instant.
+
+    `launches` are machines asked for in create calls that were answered; calls that were turned away by a throttle
+    ask again and count once they are let in. `failed` are those that the cloud refused, and machines that ended
+    without having registered; `unused` machines that registered and ended without a task. Whatever boots, works or
+    waits at that instant is no waste yet. `waited_seconds` is the mean time of a task between its arrival and its
+    first start (or that instant), in product seconds: whoever launches nothing wastes nothing.
+    """
+
+    launches: int
+    failed: int
+    unused: int
+    waited_seconds: float
+
+    @property
+    def share(self) -> float:
+        return (self.failed + self.unused) / self.launches if self.launches else 0.0
+
+    def __str__(self) -> str:
+        wasted = f"{self.failed} failed and {self.unused} unused of {self.launches} launches"
+        return f"{wasted} ({self.share:.1%}), tasks waited {self.waited_seconds:.0f} s"
+
+
+def waste(ledger: Iterable[Fact], *, until: float) -> Waste:
+    """Count what had happened by `until` (epoch seconds)."""
+    asked: dict[str, int] = {}
+    launches = failed = unused = 0
+    registered: set[str] = set()
+    worked: set[str] = set()
+    arrived: dict[str, float] = {}
+    started: dict[str, float] = {}
+    speed = 1.0
+    for fact in ledger:
+        if fact.at > until:
+            continue
+        match fact:
+            case recorded.ScenarioLoaded():
+                speed = fact.scenario.speed
+            case recorded.Call():
+                asked[fact.call_id] = fact.count
+            case recorded.Reply() if not fact.repeated and fact.code != "RequestLimitExceeded":
+                launches += asked[fact.call_id]
+                failed += asked[fact.call_id] - len(fact.instance_ids)
+            case recorded.Registered():
+                registered.add(fact.instance_id)
+            case recorded.TaskArrived():
+                arrived[fact.task_id] = fact.at
+            case recorded.TaskStarted() | recorded.TaskClaimed():
+                worked.add(fact.instance_id)
+                started.setdefault(fact.task_id, fact.at)
+            case recorded.Terminated() if fact.instance_id not in worked:
+                unused += fact.instance_id in registered
+                failed += fact.instance_id not in registered
+            case _:
+                pass
+    waits = [started.get(task, until) - at for task, at in arrived.items()]
+    waited = speed * sum(waits) / len(waits) if waits else 0.0
+    return Waste(launches=launches, failed=failed, unused=unused, waited_seconds=waited)
+
+
+def compared(ledger: Sequence[Fact], declared: Declaration, *, until: float) -> str:
+    """Both wastes on the same cloud, for people."""
+    ours, theirs = waste(ledger, until=until), waste(play(ledger, declared, until=until), until=until)
+    return f"waste: Slipway {ours}\n       RFC 191's rule {theirs}, on the same cloud with the same faults and tasks"
+
+
+def play(ledger: Iterable[Fact], declared: Declaration, *, until: float) -> list[Fact]:
+    """The ledger as it would be had RFC 191's rule launched: of `ledger` only what came from outside is kept."""
+    outside = [fact for fact in ledger if isinstance(fact, OUTSIDE) and fact.at <= until]
+    run = _Run(declared)
+    for fact in outside:
+        run.at(fact.at, partial(run.outside, fact))
+    if outside:
+        run.at(outside[0].at, run.poll)
+    run.go(until)
+    return run.facts
+
+
+class Health:
+    """One config's events of the last hour: when, and whether it was a failure."""
+
+    def __init__(self) -> None:
+        self.events: deque[tuple[float, bool]] = deque()
+        self.failures = 0
+
+    def heard(self, at: float, *, failures: int = 0, others: int = 0) -> None:
+        self.events.extend([(at, True)] * failures + [(at, False)] * others)
+        self.failures += failures
+
+    def share(self, since: float) -> float:
+        while self.events and self.events[0][0] < since:
+            self.failures -= self.events.popleft()[1]
+        return 1.0 - self.failures / len(self.events) if self.events else 1.0
+
+
+def weights(base: Mapping[str, float], health: Mapping[str, Health], since: float) -> list[float]:
+    """In the order of `base`; all at zero count as all healthy."""
+    shares = [health[name].share(since) for name in base]
+    shares = shares if any(shares) else [1.0] * len(shares)
+    return [weight * share for weight, share in zip(base.values(), shares, strict=True)]
+
+
+class _Pool:
+    """One worker pool under the rule. `serving` counts machines that live and those that are asked for."""
+
+    def __init__(self, declared: WorkerPool) -> None:
+        self.declared = declared
+        self.configs = {config_id(declared, config): config for config in declared.launch_configs}
+        self.health = {name: Health() for name in self.configs}
+        self.serving = 0
+        self.free: dict[str, None] = {}
+
+    def wanted(self, counts: queue.Counts) -> int:
+        tasks = ceil((counts.pending + counts.claimed) * self.declared.scaling_ratio)
+        return max(self.declared.min_capacity, min(tasks, self.declared.max_capacity))
+
+
+class _Run:
+    """The world, what is due in it, and what the rule knows."""
+
+    def __init__(self, declared: Declaration) -> None:
+        self.world = world.World()
+        self.facts: list[Fact] = []
+        self.pools = {pool.id: _Pool(pool) for pool in declared.worker_pools}
+        self.owner: dict[str, tuple[_Pool, str]] = {}  # instance → its pool, its config
+        self.idle_since: dict[str, float] = {}
+        self._due: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
+        self._calls = count(1)
+        self._polls = count(1)
+
+    def at(self, when: float, what: Callable[[float], None]) -> None:
+        heappush(self._due, (when, next(self._numbers), what))
+
+    def go(self, until: float) -> None:
+        while self._due and self._due[0][0] <= until:
+            now, _, what = heappop(self._due)
+            what(now)
+
+    def record(self, *facts: Fact) -> None:
+        for fact in facts:
+            self.world.fold(fact)
+        self.facts.extend(facts)
+
+    def seconds(self, product_seconds: float) -> float:
+        return product_seconds / self.world.cloud.rules.speed
+
+    def chance(self, what: str) -> Random:
+        """As the simulator draws it: the same for the same thing in every run with this seed."""
+        return Random(f"{self.world.cloud.rules.seed}/{what}")  # noqa: S311 (a simulation has to be repeatable)
+
+    def outside(self, fact: Fact, now: float) -> None:
+        if isinstance(fact, recorded.DemandSet):
+            ended = [f for f in world.set_level(self.world, fact) if isinstance(f, recorded.TaskEnded)]
+            self.record(fact, *ended)
+            for end in ended:
+                self.freed(end.instance_id, now)
+        else:
+            self.record(fact)
+        if isinstance(fact, recorded.DemandSet | recorded.TaskArrived) and fact.pool_id in self.pools:
+            self.serve(self.pools[fact.pool_id], now)
+
+    # The rule
+
+    def poll(self, now: float) -> None:
+        rng = self.chance(f"poll-{next(self._polls)}")
+        since = now - self.seconds(EVENTS_SECONDS)
+        for pool_id, pool in self.pools.items():
+            missing = pool.wanted(self.world.queue.counts(pool_id)) - pool.serving
+            if missing > 0:
+                base = {name: config.base_weight * config.price_factor for name, config in pool.configs.items()}
+                drawn = rng.choices(list(base), weights(base, pool.health, since), k=missing)
+                for name, units in Counter(drawn).items():
+                    self.call(pool, name, pool.configs[name], units, now)
+        self.at(now + self.seconds(POLL_SECONDS), self.poll)
+
+    def call(self, pool: _Pool, name: str, config: LaunchConfig, units: int, now: float) -> None:
+        call_id = f"call-{next(self._calls)}"
+        call = recorded.Call(
+            at=now, call_id=call_id, account=config.account, token=call_id, deployment="rfc191", batch=call_id,
+            config=name, count=units, zone=config.zone, instance_type=config.instance_type, image=config.image,
+            request=call_id,
+        )  # fmt: skip
+        self.record(call)
+        pool.serving += units
+        rng = self.chance(call_id)
+        latency = cloud.latency_seconds(self.world.cloud, config.account, rng)
+        self.at(now + latency, partial(self.answered, pool, config, call, rng))
+
+    def answered(self, pool: _Pool, config: LaunchConfig, call: recorded.Call, rng: Random, now: float) -> None:
+        """The cloud's answer. One that is lost says nothing, though its machines come all the same."""
+        user_data = {"settings": config.settings}
+        effects = self.world.effects(now)
+        made = cloud.decide_create(self.world.cloud, call, user_data, effects=effects, now=now, rng=rng)
+        self.record(*made)
+        created = [fact for fact in made if isinstance(fact, recorded.InstanceCreated)]
+        pool.serving -= call.count - len(created)
+        reply = made[-1]
+        assert isinstance(reply, recorded.Reply)
+        if not reply.lost and reply.code != "RequestLimitExceeded":
+            pool.health[call.config].heard(now, failures=call.count - len(created), others=len(created))
+        for instance in created:
+            self.owner[instance.instance_id] = pool, call.config
+            if instance.boots_at is not None:
+                self.at(instance.boots_at, partial(self.booted, instance.instance_id))
+            self.at(now + self.seconds(BOOT_SECONDS), partial(self.overdue, instance.instance_id))
+
+    def overdue(self, instance_id: str, now: float) -> None:
+        """A machine that has not registered by now is one more failure, and is ended."""
+        machine = self.world.machines.get(instance_id)
+        if machine is not None and not machine.pool_id:
+            pool, config = self.owner[instance_id]
+            pool.health[config].heard(now, failures=1)
+            self.end(instance_id, now)
+
+    # Machines
+
+    def booted(self, instance_id: str, now: float) -> None:
+        if instance_id in self.world.machines:
+            pool, _ = self.owner[instance_id]
+            self.record(
+                recorded.Registered(
+                    at=now, instance_id=instance_id, worker_id=instance_id, pool_id=pool.declared.id, token=""
+                )
+            )
+            self.idle(instance_id, now)
+
+    def idle(self, instance_id: str, now: float) -> None:
+        pool, _ = self.owner[instance_id]
+        if self.world.machines[instance_id].free:
+            pool.free[instance_id] = None
+        self.idle_since[instance_id] = now
+        self.at(now + self.seconds(IDLE_SECONDS), partial(self.tired, instance_id, now))
+        self.serve(pool, now)
+
+    def serve(self, pool: _Pool, now: float) -> None:
+        """Give what waits to whoever is free, the longest idle first."""
+        while pool.free and (started := self._take(pool, next(iter(pool.free)), now)):
+            del pool.free[started.instance_id]
+            del self.idle_since[started.instance_id]
+            claimed = recorded.Claimed(
+                at=now, instance_id=started.instance_id, worker_id=started.instance_id, pool_id=started.pool_id,
+                task_id=started.task_id, status=200,
+            )  # fmt: skip
+            self.record(started, claimed)
+            if started.ends_at is not None:
+                self.at(started.ends_at, partial(self.done, started))
+
+    def _take(self, pool: _Pool, instance_id: str, now: float) -> recorded.TaskStarted | None:
+        return queue.take(self.world.queue, pool.declared.id, instance_id, now=now)
+
+    def done(self, started: recorded.TaskStarted, now: float) -> None:
+        self.record(queue.end(self.world.queue.pools[started.pool_id].running[started.task_id], now=now))
+        self.freed(started.instance_id, now)
+
+    def freed(self, instance_id: str, now: float) -> None:
+        """After a task: one-task machines end themselves, others wait for the next one."""
+        machine = self.world.machines[instance_id]
+        if machine.owed[0].what == "stopped":
+            self.end(instance_id, now)
+        else:
+            self.record(
+                recorded.Idle(
+                    at=now, instance_id=instance_id, worker_id=instance_id, pool_id=machine.pool_id, status=200
+                )
+            )
+            self.idle(instance_id, now)
+
+    def tired(self, instance_id: str, since: float, now: float) -> None:
+        pool, _ = self.owner[instance_id]
+        if self.idle_since.get(instance_id) == since and pool.serving > pool.declared.min_capacity:
+            self.end(instance_id, now)
+
+    def end(self, instance_id: str, now: float) -> None:
+        pool, _ = self.owner[instance_id]
+        self.record(*world.end_instance(self.world, instance_id, "api", now=now))
+        pool.free.pop(instance_id, None)
+        self.idle_since.pop(instance_id, None)
+        pool.serving -= 1

@@ -1,0 +1,27 @@
+"""When a bad image stops a whole pool, instead of being probed for ever. Pure."""
+
+from slipway_common.scopes import image_key
+from slipway_provisioner.domain.pool import Observed, Shared
+
+
+def bad_image(observed: Observed) -> Shared | None:
+    """The image of an active config that freezes the pool now, by the stage of which most starts came to nothing; None
+    while the pool may go on, or has stopped already."""
+    pool = observed.pool
+    if pool.on_bad_image != "freeze" or pool.frozen or pool.deleted:
+        return None
+    images = {image_key(config.image_revision) for config in observed.configs if config.active}
+    bad = [known for known in observed.shared if known.key in images and news(known) >= pool.freeze_after]
+    return max(bad, key=news, default=None)
+
+
+def news(known: Shared) -> int:
+    """Unconfirmed starts in a row that nobody has looked past. Fewer than were forgiven are of another row: a success
+    came between."""
+    return known.unconfirmed - known.forgiven if known.unconfirmed >= known.forgiven else known.unconfirmed
+
+
+def words(known: Shared) -> str:
+    """Why, for people."""
+    more = " more" if known.unconfirmed > news(known) else ""
+    return f"{news(known)}{more} starts of {known.key} in a row came to nothing ({known.stage})"

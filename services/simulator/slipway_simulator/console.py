@@ -1,0 +1,54 @@
+"""What a machine would have printed, by the ledger's facts about it; secrets are in none of its words. Pure."""
+
+from collections.abc import Iterable
+
+from slipway_simulator.facts import (
+    Claimed,
+    Fact,
+    Idle,
+    InstanceCreated,
+    Refused,
+    Registered,
+    TaskEnded,
+    TaskStarted,
+    Terminated,
+    Told,
+)
+
+
+def console(facts: Iterable[Fact], account: str, instance_id: str) -> list[str]:
+    """A line per fact, with the seconds since the machine was created; none for one that the account never had."""
+    lines: list[str] = []
+    began: float | None = None
+    for fact in facts:
+        if getattr(fact, "instance_id", "") != instance_id:
+            continue
+        if isinstance(fact, InstanceCreated) and fact.account == account:
+            began = fact.at
+        if began is not None and (words := _words(fact)):
+            lines.append(f"[{fact.at - began:9.1f}] {words}")
+    return lines
+
+
+def _words(fact: Fact) -> str:
+    match fact:
+        case InstanceCreated(boots_at=None):
+            return f"booting {fact.image} on {fact.instance_type} in {fact.zone}; kernel panic: no init found"
+        case InstanceCreated():
+            return f"booting {fact.image} on {fact.instance_type} in {fact.zone}"
+        case Registered():
+            return f"registered as worker {fact.worker_id} of pool {fact.pool_id}"
+        case Refused():
+            return f"the provisioner refused to register it: HTTP {fact.status}"
+        case TaskStarted():
+            return f"task {fact.task_id} begins"
+        case TaskEnded():
+            return f"task {fact.task_id} ends: {fact.result}"
+        case Told():
+            return "told to leave"
+        case Terminated():
+            return f"power off by {fact.by}"
+        case Claimed() | Idle() if fact.status >= 300:
+            return f"the provisioner answered HTTP {fact.status}"
+        case _:
+            return ""

@@ -1,0 +1,346 @@
+"""A recorded log through the same core under other coefficients: what would have differed. Pure.
+
+Everything that was recorded is given in order; time moves with it, and what is due by then is done at its instant. Of
+each start that was asked for, a policy says whether it would have let it begin: not while the config is closed, unless
+a permit is ready, and not while a window is full. Of those that it would not have, nothing is folded; they are counted
+with what became of them. Permits are dealt out anew: the recorded numbers are of another policy.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.worker import (
+    Outcome,
+    Result,
+    Scope,
+    Stage,
+    WorkerClaimed,
+    WorkerDelayed,
+    WorkerEvent,
+    WorkerIdle,
+    WorkerLaunched,
+    WorkerLaunchFailed,
+    WorkerLost,
+    WorkerRegistered,
+    WorkerRequested,
+    WorkerStopped,
+    WorkerStopping,
+)
+from slipway_weight_calculator.domain import signals
+from slipway_weight_calculator.domain.policy import PROFILES, Policy
+from slipway_weight_calculator.domain.rows import STAGES, Config, Row
+from slipway_weight_calculator.domain.world import Draft, World
+
+DEFAULT: Final = "default"
+OUTAGE_FAILURES: Final = 5  # in a row, of one stage of one config: chance alone makes fewer
+# Failures of these say something about where the start was made, whoever is charged.
+TELLING: Final = frozenset({Scope.CONFIG, Scope.CAPACITY, Scope.QUOTA, Scope.IMAGE, Scope.CREDENTIAL})
+SHARED_WINDOWS: Final = (("quota", "launch"), ("image", "boot"), ("image", "claim"))
+# What a start does next, by what is told of it; None: it is over, or serves.
+NEXT: Final[Mapping[type[Any], str | None]] = {
+    WorkerRequested: "launch", WorkerDelayed: "launch", WorkerLaunched: "boot", WorkerRegistered: "claim",
+    WorkerLaunchFailed: None, WorkerClaimed: None, WorkerIdle: None, WorkerStopping: None, WorkerStopped: None,
+    WorkerLost: None,
+}  # fmt: skip
+
+TINY: Final = 1e-6
+# By how a coefficient's name ends; all others are 1 or more.
+BOUNDS: Final = (
+    ("_seconds", (TINY, math.inf)), ("prior_mass", (TINY, math.inf)), ("prior", (TINY, 1.0 - TINY)),
+    ("floor", (TINY, 1.0)), ("sharpness", (0.0, math.inf)), ("threshold", (0.0, math.inf)), ("_shrink", (TINY, 1.0)),
+    ("quantile", (TINY, 1.0)), ("late_factor", (TINY, math.inf)),
+)  # fmt: skip
+
+Policies = Mapping[str, Policy]
+"""The coefficients by profile."""
+
+
+class Unusable(ValueError):
+    """A policy that cannot be replayed; the text says why, and what there is."""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a log: `time` of the fact, in seconds since the epoch; `event` None for a tombstone of `subject`."""
+
+    id: str
+    source: str
+    subject: str
+    time: float
+    event: Any
+
+
+class Outage(msgspec.Struct, kw_only=True):
+    """Failures in a row of one stage, by the log alone; `ended` by the first success after them, 0: not in the log."""
+
+    config_id: str
+    pool_id: str
+    stage: str
+    began: float
+    failures: int = 0
+    ended: float = 0.0
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """What a policy would have done with one config's starts: those that it lets begin and those that it avoids, and
+    how many of either failed."""
+
+    allowed: int = 0
+    failed: int = 0
+    probes: int = 0
+    avoided: int = 0
+    avoided_failed: int = 0
+
+
+class Start(msgspec.Struct):
+    """A start on its way: the rows whose windows it counts in, where it stands, and what the policy makes of it."""
+
+    keys: tuple[str, ...] = ()
+    stage: str | None = None
+    allowed: bool = True
+    permit: int | None = None
+    failed: bool = False
+
+
+def policies(given: str | Mapping[str, Any]) -> Policies:
+    """The coefficients of a named policy, or those of every profile with some of them set. Raises Unusable."""
+    if isinstance(given, str):
+        if given == DEFAULT:
+            return PROFILES
+        if given not in PROFILES:
+            raise Unusable(f"there is no policy {given!r}; there is {', '.join((DEFAULT, *PROFILES))}, or a file")
+        return dict.fromkeys(PROFILES, PROFILES[given])
+    known = Policy.__struct_fields__
+    if unknown := [str(name) for name in given if name not in known]:
+        raise Unusable(f"no coefficient {', '.join(unknown)}; there is {', '.join(known)}")
+    found = {}
+    for name, profile in PROFILES.items():
+        try:
+            found[name] = msgspec.convert(msgspec.structs.asdict(profile) | dict(given), Policy)
+        except msgspec.ValidationError as error:
+            raise Unusable(str(error).replace("`$.", "`")) from error
+        if wrong := _problem(found[name]):
+            raise Unusable(wrong)
+    return found
+
+
+def _problem(policy: Policy) -> str:
+    """Why a core with these coefficients would be none; empty if it would."""
+    for name, value in msgspec.structs.asdict(policy).items():
+        least, most = next((bounds for ending, bounds in BOUNDS if name.endswith(ending)), (1.0, math.inf))
+        if not (math.isfinite(value) and least <= value <= most):
+            upper = f" and at most {most:g}" if math.isfinite(most) else ""
+            return f"{name} is {value:g}; it has to be at least {least:g}{upper}"
+    return ""
+
+
+class Comparison:
+    """The same log under several policies, by name. Give it every event with `add`; then ask."""
+
+    def __init__(self, policies: Mapping[str, Policies]) -> None:
+        self.replays = {name: Replay(each) for name, each in policies.items()}
+        self.events = self.duplicates = 0
+        self.began = self.ended = 0.0
+        self.outages: list[Outage] = []
+        self._seen: set[tuple[str, str]] = set()
+        self._running: dict[tuple[str, str], Outage] = {}
+
+    def add(self, record: Recorded) -> None:
+        """One event; one that was added before changes nothing."""
+        if (record.source, record.id) in self._seen:
+            self.duplicates += 1
+            return
+        self._seen.add((record.source, record.id))
+        self.events += 1
+        self.began, self.ended = self.began or record.time, max(self.ended, record.time)
+        outcome: Outcome | None = getattr(record.event, "outcome", None)
+        if outcome is not None and outcome.stage is not Stage.UNKNOWN:
+            self._witness(record.event, outcome, record.time)
+        for replay in self.replays.values():
+            replay.add(record)
+
+    def _witness(self, event: WorkerEvent, outcome: Outcome, at: float) -> None:
+        """Keep what the log itself shows of outages."""
+        key = (event.launch_config_id, outcome.stage.value)
+        running = self._running.get(key)
+        if outcome.result is Result.FAILED and outcome.scope in TELLING:
+            if running is None:
+                running = self._running[key] = Outage(
+                    config_id=event.launch_config_id, pool_id=event.pool_id, stage=outcome.stage.value, began=at
+                )
+            running.failures += 1
+            if running.failures == OUTAGE_FAILURES:
+                self.outages.append(running)
+        elif outcome.result is Result.OK and running is not None:
+            running.ended = at
+            del self._running[key]
+
+
+class Replay:
+    """One policy's walk over a log. `tallies` are by config id; `closed` holds its closures there as (from, until), in
+    seconds since the epoch, until 0 for one that lasts. `refused` counts signals without effect."""
+
+    def __init__(self, policies: Policies) -> None:
+        self.world = World(policies)
+        self.now = 0.0
+        self.tallies: dict[str, Tally] = {}
+        self.closed: dict[str, list[tuple[float, float]]] = {}
+        self.refused = 0
+        self._starts: dict[str, Start] = {}
+        self._under_way: Counter[tuple[str, str]] = Counter()
+
+    def add(self, record: Recorded) -> None:
+        """One event that was not added before; time moves to it, never back."""
+        self.now = max(self.now, record.time)
+        while (due := self.world.due()) is not None and due <= self.now:
+            self._step(due, partial(Draft.advance, now=due))
+        self._step(self.now, lambda draft: self._fold(draft, record))
+
+    def pool_of(self, config_id: str) -> str:
+        """Empty for a config that is not known in the end."""
+        config = self.world.configs.get(config_id)
+        return config.declared.pool_id if config is not None else ""
+
+    def detected(self, outage: Outage) -> float | None:
+        """Seconds from an outage's first failure to the closure of its config; None if that never came."""
+        end = outage.ended or math.inf
+        for closed, opened in self.closed.get(outage.config_id, ()):
+            if closed < end and (not opened or opened > outage.began):
+                return max(0.0, closed - outage.began)
+        return None
+
+    def recovered(self, outage: Outage) -> float | None:
+        """Seconds from its end until its config is open; None if it was never closed, or not opened in the log."""
+        if not outage.ended or self.detected(outage) is None:
+            return None
+        for closed, opened in self.closed.get(outage.config_id, ()):
+            if closed <= outage.ended and not opened:
+                return None
+            if closed <= outage.ended < opened:
+                return opened - outage.ended
+        return 0.0
+
+    def digest(self) -> str:
+        """Of all that is known in the end; the same for the same log and policy."""
+        found = hashlib.blake2b(digest_size=16)
+        for values in (self.world.rows, self.world.boots, self.world.signals):
+            for key in sorted(values):
+                found.update(msgspec.json.encode((key, values[key])) + b"\n")
+        return found.hexdigest()
+
+    def _step(self, now: float, change: Callable[[Draft], None]) -> None:
+        draft = Draft(self.world)
+        change(draft)
+        self._watch(draft, now)
+        draft.commit()
+
+    def _watch(self, draft: Draft, now: float) -> None:
+        """Keep when configs close and open."""
+        touched = set(draft.configs)
+        for key, row in draft.rows.items():
+            if _is_closed(row) is not _is_closed(self.world.rows.get(key)):
+                touched |= draft.members(key) if "/" in key else {key}
+        for key in draft.signals:
+            for signal in (self.world.signals.get(key), draft.signals[key]):
+                touched |= set(signal.configs) if signal is not None else set()
+        for config_id in touched:
+            config, closures = draft.config(config_id), self.closed.setdefault(config_id, [])
+            lasting = bool(closures) and not closures[-1][1]
+            closed = config is not None and bool(draft.closing(config) or self._is_down(draft, config_id))
+            if closed and not lasting:
+                closures.append((now, 0.0))
+            elif lasting and not closed:
+                closures[-1] = (closures[-1][0], now)
+
+    def _fold(self, draft: Draft, record: Recorded) -> None:
+        event = record.event
+        if event is None:
+            draft.archive(record.subject, self.now)
+        elif isinstance(event, LaunchConfigState):
+            draft.declare(event, self.now)
+        elif isinstance(event, SignalRaised):
+            self.refused += bool(draft.signal(event, self.now))
+        elif isinstance(event, WorkerEvent):
+            self._worker(draft, event, record.time)
+
+    def _worker(self, draft: Draft, event: WorkerEvent, at: float) -> None:
+        start = self._starts.get(event.worker_id)
+        if start is None:
+            start = self._starts[event.worker_id] = self._begin(draft, event)
+        elif isinstance(event, WorkerRequested):
+            return  # heard after what followed from it
+        tally = self._tally(event.launch_config_id)
+        outcome: Outcome | None = getattr(event, "outcome", None)
+        failed = outcome is not None and outcome.result is Result.FAILED and outcome.scope in TELLING
+        if failed and not start.failed:
+            start.failed = True
+            tally.failed += start.allowed
+            tally.avoided_failed += not start.allowed
+        if not start.allowed:
+            return
+        if type(event) in NEXT:
+            self._move(start, NEXT[type(event)])
+        if event.probe_permit != start.permit:
+            event = msgspec.structs.replace(event, probe_permit=start.permit)
+        draft.fold(event, at)
+
+    def _begin(self, draft: Draft, event: WorkerEvent) -> Start:
+        """Whether the policy lets a start begin. One that began before the log did is let go on, and not counted."""
+        start, tally = Start(), self._tally(event.launch_config_id)
+        if not isinstance(event, WorkerRequested):
+            return start
+        config, row = draft.config(event.launch_config_id), draft.row(event.launch_config_id)
+        if config is not None and row is not None:
+            start.keys = config.keys
+            if self._is_down(draft, config.id):
+                start.allowed = False
+            elif closing := draft.closing(config):
+                start.allowed = draft.probe_is_ready(config, closing)
+                start.permit = row.permit if start.allowed else None
+            else:
+                start.allowed = self._has_room(draft, config)
+        tally.allowed += start.allowed
+        tally.avoided += not start.allowed
+        tally.probes += start.permit is not None
+        return start
+
+    def _has_room(self, draft: Draft, config: Config) -> bool:
+        """Whether one more start fits into every window: what is under way in an earlier stage will arrive in the later
+        ones, so it counts there too. Every failure is folded already."""
+        row, upstream = draft.row(config.id), 0
+        for stage in STAGES:
+            upstream += self._under_way[config.id, stage]
+            if row is not None and upstream >= max(1, int(getattr(row, stage).window)):
+                return False
+        for kind, stage in SHARED_WINDOWS:
+            shared = draft.row(config.shared[kind])
+            stages = STAGES[: STAGES.index(stage) + 1]
+            under_way = sum(self._under_way[config.shared[kind], each] for each in stages)
+            if shared is not None and under_way >= max(1, int(getattr(shared, stage).window)):
+                return False
+        return True
+
+    def _move(self, start: Start, stage: str | None) -> None:
+        for key in start.keys:
+            if start.stage is not None:
+                self._under_way[key, start.stage] -= 1
+            if stage is not None:
+                self._under_way[key, stage] += 1
+        start.stage = stage
+
+    def _tally(self, config_id: str) -> Tally:
+        return self.tallies.setdefault(config_id, Tally())
+
+    def _is_down(self, draft: Draft, config_id: str) -> bool:
+        return signals.is_down(draft.said(config_id)) is not None
+
+
+def _is_closed(row: Row | None) -> bool:
+    return row is not None and any(getattr(row, stage).gate.closed for stage in STAGES)

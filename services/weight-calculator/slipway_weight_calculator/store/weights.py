@@ -1,0 +1,48 @@
+"""What others were told of each launch config: the newest record, and since when."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from slipway_common.events.weight import WeightChanged
+from slipway_common.postgres import Connection, Pool
+
+READ: Final = "SELECT id, record, at FROM weight ORDER BY id"
+WRITE: Final = """
+INSERT INTO weight SELECT id, pool_id, record, $4 FROM unnest($1::text[], $2::text[], $3::text[])
+    AS g (id, pool_id, record)
+ON CONFLICT (id) DO UPDATE SET pool_id = excluded.pool_id, record = excluded.record, at = excluded.at"""
+DELETE: Final = "DELETE FROM weight WHERE id = ANY($1::text[])"
+LIST: Final = """
+SELECT record FROM weight WHERE ($1::text IS NULL OR pool_id = $1) AND ($2::text IS NULL OR id = $2)
+ORDER BY pool_id, id"""
+
+_decode: Final = msgspec.json.Decoder(WeightChanged).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A record that others have, `at` seconds since the epoch."""
+
+    record: WeightChanged
+    at: float
+
+
+async def read(db: Connection) -> dict[str, Published]:
+    return {row["id"]: Published(_decode(row["record"]), row["at"]) for row in await db.fetch(READ)}
+
+
+async def write(tx: Connection, records: Mapping[str, WeightChanged | None], at: float) -> None:
+    """Keep what others now have; None after a tombstone."""
+    told = [record for record in records.values() if record is not None]
+    if told:
+        ids, pools = [record.launch_config_id for record in told], [record.pool_id for record in told]
+        await tx.execute(WRITE, ids, pools, [_encode(record).decode() for record in told], at)
+    if gone := [config_id for config_id, record in records.items() if record is None]:
+        await tx.execute(DELETE, gone)
+
+
+async def listed(db: Pool, pool_id: str | None, config_id: str | None) -> list[msgspec.Raw]:
+    """As they are on the topic."""
+    return [msgspec.Raw(row["record"].encode()) for row in await db.fetch(LIST, pool_id, config_id)]

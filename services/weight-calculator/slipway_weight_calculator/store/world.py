@@ -1,0 +1,59 @@
+"""What is known, as rows: written by difference, read whole. The body of a row is the core's value as JSON, so the same
+value is the same bytes."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.events.alert import Alert, AlertRaised
+from slipway_common.postgres import Connection
+from slipway_weight_calculator.domain.policy import Policy
+from slipway_weight_calculator.domain.rows import Boot, Config, Row
+from slipway_weight_calculator.domain.signals import Signal
+from slipway_weight_calculator.domain.world import Draft, World
+
+TABLES: Final[Mapping[str, type[Any]]] = {
+    "config": Config, "health": Row, "boot": Boot, "signal": Signal, "alert": AlertRaised,
+}  # fmt: skip
+READ: Final = {name: f"SELECT key, body FROM {name} ORDER BY key" for name in TABLES}
+WRITE: Final = {
+    name: f"INSERT INTO {name} SELECT * FROM unnest($1::text[], $2::text[]) "
+    "ON CONFLICT (key) DO UPDATE SET body = excluded.body"
+    for name in TABLES
+}
+DELETE: Final = {name: f"DELETE FROM {name} WHERE key = ANY($1::text[])" for name in TABLES}
+
+_decoders: Final = {name: msgspec.json.Decoder(kind) for name, kind in TABLES.items()}
+_encode: Final = msgspec.json.Encoder().encode
+
+Changes = dict[str, Mapping[str, Any]]
+"""Per table the changed values by key; None: deleted."""
+
+
+def changes(draft: Draft, told: list[Alert]) -> Changes:
+    """What a turn has to write: its draft, and the alerts that it raises and resolves."""
+    alerts = {alert.dedup_key: alert if isinstance(alert, AlertRaised) else None for alert in told}
+    found: Changes = {
+        "config": draft.configs, "health": draft.rows, "boot": draft.boots, "signal": draft.signals, "alert": alerts,
+    }  # fmt: skip
+    return {name: values for name, values in found.items() if values}
+
+
+async def write(tx: Connection, changed: Changes) -> None:
+    for name, values in changed.items():
+        kept = {key: _encode(value).decode() for key, value in values.items() if value is not None}
+        if kept:
+            await tx.execute(WRITE[name], list(kept), list(kept.values()))
+        if len(kept) < len(values):
+            await tx.execute(DELETE[name], [key for key, value in values.items() if value is None])
+
+
+async def read(db: Connection, policies: Mapping[str, Policy]) -> tuple[World, dict[str, AlertRaised]]:
+    """The world as it is stored, and the open alerts."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, decoder in _decoders.items():
+        found[name] = {row["key"]: decoder.decode(row["body"]) for row in await db.fetch(READ[name])}
+    world = World(policies)
+    world.load(found["config"].values(), found["health"], found["boot"], found["signal"])
+    return world, found["alert"]

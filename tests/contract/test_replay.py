@@ -1,0 +1,86 @@
+"""`slipway weights replay` as people run it: the same digest twice, a table of differences, and what it refuses."""
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import pytest
+
+RECORDING = str(Path(__file__).parents[1] / "data" / "outage.jsonl")
+COMMAND = (sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')", "weights", "replay")
+SECONDS = 60.0
+
+
+async def replayed(*arguments: str, from_: str = RECORDING) -> tuple[int | None, str, str]:
+    """Exit code, and what went to stdout and stderr."""
+    process = await asyncio.create_subprocess_exec(*COMMAND, "--from", from_, *arguments, stdout=PIPE, stderr=PIPE)
+    out, err = await asyncio.wait_for(process.communicate(), SECONDS)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_twice_the_same(tmp_path: Path) -> None:
+    """To the letter; with another policy, what it would have done otherwise, and its own digest."""
+    code, told, errors = await replayed("--policy", "default")
+    assert (code, errors) == (0, "")
+    assert (await replayed("--policy", "default"))[1] == told
+    digest = told.splitlines()[1].split()
+    assert digest[:2] == ["default", "digest"]
+    policy = tmp_path / "patient.yaml"
+    policy.write_text("trip_capacity: 5\nprobe_initial_seconds: 60\n")
+    code, compared, errors = await replayed("--policy", str(policy))
+    assert (code, errors) == (0, "")
+    assert compared.splitlines()[1].split()[1:] == digest[1:]
+    assert compared.splitlines()[2].split()[2] != digest[2]
+    (zone_b,) = [line for line in compared.splitlines() if line.startswith("linux-b ") and "launch" not in line]
+    (outage,) = [line for line in compared.splitlines() if line.startswith("linux-b ") and "launch" in line]
+    assert " → " in zone_b
+    assert "after 56 s → after " in outage
+
+
+async def test_for_programs_and_of_one_pool() -> None:
+    code, told, _ = await replayed("--policy", "bare-metal", "--pool", "win", "-o", "json")
+    body = json.loads(told)
+    assert code == 0
+    assert (body["events"], body["repeated"]) == (2500, 21)
+    assert set(body["policies"]) == {"default", "bare-metal"}
+    for policy in body["policies"].values():
+        assert set(policy["configs"]) == {"win-a", "win-b"}
+    assert {outage["config"] for outage in body["outages"]} == {"win-a", "win-b"}
+    assert body["outages"][0]["detected_seconds"]["default"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("p.yaml", "half_life: 60\n", "p.yaml: no coefficient half_life; there is half_life_seconds, mass_cap,"),
+        ("p.toml", 'trip_boot = "many"\n', "p.toml: Expected `int`, got `str` - at `trip_boot`"),
+        ("p.json", '{"floor": 0}', "p.json: floor is 0; it has to be at least 1e-06 and at most 1"),
+        ("p.toml", "trip_boot =", "p.toml: is not TOML: "),
+        ("p.yaml", "trip_boot: 1\ntrip_boot: 2\n", "p.yaml:2: trip_boot: "),
+        ("p.yaml", "- 1\n", "p.yaml: is no mapping of coefficients to values"),
+        ("p.yaml", "{", "p.yaml:1: is not YAML: "),
+    ],
+)
+async def test_a_policy_file_that_is_none(tmp_path: Path, name: str, content: str, reason: str) -> None:
+    """Says what is wrong, and folds nothing."""
+    (tmp_path / name).write_text(content)
+    code, told, errors = await replayed("--policy", str(tmp_path / name))
+    assert (code, told) == (2, "")
+    assert reason in errors
+
+
+async def test_what_cannot_be_replayed(tmp_path: Path) -> None:
+    """An unknown policy, a missing file, a line that is cut off: each in words, with exit code 2 and nothing told."""
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(Path(RECORDING).read_bytes()[:100_000])
+    last = cut.read_bytes().count(b"\n") + 1
+    for arguments, from_, reason in (
+        (("--policy", "cheapest"), RECORDING, "there is no policy 'cheapest'; there is default, on-demand, spot"),
+        ((), str(tmp_path / "none.jsonl"), "none.jsonl, and no topic to replay"),
+        ((), str(cut), f"cut.jsonl:{last}: is cut off"),
+    ):
+        code, told, errors = await replayed(*arguments, from_=from_)
+        assert (code, told) == (2, "")
+        assert reason in " ".join(errors.replace("│", " ").split())

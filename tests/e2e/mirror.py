@@ -1,0 +1,88 @@
+"""One service behind a mirror: its topics carry a prefix of their own, and every record crosses over byte by byte, some
+topics late. So the rest of the system sees an old world, without a switch for it in the product."""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from slipway_common.clock import utc_now
+from slipway_common.topics import TOPICS, Topic
+
+POLL_MS: Final = 50
+
+
+class Crossed(msgspec.Struct, frozen=True):
+    """A record that was written at `written` and has crossed at `at` (epoch seconds): nobody on the other side could
+    read it sooner."""
+
+    written: float
+    at: float
+    topic: Topic
+    headers: tuple[tuple[str, bytes], ...]
+    value: bytes | None
+
+
+class Mirror:
+    """Copies what `service` reads from `outside` to `inside`, and what it writes back; partition and headers stay."""
+
+    def __init__(
+        self, bootstrap_servers: str, *, service: str, outside: str, inside: str, late: Mapping[Topic, float]
+    ) -> None:
+        """`late` is in seconds from the record's own time stamp on."""
+        self.bootstrap_servers = bootstrap_servers
+        self.routes = {outside + topic.name: (topic, inside, 0.0) for topic in TOPICS if service in topic.consumers}
+        self.routes |= {
+            inside + topic.name: (topic, outside, late.get(topic, 0.0))
+            for topic in TOPICS
+            if service in topic.producers
+        }
+        self.crossed: list[Crossed] = []
+
+    @contextlib.asynccontextmanager
+    async def running(self, partitions: int) -> AsyncIterator[None]:
+        """The topics of both sides exist. A copy that has failed is raised at the end."""
+        places = [TopicPartition(name, number) for name in self.routes for number in range(partitions)]
+        consumer = AIOKafkaConsumer(bootstrap_servers=self.bootstrap_servers, enable_auto_commit=False)
+        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers, enable_idempotence=True)
+        async with contextlib.AsyncExitStack() as stack:
+            for client in (consumer, producer):
+                await client.start()
+                stack.push_async_callback(client.stop)
+            consumer.assign(places)
+            await consumer.seek_to_beginning(*places)
+            copying = asyncio.create_task(self._copy(consumer, producer))
+            try:
+                yield
+            finally:
+                copying.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await copying
+
+    async def _copy(self, consumer: Any, producer: Any) -> None:
+        queues: dict[TopicPartition, asyncio.Queue[Any]] = defaultdict(asyncio.Queue)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for place, records in (await consumer.getmany(timeout_ms=POLL_MS)).items():
+                    if place not in queues:
+                        group.create_task(self._cross(producer, place, queues[place]))
+                    for record in records:
+                        queues[place].put_nowait(record)
+
+    async def _cross(self, producer: Any, place: TopicPartition, queue: asyncio.Queue[Any]) -> None:
+        """One partition, in order."""
+        topic, prefix, late_seconds = self.routes[place.topic]
+        while True:
+            record = await queue.get()
+            written = record.timestamp / 1000
+            await asyncio.sleep(max(0.0, written + late_seconds - utc_now().timestamp()))
+            at = utc_now().timestamp()
+            await producer.send_and_wait(
+                prefix + topic.name, record.value, key=record.key, partition=place.partition,
+                headers=list(record.headers),
+            )  # fmt: skip
+            self.crossed.append(Crossed(written, at, topic, tuple(record.headers), record.value))

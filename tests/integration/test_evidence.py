@@ -1,0 +1,306 @@
+"""What is evidence of a config's or an image's health, and what is not: boots and claims by each pool's own evidence,
+and everything that we do ourselves."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from slipway_common.events.lease import LeaseLost, LeaseReleaseRequested, LeaseRequested
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.worker import (
+    Outcome,
+    Result,
+    Scope,
+    Stage,
+    WorkerEvent,
+    WorkerRegistered,
+    WorkerStopping,
+)
+from slipway_common.topics import DECODERS
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_provisioner.loops import plan
+from slipway_provisioner.providers.port import OutcomeUnknown, Refused
+from tests.provisioner import Lost, Provisioner, administrator, after, declared, provisioner_on, report
+
+NEVER_CLAIMED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1", "never_claimed")
+
+
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
+    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+    async with provisioner_on(postgres) as provisioner:
+        yield provisioner
+
+
+async def started(provisioner: Provisioner, pending: int = 1, **pool: Any) -> None:
+    """Workers that boot, in a pool with these settings."""
+    await provisioner.declare(declared(**pool))
+    await provisioner.trust()
+    await provisioner.demand(report(pending))
+    await provisioner.plan()
+    for request in await provisioner.told(LeaseRequested):
+        await provisioner.leases(provisioner.granted(request))
+    await provisioner.launch()
+
+
+async def running(provisioner: Provisioner, pending: int = 1, **pool: Any) -> None:
+    """Workers that have registered."""
+    await started(provisioner, pending, **pool)
+    for worker in await provisioner.workers():
+        assert (await provisioner.register(worker.instance_id or "", worker.batch_id)).is_success
+    await provisioner.events()
+
+
+async def tell(provisioner: Provisioner, at: float, pending: int, claimed: int = 0, **changes: Any) -> None:
+    """A report, at its time."""
+    await provisioner.set_clock(at)
+    await provisioner.demand(report(pending, claimed, at=at, **changes))
+
+
+# Boots
+
+
+async def test_a_boot_is_confirmed_by_the_provider(provisioner: Provisioner) -> None:
+    """Where the pool says so: once the provider says that the instance runs, and nobody has to report in."""
+    provisioner.cloud.boots_slowly = True
+    await started(provisioner, evidence={"boot": "provider_running", "claim": "none"})
+    await provisioner.events()
+    await provisioner.reap()
+    assert await provisioner.states() == {"starting": 1}
+    for id_, instance in provisioner.cloud.live.items():
+        provisioner.cloud.live[id_] = msgspec.structs.replace(instance, running=True)
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    released, registered = await provisioner.events()
+    assert (released.type, released.result) == (LeaseReleaseRequested.type, "registered")
+    assert isinstance(registered, WorkerRegistered)
+    assert registered.outcome == Outcome(Stage.BOOT, Result.OK, code="provider_running")
+    assert registered.boot_seconds == 61.0
+    await tell(provisioner, 100, 1, valid_for_seconds=9000)
+    await provisioner.set_clock(8000)
+    await provisioner.expire()
+    await provisioner.reap()
+    assert (await provisioner.states(), await provisioner.events()) == ({"running": 1}, [])
+
+
+async def test_an_agent_may_speak_all_the_same(provisioner: Provisioner) -> None:
+    """It gets its token, and silence after its first words is no reason to end it."""
+    await started(provisioner, evidence={"boot": "provider_running"})
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    worker = await provisioner.worker()
+    token = (await provisioner.register(worker.instance_id or "", worker.batch_id)).json()["token"]
+    async with provisioner.client(token=token) as client:
+        assert (await client.post(f"/workers/{worker.id}/heartbeat")).is_success
+    await provisioner.set_clock(2000)
+    await provisioner.expire()
+    assert await provisioner.states() == {"running": 1}
+
+
+@pytest.mark.parametrize("identity", ["sim-a", "somebody else"])
+async def test_whose_word_is_not_enough(provisioner: Provisioner, identity: str) -> None:
+    """The provider's where a pool waits for the worker's own; a stranger's anywhere."""
+    provisioner.cloud.identity_told = identity
+    await started(provisioner, evidence={"boot": "register" if identity == "sim-a" else "provider_running"})
+    await provisioner.set_clock(61)
+    await provisioner.reap()
+    assert await provisioner.states() == {"starting": 1}
+
+
+# Claims
+
+
+#         evidence, claimed tasks seen (at), given up with what outcome; None: not given up
+IN_VAIN = [
+    ("hook", None, NEVER_CLAIMED),
+    ("hook", 100, NEVER_CLAIMED),
+    ("queue", None, NEVER_CLAIMED),
+    ("queue", -10, NEVER_CLAIMED),
+    ("queue", 100, None),
+    ("none", None, None),
+]
+
+
+@pytest.mark.parametrize(("evidence", "seen", "outcome"), IN_VAIN)
+async def test_who_never_claims(
+    provisioner: Provisioner, evidence: str, seen: float | None, outcome: Outcome | None
+) -> None:
+    """Is given up while tasks wait if its pool can tell: by its own word, or because no source, not even another one,
+    has seen a task claimed in its time."""
+    await running(provisioner, evidence={"claim": evidence})
+    if seen is not None:
+        await tell(provisioner, seen, 0, 1, source="other")
+        await tell(provisioner, seen + 1, 0, source="other")
+    await tell(provisioner, 150, 1)
+    await provisioner.set_clock(301)
+    await provisioner.expire()
+    told = await provisioner.told(WorkerStopping)
+    assert [event.outcome for event in told] == ([] if outcome is None else [outcome])
+
+
+#         reports as (source, at, pending), is it given up, and is that evidence
+PENDING = [
+    ([("q", 10, 1), ("q", 290, 3)], True, True),
+    ([("q", 290, 3)], True, True),  # the one at 0 is valid for 300 s
+    ([("q", 200, 0), ("q", 201, 3)], False, False),  # for a while nothing waited
+    ([("q", 5, 0), ("q", 6, 3), ("q", 300, 3)], True, False),  # not at first
+    ([("q", 301, 1)], False, False),  # stale in between: nobody knows
+    ([("q", 150, 0), ("other", 150, 3)], False, False),  # now here, now there
+    ([("q", 150, 0), ("other", 0, 3), ("other", 290, 3)], True, True),  # one of them all the while
+]
+
+
+@pytest.mark.parametrize(("reports", "given_up", "evidence"), PENDING)
+async def test_tasks_that_wait_throughout(
+    provisioner: Provisioner, reports: list[tuple[str, float, int]], given_up: bool, evidence: bool
+) -> None:
+    """Some source has had tasks pending for all the idle time, as far as is known."""
+    await running(provisioner)
+    for source, at, pending in reports:
+        await tell(provisioner, at, pending, source=source)
+    await provisioner.set_clock(307)
+    await provisioner.expire()
+    told = await provisioner.told(WorkerStopping)
+    assert len(told) == given_up
+    if given_up:
+        assert told[0].outcome is not None
+        assert (told[0].outcome.scope is Scope.IMAGE) == evidence
+
+
+# Our own doing
+
+
+async def paused(provisioner: Provisioner, folder: Path) -> None:
+    await provisioner.requested(2)
+    async with administrator(provisioner, folder) as client:
+        assert (await client.post("/pools/linux/pause", json={"reason": "drill"})).is_success
+    await provisioner.plan()
+
+
+async def paused_while_booting(provisioner: Provisioner, folder: Path) -> None:
+    await provisioner.starting(2)
+    async with administrator(provisioner, folder) as client:
+        assert (await client.post("/launch-configs/zone-a/pause", json={"reason": "drill"})).is_success
+    await provisioner.plan()
+
+
+async def scaled_down(provisioner: Provisioner, folder: Path) -> None:
+    await running(provisioner, 2)
+    await provisioner.demand(report(2, at=1))
+    await provisioner.demand(report(0, at=2))
+    await provisioner.set_clock(200)
+    await provisioner.plan()
+    assert await provisioner.states() == {"stopping": 2}
+
+
+async def cancelled(provisioner: Provisioner, folder: Path) -> None:
+    await provisioner.requested(3)
+    await provisioner.demand(report(1, at=1))
+    await provisioner.plan()
+    assert await provisioner.states() == {"requested": 1, "stopped": 2}
+
+
+async def archived(provisioner: Provisioner, folder: Path) -> None:
+    await provisioner.requested(3)
+    await provisioner.declare(declared("zone-b"))
+    await provisioner.plan()
+
+
+async def terminated(provisioner: Provisioner, folder: Path) -> None:
+    """In each state, also while the call for it is under way; ended and proven gone."""
+    await provisioner.starting(3)
+    first, second, _ = await provisioner.workers()
+    await provisioner.register(first.instance_id or "", first.batch_id)
+    await provisioner.demand(report(5, at=1))
+    await provisioner.plan()
+    (request,) = await provisioner.told(LeaseRequested)
+    await provisioner.leases(provisioner.granted(request, units=1))
+    provisioner.cloud.script.append(OutcomeUnknown("no reply"))
+    await provisioner.launch()
+    assert await provisioner.states() == {"running": 1, "starting": 2, "launching": 1, "requested": 1}
+    async with administrator(provisioner, folder) as client:
+        for worker in await provisioner.workers():
+            if worker.id != second.id:
+                assert (await client.post(f"/workers/{worker.id}/terminate", json={"reason": "drill"})).is_success
+    await provisioner.set_clock(125)
+    await provisioner.resolve()
+    await provisioner.end_instances()
+    await provisioner.reap()
+    assert (await provisioner.states())["stopped"] == 4
+
+
+async def lease_lost(provisioner: Provisioner, folder: Path) -> None:
+    (grant,) = await provisioner.admitted(2)
+    lost = LeaseLost(
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, request_id=grant.request_id, units=2,
+        counted_until=after(70),
+    )  # fmt: skip
+    await provisioner.leases(lost)
+
+
+async def timed_out(provisioner: Provisioner, folder: Path) -> None:
+    await provisioner.admitted(2)
+    provisioner.cloud.script.append(OutcomeUnknown("no reply"))
+    await provisioner.launch()
+    await provisioner.set_clock(16)
+    await provisioner.resolve()
+    assert await provisioner.states() == {"requested": 2}
+
+
+async def reply_lost(provisioner: Provisioner, folder: Path) -> None:
+    provisioner.cloud.script.append(Lost)
+    await provisioner.admitted(2)
+    await provisioner.launch()
+    await provisioner.set_clock(16)
+    await provisioner.resolve()
+    assert await provisioner.states() == {"starting": 2}
+
+
+async def throttled(provisioner: Provisioner, folder: Path) -> None:
+    limiter = Outcome(Stage.LAUNCH, Result.FAILED, Scope.LIMITER, "sim-a", "RequestLimitExceeded")
+    provisioner.cloud.script.append(Refused(limiter, "slow down", throttled=True, retry_after_seconds=1))
+    await provisioner.admitted(2)
+    await provisioner.launch()
+    assert await provisioner.states() == {"requested": 2}
+
+
+async def interrupted(provisioner: Provisioner, folder: Path) -> None:
+    await provisioner.starting()
+    worker = await provisioner.worker()
+    signal = SignalRaised(
+        source="spot-watch", target_kind="worker", target_id=worker.id, kind="spot_interruption", reason="reclaimed",
+        observed_at=after(0), ttl_seconds=timedelta(minutes=2).total_seconds(),
+    )  # fmt: skip
+    await provisioner.signals(signal)
+
+
+async def silent(provisioner: Provisioner, folder: Path) -> None:
+    await running(provisioner)
+    await provisioner.demand(report(0, at=1, valid_for_seconds=5000))
+    await provisioner.set_clock(1000)
+    await provisioner.expire()
+    assert await provisioner.states() == {"stopping": 1}
+
+
+OWN: Final[list[Callable[[Provisioner, Path], Awaitable[None]]]] = [
+    paused, paused_while_booting, scaled_down, cancelled, archived, terminated, lease_lost, timed_out, reply_lost,
+    throttled, interrupted, silent,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("act", OWN, ids=lambda act: act.__name__)
+async def test_what_we_do_ourselves_is_no_evidence(
+    provisioner: Provisioner, tmp_path: Path, act: Callable[[Provisioner, Path], Awaitable[None]]
+) -> None:
+    """Pausing, scaling down, cancelling, ending, waiting too long and asking too often say nothing about a start: no
+    stage ends as failed by it, unless as a failure that says something about nothing."""
+    await act(provisioner, tmp_path)
+    rows = await provisioner.pool.fetch("SELECT type, value FROM outbox WHERE type LIKE 'io.slipway.worker.%'")
+    told: list[WorkerEvent] = [DECODERS[row["type"]].decode(row["value"]) for row in rows]
+    assert len(told) > 1
+    outcomes = [outcome for event in told if (outcome := getattr(event, "outcome", None)) is not None]
+    assert {outcome.scope for outcome in outcomes if outcome.result is Result.FAILED} <= {Scope.NOTHING}

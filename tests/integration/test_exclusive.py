@@ -1,0 +1,367 @@
+"""One replica at a time reads whole topics, on a real broker and a real database: whoever dies, stalls or lets go,
+another takes over, and every record takes effect once."""
+
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.structs import TopicPartition
+
+from slipway_common import dead_letters, exclusive, kafka, owner
+from slipway_common.clock import utc_now
+from slipway_common.consume import Batch, Consumer, claim
+from slipway_common.events.pool import DemandReported
+from slipway_common.exclusive import Exclusive, StandingBy
+from slipway_common.owner import Turn
+from slipway_common.postgres import Connection
+from slipway_common.topics import POOL_DEMAND, WORKER_LIFECYCLE, group
+from tests.harness import PARTITIONS, SERVICE, Diary, Place, publisher, replica, report, until
+from tests.integration.test_consume import delete_records
+from tests.processes import INSTANCE, Process
+
+
+@pytest.fixture
+async def place(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """With topics, and with replicas that lose patience sooner than in production."""
+    monkeypatch.setattr(owner, "STALE_SECONDS", 3.0)
+    monkeypatch.setattr(exclusive, "RENEW_SECONDS", 0.5)
+    monkeypatch.setattr(exclusive, "BID_SECONDS", 0.1)
+    await place.create(*Diary.topics)
+    return place
+
+
+def demand(pending: int) -> DemandReported:
+    return DemandReported(pool_id="p", source="q", pending=pending, claimed=0, observed_at=utc_now())
+
+
+async def until_active(replica: Exclusive) -> None:
+    await until(replica.working, "it is active", seconds=60)
+
+
+async def until_effects(place: Place, number: int) -> None:
+    async def done() -> bool:
+        return sum((await place.effects()).values()) >= number
+
+    await until(done, f"{number} effects", seconds=60)
+
+
+async def test_one_reads_all_and_the_other_takes_over(place: Place) -> None:
+    """Both are ready, one works; when it is told to stop the other goes on where it was, at once."""
+    async with publisher(place) as publish, replica(place, "a") as first:
+        await until_active(first)
+        async with replica(place, "b") as second:
+            for n in range(40):
+                await publish.send(report(f"w{n % 5}", f"{n}"))
+                await publish.send(demand(n))
+            await until_effects(place, 80)
+            assert second.standing is not None
+            assert first.standing is not None
+            assert (first.standing.role, first.standing.epoch) == ("active", 1)
+            assert (second.standing.role, second.standing.instance, second.standing.epoch) == ("standby", "a", 1)
+            assert (first.reasons(), second.reasons(), second.working()) == ([], [], False)
+            assert sum(len(reading.owned) for reading in first.readings) == 2 * PARTITIONS
+            assert all(reading.caught_up() for reading in first.readings)
+            first.stop()
+            await publish.send(report("w0", "40"))
+            await until_active(second)
+            await until_effects(place, 81)
+            assert second.standing is not None
+            assert (second.standing.role, second.standing.epoch) == ("active", 2)
+    assert set((await place.effects()).values()) == {1}
+    for subject in range(1, 5):
+        assert await place.words(f"w{subject}") == [f"{n}" for n in range(40) if n % 5 == subject]
+
+
+async def test_killed(place: Place) -> None:
+    """What it had begun is undone by the server; the successor waits until its row is stale, and does it once."""
+    former = Process.at(place, "exclusive")
+    try:
+        async with publisher(place) as publish:
+            await publish.send(report("w1", "a"))
+            await until_effects(place, 1)
+            await publish.send(report("w1", "wait"))
+            await former.until_said("inside")
+            former.kill()
+            async with replica(place, "b") as successor:
+                await publish.send(report("w1", "b"))
+                await until_active(successor)
+                await until_effects(place, 3)
+    finally:
+        former.kill()
+    assert await place.words("w1") == ["a", "wait", "b"]
+
+
+async def test_stopped_and_woken(place: Place) -> None:
+    """A stopped owner holds up nobody, and what it does on waking has no effect: it stands by."""
+    former = Process.at(place, "exclusive")
+    try:
+        async with publisher(place) as publish:
+            await publish.send(report("w1", "wait"))
+            await former.until_said("inside")
+            former.stop()
+            async with replica(place, "b") as successor:
+                await until_active(successor)
+                await until_effects(place, 1)
+                former.go_on()
+                await former.until_said("turn was undone")
+                await former.until_said("another instance is active")
+                await publish.send(report("w1", "b"))
+                await until_effects(place, 2)
+                assert successor.working()
+                assert (await place.pool.fetchval("SELECT instance FROM owner")) == "b"
+    finally:
+        former.kill()
+    assert await place.words("w1") == ["wait", "b"]
+
+
+async def test_restarted_under_its_name(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has its name was its predecessor: it waits for no row to grow stale."""
+    monkeypatch.setattr(owner, "STALE_SECONDS", 3600.0)
+    former = Process.at(place, "exclusive")
+    try:
+        async with publisher(place) as publish:
+            await publish.send(report("w1", "a"))
+            await until_effects(place, 1)
+            former.kill()
+            async with replica(place, "b") as other, replica(place, INSTANCE) as again:
+                await until_active(again)
+                assert other.standing is not None
+                assert other.standing.role == "standby"
+    finally:
+        former.kill()
+
+
+async def test_data_errors(place: Place) -> None:
+    """One turn over many partitions: what is at fault is dead or parked, in order, and nothing else is."""
+    async with publisher(place) as publish:
+        for word in ("a", "raise", "b"):
+            await publish.send(report("w1", word), partition=0)
+        await publish.send(report("w2", "a"), partition=1, value=b"{")
+        for subject, word in (("w2", "b"), ("w3", "a")):
+            await publish.send(report(subject, word), partition=1)
+        await publish.send(report("w4", "new"), partition=2, type="io.slipway.worker.beamed_up.v9")
+        await publish.send(report("w4", "a"), partition=2, number=1, previous=0)
+        await publish.send(demand(1), value=b"{")
+        await publish.send(demand(2))
+        async with replica(place, "a") as active:
+            await until_active(active)
+            await until_effects(place, 3)
+            assert await place.effects() == {("w1", "a"): 1, ("w3", "a"): 1, ("p/q", "2"): 1}
+            assert sorted((subject, state) for subject, state, _ in await place.dead()) == [
+                ("p/q", "dead"), ("w1", "dead"), ("w1", "parked"), ("w2", "dead"), ("w2", "parked"),
+            ]  # fmt: skip
+            await publish.send(report("w1", "c"), partition=0)
+            await until(lambda: parked(place, 3))
+
+
+async def parked(place: Place, number: int) -> bool:
+    return sum(state == "parked" for _, state, _ in await place.dead()) == number
+
+
+async def test_dead_letters_are_settled_by_the_active_one(place: Place) -> None:
+    """As a turn of its own; an error in it leaves nothing behind, and who stands by refuses."""
+    async with publisher(place) as publish, replica(place, "a") as active:
+        await until_active(active)
+        await publish.send(report("w1", "a"), partition=0, value=b"{")
+        await publish.send(report("w1", "b"), partition=0)
+        await until(lambda: parked(place, 1))
+        async with replica(place, "b") as other:
+            with pytest.raises(StandingBy, match="instance a is active"):
+                await other.settle(place.pool, WORKER_LIFECYCLE.name, drop)
+        with pytest.raises(dead_letters.NotDead):
+            await active.settle(place.pool, POOL_DEMAND.name, drop)
+        await publish.send(report("w2", "a"), partition=1)
+        await until_effects(place, 1)
+        assert await active.settle(place.pool, WORKER_LIFECYCLE.name, drop) == dead_letters.Replayed(1, 0)
+        await publish.send(report("w1", "c"), partition=0)
+        await until_effects(place, 3)
+    assert await place.words("w1") == ["b", "c"]
+
+
+async def drop(db: Connection, consumer: Consumer) -> dead_letters.Replayed:
+    return await dead_letters.drop(db, consumer, 0, 0)
+
+
+@pytest.mark.parametrize("where", ["store", "committed", "load"])
+async def test_undone_and_unknown(place: Place, where: str) -> None:
+    """A turn that fails, one whose commit gives no answer, and one after which the rows cannot be read at first: what
+    is stored is read again under the same epoch, and every record takes effect once."""
+    diary = Diary()
+    async with publisher(place) as publish, replica(place, "a", diary) as active:
+        await until_active(active)
+        for n in range(3):
+            loads = diary.loads
+            diary.fails["committed" if where == "load" else where] = ConnectionResetError("no answer")
+            if where == "load":
+                diary.fails["load"] = ConnectionResetError("nothing to be read")
+            await publish.send(report("w1", f"{n}"))
+            await until(lambda: diary.loads > loads, "it was read again", seconds=60)  # noqa: B023
+            await until_effects(place, n + 1)
+        assert active.standing is not None
+        assert active.standing.epoch == 1
+    assert await place.words("w1") == ["0", "1", "2"]
+
+
+async def test_turns_that_fail_again_and_again(place: Place) -> None:
+    """It keeps the row, but says that it does not get on, and does not beat; then it goes on."""
+    diary = Diary()
+    async with publisher(place) as publish, replica(place, "a", diary) as active:
+        await until_active(active)
+        diary.broken = ConnectionResetError("no end of it")
+        await publish.send(report("w1", "a"))
+        await until(lambda: not active.working(), "it says that it does not work", seconds=60)
+        assert "its last turn came through" in active.reasons()[0]
+        assert await place.pool.fetchval("SELECT instance FROM owner") == "a"
+        diary.broken = None
+        await until_active(active)
+        await until_effects(place, 1)
+
+
+async def test_records_that_cannot_be_stored_are_found(place: Place) -> None:
+    """No handler says which it is: halves of a turn are tried, until the one record is dead and all others are not."""
+    diary = Unstorable()
+    async with publisher(place) as publish:
+        for n in range(20):
+            await publish.send(report(f"w{n}", "unstorable" if n in (7, 13) else f"{n}"), partition=n % 3)
+        async with replica(place, "a", diary) as active:
+            await until_active(active)
+            await until_effects(place, 18)
+            await publish.send(report("w7", "behind"), partition=1)
+            await until(lambda: parked(place, 1))
+    assert {(subject, state) for subject, state, _ in await place.dead()} == {
+        ("w7", "dead"), ("w7", "parked"), ("w13", "dead"),
+    }  # fmt: skip
+    assert set((await place.effects()).values()) == {1}
+    assert len(await place.effects()) == 18
+
+
+class Unstorable(Diary):
+    """Takes every word, and finds only when it stores them that one cannot be."""
+
+    async def store(self, tx: Connection, turn: Turn, batch: Batch | None) -> None:
+        await super().store(tx, turn, batch)
+        if await tx.fetchval("SELECT EXISTS (SELECT FROM effect WHERE word = 'unstorable')"):
+            raise ValueError("no column could hold it")
+
+
+async def test_robbed_of_a_partition(place: Place) -> None:
+    """Somebody who knows of no owner has claimed one: it lets go, and takes all of them anew."""
+    async with publisher(place) as publish, replica(place, "a") as active:
+        await until_active(active)
+        async with place.pool.acquire() as db:
+            await claim(db, WORKER_LIFECYCLE.name, 0, "cluster")
+        await publish.send(report("w1", "a"), partition=0)
+        await until_effects(place, 1)
+        await until_active(active)
+        assert active.standing is not None
+        assert active.standing.epoch > 1
+
+
+async def test_turns_without_records(place: Place) -> None:
+    """When it is due, and now and then to show that it works; the clock of turns never goes back."""
+    diary = Diary()
+    async with replica(place, "a", diary) as active:
+        await until_active(active)
+        await until(lambda: len(diary.turns) > 2)
+        due = diary.turns[-1].at + 0.2
+        diary.due_at = due
+        await until(lambda: diary.due_at is None)
+        assert diary.turns[-1].at >= due
+        back = "interval '1 s'"
+        await place.pool.execute(
+            "CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE "
+            f"AS $$SELECT clock_timestamp() - {back}$$"
+        )
+        seen = len(diary.turns)
+        await until(lambda: len(diary.turns) > seen + 1)
+        assert [turn.at for turn in diary.turns] == sorted(turn.at for turn in diary.turns)
+
+
+async def test_foreign_cluster_and_adoption(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position of another log stops that partition alone, until an operator has rebased it."""
+    monkeypatch.setattr(kafka, "STOPPED_SECONDS", 0.05)
+    async with replica(place, "a") as active:
+        await until_active(active)
+    await place.pool.execute("UPDATE consumed SET cluster_id = 'the-old-one' WHERE partition = 0 AND topic ~ 'worker'")
+    async with publisher(place) as publish:
+        for partition in range(PARTITIONS):
+            await publish.send(report(f"w{partition}", "a"), partition=partition)
+        async with replica(place, "b") as active:
+            await until_effects(place, PARTITIONS - 1)
+            reading = active.readings[0]
+            assert list(reading.stopped) == [0]
+            assert "the-old-one" in reading.stopped[0]
+            assert (await place.effects()).get(("w0", "a")) is None
+            assert await reading.adopt(0, at_end=False) == 0
+            await until_effects(place, PARTITIONS)
+            assert not reading.stopped
+    assert await place.gaps() == ["foreign-position"]
+
+
+async def test_retention_gap(place: Place) -> None:
+    """Records that were deleted before they were read are a recorded loss."""
+    async with publisher(place) as publish:
+        await publish.send(report("w1", "a"), partition=0)
+        async with replica(place, "a"):
+            await until_effects(place, 1)
+        for word in ("b", "c", "d"):
+            await publish.send(report("w1", word), partition=0)
+        await delete_records(place, {0: 3})
+        async with replica(place, "b"):
+            await until_effects(place, 2)
+    assert await place.words("w1") == ["a", "d"]
+    assert await place.gaps() == ["retention", "hole"]  # a loss, and the numbers show it too
+
+
+async def test_applied_positions_are_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the names that groups would have, without a member, so that lag tools see them."""
+    monkeypatch.setattr(kafka, "REPORT_SECONDS", 0.05)
+    admin = AIOKafkaAdminClient(bootstrap_servers=place.kafka.bootstrap)
+    await admin.start()
+    try:
+        async with publisher(place) as publish, replica(place, "a"):
+            await publish.send(report("w1", "a"), partition=0)
+
+            async def reported() -> bool:
+                offsets = await admin.list_consumer_group_offsets(place.prefix + group(SERVICE, WORKER_LIFECYCLE))
+                found = offsets.get(TopicPartition(place.prefix + WORKER_LIFECYCLE.name, 0))
+                return found is not None and found.offset == 1
+
+            await until(reported, seconds=60)
+    finally:
+        await admin.close()
+
+
+async def test_outages(place: Place) -> None:
+    """The broker, then the database dies and comes back while records come: each takes effect once."""
+    async with publisher(place) as publish, replica(place, "a") as first, replica(place, "b") as second:
+        await until(lambda: first.working() or second.working(), seconds=60)
+        for word, server in (("kafka", place.kafka), ("postgres", place.postgres)):
+            for n in range(20):
+                await publish.send(report("w1", f"{word} {n}"))
+            await server.kill()
+            await server.start()
+        await publish.send(report("w2", "last"))
+        await until_effects(place, 41)
+    assert set((await place.effects()).values()) == {1}
+    assert (await place.dead(), await place.gaps()) == ([], [])
+
+
+async def test_silent_broker(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom the broker does not answer is not working, and lets somebody else try."""
+    monkeypatch.setattr(exclusive, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(kafka, "REPORT_SECONDS", 0.05)
+    async with replica(place, "a") as active:
+        await until_active(active)
+        await place.kafka.kill()
+        try:
+
+            async def released() -> Any:
+                return await place.pool.fetchval("SELECT seen_at IS NULL FROM owner")
+
+            await until(released, "the row is given back", seconds=60)
+            assert not active.working()
+            assert active.reasons() != []
+        finally:
+            await place.kafka.start()
+        await until_active(active)

@@ -1,0 +1,467 @@
+"""How many starts may be under way, on a real database: windows of configs and of what they share, closures, and what
+fills or frees them."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from slipway_common.events.lease import LeaseGranted, LeaseRequested
+from slipway_common.events.weight import SharedWindow, StageHealth
+from slipway_common.events.worker import (
+    Outcome,
+    Result,
+    Scope,
+    Stage,
+    WorkerEvent,
+    WorkerRequested,
+)
+from slipway_common.lifecycle import State
+from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS, credential_key, image_key, quota_key
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.workers import Worker, claimed, lost, stopping
+from slipway_provisioner.handlers.weights import WeightView
+from slipway_provisioner.loops import plan
+from slipway_provisioner.providers.port import Refused
+from slipway_provisioner.store import decisions, pools, workers
+from slipway_provisioner.store.pools import LATE_RECORD_SECONDS
+from tests.provisioner import Provisioner, administrator, after, declared, provisioner_on, received, report, weight
+
+IMAGE: Final = "image/linux-1"
+QUOTA: Final = "quota/sim-a/sim-1/m5"
+NO_CAPACITY: Final = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
+BOOT_FAILED: Final = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", "boot_timeout")
+
+
+@pytest.fixture
+async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provisioner]:
+    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+    async with provisioner_on(postgres) as provisioner:
+        yield provisioner
+
+
+def two_pools(**changes: Any) -> dict[str, Any]:
+    """Pool "linux" with zone-a, pool "other" with zone-b of the same image and with zone-c of another one."""
+    body = declared("zone-a", "zone-b", "zone-c", **changes)
+    (first,) = body["worker_pools"]
+    configs = first["launch_configs"]
+    configs[2] |= {"image": "linux-2", "instance_type": "c5.large"}
+    first["launch_configs"] = configs[:1]
+    body["worker_pools"].append(first | {"id": "other", "launch_configs": configs[1:]})
+    return body
+
+
+def shared(key: str = IMAGE, stage: str = "boot", version: int = 1, window: int = 64, **changes: Any) -> SharedWindow:
+    return SharedWindow(key=key, stage=stage, version=version, window=window, **changes)
+
+
+def healths(window: int = 64, **folded: int) -> dict[str, StageHealth]:
+    stage = StageHealth(probability=0.95, successes=0, failures=0, window=window, failures_folded=0)
+    stages = ("launch", "boot", "claim")
+    return {name: msgspec.structs.replace(stage, failures_folded=folded.get(name, 0)) for name in stages}
+
+
+async def demanded(provisioner: Provisioner, *pools_: str, pending: int = 50, at: float = 0) -> dict[str, int]:
+    """So much is asked of the pools; how many intents each config has then."""
+    await provisioner.demand(*(report(pending, at=at, pool_id=pool) for pool in pools_ or ("linux",)))
+    await provisioner.plan()
+    rows = await provisioner.pool.fetch("SELECT launch_config_id AS config FROM worker WHERE state <> 'stopped'")
+    return dict(Counter(row["config"] for row in rows))
+
+
+async def why(provisioner: Provisioner, config_id: str, pool_id: str = "linux") -> str:
+    (decision,) = await decisions.recent(provisioner.pool, pool_id, 1)
+    lost_: str = decision["why"]["configs"][config_id]["lost"]
+    return lost_
+
+
+async def level(provisioner: Provisioner, key: str = IMAGE, stage: str = "boot", pool_id: str = "linux") -> int:
+    _, known = await pools.counted(provisioner.pool, pool_id, await pools.now(provisioner.pool))
+    (found,) = [shared for shared in known if shared.share == (key, stage)]
+    return found.in_flight + found.unfolded
+
+
+async def end(provisioner: Provisioner, some: Sequence[Worker], outcome: Outcome | None) -> None:
+    """They are told to leave: with an outcome for what it says, without one by our own doing."""
+    async with provisioner.pool.acquire() as db, db.transaction():
+        now = await pools.now(db)
+        locked = await workers.lock(db, sorted(worker.id for worker in some))
+        await workers.save(db, [stopping(worker, "test", now, outcome) for worker in locked])
+
+
+# What was never seen
+
+
+async def test_what_was_never_seen_starts_small(provisioner: Provisioner) -> None:
+    """Four launches of a config, eight boots of an image, however many configs have it; each decision says so."""
+    await provisioner.declare(declared("zone-a", "zone-b", "zone-c"))
+    assert sum((await demanded(provisioner)).values()) == 8
+    assert await provisioner.why() == "50 needed, room for 8"
+    await demanded(provisioner, at=1)
+    assert await why(provisioner, "zone-c") == "the boot window of image/linux-1 is full"
+    await provisioner.weights(weight("zone-a", shared=(shared(window=64),)))
+    assert await demanded(provisioner, at=2) == {"zone-a": 42, "zone-b": 4, "zone-c": 4}
+    await demanded(provisioner, pending=60, at=3)
+    assert await why(provisioner, "zone-b") == "the launch window is full"
+
+
+async def test_keys_are_those_of_the_calculator(provisioner: Provisioner) -> None:
+    """Both sides mean the same thing by a key."""
+    await provisioner.declare()
+    rows = await provisioner.pool.fetch("SELECT key, stage, size FROM shared_window")
+    image, quota = image_key("linux-1"), quota_key("sim-a", "sim-1", "m5.large")
+    assert {tuple(row) for row in rows} == {
+        (image, "boot", 8), (image, "claim", 64), (image, "launch", None), (quota, "launch", 64),
+        (credential_key("sim-a"), "launch", None),
+    }  # fmt: skip
+
+
+# What records say of shares
+
+
+async def test_the_highest_version_counts(provisioner: Provisioner) -> None:
+    """Whichever record carries it, in whatever order they come; a record that is withdrawn takes back nothing."""
+    await provisioner.declare(two_pools())
+    told = [weight("zone-a", shared=(shared(version=7, window=11), shared(stage="claim", version=7, window=70)))]
+    told.append(weight("zone-b", pool_id="other", shared=(shared(version=9, window=12, state="closed"),)))
+    told.append(weight("zone-c", pool_id="other", shared=(shared(version=8, window=13),)))
+    await provisioner.weights(*told[:2])
+    await provisioner.weights(told[2], revision=2)
+    gone = [msgspec.structs.replace(record, event=None) for record in received(told[1])]
+    await WeightView().apply(provisioner.pool, gone)
+    rows = await provisioner.pool.fetch("SELECT stage, version, size, state FROM shared_window WHERE key = $1", IMAGE)
+    assert {tuple(row) for row in rows} == {
+        ("boot", 9, 12, "closed"), ("claim", 7, 70, "open"), ("launch", 0, None, "open"),
+    }  # fmt: skip
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM weight") == 2
+
+
+async def test_a_share_wakes_every_pool_that_has_it(provisioner: Provisioner) -> None:
+    """Once for each version; pools beside the scope sleep on."""
+    body = two_pools()
+    body["worker_pools"].append(declared("zone-d", id="third")["worker_pools"][0])
+    body["worker_pools"][2]["launch_configs"][0] |= {"image": "linux-3", "instance_type": "r5.large"}
+    await provisioner.declare(body)
+    await provisioner.plan()
+    dirty = "SELECT pool_id FROM dirty_pool ORDER BY pool_id"
+    for expected in (["linux", "other"], ["linux"]):
+        revision = 3 - len(expected)
+        await provisioner.weights(weight("zone-a", shared=(shared(version=4),)), revision=revision)
+        assert [row["pool_id"] for row in await provisioner.pool.fetch(dirty)] == expected
+        await provisioner.plan()
+
+
+@pytest.mark.parametrize("key_stage", [(IMAGE, "boot"), (IMAGE, "claim"), (IMAGE, "launch"), (QUOTA, "launch")])
+async def test_what_is_closed_closes_its_scope_and_no_other(
+    provisioner: Provisioner, key_stage: tuple[str, str]
+) -> None:
+    """Also a config without a record, and one whose record says that it is open; of both pools."""
+    await provisioner.declare(two_pools())
+    closed = shared(*key_stage, state="closed", reason="closed, 5 image errors (boot_timeout)")
+    await provisioner.weights(weight("zone-c", pool_id="other", shared=(closed,)))
+    assert await demanded(provisioner, "linux", "other") == {"zone-c": 8}
+    words = f"closed, 5 image errors (boot_timeout), by {key_stage[0]}; no probe is due"
+    assert await why(provisioner, "zone-a") == await why(provisioner, "zone-b", "other") == words
+    await provisioner.weights(
+        weight("zone-a", state="closed", probe_permit=3, probe_ready=True, reason="zone-a: closed, by the image"),
+        weight("zone-b", pool_id="other", probe_permit=2, probe_ready=True), revision=2,
+    )  # fmt: skip
+    assert await demanded(provisioner, "linux", "other", at=1) == {"zone-a": 1, "zone-c": 8}
+    assert await why(provisioner, "zone-b", "other") == words
+    async with provisioner.client() as client:
+        (row,) = (await client.get("/launch-configs?pool=linux")).json()["items"]
+        assert (row["circuit"], row["shared"][0]["key"]) == ("closed", "credential/sim-a")
+        told = (await client.get("/launch-configs/zone-b")).json()
+        assert (told["circuit"], told["closed_by"], told["closed_stage"]) == ("closed", *key_stage)
+    await provisioner.weights(
+        weight("zone-b", pool_id="other", shared=(shared(*key_stage, version=2, window=10),)), revision=3
+    )
+    assert (await demanded(provisioner, "linux", "other", at=2))["zone-b"] >= 1
+
+
+# Levels
+
+
+async def test_unfolded_failures_hold_windows_that_pools_share(provisioner: Provisioner) -> None:
+    """Until a record has taken them in, whichever pool they befell."""
+    await provisioner.declare(two_pools())
+    await provisioner.trust()
+    await provisioner.pool.execute("UPDATE shared_window SET size = 9 WHERE stage = 'boot'")
+    for request in await _asked(provisioner, 6):
+        await provisioner.leases(provisioner.granted(request))
+    await provisioner.launch()
+    await end(provisioner, (await provisioner.workers())[:4], BOOT_FAILED)
+    await provisioner.demand(report(2, at=0.5))
+    assert await level(provisioner) == await level(provisioner, pool_id="other") == 6
+    await provisioner.weights(weight("zone-a", stages=healths(boot=3)), revision=5)
+    assert await level(provisioner, pool_id="other") == 3
+    assert (await demanded(provisioner, "other", at=1))["zone-b"] == 6
+
+
+async def _asked(provisioner: Provisioner, pending: int) -> list[LeaseRequested]:
+    await provisioner.demand(report(pending))
+    await provisioner.plan()
+    return await provisioner.told(LeaseRequested)
+
+
+async def test_a_worker_that_fails_while_a_plan_looks_counts_once(provisioner: Provisioner) -> None:
+    """As under way or as failed, but never as neither: what is counted of a config is counted in one look."""
+    await provisioner.admitted(4)
+    await provisioner.pool.execute("UPDATE weight SET record = jsonb_set(record, '{stages,launch,window}', '4')")
+    everybody = await provisioner.workers()
+    async with provisioner.pool.acquire() as db, provisioner.pool.acquire() as other:
+        assert await provisioner.launcher._start(db, "lease-1")
+        await provisioner.demand(report(9, at=1))
+        async with db.transaction():
+            await db.execute("LOCK TABLE account IN ACCESS EXCLUSIVE MODE")
+            planning = provisioner.start(provisioner.plan_step())
+            await provisioner.until_waiting(planning)
+            async with other.transaction():
+                now = await pools.now(other)
+                locked = await workers.lock(other, [worker.id for worker in everybody])
+                await workers.save(other, [lost(worker, "gone", now, NO_CAPACITY) for worker in locked])
+        await planning
+    assert await provisioner.states() == {"stopped": 4}
+
+
+@pytest.mark.parametrize(("kind", "counted"), [("launching", 4), ("starting", 0)])
+async def test_a_worker_that_is_told_to_leave(
+    provisioner: Provisioner, tmp_path: Path, kind: str, counted: int
+) -> None:
+    """Frees its place at once, unless the call for it may still fail."""
+    (grant,) = await provisioner.admitted(4)
+    if kind == "launching":
+        async with provisioner.pool.acquire() as db:
+            assert await provisioner.launcher._start(db, grant.lease_id)
+    else:
+        await provisioner.launch()
+    assert await provisioner.states() == {kind: 4}
+    async with administrator(provisioner, tmp_path) as client:
+        for worker in await provisioner.workers():
+            assert (await client.post(f"/workers/{worker.id}/terminate", json={"reason": "drill"})).is_success
+    assert await level(provisioner, QUOTA, "launch") == await level(provisioner) == counted
+
+
+async def test_failures_of_an_archived_config(provisioner: Provisioner) -> None:
+    """Its record is withdrawn: they count while one may be late, and are over then. Its workers count on."""
+    await provisioner.declare(two_pools())
+    for request in await _asked(provisioner, 4):
+        await provisioner.leases(provisioner.granted(request))
+    await provisioner.launch()
+    body = two_pools()
+    body["worker_pools"][0]["launch_configs"][0]["id"] = "zone-z"
+    await provisioner.declare(body)
+    assert await level(provisioner) == 4
+    await end(provisioner, (await provisioner.workers())[:3], BOOT_FAILED)
+    assert await level(provisioner) == 4
+    await provisioner.set_clock(LATE_RECORD_SECONDS + 1)
+    assert await level(provisioner) == 1
+    await provisioner.set_clock(FORGOTTEN_AFTER_SECONDS + 1)
+    assert await level(provisioner) == 0
+
+
+@pytest.mark.parametrize(("days", "failures", "state"), [(7, 3, "closed"), (9, 0, "open")])
+async def test_a_config_that_comes_back(provisioner: Provisioner, days: int, failures: int, state: str) -> None:
+    """Goes on where it was; after eight days it begins anew, as in the calculator, and so does what it alone shared."""
+    await provisioner.declare(declared("zone-a", "zone-b"))
+    (request,) = [r for r in await _asked(provisioner, 1) if r.units]
+    await provisioner.leases(provisioner.granted(request))
+    await provisioner.launch()
+    worker = await provisioner.worker()
+    await provisioner.weights(weight(worker.launch_config_id, shared=(shared(version=5, state="closed"),)))
+    await provisioner.pool.execute(
+        "INSERT INTO launch_config_outcomes (launch_config_id, stage, failures) VALUES ($1, 'boot', 3)",
+        worker.launch_config_id,
+    )
+    others = declared("zone-x")
+    others["worker_pools"][0]["launch_configs"][0]["image"] = "linux-2"
+    await provisioner.declare(others)
+    await provisioner.set_clock(days * 86_400.0)
+    await provisioner.declare(declared("zone-a", "zone-b"))
+    counted = "SELECT coalesce(sum(failures), 0)::int FROM launch_config_outcomes"
+    assert await provisioner.pool.fetchval(counted) == failures
+    row = await provisioner.pool.fetchrow("SELECT state FROM shared_window WHERE key = $1 AND stage = 'boot'", IMAGE)
+    assert row["state"] == state
+    await provisioner.pool.execute("DELETE FROM weight")
+    await provisioner.sweep()
+    assert await provisioner.pool.fetchval(counted) == failures
+
+
+#         claim evidence, claimed tasks seen when, workers that still have to prove themselves, is the window in force
+CLAIMS = [
+    ("hook", None, 3, True),
+    ("hook", 5, 3, True),
+    ("queue", None, 3, True),
+    ("queue", 5, 0, True),
+    ("none", None, 0, False),
+]
+
+
+@pytest.mark.parametrize(("evidence", "seen", "unconfirmed", "judged"), CLAIMS)
+async def test_what_confirms_a_claim(
+    provisioner: Provisioner, evidence: str, seen: float | None, unconfirmed: int, judged: bool
+) -> None:
+    """The worker's word, or the queue's since the worker came; where nothing does, the window bounds nothing."""
+    await provisioner.declare(declared(evidence={"claim": evidence}))
+    await provisioner.trust()
+    await provisioner.demand(report(3, 1, at=-5))
+    for request in await _asked(provisioner, 3):
+        await provisioner.leases(provisioner.granted(request))
+    await provisioner.launch()
+    for worker in await provisioner.workers():
+        assert (await provisioner.register(worker.instance_id or "", worker.batch_id)).is_success
+    if seen is not None:
+        await provisioner.demand(report(9, 2, at=seen))
+        await provisioner.demand(report(9, 0, at=seen + 1))
+    async with provisioner.client() as client:
+        (row,) = (await client.get("/launch-configs")).json()["items"]
+    assert row["stages"].get("claim", {}).get("in_flight", 0) == unconfirmed
+    _, known = await pools.counted(provisioner.pool, "linux", after(10))
+    assert {(shared.key, shared.in_flight) for shared in known if shared.stage == "claim"} == (
+        {(IMAGE, unconfirmed)} if judged else set()
+    )
+    await provisioner.pool.execute("UPDATE weight SET record = jsonb_set(record, '{stages,claim,window}', '1')")
+    await provisioner.plan()
+    assert await provisioner.states() == {"running": 3} if unconfirmed else {"running": 3, "requested": 1}
+
+
+# All of it, at random
+
+
+class Truth:
+    """Levels by what was told: events, and what records have folded of them. Counts nothing that the planner counts."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[str, tuple[str, str]] = {}  # worker → config, stage
+        self.failed: Counter[tuple[str, str]] = Counter()
+        self.folded: Counter[tuple[str, str]] = Counter()
+        self.probes: set[str] = set()
+
+    def hear(self, event: WorkerEvent) -> None:
+        worker, config = event.worker_id, event.launch_config_id
+        outcome: Outcome | None = getattr(event, "outcome", None)
+        known = self.under_way.get(worker)
+        if outcome is not None and outcome.result is Result.FAILED:
+            self.failed[config, outcome.stage.value] += 1
+            self.under_way.pop(worker, None)
+        elif isinstance(event, WorkerRequested):
+            self.under_way[worker] = config, "launch"
+        elif outcome is not None and outcome.result is Result.OK:
+            order = ["launch", "boot", "claim", ""]
+            after_ = order[order.index(outcome.stage.value) + 1]
+            # One that registered before the reply stays where it is.
+            if after_ and known is not None and order.index(after_) > order.index(known[1]):
+                self.under_way[worker] = config, after_
+            elif not after_:
+                self.under_way.pop(worker, None)
+        elif type(event).__name__ in {"WorkerStopping", "WorkerStopped", "WorkerLost"}:
+            self.under_way.pop(worker, None)
+
+    def level(self, configs: Sequence[str], stage: str) -> int:
+        order = ["launch", "boot", "claim"]
+        reached = order[: order.index(stage) + 1]
+        arriving = sum(config in configs and at in reached for config, at in self.under_way.values())
+        return arriving + sum(max(0, self.failed[c, stage] - self.folded[c, stage]) for c in configs)
+
+
+CONFIGS: Final = {"zone-a": "linux", "zone-b": "other", "zone-c": "other"}
+OF_IMAGE: Final = ["zone-a", "zone-b"]
+WINDOWS: Final = {"launch": 4, "boot": 5, "claim": 6}
+TOGETHER: Final = {(IMAGE, "boot"): 7, (IMAGE, "claim"): 9, (QUOTA, "launch"): 6}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, seed: int) -> None:
+    """Two pools with one image, three planners at once, calls that fail, machines that never come or never claim, and
+    records that are late: at no moment is more under way or unfolded than any window holds."""
+    chance, truth, highest = random.Random(seed), Truth(), Counter[tuple[str, str]]()
+    await provisioner.declare(two_pools())
+    told = tuple(shared(key, stage, 1, size) for (key, stage), size in TOGETHER.items())
+    requests: list[LeaseRequested] = []
+
+    async def fold(revision: int) -> None:
+        """A record of what was known some time ago."""
+        for place, count in truth.failed.items():
+            truth.folded[place] = chance.randint(truth.folded[place], count)
+        await provisioner.weights(
+            *(
+                weight(name, pool_id=pool_id, shared=told, stages={
+                    stage: StageHealth(probability=0.9, successes=0, failures=0, window=size,
+                                       failures_folded=truth.folded[name, stage])
+                    for stage, size in WINDOWS.items()})
+                for name, pool_id in CONFIGS.items()
+            ), revision=revision,
+        )  # fmt: skip
+
+    async def listen() -> None:
+        for event in await provisioner.events():
+            if isinstance(event, WorkerEvent):
+                truth.hear(event)
+            elif isinstance(event, LeaseRequested):
+                requests.append(event)
+        for name in CONFIGS:
+            for stage, size in WINDOWS.items():
+                assert truth.level([name], stage) <= size, (name, stage)
+        for (key, stage), size in TOGETHER.items():
+            highest[key, stage] = max(highest[key, stage], truth.level(OF_IMAGE, stage))
+            assert truth.level(OF_IMAGE, stage) <= size, (key, stage)
+
+    async def some(state: State) -> list[Worker]:
+        return [w for w in await provisioner.workers() if w.state is state and chance.random() < 0.4]
+
+    async def machines() -> None:
+        for worker in await some(State.STARTING):
+            if chance.random() < 0.4:
+                await end(provisioner, [worker], BOOT_FAILED)
+            else:
+                await provisioner.register(worker.instance_id or "", worker.batch_id)
+        async with provisioner.pool.acquire() as db, db.transaction():
+            now = await pools.now(db)
+            running = await workers.lock(db, sorted(worker.id for worker in await some(State.RUNNING)))
+            fates = [
+                claimed(w, "t", "q", now) if chance.random() < 0.7 else stopping(w, "test", now, CLAIM_FAILED)
+                for w in running
+                if w.first_claimed_at is None
+            ]
+            await workers.save(db, fates)
+
+    async def plans() -> None:
+        for _ in range(3):
+            await provisioner.plan_step()
+
+    await fold(1)
+    async with administrator(provisioner, tmp_path) as client:
+        for round_ in range(2, 30):
+            await provisioner.set_clock(float(round_))
+            reports = [report(chance.randint(0, 40), at=round_, pool_id=pool) for pool in ("linux", "other")]
+            await provisioner.demand(*reports)
+            await asyncio.gather(plans(), plans(), plans(), machines())
+            await listen()
+            asked, requests[:] = requests[:], []
+            grants: list[LeaseGranted] = [provisioner.granted(r, expires_at=after(9e5)) for r in asked]
+            await provisioner.leases(*grants)
+            provisioner.cloud.script.extend(
+                Refused(NO_CAPACITY, "no", throttled=False, retry_after_seconds=None) if chance.random() < 0.2 else 1
+                for _ in grants
+            )
+            await asyncio.gather(provisioner.launch(), plans(), plans())
+            await listen()
+            for worker in await some(State.STARTING):
+                if chance.random() < 0.2:
+                    await client.post(f"/workers/{worker.id}/terminate", json={"reason": "drill"})
+            await provisioner.sweep_now()
+            await asyncio.gather(plans(), plans(), machines())
+            await listen()
+            if chance.random() < 0.5:
+                await fold(round_)
+            await listen()
+    assert all(highest[share] >= size - 2 for share, size in TOGETHER.items()), highest
+    assert sum(truth.failed.values()) >= 20
+
+
+CLAIM_FAILED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1", "never_claimed")

@@ -1,0 +1,55 @@
+"""`slipway weights replay` from a broker, as a process of its own."""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from slipway_client import recorded
+from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
+from tests import outage_log
+from tests.answers import environment
+from tests.harness import PATIENCE_SECONDS, Place, publisher
+
+COMMAND = (sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')", "weights", "replay")
+EVENTS = 300
+
+
+async def replayed(place: Place, from_: str) -> tuple[int | None, str, str]:
+    where = environment("http://127.0.0.1:1", kafka=place.kafka.bootstrap, prefix=place.prefix)
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--from", from_, "-o", "json", env=dict(os.environ) | where, stdout=PIPE, stderr=PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_what_a_broker_retains(place: Place, tmp_path: Path) -> None:
+    """The same as from a file of the same events in order of time, whatever their partitions; what nobody can read is
+    left out."""
+    await place.create(LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE)
+    lines = sorted(islice(outage_log.lines(), EVENTS), key=lambda line: str(json.loads(line)["time"]))
+    (tmp_path / "log.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    async with publisher(place) as publishing:
+        for event in recorded.events(tmp_path / "log.jsonl"):
+            await publishing.send(event.event, id=event.id, source=event.source, time=event.time)
+        await publishing.send(event.event, value=b"{", time=event.time)
+    told: dict[str, Any] = {}
+    for from_ in (str(tmp_path / "log.jsonl"), "slipway.worker.lifecycle.v1", "worker.lifecycle"):
+        code, out, errors = await replayed(place, from_)
+        assert (code, errors) == (0, "")
+        told[from_] = json.loads(out)
+    assert told["worker.lifecycle"] == told["slipway.worker.lifecycle.v1"]
+    from_file = told[str(tmp_path / "log.jsonl")]
+    assert from_file["events"] > EVENTS * 0.9
+    assert told["worker.lifecycle"]["policies"] == from_file["policies"]
+
+
+async def test_a_broker_without_the_topics(place: Place) -> None:
+    code, out, errors = await replayed(place, "worker.lifecycle")
+    assert (code, out) == (1, "")
+    assert "has no topic" in errors

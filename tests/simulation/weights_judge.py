@@ -1,0 +1,115 @@
+"""What has to be true of the rows in the end, whatever died in between: they are what the journal says of the log."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.events.weight import WeightChanged
+from slipway_common.postgres import Connection
+from slipway_common.topics import LAUNCH_CONFIG_WEIGHT
+from slipway_weight_calculator.domain.rows import STAGES, Row
+from slipway_weight_calculator.store import journal
+from slipway_weight_calculator.store.journal import Entry, Range
+from tests.simulation.weights_log import History, Offset
+from tests.weight_calculator import replayed, stored
+
+POSITIONS: Final = "SELECT topic, partition, next_offset FROM consumed WHERE next_offset > 0"
+DEAD: Final = 'SELECT topic, partition, "offset" FROM dead_letter'
+TOLD: Final = "SELECT DISTINCT ON (key) key, value FROM outbox WHERE topic = $1 ORDER BY key, id DESC"
+KEPT: Final = "SELECT id, record FROM weight"
+
+
+async def judge(db: Connection, history: History) -> tuple[Counter[str], list[str]]:
+    """What happened, and every difference between what is and what should be; expects that all was read."""
+    entries, rows = await journal.read(db), await stored(db)
+    health = {key: msgspec.json.decode(body, type=Row) for key, body in rows["health"].items()}
+    counts = happened(entries, health)
+    if found := [*out_of_place(entries), *differing("taken up to", taken(entries), history.ends())]:
+        return counts, found
+    wanted = replayed(entries, history.log)
+    for table, bodies in rows.items():
+        found += differing(f"{table} row", bodies, wanted[table])
+    positions = {(row["topic"], row["partition"]): row["next_offset"] for row in await db.fetch(POSITIONS)}
+    found += differing("position", positions, history.ends())
+    found += differing("left out", marked(left_out(entries)), marked(history.left_out))
+    buried = [place for entry in entries for place in offsets(entry.buried)]
+    found += differing("dead letter", marked(map(tuple, await db.fetch(DEAD))), marked(buried))
+    folded = {
+        (key, name): count
+        for key, row in health.items()
+        for name in STAGES
+        if "/" not in key and (count := getattr(row, name).folded)
+    }
+    found += differing("failures folded", folded, history.failures())
+    newest = await db.fetch(TOLD, LAUNCH_CONFIG_WEIGHT.name)
+    told = {row["key"]: row["value"].decode() for row in newest if row["value"] is not None}
+    found += differing("weight", {row["id"]: row["record"] for row in await db.fetch(KEPT)}, told)
+    found += differing("failures told", failures_in(told), {at: n for at, n in folded.items() if at[0] in told})
+    return counts, found
+
+
+def out_of_place(entries: Sequence[Entry]) -> Iterator[str]:
+    """Turns that do not follow from one another, and ranges that do not begin where the last one of their partition has
+    ended."""
+    for before, entry in pairwise(entries):
+        if entry.seq != before.seq + 1 or entry.at < before.at or entry.epoch < before.epoch:
+            yield f"turn {entry.seq}, {entry.epoch}, {entry.at} follows {before.seq}, {before.epoch}, {before.at}"
+    ends = Counter[tuple[str, int]]()
+    for entry in entries:
+        for topic, partition, first, end in entry.taken:
+            if first != ends[topic, partition]:
+                yield f"turn {entry.seq} takes {topic}/{partition} from {first} on, behind {ends[topic, partition]}"
+            ends[topic, partition] = end
+
+
+def taken(entries: Sequence[Entry]) -> dict[tuple[str, int], int]:
+    """Where the ranges of each partition end."""
+    return {(topic, partition): end for entry in entries for topic, partition, _, end in entry.taken}
+
+
+def left_out(entries: Sequence[Entry]) -> Iterator[Offset]:
+    return (place for entry in entries for place in offsets(entry.left_out))
+
+
+def offsets(ranges: Sequence[Range]) -> list[Offset]:
+    return [(topic, partition, n) for topic, partition, first, end in ranges for n in range(first, end)]
+
+
+def failures_in(told: Mapping[str, str]) -> dict[tuple[str, str], int]:
+    """By config and stage, the failures that published records say they have folded."""
+    return {
+        (key, name): stage.failures_folded
+        for key, value in told.items()
+        for name, stage in msgspec.json.decode(value, type=WeightChanged).stages.items()
+        if stage.failures_folded
+    }
+
+
+def happened(entries: Sequence[Entry], health: Mapping[str, Row]) -> Counter[str]:
+    """A history in which nothing of all this happened would prove nothing."""
+    gates = [getattr(row, name).gate for row in health.values() for name in STAGES]
+    return Counter({
+        "records": sum(len(offsets(entry.taken)) for entry in entries),
+        "turns": len(entries),
+        "by time alone": sum(not entry.taken for entry in entries),
+        "without effect": sum(1 for _ in left_out(entries)),
+        "dead or parked": sum(len(offsets(entry.buried)) for entry in entries),
+        "gates that closed": sum(gate.closed or gate.opened_at > 0 for gate in gates),
+        "probe permits": sum(row.permit for row in health.values()),
+    })  # fmt: skip
+
+
+def marked(places: Iterable[Any]) -> dict[Any, bool]:
+    return dict.fromkeys(places, True)
+
+
+def differing(what: str, found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> list[str]:
+    """A sentence per key that is not as it should be."""
+    return [
+        f"{what} {key} is {found.get(key)}, not {wanted.get(key)}"
+        for key in sorted({*found, *wanted})
+        if found.get(key) != wanted.get(key)
+    ]

@@ -1,0 +1,196 @@
+"""What the weight-calculator is told in one seed's history: configs of several accounts, pools, images and quotas, a
+fleet that launches on them in good times and bad, opinions from outside. And how a log tells it: late, across keys out
+of order, some of it twice, some of it in a way that nobody can read.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from random import Random
+from typing import Any, Final
+
+import msgspec
+from aiokafka.structs import ConsumerRecord
+
+from slipway_common.consume import Place, Record
+from slipway_common.envelope import Envelope, encode
+from slipway_common.events.launch_config import LaunchConfigCreated
+from slipway_common.events.worker import Scope, WorkerEvent, WorkerLaunchFailed, WorkerRequested
+from slipway_common.relay import partition_for
+from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, TOPIC_OF, WORKER_LIFECYCLE
+from tests.worlds import T0, Fleet, Story, config, said
+
+PARTITIONS: Final = 3
+TOPICS: Final = (LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, LAUNCH_CONFIG_SIGNAL)
+EVENTS: Final = (60, 150)
+LAGGING: Final = 0.25  # of the workers; what they tell is written up to LAG_SECONDS late
+LAG_SECONDS: Final = 20.0
+REPEATED: Final = 0.06  # how often the newest records of a partition are sent again
+REPEATS_MAX: Final = 3
+DECLARED_LATE_SECONDS: Final = 60.0  # of a config whose outcomes come before its declaration
+TROUBLES: Final = (Scope.CAPACITY, Scope.CAPACITY, Scope.QUOTA, Scope.CREDENTIAL, Scope.IMAGE)
+UNKNOWN: Final = "io.slipway.worker.dreamt.v1"
+READ_BY_SECONDS: Final = 60.0  # every record is read so soon
+CLEAR_SECONDS: Final = DECLARED_LATE_SECONDS + 2 * READ_BY_SECONDS  # from here on all configs are known
+
+
+Offset = tuple[str, int, int]
+"""Topic, partition and offset of a record."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """One record to be: when it is written, in seconds since the beginning, and when the fact was."""
+
+    written: float
+    at: float
+    event: Any
+    type: str
+    subject: str
+    key: str
+    value: bytes | None
+
+
+class History:
+    """The log of a seed. `end` is when its last record is written, in seconds since the beginning. `left_out` are the
+    records that must have no effect: those that are `repeated`, and those of an unknown type."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = Random(f"history {seed}")
+        self.records: dict[Place, list[ConsumerRecord[bytes, bytes]]] = {
+            (topic.name, partition): [] for topic in TOPICS for partition in range(PARTITIONS)
+        }
+        self.repeated: set[Offset] = set()
+        self.left_out: set[Offset] = set()
+        self._numbers: Counter[tuple[str, Place]] = Counter()
+        told = sorted(self._told(), key=lambda one: one.written)
+        self.end = told[-1].written
+        self._renumbered_at = self.end * self.chance.choice([0.5, 2.0])  # the provisioner's database is restored
+        for one in told:
+            self._write(one)
+        self.left_out |= self.repeated
+
+    def _told(self) -> Iterator[Told]:
+        lags: dict[str, float] = {}
+        late = self.chance.choice(["a", "b"])
+        dead = 0
+        for word, what, at in self._story().log:
+            fact = at - T0
+            if word == "declare":
+                written = fact + DECLARED_LATE_SECONDS if what.launch_config_id == late and not fact else fact
+                gone = what.state == "archived" and self.chance.random() < 0.5
+                yield _told(written, fact, what, None if gone else msgspec.json.encode(what))
+            elif word == "signal":
+                yield _told(fact, fact, what, msgspec.json.encode(what))
+            elif word == "fold":
+                worker_id, value = what.worker_id, msgspec.json.encode(what)
+                if worker_id not in lags:
+                    lags[worker_id] = self.chance.uniform(0, LAG_SECONDS) * (self.chance.random() < LAGGING)
+                written = fact + lags[worker_id]
+                if isinstance(what, WorkerLaunchFailed) and fact > CLEAR_SECONDS and dead < 3:
+                    dead += 1
+                    value = value.replace(b'"batch_id":"b"', b'"batch_id":7')
+                elif isinstance(what, WorkerRequested) and self.chance.random() < 0.05:
+                    yield msgspec.structs.replace(_told(written, fact, what, value), type=UNKNOWN)
+                    continue
+                yield _told(written, fact, what, value)
+
+    def _story(self) -> Story:
+        """What happened, by a fleet that spends the permits of a calculator that is never late."""
+        chance = self.chance
+        states = [
+            config("a", instance_type="m5.large"), config("b", instance_type="m5.xlarge", image_revision="linux-2"),
+            config("c", account="sim-b", image_revision="linux-2", profile="spot"),
+            config("d", account="sim-b", pool="win", instance_type="c5.large", image_revision="win-1"),
+            config("e", pool="win", instance_type="c5.large", image_revision="win-1", claim_evidence="none"),
+            config("f", account="sim-b", image_revision="linux-3", on_bad_image="freeze", freeze_after=3),
+        ]  # fmt: skip
+        story = Story(*states[: chance.randint(3, len(states))])
+        fleet = Fleet(story, [what for _, what, _ in story.log], chance)
+        for config_id in chance.sample(sorted(fleet.configs), 2):
+            fleet.troubles[config_id, chance.choice(["requested", "requested", "starting"])] = chance.choice(TROUBLES)
+        number = chance.randint(*EVENTS)
+        while sum(word != "advance" for word, _, _ in story.log) < number:
+            fleet.step()
+            if chance.random() < 0.1:
+                fleet.declare(self._changed(fleet))
+            if chance.random() < 0.1:
+                at = fleet.now
+                kind = chance.choice(["down", "degraded", "capacity_hint", "recovered", "recovered", "rumour"])
+                target = chance.choice([("config", "a"), ("zone", "b"), ("image", "linux-2"), ("account", "sim-b")])
+                value = 3.0 if kind == "capacity_hint" else None
+                story.signal(said(kind, *target, at=at, ttl_seconds=chance.choice([30, 200]), value=value), at)
+        return story
+
+    def _changed(self, fleet: Fleet) -> LaunchConfigCreated:
+        """A config as somebody has changed it: paused, resumed, with a new image, or archived."""
+        known: Any = fleet.configs[self.chance.choice(sorted(fleet.configs))]
+        changes: dict[str, Any] = self.chance.choice([
+            {"state": "active" if known.state == "paused" else "paused"}, {"state": "active"},
+            {"image_revision": self.chance.choice(["linux-2", "linux-4"])}, {"state": "archived"},
+        ])  # fmt: skip
+        changed: LaunchConfigCreated = msgspec.structs.replace(known, **changes)
+        return changed
+
+    def _write(self, one: Told) -> None:
+        """Append a record as the relay does, or as an outsider does, without a number; and sometimes again what was
+        sent before, as after an acknowledgement that was lost."""
+        topic = TOPIC_OF[type(one.event)]
+        place = (topic.name, partition_for(one.key, PARTITIONS))
+        source = "/monitor" if topic is LAUNCH_CONFIG_SIGNAL else "/slipway/provisioner"
+        numbered: dict[str, Any] = {}
+        if topic is not LAUNCH_CONFIG_SIGNAL:
+            incarnation = f"{source}/{1 + (one.written > self._renumbered_at)}"
+            number = self._numbers[incarnation, place] = self._numbers[incarnation, place] + 1
+            numbered = {"number": number, "previous": number - 1, "number_source": incarnation}
+        offset = len(self.records[place])
+        envelope = Envelope(
+            id=f"{place[1]}-{offset}", type=one.type, source=source, subject=one.subject,
+            time=datetime.fromtimestamp(T0 + one.at, UTC), **numbered,
+        )  # fmt: skip
+        if one.type == UNKNOWN:
+            self.left_out.add((*place, offset))
+        self._append(place, one.written, one.key.encode(), one.value, encode(envelope))
+        if self.chance.random() < REPEATED:
+            newest = self.records[place][-self.chance.randint(1, REPEATS_MAX) :]
+            for record in newest:
+                self.repeated.add((*place, len(self.records[place])))
+                self._append(place, one.written, record.key, record.value, record.headers)
+
+    def _append(self, place: Place, written: float, key: Any, value: bytes | None, headers: Any) -> None:
+        topic, partition = place
+        records = self.records[place]
+        timestamp = int((T0 + written) * 1000)
+        records.append(
+            ConsumerRecord(topic, partition, len(records), timestamp, 0, key, value, None, 0, 0, tuple(headers))
+        )
+
+    @property
+    def log(self) -> dict[Place, list[Record]]:
+        """The same without Kafka's client."""
+        return {
+            (topic, partition): [
+                Record(topic, partition, raw.offset, raw.key, raw.value, raw.headers, raw.timestamp) for raw in records
+            ]
+            for (topic, partition), records in self.records.items()
+        }
+
+    def ends(self) -> dict[Place, int]:
+        """Behind the last record of each partition that has any."""
+        return {place: len(records) for place, records in self.records.items() if records}
+
+    def failures(self) -> Counter[tuple[str, str]]:
+        """By config and stage, the distinct failures that the log tells of, whether anybody can fold them or not."""
+        found: Counter[tuple[str, str]] = Counter()
+        for (topic, partition), records in self.records.items():
+            for record in records if topic == WORKER_LIFECYCLE.name else ():
+                told = json.loads(record.value or b"{}")
+                outcome = told.get("outcome") or {}
+                if (topic, partition, record.offset) not in self.repeated and outcome.get("result") == "failed":
+                    found[told["launch_config_id"], outcome["stage"]] += 1
+        return found
+
+
+def _told(written: float, at: float, event: WorkerEvent | Any, value: bytes | None) -> Told:
+    topic = TOPIC_OF[type(event)]
+    return Told(written, at, event, event.type, topic.subject(event), topic.key(event), value)

@@ -1,0 +1,174 @@
+"""Figures by hand-made runs; intervals, pooling, verdicts, and results that are read as they were written."""
+
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+from msgspec.structs import replace
+
+from bench.policies import plots, results
+from bench.policies.__main__ import main
+from bench.policies.cells import Cell, compute, plan, run
+from bench.policies.claims import say, verdicts
+from bench.policies.conditions import conditions
+from bench.policies.figures import Figures, figures
+from bench.policies.intervals import Interval, interval
+from bench.policies.results import Results, summaries
+from bench.policies.scenario import BUILT_IN, Fault, Scenario
+from bench.policies.simulator import Run
+from bench.policies.table import detail, overview
+
+OUTAGE = Scenario(
+    name="outage", hours=0.5, configs=2, faults=(Fault(kind="refused", configs=(0,), begin_minute=10, end_minute=20),),
+)  # fmt: skip
+PLAIN = Figures(
+    accepted=100, failed=3, registered=90, failed_meanwhile=None, detect_minutes=None, recover_minutes=None,
+    share_left=None, unfairness=0.01, jain=1.0, on_bad_image=0, wait_mean=100.0, wait_p95=150.0, peak=2, surge=None,
+)  # fmt: skip
+
+
+def made(accepted: list[list[int]], refused: list[list[int]]) -> Run:
+    failing = [sum(column) for column in zip(*refused, strict=True)]
+    run = Run(conditions=conditions(OUTAGE), seed=1, accepted=accepted, refused=refused, failing=failing, waits=[])
+    run.arrived, run.registered, run.waiting_seconds = 100, sum(map(sum, accepted)), 2500.0
+    run.waits = [float(wait) for wait in range(1, 101)]
+    return run
+
+
+def test_detection_and_recovery_are_minutes_of_tries_against_the_fair_share() -> None:
+    """Two tries a tick at each config; config 0 is tried in vain for 3 ticks, left out, and comes back after 5 min."""
+    down, back = [60, 120], 150  # ticks
+    tried = [2] * 63 + [0] * 87 + [2] * 30
+    run = made(
+        accepted=[[0 if down[0] <= tick < down[1] else count for tick, count in enumerate(tried)], [2] * 180],
+        refused=[[count if down[0] <= tick < down[1] else 0 for tick, count in enumerate(tried)], [0] * 180],
+    )
+    found = figures(run)
+    assert found.failed == found.failed_meanwhile == 6
+    # 6 ticks hold 12 tries of config 1; below a quarter of the fair half: 1 of 8 tries, so at most 1 of config 0 … 0.
+    assert found.detect_minutes == pytest.approx((63 + 6 - 60) / 6)
+    # 80 % of a half: 4 of 10, that is 8 tries beside 12: after 4 ticks.
+    assert found.recover_minutes == pytest.approx((back + 4 - down[1]) / 6)
+    assert found.share_left == pytest.approx(6 / 126, rel=1e-5)
+    assert found.surge == 0
+    assert found.peak == 6
+    assert (found.wait_mean, found.wait_p95) == (25.0, 96.0)
+
+
+def test_what_never_recovers_has_no_recovery() -> None:
+    run = made(accepted=[[2] * 60 + [0] * 120, [2] * 180], refused=[[0] * 180, [0] * 180])
+    assert figures(run).recover_minutes is None
+
+
+def test_unfairness_and_jain_are_relative_to_fair_shares() -> None:
+    fair = made(accepted=[[1] * 180, [1] * 180], refused=[[0] * 180, [0] * 180])
+    assert (figures(fair).unfairness, figures(fair).jain) == (0.0, 1.0)
+    unfair = made(accepted=[[3] * 180, [1] * 180], refused=[[0] * 180, [0] * 180])
+    assert figures(unfair).unfairness == 0.5
+    assert figures(unfair).jain == pytest.approx(16 / 20)
+
+
+def test_an_interval_is_students() -> None:
+    values = [1.0, 2.0, 4.0, 7.0]
+    found = interval([*values, None])
+    assert found is not None
+    assert (found.mean, found.count) == (3.5, 4)
+    assert found.half == pytest.approx(3.182 * stdev(values) / 2)
+    assert interval([None]) is None
+    assert interval([5.0]) == Interval(5.0, 0.0, 1)
+    wide = interval([0.0, 1.0] * 50)
+    assert wide is not None
+    assert wide.half == pytest.approx(1.96 * stdev([0.0, 1.0] * 50) / 10)
+
+
+def test_an_interval_is_said_by_what_is_uncertain_of_it() -> None:
+    values = (None, Interval(3.0, 0.0, 1), Interval(1234.5, 56.7, 4), Interval(0.0216, 0.0004, 7))
+    assert [say(value) for value in values] == ["–", "3", "1234 ± 57", "0.02160 ± 0.00040"]
+
+
+def test_runs_at_different_offsets_count_together_as_one() -> None:
+    real = BUILT_IN["real"]
+    cells = plan([real, OUTAGE], ["slipway", "oracle"], 4, 3)
+    assert [cell.seed for cell in cells if cell.scenario is real and cell.policy == "slipway"] == [1, 2, 3, 4, 5, 6]
+    found = {
+        cell: replace(PLAIN, failed=cell.seed * (cell.policy == "slipway"), peak=cell.seed)
+        for cell in cells
+    }
+    sums = summaries(found, 3)
+    ratio, peak = sums["real", "slipway"]["ratio"], sums["real", "slipway"]["peak"]
+    assert ratio is not None
+    assert peak is not None
+    assert ratio.count == 2
+    assert ratio.mean == pytest.approx((6 / 270 + 15 / 270) / 2)
+    assert peak.mean == (3 + 6) / 2
+    regret, failed = sums["real", "slipway"]["regret"], sums["outage", "slipway"]["failed"]
+    assert regret is not None
+    assert failed is not None
+    assert regret.mean == 0
+    assert failed.count == 4
+
+
+def test_verdicts_say_what_they_found_and_reach_what_was_published_by_their_intervals() -> None:
+    def judged(failed: list[int]) -> dict[str, bool]:
+        found = {
+            Cell(BUILT_IN["all-out"], "slipway", seed): replace(PLAIN, failed=count, failed_meanwhile=count)
+            for seed, count in enumerate(failed, 1)
+        }
+        return {verdict.claim: verdict.holds for verdict in verdicts(summaries(found, 1))}
+
+    reached, claim = "all-out: failed launches ≤ published 189", "all-out: failed launches inside the outage ≤ 120"
+    assert judged([100, 110, 120]) == {reached: True, "all-out: mean wait s ≤ published 183": True, claim: True}
+    assert judged([180, 190, 200])[reached]
+    assert not judged([200, 201, 202])[reached]
+    assert not judged([120, 121, 122])[claim]
+
+
+def test_a_bad_image_is_judged_by_the_worst_of_it() -> None:
+    found = {Cell(BUILT_IN["always-bad-nine-4d"], "slipway", 1): replace(PLAIN, on_bad_image=26)}
+    assert [verdict.holds for verdict in verdicts(summaries(found, 1))] == [False]
+
+
+def test_tables_have_a_line_per_scenario_and_per_policy() -> None:
+    cells = plan([OUTAGE], ["slipway", "oracle"], 2, 1)
+    sums = summaries(dict.fromkeys(cells, PLAIN), 1)
+    lines = overview([OUTAGE], ["slipway", "oracle"], sums)
+    assert len(lines) == 3
+    assert lines[2].split() == ["|", "outage", "|", "failed", "|", "3", "|", "3", "|", "|"]
+    assert len({len(line) for line in lines}) == 1
+    assert [line.split()[1] for line in detail(OUTAGE, ["slipway", "oracle"], sums)[2:]] == ["slipway", "oracle"]
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    kept = Results(
+        command="make policies FULL=1", on={"python": "3"}, traces="x", digest="y", offsets=3, fields=results.FIELDS,
+        cells={"a/slipway/1": results.row(PLAIN), "a/slipway/2": results.row(PLAIN)},
+    )  # fmt: skip
+    results.write(tmp_path / "policies.json", kept)
+    again = results.read(tmp_path / "policies.json")
+    assert again.figures("a/slipway/2") == PLAIN
+    assert again.cells == kept.cells
+    assert sum("slipway/" in line for line in (tmp_path / "policies.json").read_text().splitlines()) == 2
+
+
+def test_a_cell_is_computed_again_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cell = Cell(BUILT_IN["always-bad"], "recommended", 7)
+    for changed, ends, words in ((0, 0, "equal to bench/results/policies.json"), (1, 1, "differs from")):
+        found = compute(cell, None)
+        kept = Results(
+            command="x", on={}, traces="x", digest="y", offsets=3, fields=results.FIELDS,
+            cells={cell.name: results.row(replace(found, failed=found.failed + changed))},
+        )  # fmt: skip
+        results.write(tmp_path / "policies.json", kept)
+        assert main({"CELL": cell.name}, tmp_path) == ends
+        assert words in capsys.readouterr().out.splitlines()[-1]
+    assert main({"CELL": "always-bad/recommended/8"}, tmp_path) == 2
+    assert "has no such run" in capsys.readouterr().err
+
+
+def test_pictures_are_the_same_bytes_for_the_same_runs(tmp_path: Path) -> None:
+    runs = {policy: run(Cell(OUTAGE, policy, 1), None) for policy in ("rfc191", "slipway")}
+    for draw in (plots.shares, plots.failures):
+        draw(tmp_path / "first.png", runs)
+        draw(tmp_path / "second.png", runs)
+        assert (tmp_path / "first.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert (tmp_path / "first.png").read_bytes() == (tmp_path / "second.png").read_bytes()

@@ -1,0 +1,192 @@
+"""Scenarios and traces from files: what can be read is read, everything else is refused by its name."""
+
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.policies import synthetic, traces
+from bench.policies.__main__ import main
+from bench.policies.conditions import conditions
+from bench.policies.scenario import BUILT_IN, BadScenario, Scenario, checked, read
+from bench.policies.traces import BadTrace, Traces, Zone
+
+LONG_ENOUGH = 2000  # samples of 195 s: more than 96 h
+
+
+def written(path: Path, content: object) -> Path:
+    path.write_bytes(msgspec.json.encode(content))
+    return path
+
+
+def test_built_in_scenarios_can_be_run_and_written_down_as_they_are(tmp_path: Path) -> None:
+    for name, scenario in BUILT_IN.items():
+        assert checked(scenario).name == name
+        assert read(written(tmp_path / "scenario.json", scenario)) == scenario
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"name": "x", "hourz": 3}, "unknown field `hourz`"),
+        ({"name": "x", "hours": "3"}, "Expected `float`, got `str` - at `$.hours`"),
+        ({"hours": 3}, "required field `name`"),
+        ({"name": "a/b"}, "name: must be a word without a slash"),
+        ({"name": "x", "hours": 0}, "hours: must be above 0"),
+        ({"name": "x", "configs": 2, "price_factors": [1]}, "price_factors: 1 of them for 2 configs"),
+        ({"name": "x", "faults": [{"kind": "burnt", "configs": [0]}]}, "enum value 'burnt' - at `$.faults[0].kind`"),
+        ({"name": "x", "faults": [{"kind": "refused", "configs": [4]}]}, "faults[0].configs: there is no config 4"),
+        ({"name": "x", "faults": [{"kind": "refused", "configs": []}]}, "faults[0].configs: names no config"),
+        ({"name": "x", "faults": [{"kind": "refused", "configs": [0], "probability": 2}]}, "must be from 0 to 1"),
+        (
+            {"name": "x", "faults": [{"kind": "refused", "configs": [0], "begin_minute": 9, "end_minute": 8}]},
+            "faults[0]: must begin at 0 or later and end after its begin",
+        ),
+        (
+            {"name": "x", "faults": [{"kind": "refused", "configs": [0], "period_minutes": 5}]},
+            "faults[0].active_minutes: must be above 0",
+        ),
+        ({"name": "x", "profile": "cheap"}, "profile: there is no cheap"),
+        ([], "Expected `object`, got `array`"),
+    ],
+)  # fmt: skip
+def test_a_scenario_that_cannot_be_is_refused_by_its_field(tmp_path: Path, content: object, words: str) -> None:
+    with pytest.raises(BadScenario) as refused:
+        read(written(tmp_path / "scenario.json", content))
+    assert words in str(refused.value)
+    assert "scenario.json" in str(refused.value)
+
+
+def test_a_scenario_file_that_is_missing_or_no_json_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    for name, words in (("absent.json", "No such file"), ("broken.json", "truncated")):
+        assert main({"SCENARIO": str(tmp_path / name)}) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_demand_is_counted_in_ticks_of_the_first_96_hours(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.dat"
+    arrivals = (0, 9_999, 10_000, 96 * 3_600_000 - 1, 96 * 3_600_000)
+    path.write_bytes(b"".join(struct.pack(">II", at, 60_000) for at in arrivals))
+    counts = traces.demand(path)
+    assert len(counts) == 34_560
+    assert (counts[0], counts[1], counts[-1], sum(counts)) == (2, 1, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "0 bytes"), (b"1234567", "7 bytes"), (struct.pack(">II", 4_000_000_000, 1), "no task arrives")],
+)
+def test_demand_that_is_none_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "tasks.dat"
+    path.write_bytes(content)
+    with pytest.raises(BadTrace, match=words):
+        traces.demand(path)
+
+
+def zone_file(folder: Path, name: str, **changes: object) -> None:
+    written(folder / f"{name}.json", {"metadata": {"gap_seconds": 195}, "data": [1, 0, 2, 0] * 500} | changes)
+
+
+def test_a_zone_is_up_where_its_sample_is_above_0(tmp_path: Path) -> None:
+    zone_file(tmp_path, "us-east-1a_v100_1")
+    zone_file(tmp_path, "moon")
+    zones, gap_seconds = traces.availability(tmp_path)
+    assert gap_seconds == 195
+    assert [(zone.name, zone.region) for zone in zones] == [("moon", "moon"), ("us-east-1a_v100_1", "us-east-1")]
+    assert zones[0].up[:4] == bytes([1, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"metadata": {}}, "metadata.gap_seconds must be a number above 0, not None"),
+        ({"metadata": {"gap_seconds": True}}, "not True"),
+        ({"metadata": {"gap_seconds": -1}}, "not -1"),
+        ({"metadata": 3}, "not None"),
+        ({"data": []}, "data must be a list of samples"),
+        ({"data": [1, "up"]}, "data[1] must be a number, not 'up'"),
+        ({"data": [1] * 10}, "0.5 hours of samples, and a run takes 96"),
+    ],
+)
+def test_availability_that_is_none_is_refused(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    zone_file(tmp_path, "zone", **changes)
+    with pytest.raises(BadTrace) as refused:
+        traces.availability(tmp_path)
+    assert words in str(refused.value)
+    assert "zone.json" in str(refused.value)
+
+
+def test_folders_without_traces_and_files_that_differ_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadTrace, match="no such folder"):
+        traces.availability(tmp_path / "absent")
+    with pytest.raises(BadTrace, match="holds no"):
+        traces.availability(tmp_path)
+    (tmp_path / "bad.json").write_text("[")
+    with pytest.raises(BadTrace, match="not JSON"):
+        traces.availability(tmp_path)
+    (tmp_path / "bad.json").unlink()
+    zone_file(tmp_path, "a")
+    zone_file(tmp_path, "b", metadata={"gap_seconds": 300})
+    with pytest.raises(BadTrace, match="differ in gap_seconds"):
+        traces.availability(tmp_path)
+
+
+def test_bad_arguments_end_with_2_and_say_what_may_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for environment, words in (
+        ({"SEEDS": "many"}, "SEEDS=many: write a number"),
+        ({"ONLY": "all-out,everything"}, "ONLY=everything: no such scenario or policy; there are healthy"),
+        ({"CELL": "all-out/slipway"}, "write scenario/policy/seed"),
+        ({"CELL": "all-out/slipway/x"}, "write scenario/policy/seed"),
+        ({"ONLY": "real", "DEMAND": str(tmp_path / "absent.dat")}, "absent.dat: No such file"),
+        ({"ONLY": "real", "AVAILABILITY": str(tmp_path)}, "holds no"),
+    ):
+        assert main(environment) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_runs_begin_where_the_trace_lasts_for_a_whole_one() -> None:
+    def of(days: float) -> Traces:
+        zone = Zone("a", bytes(int(days * 86_400 / 195)))
+        return Traces(arrivals=(1,), zones=(zone,), gap_seconds=195.0, of="x")
+
+    assert of(45.5).offsets() == [0.0, 15 * 86_400.0, 30 * 86_400.0]
+    assert of(20).offsets() == [0.0, 15 * 86_400.0]
+    assert of(5).offsets() == [0.0]
+
+
+def test_conditions_of_a_trace_begin_at_its_offset() -> None:
+    up = bytes([0, 1] * LONG_ENOUGH)
+    given = Traces(arrivals=(3,) * 34_560, zones=(Zone("a", up),), gap_seconds=195.0, of="x")
+    faced = conditions(BUILT_IN["real"], given, offset_seconds=195.0)
+    assert [faced.refusal[0][tick] for tick in (0, 19, 20, 39)] == [0.0, 0.0, 1.0, 0.0]
+    assert set(faced.rates) == {3.0}
+
+
+def test_the_synthetic_pair_is_as_the_real_one_by_what_was_published_of_it() -> None:
+    zones = synthetic.zones()
+    up = [sum(states) for states in zip(*(zone.up for zone in zones), strict=True)]
+    assert sum(up) / len(up) == pytest.approx(5.8, abs=0.3)
+    assert up.count(0) / len(up) == pytest.approx(0.008, abs=0.003)
+    arrivals = synthetic.arrivals()
+    assert sum(arrivals) == pytest.approx(106_233 * 96 / 111, rel=0.15)
+    peak = max(sum(arrivals[place : place + 6]) for place in range(0, len(arrivals), 6))
+    assert peak == pytest.approx(447, rel=0.1)
+    assert arrivals == synthetic.arrivals()
+
+
+def test_an_unseen_scenario_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fault = {"kind": "refused", "configs": [1], "begin_minute": 5, "end_minute": 15}
+    path = written(tmp_path / "mine.json", {"name": "mine", "hours": 0.4, "configs": 2, "faults": [fault]})
+    assert main({"SCENARIO": str(path), "SEEDS": "2", "ONLY": "rfc191,slipway,oracle"}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("| mine") for line in lines)
+    assert [line.split()[1] for line in lines if line.startswith(("| rfc191 ", "| slipway", "| oracle"))] == [
+        "rfc191", "slipway", "oracle",
+    ]  # fmt: skip
+    assert Scenario(name="mine") == Scenario(name="mine", hours=6.0)

@@ -1,0 +1,110 @@
+"""`slipway weights` and `slipway signal`, against services that answer from a table."""
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from slipway_client.cli import app
+from slipway_client.commands import weights
+from tests.answers import ANSWERS, Services, environment, served
+
+EXAMPLE = Path(__file__).parents[3] / "contracts/examples/io.slipway.weight.changed.v1.json"
+RECORD: dict[str, Any] = json.loads(EXAMPLE.read_text())["data"]
+SIGNAL = {
+    "source": "page", "kind": "degraded", "target_kind": "zone", "target_id": "b", "value": 0.5, "reason": "slow",
+    "since": "2026-08-01T14:03:07Z", "until": "2026-08-01T14:33:07Z", "configs": ["zone-b", "win-b"],
+}  # fmt: skip
+REFUSED = {
+    "at": "2026-08-01T14:03:07Z", "source": "page", "kind": "up", "target_kind": "zone", "target_id": "b",
+    "why": "kind: unknown kind 'up'",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Services, str]]:
+    with served() as server:
+        yield server
+
+
+@pytest.fixture
+def services(server: tuple[Services, str], monkeypatch: pytest.MonkeyPatch) -> Services:
+    server[0].told.clear()
+    monkeypatch.setitem(ANSWERS, "weights", {"items": [RECORD]})
+    monkeypatch.setitem(ANSWERS, "signals", {"items": [SIGNAL], "refused": [REFUSED]})
+    return server[0]
+
+
+@pytest.fixture
+def url(server: tuple[Services, str]) -> str:
+    return server[1]
+
+
+def slipway(*arguments: str, url: str) -> Result:
+    return CliRunner().invoke(app, arguments, env=environment(url), catch_exceptions=False)
+
+
+def test_weights_in_a_row_each(services: Services, url: str) -> None:
+    """With the windows of the three stages, and the reason in words."""
+    heading, row = slipway("weights", "ls", url=url).stdout.splitlines()
+    assert heading.split() == ["id", "pool", "state", "weight", "health", "windows", "permit", "reason"]
+    windows = " ".join(str(stage["window"]) for stage in RECORD["stages"].values())
+    assert row.split()[:3] == [RECORD["launch_config_id"], RECORD["pool_id"], RECORD["state"]]
+    assert windows in row
+    assert row.endswith(RECORD["reason"])
+    assert json.loads(slipway("weights", "ls", "-o", "json", url=url).stdout) == [RECORD]
+
+
+def test_one_weight_with_its_stages_and_what_it_shares(services: Services, url: str) -> None:
+    config_id = RECORD["launch_config_id"]
+    shown = slipway("weights", "show", config_id, url=url)
+    assert shown.exit_code == 0
+    lines = [line.split() for line in shown.stdout.splitlines()]
+    assert ["launch", "config", "id", config_id] in lines
+    assert set(RECORD["stages"]) <= {line[0] for line in lines if line}
+    assert all(shared["key"] in shown.stdout for shared in RECORD["shared"])
+    assert json.loads(slipway("weights", "show", config_id, "-o", "json", url=url).stdout) == RECORD
+    unknown = slipway("weights", "show", "zone-z", url=url)
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert "nothing is published of 'zone-z'; `slipway weights ls`" in unknown.stderr
+
+
+def test_a_signal_is_raised_by_a_command(services: Services, url: str) -> None:
+    raised = slipway(
+        "signal", "raise", "zone", "b", "degraded", "--reason", "slow", "--for", "1h", "--value", "0.4", url=url
+    )
+    assert (raised.exit_code, raised.stdout.partition(", until")[0]) == (0, "degraded of zone b counts for zone-a")
+    ((path, body),) = services.told
+    assert datetime.fromisoformat(body.pop("observed_at")).tzinfo is not None
+    assert (path, body) == ("signals", {
+        "target_kind": "zone", "target_id": "b", "kind": "degraded", "reason": "slow", "ttl_seconds": 3600.0,
+        "value": 0.4,
+    })  # fmt: skip
+
+
+def test_a_signal_that_is_wrongly_said_is_not_sent(services: Services, url: str) -> None:
+    for wrong in (("--for", "soon", "--reason", "r"), ()):
+        assert slipway("signal", "raise", "zone", "b", "degraded", *wrong, url=url).exit_code == 2
+    assert services.told == []
+
+
+def test_signals_that_count_and_those_that_were_refused(
+    services: Services, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = slipway("signal", "ls", url=url).stdout.splitlines()
+    assert listed[1].split()[:5] == ["page", "degraded", "zone", "b", "0.5"]
+    assert listed[3] == "refused"
+    assert listed[5].endswith("kind: unknown kind 'up'")
+    monkeypatch.setitem(ANSWERS, "signals", {"items": [], "refused": []})
+    assert slipway("signal", "ls", url=url).stdout == "no signals\n"
+
+
+def test_replaying_without_the_core_says_what_to_install(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(weights, "CORES", "slipway.nothing")
+    refused = slipway("weights", "replay", "--from", "log.jsonl", url=url)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "install slipway-weight-calculator" in refused.stderr

@@ -1,0 +1,63 @@
+"""Records as a relay writes them are read by a shorter way: it comes to the same, or leaves them to the general one."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_common import consume
+from slipway_common.consume import Record, opened, received
+from slipway_common.envelope import Envelope, encode
+from slipway_common.topics import TOPIC_OF
+from slipway_local.contracts.examples import EXAMPLES
+
+AT = datetime(2026, 8, 1, 12, tzinfo=UTC)
+HEADERS = [
+    "ce_specversion", "ce_id", "ce_type", "ce_source", "ce_time", "content-type", "ce_subject", "ce_slipwaysource",
+    "ce_slipwaynumber", "ce_slipwayprevious", "ce_slipwayrevision", "traceparent",
+]  # fmt: skip
+STRANGE = [
+    b"", b"\xff", b"nul\0", b"x" * 1001, b"-1", b"1_0", b" 7 ", b"9" * 30, b"1.1", b"2.0", b"yesterday",
+    b"2026-08-01T12:00:00", b"2026-08-01T14:00:00.5+02:00", b"io.slipway.worker.beamed_up.v9", "ü".encode(),
+    b"application/json; charset=utf-8", None,
+]  # fmt: skip
+
+
+def record(event: Any, headers: list[tuple[str, bytes | None]] | None = None, value: bytes | None = b"") -> Record:
+    topic = TOPIC_OF[type(event)]
+    envelope = Envelope(
+        id="1", type=event.type, source="/slipway/x", subject=topic.subject(event), time=AT, number=8, previous=7,
+        number_source="/slipway/x/1", revision=3, traceparent=f"00-{8:032x}-{8:016x}-01",
+    )  # fmt: skip
+    if value == b"":
+        value = msgspec.json.encode(event)
+    return Record(topic.name, 3, 99, topic.key(event).encode(), value, headers or encode(envelope), 1_700_000_000_000)
+
+
+@pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: event.type)
+def test_what_a_relay_writes_is_read_quickly(event: Any) -> None:
+    written = record(event)
+    expected = received(written, opened(written))
+    assert consume._quickly(written) == expected
+
+
+@given(st.sampled_from(HEADERS), st.sampled_from(STRANGE), st.sampled_from([b"", b"{", b"null", None]))
+def test_what_is_written_otherwise_is_read_as_ever(name: str, strange: bytes | None, value: bytes | None) -> None:
+    """Whichever header and value: the same event with the same attributes, or none."""
+    usual: list[tuple[str, bytes | None]] = list(record(EXAMPLES[0]).headers)
+    changed = record(EXAMPLES[0], [(n, strange if n == name else v) for n, v in usual], value)
+    quick = consume._quickly(changed)
+    if quick is not None:
+        assert quick == received(changed, opened(changed))
+
+
+@given(st.sets(st.sampled_from(HEADERS), min_size=1), st.booleans())
+def test_other_headers_are_read_as_ever(names: set[str], twice: bool) -> None:
+    usual: list[tuple[str, bytes | None]] = [(n, v) for n, v in record(EXAMPLES[0]).headers if n in names]
+    changed = record(EXAMPLES[0], [*usual, *usual[:1], ("ce_mine", b"\xff")] if twice else usual)
+    quick = consume._quickly(changed)
+    if quick is not None:
+        assert quick == received(changed, opened(changed))

@@ -1,0 +1,39 @@
+"""What others say, without what may be secret."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_common.redaction import CHARACTERS_MAX, redacted
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("InsufficientInstanceCapacity", "InsufficientInstanceCapacity"),
+        ("no m5.large in us-east-1b\nfor i-0123456789abcdef0", "no m5.large in us-east-1b for i-0123456789abcdef0"),
+        ("Authorization: Bearer abc.def", "Authorization: … …"),
+        ('{"token": "s3cr3t-word", "zone": "b"}', '{"token": …, "zone": "b"}'),
+        ("password='open sesame' rejected", "password=… rejected"),
+        ("AWS_SECRET_ACCESS_KEY=abc/def", "AWS_SECRET_ACCESS_KEY=…"),
+        ("key AKIAIOSFODNN7EXAMPLE is disabled", "key … is disabled"),
+        ("GET https://user:pass@host/a?X-Amz-Signature=ab12 failed", "GET https://…@host/a?… failed"),
+        ("ask ann.lee@example.org", "ask …"),
+        ("message 4fXq9ZlPz0aBcDeFgHiJkLmNoPqRsTuVwXyZ12 denied", "message … denied"),
+        ("\x1b[31mred\x07", "[31mred"),
+        ("", ""),
+    ],
+)
+def test_redacted(said: str, told: str) -> None:
+    assert redacted(said) == told
+
+
+@given(st.text(max_size=6000))
+def test_one_short_line_of_anything(said: str) -> None:
+    told = redacted(said)
+    assert len(told) <= CHARACTERS_MAX
+    assert told.isprintable()
+
+
+def test_a_long_text_is_cut() -> None:
+    assert redacted("no room " * 100).endswith("…")

@@ -1,0 +1,200 @@
+"""The judge of `make e2e-windows` on made-up ledgers: each excess planted alone is found, what is allowed is not."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
+from slipway_simulator import facts
+from tests.e2e.windows_judge import Report, Times, Visible, Way, judge
+
+Told = facts.Fact | list[facts.Fact]
+TIMES: Final = Times(reading=1.0, boot=50.0, silent=5.0, attempt=3.0)
+WAY: Final = Way("pool", "image/i", "quota/a/r/m", "credential/a")
+WAYS: Final = {"c": WAY, "d": Way("other", "image/i", "quota/b/r/m", "credential/b")}
+BEATS: Final = [float(second) for second in range(200)]
+
+
+def call(at: float, name: str, count: int = 1, config: str = "c") -> facts.Call:
+    return facts.Call(
+        at=at, call_id=name, account="a", token=name, deployment="d", batch=name, config=config, count=count, zone="z",
+        instance_type="m", image="i", request="r",
+    )  # fmt: skip
+
+
+def refused(at: float, name: str, code: Any = "InsufficientCapacity") -> facts.Reply:
+    return facts.Reply(at=at, call_id=name, account="a", code=code)
+
+
+def given(at: float, name: str, count: int = 1, config: str = "c", boots_at: float | None = None) -> list[facts.Fact]:
+    """The machines of a call, and its reply."""
+    ids = tuple(f"{name}-{number}" for number in range(count))
+    machines = [
+        facts.InstanceCreated(
+            at=at, instance_id=instance, call_id=name, account="a", token=name, request="r", deployment="d", batch=name,
+            config=config, zone="z", instance_type="m", image="i", visible_at=at, boots_at=boots_at, claims=True,
+            user_data={},
+        )
+        for instance in ids
+    ]  # fmt: skip
+    return [*machines, facts.Reply(at=at, call_id=name, account="a", code="OK", instance_ids=ids)]
+
+
+def registered(at: float, instance: str) -> facts.Registered:
+    return facts.Registered(at=at, instance_id=instance, worker_id="w", pool_id="pool", token="")
+
+
+def worked(at: float, instance: str) -> facts.TaskStarted:
+    return facts.TaskStarted(at=at, task_id=f"t{instance}", pool_id="pool", instance_id=instance, ends_at=at + 1)
+
+
+def visible(
+    at: float, config: str = "c", *, launch: int = 4, boot: int = 8, folded: int = 0, boots_folded: int = 0,
+    state: str = "open", permit: int | None = None, ready: bool = False, shared: Sequence[SharedWindow] = (),
+) -> Visible:  # fmt: skip
+    def stage(window: int, folded: int = 0) -> StageHealth:
+        return StageHealth(probability=0.9, successes=1.0, failures=0.0, window=window, failures_folded=folded)
+
+    record = WeightChanged(
+        launch_config_id=config, pool_id="pool", config_revision=1, weight=1.0, health=1.0,
+        stages={"launch": stage(launch, folded), "boot": stage(boot, boots_folded), "claim": stage(64)}, state=state,
+        probe_permit=permit, probe_ready=ready, reason="", shared=tuple(shared),
+    )  # fmt: skip
+    return Visible(at, record)
+
+
+def judged(
+    *told: Told,
+    seen: Sequence[Visible] = (),
+    beats: Sequence[float] = BEATS,
+    decided: Mapping[str, float] | None = None,
+) -> Report:
+    ledger = [fact for each in told for fact in (each if isinstance(each, list) else [each])]
+    return judge(sorted(ledger, key=lambda fact: fact.at), seen, beats, WAYS, TIMES, decided=decided or {})
+
+
+def whats(report: Report) -> list[str]:
+    return [violation.what for violation in report.violations]
+
+
+def test_the_window_of_a_config_that_was_never_seen() -> None:
+    full = judged(call(1, "1", 4))
+    assert (whats(full), dict(full.reached)) == ([], {"config launch": 1})
+    assert whats(judged(call(1, "1", 4), call(2, "2"))) == ["1 started: config launch window exceeded by 1"]
+    assert whats(judged(call(1, "1", 5))) == ["5 started: config launch window exceeded by 1"]
+
+
+def test_a_success_frees_its_unit_at_once_and_counts_in_the_next_stage() -> None:
+    first = (call(1, "1", 4), given(2, "1", 4), call(3, "2", 4))
+    assert judged(*first).reached == {"config launch": 2, "config boot": 1, "image boot": 1}
+    more = judged(*first, given(4, "2", 4), call(5, "3"))
+    assert whats(more) == ["1 started: config boot window exceeded by 1, image boot window exceeded by 1"]
+
+
+def test_a_failure_fills_its_unit_until_a_record_that_folded_it_can_be_read() -> None:
+    run = (call(1, "1", 4), refused(2, "1"))
+    late = visible(60.0, folded=4)
+    assert whats(judged(*run, call(59.9, "2"), seen=[late])) == ["1 started: config launch window exceeded by 1"]
+    assert whats(judged(*run, call(60.0, "2"), seen=[late])) == []
+    assert whats(judged(*run, call(70.0, "2"), seen=[visible(60.0, folded=3, launch=1)])) == [
+        "1 started: config launch window exceeded by 1"
+    ]
+    put_back = (call(1, "1", 4), refused(2, "1", "RequestLimitExceeded"), call(3, "2", 4))
+    assert whats(judged(*put_back)) == [], "a throttle is nobody's failure"
+
+
+def test_what_was_not_given_of_a_call_has_failed() -> None:
+    partly = (call(1, "1", 4), given(2, "1", 1), call(3, "2"))
+    assert judged(*partly).failures == 3
+    assert judged(*partly).reached == {"config launch": 2}
+
+
+def test_a_window_that_shrinks_is_in_force_once_a_decision_must_have_seen_it() -> None:
+    shrunk = [visible(0.0, launch=8), visible(10.0, launch=2)]
+    assert whats(judged(call(10.9, "1", 8), seen=shrunk)) == []
+    assert whats(judged(call(11.5, "1", 8), seen=shrunk)) == ["8 started: config launch window exceeded by 6"]
+    assert whats(judged(call(20, "1", 8), seen=shrunk, decided={"1": 10.5})) == [], "it was admitted late"
+    # Room by the old window and by the new failures does not add up to room.
+    torn = [visible(0.0, launch=8), visible(10.0, launch=1, folded=4)]
+    assert len(whats(judged(call(1, "1", 4), refused(2, "1"), call(10.5, "2", 5), seen=torn))) == 1
+
+
+def test_what_configs_share_is_bounded_over_all_of_them() -> None:
+    image = [visible(0.0, launch=64, boot=64), visible(0.0, "d", launch=64, boot=64)]
+    full = (call(1, "1", 5), given(2, "1", 5), call(3, "2", 3, "d"))
+    assert judged(*full, seen=image).reached == {"image boot": 1}
+    assert whats(judged(*full, call(4, "3", 1, "d"), seen=image)) == ["1 started: image boot window exceeded by 1"]
+    grown = SharedWindow(key="image/i", stage="boot", version=7, window=9)
+    stale = SharedWindow(key="image/i", stage="boot", version=6, window=64)
+    told = [
+        *image,
+        visible(0.5, shared=[grown], launch=64, boot=64),
+        visible(0.6, "d", shared=[stale], launch=64, boot=64),
+    ]
+    assert whats(judged(*full, call(4, "3", 1, "d"), seen=told)) == []
+    assert whats(judged(*full, call(4, "3", 2, "d"), seen=told)) == ["2 started: image boot window exceeded by 1"]
+    quota = [visible(0.0, launch=64, shared=[SharedWindow(key="quota/a/r/m", stage="launch", version=1, window=3)])]
+    assert whats(judged(call(1, "1", 4), seen=quota)) == ["4 started: quota window exceeded by 1"]
+
+
+def test_a_machine_that_does_not_register_in_time_has_failed() -> None:
+    run = (call(1, "1", 4), given(2, "1", 4), call(3, "2", 4), given(4, "2", 4))
+    assert len(whats(judged(*run, call(100, "3")))) == 1
+    assert judged(*run, call(100, "3")).failures == 8
+    folded = visible(99.0, boots_folded=8)
+    assert whats(judged(*run, call(100, "3", 4), seen=[folded])) == []
+    registers: list[Told] = [
+        call(1, "1", 4),
+        given(2, "1", 4, boots_at=40.0),
+        *(registered(41, f"1-{n}") for n in range(4)),
+    ]
+    assert judged(*registers, call(45, "3", 4), given(46, "3", 4), call(47, "4", 4)).violations == []
+
+
+def test_registered_machines_that_found_no_task_count_for_claims() -> None:
+    idle: list[Told] = [
+        call(1, "1", 64),
+        given(2, "1", 64, boots_at=5.0),
+        *(registered(6, f"1-{n}") for n in range(64)),
+    ]
+    roomy = [visible(0.0, launch=99, boot=99, shared=[SharedWindow(key="image/i", stage="boot", version=1, window=99)])]
+    assert whats(judged(*idle, call(10, "2"), seen=roomy)) == [
+        "1 started: config claim window exceeded by 1, image claim window exceeded by 1"
+    ]
+    assert whats(judged(*idle, worked(7, "1-0"), call(10, "2"), seen=roomy)) == []
+
+
+def test_a_closed_config_starts_one_probe_per_permit() -> None:
+    closed = [visible(0.0, state="closed"), visible(10.0, state="closed", permit=3, ready=True)]
+    assert whats(judged(call(5, "1"), seen=closed)) == ["1 started although closed, without a permit"]
+    probe = judged(call(12, "1"), seen=closed)
+    assert (probe.probes, whats(probe)) == (1, [])
+    assert len(whats(judged(call(12, "1"), call(20, "2"), seen=closed))) == 1, "a permit is spent once"
+    assert len(whats(judged(call(12, "1", 2), seen=closed))) == 1, "a probe is one machine"
+    by_share = [
+        visible(0.0, "d", shared=[SharedWindow(key="image/i", stage="boot", version=1, window=2, state="closed")])
+    ]
+    assert len(whats(judged(call(5, "1"), seen=by_share))) == 1, "no record of its own says so, but one of its image"
+
+
+def test_without_a_calculator_windows_are_four_and_a_pool_tries_now_and_then() -> None:
+    wide, gone = [visible(0.0, launch=64, boot=64)], [0.0, 1.0, 100.0]
+    assert whats(judged(call(1, "1", 6), seen=wide, beats=gone)) == []
+    many = judged(call(20, "1", 4), call(21, "2", 2), seen=wide, beats=gone)
+    assert whats(many) == [
+        "2 started: config launch window exceeded by 2, config boot window exceeded by 2, "
+        "config claim window exceeded by 2, image boot window exceeded by 2, image claim window exceeded by 2, "
+        "quota window exceeded by 2"
+    ]
+    tried = judged(call(20, "1", 4), refused(21, "1"), call(24, "2"), call(27, "3"), seen=wide, beats=gone)
+    assert (tried.attempts, whats(tried)) == (2, [])
+    between = judged(call(9.5, "1"), seen=[visible(0.0, state="closed")], decided={"1": 4.0}, beats=[0.0, 1.0, 9.0])
+    assert between.attempts == 1, "silence began and ended since it was decided"
+    often = [call(20 + number / 10, f"{number}") for number in range(40)]
+    assert whats(judged(*often, seen=wide, beats=gone)) == ["36 attempts without a calculator, at most 32"]
+
+
+def test_a_repeated_call_starts_nothing() -> None:
+    again = msgspec.structs.replace(call(3, "1", 4), call_id="again")
+    assert whats(judged(call(1, "1", 4), again, given(4, "1", 4))) == []

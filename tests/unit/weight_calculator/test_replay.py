@@ -1,0 +1,255 @@
+"""A recorded log under several policies: the same digest for the same, and what a policy would have avoided."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipway_client import recorded
+from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigCreated
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.worker import (
+    Outcome,
+    Result,
+    Scope,
+    Stage,
+    WorkerClaimed,
+    WorkerLaunched,
+    WorkerLaunchFailed,
+    WorkerRegistered,
+    WorkerRequested,
+)
+from slipway_common.strict_yaml import Invalid
+from slipway_weight_calculator.domain.policy import PROFILES, Policy
+from slipway_weight_calculator.domain.replay import Comparison, Recorded, Unusable, policies
+from tests import outage_log
+
+START = 1_900_000_000.0
+OK = Outcome(Stage.LAUNCH, Result.OK)
+NO_ROOM = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "m5/zone-a/on-demand", "InsufficientCapacity")
+
+
+class Log:
+    """Says what happened to the starts of one config, each id once."""
+
+    def __init__(self) -> None:
+        self.records: list[Recorded] = []
+        self.workers = 0
+        self.say(0, LaunchConfigCreated(
+            launch_config_id="zone-a", pool_id="linux", account_id="sim-a", region="sim-1", zone="a",
+            instance_type="m5.large", image_revision="linux-1", base_weight=1.0, price_factor=1.0, state="active",
+            revision=1,
+        ))  # fmt: skip
+
+    def say(self, at: float, event: Any) -> None:
+        id_ = f"event-{len(self.records)}"
+        self.records.append(Recorded(id=id_, source="test", subject="zone-a", time=START + at, event=event))
+
+    def start(self, at: float, *, fails: bool, permit: int | None = None, serves: bool = True) -> None:
+        """A start that is answered after a second, and serves two seconds later."""
+        self.workers += 1
+        ids: dict[str, Any] = {
+            "worker_id": f"w-{self.workers}", "pool_id": "linux", "launch_config_id": "zone-a", "account_id": "sim-a",
+            "image_revision": "linux-1", "probe_permit": permit,
+        }  # fmt: skip
+        self.say(at, WorkerRequested(decision_id="d", **ids))
+        if fails:
+            self.say(at + 1, WorkerLaunchFailed(batch_id="b", outcome=NO_ROOM, **ids))
+            return
+        self.say(at + 1, WorkerLaunched(instance_id="i", batch_id="b", outcome=OK, **ids))
+        if serves:
+            booted, claimed = Outcome(Stage.BOOT, Result.OK), Outcome(Stage.CLAIM, Result.OK)
+            self.say(at + 2, WorkerRegistered(instance_id="i", boot_seconds=1.0, outcome=booted, **ids))
+            self.say(at + 3, WorkerClaimed(task_id="t", source="q", outcome=claimed, **ids))
+
+
+def compared(records: Sequence[Recorded], **others: Any) -> Comparison:
+    comparison = Comparison({name: policies(given) for name, given in ({"default": "default"} | others).items()})
+    for record in records:
+        comparison.add(record)
+    return comparison
+
+
+@pytest.fixture(scope="module")
+def recording() -> Sequence[Recorded]:
+    """The recording that the project ships."""
+    return [
+        Recorded(id=e.id, source=e.source, subject=e.subject, time=e.time.timestamp(), event=e.event)
+        for e in recorded.events(outage_log.FILE)
+    ]
+
+
+def test_the_recording_is_what_its_script_writes() -> None:
+    assert outage_log.FILE.read_text() == "".join(f"{line}\n" for line in outage_log.lines())
+    assert len(outage_log.FILE.read_text().splitlines()) >= 2000
+
+
+def test_the_same_events_and_policy_give_the_same_digest(recording: Sequence[Recorded]) -> None:
+    """Another policy knows other things in the end."""
+    twice = [compared(recording, spot="spot") for _ in range(2)]
+    digests = [{name: replay.digest() for name, replay in each.replays.items()} for each in twice]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0].values())) == 2
+
+
+def test_repeats_change_nothing(recording: Sequence[Recorded]) -> None:
+    once, again = compared(recording), compared([record for record in recording for _ in range(2)])
+    assert again.replays["default"].digest() == once.replays["default"].digest()
+    assert again.replays["default"].tallies == once.replays["default"].tallies
+    assert again.duplicates == len(recording) + once.duplicates > len(recording)
+
+
+def test_most_of_the_recorded_waste_is_avoided(recording: Sequence[Recorded]) -> None:
+    """The zone, the image and the quota close; what fails nowhere loses no start."""
+    comparison = compared(recording)
+    tallies = comparison.replays["default"].tallies
+    wasted = sum(tally.failed + tally.avoided_failed for tally in tallies.values())
+    assert sum(tally.avoided_failed for tally in tallies.values()) > wasted / 2
+    assert tallies["linux-a"].avoided == tallies["linux-c"].avoided == 0
+    assert {(outage.config_id, outage.stage) for outage in comparison.outages} == {
+        ("linux-b", "launch"), ("win-b", "launch"), ("linux-d", "boot"), ("win-a", "launch"),
+    }  # fmt: skip
+
+
+def outage() -> Log:
+    """Works for 100 s, fails from 100 s to 280 s, works again."""
+    log = Log()
+    for at in range(0, 500, 10):
+        log.start(at, fails=100 <= at < 280)
+    return log
+
+
+def test_what_a_policy_avoids_and_how_soon_it_knows() -> None:
+    """Two capacity errors close; then only probes fail. Six would have taken 40 s longer."""
+    comparison = compared(outage().records, patient={"trip_capacity": 6, "trip_launch": 6})
+    (seen,) = comparison.outages
+    assert (seen.config_id, seen.stage, seen.failures) == ("zone-a", "launch", 18)
+    assert (seen.began, seen.ended) == (START + 101, START + 281)
+    default, patient = comparison.replays.values()
+    assert (default.detected(seen), patient.detected(seen)) == (10.0, 50.0)
+    for replay in (default, patient):
+        tally = replay.tallies["zone-a"]
+        assert tally.failed + tally.avoided_failed == 18
+        assert tally.probes > 0
+        assert tally.allowed + tally.avoided == 50
+    assert default.tallies["zone-a"].failed < patient.tallies["zone-a"].failed
+
+
+def test_recovery_is_told_from_the_first_success() -> None:
+    """The probe that meets the end of the outage opens, however the recorded fleet went on."""
+    comparison = compared(outage().records)
+    (seen,) = comparison.outages
+    replay = comparison.replays["default"]
+    ((closed, opened),) = replay.closed["zone-a"]
+    assert closed == START + 111
+    assert replay.recovered(seen) == opened - seen.ended >= 0
+    without_end = compared([record for record in outage().records if record.time < START + 250])
+    (lasting,) = without_end.outages
+    assert without_end.replays["default"].recovered(lasting) is None
+    assert without_end.replays["default"].detected(lasting) == 10.0
+
+
+def test_recorded_permits_are_of_another_policy() -> None:
+    """Starts that were probes there are starts like others here, and numbers that nobody here has issued settle
+    nothing."""
+    plain, numbered = Log(), Log()
+    for log, permits in ((plain, False), (numbered, True)):
+        for at in range(0, 300, 10):
+            log.start(at, fails=50 <= at < 150, permit=7 + at if permits else None)
+    assert compared(plain.records).replays["default"].digest() == compared(numbered.records).replays["default"].digest()
+
+
+def test_a_full_window_lets_nothing_begin() -> None:
+    """A new config has four launches under way at most; those beyond are avoided, and succeed in the log."""
+    log = Log()
+    for number in range(9):
+        log.start(10 + number / 100, fails=False)
+    log.records.sort(key=lambda record: record.time)
+    tally = compared(log.records).replays["default"].tallies["zone-a"]
+    assert (tally.allowed, tally.avoided, tally.avoided_failed) == (4, 5, 0)
+
+
+def test_what_is_archived_is_forgotten_in_time() -> None:
+    log = Log()
+    log.start(10, fails=False)
+    declared = log.records[0].event
+    log.say(20, LaunchConfigArchived(**(msgspec.structs.asdict(declared) | {"state": "archived", "revision": 2})))
+    log.say(30, None)
+    assert "zone-a" in compared(log.records).replays["default"].world.configs
+    log.say(30 * 86_400, None)
+    assert compared(log.records).replays["default"].world.rows == {}
+
+
+def test_signals_count_and_refusals_are_counted() -> None:
+    log = Log()
+    for target in ("zone-a", "zone-z"):
+        log.say(5, SignalRaised(
+            source="page", target_kind="config", target_id=target, kind="degraded", reason="slow",
+            observed_at=datetime.fromtimestamp(START, UTC) + timedelta(seconds=5),
+        ))  # fmt: skip
+    replay = compared(log.records).replays["default"]
+    assert (replay.refused, len(replay.world.signals)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("cheapest", "there is no policy 'cheapest'; there is default, on-demand, spot, bare-metal"),
+        ({"half_life": 60}, "no coefficient half_life; there is half_life_seconds, mass_cap"),
+        ({"half_life_seconds": "600"}, "Expected `float`, got `str` - at `half_life_seconds`"),
+        ({"trip_boot": 2.5}, "Expected `int`, got `float` - at `trip_boot`"),
+        ({"half_life_seconds": 0}, "half_life_seconds is 0; it has to be at least 1e-06"),
+        ({"prior": 1.5}, "prior is 1.5; it has to be at least 1e-06 and at most 0.999999"),
+        ({"launch_window": float("inf")}, "launch_window is inf; it has to be at least 1"),
+        ({"trip_capacity": 0}, "trip_capacity is 0; it has to be at least 1"),
+    ],
+)
+def test_unusable_policies(given: Any, reason: str) -> None:
+    with pytest.raises(Unusable) as refused:
+        policies(given)
+    assert reason in str(refused.value)
+
+
+def test_policies_by_name_and_by_coefficient() -> None:
+    """A file sets some coefficients over each profile's own."""
+    assert policies("default") == PROFILES
+    assert set(policies("spot").values()) == {PROFILES["spot"]}
+    some = policies({"trip_capacity": 3, "sharpness": 1})
+    assert some["spot"] == msgspec.structs.replace(PROFILES["spot"], trip_capacity=3, sharpness=1.0)
+    assert some["on-demand"] == Policy(trip_capacity=3, sharpness=1.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"topic": "t", "id": ', "is cut off"),
+        ("launched zone-a", "is not JSON"),
+        ("[1]", "is no event: Expected `object`, got `array`"),
+        ('{"topic": "t", "id": "1", "source": "s", "type": "x"}', "missing required field `time`"),
+        ('{"topic": "t", "id": "1", "source": "s", "type": "io.odd.v1", "time": "2026-01-05T09:00:00Z"}',
+         "unknown event type io.odd.v1"),
+        ('{"topic": "t", "id": "1", "source": "s", "type": "io.slipway.worker.idle.v1", '
+         '"time": "2026-01-05T09:00:00Z", "data": {"worker_id": 7}}', "does not fit its schema"),
+        ('{"topic": "t", "id": "1", "source": "s", "type": "x", "time": "2026-01-05T09:00:00Z", "unreadable": "odd"}',
+         "could not be read when it was kept: odd"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    first = outage_log.FILE.read_text().splitlines()[0]
+    file = tmp_path / "log.jsonl"
+    file.write_text(f"{first}\n\n{line}")
+    with pytest.raises(Invalid) as refused:
+        list(recorded.events(file))
+    (problem,) = refused.value.problems
+    assert problem.line == 3
+    assert reason in problem.reason
+
+
+def test_a_file_without_events(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    for name, reason in (("empty", "holds no event"), ("none", "cannot be read: No such file or directory")):
+        with pytest.raises(Invalid, match=reason):
+            list(recorded.events(tmp_path / name))

@@ -1,0 +1,214 @@
+"""Who may say what: the sources file, and what is said of a single worker."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_common.events.launch_config import LaunchConfigCreated
+from slipway_common.events.signal import SignalRaised
+from slipway_common.events.worker import Outcome, Result, Stage, WorkerLaunched, WorkerRegistered
+from slipway_common.settings import from_environment
+from slipway_weight_calculator.domain import signals
+from slipway_weight_calculator.domain.record import record
+from slipway_weight_calculator.domain.signals import REASONS, Rules, Source, rules_of
+from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.settings import Settings
+
+NOW = 1_900_000_000.0
+FILE = """\
+sources:
+  status-page: {targets: [zone], kinds: [degraded, recovered], ids: ["us-*"], max_share: 0.25}
+  pager:
+unnamed: null
+"""
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPWAY_KAFKA", "kafka:9092")
+    monkeypatch.setenv("SLIPWAY_DATABASE_URL", "postgresql://host/db")
+
+
+def test_without_a_file_anybody_may_close_half_a_pool() -> None:
+    assert from_environment(Settings).signal_rules() == Rules(sources={}, unnamed=Source(max_share=0.5))
+
+
+def test_a_sources_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sources.yaml").write_text(FILE)
+    monkeypatch.setenv("SLIPWAY_SIGNAL_SOURCES_FILE", str(tmp_path / "sources.yaml"))
+    page = Source(targets=("zone",), kinds=("degraded", "recovered"), ids=("us-*",), max_share=0.25)
+    rules = from_environment(Settings).signal_rules()
+    assert rules == Rules(sources={"status-page": page, "pager": Source()}, unnamed=None)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file or directory; name a file that can be read"),
+        ("source: {}", "source: unknown; there is sources, unnamed"),
+        ("- a", "is no mapping with sources and unnamed"),
+        ("sources: [a]", "sources: is no mapping of names"),
+        ("sources: {a: {share: 1}}", "sources.a: Object contains unknown field `share`; there is targets, ids, kinds,"),
+        ("sources: {a: {max_share: half}}", "sources.a: Expected `float`, got `str` - at `$.max_share`"),
+        ("sources: {a: {max_share: 2}}", "sources.a.max_share: is 2; write a share of a pool between 0 and 1"),
+        ("unnamed: {targets: [planet]}", "unnamed.targets: unknown 'planet'; there is worker, config, pool, zone"),
+        ("sources:\n  a: {kinds: [up]}", "sources.a.kinds: unknown 'up'; there is degraded, down"),
+        ("sources: {a: {}, a: {}}", "sources.yaml:1: sources.a: "),
+        ("sources: {", "sources.yaml:1: is not YAML"),
+    ],
+)
+def test_a_sources_file_that_is_wrong_is_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, said: str
+) -> None:
+    file = tmp_path / "sources.yaml"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("SLIPWAY_SIGNAL_SOURCES_FILE", str(file))
+    with pytest.raises(SystemExit) as ended:
+        from_environment(Settings)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("SLIPWAY_SIGNAL_SOURCES_FILE: ")
+    assert said in told
+
+
+def test_rules_of_nothing_are_the_usual_ones() -> None:
+    assert rules_of({}) == signals.DEFAULT_RULES
+
+
+# What an opinion weighs
+
+
+def declared(config_id: str) -> LaunchConfigCreated:
+    return LaunchConfigCreated(
+        launch_config_id=config_id, pool_id="linux", account_id="sim-a", region="sim-1", zone=config_id,
+        instance_type="m5.large", image_revision="linux-1", base_weight=1.0, price_factor=1.0, state="active",
+        revision=1,
+    )  # fmt: skip
+
+
+IDS: dict[str, Any] = {
+    "worker_id": "w-1", "pool_id": "linux", "launch_config_id": "zone-a", "account_id": "sim-a",
+    "image_revision": "linux-1",
+}  # fmt: skip
+
+
+def said(kind: str, target_kind: str = "worker", target_id: str = "w-1", **fields: Any) -> SignalRaised:
+    usual: dict[str, Any] = {"observed_at": datetime.fromtimestamp(NOW, UTC), "ttl_seconds": 600.0, "source": "cloud"}
+    return SignalRaised(kind=kind, target_kind=target_kind, target_id=target_id, reason="odd", **usual | fields)
+
+
+def world(*, registered: bool = False) -> World:
+    """Two configs of one pool; a worker of the first one boots, or runs."""
+    world = World()
+    draft = Draft(world)
+    for config_id in ("zone-a", "zone-b"):
+        draft.declare(declared(config_id), NOW)
+    draft.fold(WorkerLaunched(instance_id="i", batch_id="b", outcome=Outcome(Stage.LAUNCH, Result.OK), **IDS), NOW)
+    if registered:
+        booted = Outcome(Stage.BOOT, Result.OK)
+        draft.fold(WorkerRegistered(instance_id="i", boot_seconds=9.0, outcome=booted, **IDS), NOW + 9)
+    draft.commit()
+    return world
+
+
+opinions = st.lists(
+    st.tuples(
+        st.sampled_from(["degraded", "down", "recovered", "capacity_hint", "spot_interruption"]),
+        st.sampled_from([("config", "zone-a"), ("pool", "linux"), ("zone", "zone-a"), ("worker", "w-1")]),
+        st.sampled_from([None, 0.0, 0.4, 1.0, 2.0, 50.0, float("nan")]),
+        st.sampled_from(["page", "pager"]),
+    ),
+    max_size=8,
+)
+
+
+@given(opinions)
+def test_no_opinion_lifts_a_weight(said_: list[tuple[str, tuple[str, str], float | None, str]]) -> None:
+    """Nor a window; and the lowest word counts, not their product."""
+    known = world()
+    plain = record(Draft(known), known.configs["zone-a"], NOW)
+    for kind, target, value, source in said_:
+        draft = Draft(known)
+        draft.signal(said(kind, *target, value=value, source=source), NOW)
+        draft.commit()
+    told = record(Draft(known), known.configs["zone-a"], NOW)
+    assert 0 < told.weight <= plain.weight
+    assert told.stages["launch"].window <= plain.stages["launch"].window
+    values = [s.value for s in known.signals.values() if "zone-a" in s.configs and s.kind != "capacity_hint"]
+    assert told.health == pytest.approx(plain.health * min(values, default=1.0))
+
+
+def test_an_opinion_ends_with_its_time() -> None:
+    """And weighs nothing if it comes when that is over."""
+    known = world(registered=True)
+    plain = record(Draft(known), known.configs["zone-a"], NOW + 700)
+    for heard_at, state in ((NOW, "closed"), (NOW + 650, "open")):
+        draft = Draft(known)
+        draft.signal(said("down", "config", "zone-a"), heard_at)
+        draft.commit()
+        assert record(Draft(known), known.configs["zone-a"], heard_at).state == state
+        draft = Draft(known)
+        draft.advance(heard_at + 600)
+        draft.commit()
+        assert known.signals == {}
+    after = record(Draft(known), known.configs["zone-a"], NOW + 700)
+    assert (after.state, after.weight, after.signals) == ("open", plain.weight, ())
+
+
+@pytest.mark.parametrize("kind", ["degraded", "down"])
+def test_a_word_on_a_booting_worker_weighs_on_its_config(kind: str) -> None:
+    """And closes nothing: one machine that is down says little about where it stands."""
+    known = world()
+    draft = Draft(known)
+    assert draft.signal(said(kind), NOW) == ""
+    assert [(s.kind, s.value) for s in draft.said("zone-a")] == [("degraded", 0.5)]
+    assert draft.said("zone-b") == []
+    assert signals.is_down(draft.said("zone-a")) is None
+
+
+def test_a_word_on_a_worker_that_does_not_boot_is_not_ours() -> None:
+    """It is no mistake either: the provisioner may know what to do."""
+    for known, signal in (
+        (world(registered=True), said("down")), (world(), said("down", target_id="w-2")),
+        (world(), said("spot_interruption")),
+    ):  # fmt: skip
+        draft = Draft(known)
+        assert draft.signal(signal, NOW) == ""
+        assert (draft.signals, list(draft.live_signals())) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("signal", "reason"),
+    [
+        (said("up", "config", "zone-a"), "kind: unknown kind 'up'; known: degraded, down"),
+        (said("down", "planet", "mars"), "target: unknown target kind 'planet'; known: worker, config"),
+        (said("down", "config", "zone-z"), "unreached: no launch config is of config 'zone-z'"),
+        (said("down", "config", "zone-a", ttl_seconds=0), "ttl: ttl_seconds 0 is not above 0"),
+        (said("down", "config", "zone-a", source="other"), "source: 'other' may not say down of a config"),
+        (said("down", "zone", "eu-1"), "source: 'cloud' may not speak of 'eu-1'"),
+        (said("degraded", "config", "zone-a", value=2.0), "value: 2 is not between 0 and 1"),
+        (said("capacity_hint", "config", "zone-a"), "value: a capacity_hint needs one"),
+        (said("down", "pool", "linux"), "share: 'cloud' would close 2 of 2 active configs of pool 'linux'; at most 50"),
+    ],
+)
+def test_each_refusal_begins_with_a_word_to_count_it_by(signal: SignalRaised, reason: str) -> None:
+    """And changes nothing."""
+    rules = Rules(sources={"cloud": Source(ids=("zone-*", "linux", "mars", "w-*"))}, unnamed=None)
+    draft = Draft(world())
+    told = draft.signal(signal, NOW, rules)
+    assert told.startswith(reason)
+    assert told.partition(":")[0] in REASONS
+    assert (draft.signals, draft.rows) == ({}, {})
+
+
+def test_what_is_over_or_still_to_come_is_refused() -> None:
+    draft = Draft(world())
+    signal = said("down", "config", "zone-a")
+    assert draft.signal(signal, NOW + 600) == "expired: its time was over 0 s ago"
+    assert draft.signal(signal, NOW - 61) == "future: observed_at is in the future"
+    assert draft.signal(signal, NOW) == ""

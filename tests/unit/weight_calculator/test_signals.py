@@ -1,0 +1,177 @@
+"""What an opinion does to a world, and what it cannot."""
+
+from typing import Any
+
+import pytest
+
+from slipway_common.events.worker import Scope
+from slipway_weight_calculator.domain.signals import Rules, Source
+from tests.worlds import T0, A, B, C, Story, config, launched, refused, reloaded, requested, said, stored
+
+ZONES = [config(f"c{n}", zone=f"z{n % 2}", account=f"acc-{n // 2}", image_revision=f"i{n % 3}") for n in range(4)]
+OTHER = config("o", pool="other", zone="z0", region="far-1")
+
+
+def closed(story: Story, at: float = 0.0) -> set[str]:
+    return {id_ for id_ in story.world.configs if story.record(id_, at).state == "closed"}
+
+
+#   target                    reaches
+REACHED: list[tuple[tuple[str, str], set[str]]] = [
+    (("config", "c1"), {"c1"}),
+    (("pool", "linux"), {"c0", "c1", "c2", "c3"}),
+    (("zone", "z0"), {"c0", "c2", "o"}),
+    (("zone", "sim-1/z0"), {"c0", "c2"}),
+    (("account", "acc-1"), {"c2", "c3"}),
+    (("image", "i0"), {"c0", "c3"}),
+]
+
+
+@pytest.mark.parametrize(("target", "ids"), REACHED)
+def test_whom_a_signal_reaches(target: tuple[str, str], ids: set[str]) -> None:
+    """Its target's configs, and no other's record or row."""
+    story = Story(*ZONES, OTHER)
+    before = {id_: story.record(id_, 0) for id_ in story.world.configs}
+    rows = dict(story.world.rows)
+    assert story.signal(said("degraded", *target)) == ""
+    after = {id_: story.record(id_, 0) for id_ in story.world.configs}
+    assert {id_ for id_ in after if after[id_] != before[id_]} == ids
+    assert all(after[id_].health == pytest.approx(before[id_].health / 2) for id_ in ids)
+    assert story.world.rows == rows
+
+
+def test_an_archived_config_is_not_reached() -> None:
+    story = Story(A, B)
+    story.declare(config("a", state="archived", revision=2), 1)
+    told = story.signal(said("degraded", "config", "a", 2), 2)
+    assert told.startswith("unreached: ")
+
+
+def test_down_closes_without_a_probe_until_its_time_is_over() -> None:
+    """Whatever its gates say; an instant later it has no effect, whether anybody has noticed or not."""
+    story = Story(A, B, C)
+    story.close(A)
+    story.advance_to(15)
+    story.signal(said("down", "config", "a", 15, ttl_seconds=60.0, reason="power cut"), 15)
+    told = story.record("a", 16)
+    assert (told.state, told.closed_by, told.probe_ready, told.next_probe_at) == ("closed", "signal", False, None)
+    assert (told.reason, told.signals) == ("a: closed, down by monitor (power cut)", ("down by monitor (power cut)",))
+    assert not story.record("a", 75).signals
+    assert story.record("a", 75).probe_ready
+    story.advance_to(75)
+    assert story.world.signals == {}
+
+
+def test_a_hint_leaves_room_for_one() -> None:
+    """Or nothing would show that it is wrong."""
+    story = Story(A)
+    story.fold(0, *(launched(A, f"w-{n}") for n in range(30)))
+    for value, window in ((20.0, 20), (0.0, 1), (500.0, 34)):
+        story.signal(said("capacity_hint", "config", "a", value=value))
+        assert story.record("a", 0).stages["launch"].window == window
+    assert story.record("a", 0).stages["boot"].window == 8
+
+
+@pytest.mark.parametrize("kind", ["pause_request", "resume_request"])
+def test_a_request_is_the_provisioner_s(kind: str) -> None:
+    """Accepted, and nothing here changes by it."""
+    story = Story(A)
+    before, told = stored(story.world), story.record("a", 0)
+    assert story.signal(said(kind, "config", "a")) == ""
+    assert (stored(story.world), story.record("a", 0)) == (before, told)
+
+
+def test_the_newest_word_of_a_source_counts() -> None:
+    """In whatever order they come: by the time of what was observed."""
+    story = Story(A)
+    story.signal(said("degraded", "config", "a", 10, value=0.9), 10)
+    assert story.signal(said("degraded", "config", "a", 5, value=0.1), 11).startswith("newer: ")
+    story.signal(said("degraded", "config", "a", 12, value=0.3), 12)
+    assert [signal.value for signal in story.world.signals.values()] == [0.3]
+
+
+def test_recovered_takes_back_what_its_source_has_said_before_of_the_same() -> None:
+    """Not another's word, not a later one, not one on another target."""
+    story = Story(A, B, C)
+    story.signal(said("down", "config", "a", 1), 10)
+    story.signal(said("degraded", "config", "a", 8), 10)
+    story.signal(said("degraded", "config", "a", 1, source="other"), 10)
+    story.signal(said("degraded", "zone", "a", 1), 10)
+    story.signal(said("recovered", "config", "a", 5), 10)
+    left = {(s.source, s.kind, s.target_kind) for s in story.world.signals.values()}
+    assert left == {("monitor", "degraded", "config"), ("other", "degraded", "config"), ("monitor", "degraded", "zone")}
+    assert story.record("a", 10).state == "open"
+
+
+def test_recovered_has_a_closed_config_probed_at_once_and_no_more_than_that() -> None:
+    """Outcomes decide: the gate stays closed until the probe succeeds."""
+    story = Story(A, B)
+    story.close(A)
+    for permit in range(1, 7):
+        at = story.next_probe("a")
+        story.fold(at, requested(A, "p", story.probe("a", at)), refused(A, worker_id="p", permit=permit))
+    at += 60
+    assert story.next_probe("a") > at + 100
+    weight = story.record("a", at).weight
+    story.signal(said("recovered", "config", "a", at), at)
+    assert (story.record("a", at).weight, closed(story, at)) == (weight, {"a"})
+    story.advance(at)
+    assert story.record("a", at).probe_ready
+
+
+def test_a_source_closes_half_a_pool_at_most() -> None:
+    """One signal or many, however they are aimed; what it says of what is closed already is no more."""
+    story = Story(*ZONES)
+    assert story.signal(said("down", "pool", "linux")).startswith("share: 'monitor' would close 4 of 4 active configs")
+    assert story.signal(said("down", "config", "c0")) == ""
+    assert story.signal(said("down", "zone", "z0")) == ""
+    assert closed(story) == {"c0", "c2"}
+    for target in (("config", "c1"), ("zone", "z1"), ("account", "acc-0"), ("image", "i1")):
+        assert story.signal(said("down", *target)).startswith("share: ")
+    assert story.signal(said("down", "config", "c1", source="other")) == ""
+    assert closed(story) == {"c0", "c1", "c2"}
+    story.advance_to(900)
+    assert story.signal(said("down", "config", "c1", 900), 900) == "", "its earlier words are over"
+
+
+def test_what_is_paused_does_not_help_a_source_past_its_share() -> None:
+    """Neither may it close all that is active now, nor all that will be active again."""
+    story = Story(*ZONES)
+    for n in (0, 1):
+        story.declare(config(f"c{n}", state="paused", revision=2), 1)
+    assert story.signal(said("down", "config", "c2")) == ""
+    told = story.signal(said("down", "config", "c3"))
+    assert told.startswith("share: 'monitor' would close 2 of 2 active configs")
+    assert story.signal(said("down", "config", "c0")) == ""
+    assert story.signal(said("down", "config", "c1")).startswith("share: 'monitor' would close 3 of 4 declared configs")
+
+
+def test_a_source_has_the_share_that_it_is_given() -> None:
+    for share, problem in ((1.0, ""), (0.0, "share: ")):
+        story = Story(*ZONES)
+        rules = Rules(sources={"monitor": Source(max_share=share)})
+        assert story.signal(said("down", "pool", "linux"), rules=rules).startswith(problem)
+        assert closed(story) == ({"c0", "c1", "c2", "c3"} if share else set())
+
+
+def test_names_cannot_run_into_each_other() -> None:
+    """One source's word never replaces another's, whatever characters their names are made of."""
+    story = Story(config("a", zone='x","zone","x'), config("b", zone="x"))
+    first: dict[str, Any] = {"source": 'm","degraded","zone'}
+    story.signal(said("degraded", "zone", "x", **first))
+    story.signal(said("degraded", "zone", 'x","zone","x', source="m"))
+    assert len(story.world.signals) == 2
+
+
+def test_signals_survive_a_restart() -> None:
+    story = Story(*ZONES)
+    story.signal(said("down", "zone", "z0", ttl_seconds=60.0))
+    story.close(ZONES[1], 0, Scope.CAPACITY)
+    again = reloaded(story.world)
+    assert again.said == {id_: keys for id_, keys in story.world.said.items() if keys}
+    story.world = again
+    assert closed(story) == {"c0", "c1", "c2"}
+    assert again.due() is not None
+    story.advance_to(60)
+    assert (again.signals, closed(story, 60)) == ({}, {"c1"})
+    assert T0 + 60 not in {when for when, kind, _ in again.agenda if kind == "signal"}
