@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from slipway_local.postgres import EmbeddedPostgres
     from tests.harness import Place
 
-# One broken law is one failed assertion, whatever else breaks with it: mutants are judged by that.
-settings.register_profile("one-at-a-time", report_multiple_bugs=False)
+# One broken law is one failed assertion, whatever else breaks with it: mutants are judged by that. How long an example
+# takes says more about the machine than about the law.
+settings.register_profile("one-at-a-time", report_multiple_bugs=False, deadline=None)
 settings.load_profile("one-at-a-time")
 
 
