@@ -34,7 +34,8 @@ def measure(seconds: float) -> Fold:
     configs = lives.declared(CONFIGS)
     told = lives.told(configs, WARM_UP + EVENTS)
     warm, measured = told[:WARM_UP], told[WARM_UP:]
-    folded, replaced = [], []
+    folded: list[float] = []
+    replaced: list[float] = []
     until = time.perf_counter() + seconds
     while len(folded) < 3 or time.perf_counter() < until:
         world = World()

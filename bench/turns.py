@@ -7,19 +7,17 @@ import asyncio
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from bench import lives
-from bench.lives import Told
 from bench.spread import Spread, spread
 from slipway_common import migrate, postgres
 from slipway_common.consume import Batch, Place, Received
 from slipway_common.envelope import Envelope, encode
-from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.exclusive import Exclusive
 from slipway_common.ids import new_id
 from slipway_common.owner import Turn, Work
@@ -124,7 +122,9 @@ async def measure(server: EmbeddedPostgres, number: int) -> Turns:
     template = f"turns_{number}"
     await migrate.upgrade(await server.create_database(template), SERVICE)
     await _seconds(server.url(template), Calculation(), declared)
-    folded, applied, read = [], [], []
+    folded: list[float] = []
+    applied: list[float] = []
+    read: list[float] = []
     for n in range(ROUNDS):
         work = Clocked()
         for each, taken in ((Nothing(), read), (work, applied)):
@@ -163,7 +163,7 @@ async def _check(pool: Pool, records: Log) -> None:
     assert await pool.fetchval(LOST) == 0
 
 
-def written(told: Sequence[Told | tuple[LaunchConfigCreated, float]]) -> Log:
+def written(told: Sequence[tuple[Any, float]]) -> Log:
     """Numbered as the relay numbers, and spread over the partitions by their keys."""
     places: Log = {(topic.name, partition): [] for topic in TOPICS for partition in range(PARTITIONS)}
     for event, at in told:

@@ -111,8 +111,9 @@ async def play_all(server: EmbeddedPostgres, seeds: Sequence[int], *, aloud: boo
         for number in range(min(PROCESSES, len(seeds))):
             url = await server.create_database(f"weights_{number}", template=TEMPLATE)
             file = Path(folder, f"{number}.jsonl")
-            argv = [sys.executable, "-m", "tests.simulation.weights", url, file, "aloud" if aloud else "quiet"]
-            children.append(Child(f"weights-{number}", [*argv, *map(str, seeds[number::PROCESSES])]))
+            played = [url, file, "aloud" if aloud else "quiet", *map(str, seeds[number::PROCESSES])]
+            argv = [sys.executable, "-m", "tests.simulation.weights", *played]
+            children.append(Child(f"weights-{number}", argv))
             files.append(file)
         try:
             for child in children:

@@ -103,7 +103,8 @@ class Moody(Reader):
         return min(map(self.written, unread), default=self.end + TAIL_SECONDS)
 
     def written(self, record: ConsumerRecord[bytes, bytes]) -> float:
-        return record.timestamp / 1000 - T0
+        written_at: int = record.timestamp
+        return written_at / 1000 - T0
 
     async def pass_time(self, seconds: float) -> None:
         self.elapsed += seconds

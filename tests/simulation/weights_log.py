@@ -16,7 +16,7 @@ from aiokafka.structs import ConsumerRecord
 from slipway_common.consume import Place, Record
 from slipway_common.envelope import Envelope, encode
 from slipway_common.events.launch_config import LaunchConfigCreated
-from slipway_common.events.worker import Scope, WorkerEvent, WorkerLaunchFailed, WorkerRequested
+from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
 from slipway_common.relay import partition_for
 from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, TOPIC_OF, WORKER_LIFECYCLE
 from tests.worlds import T0, Fleet, Story, config, said
@@ -191,6 +191,6 @@ class History:
         return found
 
 
-def _told(written: float, at: float, event: WorkerEvent | Any, value: bytes | None) -> Told:
+def _told(written: float, at: float, event: Any, value: bytes | None) -> Told:
     topic = TOPIC_OF[type(event)]
     return Told(written, at, event, event.type, topic.subject(event), topic.key(event), value)

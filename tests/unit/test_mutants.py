@@ -77,5 +77,5 @@ def test_names_and_groups_choose() -> None:
     assert all(mutant.fast for mutant in chosen(ROWS, [], fast=True))
     with pytest.raises(LookupError, match=r"no mutant no-such; there is .*no-lookup"):
         chosen(ROWS, ["no-such"], fast=False)
-    with pytest.raises(LookupError, match="no group nothing; there is .*common"):
+    with pytest.raises(LookupError, match=r"no group nothing; there is .*common"):
         chosen(ROWS, ["ONLY=nothing"], fast=False)
