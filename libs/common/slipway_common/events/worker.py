@@ -78,7 +78,10 @@ class WorkerRequested(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerDelayed(WorkerEvent, frozen=True, kw_only=True):
-    """Back to waiting for admission: throttled, lease lost, or a look-up proved that a call had no effect."""
+    """Back to waiting for admission: throttled, lease lost, or a look-up proved that a call had no effect.
+
+    Ends no stage, and says nothing about the config: every other refusal is WorkerLaunchFailed.
+    """
 
     type: ClassVar[str] = "io.slipway.worker.delayed.v1"
     reason: str

@@ -656,12 +656,6 @@ class Draft:
             if not gate.probe:
                 self._set_gate(key, name, gates.issued(gate, _probe(config, row), at))
 
-    def _delayed(self, config: Config, event: worker.WorkerDelayed, at: float) -> None:
-        """It waits for another attempt, and its permit with it, unless what was learned settles that."""
-        outcome: Outcome | None = getattr(event, "outcome", None)
-        if outcome is not None:
-            self._fail(config, event, outcome, at)
-
     def _launched(self, config: Config, event: worker.WorkerLaunched, at: float) -> None:
         worker_id, outcome, boots = event.worker_id, event.outcome, self.boots
         if outcome.stage is LAUNCH and outcome.result is OK:
@@ -886,7 +880,6 @@ def _merge(theirs: dict[str, Any], ours: Mapping[str, Any]) -> None:
 
 _MOVES: Final[dict[type[Any], Callable[[Draft, Config, Any, float], None]]] = {
     worker.WorkerRequested: Draft._requested,
-    worker.WorkerDelayed: Draft._delayed,
     worker.WorkerLaunched: Draft._launched,
     worker.WorkerLaunchFailed: Draft._launch_failed,
     worker.WorkerRegistered: Draft._registered,
