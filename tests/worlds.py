@@ -72,9 +72,13 @@ def delayed(c: LaunchConfigState, worker_id: str = "w", permit: int | None = Non
     return WorkerDelayed(reason="throttled", **of(c, worker_id, permit))
 
 
-def launched(c: LaunchConfigState, worker_id: str = "w", permit: int | None = None) -> WorkerLaunched:
+def launched(
+    c: LaunchConfigState, worker_id: str = "w", permit: int | None = None, *, leaving: bool = False
+) -> WorkerLaunched:
     ok = Outcome(Stage.LAUNCH, Result.OK)
-    return WorkerLaunched(instance_id=f"i-{worker_id}", batch_id="b", outcome=ok, **of(c, worker_id, permit))
+    return WorkerLaunched(
+        instance_id=f"i-{worker_id}", batch_id="b", outcome=ok, leaving=leaving, **of(c, worker_id, permit)
+    )
 
 
 def refused(

@@ -78,6 +78,15 @@ def test_a_reply_after_registration_keeps_it_running() -> None:
     assert event.outcome == Outcome(Stage.LAUNCH, Result.OK)
 
 
+def test_a_reply_says_whether_it_was_told_to_leave() -> None:
+    """Meanwhile: nobody waits for it to boot."""
+    replies = {
+        state: workers.launched(worker(state), "i-1", NOW, looked_up=False)[1].leaving
+        for state in (State.LAUNCHING, State.RUNNING, State.STOPPING)
+    }
+    assert replies == {State.LAUNCHING: False, State.RUNNING: False, State.STOPPING: True}
+
+
 @pytest.mark.parametrize(("launched_at", "seconds"), [(NOW - timedelta(seconds=40), 40.0), (None, 90.0)])
 def test_boot_seconds(launched_at: datetime | None, seconds: float) -> None:
     """Since the reply; since the intent for one that registered before it."""

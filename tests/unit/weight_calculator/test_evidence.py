@@ -33,6 +33,7 @@ from tests.worlds import (
     of,
     refused,
     registered,
+    requested,
     stopped,
     stopping,
 )
@@ -352,6 +353,18 @@ def test_a_start_that_registers_before_the_reply_is_never_late() -> None:
     story.advance_to(10_000)
     assert story.row("a").boot.late == 0
     assert story.world.boots == {}
+
+
+def test_nobody_waits_for_a_start_that_was_told_to_leave() -> None:
+    """In whichever order its call and its machine answer; that the call succeeded counts."""
+    left = registered(A)
+    left = msgspec.structs.replace(left, outcome=Outcome(Word.UNKNOWN, Result.UNKNOWN))
+    for told in ([launched(A, leaving=True)], [launched(A, leaving=True), left], [left, launched(A, leaving=True)]):
+        story = Story(A)
+        story.fold(0, requested(A), stopping(A), *told)
+        assert story.world.boots == {}
+        story.advance_to(3600)
+        assert (story.row("a").launch.succeeded, story.row("a").boot) == (1, Story(A).row("a").boot)
 
 
 def test_masses_of_late_starts_are_taken_back_from_places() -> None:

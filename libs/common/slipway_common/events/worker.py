@@ -91,6 +91,7 @@ class WorkerLaunched(WorkerEvent, frozen=True, kw_only=True):
     """The provider said yes. `looked_up` when the reply was lost and the instance was found by its batch tag.
 
     `console` says where the machine's own words can be read, if its provider keeps any: a path or an address.
+    `leaving` if it was told to leave meanwhile: then nobody waits for it to boot.
     """
 
     type: ClassVar[str] = "io.slipway.worker.launched.v1"
@@ -99,6 +100,7 @@ class WorkerLaunched(WorkerEvent, frozen=True, kw_only=True):
     looked_up: bool = False
     outcome: Outcome
     console: str = ""
+    leaving: bool = False
 
 
 class WorkerLaunchFailed(WorkerEvent, frozen=True, kw_only=True):

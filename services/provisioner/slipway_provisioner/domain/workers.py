@@ -97,7 +97,7 @@ def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool
     after = _to(worker, "launched", instance_id=instance_id, launched_at=now)
     return after, events.WorkerLaunched(
         **_ids(worker), instance_id=instance_id, batch_id=worker.batch_id or "", looked_up=looked_up,
-        outcome=Outcome(Stage.LAUNCH, Result.OK), console=console,
+        outcome=Outcome(Stage.LAUNCH, Result.OK), console=console, leaving=worker.state is State.STOPPING,
     )  # fmt: skip
 
 

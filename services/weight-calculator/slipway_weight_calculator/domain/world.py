@@ -662,7 +662,7 @@ class Draft:
             self._succeed(config, "launch", at)
         if (boots[worker_id] if worker_id in boots else self.world.boots.get(worker_id)) is not None:
             boots[worker_id] = None  # it had registered before the reply
-        else:
+        elif not event.leaving:
             late_at = at + self.late_seconds(config)
             boots[worker_id] = Boot(
                 config.id, config.shared["image"], at, late_at, event.instance_id, event.probe_permit, False,
@@ -678,10 +678,10 @@ class Draft:
     def _registered(self, config: Config, event: worker.WorkerRegistered, at: float) -> None:
         outcome, boot = event.outcome, self.boot(event.worker_id)
         came = outcome.stage is BOOT and outcome.result is OK
-        if boot is None:
-            self.boots[event.worker_id] = Boot(config.id, config.shared["image"], at, 0.0)  # the reply is still to come
-        else:
+        if boot is not None:
             self._boot_over(config, event.worker_id, boot, at, came=came)
+        elif came:
+            self.boots[event.worker_id] = Boot(config.id, config.shared["image"], at, 0.0)  # the reply is still to come
         if not came:
             self._fail(config, event, outcome, at)  # told to leave before it came
             return
