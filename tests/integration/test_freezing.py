@@ -27,12 +27,13 @@ def freezing(*configs: str, **changes: Any) -> dict[str, Any]:
 
 
 async def failing(
-    provisioner: Provisioner, unconfirmed: int, *, version: int, stage: str = "boot", image: str = "linux-1"
-) -> None:
+    provisioner: Provisioner, unconfirmed: int, *, version: int, stage: str = "boot", image: str = "linux-1",
+    closed: bool = False,
+) -> None:  # fmt: skip
     """A record by which so many starts of the image came to nothing in a row; and a decision by it."""
     share = SharedWindow(
         key=f"image/{image}", stage=stage, version=version, window=64, unconfirmed=unconfirmed,
-        reason=f"closed, {unconfirmed} image errors (boot_timeout)",
+        state="closed" if closed else "open", reason=f"closed, {unconfirmed} image errors (boot_timeout)",
     )  # fmt: skip
     await provisioner.weights(weight(shared=(share,)), revision=version)
     await provisioner.plan()
@@ -66,7 +67,7 @@ async def test_so_many_starts_without_a_success_freeze_the_pool(
     assert await provisioner.states() == {"starting": 1, "requested": 2}
     await provisioner.leases(provisioner.granted(request, units=1))
     await provisioner.events()
-    await failing(provisioner, 3, version=2, stage=stage)
+    await failing(provisioner, 3, version=2, stage=stage, closed=True)
     words = f"3 starts of image/linux-1 in a row came to nothing ({stage})"
     told = await provisioner.events()
     (frozen,) = [event for event in told if isinstance(event, PoolFrozen)]
@@ -97,18 +98,19 @@ async def test_an_unfrozen_pool_goes_on(provisioner: Provisioner, tmp_path: Path
     await provisioner.demand(report(2))
     await failing(provisioner, 4, version=1)
     assert (await provisioner.states(), await is_frozen(provisioner)) == ({}, True)
-    await provisioner.events()
+    (raised,) = await provisioner.told(AlertRaised)
+    assert (raised.kind, raised.severity) == ("image-frozen", "page"), "the image has not closed: nobody else pages"
     assert await unfreeze(provisioner, tmp_path) == 200
     told = await provisioner.events()
     (unfrozen,) = [event for event in told if isinstance(event, PoolUnfrozen)]
     assert (unfrozen.reason, unfrozen.by, unfrozen.frozen) == ("image is replaced", "admin", False)
     (resolved,) = [event for event in told if isinstance(event, AlertResolved)]
-    assert resolved.dedup_key == "provisioner/image-frozen/linux"
+    assert (resolved.kind, resolved.dedup_key) == ("image-frozen", raised.dedup_key)
     assert await provisioner.states() == {"requested": 2}
     assert await unfreeze(provisioner, tmp_path) == 409
     await failing(provisioner, 6, version=2)
     assert not await is_frozen(provisioner)
-    await failing(provisioner, 7, version=3)
+    await failing(provisioner, 7, version=3, closed=True)
     assert await is_frozen(provisioner)
     (again,) = await provisioner.told(AlertRaised)
     assert again.severity == "page"

@@ -93,7 +93,7 @@ async def freeze(tx: Connection, pool_id: str, *, reason: str, by: str) -> bool:
 async def freeze_for(tx: Connection, pool_id: str, image: Shared, *, tasks: int, now: datetime) -> None:
     """Stop a pool for a bad image, and tell people; `tasks` want a worker. The pool is locked.
 
-    Whoever unfroze it before has to hear that it was in vain; else the image's own alert is the page.
+    The image's own alert is the page, if it has closed; but whoever unfroze the pool has to hear that it was in vain.
     """
     reason = freezing.words(image)
     if not await freeze(tx, pool_id, reason=reason, by=PROVISIONER):
@@ -107,7 +107,7 @@ async def freeze_for(tx: Connection, pool_id: str, image: Shared, *, tasks: int,
         **_frozen(pool_id), summary=f"pool {pool_id} is frozen: {reason}", effect=f"{tasks} tasks get no new worker",
         doing="launches nothing and cancels what waits for admission; running workers go on",
         command=f"slipway pool unfreeze {pool_id} --reason …", since=now, cause=image.reason or image.key,
-        severity="page" if image.forgiven else "notice", evidence=tuple(evidence),
+        severity="notice" if image.closed and not image.forgiven else "page", evidence=tuple(evidence),
     )  # fmt: skip
     await outbox.enqueue(tx, [alert])
 
@@ -130,4 +130,4 @@ async def unfreeze(tx: Connection, pool_id: str, *, reason: str, by: str) -> boo
 
 
 def _frozen(pool_id: str) -> dict[str, Any]:
-    return {"dedup_key": f"provisioner/image-frozen/{pool_id}", "subject_id": pool_id, "kind": "pool-frozen"}
+    return {"dedup_key": f"provisioner/image-frozen/{pool_id}", "subject_id": pool_id, "kind": "image-frozen"}

@@ -24,7 +24,6 @@ PAGE, NOTICE = "page", "notice"
 CONFIG: Final = "config-closed"
 POOL: Final = "pool-closed"
 IMAGE: Final = "image-tripped"
-FROZEN: Final = "image-frozen"
 QUOTA: Final = "quota-exhausted"
 CREDENTIAL: Final = "credential-failing"
 UNCLASSIFIED: Final = "unclassified-error"
@@ -45,8 +44,7 @@ Told = Mapping[str, AlertRaised]
 def changes(draft: Draft, told: Told, now: float) -> list[Alert]:
     """What a draft that is about to be committed at `now` raises and resolves, given what is `told` already.
 
-    A condition that becomes worse is raised again under its key: as a page, or with the image frozen. Apply the
-    result with `after`.
+    A condition that becomes worse is raised again under its key, as a page. Apply the result with `after`.
     """
     return list(_Look(draft, told, now).changes())
 
@@ -131,17 +129,11 @@ class _Look:
     # Conditions
 
     def shared(self, key: str) -> AlertRaised | None:
-        """An image, a quota or a credential whose gate is closed, or an image that has frozen a pool."""
-        row = self.draft.row(key)
-        standing = [(name, gate) for name, gate in _gates(row) if gate.closed or gate.unconfirmed]
-        if not standing:
+        """An image, a quota or a credential whose gate is closed. Of a pool that it freezes the provisioner tells."""
+        closed, kind, members = _closed(self.draft.row(key)), SHARED[_kind(key)], self.members(key)
+        if not closed or not members:
             return None
-        kind, members = SHARED[_kind(key)], self.members(key)
-        stage, gate = max(standing, key=lambda found: (found[1].closed, found[1].unconfirmed))
-        freezing = (c for c in members if kind == IMAGE and c.declared.on_bad_image == "freeze")
-        frozen = sorted({c.declared.pool_id for c in freezing if gate.unconfirmed >= c.declared.freeze_after})
-        if not members or not (gate.closed or frozen):
-            return None
+        stage, gate = max(closed, key=lambda found: found[1].unconfirmed)
         worker = next((failure.worker_id for failure in reversed(gate.run) if failure.worker_id), "")
         look = f"slipway why {worker}" if worker else f"slipway lc show {members[0].id}"
         doing = {
@@ -149,13 +141,10 @@ class _Look:
             QUOTA: f"launches elsewhere; {PROBES}",
             CREDENTIAL: f"launches through other accounts, and pauses nothing that somebody has to resume; {PROBES}",
         }[kind]
-        if frozen:
-            look = f"slipway pool unfreeze {frozen[0]} --reason 'new image'"
-            doing = f"launches nothing in {', '.join(frozen[:NAMED_MAX])} until it is unfrozen, as on_bad_image says"
         return AlertRaised(
-            dedup_key=dedup_key(kind, key), subject_id=_name(key), kind=FROZEN if frozen else kind,
+            dedup_key=dedup_key(kind, key), subject_id=_name(key), kind=kind,
             summary=f"{_summary(kind, key)}: {_cause(gate)}", doing=doing, command=look,
-            since=_time(gate.closed_at or min(failure.at for failure in gate.run)), cause=f"{stage}: {_cause(gate)}",
+            since=_time(gate.closed_at), cause=f"{stage}: {_cause(gate)}",
             severity=PAGE, evidence=_evidence(gate.run),
         )  # fmt: skip
 
@@ -322,7 +311,7 @@ def _failures(row: Row) -> Iterator[Failure]:
 
 
 def _worse(before: AlertRaised, now: AlertRaised) -> bool:
-    return (before.severity, now.severity) == (NOTICE, PAGE) or before.kind != now.kind
+    return (before.severity, now.severity) == (NOTICE, PAGE)
 
 
 def _resolved(alert: AlertRaised, summary: str) -> AlertResolved:
