@@ -104,8 +104,8 @@ async def test_an_unfrozen_pool_goes_on(provisioner: Provisioner, tmp_path: Path
     told = await provisioner.events()
     (unfrozen,) = [event for event in told if isinstance(event, PoolUnfrozen)]
     assert (unfrozen.reason, unfrozen.by, unfrozen.frozen) == ("image is replaced", "admin", False)
-    (resolved,) = [event for event in told if isinstance(event, AlertResolved)]
-    assert (resolved.kind, resolved.dedup_key) == ("image-frozen", raised.dedup_key)
+    resolved = [(event.kind, event.dedup_key) for event in told if isinstance(event, AlertResolved)]
+    assert resolved == [("image-frozen", raised.dedup_key)]
     assert await provisioner.states() == {"requested": 2}
     assert await unfreeze(provisioner, tmp_path) == 409
     await failing(provisioner, 6, version=2)
