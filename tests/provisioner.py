@@ -240,7 +240,9 @@ class Provisioner:
             pass
 
     async def sweep(self) -> None:
-        while await sweep.sweep_next(self.pool, settings=self.settings):
+        while await sweep.sweep_next(
+            self.pool, settings=self.settings, calculator_silent_seconds=lambda: self.silent_seconds
+        ):
             pass
 
     async def sweep_now(self) -> None:

@@ -203,6 +203,66 @@ async def test_unfolded_failures_hold_windows_that_pools_share(provisioner: Prov
     assert (await demanded(provisioner, "other", at=1))["zone-b"] == 6
 
 
+async def boot_fails(provisioner: Provisioner) -> None:
+    await provisioner.pool.execute(workers.COUNT_OUTCOMES, ["zone-a"], ["boot"], [True])
+
+
+async def unfolded_after(provisioner: Provisioner, seconds: float, *, sent: bool = True) -> int:
+    """What holds the window of the image after a sweep at that time; `sent` if the relay has sent all there was."""
+    if sent:
+        await provisioner.pool.execute("DELETE FROM outbox")
+    await provisioner.set_clock(seconds)
+    await provisioner.sweep()
+    return await level(provisioner)
+
+
+@pytest.fixture
+async def one_unfolded(provisioner: Provisioner) -> Provisioner:
+    """Two boots of zone-a have failed, one was folded, and a sweep has seen that at 601 s."""
+    await provisioner.declare(two_pools())
+    await provisioner.trust()
+    for _ in range(2):
+        await boot_fails(provisioner)
+    await provisioner.weights(weight("zone-a", stages=healths(boot=1)), revision=5)
+    assert await unfolded_after(provisioner, 601) == 1
+    return provisioner
+
+
+async def test_what_nobody_folds_holds_a_window_for_an_hour(one_unfolded: Provisioner) -> None:
+    """A dead record that names nobody is counted by nobody else. What has failed is told as ever, and counts anew."""
+    assert [await unfolded_after(one_unfolded, seconds) for seconds in (1202, 4200, 4801)] == [1, 1, 0]
+    assert await level(one_unfolded, pool_id="other") == 0
+    async with one_unfolded.client() as client:
+        (row,) = [row for row in (await client.get("/launch-configs")).json()["items"] if row["id"] == "zone-a"]
+    assert (row["failed"], row["stages"]["boot"]["unfolded"]) == (2, 0)
+    await boot_fails(one_unfolded)
+    assert await unfolded_after(one_unfolded, 5402) == 1
+
+
+async def test_what_is_folded_after_all_is_over_no_more(one_unfolded: Provisioner) -> None:
+    """Or it would hide the next failure."""
+    assert await unfolded_after(one_unfolded, 4801) == 0
+    await one_unfolded.weights(weight("zone-a", stages=healths(boot=2)), revision=6)
+    assert await unfolded_after(one_unfolded, 5402) == 0
+    await boot_fails(one_unfolded)
+    assert await level(one_unfolded) == 1
+
+
+@pytest.mark.parametrize("what", ["failed", "silent", "unsent"])
+async def test_the_hour_begins_anew(one_unfolded: Provisioner, what: str) -> None:
+    """With a failure that may be folded yet, with a sweep that has not heard the calculator, and while events wait to
+    be sent."""
+    left = 1
+    if what == "failed":
+        await boot_fails(one_unfolded)
+        left = 2
+    one_unfolded.silent_seconds = float(what == "silent")
+    assert await unfolded_after(one_unfolded, 4300, sent=what != "unsent") == left
+    one_unfolded.silent_seconds = 0.0
+    assert [await unfolded_after(one_unfolded, seconds) for seconds in (4901, 7800)] == [left, left]
+    assert await unfolded_after(one_unfolded, 8601) == 0
+
+
 async def _asked(provisioner: Provisioner, pending: int) -> list[LeaseRequested]:
     await provisioner.demand(report(pending))
     await provisioner.plan()

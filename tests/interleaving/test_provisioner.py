@@ -837,6 +837,33 @@ async def test_a_sweep_does_not_publish_over_a_pause(provisioner: Provisioner) -
     assert states == ["paused", "paused"]
 
 
+@locking("loops.sweep.OVER", "store.workers.COUNT_OUTCOMES")
+async def test_a_failure_that_commits_while_a_sweep_looks_is_not_over(provisioner: Provisioner) -> None:
+    """The sweep waits for it, and begins the hour anew. Sweeps and failures lock in one order."""
+    await provisioner.declare(declared("zone-a", "zone-b"))
+    await provisioner.trust()
+    both = (["zone-b", "zone-a"], ["boot"] * 2, [True] * 2)
+    await provisioner.pool.execute(workers.COUNT_OUTCOMES, *both)
+    await provisioner.pool.execute("DELETE FROM outbox")
+    await provisioner.set_clock(601)
+    await provisioner.sweep()
+    await provisioner.pool.execute("DELETE FROM outbox")
+    await provisioner.set_clock(4202)
+    async with provisioner.pool.acquire() as db:
+        async with db.transaction():
+            await db.execute(workers.COUNT_OUTCOMES, ["zone-a"], ["boot"], [True])
+            sweeping = provisioner.start(provisioner.pool.fetch(sweep.OVER, "linux", True))
+            await provisioner.until_waiting(sweeping)
+        await sweeping
+    over = "SELECT array_agg(over ORDER BY launch_config_id) FROM launch_config_outcomes"
+    assert await provisioner.pool.fetchval(over) == [0, 1]
+    for _ in range(5):
+        await asyncio.gather(
+            *(provisioner.pool.execute(workers.COUNT_OUTCOMES, *both) for _ in range(3)),
+            *(provisioner.pool.fetch(sweep.OVER, "linux", True) for _ in range(3)),
+        )
+
+
 @locking("loops.sweep.NEXT", "loops.sweep.FORGET")
 async def test_two_sweeps_sweep_once(provisioner: Provisioner) -> None:
     """And forget what is old without waiting in a circle."""

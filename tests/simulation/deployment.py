@@ -149,7 +149,8 @@ class Deployment:
             ("provisioner", "expire", lambda: expire.expire_next(provisioner, settings=settings, providers=providers)),
             ("provisioner", "end", lambda: expire.end_instances(provisioner, settings=settings, providers=providers)),
             ("provisioner", "reap", lambda: reap.reap_next(provisioner, settings=settings, providers=providers)),
-            ("provisioner", "sweep", lambda: sweep.sweep_next(provisioner, settings=settings)),
+            ("provisioner", "sweep", lambda: sweep.sweep_next(
+                provisioner, settings=settings, calculator_silent_seconds=lambda: 0.0)),
             ("provisioner", "view", self.view),
             ("weight-calculator", "turn", self.calculate),
             ("lease-broker", "decide", lambda: self.decide.step(broker)),

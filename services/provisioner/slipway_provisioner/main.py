@@ -34,9 +34,9 @@ def build(settings: Settings) -> Service:
     launcher = Launcher(settings, providers)
     heartbeats = HeartbeatView()
     silent = partial(heartbeats.silent_seconds, after_seconds=settings.silent_after_seconds)
-    plan_next = partial(
-        plan.plan_next, settings=settings, calculator_silent_seconds=partial(silent, "weight-calculator")
-    )
+    calculator_silent = partial(silent, "weight-calculator")
+    plan_next = partial(plan.plan_next, settings=settings, calculator_silent_seconds=calculator_silent)
+    sweep_next = partial(sweep.sweep_next, settings=settings, calculator_silent_seconds=calculator_silent)
 
     @contextlib.asynccontextmanager
     async def calls() -> AsyncIterator[None]:
@@ -61,7 +61,7 @@ def build(settings: Settings) -> Service:
             Loop("end-instances", partial(expire.end_instances, settings=settings, providers=providers)),
             Loop("reap", partial(reap.reap_next, settings=settings, providers=providers)),
             Loop("watch", Watch(silent).step),
-            Loop("sweep", partial(sweep.sweep_next, settings=settings)),
+            Loop("sweep", sweep_next),
             Loop("measure", measure(partial(heartbeats.silent_seconds, after_seconds=0)).step, MEASURE_SECONDS),
         ],
         routers=[pools.router, decisions.router, fleet.router, workers.router],

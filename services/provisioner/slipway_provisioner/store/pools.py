@@ -55,7 +55,7 @@ FROM launch_config c JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
 CROSS JOIN LATERAL ({UNDER_WAY}) AS u
 LEFT JOIN LATERAL (
-    SELECT jsonb_object_agg(stage, failures) AS failures FROM launch_config_outcomes
+    SELECT jsonb_object_agg(stage, failures - over) AS failures FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND (c.archived_at IS NULL OR c.archived_at > $2) AND (c.state <> 'archived' OR u.live > 0)
 ORDER BY c.id"""
@@ -79,7 +79,7 @@ levels AS (
         sum(CASE c.state WHEN 'archived' THEN (
                 SELECT count(*) FROM worker w WHERE w.launch_config_id = c.id
                 AND w.failed_at > $3)
-            ELSE greatest(0, coalesce(f.failures, 0)
+            ELSE greatest(0, coalesce(f.failures - f.over, 0)
                 - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)) END) AS unfolded
     FROM launch_config c CROSS JOIN LATERAL ({UNDER_WAY}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
     LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage

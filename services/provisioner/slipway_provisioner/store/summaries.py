@@ -34,7 +34,7 @@ SELECT c.id, c.pool_id, c.account_id, c.region, c.zone, c.instance_type, c.image
     u.launch + u.boot AS starting, u.running, s.shared
 FROM launch_config c LEFT JOIN weight g ON g.launch_config_id = c.id
 LEFT JOIN LATERAL (
-    SELECT sum(failures) AS failed, sum(successes) AS successes, jsonb_object_agg(stage, failures) AS failures
+    SELECT sum(failures) AS failed, sum(successes) AS successes, jsonb_object_agg(stage, failures - over) AS failures
     FROM launch_config_outcomes WHERE launch_config_id = c.id) AS o ON true
 CROSS JOIN LATERAL ({UNDER_WAY}) AS u
 LEFT JOIN LATERAL (

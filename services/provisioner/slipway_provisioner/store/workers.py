@@ -40,7 +40,8 @@ SELECT config, stage, count(*) FILTER (WHERE failed), count(*) FILTER (WHERE NOT
 FROM unnest($1::text[], $2::text[], $3::boolean[]) AS u (config, stage, failed)
 GROUP BY config, stage ORDER BY config, stage
 ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = o.failures + excluded.failures,
-    successes = o.successes + excluded.successes"""
+    successes = o.successes + excluded.successes,
+    unfolded_since = CASE excluded.failures WHEN 0 THEN o.unfolded_since END"""
 BY_INSTANCE: Final = f"{SELECT} WHERE account_id = $1 AND instance_id = $2 FOR UPDATE"
 BATCH: Final = f"{SELECT} WHERE batch_id = $1 ORDER BY id FOR UPDATE"
 LOCK_FREE: Final = f"{LOCK} SKIP LOCKED"

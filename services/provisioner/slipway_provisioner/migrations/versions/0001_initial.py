@@ -55,10 +55,12 @@ LANGUAGE sql IMMUTABLE AS $$
     ) AS k (key, stage, size) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
 $$;
 -- How stages ended, over a config's life. Successes are counted of launches alone, once a call: a row that each
--- registration and each first claim had to lock would hold up the others.
+-- registration and each first claim had to lock would hold up the others. `over` of the failures will be folded by
+-- nobody; `unfolded_since` is when the first of the sweeps in a row found some unfolded that none has been added to.
 CREATE TABLE launch_config_outcomes (
     launch_config_id text NOT NULL REFERENCES launch_config, stage text NOT NULL, failures bigint NOT NULL DEFAULT 0,
-    successes bigint NOT NULL DEFAULT 0, PRIMARY KEY (launch_config_id, stage)
+    successes bigint NOT NULL DEFAULT 0, over bigint NOT NULL DEFAULT 0, unfolded_since timestamptz,
+    PRIMARY KEY (launch_config_id, stage)
 );
 -- What the newest weight records say of shares. A planner locks those that bound its pool, since others have them too.
 CREATE TABLE shared_window (
