@@ -53,7 +53,14 @@ class Reader:
         return dict.fromkeys(tps, 0)
 
     async def end_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return {tp: len(self.records[tp]) for tp in tps}
+        return {tp: self.highwater(tp) for tp in tps}
+
+    def highwater(self, tp: TopicPartition) -> int:
+        """Where the log ends."""
+        return len(self.records[tp])
+
+    async def position(self, tp: TopicPartition) -> int:
+        return self.positions[tp]
 
     async def getmany(
         self, *, timeout_ms: int = 0, max_records: int | None = None

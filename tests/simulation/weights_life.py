@@ -88,6 +88,10 @@ class Moody(Reader):
                 found[tp] = self.take(tp, position - self.positions[tp] + number)
         return found
 
+    def highwater(self, tp: TopicPartition) -> int:
+        """Behind what was written so far."""
+        return self.positions[tp] + self.waiting(tp)
+
     def waiting(self, tp: TopicPartition) -> int:
         """How many unread records there are so far."""
         number = 0
@@ -146,7 +150,6 @@ async def _live(url: str, history: History, name: str, chance: Random) -> None:
     reader = Moody(history.records, chance, pool, history.end, alone.stop)
     exclusive.monotonic_seconds = owner.monotonic_seconds = lambda: reader.elapsed  # type: ignore[attr-defined]
     exclusive.SILENT_SECONDS = float("inf")  # type: ignore[misc] # the broker is never silent, time only passes
-    exclusive.TURN_SECONDS = 0.0  # type: ignore[misc]
     exclusive.TURN_SECONDS = 0.0  # type: ignore[misc] # nothing comes that would be worth waiting for
     with reading(reader):
         await alone.run(pool)
