@@ -1,6 +1,7 @@
 """The calculator's core alone: events become health in drafts as large as a busy turn's. The yardstick replaces one
 value of the same kind per event, and does nothing else."""
 
+import gc
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -36,6 +37,8 @@ def measure(seconds: float) -> Fold:
     warm, measured = told[:WARM_UP], told[WARM_UP:]
     folded: list[float] = []
     replaced: list[float] = []
+    gc.collect()
+    gc.freeze()  # a service decodes its events one by one, and keeps none
     until = time.perf_counter() + seconds
     while len(folded) < 3 or time.perf_counter() < until:
         world = World()
@@ -46,6 +49,7 @@ def measure(seconds: float) -> Fold:
         _fold(world, warm)
         replaced.append(EVENTS / _replace(world, measured))
         folded.append(EVENTS / _fold(world, measured))
+    gc.unfreeze()
     yardstick = spread(replaced)
     return Fold(
         events=EVENTS, configs=CONFIGS, folded_per_second=spread(folded), yardstick_per_second=yardstick,
