@@ -378,7 +378,8 @@ class Batch:
             topics = sorted({topic.name for topic, _, _ in self.fresh})
             LOG.warning("batch is redone one by one", topics=topics, error=repr(error))
         else:
-            self.counts.update((topic.name, "applied") for topic, _, _ in self.fresh)
+            for name, count in Counter(event.topic for _, _, event in self.fresh).items():
+                self.counts[name, "applied"] += count
             return
         blocked: set[tuple[str, str]] = set()
         for topic, record, event in self.fresh:

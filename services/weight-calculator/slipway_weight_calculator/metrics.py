@@ -8,7 +8,8 @@ from typing import Final
 from slipway_common.consume import Received
 from slipway_common.events.signal import SignalRaised
 from slipway_common.metrics import counter
-from slipway_weight_calculator.domain.rows import STAGES
+from slipway_weight_calculator.domain.gates import OPEN, Gate
+from slipway_weight_calculator.domain.rows import Row
 from slipway_weight_calculator.domain.signals import OPINIONS, REQUESTS
 from slipway_weight_calculator.domain.world import Draft
 
@@ -39,11 +40,14 @@ def count_turn(draft: Draft, folded: Sequence[Received], *, records: int, clampe
     gates = Counter[str]()
     for key, row in draft.rows.items():
         before = draft.world.rows.get(key)
-        for name in STAGES:
-            closed = row is not None and getattr(row, name).gate.closed
-            if closed is not (before is not None and getattr(before, name).gate.closed):
-                gates["closed" if closed else "open"] += 1
+        for now, then in zip(_gates(row), _gates(before), strict=True):
+            if now is not then and now.closed is not then.closed:
+                gates["closed" if now.closed else "open"] += 1
         if row is not None and row.permit > (before.permit if before is not None else 0):
             PERMITS.inc()
     for state, count in gates.items():
         GATES.labels(state).inc(count)
+
+
+def _gates(row: Row | None) -> tuple[Gate, Gate, Gate]:
+    return (row.launch.gate, row.boot.gate, row.claim.gate) if row is not None else (OPEN, OPEN, OPEN)
