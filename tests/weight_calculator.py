@@ -4,6 +4,7 @@ the test's hand. And short names for the events that it folds, and what a journa
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any, Final
 
 import asyncpg
@@ -110,21 +111,22 @@ class Calculator:
         positions = await self.owner.take_over(self.pool, list(self.records), CLUSTER)
         self.positions = {place: owned for place, (owned, _) in positions.items()}
 
-    async def tell(self, *events: Any, at: float = 0, **attributes: Any) -> None:
-        """Facts of one instant, as one batch of the topic of the first."""
+    async def tell(self, *events: Any, at: float = 0, reached: float = inf, **attributes: Any) -> None:
+        """Facts of one instant, as one batch of the topic of the first; `reached` as in `turn`."""
         topic = TOPIC_OF[type(events[0])]
         known = self.records[topic.name, 0]
         known += [encoded(topic, event, len(known) + n, after(at), **attributes) for n, event in enumerate(events)]
-        await self.turn(known[-len(events) :])
+        await self.turn(known[-len(events) :], reached=reached)
 
-    async def turn(self, records: list[Record]) -> bool:
-        """One turn, with records of one topic or without; whether anything was published."""
+    async def turn(self, records: list[Record], *, reached: float = inf) -> bool:
+        """One turn, with records of one topic or without, by which all is read up to so many seconds; whether anything
+        was published."""
         portions = []
         if records:
             place = (records[0].topic, 0)
             topic = next(topic for topic in TOPICS if topic.name == place[0])
             portions = [Portion(topic, 0, self.positions[place], records)]
-        told, _ = await self.owner.turn(self.pool, portions)
+        told, _ = await self.owner.turn(self.pool, portions, reached=after(0).timestamp() + reached)
         for portion in portions:
             self.positions[portion.topic.name, 0] = Owned(portion.owned.epoch, portion.end)
         return told
@@ -173,6 +175,7 @@ def replayed(journal: Sequence[Entry], log: Mapping[Place, Sequence[Record]]) ->
         folding.bury(record for place in entry.buried for record in in_range(log, place))
         if entry.settled:
             folding.settle()
+        folding.advance(entry.until)
         told = alerts.after(told, alerts.changes(folding.draft, told, entry.at))
         folding.draft.commit()
     values: dict[str, Mapping[str, Any]] = {

@@ -277,6 +277,24 @@ async def test_turns_without_records(place: Place) -> None:
         assert [turn.at for turn in diary.turns] == sorted(turn.at for turn in diary.turns)
 
 
+async def test_time_waits_for_what_is_unread(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a log that one read does not empty: no further than to the newest record that was read."""
+    monkeypatch.setattr(exclusive, "POLL_RECORDS", 2)
+    diary = Diary()
+    diary.due_at = 0.0
+    async with publisher(place) as publish:
+        for n in range(6):
+            await publish.send(report("w1", f"{n}"), partition=0)
+        written = utc_now().timestamp()
+        async with replica(place, "a", diary):
+            await until_effects(place, 6)
+            await until(lambda: diary.turns[-1].until == diary.turns[-1].at, "time goes on", seconds=60)
+    waited = [turn for turn in diary.turns if turn.until < turn.at]
+    assert len(waited) >= 2
+    assert diary.turns[: len(waited)] == waited
+    assert written - 60 < waited[0].until <= waited[-1].until <= written
+
+
 async def test_foreign_cluster_and_adoption(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A position of another log stops that partition alone, until an operator has rebased it."""
     monkeypatch.setattr(kafka, "STOPPED_SECONDS", 0.05)

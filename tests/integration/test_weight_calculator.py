@@ -272,6 +272,35 @@ async def test_the_clock_of_turns_never_goes_back(calculator: Calculator) -> Non
     assert times[-1] == after(50).timestamp()
 
 
+async def test_nobody_is_late_whose_word_was_not_read_yet(calculator: Calculator) -> None:
+    """After an hour without a calculator: time goes on behind what is read, no further than all of it was, so a machine
+    that has registered is never taken for failed. One that has not is, and a signal that has expired unread is gone."""
+    starts = [ok() for _ in range(6)]
+    await calculator.tell(*starts)
+    down = SignalRaised(
+        source="monitor", kind="down", target_kind="config", target_id="zone-a", reason="seen", observed_at=START,
+        ttl_seconds=600,
+    )  # fmt: skip
+    await calculator.tell(down)
+    await calculator.publish()
+    await calculator.set_clock(3600)
+    calculator.restart()
+    await calculator.take_over()
+    boot = Outcome(Stage.BOOT, Result.OK)
+    whose = [of("zone-b") | {"worker_id": start.worker_id} for start in starts]
+    came = [WorkerRegistered(instance_id="i", boot_seconds=90, outcome=boot, **ids) for ids in whose]
+    await calculator.turn([], reached=0)
+    await calculator.tell(came[0], at=90, reached=90)
+    row = calculator.work.world.rows["zone-b"]
+    assert (row.boot.late, row.boot.succeeded, calculator.work.due()) == (0, 1, after(300).timestamp())
+    await calculator.tell(*came[1:-1], at=91)
+    row = calculator.work.world.rows["zone-b"]
+    assert (row.boot.late, row.boot.succeeded, row.boot.gate.closed) == (1, 5, False)
+    told = await calculator.publish()
+    assert [record.state for record in told if record.launch_config_id == "zone-b"][-1] == "open"
+    assert calculator.work.world.signals == {}
+
+
 # Exactly once, by whoever is active.
 
 

@@ -8,6 +8,7 @@ have, for lag tools.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from math import inf
 from typing import Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer
@@ -64,6 +65,8 @@ class Exclusive:
         self.standing: Standing | None = None
         self._ready = False
         self._failures = 0
+        self._reached = 0.0
+        self._read_to: dict[Place, tuple[float, float]] = {}  # time of the newest record applied; when (monotonic)
         self._heard_at = self._looked_at = monotonic_seconds()
         for reading in self.readings:
             for table in (reading.assigned, reading.owned, reading.targets, reading.sought, reading.stopped):
@@ -97,7 +100,7 @@ class Exclusive:
             active = self.standing.instance if self.standing is not None else ""
             raise StandingBy(f"instance {active} is active")
         (consumer,) = (reading.consumer for reading in self.readings if reading.consumer.topic.name == topic)
-        _, done = await self.owner.turn(pool, how=lambda db: how(db, consumer))
+        _, done = await self.owner.turn(pool, how=lambda db: how(db, consumer), reached=self._reached)
         self.ring()
         return done  # type: ignore[no-any-return] # it is what `how` returned
 
@@ -211,11 +214,15 @@ class Exclusive:
             await self._look_at_stopped(pool)
         await asyncio.sleep(max(0.0, TURN_SECONDS - self.owner.idle_seconds()))
         portions = await self._read()
-        if not (portions or self.owner.is_due() or self.owner.idle_seconds() >= RENEW_SECONDS):
+        self._reached = await self._reached_with(portions)
+        due = self.owner.is_due() and self._reached == inf
+        if not (portions or due or self.owner.idle_seconds() >= RENEW_SECONDS):
             return
-        told, _ = await self.owner.turn(pool, portions)
+        told, _ = await self.owner.turn(pool, portions, reached=self._reached)
         for portion in portions:
-            reading = self._partitions[portion.topic.name, portion.partition]
+            place = portion.topic.name, portion.partition
+            reading = self._partitions[place]
+            self._read_to[place] = portion.records[-1].timestamp_ms / 1000, monotonic_seconds()
             reading.sought.pop(portion.partition, None)
             reading.owned[portion.partition] = Owned(portion.owned.epoch, portion.end)
         self._failures = 0
@@ -247,13 +254,14 @@ class Exclusive:
             self._client.seek(tp, owned.next_offset)
             self._client.resume(tp)
             reading.owned[partition] = owned
+            self._read_to[place] = 0.0, monotonic_seconds()
         for reading in self.readings:
             reading.gauge()
 
     async def _read(self) -> Sequence[Portion]:
         """What has come, by topic and partition in their order; waits for it until a turn is due anyway."""
         wait_seconds = min(RENEW_SECONDS - self.owner.idle_seconds(), WAIT_SECONDS_MAX)
-        if (due := self.owner.work.due()) is not None:
+        if (due := self.owner.work.due()) is not None and self._reached == inf:
             wait_seconds = min(wait_seconds, due - self.owner.now())
         timeout_ms = int(max(0.0, wait_seconds) * 1000)
         fetched = await self._client.getmany(timeout_ms=timeout_ms, max_records=POLL_RECORDS)
@@ -266,6 +274,21 @@ class Exclusive:
             if records and (portion := await reading.portion(partition, records)) is not None:
                 portions.append(portion)
         return portions
+
+    async def _reached_with(self, portions: Sequence[Portion]) -> float:
+        """The instant before which nothing is unread once these are applied, of all that is known to be in the log;
+        infinite if nothing of that is. A partition that gives nothing for long holds up nobody."""
+        newest = {(p.topic.name, p.partition): p.records[-1].timestamp_ms / 1000 for p in portions}
+        reached, now = inf, monotonic_seconds()
+        for place, reading in self._partitions.items():
+            read_to, read_at = self._read_to.get(place, (0.0, now))
+            if place[1] not in reading.owned or (place not in newest and now - read_at > SILENT_SECONDS):
+                continue
+            tp = reading.at(place[1])
+            end = max(reading.targets.get(place[1], 0), self._client.highwater(tp) or 0)
+            if await self._client.position(tp) < end:
+                reached = min(reached, newest.get(place, read_to))
+        return reached
 
     # The broker.
 

@@ -10,6 +10,7 @@ import contextlib
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import datetime
+from math import inf
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -41,10 +42,12 @@ SEEN: Final = "SELECT epoch, instance, since FROM owner"
 
 class Turn(msgspec.Struct, frozen=True):
     """One transaction of the owner. `at` is its time, in seconds since the epoch by the database's clock, never before
-    that of an earlier one. `behind` while what is read is the past."""
+    that of an earlier one; `until` how far what is due by time alone may be done, since all that is older was read.
+    `behind` while what is read is the past."""
 
     epoch: int
     at: float
+    until: float
     behind: bool = False
 
 
@@ -165,10 +168,11 @@ class Owner:
         return positions
 
     async def turn(
-        self, pool: Pool, portions: Sequence[Portion] = (), how: Callable[[Connection], Awaitable[Any]] | None = None
-    ) -> tuple[bool, Any]:
-        """One transaction with what was read, or with what `how` does. Returns whether anything was told, and what
-        `how` returned.
+        self, pool: Pool, portions: Sequence[Portion] = (), how: Callable[[Connection], Awaitable[Any]] | None = None,
+        *, reached: float = inf,
+    ) -> tuple[bool, Any]:  # fmt: skip
+        """One transaction with what was read, or with what `how` does; with it everything older than `reached` is read.
+        Returns whether anything was told, and what `how` returned.
 
         Raises Deposed, Fenced, and whatever the infrastructure or `how` raised: then `find_back` has to come before the
         next. If the data is at fault and no handler could say which, it takes as many transactions as are needed to
@@ -179,7 +183,7 @@ class Owner:
                 raise Transient("what is stored has to be read again first")
             behind = sum(len(portion.records) for portion in portions) >= BACKLOG_RECORDS
             try:
-                return await self._turn(pool, portions, how, self.work.handle, behind)
+                return await self._turn(pool, portions, how, self.work.handle, behind, reached)
             except Exception as error:
                 if not portions or is_infrastructure(error) or isinstance(error, Fenced | Deposed):
                     raise
@@ -187,15 +191,16 @@ class Owner:
                 return await self._in_parts(pool, portions, error, behind), None
 
     async def _in_parts(self, pool: Pool, portions: Sequence[Portion], error: Exception, behind: bool) -> bool:
-        """Halves of what failed, and of what of it fails again, until single records are left."""
+        """Halves of what failed, and of what of it fails again, until single records are left. Time waits for the turn
+        behind the last of them."""
         await self._find_back(pool)
         if sum(len(portion.records) for portion in portions) == 1:
-            told, _ = await self._turn(pool, portions, None, _refusing(error), behind)
+            told, _ = await self._turn(pool, portions, None, _refusing(error), behind, 0.0)
             return told
         told = False
         for half in _halves(portions):
             try:
-                told |= (await self._turn(pool, half, None, self.work.handle, behind))[0]
+                told |= (await self._turn(pool, half, None, self.work.handle, behind, 0.0))[0]
             except Exception as again:
                 if is_infrastructure(again) or isinstance(again, Fenced | Deposed):
                     raise
@@ -204,13 +209,13 @@ class Owner:
 
     async def _turn(
         self, pool: Pool, portions: Sequence[Portion], how: Callable[[Connection], Awaitable[Any]] | None,
-        handle: Handler, behind: bool,
+        handle: Handler, behind: bool, reached: float,
     ) -> tuple[bool, Any]:  # fmt: skip
         batch = Batch(self.service, portions) if portions else None
         done = None
         try:
             async with pool.acquire() as db, db.transaction():
-                turn = await self._begin(db, behind=behind)
+                turn = await self._begin(db, behind=behind, reached=reached)
                 self.work.begin(turn)
                 if batch is not None:
                     await batch.apply(db, handle)
@@ -226,13 +231,13 @@ class Owner:
             batch.tell()
         return told, done
 
-    async def _begin(self, tx: Connection, *, behind: bool = False) -> Turn:
+    async def _begin(self, tx: Connection, *, behind: bool = False, reached: float = 0.0) -> Turn:
         """First statement of every transaction of the owner."""
         at = await tx.fetchval(TURN, self.epoch)
         if at is None:
             raise Deposed(f"epoch {self.epoch} is over")
         self._clock, self._turned_at = at, monotonic_seconds()
-        return Turn(self.epoch, at, behind)
+        return Turn(self.epoch, at, min(at, reached), behind)
 
 
 @contextlib.asynccontextmanager

@@ -42,7 +42,6 @@ class Folding:
 
     def _begin(self) -> None:
         self.draft = Draft(self.world)
-        self.draft.advance(self.now)
         self.refused: list[Refused] = []
         self.traces: dict[str, str] = {}
         self.clamped = 0
@@ -83,6 +82,10 @@ class Folding:
         for record in records:
             if record.topic == WORKER_LIFECYCLE.name:
                 outcomes.count_dead(self.draft, record)
+
+    def advance(self, until: float) -> None:
+        """Facts come before time: what was read may say that what seems to be due has happened long ago."""
+        self.draft.advance(until)
 
     def settle(self) -> None:
         """What was folded had been dead: it was counted then."""
@@ -126,6 +129,7 @@ class Calculation:
         elif folding.folded:
             folding.settle()
             settled = folding.folded
+        folding.advance(turn.until)
         self._told: list[Alert] = alerts.changes(draft, self.alerts, turn.at)
         changed = stored.changes(draft, self._told)
         if changed or batch is not None or settled:

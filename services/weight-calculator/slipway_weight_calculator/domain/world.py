@@ -234,7 +234,7 @@ class Draft:
         booting = boot.config_id if boot is not None else ""
         configs = self._concerned(event, booting)
         reached = opinions.reached(event, configs, booting)
-        held = {signal.key: signal for config_id in configs for signal in self.said(config_id)}
+        held = {signal.key: signal for id_ in configs for signal in self.said(id_) if signal.until > at}
         problem = opinions.problem(event, reached, configs, held, at, rules)
         if problem or not opinions.is_ours(event, reached):
             return problem

@@ -13,8 +13,9 @@ from slipway_common.postgres import Connection, Pool
 
 WRITE: Final = """
 WITH turn AS (UPDATE owner SET seq = seq + 1 WHERE epoch = $1 RETURNING seq)
-INSERT INTO journal (seq, epoch, at, taken, left_out, buried, settled) SELECT seq, $1, $2, $3, $4, $5, $6 FROM turn"""
-READ: Final = "SELECT seq, epoch, at, taken, left_out, buried, settled FROM journal ORDER BY seq"
+INSERT INTO journal (seq, epoch, at, until, taken, left_out, buried, settled)
+SELECT seq, $1, $2, $3, $4, $5, $6, $7 FROM turn"""
+READ: Final = "SELECT seq, epoch, at, until, taken, left_out, buried, settled FROM journal ORDER BY seq"
 # As long as the topics keep what it speaks of.
 PRUNE: Final = "DELETE FROM journal WHERE written_at < slipway_clock() - interval '7 days'"
 
@@ -28,6 +29,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     epoch: int
     at: float
+    until: float
     taken: list[Range]
     left_out: list[Range]
     buried: list[Range]
@@ -41,7 +43,7 @@ async def write(tx: Connection, turn: Turn, batch: Batch | None, settled: Iterab
     if batch is not None:
         taken = [(p.topic.name, p.partition, p.owned.next_offset, p.end) for p in batch.portions]
         left_out, buried = ranges(batch.left_out), ranges(dead.record for dead in batch.buried)
-    await tx.execute(WRITE, turn.epoch, turn.at, taken, left_out, buried, ranges(settled))
+    await tx.execute(WRITE, turn.epoch, turn.at, turn.until, taken, left_out, buried, ranges(settled))
 
 
 async def read(db: Connection) -> list[Entry]:

@@ -35,6 +35,7 @@ CREATE TABLE journal (
     seq bigint PRIMARY KEY,
     epoch bigint NOT NULL,
     at double precision NOT NULL,
+    until double precision NOT NULL,    -- how far time alone was let go on
     taken jsonb NOT NULL, left_out jsonb NOT NULL, buried jsonb NOT NULL, settled jsonb NOT NULL,
     written_at timestamptz NOT NULL DEFAULT slipway_clock()
 );
