@@ -14,7 +14,7 @@ from slipway_common.events.worker import Scope, WorkerEvent
 from slipway_common.events.worker import Stage as Word
 from slipway_weight_calculator.domain.policy import PROFILES, faster
 from slipway_weight_calculator.domain.record import record, worth_publishing
-from slipway_weight_calculator.domain.weights import weight
+from slipway_weight_calculator.domain.weights import prior, weight
 from slipway_weight_calculator.domain.world import Draft
 from tests.worlds import (
     CREDENTIAL,
@@ -154,6 +154,19 @@ def test_siblings_are_what_is_believed_of_a_config_without_evidence() -> None:
             assert after["near"] < after["account"] == after["pool"] < after["far"]
         assert after["far"] == before["far"]
         assert (after["near"] < before["near"]) is (scope is Scope.CAPACITY)
+
+
+def test_a_sibling_is_heard_once_for_each_place_that_is_shared() -> None:
+    """One failed start of it, with two imaginary ones for what is believed before."""
+    siblings = [
+        config("three", zone="a"), config("two"), config("one", account="v"), config("none", pool="p", account="v"),
+    ]  # fmt: skip
+    story = Story(A, *siblings)
+    story.fold(100, refused(A))
+    for heard, of_it in zip((3, 2, 1, 0), siblings, strict=True):
+        known = story.world.configs[of_it.launch_config_id]
+        believed = prior(Draft(story.world), known, "launch", 0.0, 0.0, T0 + 100, POLICY)
+        assert believed == pytest.approx(POLICY.prior * (2 / 3) ** heard)
 
 
 # The record

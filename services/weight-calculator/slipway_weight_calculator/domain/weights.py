@@ -30,7 +30,8 @@ def prior(
     known: Draft, config: Config, name: str, successes: float, placed: float, now: float, policy: Policy
 ) -> float:
     """What is believed of a stage without own evidence: what siblings in the pool, the account and the zone show, each
-    smoothed towards the wider one. Own outcomes (`successes`, `placed`) are left out, or they would count twice."""
+    smoothed towards the one before: a sibling is heard once for each place that is shared, so the more, the more they
+    share. Own outcomes (`successes`, `placed`) are left out, or they would count twice."""
     believed = policy.prior
     for key in config.parents[name]:
         had, failed, then = known.sum_of(key)
