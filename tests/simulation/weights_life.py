@@ -67,8 +67,8 @@ class Moody(Reader):
     ) -> dict[TopicPartition, Sequence[ConsumerRecord[bytes, bytes]]]:
         chance = self.chance
         if not any(map(self.waiting, self.positions)):
-            next_at = self.next_written()
-            await self.pass_time(chance.choice([timeout_ms / 1000, next_at - self.elapsed, chance.uniform(0, 60)]))
+            until_next = max(0.0, self.next_written() - self.elapsed)
+            await self.pass_time(chance.choice([timeout_ms / 1000, until_next, chance.uniform(0, 60)]))
         elif chance.random() < 0.2:
             await self.pass_time(chance.uniform(0, 5))
         if self.elapsed > self.end + TAIL_SECONDS:
