@@ -59,9 +59,6 @@ class Reader:
         """Where the log ends."""
         return len(self.records[tp])
 
-    async def position(self, tp: TopicPartition) -> int:
-        return self.positions[tp]
-
     async def getmany(
         self, *, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, Sequence[ConsumerRecord[bytes, bytes]]]:

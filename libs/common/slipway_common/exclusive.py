@@ -214,7 +214,7 @@ class Exclusive:
             await self._look_at_stopped(pool)
         await asyncio.sleep(max(0.0, TURN_SECONDS - self.owner.idle_seconds()))
         portions = await self._read()
-        self._reached = await self._reached_with(portions)
+        self._reached = self._reached_with(portions)
         due = self.owner.is_due() and self._reached == inf
         if not (portions or due or self.owner.idle_seconds() >= RENEW_SECONDS):
             return
@@ -275,19 +275,21 @@ class Exclusive:
                 portions.append(portion)
         return portions
 
-    async def _reached_with(self, portions: Sequence[Portion]) -> float:
+    def _reached_with(self, portions: Sequence[Portion]) -> float:
         """The instant before which nothing is unread once these are applied, of all that is known to be in the log;
-        infinite if nothing of that is. A partition that gives nothing for long holds up nobody."""
-        newest = {(p.topic.name, p.partition): p.records[-1].timestamp_ms / 1000 for p in portions}
+        infinite if nothing of that is. A partition that gives nothing for long holds up nobody: perhaps no broker serves
+        it, or its log ends with what is no record."""
+        given = {(portion.topic.name, portion.partition): portion for portion in portions}
         reached, now = inf, monotonic_seconds()
         for place, reading in self._partitions.items():
             read_to, read_at = self._read_to.get(place, (0.0, now))
-            if place[1] not in reading.owned or (place not in newest and now - read_at > SILENT_SECONDS):
+            owned, portion = reading.owned.get(place[1]), given.get(place)
+            if owned is None or (portion is None and now - read_at > SILENT_SECONDS):
                 continue
-            tp = reading.at(place[1])
-            end = max(reading.targets.get(place[1], 0), self._client.highwater(tp) or 0)
-            if await self._client.position(tp) < end:
-                reached = min(reached, newest.get(place, read_to))
+            next_offset = owned.next_offset if portion is None else portion.end
+            end = max(reading.targets.get(place[1], 0), self._client.highwater(reading.at(place[1])) or 0)
+            if next_offset < end:
+                reached = min(reached, read_to if portion is None else portion.records[-1].timestamp_ms / 1000)
         return reached
 
     # The broker.
