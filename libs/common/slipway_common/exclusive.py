@@ -277,8 +277,8 @@ class Exclusive:
 
     def _reached_with(self, portions: Sequence[Portion]) -> float:
         """The instant before which nothing is unread once these are applied, of all that is known to be in the log;
-        infinite if nothing of that is. A partition that gives nothing for long holds up nobody: perhaps no broker serves
-        it, or its log ends with what is no record."""
+        infinite if nothing of that is. A partition that gives nothing for long holds up nobody: no broker may
+        serve it, or its log end with what is no record."""
         given = {(portion.topic.name, portion.partition): portion for portion in portions}
         reached, now = inf, monotonic_seconds()
         for place, reading in self._partitions.items():
