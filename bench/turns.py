@@ -32,7 +32,7 @@ from tests.simulation.reader import Reader, reading
 
 SERVICE: Final = "weight-calculator"
 PARTITIONS: Final = 32
-EVENTS: Final = 60_000
+EVENTS: Final = 80_000  # two turns
 ROUNDS: Final = 3
 PATIENCE_SECONDS: Final = 120.0
 POSITIONS: Final = "SELECT topic, partition, next_offset FROM consumed"

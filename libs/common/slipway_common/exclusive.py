@@ -34,11 +34,11 @@ BID_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 15.0  # whom the broker does not answer for so long lets somebody else try
 WAIT_SECONDS_MAX: Final = 0.5  # for records, when nothing else is due; a stop waits as long
 TURN_SECONDS: Final = 0.02  # from one turn to the next at least: what comes one by one is taken together
-POLL_RECORDS: Final = 20_000
+POLL_RECORDS: Final = 40_000  # of a backlog: the more facts a turn has of one subject, the less it writes for each
 # The fetcher asks for a partition again only when its last request has been answered: short waits keep it close by.
 FETCH_WAIT_MS: Final = 50
 PARTITION_BYTES: Final = 4 * 2**20
-FETCH_BYTES: Final = 16 * 2**20
+FETCH_BYTES: Final = 32 * 2**20
 
 
 class StandingBy(Exception):
