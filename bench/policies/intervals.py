@@ -31,6 +31,15 @@ class Interval(msgspec.Struct, frozen=True):
         return self.mean + self.half
 
 
+def as_of(mean: float, count: int, like: Interval | None) -> Interval:
+    """A mean of `count` runs of which the spread is not known: as wide as theirs would be if they spread like others.
+    """
+    if like is None or like.count < 2:
+        return Interval(mean, 0.0, count)
+    deviation = like.half * sqrt(like.count) / _t(like.count - 1)
+    return Interval(mean, _t(count - 1) * deviation / sqrt(count), count)
+
+
 def interval(values: Sequence[float | None]) -> Interval | None:
     """Of the values that exist; None if there is none."""
     known = [value for value in values if value is not None]
@@ -39,5 +48,8 @@ def interval(values: Sequence[float | None]) -> Interval | None:
     degrees = len(known) - 1
     if degrees == 0:
         return Interval(known[0], 0.0, 1)
-    t = T_975[degrees - 1] if degrees <= len(T_975) else NORMAL_975
-    return Interval(fmean(known), t * stdev(known) / sqrt(len(known)), len(known))
+    return Interval(fmean(known), _t(degrees) * stdev(known) / sqrt(len(known)), len(known))
+
+
+def _t(degrees: int) -> float:
+    return T_975[degrees - 1] if degrees <= len(T_975) else NORMAL_975

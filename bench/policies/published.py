@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 TOLERANCE: Final = 0.15
+RUNS: Final = 4  # of the synthetic scenarios
 CALIBRATION: Final = {"uniform": 1.139, "rfc191": 0.300, "taskcluster": 1.206, "ttl": 0.217, "autoscaler": 0.053}
 """Failed launches per success on the real traces, pooled over three offsets."""
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from bench.policies import plots, results
 from bench.policies.__main__ import main
 from bench.policies.cells import Cell, compute, plan, run
-from bench.policies.claims import say, verdicts
+from bench.policies.claims import Verdict, say, verdicts
 from bench.policies.conditions import conditions
 from bench.policies.figures import Figures, figures
 from bench.policies.intervals import Interval, interval
@@ -121,6 +121,19 @@ def test_verdicts_say_what_they_found_and_reach_what_was_published_by_their_inte
     assert judged([180, 190, 200])[reached]
     assert not judged([200, 201, 202])[reached]
     assert not judged([120, 121, 122])[claim]
+
+
+def test_a_published_figure_is_as_sure_as_four_runs_of_its_rule() -> None:
+    def verdict(failed: int, theirs: list[int]) -> Verdict:
+        cells = [("slipway", 1, failed), *(("recommended", seed, count) for seed, count in enumerate(theirs, 1))]
+        found = {Cell(BUILT_IN["quota-cap"], who, seed): replace(PLAIN, failed=count) for who, seed, count in cells}
+        (verdict,) = [verdict for verdict in verdicts(summaries(found, 1)) if "failed launches" in verdict.claim]
+        return verdict
+
+    # Deviation 10: 219 ± 3.182 · 10 / √4 = 16 over four runs.
+    assert [verdict(failed, [240, 250, 260]).holds for failed in (234, 236)] == [True, False]
+    assert verdict(234, [240, 250, 260]).claim == "quota-cap: failed launches ≤ published 219 ± 16"
+    assert not verdict(234, [250, 250]).holds
 
 
 def test_a_bad_image_is_judged_by_the_worst_of_it() -> None:

@@ -144,7 +144,7 @@ def test_a_config_that_closes_and_opens_again(told: Told) -> None:
     assert (recovered.kind, recovered.severity) == ("recovered", NOTICE)
     assert recovered.summary.startswith("zone-a launches again, after ")
     assert "2 capacity errors (capacity-code)" in recovered.cause
-    assert told.commit(seconds=590) == []
+    assert told.commit(seconds=1790) == []
     (over,) = told.commit(seconds=20)
     assert (type(over), over.summary) == (AlertResolved, "zone-a has stayed open")
     assert told.open == {}

@@ -455,7 +455,8 @@ class Draft:
         if gate.closed_at == 0:
             window = windows.shrunk(window, name, policy)
         if at >= stage.ok_at:
-            proven = stage.window >= policy.proven_window
+            # What runs out again as soon as it is used is a quota that was reached: successes until then prove nothing.
+            proven = stage.window >= policy.proven_window and failure.scope is not Scope.QUOTA
             gate = gates.failed(gate, failure, _trip(name, policy), key, policy, proven=proven)
         self._set(key, name, evidence.after(stage, at, window, gate, policy, failed=True, placed=placed))
 
