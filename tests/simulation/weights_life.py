@@ -108,10 +108,10 @@ class Moody(Reader):
 
     def written(self, record: ConsumerRecord[bytes, bytes]) -> float:
         written_at: int = record.timestamp
-        return written_at / 1000 - T0
+        return round(written_at / 1000 - T0, 3)
 
     async def pass_time(self, seconds: float) -> None:
-        self.elapsed += seconds
+        self.elapsed = round(self.elapsed + seconds, 6)  # as the database keeps it, for a successor
         await self.pool.execute(SET_CLOCK, START + timedelta(seconds=self.elapsed))
 
 
