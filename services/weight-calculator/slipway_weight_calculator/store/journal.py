@@ -1,5 +1,8 @@
-"""How what is known came about: each turn's ranges of the log, and its instant. Replayed over the log from the first
-turn on it gives the same rows, byte for byte."""
+"""How what is known came about: each turn's ranges of the log, and its instant.
+
+Replayed over the log from the first turn on it gives the same rows, byte for byte: for the first 7 days of a
+calculator. Then its oldest turns go, as the records do that they speak of; what is left tells what happened, and no
+longer how the rows began."""
 
 from collections.abc import Iterable
 from itertools import pairwise
