@@ -113,7 +113,7 @@ class Calculation:
     async def load(self, tx: Connection) -> None:
         self.world, self.alerts = await stored.read(tx, self.policies)
         self.publishing.load(await weights.read(tx), self.world.configs)
-        self._note_due()
+        self._note_due(since=0.0)
 
     def begin(self, turn: Turn) -> None:
         self._folding = Folding(self.world, turn.at, self.rules)
@@ -150,12 +150,12 @@ class Calculation:
             LOG.info("signal refused", source=refused.event.source, kind=refused.event.kind, why=refused.why)
         folding.draft.commit()
         self.alerts = alerts.after(self.alerts, self._told)
-        self._note_due()
+        self._note_due(since=folding.now)
         return self._tells
 
     def due(self) -> float | None:
         return self._due
 
-    def _note_due(self) -> None:
-        found = (self.world.due(), alerts.due(self.alerts, Draft(self.world)), self.publishing.due())
+    def _note_due(self, since: float) -> None:
+        found = (self.world.due(), alerts.due(self.alerts, Draft(self.world), since), self.publishing.due())
         self._due = min((at for at in found if at is not None), default=None)

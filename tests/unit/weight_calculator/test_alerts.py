@@ -284,9 +284,18 @@ def test_what_is_not_in_use_any_more_is_resolved(told: Told) -> None:
 
 def test_when_an_open_alert_ends_by_time(told: Told) -> None:
     """The service has to look again then, even if nothing happens."""
-    assert alerts.due(told.open, Draft(told.world)) is None
+    assert alerts.due(told.open, Draft(told.world), told.now) is None
     told.commit(told.refused(Scope.CONFIG, classified=False))
-    assert alerts.due(told.open, Draft(told.world)) == told.now + 3600
+    assert alerts.due(told.open, Draft(told.world), told.now) == told.now + 3600
+
+
+def test_what_outlives_its_time_waits_for_an_event(told: Told) -> None:
+    """Or the service would look again at once, for ever."""
+    told.commit(told.refused(Scope.CONFIG, classified=False))
+    assert told.commit(seconds=4000) == []
+    assert alerts.due(told.open, Draft(told.world), told.now) is None
+    (over,) = told.commit(told.launched())
+    assert (type(over), over.kind) == (AlertResolved, "unclassified-error")
 
 
 Step = tuple[str, str, float]

@@ -60,10 +60,13 @@ def after(told: Told, changed: Iterable[Alert]) -> dict[str, AlertRaised]:
     return opened
 
 
-def due(told: Told, draft: Draft) -> float | None:
-    """When an open alert ends by time alone, if nothing else happens: there should be a commit then."""
-    timed = (alert for alert in told.values() if alert.kind in TIMED)
-    return min((_until(draft, alert) for alert in timed), default=None)
+def due(told: Told, draft: Draft, now: float) -> float | None:
+    """When an open alert ends by time alone, if nothing else happens: there should be a commit then.
+
+    One that has outlived its time at `now` waits for an event, and each commit looks at it.
+    """
+    ends = (_until(draft, alert) for alert in told.values() if alert.kind in TIMED)
+    return min((end for end in ends if end > now), default=None)
 
 
 class _Look:
