@@ -73,8 +73,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     boot_samples: int = 32
 
 
-# Outages of spot capacity last for hours (autocorrelation .57 at 1 h): early probes find little. By public traces of nine
-# zones, half the probes cost a hundredth in waiting. A broken rack lasts until somebody comes.
+# Outages of spot capacity last for hours (autocorrelation .57 at 1 h): early probes find little. By public traces of
+# nine zones, half the probes cost a hundredth in waiting. A broken rack lasts until somebody comes.
 PROFILES: Final[Mapping[str, Policy]] = {
     "on-demand": Policy(),
     "spot": Policy(
