@@ -29,10 +29,10 @@ from slipway_common.events.worker import (
 from slipway_common.ids import new_id
 from slipway_common.owner import Owner
 from slipway_common.postgres import Connection, Pool
+from slipway_common.signal_rules import DEFAULT_RULES
 from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, TOPIC_OF, Topic
 from slipway_weight_calculator.domain import alerts
 from slipway_weight_calculator.domain.policy import PROFILES
-from slipway_weight_calculator.domain.signals import DEFAULT_RULES
 from slipway_weight_calculator.domain.world import World
 from slipway_weight_calculator.store import journal
 from slipway_weight_calculator.store.journal import Entry

@@ -27,11 +27,12 @@ from slipway_common.events.worker import (
     WorkerStopped,
     WorkerStopping,
 )
+from slipway_common.signal_rules import DEFAULT_RULES, Rules
 from slipway_weight_calculator.domain.gates import Gate
 from slipway_weight_calculator.domain.policy import PROFILES, Policy
 from slipway_weight_calculator.domain.record import record
 from slipway_weight_calculator.domain.rows import STAGES, Boot, Row, config_of
-from slipway_weight_calculator.domain.signals import DEFAULT_RULES, Rules, Signal
+from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.world import Draft, World
 
 T0: Final = datetime(2030, 1, 1, tzinfo=UTC).timestamp()

@@ -1,8 +1,11 @@
 """A machine that its cloud is about to take away."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import WorkerStopping
@@ -51,3 +54,55 @@ async def test_what_interrupts_nobody(provisioner: Provisioner) -> None:
     assert await provisioner.states() == {"starting": 1}
     await provisioner.signals(interruption(worker.id, ttl=61))
     assert await provisioner.states() == {"stopping": 1}
+
+
+RULES = "sources: {status-page: {kinds: [degraded]}, spot-watch: {ids: ['0*']}}"
+
+
+def request(kind: str = "pause_request", **fields: Any) -> SignalRaised:
+    usual: dict[str, Any] = {"source": "monitor", "observed_at": after(0), "ttl_seconds": 60.0}
+    return SignalRaised(kind=kind, target_kind="config", target_id="zone-a", reason="smoke", **usual | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"source": "status-page"}, "source"),
+        ({"source": "spot-watch"}, "source"),
+        ({"ttl_seconds": 86_401.0}, "ttl"),
+        ({"observed_at": after(61)}, "future"),
+        ({"observed_at": after(-60)}, "expired"),
+    ],
+)
+async def test_a_request_that_no_rule_allows_changes_nothing(
+    postgres: EmbeddedPostgres, tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    """By the sources file that the calculator refuses by; and it is counted."""
+    (tmp_path / "sources.yaml").write_text(RULES)
+    async with provisioner_on(postgres, signal_sources_file=tmp_path / "sources.yaml") as provisioner:
+        await provisioner.declare()
+        await provisioner.signals(request())
+        before, counted = await states(provisioner), refused(reason)
+        await provisioner.signals(request(**fields), request("resume_request", **fields))
+        assert (await states(provisioner), refused(reason)) == (before, counted + 2)
+        await provisioner.signals(request("resume_request"))
+        assert ("zone-a", "active") in await states(provisioner)
+        await provisioner.signals(request(**fields))
+        assert ("zone-a", "active") in await states(provisioner)
+
+
+async def test_nobody_drains_what_it_may_not_speak_of(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    (tmp_path / "sources.yaml").write_text("unnamed: {kinds: [degraded]}")
+    async with provisioner_on(postgres, signal_sources_file=tmp_path / "sources.yaml") as provisioner:
+        (worker,) = await provisioner.starting()
+        counted = refused("source")
+        await provisioner.signals(interruption(worker.id))
+        assert (await provisioner.states(), refused("source")) == ({"starting": 1}, counted + 1)
+
+
+async def states(provisioner: Provisioner) -> list[tuple[str, str]]:
+    return [tuple(row) for row in await provisioner.pool.fetch("SELECT id, state FROM launch_config ORDER BY id")]
+
+
+def refused(reason: str) -> float:
+    return REGISTRY.get_sample_value("slipway_requests_refused_total", {"reason": reason}) or 0.0

@@ -230,6 +230,10 @@ METRICS: Final[tuple[Metric, ...]] = (
         }),
     ),
     Metric(
+        name="slipway_requests_refused_total", kind="counter", services=PROVISIONER, labels=("reason",),
+        help="Pause and resume requests and spot interruptions without effect, by reason",
+    ),
+    Metric(
         name="slipway_looked_up_total", kind="counter", services=PROVISIONER, labels=("account",),
         help="Calls of unknown outcome resolved by their tag",
     ),

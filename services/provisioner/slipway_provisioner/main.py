@@ -49,7 +49,7 @@ def build(settings: Settings) -> Service:
         "provisioner", settings,
         consumes={
             POOL_DEMAND: demand.record_demand, LEASE_LIFECYCLE: leases.record_leases,
-            LAUNCH_CONFIG_SIGNAL: signals.record_requests,
+            LAUNCH_CONFIG_SIGNAL: partial(signals.record_requests, rules=settings.signal_rules()),
         },
         views=[WeightView(), heartbeats],
         loops=[

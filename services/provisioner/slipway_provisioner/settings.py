@@ -1,9 +1,9 @@
 """Settings of the provisioner; durations in seconds. Read once, in main.py."""
 
-from slipway_common.service import ServiceSettings
+from slipway_common.signal_settings import SignalSettings
 
 
-class Settings(ServiceSettings):
+class Settings(SignalSettings):
     """Product times first: a demo divides these, and no others, by its speed."""
 
     port: int = 7301

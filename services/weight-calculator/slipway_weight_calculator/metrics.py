@@ -8,9 +8,9 @@ from typing import Final
 from slipway_common.consume import Received
 from slipway_common.events.signal import SignalRaised
 from slipway_common.metrics import counter
+from slipway_common.signal_rules import OPINIONS, REQUESTS
 from slipway_weight_calculator.domain.gates import OPEN, Gate
 from slipway_weight_calculator.domain.rows import Row
-from slipway_weight_calculator.domain.signals import OPINIONS, REQUESTS
 from slipway_weight_calculator.domain.world import Draft
 
 OUTCOMES: Final = counter("slipway_outcomes_folded_total")

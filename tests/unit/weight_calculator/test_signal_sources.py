@@ -12,9 +12,10 @@ from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import Outcome, Result, Stage, WorkerLaunched, WorkerRegistered
 from slipway_common.settings import from_environment
+from slipway_common.signal_rules import DEFAULT_RULES, Rules, Source, rules_of
 from slipway_weight_calculator.domain import signals
 from slipway_weight_calculator.domain.record import record
-from slipway_weight_calculator.domain.signals import REASONS, Rules, Source, rules_of
+from slipway_weight_calculator.domain.signals import REASONS
 from slipway_weight_calculator.domain.world import Draft, World
 from slipway_weight_calculator.settings import Settings
 
@@ -77,7 +78,7 @@ def test_a_sources_file_that_is_wrong_is_told_at_the_start(
 
 
 def test_rules_of_nothing_are_the_usual_ones() -> None:
-    assert rules_of({}) == signals.DEFAULT_RULES
+    assert rules_of({}) == DEFAULT_RULES
 
 
 # What an opinion weighs

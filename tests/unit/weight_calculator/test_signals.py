@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slipway_common.events.worker import Scope
-from slipway_weight_calculator.domain.signals import Rules, Source
+from slipway_common.signal_rules import Rules, Source
 from tests.worlds import T0, A, B, C, Story, config, launched, refused, reloaded, requested, said, stored
 
 ZONES = [config(f"c{n}", zone=f"z{n % 2}", account=f"acc-{n // 2}", image_revision=f"i{n % 3}") for n in range(4)]

@@ -10,27 +10,49 @@ from slipway_common.consume import Received
 from slipway_common.events.signal import SignalRaised
 from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection
+from slipway_common.signal_rules import DEFAULT_RULES, REQUESTS, Rules, refusal
+from slipway_common.telemetry import logger
+from slipway_provisioner import metrics
 from slipway_provisioner.domain.workers import stopping
 from slipway_provisioner.store import configs, pools, workers
 
+LOG = logger(__name__)
 WORKER_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MAY_LEAVE: Final = frozenset({State.LAUNCHING, State.STARTING, State.RUNNING})
 REASON_CHARACTERS_MAX: Final = 500
 
 
-async def record_requests(tx: Connection, received: Sequence[Received]) -> None:
-    """Pause requests hold until their ttl ends. A resume lifts only what the same source paused."""
-    signals: list[SignalRaised] = [r.event for r in received if r.event is not None]
-    requests = [signal for signal in signals if signal.target_kind == "config"]
+async def record_requests(tx: Connection, received: Sequence[Received], *, rules: Rules = DEFAULT_RULES) -> None:
+    """Pause requests hold until their ttl ends. A resume lifts only what the same source paused. What its source may
+    not say, or not for so long or at such a time, changes nothing; the calculator keeps it for people."""
+    heard: list[SignalRaised] = [r.event for r in received if r.event is not None and _is_ours(r.event)]
+    if not heard:
+        return
+    now = (await pools.now(tx)).timestamp()
+    signals = [signal for signal in heard if not _refused(signal, now, rules)]
+    requests = [signal for signal in signals if signal.kind in REQUESTS]
     await configs.lock(tx, [signal.target_id for signal in requests])
     for signal in requests:
         until = signal.observed_at + timedelta(seconds=signal.ttl_seconds)
         by = f"signal:{signal.source}"
         if signal.kind == "pause_request":
             await configs.pause(tx, signal.target_id, reason=signal.reason, by=by, until=until, command=False)
-        elif signal.kind == "resume_request":
+        else:
             await configs.resume(tx, signal.target_id, reason=signal.reason, by=by, only_by=by)
-    await _drain(tx, [s for s in signals if (s.kind, s.target_kind) == ("spot_interruption", "worker")])
+    await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"])
+
+
+def _is_ours(signal: SignalRaised) -> bool:
+    of = signal.target_kind
+    return of == "config" if signal.kind in REQUESTS else (signal.kind, of) == ("spot_interruption", "worker")
+
+
+def _refused(signal: SignalRaised, now: float, rules: Rules) -> bool:
+    why = refusal(signal, now, rules)
+    if why:
+        metrics.REQUESTS_REFUSED.labels(why.partition(":")[0]).inc()
+        LOG.info("signal refused", source=signal.source, kind=signal.kind, why=why)
+    return bool(why)
 
 
 async def _drain(tx: Connection, interruptions: Sequence[SignalRaised]) -> None:
@@ -40,7 +62,7 @@ async def _drain(tx: Connection, interruptions: Sequence[SignalRaised]) -> None:
     told = {
         signal.target_id: f"spot interruption, says {signal.source}: {signal.reason}"[:REASON_CHARACTERS_MAX]
         for signal in interruptions
-        if WORKER_ID.fullmatch(signal.target_id) and (now - signal.observed_at).total_seconds() < signal.ttl_seconds
+        if WORKER_ID.fullmatch(signal.target_id)
     }
     leaving = [worker for worker in await workers.lock(tx, sorted(told)) if worker.state in MAY_LEAVE]
     await workers.save(tx, [stopping(worker, told[worker.id], now) for worker in leaving])
