@@ -205,6 +205,15 @@ def test_signals_count_and_refusals_are_counted() -> None:
         ({"prior": 1.5}, "prior is 1.5; it has to be at least 1e-06 and at most 0.999999"),
         ({"launch_window": float("inf")}, "launch_window is inf; it has to be at least 1"),
         ({"trip_capacity": 0}, "trip_capacity is 0; it has to be at least 1"),
+        ({"permit_seconds": 0.000001}, "permit_seconds is 1e-06; it has to be at least 0.1"),
+        ({"pool_probe_seconds": 0.09}, "pool_probe_seconds is 0.09; it has to be at least 0.1"),
+        ({"probe_initial_seconds": 0.01}, "probe_initial_seconds is 0.01; it has to be at least 0.1"),
+        ({"probe_max_seconds": 0.01}, "probe_max_seconds is 0.01; it has to be at least 0.1"),
+        ({"launch_window_min": 65}, "launch_window_min is 65 and launch_window 64; launch_window_min has to be at"),
+        ({"boot_window": 1}, "boot_window_min is 2 and boot_window 1; boot_window_min has to be at most boot_window"),
+        ({"claim_window_min": 1001}, "claim_window_min is 1001 and claim_window 1000; claim_window_min has to be at"),
+        ({"probe_max_seconds": 100}, "probe_initial_seconds is 120 and probe_max_seconds 100; probe_initial_seconds"),
+        ({"late_samples": 33}, "late_samples is 33 and boot_samples 32; late_samples has to be at most boot_samples"),
     ],
 )
 def test_unusable_policies(given: Any, reason: str) -> None:

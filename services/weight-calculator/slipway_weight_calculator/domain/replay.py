@@ -52,11 +52,21 @@ NEXT: Final[Mapping[type[Any], str | None]] = {
 }  # fmt: skip
 
 TINY: Final = 1e-6
-# By how a coefficient's name ends; all others are 1 or more.
+# By a coefficient's name, or how it ends; all others are 1 or more. What comes round while something is closed is an
+# instant each time: of shorter times than these a log of hours would have no end.
+ROUND_SECONDS: Final = 0.1
 BOUNDS: Final = (
+    *((name, (ROUND_SECONDS, math.inf)) for name in (
+        "permit_seconds", "pool_probe_seconds", "probe_initial_seconds", "probe_max_seconds",
+    )),
     ("_seconds", (TINY, math.inf)), ("prior_mass", (TINY, math.inf)), ("prior", (TINY, 1.0 - TINY)),
     ("floor", (TINY, 1.0)), ("sharpness", (0.0, math.inf)), ("threshold", (0.0, math.inf)), ("_shrink", (TINY, 1.0)),
     ("quantile", (TINY, 1.0)), ("late_factor", (TINY, math.inf)),
+)  # fmt: skip
+# Pairs of which the first is not above the second.
+ORDERED: Final = (
+    *((f"{stage}_window_min", f"{stage}_window") for stage in STAGES),
+    ("probe_initial_seconds", "probe_max_seconds"), ("late_samples", "boot_samples"),
 )  # fmt: skip
 
 Policies = Mapping[str, Policy]
@@ -138,6 +148,10 @@ def _problem(policy: Policy) -> str:
         if not (math.isfinite(value) and least <= value <= most):
             upper = f" and at most {most:g}" if math.isfinite(most) else ""
             return f"{name} is {value:g}; it has to be at least {least:g}{upper}"
+    for lower, upper in ORDERED:
+        small, large = getattr(policy, lower), getattr(policy, upper)
+        if small > large:
+            return f"{lower} is {small:g} and {upper} {large:g}; {lower} has to be at most {upper}"
     return ""
 
 
