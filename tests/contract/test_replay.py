@@ -13,9 +13,11 @@ COMMAND = (sys.executable, "-c", "from slipway_client.cli import app; app(prog_n
 SECONDS = 60.0
 
 
-async def replayed(*arguments: str, from_: str = RECORDING) -> tuple[int | None, str, str]:
+async def replayed(*arguments: str, from_: str = RECORDING, cwd: Path | None = None) -> tuple[int | None, str, str]:
     """Exit code, and what went to stdout and stderr."""
-    process = await asyncio.create_subprocess_exec(*COMMAND, "--from", from_, *arguments, stdout=PIPE, stderr=PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--from", from_, *arguments, stdout=PIPE, stderr=PIPE, cwd=cwd
+    )
     out, err = await asyncio.wait_for(process.communicate(), SECONDS)
     return process.returncode, out.decode(), err.decode()
 
@@ -37,6 +39,22 @@ async def test_twice_the_same(tmp_path: Path) -> None:
     (outage,) = [line for line in compared.splitlines() if line.startswith("linux-b ") and "launch" in line]
     assert " → " in zone_b
     assert "after 56 s → after " in outage
+
+
+async def test_files_that_are_called_like_policies(tmp_path: Path) -> None:
+    """A file stands beside the policy of its name, not in its place; without a "/", the name is meant."""
+    digests = {}
+    for name in ("default", "spot"):
+        (tmp_path / name).write_text("trip_capacity: 5\nprobe_initial_seconds: 60\n")
+    for policy in ("./default", "./spot", "spot"):
+        code, told, errors = await replayed("--policy", policy, "-o", "json", cwd=tmp_path)
+        assert (code, errors) == (0, "")
+        found = {name: each["digest"] for name, each in json.loads(told)["policies"].items()}
+        assert set(found) == {"default", policy}
+        assert digests.setdefault("default", found["default"]) == found["default"]
+        digests |= found
+    assert digests["./default"] == digests["./spot"]
+    assert len(set(digests.values())) == 3
 
 
 async def test_for_programs_and_of_one_pool() -> None:

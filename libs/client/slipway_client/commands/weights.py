@@ -90,7 +90,8 @@ def replay(
     policy would not have let it begin; what would have been launched elsewhere instead is not guessed.
 
     A file of events holds what `slipway events tail -o json` prints. A policy file (YAML, TOML or JSON) sets
-    coefficients, such as `trip_capacity: 3`, over those of each config's profile.
+    coefficients, such as `trip_capacity: 3`, over those of each config's profile; of one that is called like a policy
+    say `./spot`.
 
     \b
     Examples:
@@ -100,7 +101,7 @@ def replay(
     """
     core = _core()
     wanted = {"default": core.policies("default")}
-    wanted[Path(policy).name] = _policies(core, policy)
+    wanted[policy] = _policies(core, policy)
     comparison = core.Comparison(wanted)
     _fold(core, comparison, context.obj, from_)
     told = _told(comparison, pool)
@@ -125,15 +126,16 @@ def _core() -> Any:
 
 
 def _policies(core: Any, given: str) -> Any:
-    """A named policy, or that of a file. Raises InvalidFile or typer.BadParameter before anything is read."""
+    """A named policy, or that of a file: of what is both, the name, unless it contains "/". Raises InvalidFile or
+    typer.BadParameter before anything is read."""
     from slipway_common.strict_yaml import Invalid, Problem
 
     file = Path(given)
     try:
-        if not file.is_file():
-            return core.policies(given)
+        return core.policies(given)
     except core.Unusable as error:
-        raise typer.BadParameter(f"--policy: {error}") from error
+        if not file.is_file():
+            raise typer.BadParameter(f"--policy: {error}") from error
     try:
         return core.policies(_mapping(file))
     except core.Unusable as error:
