@@ -20,7 +20,7 @@ BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows mutants readme \
-	generated simulate bench-events bench-weights clean
+	generated simulate policies bench-events bench-weights clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -49,6 +49,7 @@ def failures(path: Path, runs: Mapping[str, Run]) -> None:
     axes.axvspan(60, 90, color="#dddddd")
     axes.set_xlim(50, 120)
     axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(bottom=0)
     axes.set_ylabel("failures per minute")
     _save(figure, axes, path)
 
@@ -68,6 +69,7 @@ def ratios(path: Path, found: Summaries, policies: Sequence[str]) -> None:
             axes.plot([place - 0.4, place + 0.4], [known, known], color="#000000", linestyle=":", linewidth=2)
     axes.plot([], [], color="#000000", linestyle=":", linewidth=2, label="published")
     axes.set_yscale("log")
+    axes.margins(y=0.1)
     axes.set_xlabel("")
     axes.set_xticks(range(len(policies)), policies)
     axes.set_ylabel("failed / ok")
