@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from bench.policies.scenario import TICK_SECONDS, Scenario
+from bench.policies.scenario import TICK_SECONDS, BadScenario, Scenario, check_configs
 from bench.policies.traces import Traces
 
 POISSON_MAX: Final = 30.0  # beyond it exp(-mean) times chances is drawn in parts
@@ -37,16 +37,21 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds: float = 0.0) -> Conditions:
-    """`traces` where the scenario asks for them; availability begins `offset_seconds` into its trace."""
+    """`traces` where the scenario asks for them; availability begins `offset_seconds` into its trace.
+
+    Raises BadScenario where the scenario does not fit the zones of the trace.
+    """
     ticks = scenario.ticks
     if scenario.availability == "trace":
         assert traces is not None
+        try:
+            check_configs(scenario, len(traces.zones))
+        except BadScenario as error:
+            raise BadScenario(f"{scenario.name}: {error} (configs are the zones of the trace)") from error
         names = [zone.name for zone in traces.zones]
         regions = [zone.region for zone in traces.zones]
-        places = [
-            int((offset_seconds + tick * TICK_SECONDS) / traces.gap_seconds) % len(traces.zones[0].up)
-            for tick in range(ticks)
-        ]
+        shortest = min(len(zone.up) for zone in traces.zones)
+        places = [int((offset_seconds + tick * TICK_SECONDS) / traces.gap_seconds) % shortest for tick in range(ticks)]
         refusal = [[0.0 if zone.up[place] else 1.0 for place in places] for zone in traces.zones]
     else:
         names = [f"config-{place}" for place in range(scenario.configs)]
@@ -66,7 +71,7 @@ def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds:
                         here = fault.probability_at(minutes[tick])
                         refusal[config][tick] = 1 - (1 - refusal[config][tick]) * (1 - here)
             elif fault.kind == "capped":
-                first = active.index(True)
+                first = active.index(True)  # a cap has no periods, and every fault a tick
                 caps[config] = (first, first + sum(active), fault.workers)
             else:
                 before = unregistered[config] or bytes(ticks)

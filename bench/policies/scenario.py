@@ -8,7 +8,7 @@ that cannot be is refused by its name. One of four configs down for half an hour
 
 Configs are counted from 0. With `"demand": "trace"` arrivals come from the demand trace, with `"availability": "trace"`
 there is one config per zone of the availability trace and a launch is refused while the zone is down; both begin with
-the trace and last for `hours`.
+the trace and last for `hours`, of which a trace has 96.
 """
 
 from pathlib import Path
@@ -23,6 +23,15 @@ TRIES_MAX: Final = 200  # per tick
 HOURS: Final = 96.0  # of a trace that a run takes
 ANSWER_SECONDS: Final = 2.0  # until a provider's yes or no is known
 
+HOURS_MIN: Final = 0.01  # a few ticks
+HOURS_MAX: Final = 1000.0
+RATE_MAX: Final = 10_000.0  # launches a minute
+FACTOR_MIN, FACTOR_MAX = 0.001, 1000.0
+LATE_SECONDS_MAX: Final = 3600.0  # of records and events: what is later by far than any of ours were
+REPLICAS_MAX: Final = 10
+TIMEOUT_SECONDS_MIN: Final = TICK_SECONDS  # an answer is known before
+TIMEOUT_SECONDS_MAX: Final = 30 * 86_400.0
+
 Source = Literal["made", "trace"]
 
 
@@ -35,8 +44,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     `refused`: each launch fails with `probability`, which grows from 0 during the first `ramp_minutes`. `capped`:
     launches beyond `workers` under way and running of one config fail. `unregistered`: machines whose boot would end
-    meanwhile never register. With `period_minutes` it is only so in the first `active_minutes` of each period. `scope`
-    is what the provider's error says: capacity, quota, image or config.
+    meanwhile never register. With `period_minutes` it is only so in the first `active_minutes` of each period, which a
+    cap has none of; a config has one cap. `scope` is what the provider's error says: capacity, quota, image or config.
     """
 
     kind: Literal["refused", "capped", "unregistered"]
@@ -116,58 +125,90 @@ def read(path: Path) -> Scenario:
         return checked(msgspec.json.decode(path.read_bytes(), type=Scenario))
     except OSError as error:
         raise BadScenario(f"{path}: {error.strerror}") from error
-    except (msgspec.DecodeError, BadScenario) as error:  # a validation error is a decode error too
+    except (msgspec.DecodeError, UnicodeDecodeError, BadScenario) as error:  # a validation error is a decode error too
         raise BadScenario(f"{path}: {error}") from error
 
 
 def checked(scenario: Scenario) -> Scenario:
-    """The scenario itself, if it can be run; raises BadScenario."""
-    for name, is_so, must in (
-        ("name", bool(scenario.name) and "/" not in scenario.name, "be a word without a slash"),
-        ("hours", 0 < scenario.hours <= 1000, "be above 0 and at most 1000"),
-        ("configs", 1 <= scenario.configs <= 100, "be from 1 to 100"),
-        ("launches_per_minute", 0 <= scenario.launches_per_minute <= 10_000, "be from 0 to 10000"),
-        ("background", 0 <= scenario.background < 1, "be from 0 to below 1"),
-        ("duplicates", 0 <= scenario.duplicates <= 1, "be from 0 to 1"),
-        ("reordered_seconds", scenario.reordered_seconds >= 0, "not be negative"),
-        ("record_lag_seconds", scenario.record_lag_seconds >= 0, "not be negative"),
-        ("replica_lag_seconds", scenario.replica_lag_seconds >= 0, "not be negative"),
-        ("replicas", 1 <= scenario.replicas <= 100, "be from 1 to 100"),
-        ("registration_timeout_seconds", scenario.registration_timeout_seconds > 0, "be above 0"),
-        ("price_factors", all(factor > 0 for factor in scenario.price_factors), "all be above 0"),
-    ):
-        if not is_so:
-            raise BadScenario(f"{name}: must {must}")
+    """The scenario itself, if it can be run; raises BadScenario. Whether it fits a trace's zones is not known here."""
+    if not scenario.name or "/" in scenario.name:
+        raise BadScenario(f"name: must be a word without a slash, not {scenario.name!r}")
+    is_made = scenario.availability == "made"
+    hours_max = HOURS if "trace" in (scenario.demand, scenario.availability) else HOURS_MAX
+    _check_within("hours", scenario.hours, HOURS_MIN, hours_max)
+    _check_within("configs", scenario.configs, 1, 100)
+    _check_within("launches_per_minute", scenario.launches_per_minute, 0, RATE_MAX)
+    if not 0 <= scenario.background < 1:
+        raise BadScenario(f"background: must be from 0 to below 1, not {scenario.background:g}")
+    _check_within("duplicates", scenario.duplicates, 0, 1)
+    _check_within("reordered_seconds", scenario.reordered_seconds, 0, LATE_SECONDS_MAX)
+    _check_within("record_lag_seconds", scenario.record_lag_seconds, 0, LATE_SECONDS_MAX)
+    _check_within("replica_lag_seconds", scenario.replica_lag_seconds, 0, LATE_SECONDS_MAX)
+    _check_within("replicas", scenario.replicas, 1, REPLICAS_MAX)
+    _check_within(
+        "registration_timeout_seconds", scenario.registration_timeout_seconds, TIMEOUT_SECONDS_MIN, TIMEOUT_SECONDS_MAX
+    )
+    for place, factor in enumerate(scenario.price_factors):
+        _check_within(f"price_factors[{place}]", factor, FACTOR_MIN, FACTOR_MAX)
     if scenario.profile not in PROFILES:
         raise BadScenario(f"profile: there is no {scenario.profile}; there are {', '.join(PROFILES)}")
-    is_made = scenario.availability == "made"
-    if scenario.price_factors and is_made and len(scenario.price_factors) != scenario.configs:
-        raise BadScenario(f"price_factors: {len(scenario.price_factors)} of them for {scenario.configs} configs")
-    for place, span in enumerate((*scenario.bursts, *scenario.calculator_down)):
-        _check_span(f"span {place}", span.begin_minute, span.end_minute)
+    if is_made:
+        check_configs(scenario, scenario.configs)
+    for name, spans in (("bursts", scenario.bursts), ("calculator_down", scenario.calculator_down)):
+        for place, span in enumerate(spans):
+            _check_span(f"{name}[{place}]", span.begin_minute, span.end_minute, scenario)
+            _check_within(f"{name}[{place}].launches_per_minute", span.launches_per_minute, 0, RATE_MAX)
+    capped: set[int] = set()
     for place, fault in enumerate(scenario.faults):
-        _check_fault(f"faults[{place}]", fault, scenario.configs if is_made else None)
+        _check_fault(f"faults[{place}]", fault, scenario)
+        if fault.kind == "capped":
+            if twice := capped.intersection(fault.configs):
+                raise BadScenario(f"faults[{place}].configs: config {min(twice)} has a cap already; write one for each")
+            capped.update(fault.configs)
     return scenario
 
 
-def _check_span(where: str, begin: float, end: float | None) -> None:
+def check_configs(scenario: Scenario, configs: int) -> None:
+    """Whether what names configs fits as many as there are: those made, or zones of the trace; raises BadScenario."""
+    if scenario.price_factors and len(scenario.price_factors) != configs:
+        given = len(scenario.price_factors)
+        raise BadScenario(f"price_factors: {given} of them for {configs} configs; write one for each")
+    for place, fault in enumerate(scenario.faults):
+        if outside := [config for config in fault.configs if not 0 <= config < configs]:
+            raise BadScenario(
+                f"faults[{place}].configs: there is no config {outside[0]}; they are counted from 0 to {configs - 1}"
+            )
+
+
+def _check_within(where: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise BadScenario(f"{where}: must be from {least:g} to {most:g}, not {value}")
+
+
+def _check_span(where: str, begin: float, end: float | None, scenario: Scenario) -> None:
     if begin < 0 or (end is not None and end <= begin):
         raise BadScenario(f"{where}: must begin at 0 or later and end after its begin, not {begin} to {end}")
+    if begin >= (last := scenario.hours * 60):
+        raise BadScenario(f"{where}.begin_minute: must be below {last:g}, where the run ends, not {begin}")
 
 
-def _check_fault(where: str, fault: Fault, configs: int | None) -> None:
-    _check_span(where, fault.begin_minute, fault.end_minute)
+def _check_fault(where: str, fault: Fault, scenario: Scenario) -> None:
+    _check_span(where, fault.begin_minute, fault.end_minute, scenario)
     if not fault.configs:
         raise BadScenario(f"{where}.configs: names no config")
-    if outside := [c for c in fault.configs if c < 0 or (configs is not None and c >= configs)]:
-        raise BadScenario(f"{where}.configs: there is no config {outside[0]}; they are counted from 0")
-    if not 0 <= fault.probability <= 1:
-        raise BadScenario(f"{where}.probability: must be from 0 to 1, not {fault.probability}")
+    if twice := [config for place, config in enumerate(fault.configs) if config in fault.configs[:place]]:
+        raise BadScenario(f"{where}.configs: names config {twice[0]} twice")
+    _check_within(f"{where}.probability", fault.probability, 0, 1)
     for name, value in (("ramp_minutes", fault.ramp_minutes), ("workers", fault.workers)):
         if value < 0:
-            raise BadScenario(f"{where}.{name}: must not be negative")
-    if fault.period_minutes is not None and not 0 < fault.active_minutes <= fault.period_minutes:
-        raise BadScenario(f"{where}.active_minutes: must be above 0 and at most the period")
+            raise BadScenario(f"{where}.{name}: must not be negative, but it is {value}")
+    if fault.period_minutes is not None:
+        if fault.kind == "capped":
+            raise BadScenario(f"{where}.period_minutes: a cap has no periods; write begin_minute and end_minute alone")
+        if not 0 < fault.active_minutes <= fault.period_minutes:
+            raise BadScenario(f"{where}.active_minutes: must be above 0 and at most the period")
+    if not any(fault.active(tick * TICK_SECONDS / 60) for tick in range(scenario.ticks)):
+        raise BadScenario(f"{where}: falls between two ticks; must last {TICK_SECONDS:g} s or longer within the run")
 
 
 EVERYONE: Final = (0, 1, 2, 3)

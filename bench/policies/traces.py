@@ -1,6 +1,5 @@
 """Real demand and real capacity, read from where the person says. Nothing of them is kept here."""
 
-import math
 import re
 import struct
 from pathlib import Path
@@ -11,6 +10,7 @@ import msgspec
 from bench.policies.scenario import HOURS, TICK_SECONDS
 
 OFFSET_DAYS: Final = (0.0, 15.0, 30.0)
+GAP_SECONDS_MAX: Final = 86_400
 RECORD: Final = struct.Struct(">II")  # arrival and duration in milliseconds, as the Firefox CI traces have them
 
 
@@ -88,12 +88,12 @@ def _samples(path: Path) -> tuple[list[float], float]:
         content: Any = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise BadTrace(f"{path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadTrace(f"{path}: not JSON: {error}") from error
     metadata = content.get("metadata") if isinstance(content, dict) else None
     gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
-    if not isinstance(gap, int | float) or isinstance(gap, bool) or not math.isfinite(gap) or gap <= 0:
-        raise BadTrace(f"{path}: metadata.gap_seconds must be a number above 0, not {gap!r}")
+    if not isinstance(gap, int | float) or isinstance(gap, bool) or not 0 < gap <= GAP_SECONDS_MAX:
+        raise BadTrace(f"{path}: metadata.gap_seconds must be a number above 0 and at most 86400, not {gap!r}")
     data = content.get("data")
     if not isinstance(data, list) or not data:
         raise BadTrace(f"{path}: data must be a list of samples")

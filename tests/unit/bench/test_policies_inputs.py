@@ -13,6 +13,8 @@ from bench.policies.scenario import BUILT_IN, BadScenario, Scenario, checked, re
 from bench.policies.traces import BadTrace, Traces, Zone
 
 LONG_ENOUGH = 2000  # samples of 195 s: more than 96 h
+CAP = {"kind": "capped", "configs": [0], "workers": 10}
+MINUTE = {"begin_minute": 1, "end_minute": 2}
 
 
 def written(path: Path, content: object) -> Path:
@@ -33,7 +35,18 @@ def test_built_in_scenarios_can_be_run_and_written_down_as_they_are(tmp_path: Pa
         ({"name": "x", "hours": "3"}, "Expected `float`, got `str` - at `$.hours`"),
         ({"hours": 3}, "required field `name`"),
         ({"name": "a/b"}, "name: must be a word without a slash"),
-        ({"name": "x", "hours": 0}, "hours: must be above 0"),
+        ({"name": "x", "hours": 0}, "hours: must be from 0.01 to 1000, not 0"),
+        ({"name": "x", "hours": 0.001}, "hours: must be from 0.01 to 1000, not 0.001"),
+        ({"name": "x", "hours": 97, "availability": "trace"}, "hours: must be from 0.01 to 96, not 97"),
+        ({"name": "x", "hours": 97, "demand": "trace"}, "hours: must be from 0.01 to 96, not 97"),
+        ({"name": "x", "background": 1}, "background: must be from 0 to below 1, not 1"),
+        ({"name": "x", "replicas": 11}, "replicas: must be from 1 to 10, not 11"),
+        ({"name": "x", "reordered_seconds": 1e9}, "reordered_seconds: must be from 0 to 3600, not 1000000000.0"),
+        ({"name": "x", "record_lag_seconds": 3601}, "record_lag_seconds: must be from 0 to 3600"),
+        ({"name": "x", "replica_lag_seconds": 3601}, "replica_lag_seconds: must be from 0 to 3600"),
+        ({"name": "x", "registration_timeout_seconds": 1}, "registration_timeout_seconds: must be from 10 to"),
+        ({"name": "x", "configs": 2, "price_factors": [1e300, 1e-300]}, "price_factors[0]: must be from 0.001 to 1000"),
+        ({"name": "x", "configs": 2, "price_factors": [1, 1e-300]}, "price_factors[1]: must be from 0.001 to 1000"),
         ({"name": "x", "configs": 2, "price_factors": [1]}, "price_factors: 1 of them for 2 configs"),
         ({"name": "x", "faults": [{"kind": "burnt", "configs": [0]}]}, "enum value 'burnt' - at `$.faults[0].kind`"),
         ({"name": "x", "faults": [{"kind": "refused", "configs": [4]}]}, "faults[0].configs: there is no config 4"),
@@ -46,6 +59,24 @@ def test_built_in_scenarios_can_be_run_and_written_down_as_they_are(tmp_path: Pa
         (
             {"name": "x", "faults": [{"kind": "refused", "configs": [0], "period_minutes": 5}]},
             "faults[0].active_minutes: must be above 0",
+        ),
+        ({"name": "x", "faults": [CAP | {"begin_minute": 360}]}, "faults[0].begin_minute: must be below 360"),
+        ({"name": "x", "faults": [CAP | {"begin_minute": 1.01, "end_minute": 1.02}]}, "faults[0]: falls between two"),
+        (
+            {"name": "x", "faults": [CAP | {"period_minutes": 10, "active_minutes": 5}]},
+            "faults[0].period_minutes: a cap has no periods; write begin_minute and end_minute alone",
+        ),
+        (
+            {"name": "x", "faults": [CAP | {"configs": [1, 2]}, CAP | {"configs": [0, 2]}]},
+            "faults[1].configs: config 2 has a cap already",
+        ),
+        ({"name": "x", "faults": [CAP | {"configs": [3, 3]}]}, "faults[0].configs: names config 3 twice"),
+        ({"name": "x", "bursts": [MINUTE | {"launches_per_minute": -5}]}, "bursts[0].launches_per_minute: must be"),
+        ({"name": "x", "bursts": [MINUTE | {"launches_per_minute": 1e7}]}, "must be from 0 to 10000, not 10000000.0"),
+        ({"name": "x", "bursts": [MINUTE, {"begin_minute": 2, "end_minute": 1}]}, "bursts[1]: must begin at 0"),
+        (
+            {"name": "x", "hours": 1, "calculator_down": [{"begin_minute": 60, "end_minute": 70}]},
+            "calculator_down[0].begin_minute: must be below 60, where the run ends, not 60",
         ),
         ({"name": "x", "profile": "cheap"}, "profile: there is no cheap"),
         ([], "Expected `object`, got `array`"),
@@ -62,7 +93,10 @@ def test_a_scenario_file_that_is_missing_or_no_json_ends_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.json").write_text("{")
-    for name, words in (("absent.json", "No such file"), ("broken.json", "truncated")):
+    (tmp_path / "latin.json").write_bytes('{"name": "é"}'.encode("latin-1"))
+    for name, words in (
+        ("absent.json", "No such file"), ("broken.json", "truncated"), ("latin.json", "can't decode byte"),
+    ):  # fmt: skip
         assert main({"SCENARIO": str(tmp_path / name)}) == 2
         assert words in capsys.readouterr().err
 
@@ -103,9 +137,10 @@ def test_a_zone_is_up_where_its_sample_is_above_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"metadata": {}}, "metadata.gap_seconds must be a number above 0, not None"),
+        ({"metadata": {}}, "metadata.gap_seconds must be a number above 0 and at most 86400, not None"),
         ({"metadata": {"gap_seconds": True}}, "not True"),
         ({"metadata": {"gap_seconds": -1}}, "not -1"),
+        ({"metadata": {"gap_seconds": 86_401}}, "at most 86400, not 86401"),
         ({"metadata": 3}, "not None"),
         ({"data": []}, "data must be a list of samples"),
         ({"data": [1, "up"]}, "data[1] must be a number, not 'up'"),
@@ -166,6 +201,33 @@ def test_conditions_of_a_trace_begin_at_its_offset() -> None:
     faced = conditions(BUILT_IN["real"], given, offset_seconds=195.0)
     assert [faced.refusal[0][tick] for tick in (0, 19, 20, 39)] == [0.0, 0.0, 1.0, 0.0]
     assert set(faced.rates) == {3.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"price_factors": [1, 2]}, "mine: price_factors: 2 of them for 3 configs; write one for each (configs are"),
+        ({"faults": [CAP | {"configs": [2, 50]}]}, "mine: faults[0].configs: there is no config 50; they are"),
+    ],
+)  # fmt: skip
+def test_a_scenario_that_does_not_fit_the_zones_of_the_trace_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], words: str
+) -> None:
+    for name in ("a", "b", "c"):
+        zone_file(tmp_path, name)
+    scenario = {"name": "mine", "hours": 0.1, "availability": "trace"} | changes
+    (tmp_path / "mine").mkdir()
+    path = written(tmp_path / "mine" / "scenario.json", scenario)
+    environment = {"SCENARIO": str(path), "AVAILABILITY": str(tmp_path), "SEEDS": "1", "ONLY": "mine,uniform"}
+    assert main(environment) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_zones_of_unequal_length_begin_again_together() -> None:
+    zones = (Zone("long", bytes([1, 0, 1, 0, 1])), Zone("short", bytes([0, 1, 1])))
+    given = Traces(arrivals=(1,), zones=zones, gap_seconds=10.0, of="x")
+    faced = conditions(checked(Scenario(name="x", hours=0.02, availability="trace")), given)
+    assert faced.refusal == [[0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]]
 
 
 def test_the_synthetic_pair_is_as_the_real_one_by_what_was_published_of_it() -> None:

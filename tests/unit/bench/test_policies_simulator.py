@@ -11,7 +11,7 @@ from bench.policies.cells import POLICIES
 from bench.policies.conditions import Conditions, arrivals, conditions
 from bench.policies.figures import figures
 from bench.policies.policy import Policy
-from bench.policies.scenario import Fault, Scenario, Span
+from bench.policies.scenario import Fault, Scenario, Span, checked
 from bench.policies.simulator import Run, simulate
 
 ROUGH = Scenario(
@@ -118,6 +118,28 @@ def test_a_cap_counts_workers_until_they_end() -> None:
         most = max(most, held)
     assert most == 25
     assert {told for told, _, _ in policy.told} == {"accepted", "quota", "registered", "ended"}
+
+
+def test_a_cap_lasts_from_its_begin_to_its_end_and_one_of_two_configs_may_have_another() -> None:
+    first = Fault(kind="capped", configs=(0,), begin_minute=5, end_minute=9.5, workers=3)
+    second = Fault(kind="capped", configs=(1,), begin_minute=59.8, workers=4)
+    faced = conditions(checked(Scenario(name="x", hours=1.0, configs=2, faults=(first, second))))
+    assert faced.caps == {0: (30, 57, 3), 1: (359, 360, 4)}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_extremes_that_may_be_written_can_be_run(policy: str) -> None:
+    rough = Scenario(
+        name="extreme", hours=0.2, configs=3, price_factors=(1000.0, 1.0, 0.001), replicas=10, duplicates=1.0,
+        record_lag_seconds=3600.0, replica_lag_seconds=3600.0, reordered_seconds=3600.0,
+        registration_timeout_seconds=10.0, bursts=(Span(begin_minute=1, end_minute=2, launches_per_minute=10_000),),
+        faults=(Fault(kind="unregistered", configs=(0,), scope="image"),),
+    )  # fmt: skip
+    shortest, idle = Scenario(name="shortest", hours=0.01), Scenario(name="idle", hours=0.1, launches_per_minute=0)
+    for scenario in (rough, shortest, idle):
+        run = play(checked(scenario), policy)
+        assert run.arrived == run.registered + run.waiting
+        assert figures(run).registered == run.registered
 
 
 def test_no_tick_tries_more_than_it_may() -> None:
