@@ -159,6 +159,8 @@ async def test_a_token_says_what_its_scopes_name(
         ({"observed_at": after(-601).isoformat()}, "expired", "its time was over 1 s ago"),
         ({"observed_at": after(61).isoformat()}, "future", "in the future"),
         ({"value": 2}, "value", "2 is not between 0 and 1"),
+        ({"kind": "pause_request"}, "target", "a pause_request is of a config; of a zone it has no effect"),
+        ({"kind": "down", "target_kind": "worker"}, "unreached", "does not boot"),
         ({"kind": "capacity_hint"}, "value", "a capacity_hint needs one"),
         ({"kind": "down", "target_kind": "pool", "target_id": "linux"}, "share", "would close 3 of 3 active configs"),
         ({"kind": "down"}, "source", "may not say down of a zone"),

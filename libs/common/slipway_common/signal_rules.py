@@ -72,6 +72,8 @@ def refusal(event: SignalRaised, now: float, rules: Rules = DEFAULT_RULES) -> st
         return f"target: unknown target kind {event.target_kind!r}; known: {', '.join(TARGETS)}"
     if event.kind not in (*OPINIONS, *REQUESTS):
         return f"kind: unknown kind {event.kind!r}; known: {', '.join((*OPINIONS, *REQUESTS))}"
+    if event.kind in REQUESTS and event.target_kind != "config":
+        return f"target: a {event.kind} is of a config; of a {event.target_kind} it has no effect"
     if source is None or event.target_kind not in source.targets or event.kind not in source.kinds:
         return f"source: {event.source!r} may not say {event.kind} of a {event.target_kind}"
     if not any(fnmatchcase(event.target_id, pattern) for pattern in source.ids):

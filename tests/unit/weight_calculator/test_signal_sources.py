@@ -172,15 +172,26 @@ def test_a_word_on_a_booting_worker_weighs_on_its_config(kind: str) -> None:
     assert signals.is_down(draft.said("zone-a")) is None
 
 
-def test_a_word_on_a_worker_that_does_not_boot_is_not_ours() -> None:
-    """It is no mistake either: the provisioner may know what to do."""
-    for known, signal in (
-        (world(registered=True), said("down")), (world(), said("down", target_id="w-2")),
-        (world(), said("spot_interruption")),
+def test_a_word_on_a_worker_that_does_not_boot_is_refused() -> None:
+    """Nobody would act on it; only that it is interrupted is for the provisioner, whom we do not second-guess."""
+    for known, signal, told in (
+        (world(registered=True), said("down"), "unreached: worker 'w-1' does not boot"),
+        (world(), said("degraded", target_id="w-2"), "unreached: worker 'w-2' does not boot"),
+        (world(), said("recovered", target_id="w-2"), "unreached: worker 'w-2' does not boot"),
+        (world(), said("spot_interruption"), ""), (world(registered=True), said("spot_interruption"), ""),
     ):  # fmt: skip
         draft = Draft(known)
-        assert draft.signal(signal, NOW) == ""
+        assert draft.signal(signal, NOW).startswith(told)
+        assert bool(draft.signal(signal, NOW)) is bool(told)
         assert (draft.signals, list(draft.live_signals())) == ({}, [])
+
+
+@pytest.mark.parametrize("kind", ["pause_request", "resume_request"])
+@pytest.mark.parametrize("target_kind", ["worker", "pool", "zone", "account", "image"])
+def test_a_request_of_anything_but_a_config_is_refused(kind: str, target_kind: str) -> None:
+    """The provisioner would do nothing, so nobody may be told that it was taken."""
+    told = Draft(world()).signal(said(kind, target_kind, "zone-a"), NOW)
+    assert told == f"target: a {kind} is of a config; of a {target_kind} it has no effect"
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,9 @@ def reached(event: SignalRaised, configs: Mapping[str, Config], booting: str = "
     return frozenset(c for c in match.get(event.target_kind, ()) if not configs[c].archived_at)
 
 
-def is_ours(event: SignalRaised, configs_reached: Collection[str]) -> bool:
-    """Whether a sound signal is for us to act on."""
-    if event.target_kind == "worker":
-        return event.kind in OPINIONS and event.kind != "spot_interruption" and bool(configs_reached)
-    return event.kind in OPINIONS
+def is_ours(event: SignalRaised) -> bool:
+    """Whether a sound signal is for us to act on; that a machine is interrupted is the provisioner's."""
+    return event.kind in OPINIONS and (event.kind, event.target_kind) != ("spot_interruption", "worker")
 
 
 def problem(
@@ -78,12 +76,14 @@ def problem(
     has one, or is the provisioner's."""
     if wrong := refusal(event, now, rules):
         return wrong
-    if not is_ours(event, configs_reached):
+    if not is_ours(event):
         return ""
     if event.value is not None and (wrong := _value_problem(event.kind, event.value)):
         return wrong
     if event.kind == "capacity_hint" and event.value is None:
         return "value: a capacity_hint needs one, the starts that there is room for"
+    if not configs_reached and event.target_kind == "worker":
+        return f"unreached: worker {event.target_id!r} does not boot, and only then counts for its config"
     if not configs_reached:
         return f"unreached: no launch config is of {event.target_kind} {event.target_id!r}"
     _, signal = kept(event, configs_reached, now)

@@ -236,7 +236,7 @@ class Draft:
         reached = opinions.reached(event, configs, booting)
         held = {signal.key: signal for id_ in configs for signal in self.said(id_) if signal.until > at}
         problem = opinions.problem(event, reached, configs, held, at, rules)
-        if problem or not opinions.is_ours(event, reached):
+        if problem or not opinions.is_ours(event):
             return problem
         self._stirred |= reached
         if event.kind == "recovered":
