@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,8 @@ from random import Random
 from typing import Any, Final
 
 import asyncpg
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.declaration import Declaration
@@ -37,6 +40,7 @@ DURATION_SECONDS: Final = 56.0
 PRODUCT: Final = DURATION_SECONDS * SPEED
 REPLICAS: Final = 3
 LATE_SECONDS: Final = 60.0  # of product time
+ROUNDED_SECONDS: Final = 0.1  # of it too: the log's clock has milliseconds, and the run is quicker
 # Boots that fail do so within the run; calls are patient, so that a busy machine cuts none off.
 SECONDS: Final = {"boot_timeout_seconds": 240.0, "call_timeout_seconds": 240.0, "idle_timeout_seconds": 60.0}
 # Heartbeats count in real seconds; the calculator is away for longer than it takes to notice.
@@ -46,6 +50,7 @@ AWAY: Final = (0.5, SILENT_SECONDS + 4.0)  # from this part of the run on, for s
 READING_SECONDS: Final = 0.5  # from being readable to being read and written down, where nothing holds a replica up
 LAUNCHES_MIN: Final = 200
 FAILURES_MIN: Final = 50
+COUNTED: Final = ("slipway_decisions_total", "slipway_provider_calls_total")
 TO_REACH: Final = ("config launch", "config boot", "image boot", "quota")
 DECIDED: Final = """
 SELECT b.id::text AS batch, extract(epoch FROM min(w.requested_at))::float8 AS decided
@@ -69,6 +74,13 @@ POOLS: Final[dict[str, tuple[list[tuple[str, str, str, str]], dict[str, Any]]]] 
     "alone-2": (LONELY, {"rate_per_minute": 3, "initial_burst": 16, "burst_size": 4}),
     "broken": (BROKEN, {"rate_per_minute": 2, "initial_burst": 12, "burst_size": 3}),
 }
+
+
+class Work(msgspec.Struct, frozen=True):
+    """How often a replica decided for a pool, and how often it called a provider to create workers."""
+
+    decisions: int
+    calls: int
 
 
 def declaration(url: str) -> Declaration:
@@ -172,7 +184,7 @@ async def windows(supervisor: Supervisor, seed: int) -> int:
     )  # fmt: skip
     try:
         await deployment.start()
-        await deployment.replicate("provisioner", REPLICAS - 1)
+        more = await deployment.replicate("provisioner", REPLICAS - 1)
         mirror = Mirror(
             deployment.kafka, service="weight-calculator", outside=deployment.prefix, inside=inside,
             late={LAUNCH_CONFIG_WEIGHT: LATE_SECONDS / SPEED},
@@ -185,8 +197,9 @@ async def windows(supervisor: Supervisor, seed: int) -> int:
             await asyncio.gather(away(supervisor, began), asyncio.sleep(DURATION_SECONDS))
             until = utc_now().timestamp()
             decided = await decisions(deployment.database_url)
+            work = {name: await done(deployment, name) for name in ("provisioner", *more)}
         played = [fact for fact in ledger.read(deployment.ledger) if fact.at <= until]
-        return summarise(played, mirror.crossed, judged(played, mirror.crossed, decided), decided)
+        return summarise(played, mirror.crossed, judged(played, mirror.crossed, decided), decided, work)
     finally:
         keep(folder)
         await supervisor.stop()
@@ -203,15 +216,23 @@ async def decisions(database_url: str) -> dict[str, float]:
         await db.close()
 
 
+async def done(deployment: Deployment, name: str) -> Work:
+    """What one replica has done, by its own count."""
+    told = (await deployment.http.get(f"{deployment.url(name)}/metrics")).raise_for_status().text
+    counted = Counter[str]()
+    for family in text_string_to_metric_families(told):
+        for sample in family.samples:
+            counted[sample.name] += int(sample.value) if sample.name in COUNTED else 0
+    return Work(*(counted[each] for each in COUNTED))
+
+
 def judged(played: list[facts.Fact], crossed: list[Crossed], decided: Mapping[str, float]) -> Report:
     records = [(c.at, event(c)) for c in crossed if c.topic is LAUNCH_CONFIG_WEIGHT]
     return judge(
         played, [Visible(at, record) for at, record in records if record is not None],
         [c.at for c in crossed if c.topic is SERVICE_HEARTBEAT], ways(),
         Times(
-            # A replica that takes so long to act on a decision may take as long to read what the next one stands on.
-            reading=READING_SECONDS + max(lags(played, decided), default=0.0),
-            boot=SECONDS["boot_timeout_seconds"] / SPEED, silent=SILENT_SECONDS,
+            reading=READING_SECONDS, boot=SECONDS["boot_timeout_seconds"] / SPEED, silent=SILENT_SECONDS,
             attempt=PRODUCT_SECONDS["provisioner"]["silent_attempt_seconds"] / SPEED,
         ),
         decided=decided,
@@ -227,32 +248,48 @@ def event(record: Crossed) -> Any:
     return decode_data(dict(record.headers)["ce_type"].decode(), record.value)
 
 
-def summarise(played: list[facts.Fact], crossed: list[Crossed], report: Report, decided: Mapping[str, float]) -> int:
+def summarise(
+    played: list[facts.Fact], crossed: list[Crossed], report: Report, decided: Mapping[str, float],
+    work: Mapping[str, Work],
+) -> int:  # fmt: skip
     began = next(fact.at for fact in played if isinstance(fact, facts.ScenarioLoaded))
     taken = lags(played, decided)
     late = [(c.at - c.written) * SPEED for c in crossed if c.topic is LAUNCH_CONFIG_WEIGHT]
     beats = sorted(c.written for c in crossed if c.topic is SERVICE_HEARTBEAT)
     silent = max(b - a for a, b in pairwise(beats))
     print(f"  {len(late)} weight records came {min(late):.0f} to {max(late):.0f} demo seconds late")
+    for name, each in work.items():
+        print(f"  {name} decided {each.decisions} times and called {each.calls} times")
     print(f"  the longest time without a heartbeat of the calculator was {silent:.1f} s")
     print(f"  from a decision to its call: {taken[len(taken) // 2]:.2f} s in the middle, {taken[-1]:.2f} s at most")
     for kind in TO_REACH:
         print(f"  {kind} window reached {report.reached.get(kind, 0)} times, highest level {report.peaks[kind]}")
     print(f"  {report.probes} probes by permit and {report.attempts} attempts without a calculator fit no window")
-    short = [f"the {kind} window was never reached" for kind in TO_REACH if not report.reached.get(kind)]
-    if silent <= SILENT_SECONDS:
-        short.append("the calculator was never silent")
-    for number, least, what in (
-        (report.launches, LAUNCHES_MIN, "launches"), (report.failures, FAILURES_MIN, "failures"),
-    ):  # fmt: skip
-        if number < least:
-            short.append(f"{number} {what}; at least {least}, or the run shows nothing")
+    short = missing(report, silent=silent, late=min(late), work=work)
     for text in short:
         print(f"  PROBLEM {text}")
     for violation in report.violations:
         print(f"  VIOLATION {violation.at - began:6.2f} s  {violation.config_id}: {violation.what}")
     print(f"{len(report.violations)} violations: {report.launches} launches, {report.failures} failures")
     return 1 if report.violations or short else 0
+
+
+def missing(report: Report, *, silent: float, late: float, work: Mapping[str, Work]) -> list[str]:
+    """Without what a run shows nothing, however few violations: `silent` is the calculator's longest silence in
+    seconds, `late` the demo seconds by which each weight was late at least."""
+    short = [f"the {kind} window was never reached" for kind in TO_REACH if not report.reached.get(kind)]
+    if silent <= SILENT_SECONDS:
+        short.append("the calculator was never silent")
+    if late < LATE_SECONDS - ROUNDED_SECONDS:
+        short.append(f"a weight was only {late:.1f} demo seconds late, not {LATE_SECONDS:g}")
+    if (busy := sum(each.decisions > 0 and each.calls > 0 for each in work.values())) < REPLICAS:
+        short.append(f"{busy} replicas decided and launched, not {REPLICAS}")
+    for number, least, what in (
+        (report.launches, LAUNCHES_MIN, "launches"), (report.failures, FAILURES_MIN, "failures"),
+    ):  # fmt: skip
+        if number < least:
+            short.append(f"{number} {what}; at least {least}, or the run shows nothing")
+    return short
 
 
 def main() -> int:

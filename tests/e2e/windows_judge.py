@@ -50,9 +50,10 @@ class Visible(msgspec.Struct, frozen=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """In seconds of the ledger's clock. `reading` is how long any replica may take to read what it could read, `boot`
-    the time after which a machine counts as failed, `silent` that after which the calculator counts as away; `attempt`
-    is what lies between two attempts of a pool while it is."""
+    """In seconds of the ledger's clock. `reading` is how long any replica may take to read what it could read; whoever
+    took long from a decision to its call may have taken as much longer for that. `boot` is the time after which a
+    machine counts as failed, `silent` that after which the calculator counts as away; `attempt` is what lies between
+    two attempts of a pool while it is."""
 
     reading: float
     boot: float
@@ -266,7 +267,8 @@ class _Known:
 
     def moments(self, decided: float, at: float, configs: Sequence[str]) -> list[float]:
         """What a call at `at` may have been decided by: instants between which nothing changes for these configs."""
-        since = min(decided, at) - self.times.reading
+        decided = min(decided, at)
+        since = decided - (at - decided) - self.times.reading
         changes = [self.heartbeats, self.silences, *(self.records[config].at for config in configs)]
         later = {when for each in changes for when in each[bisect_right(each, since) : bisect_right(each, at)]}
         return [since, *sorted(later)]

@@ -6,7 +6,11 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
+from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_simulator import facts
+from tests.e2e import windows
+from tests.e2e.mirror import Crossed
+from tests.e2e.windows import Work
 from tests.e2e.windows_judge import Report, Times, Visible, Way, judge
 
 Told = facts.Fact | list[facts.Fact]
@@ -189,7 +193,9 @@ def test_without_a_calculator_windows_are_four_and_a_pool_tries_now_and_then() -
     ]
     tried = judged(call(20, "1", 4), refused(21, "1"), call(24, "2"), call(27, "3"), seen=wide, beats=gone)
     assert (tried.attempts, whats(tried)) == (2, [])
-    between = judged(call(9.5, "1"), seen=[visible(0.0, state="closed")], decided={"1": 4.0}, beats=[0.0, 1.0, 9.0])
+    between = judged(
+        call(9.5, "1"), seen=[visible(-9.0, state="closed")], decided={"1": 4.0}, beats=[-4.0, 0.0, 1.0, 9.0]
+    )
     assert between.attempts == 1, "silence began and ended since it was decided"
     often = [call(20 + number / 10, f"{number}") for number in range(40)]
     assert whats(judged(*often, seen=wide, beats=gone)) == ["36 attempts without a calculator, at most 32"]
@@ -198,3 +204,40 @@ def test_without_a_calculator_windows_are_four_and_a_pool_tries_now_and_then() -
 def test_a_repeated_call_starts_nothing() -> None:
     again = msgspec.structs.replace(call(3, "1", 4), call_id="again")
     assert whats(judged(call(1, "1", 4), again, given(4, "1", 4))) == []
+
+
+def test_a_slow_call_excuses_itself_alone() -> None:
+    """Whoever made it may have read as late; no other call may."""
+    config = "alone-1-zone-g"
+    seen = [visible(0.0, config, launch=8), visible(10.0, config, launch=2)]
+    crossed = [
+        Crossed(
+            each.at, each.at, LAUNCH_CONFIG_WEIGHT, (("ce_type", b"io.slipway.weight.changed.v1"),),
+            msgspec.json.encode(each.record),
+        )
+        for each in seen
+    ]  # fmt: skip
+    crossed += [Crossed(beat, beat, SERVICE_HEARTBEAT, (), None) for beat in BEATS]
+    slow = [call(12, "slow", 4, config), *given(12.1, "slow", 4, config, boots_at=12.2)]
+    slow += [registered(12.3, f"slow-{n}") for n in range(4)]
+    assert whats(windows.judged(slow, crossed, {"slow": 5.0})) == []
+    assert whats(windows.judged([*slow, call(14, "quick", 4, config)], crossed, {"slow": 5.0, "quick": 13.9})) == [
+        "4 started: config launch window exceeded by 2"
+    ]
+
+
+def test_what_a_run_has_to_show() -> None:
+    """Few violations of few launches, of prompt weights or of a single replica say nothing."""
+    reached = dict.fromkeys(windows.TO_REACH, 1)
+    shown = Report(launches=200, failures=50, probes=0, attempts=0, reached=reached, peaks={}, violations=())
+    work = {name: Work(9, 9) for name in ("provisioner", "provisioner-1", "provisioner-2")}
+    assert windows.missing(shown, silent=9.0, late=60.0, work=work) == []
+    assert windows.missing(shown, silent=9.0, late=7.0, work=work) == [
+        "a weight was only 7.0 demo seconds late, not 60"
+    ]
+    for idle in (Work(0, 9), Work(9, 0)):
+        assert windows.missing(shown, silent=9.0, late=60.0, work=work | {"provisioner-2": idle}) == [
+            "2 replicas decided and launched, not 3"
+        ]
+    nothing = msgspec.structs.replace(shown, launches=199, failures=49, reached={})
+    assert len(windows.missing(nothing, silent=5.0, late=60.0, work=work)) == len(windows.TO_REACH) + 3

@@ -152,14 +152,16 @@ class Deployment:
         path.touch(0o600)
         path.write_bytes(msgspec.json.encode([entry]))
 
-    async def replicate(self, service: str, times: int) -> None:
-        """Start so many more processes of a service, beside the one that runs: service-1, service-2 …"""
+    async def replicate(self, service: str, times: int) -> list[str]:
+        """Start so many more processes of a service, beside the one that runs: service-1, service-2 … Their names."""
         numbers = range(1, times + 1)
         ports = dict(zip(numbers, free_ports(times), strict=True))
+        self.ports |= {f"{service}-{n}": port for n, port in ports.items()}
         more = {n: {"SLIPWAY_PORT": str(ports[n]), "SLIPWAY_INSTANCE": str(n)} for n in numbers}
         await self.supervisor.start(
             *(self._process(service, as_name=f"{service}-{n}", port=ports[n], more=more[n]) for n in numbers)
         )
+        return [f"{service}-{n}" for n in numbers]
 
     def _process(
         self, service: str, *, as_name: str = "", port: int | None = None, more: Mapping[str, str] | None = None
