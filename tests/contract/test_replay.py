@@ -41,6 +41,16 @@ async def test_twice_the_same(tmp_path: Path) -> None:
     assert "after 56 s → after " in outage
 
 
+async def test_what_was_recorded_faster_than_life() -> None:
+    """By the same digest at SPEED 1 alone; a pool of which nothing was recorded is an error, not an empty table."""
+    plain = (await replayed("-o", "json"))[1]
+    assert (await replayed("-o", "json", "--speed", "1"))[1] == plain
+    assert (await replayed("-o", "json", "--speed", "20"))[1] != plain
+    code, told, errors = await replayed("--pool", "nope")
+    assert (code, told) == (1, "")
+    assert "nothing was recorded of a pool 'nope'" in errors
+
+
 async def test_files_that_are_called_like_policies(tmp_path: Path) -> None:
     """A file stands beside the policy of its name, not in its place; without a "/", the name is meant."""
     digests = {}

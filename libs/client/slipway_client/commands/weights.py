@@ -33,7 +33,11 @@ ROWS: Final[tuple[Field, ...]] = (
 STAGES: Final[tuple[Field, ...]] = (
     "stage", "probability", "window", "late", "failures_folded", "succeeded", "failed",
 )  # fmt: skip
-SHARED: Final[tuple[Field, ...]] = ("key", "stage", "state", "window", "unconfirmed", "reason")
+BOUNDLESS: Final = 1_000_000  # is published of what is only open or closed
+SHARED: Final[tuple[Field, ...]] = (
+    "key", "stage", "state", ("window", lambda row: row["window"] if row["window"] < BOUNDLESS else None),
+    "unconfirmed", "reason",
+)  # fmt: skip
 
 Policy = Annotated[
     str,
@@ -41,6 +45,11 @@ Policy = Annotated[
 ]
 From = Annotated[
     str, typer.Option("--from", metavar="FILE|TOPIC", help="Recorded events, or slipway.worker.lifecycle.v1 on Kafka.")
+]
+
+
+Speed = Annotated[
+    float, typer.Option(min=1.0, max=1000.0, help="How much faster than life it was recorded: a demo's SPEED.")
 ]
 
 
@@ -81,13 +90,14 @@ def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Out
 
 @app.command("replay")
 def replay(
-    context: typer.Context, from_: From, policy: Policy = "default", pool: OfPool = None,
+    context: typer.Context, from_: From, policy: Policy = "default", pool: OfPool = None, speed: Speed = 1.0,
     output: AsOutput = Output.TABLE,
 ) -> None:  # fmt: skip
     """Fold recorded events again, under another policy, and tell what would have differed. Changes nothing.
 
     The digest is of all that is known in the end: the same for the same events and policy. A start is avoided if the
-    policy would not have let it begin; what would have been launched elsewhere instead is not guessed.
+    policy would not have let it begin; what would have been launched elsewhere instead is not guessed, and what a start
+    that is avoided would have told is not known, so that windows may stay small behind it.
 
     A file of events holds what `slipway events tail -o json` prints. A policy file (YAML, TOML or JSON) sets
     coefficients, such as `trip_capacity: 3`, over those of each config's profile; of one that is called like a policy
@@ -100,11 +110,13 @@ def replay(
       slipway weights replay --from slipway.worker.lifecycle.v1 --policy mine.yaml --pool linux
     """
     core = _core()
-    wanted = {"default": core.policies("default")}
-    wanted[policy] = _policies(core, policy)
+    wanted = {"default": core.at_speed(core.policies("default"), speed)}
+    wanted[policy] = core.at_speed(_policies(core, policy), speed)
     comparison = core.Comparison(wanted)
     _fold(core, comparison, context.obj, from_)
     told = _told(comparison, pool)
+    if pool is not None and not told["policies"]["default"]["configs"]:
+        raise Failed(f"nothing was recorded of a pool {pool!r}: leave --pool out to see all")
     if output is Output.JSON:
         as_json(told)
         return

@@ -35,7 +35,7 @@ from slipway_common.events.worker import (
     WorkerStopping,
 )
 from slipway_weight_calculator.domain import signals
-from slipway_weight_calculator.domain.policy import PROFILES, Policy
+from slipway_weight_calculator.domain.policy import PROFILES, Policy, faster
 from slipway_weight_calculator.domain.rows import STAGES, Config, Row
 from slipway_weight_calculator.domain.world import Draft, World
 
@@ -139,6 +139,11 @@ def policies(given: str | Mapping[str, Any]) -> Policies:
         if wrong := _problem(found[name]):
             raise Unusable(wrong)
     return found
+
+
+def at_speed(given: Policies, speed: float) -> Policies:
+    """The same coefficients for events that were recorded `speed` times as fast."""
+    return {name: faster(policy, speed) for name, policy in given.items()}
 
 
 def _problem(policy: Policy) -> str:
