@@ -1,7 +1,8 @@
 """`make simulate ONLY=weights`: a weight-calculator that is killed at the boundaries of its commits, seed by seed.
 
 Each seed is a log, some deaths, and what chance wants in between. SEEDS is how many seeds, FULL=1 means 1,000; SEED=n
-plays one and says how its processes ended. Ends with 1 and the first difference if anything is not as the journal says.
+plays one and says how its processes ended. Ends with 1 and the first difference if anything is not as the journal says,
+and with 1 too if of many seeds none died in one of the places, or one of the counts is 0.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -31,6 +32,7 @@ from tests.weight_calculator import SETTABLE_CLOCK
 
 SEEDS: Final = 100
 SEEDS_FULL: Final = 1000
+SEEDS_TELLING: Final = 25  # of so many, each kind of death and of what is counted has some
 PROCESSES: Final = 2
 TEMPLATE: Final = "weights_template"
 CRASHES: Final = (2, 6)
@@ -145,14 +147,40 @@ def tell(reports: Sequence[Report]) -> int:
     red = [report for report in reports if report.differences]
     for report in red:
         print(f"seed {report.seed}: {report.differences[0]}")
+    absent = missing(crashes, counts) if len(reports) >= SEEDS_TELLING and not red else []
+    for what in absent:
+        print(f"PROBLEM {what}: over so many seeds that shows nothing")
     print(f"{len(reports)} seeds, {crashes.total()} crashes, {sum(len(r.differences) for r in red)} differences")
-    return 1 if red else 0
+    return 1 if red or absent else 0
 
 
-async def main(supervisor: Supervisor) -> int:
-    aloud = "SEED" in os.environ
-    number = SEEDS_FULL if os.environ.get("FULL") == "1" else int(os.environ.get("SEEDS", SEEDS))
-    seeds = [int(os.environ["SEED"])] if aloud else list(range(1, number + 1))
+def missing(crashes: Mapping[str, int], counts: Mapping[str, int]) -> list[str]:
+    """What never happened, of the places of death and of all that is counted."""
+    nowhere = [f"nothing died {where}" for where in WHERE if not crashes.get(where)]
+    return nowhere + [f"no {name}" for name, count in counts.items() if not count]
+
+
+class Unusable(ValueError):
+    """An argument of the command; the text says which, and what it has to be."""
+
+
+def asked(environment: Mapping[str, str]) -> list[int]:
+    """The seeds to play. Raises Unusable."""
+
+    def number(name: str, default: int, least: int) -> int:
+        text = environment.get(name) or str(default)
+        if not (text.isascii() and text.isdigit() and int(text) >= least):
+            raise Unusable(f"{name}={text}: a whole number, {least} or more")
+        return int(text)
+
+    if environment.get("SEED"):
+        return [number("SEED", 0, 0)]
+    if (full := environment.get("FULL") or "0") not in ("0", "1"):
+        raise Unusable(f"FULL={full}: 1, or nothing")
+    return list(range(1, (SEEDS_FULL if full == "1" else number("SEEDS", SEEDS, 1)) + 1))
+
+
+async def play_asked(supervisor: Supervisor, seeds: Sequence[int], *, aloud: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="slipway-weights-", ignore_cleanup_errors=True) as folder:
         guard().remove(Path(folder))
         # A process is killed, never the machine: nothing is lost that was written and not synced.
@@ -163,8 +191,17 @@ async def main(supervisor: Supervisor) -> int:
     return tell(reports)
 
 
+def main() -> int:
+    try:
+        seeds = asked(os.environ)
+    except Unusable as error:
+        print(error, file=sys.stderr)
+        return 2
+    return run(lambda supervisor: play_asked(supervisor, seeds, aloud=bool(os.environ.get("SEED"))))
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         url, reports, how, *given = sys.argv[1:]
         sys.exit(play_here(url, Path(reports), [int(seed) for seed in given], aloud=how == "aloud"))
-    sys.exit(run(main))
+    sys.exit(main())
