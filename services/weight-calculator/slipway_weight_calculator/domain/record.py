@@ -28,7 +28,7 @@ SHARED_STAGES: Final = (("image", ("launch", "boot", "claim")), ("quota", ("laun
 def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] | None = None) -> WeightChanged:
     """The whole state of a config as others may know it at `now`."""
     policy, row = known.policy(config), known.row(config.id) or new_row(known.policy(config))
-    said = [signal for signal in known.said(config.id) if signal.until > now]
+    said = [signal for signal in known.said(config.id) if signal.until > now and signal.kind != "recovered"]
     likely = chances(known, config, now)
     health = math.prod(likely.values()) * signals.factor(said)
     room = signals.launch_room(said)

@@ -3,7 +3,8 @@
 The rule: a config's health is multiplied by the lowest factor that any live signal gives it, so opinions never add up
 and never lift a weight above what outcomes allow. `down` closes the config until it expires or its source takes it
 back; `capacity_hint` caps the launch window. `recovered` takes back what its source has said of the target and has
-closed configs probed at once: outcomes decide. What is said of a worker counts for its config while it boots, and
+closed configs probed at once: outcomes decide. It is kept, without a weight, so that what it takes back may also come
+after it. What is said of a worker counts for its config while it boots, and
 closes nothing by itself. Pause and resume requests, and that a worker is interrupted, are the provisioner's.
 """
 
@@ -87,9 +88,19 @@ def problem(
     if not configs_reached:
         return f"unreached: no launch config is of {event.target_kind} {event.target_id!r}"
     _, signal = kept(event, configs_reached, now)
-    if (known := held.get(signal.key)) is not None and known.observed_at > signal.observed_at:
+    if any(_is_newer(known, signal) for known in held.values()):
         return f"newer: {event.source!r} has said something newer of {event.target_kind} {event.target_id!r}"
     return _share_problem(event, configs_reached, configs, held, now, rules) if signal.kind == "down" else ""
+
+
+def _is_newer(known: Signal, signal: Signal) -> bool:
+    """Whether a source has said later of the same target the same, or that it has recovered; in whatever order they
+    come, a `recovered` takes back what was observed at its very instant, too."""
+    if (known.source, known.target_kind, known.target_id) != (signal.source, signal.target_kind, signal.target_id):
+        return False
+    if known.kind == signal.kind:
+        return known.observed_at > signal.observed_at
+    return known.kind == "recovered" and known.observed_at >= signal.observed_at
 
 
 def _value_problem(kind: str, value: float) -> str:
@@ -123,7 +134,7 @@ def kept(event: SignalRaised, configs_reached: Collection[str], now: float) -> t
     """The signal as it counts, and its key: the newest word of a source on a target replaces the one before."""
     # One machine that is down says little about where it stands.
     kind = "degraded" if event.target_kind == "worker" and event.kind == "down" else event.kind
-    value = {"down": 0.0, "capacity_hint": event.value or 0.0}.get(kind, DEGRADED)
+    value = {"down": 0.0, "recovered": 1.0, "capacity_hint": event.value or 0.0}.get(kind, DEGRADED)
     if kind in ("degraded", "spot_interruption") and event.value is not None:
         value = event.value
     observed_at = event.observed_at.timestamp()

@@ -245,7 +245,6 @@ class Draft:
                 self.say(key, None)
             for config_id in sorted(reached):
                 self._pull(configs[config_id], STAGES, at)
-            return ""
         self.say(*opinions.kept(event, reached, at))
         return ""
 
