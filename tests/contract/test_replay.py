@@ -53,7 +53,7 @@ async def test_what_was_recorded_faster_than_life() -> None:
 
 async def test_files_that_are_called_like_policies(tmp_path: Path) -> None:
     """A file stands beside the policy of its name, not in its place; without a "/", the name is meant."""
-    digests = {}
+    digests: dict[str, str] = {}
     for name in ("default", "spot"):
         (tmp_path / name).write_text("trip_capacity: 5\nprobe_initial_seconds: 60\n")
     for policy in ("./default", "./spot", "spot"):
