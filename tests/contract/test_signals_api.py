@@ -221,7 +221,7 @@ async def test_texts_that_no_column_takes(calculator: Calculator, tmp_path: Path
 
 
 async def test_one_more_closure_than_its_share_is_refused(calculator: Calculator, tmp_path: Path) -> None:
-    """By what the source has said before, once that is heard; another source has a share of its own."""
+    """By what the source has said before, once that is heard."""
     down = SAID | {"kind": "down"}
     async with caller(calculator, tmp_path) as client:
         assert (await client.post("/signals", json=down)).status_code == 202

@@ -25,7 +25,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`sources` by name; one that is not named gets `unnamed`, or nothing at all if that is None."""
+    """`sources` by name; one that is not named gets `unnamed`, whose share all such have together, or nothing at
+    all if that is None."""
 
     sources: Mapping[str, Source] = {}
     unnamed: Source | None = Source()

@@ -13,7 +13,8 @@ class SignalSettings(ServiceSettings):
     """Read when the service starts."""
 
     signal_sources_file: Path | None = None
-    """Who may raise which signals, and how much of a pool each may close; unset: anybody may, half of it."""
+    """Who may raise which signals, and how much of a pool each may close; unset: anybody may, half of it
+    together."""
 
     @field_validator("signal_sources_file")
     @classmethod

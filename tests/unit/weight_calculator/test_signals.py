@@ -170,10 +170,22 @@ def test_a_source_closes_half_a_pool_at_most() -> None:
     assert closed(story) == {"c0", "c2"}
     for target in (("config", "c1"), ("zone", "z1"), ("account", "acc-0"), ("image", "i1")):
         assert story.signal(said("down", *target)).startswith("share: ")
-    assert story.signal(said("down", "config", "c1", source="other")) == ""
+    named = Rules(sources={"other": Source()})
+    assert story.signal(said("down", "config", "c1", source="other"), rules=named) == ""
     assert closed(story) == {"c0", "c1", "c2"}
     story.advance_to(900)
     assert story.signal(said("down", "config", "c1", 900), 900) == "", "its earlier words are over"
+
+
+def test_sources_that_nobody_named_have_one_share_together() -> None:
+    """Or a monitor that makes up a name for each word would close all."""
+    story, rules = Story(*ZONES), Rules(sources={"page": Source()})
+    for n in (0, 1):
+        assert story.signal(said("down", "config", f"c{n}", source=f"s{n}"), rules=rules) == ""
+    told = story.signal(said("down", "config", "c2", source="s2"), rules=rules)
+    assert told.startswith("share: 's2' would close 3 of 4 active configs")
+    assert story.signal(said("down", "config", "c2", source="page"), rules=rules) == "", "a share of its own"
+    assert closed(story) == {"c0", "c1", "c2"}
 
 
 def test_what_is_paused_does_not_help_a_source_past_its_share() -> None:

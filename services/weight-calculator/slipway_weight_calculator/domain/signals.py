@@ -113,11 +113,13 @@ def _share_problem(
     event: SignalRaised, configs_reached: Collection[str], configs: Mapping[str, Config], held: Mapping[str, Signal],
     now: float, rules: Rules,
 ) -> str:  # fmt: skip
-    """One source that is wrong must not stop a whole pool: neither what is active in it now, nor what may be again."""
+    """One source that is wrong must not stop a whole pool: neither what is active in it now, nor what may be again.
+    Those that no rule names have one share together: over Kafka a name costs nothing."""
     source, closed = rules.sources.get(event.source, rules.unnamed), {*configs_reached}
     max_share = source.max_share if source is not None else 0.0
     for signal in held.values():
-        if signal.source == event.source and signal.kind == "down" and signal.until > now:
+        same = signal.source == event.source or not rules.sources.keys() & {signal.source, event.source}
+        if same and signal.kind == "down" and signal.until > now:
             closed.update(signal.configs)
     for pool_id in sorted({configs[config_id].declared.pool_id for config_id in configs_reached}):
         declared = [c for c in configs.values() if c.declared.pool_id == pool_id and not c.archived_at]
