@@ -2,9 +2,9 @@
 
     python examples/monitor_signal.py config linux-zone-c https://status.example/zone-c --every 30
 
-What does not answer is degraded; so is a text that begins with `degraded`. `maintenance` asks for a pause; anything
-else is fine. A signal is sent when that changes, and while it is bad again before its ttl ends: a monitor that dies
-must not keep a config paused for ever.
+What does not answer is degraded; so is a text that begins with `degraded`. `maintenance` asks for a pause, which
+is refused of anything but a config; any other text is fine. A signal is sent when that changes, and while it is bad
+again before its ttl ends: a monitor that dies must not keep a config paused for ever.
 """
 
 import argparse
