@@ -36,7 +36,7 @@ from tests.e2e.mirror import Crossed, Mirror
 from tests.e2e.windows_judge import Report, Times, Visible, Way, judge
 
 SPEED: Final = 12.0
-DURATION_SECONDS: Final = 50.0
+DURATION_SECONDS: Final = 40.0
 PRODUCT: Final = DURATION_SECONDS * SPEED
 REPLICAS: Final = 3
 LATE_SECONDS: Final = 60.0  # of product time
