@@ -10,12 +10,12 @@ from slipway_common.errors import BadEvent
 from slipway_common.events.alert import Alert, AlertRaised
 from slipway_common.owner import Turn
 from slipway_common.postgres import Connection
+from slipway_common.signal_rules import DEFAULT_RULES, Rules
 from slipway_common.telemetry import logger
 from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic
 from slipway_weight_calculator import metrics
 from slipway_weight_calculator.domain import alerts
 from slipway_weight_calculator.domain.policy import PROFILES, Policy
-from slipway_weight_calculator.domain.signals import DEFAULT_RULES, Rules
 from slipway_weight_calculator.domain.world import Draft, World
 from slipway_weight_calculator.handlers import configs, outcomes, signals
 from slipway_weight_calculator.loops.publish import Publishing

@@ -15,9 +15,7 @@ import msgspec
 
 from slipway_common.events.signal import SignalRaised
 from slipway_common.redaction import redacted
-from slipway_common.signal_rules import DEFAULT_RULES as DEFAULT_RULES
-from slipway_common.signal_rules import OPINIONS, refusal
-from slipway_common.signal_rules import Rules as Rules
+from slipway_common.signal_rules import DEFAULT_RULES, OPINIONS, Rules, refusal
 from slipway_weight_calculator.domain.rows import Config
 
 REASONS: Final = (

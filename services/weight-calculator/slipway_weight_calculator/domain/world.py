@@ -19,6 +19,7 @@ from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
 from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS, credential_key, image_key
+from slipway_common.signal_rules import DEFAULT_RULES, Rules
 from slipway_weight_calculator.domain import blame, evidence, gates, windows
 from slipway_weight_calculator.domain import signals as opinions
 from slipway_weight_calculator.domain.evidence import Stage, Sum
@@ -227,7 +228,7 @@ class Draft:
                 seen = self.seen[config_id] = {}
             seen[place] = next_offset
 
-    def signal(self, event: SignalRaised, at: float, rules: opinions.Rules = opinions.DEFAULT_RULES) -> str:
+    def signal(self, event: SignalRaised, at: float, rules: Rules = DEFAULT_RULES) -> str:
         """One opinion from outside, heard at `at`; returns why it has no effect, empty if it has, or if the effect is
         the provisioner's."""
         boot = self.boot(event.target_id) if event.target_kind == "worker" else None
