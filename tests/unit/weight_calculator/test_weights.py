@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.events.launch_config import LaunchConfigState
-from slipway_common.events.weight import WeightChanged
+from slipway_common.events.weight import BOUNDLESS, WeightChanged
 from slipway_common.events.worker import Scope, WorkerEvent
 from slipway_common.events.worker import Stage as Word
 from slipway_weight_calculator.domain.policy import PROFILES, faster
@@ -192,7 +192,7 @@ def test_windows_grow_by_successes_and_shrink_by_failures() -> None:
     windows = {name: stage.window for name, stage in story.record("a", 0).stages.items()}
     assert windows == {"launch": 64, "boot": 108, "claim": 1000}
     shared = {(each.key, each.stage): each.window for each in story.record("a", 0).shared}
-    assert shared == {(IMAGE, "launch"): 1_000_000, (IMAGE, "boot"): 108, (IMAGE, "claim"): 1000}
+    assert shared == {(IMAGE, "launch"): BOUNDLESS, (IMAGE, "boot"): 108, (IMAGE, "claim"): 1000}
     story.fold(1, *failing(A, 100))
     windows = {name: stage.window for name, stage in story.record("a", 1).stages.items()}
     assert windows == {"launch": 32, "boot": 75, "claim": 700}
@@ -203,7 +203,7 @@ def test_an_image_or_a_credential_bounds_no_launches() -> None:
     story = Story(A)
     story.fold(0, refused(A, Scope.CREDENTIAL), refused(A, Scope.IMAGE))
     assert {each.key: each.window for each in story.record("a", 0).shared if each.stage == "launch"} == {
-        CREDENTIAL: 1_000_000, IMAGE: 1_000_000,
+        CREDENTIAL: BOUNDLESS, IMAGE: BOUNDLESS,
     }  # fmt: skip
 
 

@@ -33,10 +33,8 @@ ROWS: Final[tuple[Field, ...]] = (
 STAGES: Final[tuple[Field, ...]] = (
     "stage", "probability", "window", "late", "failures_folded", "succeeded", "failed",
 )  # fmt: skip
-BOUNDLESS: Final = 1_000_000  # is published of what is only open or closed
 SHARED: Final[tuple[Field, ...]] = (
-    "key", "stage", "state", ("window", lambda row: row["window"] if row["window"] < BOUNDLESS else None),
-    "unconfirmed", "reason",
+    "key", "stage", "state", ("window", lambda row: _window(row)), "unconfirmed", "reason",
 )  # fmt: skip
 
 Policy = Annotated[
@@ -86,6 +84,14 @@ def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Out
     if row["shared"]:
         print()
         show(row["shared"], SHARED, output, nothing="")
+
+
+def _window(row: Mapping[str, Any]) -> int | None:
+    """None for what is only open or closed."""
+    from slipway_common.events.weight import BOUNDLESS
+
+    window: int = row["window"]
+    return window if window < BOUNDLESS else None
 
 
 @app.command("replay")

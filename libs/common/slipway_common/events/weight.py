@@ -1,10 +1,12 @@
 """What the calculator concludes of one launch config. The whole state: its topic is compacted."""
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
 from slipway_common.events import Time
+
+BOUNDLESS: Final = 1_000_000  # the window of what is only open or closed
 
 
 class StageHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,7 @@ class SharedWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     `key` is "image/revision", "quota/account/region/family" or "credential/account"; `stage` is launch, boot or claim.
     Repeated in the record of every config in its scope: the highest `version` of a (key, stage) is the newest.
+    `window` is BOUNDLESS where nothing is counted: such a key is only open or closed.
     `state` is "open" or "closed"; while closed each config of the scope is closed by it. `unconfirmed` counts starts
     that failed or are late since the last success.
     """

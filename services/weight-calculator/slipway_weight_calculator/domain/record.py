@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
+from slipway_common.events.weight import BOUNDLESS, SharedWindow, StageHealth, WeightChanged
 from slipway_weight_calculator.domain import signals
 from slipway_weight_calculator.domain.evidence import Stage, masses
 from slipway_weight_calculator.domain.gates import Failure, Gate
@@ -20,7 +20,6 @@ from slipway_weight_calculator.domain.world import Draft
 
 HEALTHY: Final = 0.9  # stages below are named in the reason
 GROWN: Final = 1.1  # a window that grew by less is not worth a record
-BOUNDLESS: Final = 1_000_000  # the window of what is only open or closed
 WINDOWS: Final = frozenset({("image", "boot"), ("image", "claim"), ("quota", "launch")})
 SHARED_STAGES: Final = (("image", ("launch", "boot", "claim")), ("quota", ("launch",)), ("credential", ("launch",)))
 
