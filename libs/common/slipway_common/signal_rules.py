@@ -65,6 +65,12 @@ def _source(where: str, given: object) -> Source:
     return source
 
 
+def is_provisioners(event: SignalRaised) -> bool:
+    """Whether a sound signal is the provisioner's to act on: a request, or that a machine is taken away. All others are
+    the weight-calculator's."""
+    return event.kind in REQUESTS or (event.kind, event.target_kind) == ("spot_interruption", "worker")
+
+
 def refusal(event: SignalRaised, now: float, rules: Rules = DEFAULT_RULES) -> str:
     """Why a signal heard at `now`, in seconds since the epoch, has no effect, whatever else is known: the kind of
     reason, a colon, and words. Empty if it may have one."""

@@ -10,7 +10,7 @@ from slipway_common.consume import Received
 from slipway_common.events.signal import SignalRaised
 from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection
-from slipway_common.signal_rules import DEFAULT_RULES, REQUESTS, Rules, refusal
+from slipway_common.signal_rules import DEFAULT_RULES, REQUESTS, Rules, is_provisioners, refusal
 from slipway_common.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.workers import stopping
@@ -25,7 +25,7 @@ REASON_CHARACTERS_MAX: Final = 500
 async def record_requests(tx: Connection, received: Sequence[Received], *, rules: Rules = DEFAULT_RULES) -> None:
     """Pause requests hold until their ttl ends. A resume lifts only what the same source paused. What its source may
     not say, or not for so long or at such a time, changes nothing; the calculator keeps it for people."""
-    heard: list[SignalRaised] = [r.event for r in received if r.event is not None and _is_ours(r.event)]
+    heard: list[SignalRaised] = [r.event for r in received if r.event is not None and is_provisioners(r.event)]
     if not heard:
         return
     now = (await pools.now(tx)).timestamp()
@@ -40,11 +40,6 @@ async def record_requests(tx: Connection, received: Sequence[Received], *, rules
         else:
             await configs.resume(tx, signal.target_id, reason=signal.reason, by=by, only_by=by)
     await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"])
-
-
-def _is_ours(signal: SignalRaised) -> bool:
-    of = signal.target_kind
-    return of == "config" if signal.kind in REQUESTS else (signal.kind, of) == ("spot_interruption", "worker")
 
 
 def _refused(signal: SignalRaised, now: float, rules: Rules) -> bool:

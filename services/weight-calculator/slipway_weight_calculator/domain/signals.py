@@ -15,7 +15,7 @@ import msgspec
 
 from slipway_common.events.signal import SignalRaised
 from slipway_common.redaction import redacted
-from slipway_common.signal_rules import DEFAULT_RULES, OPINIONS, Rules, refusal
+from slipway_common.signal_rules import DEFAULT_RULES, Rules, is_provisioners, refusal
 from slipway_weight_calculator.domain.rows import Config
 
 REASONS: Final = (
@@ -62,11 +62,6 @@ def reached(event: SignalRaised, configs: Mapping[str, Config], booting: str = "
     return frozenset(c for c in match.get(event.target_kind, ()) if not configs[c].archived_at)
 
 
-def is_ours(event: SignalRaised) -> bool:
-    """Whether a sound signal is for us to act on; that a machine is interrupted is the provisioner's."""
-    return event.kind in OPINIONS and (event.kind, event.target_kind) != ("spot_interruption", "worker")
-
-
 def problem(
     event: SignalRaised, configs_reached: Collection[str], configs: Mapping[str, Config], held: Mapping[str, Signal],
     now: float, rules: Rules = DEFAULT_RULES,
@@ -75,7 +70,7 @@ def problem(
     has one, or is the provisioner's."""
     if wrong := refusal(event, now, rules):
         return wrong
-    if not is_ours(event):
+    if is_provisioners(event):
         return ""
     if event.value is not None and (wrong := _value_problem(event.kind, event.value)):
         return wrong

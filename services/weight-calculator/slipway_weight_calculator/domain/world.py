@@ -19,7 +19,7 @@ from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
 from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS, credential_key, image_key
-from slipway_common.signal_rules import DEFAULT_RULES, Rules
+from slipway_common.signal_rules import DEFAULT_RULES, Rules, is_provisioners
 from slipway_weight_calculator.domain import blame, evidence, gates, windows
 from slipway_weight_calculator.domain import signals as opinions
 from slipway_weight_calculator.domain.evidence import Stage, Sum
@@ -237,7 +237,7 @@ class Draft:
         reached = opinions.reached(event, configs, booting)
         held = {signal.key: signal for id_ in configs for signal in self.said(id_) if signal.until > at}
         problem = opinions.problem(event, reached, configs, held, at, rules)
-        if problem or not opinions.is_ours(event):
+        if problem or is_provisioners(event):
             return problem
         self._stirred |= reached
         if event.kind == "recovered":
