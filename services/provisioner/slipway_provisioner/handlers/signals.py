@@ -3,7 +3,7 @@ away leaves before; other signals are the calculator's."""
 
 import re
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from slipway_common.consume import Received
@@ -28,8 +28,8 @@ async def record_requests(tx: Connection, received: Sequence[Received], *, rules
     heard: list[SignalRaised] = [r.event for r in received if r.event is not None and is_provisioners(r.event)]
     if not heard:
         return
-    now = (await pools.now(tx)).timestamp()
-    signals = [signal for signal in heard if not _refused(signal, now, rules)]
+    now = await pools.now(tx)
+    signals = [signal for signal in heard if not _refused(signal, now.timestamp(), rules)]
     requests = [signal for signal in signals if signal.kind in REQUESTS]
     await configs.lock(tx, [signal.target_id for signal in requests])
     for signal in requests:
@@ -39,7 +39,7 @@ async def record_requests(tx: Connection, received: Sequence[Received], *, rules
             await configs.pause(tx, signal.target_id, reason=signal.reason, by=by, until=until, command=False)
         else:
             await configs.resume(tx, signal.target_id, reason=signal.reason, by=by, only_by=by)
-    await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"])
+    await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"], now)
 
 
 def _refused(signal: SignalRaised, now: float, rules: Rules) -> bool:
@@ -50,10 +50,9 @@ def _refused(signal: SignalRaised, now: float, rules: Rules) -> bool:
     return bool(why)
 
 
-async def _drain(tx: Connection, interruptions: Sequence[SignalRaised]) -> None:
+async def _drain(tx: Connection, interruptions: Sequence[SignalRaised], now: datetime) -> None:
     """Tell the workers to leave after the task that they have. No stage ends by it: that a cloud takes a machine away
     says nothing about its start."""
-    now = await pools.now(tx)
     told = {
         signal.target_id: f"spot interruption, says {signal.source}: {signal.reason}"[:REASON_CHARACTERS_MAX]
         for signal in interruptions
