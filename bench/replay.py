@@ -11,10 +11,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from bench.hop import launched
 from bench.spread import Spread, spread
 from slipway_common.clock import utc_now
-from slipway_common.consume import Received
 from slipway_common.envelope import Envelope, encode
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
+from slipway_common.records import Received
 from slipway_common.relay import partition_for
 from slipway_common.topics import WORKER_LIFECYCLE
 from tests.harness import PARTITIONS, Place, join, until

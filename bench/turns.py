@@ -18,12 +18,13 @@ from bench import lives
 from bench.spread import Spread, spread
 from slipway_common import migrate, postgres
 from slipway_common.clock import utc_now
-from slipway_common.consume import Batch, Place, Received
+from slipway_common.consume import Batch, Place
 from slipway_common.envelope import Envelope, encode
 from slipway_common.exclusive import Exclusive
 from slipway_common.ids import new_id
 from slipway_common.owner import Turn, Work
 from slipway_common.postgres import Connection, Pool
+from slipway_common.records import Received
 from slipway_common.relay import partition_for
 from slipway_common.topics import TOPIC_OF
 from slipway_local.postgres import EmbeddedPostgres

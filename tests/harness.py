@@ -15,13 +15,14 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from slipway_common import kafka, migrate, outbox, postgres, topic_admin
 from slipway_common.clock import monotonic_seconds, utc_now
-from slipway_common.consume import Batch, Consumer, Handler, Received
+from slipway_common.consume import Batch, Consumer, Handler
 from slipway_common.envelope import Envelope, encode
 from slipway_common.events.worker import WorkerErrorReported
 from slipway_common.exclusive import Exclusive
 from slipway_common.ids import new_id
 from slipway_common.owner import Turn
 from slipway_common.postgres import Connection, Pool
+from slipway_common.records import Received
 from slipway_common.relay import Relay, partition_for
 from slipway_common.topics import POOL_DEMAND, TOPIC_OF, WORKER_LIFECYCLE, Topic, dead_letter_topic
 from slipway_local.kafka import EmbeddedKafka

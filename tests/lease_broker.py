@@ -11,7 +11,6 @@ from typing import Any
 import asyncpg
 
 from slipway_common import migrate, outbox, postgres
-from slipway_common.consume import Received
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmRequested,
@@ -22,6 +21,7 @@ from slipway_common.events.lease import (
 )
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection, Pool
+from slipway_common.records import Received
 from slipway_common.topics import DECODERS, LEASE_REQUEST
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain.declaration import Declared

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from slipway_common import kafka, postgres
-from slipway_common.consume import Batch, Consumer, Received
+from slipway_common.consume import Batch, Consumer
 from slipway_common.exclusive import Exclusive
 from slipway_common.owner import Turn
 from slipway_common.postgres import Connection, Pool
+from slipway_common.records import Received
 from slipway_common.relay import Relay
 from slipway_common.service import Loop, Service, ServiceSettings
 from slipway_common.topic_admin import partition_counts

@@ -14,12 +14,12 @@ import httpx2
 import msgspec
 
 from slipway_common import declaration, migrate, postgres
-from slipway_common.consume import Received
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.weight import StageHealth, WeightChanged
 from slipway_common.ids import hash_secret, new_id
 from slipway_common.postgres import Pool
+from slipway_common.records import Received
 from slipway_common.topics import DECODERS, TOPIC_OF
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.cloud import Account, Instance

@@ -11,7 +11,7 @@ import asyncpg
 import msgspec
 
 from slipway_common import migrate, postgres
-from slipway_common.consume import Owned, Place, Portion, Record, opened, received
+from slipway_common.consume import Owned, Place, Portion
 from slipway_common.envelope import Envelope, encode
 from slipway_common.events.alert import AlertRaised
 from slipway_common.events.launch_config import LaunchConfigCreated
@@ -29,6 +29,7 @@ from slipway_common.events.worker import (
 from slipway_common.ids import new_id
 from slipway_common.owner import Owner
 from slipway_common.postgres import Connection, Pool
+from slipway_common.records import Record, opened, received
 from slipway_common.signal_rules import DEFAULT_RULES
 from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, TOPIC_OF, Topic
 from slipway_weight_calculator.domain import alerts

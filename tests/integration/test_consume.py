@@ -16,12 +16,13 @@ from confluent_kafka import Producer
 
 from slipway_common import consume, kafka
 from slipway_common.clock import utc_now
-from slipway_common.consume import Consumer, Owned, Received, Record
+from slipway_common.consume import Consumer, Owned
 from slipway_common.envelope import Envelope, encode
 from slipway_common.errors import Transient
 from slipway_common.events.pool import DemandReported
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection, session
+from slipway_common.records import Received, Record
 from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, WORKER_LIFECYCLE, group
 from tests.harness import (
     PARTITIONS,

@@ -11,12 +11,13 @@ import yaml
 
 from slipway_common import consume, dead_letters
 from slipway_common.clock import utc_now
-from slipway_common.consume import Consumer, Received, Record
+from slipway_common.consume import Consumer
 from slipway_common.dead_letters import NotDead, Replayed
 from slipway_common.envelope import Envelope, encode
 from slipway_common.errors import Transient
 from slipway_common.ids import hash_secret, new_id
 from slipway_common.postgres import Connection, Pool
+from slipway_common.records import Received, Record
 from slipway_common.service import Service, ServiceSettings
 from slipway_common.topics import POOL_DEMAND, WORKER_LIFECYCLE, Topic
 from tests.harness import SERVICE, Place, record_words, report

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from slipway_common import problem
 from slipway_common.access import Tokens
-from slipway_common.consume import Consumer, Owned, Record, apply
+from slipway_common.consume import Consumer, Owned, apply
 from slipway_common.envelope import Envelope, encode
 from slipway_common.errors import BadEvent
 from slipway_common.events.lease import (
@@ -26,6 +26,7 @@ from slipway_common.events.lease import (
     LeaseReleased,
 )
 from slipway_common.ids import hash_secret, new_id
+from slipway_common.records import Record
 from slipway_common.topics import LEASE_REQUEST
 from slipway_lease_broker.handlers.requests import record_requests
 from slipway_lease_broker.http import leases as http

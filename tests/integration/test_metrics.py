@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.consume import Received
 from slipway_common.measure import PLUMBING, Measure, plumbing
 from slipway_common.metrics import Readings
 from slipway_common.postgres import Connection, Pool
+from slipway_common.records import Received
 from slipway_common.runtime import Runtime
 from slipway_common.topics import WORKER_LIFECYCLE
 from slipway_lease_broker.store import gauges as broker_gauges

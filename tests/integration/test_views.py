@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from slipway_common.consume import Received
 from slipway_common.postgres import Pool
+from slipway_common.records import Received
 from slipway_common.topics import WORKER_LIFECYCLE
 from slipway_common.views import Reader
 from tests.harness import Place, Words, publisher, report, until

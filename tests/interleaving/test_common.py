@@ -17,11 +17,12 @@ import pytest
 import slipway_common
 from slipway_common import consume, dead_letters, migrate, outbox, owner, postgres, relay, service
 from slipway_common.clock import utc_now
-from slipway_common.consume import Consumer, Fenced, Owned, Record
+from slipway_common.consume import Consumer, Fenced, Owned
 from slipway_common.dead_letters import Replayed
 from slipway_common.envelope import Envelope, encode
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
+from slipway_common.records import Record
 from slipway_common.relay import partition_for
 from slipway_common.topics import WORKER_LIFECYCLE
 from slipway_local.postgres import EmbeddedPostgres

@@ -24,6 +24,7 @@ from slipway_common.envelope import Envelope, decode, encode
 from slipway_common.events.pool import DemandReported
 from slipway_common.owner import Owner
 from slipway_common.postgres import Pool
+from slipway_common.records import Received, Record
 from slipway_common.relay import Relay, partition_for
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import (
@@ -402,10 +403,10 @@ def declared(*, max_capacity: int, honours_tokens: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_received(record: consume.Record) -> consume.Received:
+def as_received(record: Record) -> Received:
     envelope = decode(record.headers, received_at=START)
     event = None if record.value is None else DECODERS[envelope.type].decode(record.value)
-    return consume.Received(
+    return Received(
         event=event, type=envelope.type, id=envelope.id, source=envelope.source, subject=envelope.subject,
         time=envelope.time, number=envelope.number, revision=envelope.revision, topic=record.topic,
         partition=record.partition, offset=record.offset,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common import consume
-from slipway_common.consume import Record, opened, received
+from slipway_common import records
 from slipway_common.envelope import Envelope, encode
+from slipway_common.records import Record, opened, received
 from slipway_common.topics import TOPIC_OF
 from slipway_local.contracts.examples import EXAMPLES
 
@@ -41,7 +41,7 @@ def record(event: Any, headers: list[tuple[str, bytes | None]] | None = None, va
 def test_what_a_relay_writes_is_read_quickly(event: Any) -> None:
     written = record(event)
     expected = received(written, opened(written))
-    assert consume._quickly(written) == expected
+    assert records._quickly(written) == expected
 
 
 @given(st.sampled_from(HEADERS), st.sampled_from(STRANGE), st.sampled_from([b"", b"{", b"null", None]))
@@ -49,7 +49,7 @@ def test_what_is_written_otherwise_is_read_as_ever(name: str, strange: bytes | N
     """Whichever header and value: the same event with the same attributes, or none."""
     usual: list[tuple[str, bytes | None]] = list(record(EXAMPLES[0]).headers)
     changed = record(EXAMPLES[0], [(n, strange if n == name else v) for n, v in usual], value)
-    quick = consume._quickly(changed)
+    quick = records._quickly(changed)
     if quick is not None:
         assert quick == received(changed, opened(changed))
 
@@ -58,6 +58,6 @@ def test_what_is_written_otherwise_is_read_as_ever(name: str, strange: bytes | N
 def test_other_headers_are_read_as_ever(names: set[str], twice: bool) -> None:
     usual: list[tuple[str, bytes | None]] = [(n, v) for n, v in record(EXAMPLES[0]).headers if n in names]
     changed = record(EXAMPLES[0], [*usual, *usual[:1], ("ce_mine", b"\xff")] if twice else usual)
-    quick = consume._quickly(changed)
+    quick = records._quickly(changed)
     if quick is not None:
         assert quick == received(changed, opened(changed))

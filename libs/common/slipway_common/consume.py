@@ -8,19 +8,18 @@ members of a group do, or of all partitions of several topics, as an only reader
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
 from slipway_common import outbox
-from slipway_common.envelope import Envelope, UnknownType, decode, decode_data, of_relay
-from slipway_common.errors import BadEvent
+from slipway_common.envelope import UnknownType
 from slipway_common.events.alert import AlertRaised
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection, is_infrastructure
+from slipway_common.records import BIGINT_MAX, Item, Received, Record, read, text_of, written_at
 from slipway_common.telemetry import CONSUMED, current_trace, logger
-from slipway_common.topics import DECODERS, Topic, dead_letter_topic
+from slipway_common.topics import Topic, dead_letter_topic
 
 LOG = logger(__name__)
 
@@ -57,45 +56,8 @@ INSERT INTO dead_letter (topic, partition, "offset", subject, state, reason, key
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING"""
 GAP: Final = "INSERT INTO gap (topic, partition, kind, detail) VALUES ($1, $2, $3, $4)"
 
-SUBJECT_BYTES_MAX: Final = 1000  # two of them fit into one index row of PostgreSQL (2,704 bytes)
 REASON_CHARACTERS_MAX: Final = 1000
-BIGINT_MAX: Final = 2**63 - 1
 LAST: Final = (BIGINT_MAX, BIGINT_MAX)  # no partition and offset are behind it
-
-
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record as any client read it. `topic` is the registry's name, without a prefix."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
-    timestamp_ms: int
-
-
-class Received(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One event for a handler. `event` is None for a tombstone: then `subject` says what was deleted.
-
-    `stored_ms` is the record's own time, as its client set it; 0: not known.
-    """
-
-    event: Any
-    type: str
-    id: str
-    source: str
-    subject: str
-    time: datetime
-    number: int | None
-    revision: int | None
-    topic: str
-    partition: int
-    offset: int
-    traceparent: str = ""
-    stored_ms: int = 0
-    previous: int | None = None
-    number_source: str = ""
 
 
 class Owned(msgspec.Struct, frozen=True):
@@ -116,6 +78,9 @@ class Portion(msgspec.Struct, frozen=True):
     @property
     def end(self) -> int:
         return self.records[-1].offset + 1
+
+    def unread(self) -> Iterator[Record]:
+        return (record for record in self.records if record.offset >= self.owned.next_offset)
 
 
 class Buried(msgspec.Struct, frozen=True):
@@ -254,7 +219,7 @@ class Batch:
         self.left_out: list[Record] = []
         self.counts: Counter[tuple[str, str]] = Counter()
         self._numbers: dict[tuple[str, int, str], int] = {}
-        self._read = [list(_read(portion)) for portion in portions]
+        self._read = [list(read(portion.unread())) for portion in portions]
 
     async def apply(self, tx: Connection, handle: Handler) -> None:
         """All that belongs into the transaction, positions first; call `tell` once it is committed.
@@ -293,7 +258,7 @@ class Batch:
         self.counts[record.topic, state] += 1
 
     async def _drop_duplicates(
-        self, tx: Connection, portion: Portion, items: "Sequence[_Item]", last_of: dict[str, int]
+        self, tx: Connection, portion: Portion, items: Sequence[Item], last_of: dict[str, int]
     ) -> None:
         """Numbers prove duplicates and show holes; outsiders have none, so their (source, id) is remembered."""
         topic = portion.topic
@@ -330,7 +295,7 @@ class Batch:
             elif isinstance(event, UnknownType):
                 self._leave_out(record, "unknown_type")
             else:
-                subject = envelope.subject or _text(record.key)
+                subject = envelope.subject or text_of(record.key)
                 self._bury(topic, record, subject, "dead", f"{type(event).__name__}: {event}")
         for source, number in moved.items():
             self._numbers[topic.name, portion.partition, source] = number
@@ -341,7 +306,7 @@ class Batch:
         if record.value is None and not any(name.startswith("ce_") for name, _ in record.headers):
             self._leave_out(record, "tombstone")
         else:
-            self._bury(topic, record, _text(record.key), "dead", str(error))
+            self._bury(topic, record, text_of(record.key), "dead", str(error))
 
     async def _park(self, tx: Connection, topic: Topic) -> None:
         """Keep the order of a subject: what follows a dead event waits behind it."""
@@ -398,68 +363,14 @@ class Batch:
                 self.counts[topic.name, "applied"] += 1
 
 
-_Item = tuple[Record, Envelope | Received | None, Any]
-"""A record, its attributes if they can be read, and its event, or the error that says why there is none."""
-
-
-def _read(portion: Portion) -> Iterator[_Item]:
-    for record in portion.records:
-        if record.offset < portion.owned.next_offset:
-            continue
-        if (quick := _quickly(record)) is not None:
-            yield record, quick, quick
-            continue
-        try:
-            envelope = opened(record)
-        except BadEvent as error:
-            yield record, None, error
-            continue
-        try:
-            event: Any = received(record, envelope)
-        except Exception as error:  # it touches nothing but the record: whatever it raises is the record's fault
-            event = error
-        yield record, envelope, event
-
-
-def _quickly(record: Record) -> Received | None:
-    """What `received` makes of a record as a relay writes it, in two thirds of the time; None for whatever looks
-    different, which is then read in the general way."""
-    try:
-        attributes = of_relay(record.headers)
-        if attributes is None or record.value is None:
-            return None
-        _, _, id_, type_, source, time, subject, number_source, number_, previous_, revision_, traceparent = attributes
-        texts = id_ + source + subject + number_source
-        if b"\0" in texts or len(texts) > SUBJECT_BYTES_MAX or not (id_ and source and subject):
-            return None
-        type_name, read = _KNOWN[type_]
-        number, previous, revision = int(number_), int(previous_), int(revision_)
-        at = datetime.fromisoformat(time.decode())
-        if not (0 <= number <= BIGINT_MAX and 0 <= previous <= BIGINT_MAX and 0 <= revision <= BIGINT_MAX):
-            return None
-        if at.tzinfo is None:
-            return None
-        return Received(
-            event=read(record.value), type=type_name, id=id_.decode(), source=source.decode(), subject=subject.decode(),
-            time=at, number=number, revision=revision, topic=record.topic, partition=record.partition,
-            offset=record.offset, traceparent=traceparent.decode(), stored_ms=record.timestamp_ms, previous=previous,
-            number_source=number_source.decode(),
-        )  # fmt: skip
-    except Exception:  # the general way says what is wrong with it
-        return None
-
-
-_KNOWN: Final = {type_.encode(): (type_, decoder.decode) for type_, decoder in DECODERS.items()}
-
-
 async def bury(tx: Connection, service: str, buried: Buried) -> None:
     """A dead row, in the transaction of the offset; the dead-letter topic is fed through the outbox."""
     record, subject, state = buried.record, buried.subject, buried.state
-    reason = _text(buried.reason.encode(errors="replace"), REASON_CHARACTERS_MAX)
-    headers = [[_text(name.encode(errors="replace")), (value or b"").hex()] for name, value in record.headers]
+    reason = text_of(buried.reason.encode(errors="replace"), REASON_CHARACTERS_MAX)
+    headers = [[text_of(name.encode(errors="replace")), (value or b"").hex()] for name, value in record.headers]
     await tx.execute(
         BURY, record.topic, record.partition, record.offset, subject, state, reason,
-        record.key, record.value, headers, _at(record),
+        record.key, record.value, headers, written_at(record),
     )  # fmt: skip
     if state != "dead":
         return
@@ -471,58 +382,6 @@ async def bury(tx: Connection, service: str, buried: Buried) -> None:
         # It would fit into no batch of the relay; the row in `dead_letter` has all of it.
         value, headers, told["omitted_bytes"] = None, [], size
     headers = headers + [[f"__dlq.errors.{name}", str(text).encode().hex()] for name, text in told.items()]
-    key = None if record.key is None else _text(record.key)
+    key = None if record.key is None else text_of(record.key)
     target = dead_letter_topic(buried.topic, service)
     await tx.execute(outbox.DEAD, new_id(), target, "dead", subject, key, value, current_trace(), headers)
-
-
-def opened(record: Record) -> Envelope:
-    """The envelope of a record. Raises BadEvent, also for what no column or index takes."""
-    envelope = decode(record.headers, received_at=_at(record))
-    # It would fail the transaction again and again, so it has to be dead beforehand.
-    texts = envelope.id + envelope.source + envelope.subject + envelope.number_source
-    if "\0" in texts or len(texts) > SUBJECT_BYTES_MAX // 4:
-        for name in ("id", "source", "subject", "number_source"):
-            text: str = getattr(envelope, name)
-            if "\0" in text or len(text.encode()) > SUBJECT_BYTES_MAX:
-                raise BadEvent(f"ce_{name} has a NUL character or more than {SUBJECT_BYTES_MAX} bytes")
-    for name, number in (
-        ("number", envelope.number), ("previous", envelope.previous), ("revision", envelope.revision),
-    ):  # fmt: skip
-        if number is not None and not 0 <= number <= BIGINT_MAX:
-            raise BadEvent(f"ce_slipway{name} {number} is out of range")
-    return envelope
-
-
-def received(record: Record, envelope: Envelope) -> Received:
-    """What a handler gets of a record. Raises UnknownType, BadEvent, and what a decoder raises on hostile bytes."""
-    return Received(
-        event=decode_data(envelope.type, record.value),
-        type=envelope.type,
-        id=envelope.id,
-        source=envelope.source,
-        subject=envelope.subject or _text(record.key),
-        time=envelope.time,
-        number=envelope.number,
-        revision=envelope.revision,
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        traceparent=envelope.traceparent,
-        stored_ms=record.timestamp_ms,
-        previous=envelope.previous,
-        number_source=envelope.number_source,
-    )
-
-
-def _text(raw: bytes | None, characters_max: int = SUBJECT_BYTES_MAX // 4) -> str:
-    """Foreign bytes as text that every column and index takes."""
-    return (raw or b"").decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")[:characters_max]
-
-
-def _at(record: Record) -> datetime:
-    """When the record was written; the epoch for a time that no calendar has."""
-    try:
-        return datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(0, UTC)

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.consume import Consumer, Record, opened, received
+from slipway_common.consume import Consumer
 from slipway_common.envelope import UnknownType
 from slipway_common.postgres import Connection, is_infrastructure
+from slipway_common.records import Record, opened, received
 from slipway_common.telemetry import logger
 
 LOG = logger(__name__)

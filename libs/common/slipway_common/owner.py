@@ -16,9 +16,10 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.consume import Batch, Fenced, Handler, Owned, Place, Portion, Received, claim_all, reread_all
+from slipway_common.consume import Batch, Fenced, Handler, Owned, Place, Portion, claim_all, reread_all
 from slipway_common.errors import Transient
 from slipway_common.postgres import Connection, Pool, is_infrastructure
+from slipway_common.records import Received
 from slipway_common.telemetry import logger
 from slipway_common.topics import Topic
 

@@ -12,8 +12,9 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.consume import Consumer, Owned, Portion, Record, adopt, record_gap, skip
+from slipway_common.consume import Consumer, Owned, Portion, adopt, record_gap, skip
 from slipway_common.postgres import Pool
+from slipway_common.records import Record
 from slipway_common.telemetry import UNOWNED, logger
 
 LOG = logger(__name__)

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from slipway_common.consume import Received
 from slipway_common.envelope import decode, decode_data
 from slipway_common.errors import BadEvent
 from slipway_common.partitions import closed, partitions_of, was_cancelled
 from slipway_common.postgres import Pool
+from slipway_common.records import Received
 from slipway_common.telemetry import CONSUMED, logger
 from slipway_common.topics import Topic
 

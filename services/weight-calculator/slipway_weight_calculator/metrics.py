@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from slipway_common.consume import Received
 from slipway_common.events.signal import SignalRaised
 from slipway_common.metrics import counter
+from slipway_common.records import Received
 from slipway_common.signal_rules import OPINIONS, REQUESTS
 from slipway_weight_calculator.domain.gates import OPEN, Gate
 from slipway_weight_calculator.domain.rows import Row

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from slipway_common import outbox
-from slipway_common.consume import Batch, Received, Record
+from slipway_common.consume import Batch
 from slipway_common.errors import BadEvent
 from slipway_common.events.alert import Alert, AlertRaised
 from slipway_common.owner import Turn
 from slipway_common.postgres import Connection
+from slipway_common.records import Received, Record
 from slipway_common.signal_rules import DEFAULT_RULES, Rules
 from slipway_common.telemetry import logger
 from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic

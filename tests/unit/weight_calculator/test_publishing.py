@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.consume import Record
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.worker import Scope, WorkerEvent
 from slipway_common.outbox import Tombstone, Traced
+from slipway_common.records import Record
 from slipway_weight_calculator.domain.world import Draft, World
 from slipway_weight_calculator.loops import publish
 from slipway_weight_calculator.loops.publish import Publishing, affected

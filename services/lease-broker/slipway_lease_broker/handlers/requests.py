@@ -7,9 +7,9 @@ a lease either lives or has ended.
 from collections.abc import Sequence
 
 from slipway_common import outbox
-from slipway_common.consume import Received
 from slipway_common.events.lease import LeaseCancelRequested, LeaseRequested
 from slipway_common.postgres import Connection
+from slipway_common.records import Received
 from slipway_lease_broker.domain.facts import Ledger
 from slipway_lease_broker.metrics import REFUSED_FACTS
 from slipway_lease_broker.store import leases, pools, requests

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.consume import Received
 from slipway_common.postgres import Pool
+from slipway_common.records import Received
 from slipway_common.topics import SERVICE_HEARTBEAT, Topic
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slipway_common.consume import Received
 from slipway_common.events import lease as events
 from slipway_common.postgres import Connection
+from slipway_common.records import Received
 from slipway_provisioner.domain.workers import delayed
 from slipway_provisioner.store import leases, workers
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from slipway_common.consume import Received
 from slipway_common.events.signal import SignalRaised
 from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection
+from slipway_common.records import Received
 from slipway_common.signal_rules import DEFAULT_RULES, REQUESTS, Rules, is_provisioners, refusal
 from slipway_common.telemetry import logger
 from slipway_provisioner import metrics

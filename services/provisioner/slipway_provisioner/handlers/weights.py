@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.consume import Received
 from slipway_common.events.weight import SharedWindow
 from slipway_common.postgres import Connection, Pool
+from slipway_common.records import Received
 from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, Topic
 from slipway_provisioner.store import marks
 

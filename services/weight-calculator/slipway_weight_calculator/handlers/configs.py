@@ -1,6 +1,6 @@
 """Declared launch configs. Archiving keeps what is known of one: outcomes of its last workers are still to come."""
 
-from slipway_common.consume import Received
+from slipway_common.records import Received
 from slipway_weight_calculator.domain.world import Draft
 from slipway_weight_calculator.handlers import names
 

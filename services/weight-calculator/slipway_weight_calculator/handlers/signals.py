@@ -1,6 +1,6 @@
 """Opinions from outside."""
 
-from slipway_common.consume import Received
+from slipway_common.records import Received
 from slipway_common.signal_rules import Rules
 from slipway_weight_calculator.domain.world import Draft
 from slipway_weight_calculator.handlers import names

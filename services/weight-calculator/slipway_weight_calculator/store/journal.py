@@ -10,9 +10,10 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.consume import Batch, Received, Record
+from slipway_common.consume import Batch
 from slipway_common.owner import Turn
 from slipway_common.postgres import Connection, Pool
+from slipway_common.records import Received, Record
 
 WRITE: Final = """
 WITH turn AS (UPDATE owner SET seq = seq + 1 WHERE epoch = $1 RETURNING seq)
