@@ -111,7 +111,7 @@ async def test_filters_find_what_is_behind_many_others(place: Place, events: Pub
         await events.send(report(f"w-{number}", "other"), partition=1)
     assert [line.split()[-2:] for line in (await tail(place, "--worker", "3f9a12cd"))[1]] == [["mine", "c"]]
     assert len((await tail(place, "--pool", "p", "-n", "100"))[1]) == 41
-    assert (await tail(place, "--config", "elsewhere"))[1] == []
+    assert await tail(place, "--config", "elsewhere") == (0, [], "nothing of elsewhere so far\n")
     assert len((await tail(place))[1]) == 10
     assert len((await tail(place, "--since", "10m"))[1]) == 41
 

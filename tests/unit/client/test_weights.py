@@ -59,6 +59,17 @@ def test_weights_in_a_row_each(services: Services, url: str) -> None:
     assert json.loads(slipway("weights", "ls", "-o", "json", url=url).stdout) == [RECORD]
 
 
+def test_no_weights_of_a_pool_that_nobody_knows(
+    services: Services, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told as everywhere; one that is known may have none yet."""
+    monkeypatch.setitem(ANSWERS, "weights", {"items": []})
+    unknown = slipway("weights", "ls", "--pool", "nope", url=url)
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert "No such thing: pools/nope" in unknown.stderr
+    assert slipway("weights", "ls", "--pool", "linux", url=url).stdout == "no weights yet\n"
+
+
 def test_one_weight_with_its_stages_and_what_it_shares(services: Services, url: str) -> None:
     config_id = RECORD["launch_config_id"]
     shown = slipway("weights", "show", config_id, url=url)

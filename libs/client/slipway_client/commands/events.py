@@ -117,9 +117,11 @@ async def _tail(
         # Only some will be shown of each partition, unless a filter drops an unknown number of them.
         await log.open(topics, last=None if only else last, since=since)
         kept: deque[Entry] = deque(maxlen=last)
+        found = False
         async for entry in log.past():
             if not _matches(entry, only):
                 continue
+            found = True
             if last is None:
                 print(told(entry))
             else:
@@ -127,6 +129,9 @@ async def _tail(
         for entry in kept:
             print(told(entry))
         sys.stdout.flush()
+        if only and not found:
+            # It may be over, or still to come: what the topics hold says nothing of who exists.
+            print(f"nothing of {', '.join(only.values())} so far", file=sys.stderr)
         if follow:
             async for entry in log.follow(on_silence):
                 if _matches(entry, only):

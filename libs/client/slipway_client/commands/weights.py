@@ -9,7 +9,7 @@ import typer
 
 from slipway_client import moments
 from slipway_client.commands.declared import InvalidFile
-from slipway_client.http import Api, Failed
+from slipway_client.http import Api, Failed, path
 from slipway_client.options import AsOutput, ConfigId, OfPool, noun, now
 from slipway_client.tables import Field, Output, as_json, pairs, show
 
@@ -59,7 +59,11 @@ def list_weights(context: typer.Context, pool: OfPool = None, output: AsOutput =
     Example:
       slipway weights ls --pool linux
     """
-    show(context.obj.get("weight-calculator", "/weights", pool=pool)["items"], ROWS, output, nothing="no weights yet")
+    api = context.obj
+    rows = api.get("weight-calculator", "/weights", pool=pool)["items"]
+    if pool is not None and not rows:
+        api.get("provisioner", path("pools", pool))  # an unknown pool is told, not shown as an empty one
+    show(rows, ROWS, output, nothing="no weights yet")
 
 
 @app.command("show")
