@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from slipway_client.cli import app
 from slipway_client.commands import weights
-from tests.answers import ANSWERS, Services, environment, served
+from tests.answers import ANSWERS, ID, Services, environment, served
 
 EXAMPLE = Path(__file__).parents[3] / "contracts/examples/io.slipway.weight.changed.v1.json"
 RECORD: dict[str, Any] = json.loads(EXAMPLE.read_text())["data"]
@@ -95,6 +95,23 @@ def test_a_signal_is_raised_by_a_command(services: Services, url: str) -> None:
         "target_kind": "zone", "target_id": "b", "kind": "degraded", "reason": "slow", "ttl_seconds": 3600.0,
         "value": 0.4,
     })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "words"),
+    [
+        ("zone b", "recovered", "takes back what its source has said before, and zone-a is probed at once where closed"),
+        ("config zone-a", "resume_request", "is passed on: what its source has paused goes on"),
+        ("config zone-a", "pause_request", "is passed on: nothing launches there, until "),
+        (f"worker {ID}", "spot_interruption", "is passed on: the worker leaves after the task that it has"),
+    ],
+)
+def test_what_happens_by_a_signal_is_said_for_its_kind(
+    services: Services, url: str, target: str, kind: str, words: str
+) -> None:
+    raised = slipway("signal", "raise", *target.split(), kind, "--reason", "slow", url=url)
+    assert raised.stdout.startswith(f"{kind} of {target} {words}")
+    assert ("until" in raised.stdout) == words.endswith("until ")
 
 
 def test_a_signal_that_is_wrongly_said_is_not_sent(services: Services, url: str) -> None:

@@ -70,9 +70,23 @@ def raise_signal(
     if value is not None:
         body["value"] = value
     told = context.obj.post("weight-calculator", "/signals", body)
-    reached = told["configs"]
-    counts = f"counts for {', '.join(reached[:5])}{' …' if len(reached) > 5 else ''}" if reached else "is passed on"
-    print(f"{kind} of {target} {id_} {counts}, until {moments.clock(at + timedelta(seconds=seconds), at)}")
+    until = moments.clock(at + timedelta(seconds=seconds), at)
+    print(f"{kind} of {target} {id_} {_effect(target, kind, told['configs'], until)}")
+
+
+def _effect(target: str, kind: str, reached: list[str], until: str) -> str:
+    """What happens by a signal that was taken."""
+    configs = f"{', '.join(reached[:5])}{' …' if len(reached) > 5 else ''}"
+    match target, kind:
+        case _, "recovered":
+            return f"takes back what its source has said before, and {configs} is probed at once where closed"
+        case _, "pause_request":
+            return f"is passed on: nothing launches there, until {until}"
+        case _, "resume_request":
+            return "is passed on: what its source has paused goes on"
+        case "worker", "spot_interruption":
+            return "is passed on: the worker leaves after the task that it has"
+    return f"counts for {configs}, until {until}"
 
 
 @app.command("ls")
