@@ -1,6 +1,6 @@
 """Dead letters: told, replayed and dropped by the service that refused them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,22 @@ TOPIC = WORKER_LIFECYCLE.name
 
 
 class Handler:
-    """Refuses the words in `refused`; counts as infrastructure trouble those in `troubled`."""
+    """Refuses the words in `refused`; counts as infrastructure trouble those in `troubled`. `counted` are the
+    words that it has counted, as it asks to do once they are committed."""
 
     def __init__(self) -> None:
         self.refused = {"bad"}
         self.troubled: set[str] = set()
+        self.counted: list[str] = []
 
-    async def __call__(self, tx: Connection, events: Sequence[Received]) -> None:
+    async def __call__(self, tx: Connection, events: Sequence[Received]) -> Callable[[], None]:
         await record_words(tx, events)
         for received in events:
             if received.event.kind in self.refused:
                 raise ValueError(f"{received.event.kind} is refused")
             if received.event.kind in self.troubled:
                 raise Transient("the database is away")
+        return lambda: self.counted.extend(received.event.kind for received in events)
 
 
 @pytest.fixture
@@ -83,6 +86,7 @@ async def test_replay(place: Place, pool: Pool, handler: Handler) -> None:
         with pytest.raises(NotDead):
             await dead_letters.replay(db, consumer(handler), 0, 0)
     assert await place.words("w1") == ["bad", "b", "c"]
+    assert handler.counted == ["d", "bad", "b", "c"]
     assert await told(pool) == [(2, "w2", "dead")]
 
 
@@ -93,6 +97,7 @@ async def test_replay_fails_again(place: Place, pool: Pool, handler: Handler) ->
         outcome = await dead_letters.replay(db, consumer(handler), 0, 0)
     assert outcome == Replayed(1, 2, "ValueError: b is refused")
     assert await place.words("w1") == ["bad"]
+    assert handler.counted == ["d", "bad"]
     assert await told(pool) == [(1, "w1", "dead"), (2, "w2", "dead"), (4, "w1", "parked")]
 
 
@@ -103,7 +108,7 @@ async def test_replay_meets_an_outage(place: Place, pool: Pool, handler: Handler
     async with pool.acquire() as db:
         with pytest.raises(Transient):
             await dead_letters.replay(db, consumer(handler), 0, 0)
-    assert (await told(pool), await place.words("w1")) == (before, [])
+    assert (await told(pool), await place.words("w1"), handler.counted) == (before, [], ["d"])
 
 
 async def test_drop(place: Place, pool: Pool, handler: Handler) -> None:

@@ -99,7 +99,8 @@ class Fenced(Exception):
     """The partition moved on without us; nothing was changed."""
 
 
-Handler = Callable[[Connection, Sequence[Received]], Awaitable[None]]
+Handler = Callable[[Connection, Sequence[Received]], Awaitable[Callable[[], None] | None]]
+"""Applies events in a transaction. May return what to do once that is committed, such as counting."""
 Place = tuple[str, int]
 """Topic and partition."""
 
@@ -218,6 +219,7 @@ class Batch:
         self.buried: list[Buried] = []
         self.left_out: list[Record] = []
         self.counts: Counter[tuple[str, str]] = Counter()
+        self._afterwards: list[Callable[[], None]] = []
         self._numbers: dict[tuple[str, int, str], int] = {}
         self._read = [list(read(portion.unread())) for portion in portions]
 
@@ -244,6 +246,8 @@ class Batch:
 
     def tell(self) -> None:
         """Count what was done, now that it is."""
+        for act in self._afterwards:
+            act()
         for (topic, result), count in self.counts.items():
             CONSUMED.labels(topic, result).inc(count)
 
@@ -336,7 +340,7 @@ class Batch:
             return
         try:
             async with tx.transaction():
-                await handle(tx, [event for _, _, event in self.fresh])
+                afterwards = await handle(tx, [event for _, _, event in self.fresh])
         except Exception as error:
             if is_infrastructure(error):
                 raise
@@ -345,6 +349,7 @@ class Batch:
         else:
             for name, count in Counter(event.topic for _, _, event in self.fresh).items():
                 self.counts[name, "applied"] += count
+            self._keep(afterwards)
             return
         blocked: set[tuple[str, str]] = set()
         for topic, record, event in self.fresh:
@@ -353,7 +358,7 @@ class Batch:
                 continue
             try:
                 async with tx.transaction():
-                    await handle(tx, [event])
+                    afterwards = await handle(tx, [event])
             except Exception as error:
                 if is_infrastructure(error):
                     raise
@@ -361,6 +366,11 @@ class Batch:
                 blocked.add((topic.name, event.subject))
             else:
                 self.counts[topic.name, "applied"] += 1
+                self._keep(afterwards)
+
+    def _keep(self, act: Callable[[], None] | None) -> None:
+        if act is not None:
+            self._afterwards.append(act)
 
 
 async def bury(tx: Connection, service: str, buried: Buried) -> None:

@@ -4,6 +4,7 @@ A subject is replayed in order of its offsets, from the dead record on, until on
 meanwhile, so that no event is parked behind a dead one that is just being replayed.
 """
 
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -60,20 +61,31 @@ async def tell(db: Connection, *, topic: str | None = None, limit: int = 100) ->
 
 async def replay(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
     """Try the record again, and those parked with it. Raises NotDead."""
+    afterwards: list[Callable[[], None]] = []
     async with db.transaction():
-        return await _replay(db, consumer, await _held(db, consumer, partition, offset))
+        done = await _replay(db, consumer, await _held(db, consumer, partition, offset), afterwards)
+    _act(afterwards)
+    return done
 
 
 async def drop(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
     """Forget the record for good; what was parked behind it is applied. Raises NotDead."""
+    afterwards: list[Callable[[], None]] = []
     async with db.transaction():
         rows = await _held(db, consumer, partition, offset)
         await db.execute(SETTLED, consumer.topic.name, partition, offset)
         LOG.warning("dead letter dropped", topic=consumer.topic.name, partition=partition, offset=offset)
         first, *rest = rows
-        if (first["partition"], first["offset"]) == (partition, offset):
-            return await _replay(db, consumer, rest)
-        return Replayed(0, len(rest), first["reason"])
+        if (first["partition"], first["offset"]) != (partition, offset):
+            return Replayed(0, len(rest), first["reason"])
+        done = await _replay(db, consumer, rest, afterwards)
+    _act(afterwards)
+    return done
+
+
+def _act(afterwards: Sequence[Callable[[], None]]) -> None:
+    for act in afterwards:
+        act()
 
 
 async def _held(db: Connection, consumer: Consumer, partition: int, offset: int) -> list[Any]:
@@ -86,12 +98,14 @@ async def _held(db: Connection, consumer: Consumer, partition: int, offset: int)
     return list(await db.fetch(OF_SUBJECT, topic.name, row["subject"])) if topic.parks else [row]
 
 
-async def _replay(db: Connection, consumer: Consumer, rows: list[Any]) -> Replayed:
+async def _replay(
+    db: Connection, consumer: Consumer, rows: list[Any], afterwards: list[Callable[[], None]]
+) -> Replayed:
     for applied, row in enumerate(rows):
         place = (row["topic"], row["partition"], row["offset"])
         try:
             async with db.transaction():
-                await _handle(db, consumer, row)
+                act = await _handle(db, consumer, row)
         except Exception as error:
             if is_infrastructure(error):
                 raise
@@ -99,10 +113,12 @@ async def _replay(db: Connection, consumer: Consumer, rows: list[Any]) -> Replay
             await db.execute(FAILED, *place, reason)
             return Replayed(applied, len(rows) - applied, reason)
         await db.execute(SETTLED, *place)
+        if act is not None:
+            afterwards.append(act)
     return Replayed(len(rows), 0)
 
 
-async def _handle(db: Connection, consumer: Consumer, row: Any) -> None:
+async def _handle(db: Connection, consumer: Consumer, row: Any) -> Callable[[], None] | None:
     record = Record(
         row["topic"], row["partition"], row["offset"], row["key"], row["value"],
         [(name, bytes.fromhex(value)) for name, value in row["headers"]], int(row["record_at"].timestamp() * 1000),
@@ -110,5 +126,5 @@ async def _handle(db: Connection, consumer: Consumer, row: Any) -> None:
     try:
         event = received(record, opened(record))
     except UnknownType:
-        return  # as the consumer does
-    await consumer.handle(db, [event])
+        return None  # as the consumer does
+    return await consumer.handle(db, [event])

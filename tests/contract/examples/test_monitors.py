@@ -14,6 +14,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from slipway_common.clock import utc_now
+from slipway_common.consume import Handler
 from slipway_common.envelope import decode, decode_data
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.signal import SignalRaised
@@ -29,12 +30,12 @@ from tests.provisioner import Provisioner, provisioner_on
 @contextlib.asynccontextmanager
 async def listening(place: Place, postgres: EmbeddedPostgres, topic: Topic) -> AsyncIterator[Provisioner]:
     """A provisioner that hears one topic as the service does: record, transaction, handler."""
-    handle = {POOL_DEMAND: record_demand, LAUNCH_CONFIG_SIGNAL: record_requests}[topic]
+    handlers: dict[Topic, Handler] = {POOL_DEMAND: record_demand, LAUNCH_CONFIG_SIGNAL: record_requests}
     await place.create(topic)
     async with provisioner_on(postgres) as provisioner:
         await provisioner.follow_the_host()
         await provisioner.declare()
-        async with member(place, handle, topic=topic, pool=provisioner.pool):
+        async with member(place, handlers[topic], topic=topic, pool=provisioner.pool):
             yield provisioner
         assert await provisioner.pool.fetchval("SELECT count(*) FROM dead_letter") == 0
 
