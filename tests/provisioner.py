@@ -196,7 +196,9 @@ class Provisioner:
 
     async def signals(self, *events: Any) -> None:
         async with self.pool.acquire() as db, db.transaction():
-            await record_requests(db, received(*events), rules=self.settings.signal_rules())
+            afterwards = await record_requests(db, received(*events), rules=self.settings.signal_rules())
+        if afterwards is not None:
+            afterwards()
 
     async def weights(self, *records: WeightChanged, revision: int = 1) -> None:
         told = [msgspec.structs.replace(r, revision=revision) for r in received(*records)]

@@ -25,6 +25,7 @@ SAID: dict[str, Any] = {
     "target_kind": "zone", "target_id": "zone-b", "kind": "degraded", "reason": "status page", "ttl_seconds": 600,
     "observed_at": after(0).isoformat(),
 }  # fmt: skip
+SOMEBODY = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
 BINARY = {"ce-specversion": "1.0", "ce-id": "7", "ce-source": "/page", "ce-type": SignalRaised.type}
 
 
@@ -118,7 +119,7 @@ async def test_a_word_on_a_worker(calculator: Calculator, tmp_path: Path) -> Non
     booting = ok(config_id="zone-c")
     await calculator.tell(booting)
     async with caller(calculator, tmp_path) as client:
-        for worker_id, configs in ((booting.worker_id, ["zone-c"]), ("somebody", [])):
+        for worker_id, configs in ((booting.worker_id, ["zone-c"]), (SOMEBODY, [])):
             said = SAID | {"target_kind": "worker", "target_id": worker_id, "kind": "spot_interruption"}
             answer = await client.post("/signals", json=said)
             assert (answer.status_code, answer.json()["configs"]) == (202, configs)
@@ -161,6 +162,10 @@ async def test_a_token_says_what_its_scopes_name(
         ({"value": 2}, "value", "2 is not between 0 and 1"),
         ({"kind": "pause_request"}, "target", "a pause_request is of a config; of a zone it has no effect"),
         ({"kind": "down", "target_kind": "worker"}, "unreached", "does not boot"),
+        (
+            {"kind": "spot_interruption", "target_kind": "worker", "target_id": "i-0001"}, "target",
+            "'i-0001' is no worker's id",
+        ),
         ({"kind": "capacity_hint"}, "value", "a capacity_hint needs one"),
         ({"kind": "down", "target_kind": "pool", "target_id": "linux"}, "share", "would close 3 of 3 active configs"),
         ({"kind": "down"}, "source", "may not say down of a zone"),

@@ -43,14 +43,17 @@ async def test_an_interrupted_worker_is_told_to_leave(provisioner: Provisioner) 
 
 
 async def test_what_interrupts_nobody(provisioner: Provisioner) -> None:
-    """A signal whose time is over, one on another matter, a worker that nobody knows, and no worker's id at all."""
+    """A signal whose time is over, one on another matter, a worker that nobody knows, and no worker's id at all: what
+    is for us and has no effect is counted."""
     (worker,) = await provisioner.starting()
     await provisioner.set_clock(60)
-    for signal in (
-        interruption(worker.id, ttl=60), interruption(worker.id, kind="down"),
-        interruption("00000000-0000-7000-8000-000000000000"), interruption("i-0001"),
+    for signal, reason in (
+        (interruption(worker.id, ttl=60), "expired"), (interruption(worker.id, kind="down"), ""),
+        (interruption("00000000-0000-7000-8000-000000000000"), "unreached"), (interruption("i-0001"), "target"),
     ):  # fmt: skip
+        counted = refused(reason)
         await provisioner.signals(signal)
+        assert refused(reason) == counted + bool(reason)
     assert await provisioner.states() == {"starting": 1}
     await provisioner.signals(interruption(worker.id, ttl=61))
     assert await provisioner.states() == {"stopping": 1}

@@ -1,5 +1,6 @@
 """Who may say what in a signal, whatever it is about: one judgement for all who act on signals. Pure."""
 
+import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Final
@@ -11,6 +12,7 @@ from slipway_common.events.signal import SignalRaised
 TARGETS: Final = ("worker", "config", "pool", "zone", "account", "image")
 OPINIONS: Final = ("degraded", "down", "recovered", "capacity_hint", "spot_interruption")
 REQUESTS: Final = ("pause_request", "resume_request")
+WORKER_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FUTURE_SECONDS_MAX: Final = 60.0
 TTL_SECONDS_MAX: Final = 86_400.0
 
@@ -81,6 +83,8 @@ def refusal(event: SignalRaised, now: float, rules: Rules = DEFAULT_RULES) -> st
         return f"kind: unknown kind {event.kind!r}; known: {', '.join((*OPINIONS, *REQUESTS))}"
     if event.kind in REQUESTS and event.target_kind != "config":
         return f"target: a {event.kind} is of a config; of a {event.target_kind} it has no effect"
+    if is_provisioners(event) and event.target_kind == "worker" and not WORKER_ID.fullmatch(event.target_id):
+        return f"target: {event.target_id!r} is no worker's id; `slipway worker ls -o json` tells them, with instances"
     if source is None or event.target_kind not in source.targets or event.kind not in source.kinds:
         return f"source: {event.source!r} may not say {event.kind} of a {event.target_kind}"
     if not any(fnmatchcase(event.target_id, pattern) for pattern in source.ids):

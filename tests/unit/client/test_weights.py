@@ -100,7 +100,7 @@ def test_a_signal_is_raised_by_a_command(services: Services, url: str) -> None:
 @pytest.mark.parametrize(
     ("target", "kind", "words"),
     [
-        ("zone b", "recovered", "takes back what its source has said before, and zone-a is probed at once where closed"),
+        ("zone b", "recovered", "takes back what its source has said before, and zone-a is probed at once"),
         ("config zone-a", "resume_request", "is passed on: what its source has paused goes on"),
         ("config zone-a", "pause_request", "is passed on: nothing launches there, until "),
         (f"worker {ID}", "spot_interruption", "is passed on: the worker leaves after the task that it has"),
@@ -112,6 +112,15 @@ def test_what_happens_by_a_signal_is_said_for_its_kind(
     raised = slipway("signal", "raise", *target.split(), kind, "--reason", "slow", url=url)
     assert raised.stdout.startswith(f"{kind} of {target} {words}")
     assert ("until" in raised.stdout) == words.endswith("until ")
+
+
+def test_a_signal_names_a_worker_that_there_is(services: Services, url: str) -> None:
+    """By its last digits as everywhere; of one that nobody knows nothing is sent."""
+    raised = slipway("signal", "raise", "worker", ID[-8:], "spot_interruption", "--reason", "r", url=url)
+    assert (raised.exit_code, services.told.pop()[1]["target_id"]) == (0, ID)
+    unknown = slipway("signal", "raise", "worker", "i-0001", "spot_interruption", "--reason", "r", url=url)
+    assert (unknown.exit_code, unknown.stdout, services.told) == (1, "", [])
+    assert "No such thing: workers/i-0001" in unknown.stderr
 
 
 def test_a_signal_that_is_wrongly_said_is_not_sent(services: Services, url: str) -> None:

@@ -98,6 +98,9 @@ IDS: dict[str, Any] = {
 }  # fmt: skip
 
 
+ID = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
+
+
 def said(kind: str, target_kind: str = "worker", target_id: str = "w-1", **fields: Any) -> SignalRaised:
     usual: dict[str, Any] = {"observed_at": datetime.fromtimestamp(NOW, UTC), "ttl_seconds": 600.0, "source": "cloud"}
     return SignalRaised(kind=kind, target_kind=target_kind, target_id=target_id, reason="odd", **usual | fields)
@@ -178,7 +181,8 @@ def test_a_word_on_a_worker_that_does_not_boot_is_refused() -> None:
         (world(registered=True), said("down"), "unreached: worker 'w-1' does not boot"),
         (world(), said("degraded", target_id="w-2"), "unreached: worker 'w-2' does not boot"),
         (world(), said("recovered", target_id="w-2"), "unreached: worker 'w-2' does not boot"),
-        (world(), said("spot_interruption"), ""), (world(registered=True), said("spot_interruption"), ""),
+        (world(), said("spot_interruption", target_id=ID), ""),
+        (world(), said("spot_interruption", target_id="i-0001"), "target: 'i-0001' is no worker's id"),
     ):  # fmt: skip
         draft = Draft(known)
         assert draft.signal(signal, NOW).startswith(told)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from slipway_client import moments
+from slipway_client.commands.workers import found
 from slipway_client.options import AsOutput, Reason, noun, now
 from slipway_client.tables import Field, Output, as_json, show
 
@@ -36,7 +37,7 @@ REFUSED: Final[tuple[Field, ...]] = (
 TargetKind = Annotated[
     str, typer.Argument(metavar="TARGET", help=", ".join(TARGETS) + ".", autocompletion=lambda: list(TARGETS))
 ]
-TargetId = Annotated[str, typer.Argument(metavar="ID", help="Which one.")]
+TargetId = Annotated[str, typer.Argument(metavar="ID", help="Which one; of a worker its id, or its last 8 digits.")]
 Kind = Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS) + ".", autocompletion=lambda: list(KINDS))]
 Holds = Annotated[str, typer.Option("--for", metavar="DURATION", help="Without effect after 90s, 30m, 2h….")]
 Value = Annotated[
@@ -62,6 +63,8 @@ def raise_signal(
         seconds = moments.seconds(for_)
     except ValueError as error:
         raise typer.BadParameter(f"--for: {error}") from error
+    if target == "worker":
+        id_ = str(found(context.obj, id_)["id"])
     at = now()
     body: dict[str, Any] = {
         "target_kind": target, "target_id": id_, "kind": kind, "reason": reason, "observed_at": at.isoformat(),

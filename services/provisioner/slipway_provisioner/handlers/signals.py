@@ -1,9 +1,9 @@
 """Pause and resume requests from outside become states of launch configs, and a machine that its cloud is about to take
 away leaves before; other signals are the calculator's."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from slipway_common.events.signal import SignalRaised
@@ -17,19 +17,25 @@ from slipway_provisioner.domain.workers import stopping
 from slipway_provisioner.store import configs, pools, workers
 
 LOG = logger(__name__)
-WORKER_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MAY_LEAVE: Final = frozenset({State.LAUNCHING, State.STARTING, State.RUNNING})
 REASON_CHARACTERS_MAX: Final = 500
 
+Refused = tuple[SignalRaised, str]
+"""A signal without effect, and why: the kind of reason, a colon, and words."""
 
-async def record_requests(tx: Connection, received: Sequence[Received], *, rules: Rules = DEFAULT_RULES) -> None:
+
+async def record_requests(
+    tx: Connection, received: Sequence[Received], *, rules: Rules = DEFAULT_RULES
+) -> Callable[[], None] | None:
     """Pause requests hold until their ttl ends. A resume lifts only what the same source paused. What its source may
-    not say, or not for so long or at such a time, changes nothing; the calculator keeps it for people."""
+    not say, or not for so long or at such a time, changes nothing; the calculator keeps it for people. Returns what
+    counts those, once it is committed."""
     heard: list[SignalRaised] = [r.event for r in received if r.event is not None and is_provisioners(r.event)]
     if not heard:
-        return
+        return None
     now = await pools.now(tx)
-    signals = [signal for signal in heard if not _refused(signal, now.timestamp(), rules)]
+    why = [(signal, refusal(signal, now.timestamp(), rules)) for signal in heard]
+    signals = [signal for signal, wrong in why if not wrong]
     requests = [signal for signal in signals if signal.kind in REQUESTS]
     await configs.lock(tx, [signal.target_id for signal in requests])
     for signal in requests:
@@ -39,24 +45,24 @@ async def record_requests(tx: Connection, received: Sequence[Received], *, rules
             await configs.pause(tx, signal.target_id, reason=signal.reason, by=by, until=until, command=False)
         else:
             await configs.resume(tx, signal.target_id, reason=signal.reason, by=by, only_by=by)
-    await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"], now)
+    unreached = await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"], now)
+    return partial(_count, [(signal, wrong) for signal, wrong in why if wrong] + unreached)
 
 
-def _refused(signal: SignalRaised, now: float, rules: Rules) -> bool:
-    why = refusal(signal, now, rules)
-    if why:
+def _count(refused: Sequence[Refused]) -> None:
+    for signal, why in refused:
         metrics.REQUESTS_REFUSED.labels(why.partition(":")[0]).inc()
         LOG.info("signal refused", source=signal.source, kind=signal.kind, why=why)
-    return bool(why)
 
 
-async def _drain(tx: Connection, interruptions: Sequence[SignalRaised], now: datetime) -> None:
-    """Tell the workers to leave after the task that they have. No stage ends by it: that a cloud takes a machine away
-    says nothing about its start."""
+async def _drain(tx: Connection, interruptions: Sequence[SignalRaised], now: datetime) -> list[Refused]:
+    """Tell the workers to leave after the task that they have; returns those that speak of no worker. No stage ends by
+    it: that a cloud takes a machine away says nothing about its start."""
     told = {
         signal.target_id: f"spot interruption, says {signal.source}: {signal.reason}"[:REASON_CHARACTERS_MAX]
         for signal in interruptions
-        if WORKER_ID.fullmatch(signal.target_id)
     }
-    leaving = [worker for worker in await workers.lock(tx, sorted(told)) if worker.state in MAY_LEAVE]
-    await workers.save(tx, [stopping(worker, told[worker.id], now) for worker in leaving])
+    found = await workers.lock(tx, sorted(told))
+    await workers.save(tx, [stopping(worker, told[worker.id], now) for worker in found if worker.state in MAY_LEAVE])
+    known = {worker.id for worker in found}
+    return [(s, f"unreached: there is no worker {s.target_id}") for s in interruptions if s.target_id not in known]
