@@ -94,7 +94,9 @@ def _effect(target: str, kind: str, reached: list[str], until: str) -> str:
 
 @app.command("ls")
 def list_signals(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
-    """List the signals that count now, and the newest that were refused.
+    """List the signals that count now, and the newest that were refused on Kafka.
+
+    A refusal over HTTP is told to whoever raises the signal, and listed nowhere.
 
     \b
     Example:
