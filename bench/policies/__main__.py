@@ -120,7 +120,9 @@ def compare(wish: Wish, given: Traces | None, folder: Path | None) -> int:
     offsets = len(given.offsets()) if given is not None else 1
     cells = plan(wish.scenarios, wish.policies, wish.seeds, offsets)
     of = f"; {given.of}" if given is not None else ""
-    print(f"{len(wish.scenarios)} scenarios × {len(wish.policies)} policies, {len(cells)} runs{of}", flush=True)
+    scenarios = "1 scenario" if len(wish.scenarios) == 1 else f"{len(wish.scenarios)} scenarios"
+    policies = "1 policy" if len(wish.policies) == 1 else f"{len(wish.policies)} policies"
+    print(f"{scenarios} × {policies}, {len(cells)} runs{of}", flush=True)
     found: dict[Cell, Figures] = {}
     for cell, figures in compute_all(cells, given):
         found[cell] = figures

@@ -18,6 +18,8 @@ PIPE_COLUMNS: Final = 10_000
 # Columns that may take several lines where the terminal is narrow; every other cell is a word.
 SENTENCES: Final = frozenset({"reason", "why", "because", "detail", "lost", "instance", "account"})
 
+TIMES: Final = ("_at", "_since", "_until", "_deadline")  # how names of times end
+
 Row = Mapping[str, Any]
 Field = str | tuple[str, Callable[[Row], Any]]
 """A column: the name of a row's field, or a heading and what to show under it."""
@@ -49,7 +51,7 @@ def pairs(values: Row, now: datetime) -> None:
     """One thing: a name and a value a line, times in the reader's zone."""
     width = max((len(name) for name in values), default=0)
     for name, value in values.items():
-        is_time = f"_{name}".endswith(("_at", "_until", "_deadline")) and isinstance(value, str)
+        is_time = f"_{name}".endswith(TIMES) and isinstance(value, str)
         shown = moments.clock(moments.at(value), now) if is_time else _text(value)
         print(printable(f"{name.replace('_', ' '):<{width}}  {shown or '-'}"))
 
@@ -93,6 +95,8 @@ def _text(value: Any) -> str:
             return "yes" if value else "no"
         case float():
             return f"{value:.4g}"
+        case [str(), *_]:
+            return printable(", ".join(map(str, value)))
         case dict() | list():
             return printable(json.dumps(value, ensure_ascii=False))
         case _:

@@ -92,7 +92,13 @@ def refusal(event: SignalRaised, now: float, rules: Rules = DEFAULT_RULES) -> st
     if not 0 < event.ttl_seconds <= TTL_SECONDS_MAX:
         return f"ttl: ttl_seconds {event.ttl_seconds:g} is not above 0 and at most {TTL_SECONDS_MAX:g}"
     if (until := observed_at + event.ttl_seconds) <= now:
-        return f"expired: its time was over {now - until:.0f} s ago"
+        return f"expired: its time was over {_spelled(now - until)} ago"
     if observed_at > now + FUTURE_SECONDS_MAX:
         return "future: observed_at is in the future"
     return ""
+
+
+def _spelled(seconds: float) -> str:
+    """A duration in the largest unit of which there are two or more, else in seconds."""
+    units = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0))
+    return next((f"{seconds / long:.0f} {unit}" for unit, long in units if seconds >= 2 * long), f"{seconds:.0f} s")

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from slipway_client import moments
 from slipway_client.cli import app
 from slipway_client.commands import weights
+from slipway_client.options import now
 from tests.answers import ANSWERS, ID, Services, environment, served
 
 EXAMPLE = Path(__file__).parents[3] / "contracts/examples/io.slipway.weight.changed.v1.json"
-RECORD: dict[str, Any] = json.loads(EXAMPLE.read_text())["data"]
+RECORD: dict[str, Any] = json.loads(EXAMPLE.read_text())["data"] | {
+    "closed_since": "2026-08-01T14:03:07.123456Z", "signals": ["degraded 0.5 by page (slow)", "down by page (dark)"],
+}  # fmt: skip
 SIGNAL = {
     "source": "page", "kind": "degraded", "target_kind": "zone", "target_id": "b", "value": 0.5, "reason": "slow",
     "since": "2026-08-01T14:03:07Z", "until": "2026-08-01T14:33:07Z", "configs": ["zone-b", "win-b"],
@@ -49,12 +53,15 @@ def slipway(*arguments: str, url: str) -> Result:
 
 
 def test_weights_in_a_row_each(services: Services, url: str) -> None:
-    """With the windows of the three stages, and the reason in words."""
+    """With the windows of the three stages, each under its name, and the reason in words."""
     heading, row = slipway("weights", "ls", url=url).stdout.splitlines()
-    assert heading.split() == ["id", "pool", "state", "weight", "health", "windows", "permit", "reason"]
-    windows = " ".join(str(stage["window"]) for stage in RECORD["stages"].values())
+    assert heading.split() == [
+        "id", "pool", "state", "weight", "health", "launches", "boots", "claims", "permit", "reason"
+    ]  # fmt: skip
     assert row.split()[:3] == [RECORD["launch_config_id"], RECORD["pool_id"], RECORD["state"]]
-    assert windows in row
+    for stage, windows in (("launch", "launches"), ("boot", "boots")):
+        end = heading.index(windows) + len(windows)
+        assert row[:end].split()[-1] == str(RECORD["stages"][stage]["window"])
     assert row.endswith(RECORD["reason"])
     assert json.loads(slipway("weights", "ls", "-o", "json", url=url).stdout) == [RECORD]
 
@@ -76,6 +83,9 @@ def test_one_weight_with_its_stages_and_what_it_shares(services: Services, url: 
     assert shown.exit_code == 0
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert ["launch", "config", "id", config_id] in lines
+    since = moments.clock(moments.at(RECORD["closed_since"]), now())
+    assert ["closed", "since", *since.split()] in lines
+    assert any(line == ["signals", *", ".join(RECORD["signals"]).split()] for line in lines)
     assert set(RECORD["stages"]) <= {line[0] for line in lines if line}
     assert all(shared["key"] in shown.stdout for shared in RECORD["shared"])
     assert json.loads(slipway("weights", "show", config_id, "-o", "json", url=url).stdout) == RECORD

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,13 +21,21 @@ CORES: Final = "slipway.replay"
 FOLDED: Final = (
     "slipway.launch-config.lifecycle.v1", "slipway.launch-config.signal.v1", "slipway.worker.lifecycle.v1",
 )  # fmt: skip
+WINDOWS: Final = (("launch", "launches"), ("boot", "boots"), ("claim", "claims"))  # stages, and what they let begin
+
+
+def _stage_window(stage: str, row: Mapping[str, Any]) -> int | None:
+    window: int | None = row["stages"].get(stage, {}).get("window")
+    return window
+
+
 ROWS: Final[tuple[Field, ...]] = (
     ("id", lambda row: row["launch_config_id"]),
     ("pool", lambda row: row["pool_id"]),
     "state",
     "weight",
     "health",
-    ("windows", lambda row: " ".join(str(stage["window"]) for stage in row["stages"].values())),
+    *((heading, partial(_stage_window, stage)) for stage, heading in WINDOWS),
     ("permit", lambda row: row["probe_permit"] if row["probe_ready"] else None),
     "reason",
 )
@@ -53,7 +62,7 @@ Speed = Annotated[
 
 @app.command("ls")
 def list_weights(context: typer.Context, pool: OfPool = None, output: AsOutput = Output.TABLE) -> None:
-    """List what is published of each launch config: weight, windows (launch boot claim), circuit, and why.
+    """List what is published of each launch config: weight, windows (starts that may be in each stage), and why.
 
     \b
     Example:
@@ -109,6 +118,9 @@ def replay(
     policy would not have let it begin; what would have been launched elsewhere instead is not guessed, and what a start
     that is avoided would have told is not known, so that windows may stay small behind it.
 
+    An outage is five failures in a row of one stage of one config; it began with the first of them, and lasted to the
+    next success. It was detected when the config closed, and had recovered once that was open again after its end.
+
     A file of events holds what `slipway events tail -o json` prints. A policy file (YAML, TOML or JSON) sets
     coefficients, such as `trip_capacity: 3`, over those of each config's profile; of one that is called like a policy
     say `./spot`.
@@ -136,6 +148,8 @@ def replay(
     show(_configs(told, names), _config_fields(names), output, nothing=_nothing(names))
     print()
     show(told["outages"], _outage_fields(names), output, nothing="no outage")
+    if told["outages"]:
+        print("\ndetected: closed, after its first failure; recovered: open again, after its end")
 
 
 def _core() -> Any:
@@ -287,8 +301,9 @@ def _summary(told: Mapping[str, Any]) -> None:
     print(f"{told['events']:,} events of {moments.spelled(lasted)}, and {told['repeated']:,} repeats")
     width = max(map(len, told["policies"]))
     for name, policy in told["policies"].items():
-        refused = f", {policy['signals_refused']} signals refused" if policy["signals_refused"] else ""
-        print(f"{name:<{width}}  digest {policy['digest']}{refused}")
+        refused = policy["signals_refused"]
+        signals = f", {refused} signal{'' if refused == 1 else 's'} refused" if refused else ""
+        print(f"{name:<{width}}  digest {policy['digest']}{signals}")
 
 
 def _configs(told: Mapping[str, Any], names: list[str]) -> list[dict[str, Any]]:
