@@ -213,6 +213,7 @@ def test_signals_count_and_refusals_are_counted() -> None:
         ({"boot_window": 1}, "boot_window_min is 2 and boot_window 1; boot_window_min has to be at most boot_window"),
         ({"claim_window_min": 1001}, "claim_window_min is 1001 and claim_window 1000; claim_window_min has to be at"),
         ({"probe_max_seconds": 100}, "probe_initial_seconds is 120 and probe_max_seconds 100; probe_initial_seconds"),
+        ({"probe_max_seconds": 100}, "has to be at most probe_max_seconds, in profile spot"),
         ({"late_samples": 33}, "late_samples is 33 and boot_samples 32; late_samples has to be at most boot_samples"),
     ],
 )

@@ -137,7 +137,7 @@ def policies(given: str | Mapping[str, Any]) -> Policies:
         except msgspec.ValidationError as error:
             raise Unusable(str(error).replace("`$.", "`")) from error
         if wrong := _problem(found[name]):
-            raise Unusable(wrong)
+            raise Unusable(f"{wrong}, in profile {name}")
     return found
 
 
