@@ -121,6 +121,24 @@ async def test_an_unfrozen_pool_goes_on(provisioner: Provisioner, tmp_path: Path
         assert await is_frozen(provisioner) == frozen
 
 
+async def test_a_frozen_pool_is_deleted(provisioner: Provisioner) -> None:
+    """Its alert is resolved, once; declared again it is judged anew, and what has not changed freezes it again."""
+    await provisioner.declare(freezing())
+    await provisioner.demand(report(2))
+    await failing(provisioner, 4, version=1)
+    (raised,) = await provisioner.told(AlertRaised)
+    await provisioner.declare(freezing() | {"worker_pools": []})
+    (resolved,) = await provisioner.told(AlertResolved)
+    assert (resolved.dedup_key, resolved.summary) == (raised.dedup_key, "pool linux is deleted")
+    await provisioner.plan()
+    assert (await provisioner.told(AlertResolved), await is_frozen(provisioner)) == ([], False)
+    await provisioner.declare(freezing())
+    await provisioner.demand(report(2, at=1))
+    await failing(provisioner, 5, version=2)
+    (again,) = await provisioner.told(AlertRaised)
+    assert (again.dedup_key, await is_frozen(provisioner)) == (raised.dedup_key, True)
+
+
 async def test_another_image_starts_fresh(provisioner: Provisioner, tmp_path: Path) -> None:
     """What the old one did freezes nothing once no active config has it."""
     await provisioner.declare(freezing())

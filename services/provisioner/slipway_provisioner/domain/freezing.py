@@ -1,7 +1,11 @@
 """When a bad image stops a whole pool, instead of being probed for ever. Pure."""
 
+from typing import Any, Final
+
 from slipway_common.scopes import image_key
 from slipway_provisioner.domain.pool import Observed, Shared
+
+BY: Final = "provisioner"  # who freezes for a bad image
 
 
 def bad_image(observed: Observed) -> Shared | None:
@@ -25,3 +29,8 @@ def words(known: Shared) -> str:
     """Why, for people."""
     more = " more" if known.unconfirmed > news(known) else ""
     return f"{news(known)}{more} starts of {known.key} in a row came to nothing ({known.stage})"
+
+
+def alert(pool_id: str) -> dict[str, Any]:
+    """How the alert of a pool that was frozen for an image is named, raised or resolved."""
+    return {"dedup_key": f"provisioner/image-frozen/{pool_id}", "subject_id": pool_id, "kind": "image-frozen"}

@@ -9,8 +9,10 @@ from slipway_common import outbox
 from slipway_common.declaration import Account, Declaration, LaunchConfig, LeasePool, WorkerPool, config_id
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
+from slipway_common.events.alert import AlertResolved
 from slipway_common.postgres import Connection
 from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_provisioner.domain import freezing
 from slipway_provisioner.store import configs, marks
 
 POOL_STATE: Final = """
@@ -42,6 +44,14 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 ON CONFLICT (id) DO UPDATE SET min_capacity = $2, max_capacity = $3, scaling_ratio = $4, mode = $5, profile = $6,
     boot_evidence = $7, claim_evidence = $8, on_bad_image = $9, freeze_after = $10, deleted = $11,
     revision = p.revision + 1"""
+# What stopped it for an image ends with it: declared again, it is judged anew.
+DELETE_POOLS: Final = """
+WITH gone AS (
+    SELECT id, frozen AND frozen_by = $2 AS was_frozen FROM worker_pool WHERE id <> ALL($1::text[]) AND NOT deleted)
+UPDATE worker_pool p SET deleted = true, min_capacity = 0, max_capacity = 0, revision = revision + 1,
+    frozen = frozen AND NOT was_frozen, frozen_reason = CASE WHEN was_frozen THEN '' ELSE frozen_reason END,
+    frozen_by = CASE WHEN was_frozen THEN '' ELSE frozen_by END
+FROM gone g WHERE p.id = g.id RETURNING p.id, g.was_frozen"""
 PUT_CONFIG: Final = f"""
 INSERT INTO launch_config AS c (id, account_id, region, zone, instance_type, image_revision, settings, pool_id,
     base_weight, price_factor, profile, boot_evidence, claim_evidence, on_bad_image, freeze_after, state)
@@ -206,12 +216,11 @@ async def _remove(tx: Connection, declared: Declaration) -> list[Change]:
         await outbox.enqueue(tx, [config_events.LaunchConfigArchived(**configs.state(row))])
         await marks.dirty(tx, {row["pool_id"]}, because="archived")
         changes.append(Change(kind="launch config", id=row["id"], action="remove"))
-    for row in await tx.fetch(
-        "UPDATE worker_pool SET deleted = true, min_capacity = 0, max_capacity = 0, revision = revision + 1 "
-        "WHERE id <> ALL($1::text[]) AND NOT deleted RETURNING id",
-        [pool.id for pool in declared.worker_pools],
-    ):
-        await outbox.enqueue(tx, [pool_events.PoolDeleted(**await pool_state(tx, row["id"]))])
+    for row in await tx.fetch(DELETE_POOLS, [pool.id for pool in declared.worker_pools], freezing.BY):
+        told: list[Any] = [pool_events.PoolDeleted(**await pool_state(tx, row["id"]))]
+        if row["was_frozen"]:
+            told.append(AlertResolved(**freezing.alert(row["id"]), summary=f"pool {row['id']} is deleted"))
+        await outbox.enqueue(tx, told)
         await marks.dirty(tx, {row["id"]}, because="deleted")
         changes.append(Change(kind="pool", id=row["id"], action="remove"))
     gone = await tx.fetch(

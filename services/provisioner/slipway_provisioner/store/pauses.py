@@ -43,7 +43,6 @@ SELECT w.id::text, w.instance_id, w.account_id, w.state, w.reason FROM worker w
 JOIN launch_config c ON c.id = w.launch_config_id
 WHERE c.pool_id = $1 AND c.image_key = $2 AND (w.failed_at IS NOT NULL OR w.state = 'starting')
 ORDER BY w.failed_at DESC NULLS LAST, w.launched_at LIMIT 10"""
-PROVISIONER: Final = "provisioner"
 
 
 async def pause(tx: Connection, pool_id: str, *, reason: str, by: str, until: datetime | None) -> bool:
@@ -96,7 +95,7 @@ async def freeze_for(tx: Connection, pool_id: str, image: Shared, *, tasks: int,
     The image's own alert is the page, if it has closed; but whoever unfroze the pool has to hear that it was in vain.
     """
     reason = freezing.words(image)
-    if not await freeze(tx, pool_id, reason=reason, by=PROVISIONER):
+    if not await freeze(tx, pool_id, reason=reason, by=freezing.BY):
         return
     evidence = [
         f"worker {row['id']}, instance {row['instance_id'] or 'none'} of {row['account_id']}: "
@@ -104,7 +103,8 @@ async def freeze_for(tx: Connection, pool_id: str, image: Shared, *, tasks: int,
         for row in await tx.fetch(EVIDENCE, pool_id, image.key)
     ]
     alert = AlertRaised(
-        **_frozen(pool_id), summary=f"pool {pool_id} is frozen: {reason}", effect=f"{tasks} tasks get no new worker",
+        **freezing.alert(pool_id), summary=f"pool {pool_id} is frozen: {reason}",
+        effect=f"{tasks} tasks get no new worker",
         doing="launches nothing and cancels what waits for admission; running workers go on",
         command=f"slipway pool unfreeze {pool_id} --reason …", since=now, cause=image.reason or image.key,
         severity="notice" if image.closed and not image.forgiven else "page", evidence=tuple(evidence),
@@ -122,12 +122,8 @@ async def unfreeze(tx: Connection, pool_id: str, *, reason: str, by: str) -> boo
     await tx.execute(FORGIVE, pool_id)
     state = await declarations.pool_state(tx, pool_id)
     told: list[Any] = [events.PoolUnfrozen(**state, reason=reason, by=by)]
-    if frozen_by == PROVISIONER:
-        told.append(AlertResolved(**_frozen(pool_id), summary=f"pool {pool_id} goes on: {reason}"))
+    if frozen_by == freezing.BY:
+        told.append(AlertResolved(**freezing.alert(pool_id), summary=f"pool {pool_id} goes on: {reason}"))
     await outbox.enqueue(tx, told)
     await marks.dirty(tx, {pool_id}, because="unfrozen")
     return True
-
-
-def _frozen(pool_id: str) -> dict[str, Any]:
-    return {"dedup_key": f"provisioner/image-frozen/{pool_id}", "subject_id": pool_id, "kind": "image-frozen"}
