@@ -45,7 +45,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `refused`: each launch fails with `probability`, which grows from 0 during the first `ramp_minutes`. `capped`:
     launches beyond `workers` under way and running of one config fail. `unregistered`: machines whose boot would end
     meanwhile never register. With `period_minutes` it is only so in the first `active_minutes` of each period, which a
-    cap has none of; a config has one cap. `scope` is what the provider's error says: capacity, quota, image or config.
+    cap has none of; a config has one cap. `scope` is what the provider's error says: capacity, quota, image or config;
+    all faults of a config say the same.
     """
 
     kind: Literal["refused", "capped", "unregistered"]
@@ -159,8 +160,13 @@ def checked(scenario: Scenario) -> Scenario:
             _check_span(f"{name}[{place}]", span.begin_minute, span.end_minute, scenario)
             _check_within(f"{name}[{place}].launches_per_minute", span.launches_per_minute, 0, RATE_MAX)
     capped: set[int] = set()
+    scopes: dict[int, str] = {}
     for place, fault in enumerate(scenario.faults):
         _check_fault(f"faults[{place}]", fault, scenario)
+        for config in fault.configs:
+            if (said := scopes.setdefault(config, fault.scope)) != fault.scope:
+                where = f"faults[{place}].scope"
+                raise BadScenario(f"{where}: config {config} fails by {said} already; write the same scope for both")
         if fault.kind == "capped":
             if twice := capped.intersection(fault.configs):
                 raise BadScenario(f"faults[{place}].configs: config {min(twice)} has a cap already; write one for each")

@@ -70,6 +70,10 @@ def test_built_in_scenarios_can_be_run_and_written_down_as_they_are(tmp_path: Pa
             {"name": "x", "faults": [CAP | {"configs": [1, 2]}, CAP | {"configs": [0, 2]}]},
             "faults[1].configs: config 2 has a cap already",
         ),
+        (
+            {"name": "x", "faults": [CAP | {"configs": [1], "scope": "quota"}, {"kind": "refused", "configs": [0, 1]}]},
+            "faults[1].scope: config 1 fails by quota already; write the same scope",
+        ),
         ({"name": "x", "faults": [CAP | {"configs": [3, 3]}]}, "faults[0].configs: names config 3 twice"),
         ({"name": "x", "bursts": [MINUTE | {"launches_per_minute": -5}]}, "bursts[0].launches_per_minute: must be"),
         ({"name": "x", "bursts": [MINUTE | {"launches_per_minute": 1e7}]}, "must be from 0 to 10000, not 10000000.0"),
