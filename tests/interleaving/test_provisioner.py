@@ -264,8 +264,8 @@ FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
 SHARED: Final = (
     "store.configs.SHARE", "store.brakes.EXCLUDE_STARTS", "store.brakes.PULL", "store.configs.PAUSE",
     "store.configs.LOCK_ALL", "store.declarations.LOCK_POOLS", "store.declarations.PUT_POOL",
-    "store.declarations.PUT_CONFIG", "store.declarations._remove", "store.pauses.PAUSE",
-    "store.pauses.FREEZE",
+    "store.declarations.PUT_CONFIG", "store.declarations._remove",
+    "store.declarations.DELETE_POOLS", "store.pauses.PAUSE", "store.pauses.FREEZE",
 )  # fmt: skip
 
 
