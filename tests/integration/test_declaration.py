@@ -43,7 +43,8 @@ async def test_a_refused_declaration_changes_nothing(postgres: EmbeddedPostgres,
 
 
 async def test_how_health_is_judged_is_told_of_each_config(postgres: EmbeddedPostgres) -> None:
-    """With the config's own profile or its pool's, at once when either is declared anew, and what is in force else."""
+    """With the config's own profile or its pool's, at once when either is declared anew, and what is in force else.
+    Whoever applies it is told of a pool's change once."""
     body = declared("zone-a", "zone-b", "zone-c", on_bad_image="freeze", freeze_after=7)
     pool = body["worker_pools"][0]
     pool["launch_configs"][1]["profile"] = "bare-metal"
@@ -56,15 +57,18 @@ async def test_how_health_is_judged_is_told_of_each_config(postgres: EmbeddedPos
         assert {(e.on_bad_image, e.freeze_after, e.boot_evidence) for e in told.values()} == {("freeze", 7, "register")}
         pool["profile"] = "spot"
         changes = await provisioner.declare(body)
-        assert {(change.id, change.detail) for change in changes} == {
-            (name, "profile: on-demand → spot") for name in ("linux", "zone-a", "zone-c")
-        }
+        assert [(change.id, change.detail) for change in changes] == [("linux", "profile: on-demand → spot")]
         updated = await provisioner.told(LaunchConfigUpdated)
         assert [(e.launch_config_id, e.profile, e.revision) for e in updated] == [
             ("zone-a", "spot", 2), ("zone-c", "spot", 2),
         ]  # fmt: skip
         pool["evidence"] = {"boot": "provider_running", "claim": "none"}
-        await provisioner.declare(body)
+        pool["launch_configs"][2]["base_weight"] = 2.0
+        changes = await provisioner.declare(body)
+        assert [(change.id, change.detail) for change in changes] == [
+            ("linux", "boot_evidence: register → provider_running, claim_evidence: hook → none"),
+            ("zone-c", "base_weight: 1.0 → 2.0"),
+        ]
         assert {
             (e.launch_config_id, e.boot_evidence, e.claim_evidence) for e in await provisioner.told(LaunchConfigUpdated)
         } == {(name, "provider_running", "none") for name in ("zone-a", "zone-b", "zone-c")}

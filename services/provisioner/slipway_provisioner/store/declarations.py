@@ -129,9 +129,10 @@ async def apply(
         changes += await _account(tx, account)
     regions = {account.id: account.region for account in declared.accounts}
     for pool in declared.worker_pools:
-        changes += await _pool(tx, pool)
+        told, inherited = await _pool(tx, pool)
+        changes += told
         for config in pool.launch_configs:
-            changes += await _config(tx, pool, config, regions[config.account])
+            changes += await _config(tx, pool, config, regions[config.account], inherited)
     changes += await _remove(tx, declared)
     await tx.execute(SHARED)
     return changes
@@ -155,22 +156,27 @@ async def _account(tx: Connection, account: Account) -> list[Change]:
     return [_change("account", account.id, row, wanted)]
 
 
-async def _pool(tx: Connection, pool: WorkerPool) -> list[Change]:
+async def _pool(tx: Connection, pool: WorkerPool) -> tuple[list[Change], set[str]]:
+    """What changes, and which of its configs' settings change with it."""
     row = await tx.fetchrow("SELECT * FROM worker_pool WHERE id = $1", pool.id)
     wanted = {
         "min_capacity": pool.min_capacity, "max_capacity": pool.max_capacity,
         "scaling_ratio": str(pool.scaling_ratio), "mode": pool.mode, **_judged(pool), "deleted": False,
     }  # fmt: skip
     if row is not None and all(row[name] == value for name, value in wanted.items()):
-        return []
+        return [], set()
     await tx.execute(PUT_POOL, pool.id, *wanted.values())
     event = pool_events.PoolCreated if row is None or row["deleted"] else pool_events.PoolUpdated
     await outbox.enqueue(tx, [event(**await pool_state(tx, pool.id))])
     await marks.dirty(tx, {pool.id}, because="declared")
-    return [_change("pool", pool.id, row, wanted)]
+    inherited = {name for name, value in _judged(pool).items() if row is not None and row[name] != value}
+    return [_change("pool", pool.id, row, wanted)], inherited
 
 
-async def _config(tx: Connection, pool: WorkerPool, config: LaunchConfig, region: str) -> list[Change]:
+async def _config(
+    tx: Connection, pool: WorkerPool, config: LaunchConfig, region: str, inherited: set[str]
+) -> list[Change]:
+    """What changes; of what is `inherited` the pool's own change tells."""
     id_ = config_id(pool, config)
     row = await tx.fetchrow("SELECT * FROM launch_config WHERE id = $1", id_)
     wanted: dict[str, Any] = {
@@ -179,6 +185,7 @@ async def _config(tx: Connection, pool: WorkerPool, config: LaunchConfig, region
         "pool_id": pool.id, "base_weight": config.base_weight, "price_factor": config.price_factor,
         **_judged(pool, config.profile),
     }  # fmt: skip
+    changed: list[str] = []
     if row is not None:
         changed = [name for name, value in wanted.items() if row[name] != value]
         if fixed := [name for name in changed if name in BODY]:
@@ -193,7 +200,11 @@ async def _config(tx: Connection, pool: WorkerPool, config: LaunchConfig, region
     event = config_events.LaunchConfigCreated if new else config_events.LaunchConfigUpdated
     await outbox.enqueue(tx, [event(**configs.state(stored))])
     await marks.dirty(tx, {pool.id}, because="declared")
-    return [_change("launch config", id_, None if new else row, wanted)]
+    known = inherited - {"profile"} if config.profile else inherited
+    if not new and known.issuperset(changed):
+        return []
+    own = {name: value for name, value in wanted.items() if name not in known}
+    return [_change("launch config", id_, None if new else row, own)]
 
 
 def _judged(pool: WorkerPool, profile: str | None = None) -> dict[str, Any]:
