@@ -1,7 +1,7 @@
 """What happens, told in sentences. Pure: events and snapshots in, lines out."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -24,6 +24,7 @@ CONFIGS_NAMED: Final = 3
 CONFIGS_SHARED: Final = 6  # more than these would not fit into a line of 79 columns
 # Failures are told by the second in which they happened, once it is unlikely that more of it arrive.
 LATE_SECONDS: Final = 1.0
+HELD_SECONDS: Final = LATE_SECONDS + 2.0  # a second's failures, told when somebody looks, a second later
 
 
 class Circuit(msgspec.Struct, frozen=True):
@@ -111,6 +112,23 @@ def _cause(event: WorkerEvent) -> _Cause | None:
         case WorkerErrorReported():
             return _Cause("worker reported an error", "workers reported an error", event.kind)
     return None
+
+
+class InOrder:
+    """Lines by the times of what they tell: each is held until what is told late would have come."""
+
+    def __init__(self) -> None:
+        self._held: list[Line] = []
+
+    def add(self, lines: Iterable[Line]) -> None:
+        self._held += lines
+
+    def due(self, now: datetime | None = None) -> list[Line]:
+        """Those that nothing older will follow any more, as far as is known at `now`; without it, all that are left."""
+        held = sorted(self._held, key=lambda line: line.at)
+        told = [line for line in held if now is None or line.at <= now - timedelta(seconds=HELD_SECONDS)]
+        self._held = held[len(told) :]
+        return told
 
 
 def differences(before: Snapshot, now: Snapshot) -> list[Line]:

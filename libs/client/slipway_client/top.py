@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from slipway_client.foreign import printable
@@ -88,7 +88,7 @@ async def show_once(watch: "Watch", *, plain: bool) -> int:
             await watch.changed.wait()
     snapshot = watch.snapshot()
     if plain:
-        _print(snapshot, watch.take(), {})
+        _print(snapshot, list(_lines(snapshot, watch.take(), {})))
     else:
         from rich.console import Console
 
@@ -115,27 +115,42 @@ async def _in_lines(watch: "Watch", interval_seconds: float) -> None:
     while not watch.complete:
         watch.changed.clear()
         await watch.changed.wait()
-    before = watch.snapshot()
-    while True:
-        await asyncio.sleep(interval_seconds)
-        now = watch.snapshot()
-        _print(now, watch.take(), narration.rates(before, now))
-        before = now
+    before, told = watch.snapshot(), narration.InOrder()
+    if before.demo:
+        print(
+            f"all times are of the demo, {before.speed:g} times as fast as this host; only durations that an alert"
+            " quotes are real"
+        )
+    try:
+        while True:
+            await asyncio.sleep(interval_seconds)
+            now = watch.snapshot()
+            told.add(_lines(now, watch.take(), narration.rates(before, now)))
+            _print(now, told.due(now.now))
+            before = now
+    finally:
+        _print(before, told.due())
 
 
-def _print(snapshot: "Snapshot", lines: "Sequence[Line]", rates: "Mapping[str, float]") -> None:
+def _print(snapshot: "Snapshot", lines: "Sequence[Line]") -> None:
+    for line in lines:
+        print(f"{snapshot.stamp(line.at)}  {line.text}")
+    sys.stdout.flush()
+
+
+def _lines(snapshot: "Snapshot", told: "Sequence[Line]", rates: "Mapping[str, float]") -> "Iterator[Line]":
     """What happened since the last time, and a line per pool."""
     from slipway_client import narration, screen
+    from slipway_client.snapshot import Line
 
-    for line in lines:
-        print(f"{snapshot.stamp(line.at)}  ** {printable(line.text)}")
+    for line in told:
+        yield Line(line.at, f"** {printable(line.text)}")
     stale = snapshot.silent("provisioner")
     for pool in snapshot.pools:
         configs = [config for config in snapshot.configs if config.pool_id == pool.id]
         age = f"  ({screen.span(stale.silent_seconds)} old)" if stale else ""
         said = narration.status(pool, configs, rates.get(pool.id))
-        print(f"{snapshot.stamp(snapshot.now)}  {printable(said)}{age}")
-    sys.stdout.flush()
+        yield Line(snapshot.now, f"{printable(said)}{age}")
 
 
 async def _on_screen(watch: "Watch", interval_seconds: float, end: Callable[[], Any]) -> None:

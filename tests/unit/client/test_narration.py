@@ -172,3 +172,16 @@ def test_launches_per_minute_are_of_product_time() -> None:
 )  # fmt: skip
 def test_names_are_shortened_by_what_they_share(names: list[str], common: str) -> None:
     assert narration.common_start(names) == common
+
+
+def test_lines_are_held_until_nothing_older_is_to_come() -> None:
+    """What is told late stands where it belongs; at the end all is told."""
+    told, lines = narration.InOrder(), [Line(NOW + timedelta(seconds=n), str(n)) for n in range(8)]
+    told.add([lines[2], lines[3]])
+    assert told.due(lines[4].at) == []
+    told.add([lines[1], lines[4]])
+    assert [line.text for line in told.due(lines[5].at)] == ["1", "2"]
+    told.add([lines[7], lines[5]])
+    assert [line.text for line in told.due(lines[7].at)] == ["3", "4"]
+    assert [line.text for line in told.due()] == ["5", "7"]
+    assert told.due() == []
