@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.events.worker import Scope
-from slipway_common.signal_rules import Rules, Source
+from slipway_common.signal_rules import TTL_SECONDS_MAX, Rules, Source
 from tests.worlds import T0, A, B, C, Story, config, launched, refused, reloaded, requested, said, stored
 
 ZONES = [config(f"c{n}", zone=f"z{n % 2}", account=f"acc-{n // 2}", image_revision=f"i{n % 3}") for n in range(4)]
@@ -110,7 +110,7 @@ def test_what_recovered_takes_back_may_come_after_it() -> None:
     what is kept to know it by."""
     story = Story(A, B, C)
     before = story.record("a", 10)
-    assert story.signal(said("recovered", "config", "a", 5), 10) == ""
+    assert story.signal(said("recovered", "config", "a", 5, ttl_seconds=20.0), 10) == ""
     for at in (1, 5):
         told = story.signal(said("down", "config", "a", at), 11)
         assert told == "newer: 'monitor' has said something newer of config 'a'"
@@ -120,6 +120,10 @@ def test_what_recovered_takes_back_may_come_after_it() -> None:
     assert story.signal(said("down", "config", "a", 6), 11) == "", "it is down again"
     assert closed(story) == {"a"}
     story.advance_to(906)
+    assert {signal.kind for signal in story.world.signals.values()} == {"recovered"}
+    told = story.signal(said("down", "config", "a", 4, ttl_seconds=2000.0), 906)
+    assert told.startswith("newer: "), "however soon the one that takes it back said that it is over itself"
+    story.advance_to(5 + TTL_SECONDS_MAX)
     assert story.world.signals == {}
 
 

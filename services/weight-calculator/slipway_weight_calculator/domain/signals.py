@@ -3,8 +3,8 @@
 The rule: a config's health is multiplied by the lowest factor that any live signal gives it, so opinions never add up
 and never lift a weight above what outcomes allow. `down` closes the config until it expires or its source takes it
 back; `capacity_hint` caps the launch window. `recovered` takes back what its source has said of the target and has
-closed configs probed at once: outcomes decide. It is kept, without a weight, so that what it takes back may also come
-after it. What is said of a worker counts for its config while it boots, and
+closed configs probed at once: outcomes decide. It is kept, without a weight, for as long as anything that it takes back
+could count, so that this may also come after it. What is said of a worker counts for its config while it boots, and
 closes nothing by itself. Pause and resume requests, and that a worker is interrupted, are the provisioner's.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 
 from slipway_common.events.signal import SignalRaised
 from slipway_common.redaction import redacted
-from slipway_common.signal_rules import DEFAULT_RULES, Rules, is_provisioners, refusal
+from slipway_common.signal_rules import DEFAULT_RULES, TTL_SECONDS_MAX, Rules, is_provisioners, refusal
 from slipway_weight_calculator.domain.rows import Config
 
 REASONS: Final = (
@@ -133,9 +133,11 @@ def kept(event: SignalRaised, configs_reached: Collection[str], now: float) -> t
     if kind in ("degraded", "spot_interruption") and event.value is not None:
         value = event.value
     observed_at = event.observed_at.timestamp()
+    # What a `recovered` takes back may hold longer than it says of itself, and may still be under way.
+    holds_seconds = TTL_SECONDS_MAX if kind == "recovered" else event.ttl_seconds
     signal = Signal(
         event.source, kind, event.target_kind, event.target_id, redacted(event.reason), value, now,
-        observed_at + event.ttl_seconds, tuple(sorted(configs_reached)), observed_at,
+        observed_at + holds_seconds, tuple(sorted(configs_reached)), observed_at,
     )  # fmt: skip
     return signal.key, signal
 
