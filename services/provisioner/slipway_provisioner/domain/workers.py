@@ -72,8 +72,9 @@ def requested(worker: Worker) -> Change:
 
 
 def calling(worker: Worker, batch_id: str) -> Worker:
-    """A provider call for it is committed. No event: subscribers hear of the result."""
-    return _to(worker, "calling", batch_id=batch_id)
+    """A provider call for it is committed. No event: subscribers hear of the result. Why it had to wait is over, and
+    would be taken for why it ends."""
+    return _to(worker, "calling", batch_id=batch_id, reason="")
 
 
 def delayed(worker: Worker, reason: str, *, not_before: datetime | None = None) -> Change:
