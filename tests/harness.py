@@ -6,6 +6,7 @@ import contextlib
 import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
 from itertools import count
 from typing import Any, Final
 
@@ -291,9 +292,11 @@ class Publisher:
 
     async def send(
         self, event: Any, *, partition: int | None = None, key: Any = USUAL, value: Any = USUAL,
-        headers: Sequence[tuple[str, bytes | None]] | None = None, numbered: bool = True, **attributes: Any,
+        headers: Sequence[tuple[str, bytes | None]] | None = None, numbered: bool = True,
+        stored_at: datetime | None = None, **attributes: Any,
     ) -> Any:  # fmt: skip
-        """Send one record and wait for it; whatever is not given is what the relay would have written."""
+        """Send one record and wait for it; whatever is not given is what the relay would have written. `stored_at`:
+        what the record says of when that was, if not now."""
         topic = TOPIC_OF[type(event)]
         if partition is None:
             partition = partition_for(topic.key(event), PARTITIONS)
@@ -310,6 +313,7 @@ class Publisher:
             key=topic.key(event).encode() if key is USUAL else key,
             partition=partition,
             headers=encode(Envelope(**envelope)) if headers is None else headers,
+            timestamp_ms=None if stored_at is None else round(stored_at.timestamp() * 1000),
         )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,36 @@ async def test_what_was_recorded_faster_than_life() -> None:
     code, told, errors = await replayed("--pool", "nope")
     assert (code, told) == (1, "")
     assert "nothing was recorded of a pool 'nope'" in errors
+
+
+@pytest.mark.parametrize("wrong", [timedelta(hours=1), timedelta(days=365)])
+async def test_one_clock_that_is_wrong(tmp_path: Path, wrong: timedelta) -> None:
+    """Costs nobody else a start, and is told."""
+    lines = Path(RECORDING).read_text().splitlines()
+    place = next(n for n, line in enumerate(lines) if n > 1000 and "worker.registered" in line)
+    event = json.loads(lines[place])
+    lines[place] = json.dumps(event | {"time": (datetime.fromisoformat(event["time"]) + wrong).isoformat()})
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    code, told, errors = await replayed(from_=str(tmp_path / "log.jsonl"))
+    assert (code, errors) == (0, "")
+    assert "1 by clocks that are wrong" in told
+    configs = [line.split() for line in told.splitlines() if line.startswith("linux-a ")]
+    assert configs == [line.split() for line in (await replayed())[1].splitlines() if line.startswith("linux-a ")]
+
+
+async def test_what_is_no_file_in_a_folder(tmp_path: Path) -> None:
+    """A pipe is read like a file, and an empty one holds nothing; backwards, that is said."""
+    script = '"$0" -c "from slipway_client.cli import app; app()" weights replay --from <(tac "$1")'
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", script, sys.executable, RECORDING, stdout=PIPE, stderr=PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), SECONDS)
+    assert (process.returncode, err) == (0, b"")
+    assert b"2,500 events of 1 h 59 min" in out
+    assert b"stand over 2 min behind" in out
+    code, told, errors = await replayed(from_="/dev/null")
+    assert (code, told) == (2, "")
+    assert "/dev/null: holds no event" in errors
 
 
 async def test_files_that_are_called_like_policies(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from slipway_client.believed import by_store
 from slipway_client.http import Failed
 from slipway_common.envelope import Envelope, decode, decode_data
 from slipway_common.errors import BadEvent
@@ -25,7 +26,8 @@ ASK_AFTER_SECONDS: Final = 10.0  # of silence: is there nothing to read, or no b
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One record. `topic` is the registry's name. `unreadable` says why a record cannot be read.
+    """One record. `topic` is the registry's name; `time` is the event's own, `stored_at` when Kafka stored it.
+    `unreadable` says why a record cannot be read.
 
     Of such a one there is what could be read: no `envelope` without its attributes, no `data` without JSON, else
     `data` that is not as its type's schema says. Else `data` is the JSON value; None for a tombstone.
@@ -39,6 +41,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     envelope: Envelope | None
     data: Any = None
     unreadable: str = ""
+    stored_at: datetime
+
+    @property
+    def at(self) -> float:
+        """When it happened, in seconds since the epoch, as far as its clock can be believed."""
+        return by_store(self.time, self.stored_at)
 
 
 class Log:
@@ -118,7 +126,7 @@ class Log:
             if hungry := [tp for tp, entries in heads.items() if not entries]:
                 await self._feed(heads, hungry)
                 continue
-            first = min(heads, key=lambda tp: heads[tp][0].time)
+            first = min(heads, key=lambda tp: heads[tp][0].at)
             yield heads[first].popleft()
         for tp, end in self._ends.items():
             self._consumer.seek(tp, end)  # what was fetched beyond belongs to `follow`
@@ -140,7 +148,7 @@ class Log:
         while True:
             batches = await self._consumer.getmany(timeout_ms=POLL_MS)
             entries = [self._entry(record) for records in batches.values() for record in records]
-            for entry in sorted(entries, key=lambda entry: entry.time):
+            for entry in sorted(entries, key=lambda entry: entry.at):
                 yield entry
             if entries:
                 heard = loop.time()
@@ -170,5 +178,5 @@ class Log:
         return Entry(
             topic=record.topic.removeprefix(self.prefix), partition=record.partition, offset=record.offset,
             time=envelope.time if envelope else stored_at, key=(record.key or b"").decode(errors="replace"),
-            envelope=envelope, data=data, unreadable=unreadable,
+            envelope=envelope, data=data, unreadable=unreadable, stored_at=stored_at,
         )  # fmt: skip

@@ -143,12 +143,9 @@ def test_why_it_left_is_kept() -> None:
 def test_why_it_waited_is_not_why_it_ended() -> None:
     """A lease that was lost sends it back to wait; it was called anew, served, and left by itself."""
     after, _ = workers.delayed(worker(State.REQUESTED), "lease lost")
-    for fact in (
-        lambda w: workers.launched(w, "i-1", NOW, looked_up=False)[0],
-        lambda w: workers.registered(w, "i-1", "hash", NOW)[0],
-        lambda w: workers.stopped(w, "ended by itself", NOW)[0],
-    ):
-        after = fact(after if after.state is not State.REQUESTED else workers.calling(after, "b2"))
+    after, _ = workers.launched(workers.calling(after, "b2"), "i-1", NOW, looked_up=False)
+    after, _ = workers.registered(after, "i-1", "hash", NOW)
+    after, _ = workers.stopped(after, "ended by itself", NOW)
     assert (after.state, after.reason) == (State.STOPPED, "ended by itself")
 
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 app = noun("Events.")
 
-WATCHED: Final = ("worker.lifecycle", "launch-config.lifecycle", "pool.lifecycle", "lease.lifecycle", "alert")
+# With all that `slipway weights replay` folds.
+WATCHED: Final = (
+    "worker.lifecycle", "launch-config.lifecycle", "launch-config.signal", "pool.lifecycle", "lease.lifecycle", "alert",
+)  # fmt: skip
 LAST: Final = 10
 WINDOW: Final = timedelta(hours=1)  # where the last few are looked for: a filter may be of something that rests
 
@@ -66,8 +69,8 @@ def tail(
 ) -> None:
     """Tell events as they happen, from Kafka: the last 10 of the past hour first, then what comes.
 
-    Of worker, launch config, pool and lease lifecycles and alerts, unless --topic names others. With -o json a
-    CloudEvent a line, with topic, partition and offset.
+    Of worker, launch config, pool and lease lifecycles, signals and alerts, unless --topic names others. With -o json
+    a CloudEvent a line, with topic, partition, offset, and when Kafka stored it.
 
     \b
     Examples:
@@ -166,7 +169,10 @@ def _line(entry: "Entry") -> str:
 def _json_line(entry: "Entry") -> str:
     import json
 
-    where: dict[str, Any] = {"topic": entry.topic, "partition": entry.partition, "offset": entry.offset}
+    where: dict[str, Any] = {
+        "topic": entry.topic, "partition": entry.partition, "offset": entry.offset,
+        "stored": entry.stored_at.isoformat(),
+    }  # fmt: skip
     if entry.unreadable:
         where["unreadable"] = entry.unreadable
     if entry.envelope is None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -14,6 +14,10 @@ from slipway_client.http import Api, Failed, path
 from slipway_client.options import AsOutput, ConfigId, OfPool, noun, now
 from slipway_client.tables import Field, Output, as_json, pairs, show
 
+if TYPE_CHECKING:
+    from slipway_client.believed import Times
+    from slipway_client.recorded import Event
+
 app = noun("Weights.")
 
 # Where the weight-calculator's package offers its core to whoever replays: the command imports no service.
@@ -22,6 +26,13 @@ FOLDED: Final = (
     "slipway.launch-config.lifecycle.v1", "slipway.launch-config.signal.v1", "slipway.worker.lifecycle.v1",
 )  # fmt: skip
 WINDOWS: Final = (("launch", "launches"), ("boot", "boots"), ("claim", "claims"))  # stages, and what they let begin
+
+
+class Left(NamedTuple):
+    """Of a log: records that could not be read, and events whose times could not be believed."""
+
+    unreadable: int
+    clamped: int
 
 
 def _stage_window(stage: str, row: Mapping[str, Any]) -> int | None:
@@ -121,9 +132,9 @@ def replay(
     An outage is five failures in a row of one stage of one config; it began with the first of them, and lasted to the
     next success. It was detected when the config closed, and had recovered once that was open again after its end.
 
-    A file of events holds what `slipway events tail -o json` prints. A policy file (YAML, TOML or JSON) sets
-    coefficients, such as `trip_capacity: 3`, over those of each config's profile; of one that is called like a policy
-    say `./spot`.
+    A file of events holds what `slipway events tail --beginning --no-follow -o json` prints. A policy file (YAML, TOML
+    or JSON) sets coefficients, such as `trip_capacity: 3`, over those of each config's profile; of one that is called
+    like a policy say `./spot`.
 
     \b
     Examples:
@@ -135,8 +146,8 @@ def replay(
     wanted = {"default": core.at_speed(core.policies("default"), speed)}
     wanted[policy] = core.at_speed(_policies(core, policy), speed)
     comparison = core.Comparison(wanted)
-    _fold(core, comparison, context.obj, from_)
-    told = _told(comparison, pool)
+    left = _fold(core, comparison, context.obj, from_)
+    told = _told(comparison, left, pool)
     if pool is not None and not told["policies"]["default"]["configs"]:
         raise Failed(f"nothing was recorded of a pool {pool!r}: leave --pool out to see all")
     if output is Output.JSON:
@@ -202,33 +213,51 @@ def _mapping(file: Path) -> dict[str, Any]:
     return document.value
 
 
-def _fold(core: Any, comparison: Any, api: Api, from_: str) -> None:
-    """All events of a file or of the topics. Raises InvalidFile, Failed or typer.BadParameter."""
-    from slipway_client import recorded
+def _fold(core: Any, comparison: Any, api: Api, from_: str) -> Left:
+    """All events of a file or of the topics; returns what was not taken as it stands. Raises InvalidFile, Failed or
+    typer.BadParameter."""
+    from slipway_client.recorded import Recording
     from slipway_common.strict_yaml import Invalid
 
+    times = _times()
     file = Path(from_)
-    if file.is_file():
+    if file.exists() and not file.is_dir():
+        recording = Recording(file)
         try:
-            _add(core, comparison, recorded.events(file))
+            for event in recording:
+                _add(core, comparison, times.add(event))
         except Invalid as error:
             raise InvalidFile(file, error.problems) from error
-        return
+        _add(core, comparison, times.rest())
+        return Left(recording.unreadable, times.clamped)
     known = {name for topic in FOLDED for name in (topic, topic.removeprefix("slipway.").removesuffix(".v1"))}
     if from_ not in known:
         raise typer.BadParameter(f"--from: there is no file {from_}, and no topic to replay; there is {FOLDED[-1]}")
 
     import asyncio
 
-    async def fold() -> None:
+    async def fold() -> int:
+        unreadable = 0
         async for event in _published(api):
-            _add(core, comparison, [event])
+            if event is None:
+                unreadable += 1
+            else:
+                _add(core, comparison, times.add(event))
+        return unreadable
 
-    asyncio.run(fold())
+    unreadable = asyncio.run(fold())
+    _add(core, comparison, times.rest())
+    return Left(unreadable, times.clamped)
 
 
-async def _published(api: Api) -> AsyncIterator[Any]:
-    """What the topics hold, to the end seen at the beginning; what no version can read is left out, as it is there."""
+def _times() -> "Times[Event]":
+    from slipway_client.believed import Times
+
+    return Times(lambda event: (event.time, event.stored_at))
+
+
+async def _published(api: Api) -> AsyncIterator["Event | None"]:
+    """What the topics hold, to the end seen at the beginning; None for what cannot be read here."""
     import msgspec
 
     from slipway_client.log import Log
@@ -240,32 +269,31 @@ async def _published(api: Api) -> AsyncIterator[Any]:
         async for entry in log.past():
             envelope = entry.envelope
             if envelope is None or entry.unreadable or envelope.type not in EVENT_OF:
+                yield None
                 continue
             event = None if entry.data is None else msgspec.convert(entry.data, EVENT_OF[envelope.type])
             yield Event(
                 topic=entry.topic, id=envelope.id, source=envelope.source, subject=envelope.subject or entry.key,
-                time=envelope.time, event=event,
+                time=envelope.time, event=event, stored_at=entry.stored_at,
             )  # fmt: skip
 
 
-def _add(core: Any, comparison: Any, events: Iterable[Any]) -> None:
-    for event in events:
+def _add(core: Any, comparison: Any, events: Iterable[tuple["Event", float]]) -> None:
+    for event, at in events:
         if event.topic in FOLDED:
             comparison.add(
-                core.Recorded(
-                    id=event.id, source=event.source, subject=event.subject, time=event.time.timestamp(),
-                    event=event.event,
-                )
-            )  # fmt: skip
+                core.Recorded(id=event.id, source=event.source, subject=event.subject, time=at, event=event.event)
+            )
 
 
-def _told(comparison: Any, pool: str | None) -> dict[str, Any]:
+def _told(comparison: Any, left: Left, pool: str | None) -> dict[str, Any]:
     """The comparison as plain values, of one pool or of all."""
     import msgspec
 
     replays: Mapping[str, Any] = comparison.replays
     return {
-        "events": comparison.events, "repeated": comparison.duplicates,
+        "events": comparison.events, "repeated": comparison.duplicates, "unreadable": left.unreadable,
+        "clamped": left.clamped, "disordered": comparison.disordered,
         "began": _time(comparison.began), "ended": _time(comparison.ended),
         "policies": {
             name: {
@@ -298,7 +326,15 @@ def _summary(told: Mapping[str, Any]) -> None:
     lasted = 0.0
     if told["began"]:
         lasted = (moments.at(told["ended"]) - moments.at(told["began"])).total_seconds()
-    print(f"{told['events']:,} events of {moments.spelled(lasted)}, and {told['repeated']:,} repeats")
+    unreadable = f", {told['unreadable']:,} left out that cannot be read" if told["unreadable"] else ""
+    print(f"{told['events']:,} events of {moments.spelled(lasted)}, and {told['repeated']:,} repeats{unreadable}")
+    if told["clamped"]:
+        print(f"{told['clamped']:,} by clocks that are wrong: taken as of the nearest time that can be right")
+    if told["disordered"]:
+        print(
+            f"{told['disordered']:,} stand over 2 min behind what happened after them: all was folded in the order of "
+            "the log, so what follows may be wrong; sort it by time"
+        )
     width = max(map(len, told["policies"]))
     for name, policy in told["policies"].items():
         refused = policy["signals_refused"]

@@ -8,6 +8,7 @@ with what became of them. Permits are dealt out anew: the recorded numbers are o
 
 import hashlib
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -40,6 +41,7 @@ from slipway_weight_calculator.domain.rows import STAGES, Config, Row
 from slipway_weight_calculator.domain.world import Draft, World
 
 DEFAULT: Final = "default"
+ORDER_SECONDS: Final = 120.0  # a log is in the order of arrival, and a fact arrives sooner than that
 OUTAGE_FAILURES: Final = 5  # in a row, of one stage of one config: chance alone makes fewer
 # Failures of these say something about where the start was made, whoever is charged.
 TELLING: Final = frozenset({Scope.CONFIG, Scope.CAPACITY, Scope.QUOTA, Scope.IMAGE, Scope.CREDENTIAL})
@@ -52,12 +54,14 @@ NEXT: Final[Mapping[type[Any], str | None]] = {
 }  # fmt: skip
 
 TINY: Final = 1e-6
+COEFFICIENT_MAX: Final = 1e12
 # By a coefficient's name, or how it ends; all others are 1 or more. What comes round while something is closed is an
 # instant each time: of shorter times than these a log of hours would have no end.
 ROUND_SECONDS: Final = 0.1
 BOUNDS: Final = (
     *((name, (ROUND_SECONDS, math.inf)) for name in (
-        "permit_seconds", "pool_probe_seconds", "probe_initial_seconds", "probe_max_seconds",
+        "permit_seconds", "pool_probe_seconds", "probe_initial_seconds", "probe_max_seconds", "unheard_seconds",
+        "unspent_seconds",
     )),
     ("_seconds", (TINY, math.inf)), ("prior_mass", (TINY, math.inf)), ("prior", (TINY, 1.0 - TINY)),
     ("floor", (TINY, 1.0)), ("sharpness", (0.0, math.inf)), ("threshold", (0.0, math.inf)), ("_shrink", (TINY, 1.0)),
@@ -150,9 +154,10 @@ def _problem(policy: Policy) -> str:
     """Why a core with these coefficients would be none; empty if it would."""
     for name, value in msgspec.structs.asdict(policy).items():
         least, most = next((bounds for ending, bounds in BOUNDS if name.endswith(ending)), (1.0, math.inf))
-        if not (math.isfinite(value) and least <= value <= most):
-            upper = f" and at most {most:g}" if math.isfinite(most) else ""
-            return f"{name} is {value:g}; it has to be at least {least:g}{upper}"
+        if not (least <= value <= min(most, COEFFICIENT_MAX)):
+            said = f"{value:g}" if isinstance(value, float) or value <= sys.float_info.max else "too large a number"
+            upper = f" and at most {min(most, COEFFICIENT_MAX):g}"
+            return f"{name} is {said}; it has to be at least {least:g}{upper}"
     for lower, upper in ORDERED:
         small, large = getattr(policy, lower), getattr(policy, upper)
         if small > large:
@@ -161,11 +166,12 @@ def _problem(policy: Policy) -> str:
 
 
 class Comparison:
-    """The same log under several policies, by name. Give it every event with `add`; then ask."""
+    """The same log under several policies, by name. Give it every event with `add`; then ask. `began` and `ended` are
+    the earliest and the latest time in it; `disordered` events happened long before one that stood before them."""
 
     def __init__(self, policies: Mapping[str, Policies]) -> None:
         self.replays = {name: Replay(each) for name, each in policies.items()}
-        self.events = self.duplicates = 0
+        self.events = self.duplicates = self.disordered = 0
         self.began = self.ended = 0.0
         self.outages: list[Outage] = []
         self._seen: set[tuple[str, str]] = set()
@@ -178,7 +184,8 @@ class Comparison:
             return
         self._seen.add((record.source, record.id))
         self.events += 1
-        self.began, self.ended = self.began or record.time, max(self.ended, record.time)
+        self.disordered += record.time < self.ended - ORDER_SECONDS
+        self.began, self.ended = min(self.began or record.time, record.time), max(self.ended, record.time)
         outcome: Outcome | None = getattr(record.event, "outcome", None)
         if outcome is not None and outcome.stage is not Stage.UNKNOWN:
             self._witness(record.event, outcome, record.time)
