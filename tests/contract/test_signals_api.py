@@ -161,6 +161,14 @@ async def test_a_token_says_what_its_scopes_name(
         ({"observed_at": after(61).isoformat()}, "future", "in the future"),
         ({"value": 2}, "value", "2 is not between 0 and 1"),
         ({"kind": "pause_request"}, "target", "a pause_request is of a config; of a zone it has no effect"),
+        (
+            {"kind": "pause_request", "target_kind": "config", "target_id": "nope"}, "unreached",
+            "there is no launch config 'nope'",
+        ),
+        (
+            {"kind": "resume_request", "target_kind": "config", "target_id": "nope"}, "unreached",
+            "there is no launch config 'nope'",
+        ),
         ({"kind": "down", "target_kind": "worker"}, "unreached", "does not boot"),
         (
             {"kind": "spot_interruption", "target_kind": "worker", "target_id": "i-0001"}, "target",

@@ -59,12 +59,34 @@ async def test_what_interrupts_nobody(provisioner: Provisioner) -> None:
     assert await provisioner.states() == {"stopping": 1}
 
 
+async def test_who_has_ended_is_interrupted_by_nobody(provisioner: Provisioner) -> None:
+    """Nor is who waits for a machine: each is counted, and nothing changes. One that leaves already is no mistake."""
+    (worker,) = await provisioner.starting()
+    counted = refused("unreached")
+    await provisioner.signals(interruption(worker.id), interruption(worker.id))
+    assert (await provisioner.states(), refused("unreached")) == ({"stopping": 1}, counted)
+    await provisioner.pool.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock()")
+    await provisioner.signals(interruption(worker.id))
+    assert (await provisioner.states(), refused("unreached")) == ({"stopped": 1}, counted + 1)
+
+
+async def test_a_request_for_a_config_that_there_is_not(provisioner: Provisioner) -> None:
+    """Is counted; the others of its batch are followed."""
+    await provisioner.declare()
+    before, counted = await states(provisioner), refused("unreached")
+    await provisioner.signals(request(target_id="nope"), request(), request("resume_request", target_id="nope"))
+    paused = [(id_, "paused" if id_ == "zone-a" else state) for id_, state in before]
+    assert (await states(provisioner), refused("unreached")) == (paused, counted + 2)
+
+
 RULES = "sources: {status-page: {kinds: [degraded]}, spot-watch: {ids: ['0*']}}"
 
 
 def request(kind: str = "pause_request", **fields: Any) -> SignalRaised:
-    usual: dict[str, Any] = {"source": "monitor", "observed_at": after(0), "ttl_seconds": 60.0}
-    return SignalRaised(kind=kind, target_kind="config", target_id="zone-a", reason="smoke", **usual | fields)
+    usual: dict[str, Any] = {
+        "source": "monitor", "observed_at": after(0), "ttl_seconds": 60.0, "target_id": "zone-a",
+    }  # fmt: skip
+    return SignalRaised(kind=kind, target_kind="config", reason="smoke", **usual | fields)
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,8 @@ def test_a_request_of_anything_but_a_config_is_refused(kind: str, target_kind: s
     [
         (said("up", "config", "zone-a"), "kind: unknown kind 'up'; known: degraded, down"),
         (said("down", "planet", "mars"), "target: unknown target kind 'planet'; known: worker, config"),
-        (said("down", "config", "zone-z"), "unreached: no launch config is of config 'zone-z'"),
+        (said("down", "config", "zone-z"), "unreached: there is no launch config 'zone-z'"),
+        (said("pause_request", "config", "zone-z"), "unreached: there is no launch config 'zone-z'"),
         (said("down", "config", "zone-a", ttl_seconds=0), "ttl: ttl_seconds 0 is not above 0"),
         (said("down", "config", "zone-a", source="other"), "source: 'other' may not say down of a config"),
         (said("down", "zone", "eu-1"), "source: 'cloud' may not speak of 'eu-1'"),

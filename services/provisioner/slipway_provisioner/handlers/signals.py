@@ -37,7 +37,8 @@ async def record_requests(
     why = [(signal, refusal(signal, now.timestamp(), rules)) for signal in heard]
     signals = [signal for signal, wrong in why if not wrong]
     requests = [signal for signal in signals if signal.kind in REQUESTS]
-    await configs.lock(tx, [signal.target_id for signal in requests])
+    known = await configs.lock(tx, [signal.target_id for signal in requests])
+    unreached = [(s, f"unreached: there is no launch config {s.target_id!r}") for s in requests if s.target_id not in known]
     for signal in requests:
         until = signal.observed_at + timedelta(seconds=signal.ttl_seconds)
         by = f"signal:{signal.source}"
@@ -45,7 +46,7 @@ async def record_requests(
             await configs.pause(tx, signal.target_id, reason=signal.reason, by=by, until=until, command=False)
         else:
             await configs.resume(tx, signal.target_id, reason=signal.reason, by=by, only_by=by)
-    unreached = await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"], now)
+    unreached += await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"], now)
     return partial(_count, [(signal, wrong) for signal, wrong in why if wrong] + unreached)
 
 
@@ -56,13 +57,22 @@ def _count(refused: Sequence[Refused]) -> None:
 
 
 async def _drain(tx: Connection, interruptions: Sequence[SignalRaised], now: datetime) -> list[Refused]:
-    """Tell the workers to leave after the task that they have; returns those that speak of no worker. No stage ends by
-    it: that a cloud takes a machine away says nothing about its start."""
+    """Tell the workers to leave after the task that they have; returns those that speak of no worker, or of one that
+    has ended. No stage ends by it: that a cloud takes a machine away says nothing about its start."""
     told = {
         signal.target_id: f"spot interruption, says {signal.source}: {signal.reason}"[:REASON_CHARACTERS_MAX]
         for signal in interruptions
     }
     found = await workers.lock(tx, sorted(told))
     await workers.save(tx, [stopping(worker, told[worker.id], now) for worker in found if worker.state in MAY_LEAVE])
-    known = {worker.id for worker in found}
-    return [(s, f"unreached: there is no worker {s.target_id}") for s in interruptions if s.target_id not in known]
+    states = {worker.id: worker.state for worker in found}
+    return [(signal, why) for signal in interruptions if (why := _missed(signal.target_id, states.get(signal.target_id)))]
+
+
+def _missed(worker_id: str, state: State | None) -> str:
+    """Why nobody leaves by an interruption; empty if somebody does, or did before."""
+    if state is None:
+        return f"unreached: there is no worker {worker_id}"
+    if state in (State.REQUESTED, State.STOPPED):
+        return f"unreached: worker {worker_id} is {state}: it has no machine"
+    return ""

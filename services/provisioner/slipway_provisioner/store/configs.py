@@ -13,7 +13,7 @@ COLUMNS: Final = (
     "id, pool_id, account_id, region, zone, instance_type, image_revision, base_weight, price_factor, profile, "
     "boot_evidence, claim_evidence, on_bad_image, freeze_after, state, revision"
 )
-LOCK: Final = "SELECT FROM launch_config WHERE id = ANY($1::text[]) ORDER BY id FOR NO KEY UPDATE"
+LOCK: Final = "SELECT id, state FROM launch_config WHERE id = ANY($1::text[]) ORDER BY id FOR NO KEY UPDATE"
 LOCK_ALL: Final = "SELECT FROM launch_config ORDER BY id FOR NO KEY UPDATE"
 # Shared with every other start; a pause, freeze, drain, archive, brake or mode change excludes it.
 SHARE: Final = """
@@ -52,9 +52,9 @@ def state(row: Any) -> dict[str, Any]:
     return {"launch_config_id": values.pop("id")} | values
 
 
-async def lock(tx: Connection, ids: Sequence[str]) -> None:
-    """Before several are changed."""
-    await tx.execute(LOCK, sorted(set(ids)))
+async def lock(tx: Connection, ids: Sequence[str]) -> set[str]:
+    """Before several are changed; returns those that there are, without archived ones."""
+    return {row["id"] for row in await tx.fetch(LOCK, sorted(set(ids))) if row["state"] != "archived"}
 
 
 async def startable(tx: Connection, config_id: str) -> Any:

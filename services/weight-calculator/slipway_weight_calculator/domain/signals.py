@@ -71,7 +71,8 @@ def problem(
     if wrong := refusal(event, now, rules):
         return wrong
     if is_provisioners(event):
-        return ""
+        # Which workers there are, the provisioner alone knows.
+        return "" if configs_reached or event.target_kind == "worker" else _unreached(event)
     if event.value is not None and (wrong := _value_problem(event.kind, event.value)):
         return wrong
     if event.kind == "capacity_hint" and event.value is None:
@@ -79,11 +80,17 @@ def problem(
     if not configs_reached and event.target_kind == "worker":
         return f"unreached: worker {event.target_id!r} does not boot, and only then counts for its config"
     if not configs_reached:
-        return f"unreached: no launch config is of {event.target_kind} {event.target_id!r}"
+        return _unreached(event)
     _, signal = kept(event, configs_reached, now)
     if any(_is_newer(known, signal) for known in held.values()):
         return f"newer: {event.source!r} has said something newer of {event.target_kind} {event.target_id!r}"
     return _share_problem(event, configs_reached, configs, held, now, rules) if signal.kind == "down" else ""
+
+
+def _unreached(event: SignalRaised) -> str:
+    if event.target_kind == "config":
+        return f"unreached: there is no launch config {event.target_id!r}"
+    return f"unreached: no launch config is of {event.target_kind} {event.target_id!r}"
 
 
 def _is_newer(known: Signal, signal: Signal) -> bool:
