@@ -65,6 +65,6 @@ async def test_topics_are_told_from_a_while_ago(place: Place) -> None:
     assert texts == [
         "zone-b closed: 2 capacity errors, next probe 12 s",
         "3 launches refused: InsufficientCapacity (linux-zone-b 3)",
-        "zone-b open again: a probe succeeded",
+        "zone-b open again: a start succeeded",
         "alert: records are missing",
     ]

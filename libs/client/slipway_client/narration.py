@@ -20,6 +20,7 @@ from slipway_common.events.worker import (
     WorkerStopping,
 )
 
+SIGNAL: Final = "signal"  # what closes a config, where nothing that was observed does
 CONFIGS_NAMED: Final = 3
 CONFIGS_SHARED: Final = 6  # more than these would not fit into a line of 79 columns
 # Failures are told by the second in which they happened, once it is unlikely that more of it arrive.
@@ -33,30 +34,40 @@ class Circuit(msgspec.Struct, frozen=True):
     closed: bool
     next_probe_at: datetime | None
     reason: str  # begins with "CONFIG: "
+    by_signal: bool = False
 
     @classmethod
     def of(cls, event: WeightChanged) -> "Circuit":
-        return cls(event.state == "closed", event.next_probe_at, event.reason)
+        return cls(event.state == "closed", event.next_probe_at, event.reason, event.closed_by == SIGNAL)
 
     @classmethod
     def seen(cls, config: Config) -> "Circuit":
-        return cls(config.circuit == "closed", config.next_probe_at, config.reason or f"{config.id}: no reason given")
+        reason = config.reason or f"{config.id}: no reason given"
+        return cls(config.circuit == "closed", config.next_probe_at, reason, config.closed_by == SIGNAL)
 
 
 def changed(before: Circuit | None, now: Circuit, *, at: datetime, speed: float) -> Line | None:
     """One sentence about a circuit; None when nothing that matters changed."""
     name, _, reason = now.reason.partition(": ")
+    reason = reason.removeprefix("closed, ")
     was_closed = before is not None and before.closed
     if not now.closed:
-        return Line(at, f"{name} open again: a probe succeeded", "good") if was_closed else None
-    if before is not None and was_closed and before.next_probe_at == now.next_probe_at:
+        return Line(at, f"{name} open again: {_opened(before)}", "good") if before is not None and was_closed else None
+    other_cause = before is not None and was_closed and before.by_signal is not now.by_signal
+    if before is not None and was_closed and not other_cause and before.next_probe_at == now.next_probe_at:
         return None
-    if now.next_probe_at is None:  # a probe is ready: its result is told
-        return None if was_closed else Line(at, f"{name} {reason}", "bad")
-    wait = f"next probe {max(0.0, (now.next_probe_at - at).total_seconds()) * speed:.0f} s"
-    if was_closed:
-        return Line(at, f"{name} still closed: a probe failed, {wait}", "bad")
-    return Line(at, f"{name} closed: {reason.removeprefix('closed, ')}, {wait}", "bad")
+    words = f"{name} {'still closed' if was_closed else 'closed'}: {reason}"
+    if now.next_probe_at is None:  # by a signal, or a probe is ready: its result is told
+        return None if was_closed and not other_cause else Line(at, words, "bad")
+    wait_seconds = max(0.0, (now.next_probe_at - at).total_seconds()) * speed
+    return Line(at, f"{words}, next probe {wait_seconds:.0f} s", "bad")
+
+
+def _opened(before: Circuit) -> str:
+    """Why, by what is known: a start may also have come late that was taken for failed."""
+    if before.by_signal:
+        return "the signal that closed it is over"
+    return "a probe succeeded" if before.next_probe_at is None else "a start succeeded"
 
 
 def alert(event: Alert, at: datetime) -> Line:

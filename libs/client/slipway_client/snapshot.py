@@ -85,6 +85,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     probe_ready: bool = False
     next_probe_at: datetime | None = None
     reason: str | None = None
+    closed_by: str | None = None
 
     @property
     def launches(self) -> bool:

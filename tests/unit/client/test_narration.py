@@ -26,6 +26,7 @@ OPEN = Circuit(False, None, "zone-b: open")
 CLOSED = Circuit(True, NOW + timedelta(seconds=1), "zone-b: closed, 2 capacity errors (InsufficientCapacity)")
 READY = Circuit(True, None, "zone-b: closed, probe 3 may start")
 LATER = Circuit(True, NOW + timedelta(seconds=2), "zone-b: closed, 2 capacity errors (InsufficientCapacity)")
+DOWN = Circuit(True, None, "zone-b: closed, down by page (dark)", by_signal=True)
 COMMON = {"pool_id": "linux", "account_id": "sim-a", "image_revision": "linux-1"}
 
 
@@ -42,14 +43,26 @@ def ids(number: int, config: str) -> dict[str, Any]:
         (OPEN, CLOSED, "zone-b closed: 2 capacity errors (InsufficientCapacity), next probe 20 s"),
         (CLOSED, CLOSED, None),
         (CLOSED, READY, None),
-        (READY, LATER, "zone-b still closed: a probe failed, next probe 40 s"),
-        (LATER, OPEN, "zone-b open again: a probe succeeded"),
-        (OPEN, READY, "zone-b closed, probe 3 may start"),
+        (READY, LATER, "zone-b still closed: 2 capacity errors (InsufficientCapacity), next probe 40 s"),
+        (READY, OPEN, "zone-b open again: a probe succeeded"),
+        (LATER, OPEN, "zone-b open again: a start succeeded"),
+        (OPEN, READY, "zone-b closed: probe 3 may start"),
+        (OPEN, DOWN, "zone-b closed: down by page (dark)"),
+        (DOWN, DOWN, None),
+        (DOWN, OPEN, "zone-b open again: the signal that closed it is over"),
+        (LATER, DOWN, "zone-b still closed: down by page (dark)"),
+        (DOWN, READY, "zone-b still closed: probe 3 may start"),
+        (DOWN, LATER, "zone-b still closed: 2 capacity errors (InsufficientCapacity), next probe 40 s"),
     ],
 )
 def test_circuits(before: Circuit | None, now: Circuit, told: str | None) -> None:
     line = narration.changed(before, now, at=NOW, speed=20)
     assert (line and line.text) == told
+
+
+def test_who_closed_it_is_heard_and_read_alike() -> None:
+    config = Config(id="linux-zone-b", pool_id="linux", circuit="closed", closed_by="signal", reason=DOWN.reason)
+    assert Circuit.seen(config) == DOWN
 
 
 def test_answers_and_events_tell_the_same() -> None:

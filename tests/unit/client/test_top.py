@@ -96,7 +96,7 @@ async def test_without_kafka_circuits_are_told_from_answers(deployment: Deployme
     await until(lambda: len(watch.snapshot().lines) == 2)
     closed, opened = (line.text for line in watch.take())
     assert closed.startswith("zone-b closed: 2 capacity errors, next probe 3")
-    assert opened == "zone-b open again: a probe succeeded"
+    assert opened == "zone-b open again: a start succeeded"
 
 
 async def test_what_is_no_answer_of_ours_is_a_problem_not_a_crash(deployment: Deployment, watch: Watch) -> None:
