@@ -90,7 +90,7 @@ def refusal(event: SignalRaised, now: float, rules: Rules = DEFAULT_RULES) -> st
     if not any(fnmatchcase(event.target_id, pattern) for pattern in source.ids):
         return f"source: {event.source!r} may not speak of {event.target_id!r}"
     if not 0 < event.ttl_seconds <= TTL_SECONDS_MAX:
-        return f"ttl: ttl_seconds {event.ttl_seconds:g} is not above 0 and at most {TTL_SECONDS_MAX:g}"
+        return f"ttl: ttl_seconds {event.ttl_seconds:.10g} is not above 0 and at most {TTL_SECONDS_MAX:g}"
     if (until := observed_at + event.ttl_seconds) <= now:
         return f"expired: its time was over {_spelled(now - until)} ago"
     if observed_at > now + FUTURE_SECONDS_MAX:

@@ -139,6 +139,45 @@ def test_a_signal_that_is_wrongly_said_is_not_sent(services: Services, url: str)
     assert services.told == []
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("planet b down", "there is no 'planet'; there is config, zone"),
+        ("zone b up", "there is no 'up'; there is degraded, down"),
+        ("zone b degraded --value nan", "nan is not between 0 and 1"),
+        ("zone b degraded --value inf", "inf is not between 0 and 1"),
+        ("zone b degraded --value 1.01", "1.01 is not between 0 and 1"),
+        ("zone b capacity_hint --value inf", "inf is not a number of starts"),
+        ("zone b capacity_hint", "a capacity_hint needs one"),
+        ("zone b down --value 0.5", "a down of a zone takes none"),
+        (f"worker {ID} spot_interruption --value 0.5", "a spot_interruption of a worker takes none"),
+        ("zone b recovered --for 30s", "a recovered is done once it is heard"),
+        ("zone b down --for 900d", "900d is more than 24h"),
+    ],
+)
+def test_a_signal_that_cannot_be_is_wrong_usage(services: Services, url: str, words: str, why: str) -> None:
+    """And nothing is sent."""
+    refused = slipway("signal", "raise", *words.split(), "--reason", "r", url=url)
+    assert (refused.exit_code, refused.stdout, services.told) == (2, "", [])
+    assert why in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_nobody_is_interrupted_who_has_ended(
+    services: Services, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ANSWERS, f"workers/{ID}", {"id": ID, "state": "stopped"})
+    refused = slipway("signal", "raise", "worker", ID, "spot_interruption", "--reason", "r", url=url)
+    assert (refused.exit_code, refused.stdout, services.told) == (1, "", [])
+    assert f"worker {ID} is stopped: it has no machine" in refused.stderr
+
+
+def test_what_takes_words_back_has_no_value_and_no_end(
+    services: Services, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ANSWERS, "signals", {"items": [SIGNAL | {"kind": "recovered", "value": 1.0}], "refused": []})
+    assert slipway("signal", "ls", url=url).stdout.splitlines()[1].split()[4:6] == ["-", "-"]
+
+
 def test_signals_that_count_and_those_that_were_refused(
     services: Services, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
