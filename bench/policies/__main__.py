@@ -60,7 +60,7 @@ def main(environment: Mapping[str, str], folder: Path = FOLDER) -> int:
         wish = _wish(environment)
         if environment.get("CALIBRATE"):
             return _calibrate(_traces(environment), wish.seeds)
-        given = _traces(environment) if any(map(needs_traces, wish.scenarios)) else None
+        given = _used(environment, wish.scenarios)
         return compare(wish, given, folder if environment.get("FULL") else None)
     except (BadArgument, BadScenario, BadTrace) as error:
         print(f"policies: {error}", file=sys.stderr)
@@ -77,6 +77,18 @@ def _traces(environment: Mapping[str, str]) -> Traces:
     zones, gap_seconds = traces.availability(Path(folder)) if folder else (synthetic.zones(), synthetic.GAP_SECONDS)
     of = f"{Path(demand).name if demand else 'synthetic demand'}, {len(zones)} {'' if folder else 'synthetic '}zones"
     return Traces(arrivals=arrivals, zones=zones, gap_seconds=gap_seconds, of=of)
+
+
+def _used(environment: Mapping[str, str], scenarios: Sequence[Scenario]) -> Traces | None:
+    """The traces that scenarios need. Named ones are read in any case: a mistake shows before anything runs."""
+    named = [name for name in ("DEMAND", "AVAILABILITY") if environment.get(name)]
+    needed = any(map(needs_traces, scenarios))
+    given = _traces(environment) if needed or named else None
+    if needed:
+        return given
+    if named:
+        print(f"{' and '.join(named)}: no scenario here is of traces, so not used; ONLY=real plays them", flush=True)
+    return None
 
 
 def _wish(environment: Mapping[str, str]) -> Wish:
@@ -149,7 +161,8 @@ def _is_claimed(wish: Wish, name: str, given: Traces | None) -> bool:
 def _text(wish: Wish, sums: Summaries, judged: Sequence[Verdict]) -> list[str]:
     lines = ["", *overview(wish.scenarios, wish.policies, sums), "", LEGEND]
     for scenario in wish.scenarios:
-        lines += ["", f"## {scenario.name}", "", scenario.about, "", *detail(scenario, wish.policies, sums)]
+        about = ["", scenario.about] if scenario.about else []
+        lines += ["", f"## {scenario.name}", *about, "", *detail(scenario, wish.policies, sums)]
     if judged:
         lines += ["", "## Claims", "", *(f"- {verdict}" for verdict in judged)]
     return lines

@@ -82,7 +82,10 @@ def _summary(group: Sequence[tuple[Cell, Figures]], offsets: int, by_name: Mappi
     units = [[found for _, found in group[place : place + size]] for place in range(0, len(group), size)]
     summary: Summary = {name: interval([_of(unit, name) for unit in units]) for name in FIELDS}
     pooled = [(sum(f.failed for f in unit), sum(f.registered for f in unit)) for unit in units]
-    summary["ratio"] = interval([failed / max(1, registered) for failed, registered in pooled])
+    summary["ratio"] = interval([failed / registered if registered else None for failed, registered in pooled])
+    # Of nobody who was served there is no wait until then.
+    served = [[found for found in unit if found.registered] for unit in units]
+    summary["wait_p95"] = interval([_of(unit, "wait_p95") for unit in served])
     oracles = [by_name.get(f"{cell.scenario.name}/oracle/{cell.seed}") for cell, _ in group]
     lost = [None if o is None else float(o.registered - f.registered) for o, (_, f) in zip(oracles, group, strict=True)]
     summary["regret"] = interval(lost)

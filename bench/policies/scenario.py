@@ -123,7 +123,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def read(path: Path) -> Scenario:
     """A scenario from a file; raises BadScenario with what is wrong and where."""
     try:
-        return checked(msgspec.json.decode(path.read_bytes(), type=Scenario))
+        content = path.read_bytes()
+        if not content.strip():
+            raise BadScenario("is empty")
+        return checked(msgspec.json.decode(content, type=Scenario))
     except OSError as error:
         raise BadScenario(f"{path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, BadScenario) as error:  # a validation error is a decode error too

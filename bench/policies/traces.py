@@ -85,7 +85,10 @@ def availability(folder: Path) -> tuple[tuple[Zone, ...], float]:
 
 def _samples(path: Path) -> tuple[list[float], float]:
     try:
-        content: Any = msgspec.json.decode(path.read_bytes())
+        text = path.read_bytes()
+        if not text.strip():
+            raise BadTrace(f"{path}: is empty")
+        content: Any = msgspec.json.decode(text)
     except OSError as error:
         raise BadTrace(f"{path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

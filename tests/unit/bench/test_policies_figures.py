@@ -108,6 +108,15 @@ def test_runs_at_different_offsets_count_together_as_one() -> None:
     assert failed.count == 4
 
 
+def test_what_nobody_got_has_no_figure() -> None:
+    """Failures per worker that registered, and the wait of those who did; the mean wait is everybody's."""
+    none = replace(PLAIN, registered=0, wait_p95=0.0)
+    summary = summaries({Cell(OUTAGE, "slipway", 1): none, Cell(OUTAGE, "slipway", 2): none}, 1)["outage", "slipway"]
+    assert [say(summary[name]) for name in ("ratio", "wait_p95", "wait_mean")] == ["–", "–", "100"]
+    some = summaries({Cell(OUTAGE, "slipway", 1): none, Cell(OUTAGE, "slipway", 2): PLAIN}, 1)["outage", "slipway"]
+    assert [say(some[name]) for name in ("ratio", "wait_p95")] == ["0.03333", "150"]
+
+
 def test_verdicts_say_what_they_found_and_reach_what_was_published_by_their_intervals() -> None:
     def judged(failed: list[int]) -> dict[str, bool]:
         found = {

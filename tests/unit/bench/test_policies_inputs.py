@@ -97,12 +97,27 @@ def test_a_scenario_file_that_is_missing_or_no_json_ends_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "empty.json").write_text("\n")
     (tmp_path / "latin.json").write_bytes('{"name": "é"}'.encode("latin-1"))
     for name, words in (
-        ("absent.json", "No such file"), ("broken.json", "truncated"), ("latin.json", "can't decode byte"),
+        ("absent.json", "No such file"), ("broken.json", "truncated"), ("empty.json", "is empty"), ("latin.json", "can't decode byte"),
     ):  # fmt: skip
         assert main({"SCENARIO": str(tmp_path / name)}) == 2
         assert words in capsys.readouterr().err
+
+
+def test_traces_that_are_not_there_are_told_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether or not a scenario needs them."""
+    for given, words in (
+        ({"DEMAND": str(tmp_path / "nope")}, "nope: No such file"),
+        ({"AVAILABILITY": str(tmp_path)}, "holds no *.json"),
+    ):
+        assert main({"ONLY": "healthy,oracle", "SEEDS": "1"} | given) == 2
+        told = capsys.readouterr()
+        assert words in told.err
+        assert "runs" not in told.out
 
 
 def test_demand_is_counted_in_ticks_of_the_first_96_hours(tmp_path: Path) -> None:
