@@ -12,12 +12,21 @@ from slipway_common import dead_letters
 from slipway_common.consume import Consumer, Fenced, Owned
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.weight import WeightChanged
-from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerRegistered, WorkerStopping
+from slipway_common.events.worker import (
+    Outcome,
+    Result,
+    Scope,
+    Stage,
+    WorkerRegistered,
+    WorkerRequested,
+    WorkerStopping,
+)
 from slipway_common.owner import Deposed
 from slipway_common.runtime import database
 from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_weight_calculator import metrics
+from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.http.weights import router
 from slipway_weight_calculator.loops import publish
 from slipway_weight_calculator.store import signals
@@ -386,6 +395,28 @@ async def test_dead_failures_count_as_folded(calculator: Calculator) -> None:
     assert await folded(calculator) == 2
     assert calculator.work.world.rows["zone-b"].launch.failed == 1
     assert (await calculator.journal())[-1].settled == [(WORKER_LIFECYCLE.name, 0, 1, 2)]
+
+
+@pytest.mark.parametrize("readable", [True, False])
+async def test_a_dead_record_of_a_probe_settles_it(calculator: Calculator, readable: bool) -> None:
+    """Without an answer, so that the config is not closed for ever. One that names nobody is given up in time."""
+    await calculator.tell(declared("zone-b"))
+    await calculator.tell(failed(), failed(), at=1)
+    await calculator.set_clock(60)
+    await calculator.turn([])
+    row = calculator.work.world.rows["zone-b"]
+    probe = failed(permit=row.permit)
+    spent = WorkerRequested(decision_id="d", **{**of("zone-b", row.permit), "worker_id": probe.worker_id})
+    await calculator.tell(spent, at=61)
+    value = msgspec.json.encode(msgspec.to_builtins(probe) | {"pool_id": 7}) if readable else b"{"
+    await calculator.tell(probe, at=62, value=value)
+    gate = calculator.work.world.rows["zone-b"].launch.gate
+    assert (gate.closed, gate.probe, gate.failed_probes) == (True, "" if readable else f"zone-b#{row.permit}", 0)
+    await calculator.set_clock(62 + (15 if readable else PROFILES["on-demand"].unheard_seconds))
+    for _ in range(2):
+        await calculator.turn([])
+        await calculator.set_clock(15 + 62 + PROFILES["on-demand"].unheard_seconds)
+    assert calculator.work.world.rows["zone-b"].permit == row.permit + 1
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,10 @@ class Folding:
                 self.refused.append(Refused(received.event, why))
 
     def bury(self, records: Iterable[Record]) -> None:
-        """What is dead or parked counts as folded."""
+        """What is dead or parked counts as folded, and a probe that it tells of as over."""
         for record in records:
             if record.topic == WORKER_LIFECYCLE.name:
-                outcomes.count_dead(self.draft, record)
+                outcomes.count_dead(self.draft, record, self.now)
 
     def advance(self, until: float) -> None:
         """Facts come before time: what was read may say that what seems to be due has happened long ago."""

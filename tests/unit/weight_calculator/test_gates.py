@@ -244,10 +244,52 @@ def test_a_delayed_probe_keeps_its_permit() -> None:
     """It waits for another attempt: a second one beside it would be one too many."""
     story = closed(B)
     story.fold(20, requested(A, "p", story.probe("a", 20)), delayed(A, "p", 1))
+    for at in range(1000, 3600, 1000):
+        story.advance_to(at)
+        story.fold(at, delayed(A, "p", 1))
     story.advance_to(3600)
     assert (story.gate("a").probe, story.row("a").permit) == ("a#1", 1)
     story.fold(3600, launched(A, "p", 1))
     assert not story.gate("a").closed
+
+
+# What is heard of a probe before the rest is lost, what closes, and when the last word is over.
+LOST_PROBES: Final[list[tuple[list[WorkerEvent], Stage, float]]] = [
+    ([], Stage.LAUNCH, POLICY.unspent_seconds),
+    ([requested(A, "p", 1)], Stage.LAUNCH, POLICY.unheard_seconds),
+    ([requested(A, "p", 1), launched(A, "p", 1), registered(A, "p", 1)], Stage.CLAIM, POLICY.unheard_seconds),
+]
+
+
+@pytest.mark.parametrize(("heard", "stage", "seconds"), LOST_PROBES)
+def test_a_probe_that_is_lost_is_made_again(heard: list[WorkerEvent], stage: Stage, seconds: float) -> None:
+    """Its outcome may have died on its way. It is given back without an answer: the next one comes soon."""
+    story = Story(A, B)
+    story.fold(0, *(launched(A, str(n)) for n in range(5)), *(registered(A, str(n)) for n in range(5)))
+    story.fold(1, *(stopping(A, fails(Scope.CONFIG, stage), str(n)) for n in range(5)))
+    assert story.probe("a", 20) == 1
+    since = story.gate("a", stage.value).probe_at - T0 if not heard else 20.0
+    story.fold(20, *heard)
+    story.advance_to(since + seconds - 1)
+    assert (story.gate("a", stage.value).probe, story.row("a").ready) == ("a#1", True)
+    story.advance_to(since + seconds)
+    gate = story.gate("a", stage.value)
+    assert (gate.closed, gate.probe, gate.failed_probes, story.row("a").ready) == (True, "", 0, False)
+    assert story.probe("a", since + seconds + 15) == 2
+
+
+def test_a_probe_is_not_lost_while_it_boots() -> None:
+    """However long that may take: late it is settled anyway."""
+    slow = POLICY.unheard_seconds * 3
+    story = Story(A, B, policies={"on-demand": msgspec.structs.replace(POLICY, late_seconds=slow)})
+    story.fold(0, *(launched(A, str(n)) for n in range(5)))
+    story.fold(1, *(stopping(A, fails(Scope.CONFIG, Stage.BOOT), str(n)) for n in range(5)))
+    permit = story.probe("a", 20)
+    story.fold(20, requested(A, "p", permit), launched(A, "p", permit))
+    story.advance_to(slow)
+    assert story.gate("a", "boot").probe == "a#1"
+    story.fold(slow, registered(A, "p", permit))
+    assert not story.gate("a", "boot").closed
 
 
 def test_end_of_a_settled_probe_s_worker_changes_nothing() -> None:

@@ -24,7 +24,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `relapse_seconds` since; and until its window has grown to `proven_window` again, one definite refusal closes it,
     of a quota whatever the window.
     A permit of a shared gate that nobody spends for `permit_seconds` goes to another config: longer than records may be
-    late, or one that is spent at last would find its successor under way.
+    late, or one that is spent at last would find its successor under way. A spent one of which no more is heard for
+    `unheard_seconds`, beyond the time that its boot may take, is lost and comes back without an answer: a call, its
+    look-up and the way of a record are shorter. One that nobody is heard to spend for `unspent_seconds` may have been
+    spent all the same, and comes back too.
 
     Boots: one under way for longer than `late_factor` times the `late_quantile` of the last `boot_samples` boots, and
     `late_min_seconds` at least, counts as failed until it ends; `late_seconds` while fewer than `late_samples` are
@@ -64,6 +67,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sibling_seconds: float = 180.0
     relapse_seconds: float = 1800.0
     permit_seconds: float = 180.0
+    unheard_seconds: float = 1800.0
+    unspent_seconds: float = 86_400.0
 
     late_factor: float = 2.0
     late_quantile: float = 0.95

@@ -20,9 +20,10 @@ STAGES: Final = ("launch", "boot", "claim")
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`permit` is the newest probe permit issued to a config (its own gates' and shared ones' alike): `ready` while its
-    outcome is awaited, `spent` once a worker holds it; `unanswered_at` is when one came back without an answer, 0 once
-    one was answered. `boots` are the seconds that the newest boots took, `slow_seconds` the policy's quantile of them,
-    0 while too few are known. `version` grows with each change.
+    outcome is awaited, `spent` once a worker holds it; at `lost_at` it is lost, unless more is heard of it until then.
+    `unanswered_at` is when one came back without an answer, 0 once one was answered. `boots` are the seconds that the
+    newest boots took, `slow_seconds` the policy's quantile of them, 0 while too few are known. `version` grows with
+    each change.
     """
 
     launch: Stage
@@ -36,6 +37,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     version: int = 0
     unanswered_at: float = 0.0
     slow_seconds: float = 0.0
+    lost_at: float = 0.0
 
 
 class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -79,8 +79,18 @@ class World:
         return self.policies[config.profile]
 
     def due(self) -> float | None:
-        """The next instant at which `advance` may change something."""
-        return self.agenda[0][0] if self.agenda else None
+        """The next instant at which `advance` may change something. To be asked between drafts.
+
+        Nearly every probe is settled long before it would be lost, and nobody is woken for that.
+        """
+        agenda = self.agenda
+        while agenda and agenda[0][1] == "lost" and not self._may_be_lost(*agenda[0]):
+            self.noted.discard(heappop(agenda))
+        return agenda[0][0] if agenda else None
+
+    def _may_be_lost(self, when: float, kind: str, config_id: str) -> bool:
+        row = self.rows.get(config_id)
+        return row is not None and row.ready and row.lost_at == when
 
     def load(
         self, configs: Iterable[Config], rows: Mapping[str, Row], boots: Mapping[str, Boot],
@@ -278,6 +288,12 @@ class Draft:
         if row is not None:
             stage: Stage = getattr(row, name)
             self._set(config_id, name, replace(stage, folded=stage.folded + by))
+
+    def give_up(self, config_id: str, permit: int, now: float) -> None:
+        """Nobody will tell any more what the holder of a permit has come to."""
+        config = self.config(config_id)
+        if config is not None:
+            self._settle(config, permit, now, None, (), ended=True)
 
     def advance(self, now: float) -> None:
         """What time alone changes up to `now`: permits that are due, starts that are late, opinions that expire."""
@@ -510,8 +526,10 @@ class Draft:
             for key, _, gate in closing:
                 if gate.next_probe_at:
                     self._note(gate.next_probe_at, "gate", key)
-            if closing and row.ready and not row.spent:
-                self._note(row.permit_at + self.policy(config).permit_seconds, "permit", config_id)
+            if closing and row.ready:
+                self._note(row.lost_at, "lost", config_id)
+                if not row.spent:
+                    self._note(row.permit_at + self.policy(config).permit_seconds, "permit", config_id)
         for key in pools:
             due, _ = self._pool_due(key)
             if due < inf:
@@ -558,7 +576,8 @@ class Draft:
             return False
         if not early and any(gate.next_probe_at > when for _, _, gate in closing):
             return False
-        self._set_permit(config.id, permit=row.permit + 1, permit_at=now, ready=True, spent=False)
+        lost_at = now + self.policy(config).unspent_seconds
+        self._set_permit(config.id, permit=row.permit + 1, permit_at=now, ready=True, spent=False, lost_at=lost_at)
         for key, name, gate in closing:
             self._set_gate(key, name, gates.issued(gate, f"{config.id}#{row.permit + 1}", now))
         return True
@@ -610,6 +629,22 @@ class Draft:
             for key, name, gate in held:
                 self._set_gate(key, name, gates.released(gate, now))
 
+    def _permit_lost(self, config_id: str, when: float, now: float) -> None:
+        """Nothing more was heard of a permit that something waits for."""
+        config, row = self.config(config_id), self.row(config_id)
+        if config is None or row is None or not row.ready or row.lost_at != when:
+            return
+        if any(gate.probe == _probe(config, row) for _, _, gate in self.closing(config)):
+            self.give_up(config_id, row.permit, now)
+
+    def _heard(self, config: Config, permit: int | None, at: float) -> None:
+        """The holder of the newest permit goes on."""
+        row = self.row(config.id)
+        if row is not None and row.ready and permit == row.permit:
+            lost_at = at + self.policy(config).unheard_seconds
+            self.rows[config.id] = replace(row, version=row.version + 1, lost_at=lost_at)
+            self._note(lost_at, "lost", config.id)
+
     def _late(self, worker_id: str, when: float, now: float) -> None:
         """A boot that takes too long counts as failed, until it ends one way or the other."""
         boot = self.boot(worker_id)
@@ -651,11 +686,15 @@ class Draft:
         row = self.row(config.id)
         if row is None or event.probe_permit != row.permit or row.spent:
             return
-        self._set_permit(config.id, ready=True, spent=True)
+        lost_at = at + self.policy(config).unheard_seconds
+        self._set_permit(config.id, ready=True, spent=True, lost_at=lost_at)
         # If it was taken back meanwhile, it holds again what nobody else has got.
         for key, name, gate in self.closing(config):
             if not gate.probe:
                 self._set_gate(key, name, gates.issued(gate, _probe(config, row), at))
+
+    def _delayed(self, config: Config, event: worker.WorkerDelayed, at: float) -> None:
+        self._heard(config, event.probe_permit, at)
 
     def _launched(self, config: Config, event: worker.WorkerLaunched, at: float) -> None:
         worker_id, outcome, boots = event.worker_id, event.outcome, self.boots
@@ -670,6 +709,7 @@ class Draft:
                 event.console,
             )  # fmt: skip
             heappush(self.world.agenda, (late_at, "boot", worker_id))
+            self._heard(config, event.probe_permit, late_at)
         if event.probe_permit is not None:
             self._settle(config, event.probe_permit, at, outcome, ())
 
@@ -693,6 +733,7 @@ class Draft:
                 if name == "boot" and key in (boot.image, config.id):
                     self._open(config, key, name, at)
         if event.probe_permit is not None:
+            self._heard(config, event.probe_permit, at)
             self._settle(config, event.probe_permit, at, outcome, ())
 
     def _claimed(self, config: Config, event: worker.WorkerClaimed, at: float) -> None:
@@ -881,6 +922,7 @@ def _merge(theirs: dict[str, Any], ours: Mapping[str, Any]) -> None:
 
 _MOVES: Final[dict[type[Any], Callable[[Draft, Config, Any, float], None]]] = {
     worker.WorkerRequested: Draft._requested,
+    worker.WorkerDelayed: Draft._delayed,
     worker.WorkerLaunched: Draft._launched,
     worker.WorkerLaunchFailed: Draft._launch_failed,
     worker.WorkerRegistered: Draft._registered,
@@ -893,6 +935,7 @@ _TIMERS: Final[dict[str, Callable[[Draft, str, float, float], None]]] = {
     "gate": Draft._gate_due,
     "pool": Draft._pool_owed,
     "permit": Draft._permit_unspent,
+    "lost": Draft._permit_lost,
     "boot": Draft._late,
     "signal": Draft._expire,
     "forget": Draft._forget,

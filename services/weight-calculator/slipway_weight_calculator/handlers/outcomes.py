@@ -1,6 +1,6 @@
 """What happens to workers becomes the health of their launch configs, at the time of the fact."""
 
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from slipway_weight_calculator.handlers import names
 
 # A fact is told within seconds: a time that is further from when it was written is of a clock that is wrong.
 CLOCK_SECONDS_MAX: Final = 120.0
+Told = TypeVar("Told")
 
 
 def fold(draft: Draft, received: Received, now: float, place: str) -> bool:
@@ -44,21 +45,35 @@ class _Failed(msgspec.Struct):
     outcome: Outcome
 
 
+class _Probe(msgspec.Struct):
+    """As little as says whose probe an event tells of."""
+
+    launch_config_id: str
+    probe_permit: int
+
+
 def failure_in(value: bytes | None) -> tuple[str, str] | None:
     """Config and stage of the failure that a record tells of, though it may be unreadable otherwise."""
+    told = _readable(value, _Failed)
+    if told is None or told.outcome.result is not Result.FAILED or told.outcome.stage.value not in STAGES:
+        return None
+    return told.launch_config_id, told.outcome.stage.value
+
+
+def _readable(value: bytes | None, kind: type[Told]) -> Told | None:
     try:
-        told = msgspec.json.decode(value or b"", type=_Failed)
+        return msgspec.json.decode(value or b"", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    name = told.outcome.stage.value
-    return (told.launch_config_id, name) if told.outcome.result is Result.FAILED and name in STAGES else None
 
 
-def count_dead(draft: Draft, record: Record) -> None:
+def count_dead(draft: Draft, record: Record, now: float) -> None:
     """A dead record counts as folded, where it says whose failure it tells of: nobody waits for it to free a place in a
-    window. Nothing else of it counts."""
+    window. A probe that it tells of has no answer: nobody waits for that one either. Nothing else of it counts."""
     if (failed := failure_in(record.value)) is not None:
         draft.count_folded(*failed)
+    if (probe := _readable(record.value, _Probe)) is not None:
+        draft.give_up(probe.launch_config_id, probe.probe_permit, now)
 
 
 def uncount_settled(draft: Draft, received: Received) -> None:
