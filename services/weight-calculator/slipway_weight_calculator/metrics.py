@@ -43,7 +43,7 @@ def count_turn(draft: Draft, folded: Sequence[Received], *, records: int, clampe
         for now, then in zip(_gates(row), _gates(before), strict=True):
             if now is not then and now.closed is not then.closed:
                 gates["closed" if now.closed else "open"] += 1
-        if row is not None and row.permit > (before.permit if before is not None else 0):
+        if row is not None and row.permit_at > (before.permit_at if before is not None else 0.0):
             PERMITS.inc()
     for state, count in gates.items():
         GATES.labels(state).inc(count)

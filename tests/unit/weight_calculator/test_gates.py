@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.worker import Scope, Stage, WorkerEvent
+from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_weight_calculator.domain import gates
 from slipway_weight_calculator.domain.gates import OPEN, Failure
 from tests.worlds import (
@@ -290,6 +291,23 @@ def test_a_probe_is_not_lost_while_it_boots() -> None:
     assert story.gate("a", "boot").probe == "a#1"
     story.fold(slow, registered(A, "p", permit))
     assert not story.gate("a", "boot").closed
+
+
+def test_a_config_that_was_forgotten_and_comes_back_goes_on_with_its_numbers() -> None:
+    """Whoever has spent one of them remembers it for longer: the same number again would never be spent."""
+    for outcome_first in (False, True):
+        story = closed(B)
+        given = story.probe("a", 20)
+        story.declare(config("a", state="archived", revision=2), 30)
+        back = 40 + FORGOTTEN_AFTER_SECONDS
+        story.advance_to(back)
+        assert "a" not in story.world.rows
+        if outcome_first:
+            story.fold(back, stopped(A, "late"))
+        story.declare(config("a", revision=3), back)
+        assert story.record("a", back).probe_permit is None
+        story.close(A, back)
+        assert story.probe("a", back + 15) > given
 
 
 def test_end_of_a_settled_probe_s_worker_changes_nothing() -> None:

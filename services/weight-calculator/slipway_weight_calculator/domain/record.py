@@ -50,7 +50,7 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
         closed_stage=stage,
         closed_by="signal" if down is not None else "" if key == config.id else key,
         closed_since=_time(down.since if down else min((g.closed_at for _, _, g in closing), default=0.0)),
-        probe_permit=row.permit or None,
+        probe_permit=row.permit if row.permit_at else None,
         probe_ready=ready,
         next_probe_at=_time(max(due)) if due and all(due) and down is None else None,
         reason=f"{config.declared.zone or config.id}: {_reason(row, key, gate, down, stages, said, ready=ready)}",

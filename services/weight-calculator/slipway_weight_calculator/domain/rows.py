@@ -121,12 +121,17 @@ def introduced(event: WorkerEvent, at: float) -> Config:
     )  # fmt: skip
 
 
-def new_row(policy: Policy) -> Row:
-    """What is believed of a config before any outcome: little may be under way until a first one is confirmed."""
+def new_row(policy: Policy, revision: int = 1, at: float = 0.0) -> Row:
+    """What is believed of a config before any outcome: little may be under way until a first one is confirmed.
+
+    Others may remember permits of a config that is not at its first revision, or of which only outcomes are known: it
+    was forgotten and comes back. Its numbers go on above those, by the milliseconds of `at`.
+    """
     return Row(
         launch=Stage(window=policy.new_launch_window),
         boot=Stage(window=policy.new_boot_window),
         claim=Stage(window=policy.new_claim_window),
+        permit=0 if revision == 1 else int(at * 1000),
     )
 
 

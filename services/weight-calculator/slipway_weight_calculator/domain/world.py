@@ -204,7 +204,7 @@ class Draft:
         since = 0.0 if not archived else known.archived_at if known is not None and was_archived else now
         config = config_of(state, archived_at=since)
         if known is None:
-            self.join(config)
+            self.join(config, now)
         elif config != known:
             self._release(known, config, now)
             self._leave(known, [key for key in known.groups if key not in config.groups])
@@ -230,7 +230,7 @@ class Draft:
             config = self.world.configs.get(config_id)
         if config is None:
             config = introduced(event, at)
-            self.join(config)
+            self.join(config, at)
         moves(self, config, event, at)
         if place:
             seen = self.seen.get(config_id)
@@ -329,15 +329,15 @@ class Draft:
 
     # Who belongs to what
 
-    def join(self, config: Config) -> None:
-        """Make it known under all that it shares."""
+    def join(self, config: Config, at: float = 0.0) -> None:
+        """Make it known under all that it shares; `at` is when, for one that has no row yet."""
         self._count_again(config.id)
         self.configs[config.id] = config
         for key in config.groups:
             if config.id not in self.members(key):
                 _own(self._members, self.world.members, key).add(config.id)
         if self.row(config.id) is None:
-            self.rows[config.id] = new_row(self.policy(config))
+            self.rows[config.id] = new_row(self.policy(config), config.declared.revision, at)
         # Others may have waited for somebody to probe what they share, or for the last open one of their pool.
         self._stirred.add(config.id)
         self._stirred.update(key for key in config.keys[1:] if self.row(key) is not None)
