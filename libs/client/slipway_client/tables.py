@@ -40,7 +40,9 @@ def show(rows: Sequence[Row], fields: Sequence[Field], output: Output, *, nothin
 
         terminal = sys.stdout.isatty()
         console = Console(width=None if terminal else PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
-        console.print(_table(rows, fields))
+        with console.capture() as drawn:
+            console.print(_table(rows, fields))
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in drawn.get().split("\n")[:-1]))
 
 
 def as_json(value: Any) -> None:

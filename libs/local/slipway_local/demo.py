@@ -211,7 +211,7 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         if created:
             print(f"\n  first launch {min(created) - began_at:.1f} s after the start")
         code = summarise(asked, found, started["started_at"], hired, busy=busy)
-        print(comparison(asked, found, declared, started["started_at"]))
+        print(comparison(asked, found, declared, started["started_at"], busy=busy))
         return code
     except (StartFailed, httpx2.HTTPError) as error:
         print(f"could not go on: {error}", file=sys.stderr)
@@ -326,11 +326,17 @@ def summarise(asked: Wish, found: evidence.Evidence, started_at: float, hired: A
     return 1 if problems else 0
 
 
-def comparison(asked: Wish, found: evidence.Evidence, declared: Declaration, started_at: float) -> str:
-    """What the launches of this run came to, beside those of a simpler rule. Judges nothing."""
+def comparison(
+    asked: Wish, found: evidence.Evidence, declared: Declaration, started_at: float, *, busy: float
+) -> str:
+    """What the launches of this run came to, beside those of a simpler rule. Judges nothing. `busy`: the share of the
+    machine's time in use."""
     if asked.provider != "simulated":
         return "waste: not compared with RFC 191's rule, which could not be played on real processes"
-    return rfc191.compared(found.ledger, declared, until=started_at + asked.duration_seconds)
+    told = rfc191.compared(found.ledger, declared, until=started_at + asked.duration_seconds)
+    if busy > BUSY:
+        told += f"\n  NOTE the machine was {busy:.0%} busy: it held up Slipway, and not the rule, which is computed"
+    return told
 
 
 def share(value: float) -> str:

@@ -98,7 +98,11 @@ def waste(ledger: Iterable[Fact], *, until: float) -> Waste:
 def compared(ledger: Sequence[Fact], declared: Declaration, *, until: float) -> str:
     """Both wastes on the same cloud, for people."""
     ours, theirs = waste(ledger, until=until), waste(play(ledger, declared, until=until), until=until)
-    return f"waste: Slipway {ours}\n       RFC 191's rule {theirs}, on the same cloud with the same faults and tasks"
+    return (
+        f"waste: Slipway {ours}\n       RFC 191's rule {theirs}, on the same cloud with the same faults and tasks\n"
+        "       (both counted from the cloud's own ledger until the demand ended, refused launches too; `launched` "
+        "above counts accepted ones until all had settled)"
+    )
 
 
 def play(ledger: Iterable[Fact], declared: Declaration, *, until: float) -> list[Fact]:

@@ -100,7 +100,8 @@ def test_a_scenario_file_that_is_missing_or_no_json_ends_with_2(
     (tmp_path / "empty.json").write_text("\n")
     (tmp_path / "latin.json").write_bytes('{"name": "é"}'.encode("latin-1"))
     for name, words in (
-        ("absent.json", "No such file"), ("broken.json", "truncated"), ("empty.json", "is empty"), ("latin.json", "can't decode byte"),
+        ("absent.json", "No such file"), ("broken.json", "truncated"), ("empty.json", "is empty"),
+        ("latin.json", "can't decode byte"),
     ):  # fmt: skip
         assert main({"SCENARIO": str(tmp_path / name)}) == 2
         assert words in capsys.readouterr().err

@@ -24,3 +24,9 @@ def test_texts_of_others_do_not_command_the_terminal(capsys: pytest.CaptureFixtu
 def test_programs_get_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     show([{"id": ODD}], ("id",), Output.JSON, nothing="")
     assert json.loads(capsys.readouterr().out) == [{"id": ODD}]
+
+
+def test_no_line_ends_in_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    show([{"id": "a", "reason": ""}, {"id": "b", "reason": "a long one"}], ("id", "reason"), Output.TABLE, nothing="")
+    lines = capsys.readouterr().out.split("\n")
+    assert lines == ["id  reason", "a", "b   a long one", ""]

@@ -56,10 +56,12 @@ def test_weights_in_a_row_each(services: Services, url: str) -> None:
     """With the windows of the three stages, each under its name, and the reason in words."""
     heading, row = slipway("weights", "ls", url=url).stdout.splitlines()
     assert heading.split() == [
-        "id", "pool", "state", "weight", "health", "launches", "boots", "claims", "permit", "reason"
+        "id", "pool", "state", "weight", "health", "launch", "window", "boot", "window", "claim", "window", "permit",
+        "reason",
     ]  # fmt: skip
     assert row.split()[:3] == [RECORD["launch_config_id"], RECORD["pool_id"], RECORD["state"]]
-    for stage, windows in (("launch", "launches"), ("boot", "boots")):
+    for stage in ("launch", "boot"):
+        windows = f"{stage} window"
         end = heading.index(windows) + len(windows)
         assert row[:end].split()[-1] == str(RECORD["stages"][stage]["window"])
     assert row.endswith(RECORD["reason"])
@@ -92,6 +94,19 @@ def test_one_weight_with_its_stages_and_what_it_shares(services: Services, url: 
     unknown = slipway("weights", "show", "zone-z", url=url)
     assert (unknown.exit_code, unknown.stdout) == (1, "")
     assert "nothing is published of 'zone-z'; `slipway weights ls`" in unknown.stderr
+
+
+@pytest.mark.parametrize(("ready", "shown"), [(True, "6"), (False, "-")])
+def test_a_permit_is_shown_while_it_may_launch(
+    services: Services, url: str, monkeypatch: pytest.MonkeyPatch, ready: bool, shown: str
+) -> None:
+    """In the list and in one weight alike."""
+    monkeypatch.setitem(ANSWERS, "weights", {"items": [RECORD | {"probe_permit": 6, "probe_ready": ready}]})
+    heading, row = slipway("weights", "ls", url=url).stdout.splitlines()
+    end = heading.index("permit") + len("permit")
+    assert row[: max(end, row.find(" ", end))].split()[-1] == shown
+    told = slipway("weights", "show", RECORD["launch_config_id"], url=url).stdout
+    assert ["probe", "permit", shown] in [line.split() for line in told.splitlines()]
 
 
 def test_a_signal_is_raised_by_a_command(services: Services, url: str) -> None:

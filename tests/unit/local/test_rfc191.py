@@ -158,10 +158,20 @@ def test_the_demo_tells_both_side_by_side() -> None:
     told = compared(ledger(tasks=60), declared("zone-a"), until=HOUR)
     assert told.startswith("waste: Slipway 0 failed and 0 unused of 0 launches (0.0%), tasks waited 1")
     assert "RFC 191's rule 0 failed and 0 unused of 6" in told
+    assert "until the demand ended" in told
 
 
 def test_real_processes_are_not_compared() -> None:
     rows = Rows(workers=[], batches=[], dead=0, gaps=[], sent={}, limits={}, pools={}, pool_of={})
     nothing = Evidence(settled_before=0.0, ledger=[], published=[], dead_records=0, rows=rows)
-    told = comparison(wish({"PROVIDER": "process"}), nothing, declared("zone-a"), 0.0)
+    told = comparison(wish({"PROVIDER": "process"}), nothing, declared("zone-a"), 0.0, busy=0.95)
     assert told == "waste: not compared with RFC 191's rule, which could not be played on real processes"
+
+
+def test_a_machine_that_held_it_up_is_told_beside_the_waste() -> None:
+    """RFC 191's rule is played in no time: the machine held up one of the two."""
+    rows = Rows(workers=[], batches=[], dead=0, gaps=[], sent={}, limits={}, pools={}, pool_of={})
+    found = Evidence(settled_before=0.0, ledger=ledger(tasks=60), published=[], dead_records=0, rows=rows)
+    for busy, is_told in ((0.95, True), (0.5, False)):
+        told = comparison(wish({"DURATION": "1h"}), found, declared("zone-a"), 0.0, busy=busy)
+        assert ("NOTE the machine was 95% busy" in told) is is_told

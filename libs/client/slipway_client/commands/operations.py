@@ -6,15 +6,19 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from slipway_client import moments
 from slipway_client.foreign import printable
 from slipway_client.http import Api
-from slipway_client.options import AsOutput, noun
-from slipway_client.tables import Output, show
+from slipway_client.options import AsOutput, noun, now
+from slipway_client.tables import Field, Output, show
 
 dlq = noun("Dead letters.")
 topics = noun("Positions in topics.")
 
-LETTER_FIELDS: Final = ("service", "topic", "partition", "offset", "state", "subject", "reason", "at")
+LETTER_FIELDS: Final[tuple[Field, ...]] = (
+    "service", "topic", "partition", "offset", "state", "subject", "reason",
+    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
+)  # fmt: skip
 STOPPED_FIELDS: Final = ("service", "topic", "partition", "why")
 
 

@@ -25,7 +25,7 @@ CORES: Final = "slipway.replay"
 FOLDED: Final = (
     "slipway.launch-config.lifecycle.v1", "slipway.launch-config.signal.v1", "slipway.worker.lifecycle.v1",
 )  # fmt: skip
-WINDOWS: Final = (("launch", "launches"), ("boot", "boots"), ("claim", "claims"))  # stages, and what they let begin
+STAGES_NAMED: Final = ("launch", "boot", "claim")
 
 
 class Left(NamedTuple):
@@ -46,8 +46,8 @@ ROWS: Final[tuple[Field, ...]] = (
     "state",
     "weight",
     "health",
-    *((heading, partial(_stage_window, stage)) for stage, heading in WINDOWS),
-    ("permit", lambda row: row["probe_permit"] if row["probe_ready"] else None),
+    *((f"{stage} window", partial(_stage_window, stage)) for stage in STAGES_NAMED),
+    ("permit", lambda row: _permit(row)),
     "reason",
 )
 STAGES: Final[tuple[Field, ...]] = (
@@ -102,12 +102,18 @@ def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Out
         as_json(row)
         return
     nested = ("stages", "shared", "offsets")
-    pairs({name: value for name, value in row.items() if name not in nested}, now())
+    pairs({name: value for name, value in row.items() if name not in nested} | {"probe_permit": _permit(row)}, now())
     print()
     show([{"stage": name} | stage for name, stage in row["stages"].items()], STAGES, output, nothing="no stages")
     if row["shared"]:
         print()
         show(row["shared"], SHARED, output, nothing="")
+
+
+def _permit(row: Mapping[str, Any]) -> int | None:
+    """The number of the probe that may launch now; None while none may."""
+    permit: int | None = row["probe_permit"] if row["probe_ready"] else None
+    return permit
 
 
 def _window(row: Mapping[str, Any]) -> int | None:
