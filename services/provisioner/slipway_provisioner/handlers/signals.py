@@ -38,7 +38,10 @@ async def record_requests(
     signals = [signal for signal, wrong in why if not wrong]
     requests = [signal for signal in signals if signal.kind in REQUESTS]
     known = await configs.lock(tx, [signal.target_id for signal in requests])
-    unreached = [(s, f"unreached: there is no launch config {s.target_id!r}") for s in requests if s.target_id not in known]
+    unreached = [
+        (signal, f"unreached: there is no launch config {signal.target_id!r}")
+        for signal in requests if signal.target_id not in known
+    ]  # fmt: skip
     for signal in requests:
         until = signal.observed_at + timedelta(seconds=signal.ttl_seconds)
         by = f"signal:{signal.source}"
@@ -66,7 +69,8 @@ async def _drain(tx: Connection, interruptions: Sequence[SignalRaised], now: dat
     found = await workers.lock(tx, sorted(told))
     await workers.save(tx, [stopping(worker, told[worker.id], now) for worker in found if worker.state in MAY_LEAVE])
     states = {worker.id: worker.state for worker in found}
-    return [(signal, why) for signal in interruptions if (why := _missed(signal.target_id, states.get(signal.target_id)))]
+    why = [(signal, _missed(signal.target_id, states.get(signal.target_id))) for signal in interruptions]
+    return [(signal, missed) for signal, missed in why if missed]
 
 
 def _missed(worker_id: str, state: State | None) -> str:
