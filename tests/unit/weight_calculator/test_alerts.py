@@ -282,6 +282,34 @@ def test_what_is_not_in_use_any_more_is_resolved(told: Told) -> None:
     assert told.all[-1].summary == "zone-a is not in use any more"
 
 
+@pytest.mark.parametrize("state", ["paused", "archived"])
+def test_a_shared_cause_is_resolved_with_the_last_that_has_it(told: Told, state: str) -> None:
+    """Nobody could end it any more. Once somebody has it again, it is told again."""
+    told.commit(told.refused(Scope.CREDENTIAL), told.refused(Scope.CREDENTIAL))
+    assert "credential-failing/credential/sim-a" in told.kinds(PAGE)
+    for n, config_id in enumerate(CONFIGS):
+        told.declare(config_id, state=state, revision=2)
+        assert bool(told.open) == (n < 2)
+    told.declare("zone-b", revision=3)
+    assert told.kinds(PAGE) == ["credential-failing/credential/sim-a"]
+
+
+def test_what_trips_while_nobody_is_active_is_one_page_later() -> None:
+    """An image fails in what was started before nine pools were paused; each is resumed, and none is a page of its
+    own."""
+    told, ids = Told(), [f"c{n}" for n in range(9)]
+    for id_ in ids:
+        told.declare(id_, pool_id=f"pool-{id_}", account_id=f"account-{id_}")
+    told.commit(*(told.launched(id_) for id_ in ids))
+    for id_ in ids:
+        told.declare(id_, pool_id=f"pool-{id_}", account_id=f"account-{id_}", state="paused", revision=2)
+    told.commit(*(told.dead_boot(id_) for id_ in ids))
+    assert told.kinds() == []
+    for id_ in ids:
+        told.declare(id_, pool_id=f"pool-{id_}", account_id=f"account-{id_}", revision=3)
+    assert told.kinds(PAGE) == ["image-tripped/image/linux-1"]
+
+
 def test_when_an_open_alert_ends_by_time(told: Told) -> None:
     """The service has to look again then, even if nothing happens."""
     assert alerts.due(told.open, Draft(told.world), told.now) is None

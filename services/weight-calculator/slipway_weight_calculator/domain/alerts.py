@@ -90,12 +90,14 @@ class _Look:
         for key in turned:
             if "/" in key:
                 touched |= draft.members(key)
-        both = ((world.configs.get(config_id), draft.config(config_id)) for config_id in touched)
-        pools = {config.declared.pool_id for pair in both for config in pair if config is not None}
+        both = [c for id_ in touched for c in (world.configs.get(id_), draft.config(id_)) if c is not None]
+        pools = {config.declared.pool_id for config in both}
+        # Its last config may have gone, or its first have come, while it is closed.
+        shared = {key for key in rows if "/" in key}
+        shared |= {key for config in both if config.id in draft.configs for key in config.keys[1:]}
         # What is shared comes first: what it closes names it.
-        for key in rows:
-            if "/" in key:
-                yield from self.settle(SHARED[_kind(key)], key, self.shared(key))
+        for key in sorted(shared):
+            yield from self.settle(SHARED[_kind(key)], key, self.shared(key))
         for config_id in sorted(configs | touched):
             yield from self.settle(CONFIG, config_id, self.config(config_id))
         for pool_id in sorted(pools):
