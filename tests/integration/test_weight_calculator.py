@@ -463,6 +463,18 @@ async def test_refused_signals_change_nothing_and_are_kept(calculator: Calculato
     assert LAUNCH_CONFIG_SIGNAL.name in {r[0] for entry in await calculator.journal() for r in entry.taken}
 
 
+async def test_a_signal_beyond_its_share_of_a_smaller_pool_counts_no_more(calculator: Calculator) -> None:
+    """It is kept among those that were refused, as it was said."""
+    await calculator.tell(signal(target_id="zone-a", kind="down"))
+    await calculator.tell(declared("zone-b", state="archived", revision=2))
+    assert len(await signals.live(calculator.pool)) == 1
+    await calculator.tell(declared("zone-c", state="archived", revision=2))
+    assert await signals.live(calculator.pool) == []
+    (refused,) = await signals.refused(calculator.pool)
+    assert (refused["target_id"], refused["kind"]) == ("zone-a", "down")
+    assert refused["why"].startswith("share: by now ")
+
+
 # Answers.
 
 

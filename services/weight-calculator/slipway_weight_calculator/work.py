@@ -73,7 +73,8 @@ class Folding:
                 if received.event is not None:
                     traces[received.event.launch_config_id] = received.traceparent
             elif topic == LAUNCH_CONFIG_LIFECYCLE.name:
-                configs.fold(draft, received, now)
+                dropped = configs.fold(draft, received, now, self.rules)
+                self.refused += [Refused(signal.event(), why) for signal, why in dropped]
                 traces[received.subject] = received.traceparent
             elif why := signals.fold(draft, received, now, self.rules):
                 self.refused.append(Refused(received.event, why))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from slipway_common.events.worker import Scope
 from slipway_common.signal_rules import TTL_SECONDS_MAX, Rules, Source
+from slipway_weight_calculator.domain.world import Draft
 from tests.worlds import T0, A, B, C, Story, config, launched, refused, reloaded, requested, said, stored
 
 ZONES = [config(f"c{n}", zone=f"z{n % 2}", account=f"acc-{n // 2}", image_revision=f"i{n % 3}") for n in range(4)]
@@ -202,6 +203,60 @@ def test_what_is_paused_does_not_help_a_source_past_its_share() -> None:
     assert told.startswith("share: 'monitor' would close 2 of 2 active configs")
     assert story.signal(said("down", "config", "c0")) == ""
     assert story.signal(said("down", "config", "c1")).startswith("share: 'monitor' would close 3 of 4 declared configs")
+
+
+@pytest.mark.parametrize("state", ["archived", "paused"])
+def test_what_leaves_a_pool_leaves_a_source_a_smaller_share(state: str) -> None:
+    """Its newest words count no more; those of others do, and so do the older ones of its own."""
+    story, rules = Story(*ZONES), Rules(sources={"other": Source()})
+    for n, source in enumerate(("monitor", "other", "somebody")):
+        assert story.signal(said("down", "config", f"c{n}", n, source=source), n, rules) == ""
+    story.declare(config("c3", state=state, revision=2), 5)
+    draft = Draft(story.world)
+    ((dropped, why),) = draft.recount("c3", T0 + 5, rules)
+    draft.commit()
+    assert (dropped.source, dropped.configs) == ("somebody", ("c2",))
+    assert why.startswith("share: by now 'somebody' would close 2 of 3 active configs of pool 'linux'; at most 50%")
+    assert closed(story, 5) == {"c0", "c1"}
+    assert Draft(story.world).recount("c3", T0 + 5, rules) == []
+
+
+def test_a_config_that_a_signal_closes_is_not_asked_to_probe_for_others() -> None:
+    """It would not spend the permit: another of those that share the credential gets it at once."""
+    story = Story(A, B)
+    story.fold(0, launched(A, "busy"))
+    assert story.signal(said("down", "config", "a", 1), 1) == ""
+    story.close(B, 2, Scope.CREDENTIAL)
+    story.advance_to(17)
+    assert (story.row("a").ready, story.row("b").ready) == (False, True)
+    story = Story(A)
+    story.close(A, 0)
+    assert story.signal(said("down", "config", "a", 1), 1, Rules(unnamed=Source(max_share=1.0))) == ""
+    story.advance_to(100)
+    assert not story.row("a").ready
+    story.signal(said("recovered", "config", "a", 101), 101)
+    story.advance_to(101)
+    assert story.record("a", 101).probe_ready
+
+
+def test_however_often_it_is_said_recovered_costs_little() -> None:
+    """One probe at once; from then on half the delay at most is saved, and that grows with each failure."""
+    failed = {}
+    for flood in (False, True):
+        story, count = Story(*ZONES), 0
+        for c in ZONES:
+            story.close(c)
+        for at in range(1, 1800):
+            for c in ZONES if flood else ():
+                story.signal(said("recovered", "config", c.launch_config_id, at), at)
+            story.advance_to(at)
+            for c in ZONES:
+                row = story.row(c.launch_config_id)
+                if row.ready and not row.spent:
+                    count += 1
+                    story.fold(at, requested(c, "p", row.permit), refused(c, worker_id="p", permit=row.permit))
+        failed[flood] = count
+    assert failed[True] <= 1.2 * failed[False]
 
 
 def test_a_source_has_the_share_that_it_is_given() -> None:

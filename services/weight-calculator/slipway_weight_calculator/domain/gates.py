@@ -36,7 +36,8 @@ class Gate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`closed_at` 0 means open. `run` holds the charged failures that are not older than the newest success, by their
     time; while closed it keeps what closed it, and `unconfirmed` alone goes on counting.
 
-    `probe` names the unresolved probe as "config#permit"; `next_probe_at` is when one is due, 0: none.
+    `probe` names the unresolved probe as "config#permit"; `next_probe_at` is when one is due, 0: none. `ask_at` is when
+    somebody from outside may have one made sooner, 0: nobody has yet.
     """
 
     closed_at: float = 0.0
@@ -49,6 +50,7 @@ class Gate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     failed_probes: int = 0
     probe_code: str = ""
     opened_at: float = 0.0
+    ask_at: float = 0.0
 
     @property
     def closed(self) -> bool:
@@ -124,7 +126,10 @@ def issued(gate: Gate, probe: str, now: float) -> Gate:
 
 def probe_failed(gate: Gate, code: str, at: float, policy: Policy) -> Gate:
     backoff = min(2 * gate.backoff_seconds, policy.probe_max_seconds)
-    told = msgspec.structs.replace(gate, failed_probes=gate.failed_probes + 1, probe_code=code[:CODE_LENGTH_MAX])
+    told = msgspec.structs.replace(
+        gate, failed_probes=gate.failed_probes + 1, probe_code=code[:CODE_LENGTH_MAX],
+        ask_at=at + backoff / 2 if gate.ask_at else 0.0,
+    )  # fmt: skip
     return schedule(told, gate.probe, at, backoff, backoff)
 
 
@@ -134,11 +139,18 @@ def given_back(gate: Gate, at: float, policy: Policy) -> Gate:
 
 
 def pulled(gate: Gate, at: float, policy: Policy) -> Gate:
-    """Due at `at` if it would have been later; yet however often it is asked for, a delay behind the last probe."""
+    """Due at `at` if it would have been later; yet however often peers open, a delay behind the last probe."""
     due = max(at, gate.probe_at + policy.probe_initial_seconds) if gate.probe_at else at
     if not gate.closed or gate.probe or gate.next_probe_at <= due:
         return gate
     return msgspec.structs.replace(gate, next_probe_at=due)
+
+
+def asked(gate: Gate, at: float, policy: Policy) -> Gate:
+    """Pulled by a word from outside. The first has a probe made at once; once that has failed, a word repeated saves
+    half the delay at most, which grows with each failure: whoever goes on saying so costs no more than chance does."""
+    sooner = pulled(gate, max(at, gate.ask_at), policy)
+    return sooner if sooner is gate else msgspec.structs.replace(sooner, ask_at=sooner.next_probe_at)
 
 
 def released(gate: Gate, at: float) -> Gate:

@@ -9,6 +9,7 @@ closes nothing by itself. Pause and resume requests, and that a worker is interr
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -42,6 +43,14 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def key(self) -> str:
         """Names may hold any character, so they are not just joined."""
         return msgspec.json.encode((self.source, self.kind, self.target_kind, self.target_id)).decode()
+
+    def event(self) -> SignalRaised:
+        """As it was said."""
+        observed_at = datetime.fromtimestamp(self.observed_at, UTC)
+        return SignalRaised(
+            source=self.source, kind=self.kind, target_kind=self.target_kind, target_id=self.target_id,
+            reason=self.reason, observed_at=observed_at, ttl_seconds=self.until - self.observed_at, value=self.value,
+        )  # fmt: skip
 
 
 def reached(event: SignalRaised, configs: Mapping[str, Config], booting: str = "") -> frozenset[str]:
@@ -113,22 +122,49 @@ def _share_problem(
     event: SignalRaised, configs_reached: Collection[str], configs: Mapping[str, Config], held: Mapping[str, Signal],
     now: float, rules: Rules,
 ) -> str:  # fmt: skip
-    """One source that is wrong must not stop a whole pool: neither what is active in it now, nor what may be again.
-    Those that no rule names have one share together: over Kafka a name costs nothing."""
-    source, closed = rules.sources.get(event.source, rules.unnamed), {*configs_reached}
-    max_share = source.max_share if source is not None else 0.0
+    """One source that is wrong must not stop a whole pool. Those that no rule names have one share together: over Kafka
+    a name costs nothing."""
+    closed = {*configs_reached}
     for signal in held.values():
         same = signal.source == event.source or not rules.sources.keys() & {signal.source, event.source}
         if same and signal.kind == "down" and signal.until > now:
             closed.update(signal.configs)
     for pool_id in sorted({configs[config_id].declared.pool_id for config_id in configs_reached}):
-        declared = [c for c in configs.values() if c.declared.pool_id == pool_id and not c.archived_at]
-        for word, those in (("active", {c.id for c in declared if c.active}), ("declared", {c.id for c in declared})):
-            if len(those & closed) > max_share * len(those):
-                return (
-                    f"share: {event.source!r} would close {len(those & closed)} of {len(those)} {word} configs of pool "
-                    f"{pool_id!r}; at most {max_share:.0%}"
-                )
+        if over := _over_share(event.source, pool_id, configs, closed, rules):
+            return f"share: {event.source!r} would close {over}"
+    return ""
+
+
+def beyond_share(
+    pool_id: str, configs: Mapping[str, Config], held: Mapping[str, Signal], rules: Rules
+) -> list[tuple[str, str]]:
+    """Keys of what is said of a pool that its configs, as they are declared now, leave no room for any more, the newest
+    first; and why, as `problem` says it."""
+    found, sources = [], dict[str, list[Signal]]()
+    for signal in sorted(held.values(), key=lambda s: (s.since, s.key)):
+        if signal.kind == "down":
+            sources.setdefault(signal.source if signal.source in rules.sources else "", []).append(signal)
+    for said in sources.values():
+        while said and (
+            over := _over_share(said[-1].source, pool_id, configs, {c for s in said for c in s.configs}, rules)
+        ):
+            signal = said.pop()
+            found.append((signal.key, f"share: by now {signal.source!r} would close {over}"))
+    return found
+
+
+def _over_share(
+    source_name: str, pool_id: str, configs: Mapping[str, Config], closed: Collection[str], rules: Rules
+) -> str:
+    """By how much a source closes more than its share: neither of what is active in a pool now, nor of what may be
+    again, may it close more. Empty if it does not."""
+    source = rules.sources.get(source_name, rules.unnamed)
+    max_share = source.max_share if source is not None else 0.0
+    declared = [c for c in configs.values() if c.declared.pool_id == pool_id and not c.archived_at]
+    for word, those in (("active", {c.id for c in declared if c.active}), ("declared", {c.id for c in declared})):
+        count = len(those.intersection(closed))
+        if count > max_share * len(those):
+            return f"{count} of {len(those)} {word} configs of pool {pool_id!r}; at most {max_share:.0%}"
     return ""
 
 

@@ -255,9 +255,24 @@ class Draft:
                 self._stirred.update(held[key].configs)
                 self.say(key, None)
             for config_id in sorted(reached):
-                self._pull(configs[config_id], STAGES, at)
+                self._pull(configs[config_id], STAGES, at, by=gates.asked)
         self.say(*opinions.kept(event, reached, at))
         return ""
+
+    def recount(self, config_id: str, now: float, rules: Rules = DEFAULT_RULES) -> list[tuple[Signal, str]]:
+        """After a config was declared otherwise: drop the words by which a source would close more than its share of a
+        pool by now, the newest first. Returns them, and why."""
+        dropped = []
+        found = (self.world.configs.get(config_id), self.config(config_id))
+        for pool_id in sorted({config.declared.pool_id for config in found if config is not None}):
+            ids = sorted(self.members(f"pool/{pool_id}"))
+            configs = {id_: config for id_ in ids if (config := self.config(id_)) is not None}
+            held = {signal.key: signal for id_ in configs for signal in self.said(id_) if signal.until > now}
+            for key, why in opinions.beyond_share(pool_id, configs, held, rules) if held else ():
+                self._stirred.update(held[key].configs)
+                self.say(key, None)
+                dropped.append((held[key], why))
+        return dropped
 
     def say(self, key: str, signal: Signal | None) -> None:
         """Keep an opinion, or drop it."""
@@ -500,10 +515,12 @@ class Draft:
             if abs(row.launch.gate.closed_at - closed_at) <= self.policy(other).sibling_seconds:
                 self._pull(other, ("launch",), at)
 
-    def _pull(self, config: Config, names: Iterable[str], at: float) -> None:
+    def _pull(
+        self, config: Config, names: Iterable[str], at: float, by: Callable[[Gate, float, Policy], Gate] = gates.pulled
+    ) -> None:
         """Have what closes a config in these stages probed at `at` rather than later."""
         for key, name, gate in self.closing(config):
-            sooner = gates.pulled(gate, at, self.policy(config))
+            sooner = by(gate, at, self.policy(config))
             if name in names and sooner is not gate:
                 self._set_gate(key, name, sooner)
 
@@ -572,6 +589,8 @@ class Draft:
         row, closing = self.row(config.id), self.closing(config)
         if row is None or not closing or not config.active or self.probe_is_ready(config, closing):
             return False
+        if opinions.is_down(self.said(config.id)) is not None:
+            return False  # it would not be spent
         if any(_is_probed(gate, config, row) for _, _, gate in closing):
             return False
         if not early and any(gate.next_probe_at > when for _, _, gate in closing):
@@ -601,7 +620,7 @@ class Draft:
             every = min(every, self.policy(config).pool_probe_seconds)
             since = min(gate.closed_at for _, _, gate in closing)
             last = max(last, row.permit_at, since)
-            if self.probe_is_ready(config, closing):
+            if self.probe_is_ready(config, closing) or opinions.is_down(self.said(config_id)) is not None:
                 continue
             if all(name == "launch" and not _is_probed(gate, config, row) for _, name, gate in closing):
                 probed = max(gate.probe_at for _, _, gate in closing)
