@@ -121,6 +121,21 @@ async def test_an_unfrozen_pool_goes_on(provisioner: Provisioner, tmp_path: Path
         assert await is_frozen(provisioner) == frozen
 
 
+@pytest.mark.parametrize("forgiven", [2, 3, 4])
+async def test_a_success_ends_what_was_forgiven(provisioner: Provisioner, tmp_path: Path, forgiven: int) -> None:
+    """The image that came back freezes the pool after as many starts as any other, no more."""
+    await provisioner.declare(freezing())
+    await provisioner.demand(report(2))
+    await failing(provisioner, 3, version=1)
+    await failing(provisioner, forgiven, version=2)
+    assert await unfreeze(provisioner, tmp_path) == 200
+    for version, unconfirmed in enumerate([0, 1, 2], 3):
+        await failing(provisioner, unconfirmed, version=version)
+        assert not await is_frozen(provisioner)
+    await failing(provisioner, 3, version=6)
+    assert await is_frozen(provisioner)
+
+
 async def test_a_frozen_pool_is_deleted(provisioner: Provisioner) -> None:
     """Its alert is resolved, once; declared again it is judged anew, and what has not changed freezes it again."""
     await provisioner.declare(freezing())

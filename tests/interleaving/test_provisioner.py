@@ -948,6 +948,29 @@ async def test_a_pool_is_unfrozen_once(provisioner: Provisioner) -> None:
     assert [tuple(row) for row in rows] == [("image/linux-1", "boot", 7)]
 
 
+@locking("handlers.weights.REMEMBER", "store.pauses.FORGET")
+async def test_records_while_a_pool_is_unfrozen(provisioner: Provisioner) -> None:
+    """Nobody waits in a circle; what is forgiven is never more than what has failed by the newest record."""
+    await provisioner.declare()
+
+    def record(version: int, unconfirmed: int) -> Awaitable[Any]:
+        shared = tuple(
+            SharedWindow(key="image/linux-1", stage=stage, version=version, window=8, unconfirmed=unconfirmed)
+            for stage in ("boot", "claim", "launch")
+        )
+        return provisioner.weights(weight(shared=shared), revision=version)
+
+    async def unfreeze(db: Connection) -> bool:
+        return await pauses.unfreeze(db, "linux", reason="over", by="op")
+
+    for version in range(1, 25, 3):
+        await record(version, 7)
+        await provisioner.pool.execute("UPDATE worker_pool SET frozen = true, frozen_by = 'op'")
+        await asyncio.gather(record(version + 1, 0), in_transaction(provisioner, unfreeze), record(version + 2, 1))
+    await record(25, 2)
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM forgiven WHERE unconfirmed > 2") == 0
+
+
 @locking("store.pauses.PAUSE", "store.pools.LOCK_DIRTY")
 async def test_a_pause_that_waited_for_a_plan(provisioner: Provisioner) -> None:
     """Is seen by the next one, which cancels what the first asked for."""

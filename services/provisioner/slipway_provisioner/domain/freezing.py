@@ -21,7 +21,7 @@ def bad_image(observed: Observed) -> Shared | None:
 
 def news(known: Shared) -> int:
     """Unconfirmed starts in a row that nobody has looked past. Fewer than were forgiven are of another row: a success
-    came between."""
+    came between. Whoever sees fewer forgets what was forgiven, or that row would have to be longer than this one."""
     return known.unconfirmed - known.forgiven if known.unconfirmed >= known.forgiven else known.unconfirmed
 
 

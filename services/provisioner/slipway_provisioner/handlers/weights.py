@@ -36,6 +36,10 @@ ON CONFLICT (key, stage) DO UPDATE SET version = excluded.version, size = exclud
     unconfirmed = excluded.unconfirmed, reason = excluded.reason
 WHERE s.version < excluded.version
 RETURNING key"""
+# A success came between: what has failed since is news, also once it is as much as was forgiven.
+REMEMBER: Final = """
+DELETE FROM forgiven f USING shared_window s
+WHERE (s.key, s.stage) = (f.key, f.stage) AND s.key = ANY($1::text[]) AND s.unconfirmed < f.unconfirmed"""
 POOLS_OF: Final = """
 SELECT DISTINCT pool_id FROM launch_config WHERE state <> 'archived'
     AND (image_key = ANY($1::text[]) OR quota_key = ANY($1::text[]) OR credential_key = ANY($1::text[]))"""
@@ -64,6 +68,7 @@ class WeightView:
                 touched = {row["pool_id"] for row in rows}
                 keys = await _share(db, (shared for r in live for shared in r.event.shared))
                 if keys:
+                    await db.execute(REMEMBER, keys)
                     touched |= {row["pool_id"] for row in await db.fetch(POOLS_OF, keys)}
                 await marks.dirty(db, touched, because="weight")
 
