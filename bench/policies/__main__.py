@@ -24,7 +24,7 @@ import msgspec
 from bench.policies import plots, results, synthetic, traces
 from bench.policies.calibrate import calibrate
 from bench.policies.cells import POLICIES, Cell, compute, compute_all, needs_traces, plan, run
-from bench.policies.claims import OURS, Summaries, Verdict, verdicts
+from bench.policies.claims import OURS, Summaries, Verdict, counted, verdicts
 from bench.policies.figures import Figures
 from bench.policies.published import TRACES as PUBLISHED_TRACES
 from bench.policies.results import Results
@@ -147,7 +147,7 @@ def compare(wish: Wish, given: Traces | None, folder: Path | None) -> int:
     if folder is not None and given is not None:
         _keep(wish, found, sums, text, given, folder)
     wrong = sum(not verdict.holds for verdict in judged)
-    print(f"\n{len(judged) - wrong} of {len(judged)} claims hold" if judged else "\nno claims about these")
+    print(f"\n{counted(judged)}" if judged else "\nno claims about these")
     return 1 if wrong else 0
 
 

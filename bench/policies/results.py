@@ -14,6 +14,7 @@ from bench.policies.intervals import Interval, interval
 from bench.policies.traces import Traces
 
 FIELDS: Final = Figures.__struct_fields__
+PAIRED: Final = ("detect_minutes", "recover_minutes")
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +63,7 @@ def digest(traces: Traces) -> str:
 
 
 Summary = dict[str, Interval | None]
-"""Per metric: every field of Figures, `ratio` and `regret`."""
+"""Per metric: every field of Figures, `ratio` and `regret`; `…_more` of those in PAIRED than the recommended rule."""
 
 
 def summaries(figures: Mapping[Cell, Figures], offsets: int) -> dict[tuple[str, str], Summary]:
@@ -89,6 +90,11 @@ def _summary(group: Sequence[tuple[Cell, Figures]], offsets: int, by_name: Mappi
     oracles = [by_name.get(f"{cell.scenario.name}/oracle/{cell.seed}") for cell, _ in group]
     lost = [None if o is None else float(o.registered - f.registered) for o, (_, f) in zip(oracles, group, strict=True)]
     summary["regret"] = interval(lost)
+    # Of the same luck: what differs then is the rule.
+    rules = [by_name.get(f"{cell.scenario.name}/recommended/{cell.seed}") for cell, _ in group]
+    for name in PAIRED:
+        pairs = [(getattr(f, name), getattr(rule, name, None)) for (_, f), rule in zip(group, rules, strict=True)]
+        summary[f"{name}_more"] = interval([None if None in pair else pair[0] - pair[1] for pair in pairs])
     return summary
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from bench.policies import plots, results
 from bench.policies.__main__ import Wish, compare, main
 from bench.policies.cells import Cell, compute, plan, run
-from bench.policies.claims import Verdict, say, verdicts
+from bench.policies.claims import Verdict, counted, say, verdicts
 from bench.policies.conditions import conditions
 from bench.policies.figures import Figures, figures
 from bench.policies.intervals import Interval, interval
@@ -144,6 +144,32 @@ def test_a_published_figure_is_as_sure_as_four_runs_of_its_rule() -> None:
     assert [verdict(failed, [240, 250, 260]).holds for failed in (234, 236)] == [True, False]
     assert verdict(234, [240, 250, 260]).claim == "quota-cap: failed launches ≤ published 219 ± 16"
     assert not verdict(234, [250, 250]).holds
+
+
+def test_what_was_measured_otherwise_is_judged_by_the_same_rule_and_says_so() -> None:
+    """That the published figure is not met stands in the line and in the count, and what runs of the same luck differ
+    by."""
+
+    def judged(ours: list[float], theirs: list[float]) -> list[Verdict]:
+        found = {
+            Cell(BUILT_IN["three-out"], who, seed): replace(PLAIN, recover_minutes=minutes, detect_minutes=None)
+            for who, all_ in (("slipway", ours), ("recommended", theirs))
+            for seed, minutes in enumerate(all_, 1)
+        }
+        return [verdict for verdict in verdicts(summaries(found, 1)) if "minutes to recover" in verdict.claim]
+
+    (here,) = judged([3.1, 3.2, 3.3], [3.0, 3.3, 9.0])
+    assert (here.holds, here.by_rule) == (True, True)
+    assert str(here).startswith("by the rule played here three-out: minutes to recover ≤ the same rule here")
+    assert "published 1.6, which is NOT met: measured by a definition that was not published" in here.found
+    assert counted([here]) == "1 of 1 claims hold; 1 by the rule played here, not by the published figure"
+    (met,) = judged([1.5, 1.5, 1.5], [1.5, 1.6, 1.7])
+    assert (met.holds, met.by_rule, str(met)[:5]) == (True, False, "true ")
+    assert counted([met]) == "1 of 1 claims hold"
+    assert ", 0.5 more by pairs; " in judged([3.5, 9.5, 5.5], [3.0, 9.0, 5.0])[0].found
+    (worse,) = judged([9.3, 9.4, 9.5], [3.0, 3.1, 3.2])
+    assert (worse.holds, str(worse)[:5]) == (False, "FALSE")
+    assert counted([worse]) == "0 of 1 claims hold"
 
 
 def test_claims_are_about_our_own_scenarios_alone(capsys: pytest.CaptureFixture[str]) -> None:
