@@ -206,6 +206,7 @@ class Slipway(Policy):
         self.spent = [Spent() for _ in self.configs]
         self.permits: dict[int, int] = {}
         self.used: set[tuple[int, int]] = set()
+        self.turns = Random(rng.random()) if scenario.replicas > 1 else rng
         self.workers = 0
         self.drawn = 0
         self.attempted_at = -ATTEMPT_SECONDS
@@ -215,10 +216,12 @@ class Slipway(Policy):
         found: list[int] = []
         for view in self.views:
             view.coming.extend(told)
-        for view in self.views:
             view.catch_up(now)
-            if len(found) < tries:
-                found += self._plan(view, now, tries - len(found))
+        # Any replica may plan next, by its own view, for what has come until then; what they spend they count together.
+        turns = self.turns.sample(self.views, len(self.views)) if len(self.views) > 1 else self.views
+        for left, view in zip(range(len(turns), 0, -1), turns, strict=True):
+            if share := ceil((tries - len(found)) / left):
+                found += self._plan(view, now, share)
         return found
 
     def _plan(self, view: View, now: float, tries: int) -> list[int]:

@@ -1,5 +1,6 @@
 """The virtual clock: nothing is lost or made up, everybody faces the same, the same seed gives the same digits."""
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
@@ -8,11 +9,13 @@ import pytest
 
 from bench.policies import baselines
 from bench.policies.cells import POLICIES
+from bench.policies.claims import BAD_LAUNCHES_MAX
 from bench.policies.conditions import Conditions, arrivals, conditions
 from bench.policies.figures import figures
 from bench.policies.policy import Policy
-from bench.policies.scenario import Fault, Scenario, Span, checked
+from bench.policies.scenario import BUILT_IN, Fault, Scenario, Span, checked
 from bench.policies.simulator import Run, simulate
+from bench.policies.slipway import Slipway, Spent, View
 
 ROUGH = Scenario(
     name="rough", hours=0.75, configs=3, background=0.05, launches_per_minute=30,
@@ -217,3 +220,44 @@ def test_prices_set_the_shares_of_configs_that_are_well(policy: str) -> None:
     run = play(Scenario(name="prices", hours=2.0, configs=2, background=0.0, price_factors=(3.0, 1.0)), policy)
     first, second = map(sum, run.accepted)
     assert first / (first + second) == pytest.approx(0.75, abs=0.02)
+
+
+class Alone(Slipway):
+    """Replicas of which each counts only what it has launched itself."""
+
+    def __init__(self, conditions: Conditions, rng: Random) -> None:
+        super().__init__(conditions, rng)
+        self.own = {id(view): [Spent() for _ in self.configs] for view in self.views}
+        self.by: dict[int, int] = {}
+
+    def _plan(self, view: View, now: float, tries: int) -> list[int]:
+        first, self.spent = self.workers, self.own[id(view)]
+        found = super()._plan(view, now, tries)
+        self.by |= dict.fromkeys(range(first + 1, self.workers + 1), id(view))
+        return found
+
+    def accepted(self, now: float, config: int, worker: int) -> None:
+        self.spent = self.own[self.by[worker]]
+        super().accepted(now, config, worker)
+
+    def unregistered(self, now: float, config: int, worker: int) -> None:
+        self.spent = self.own[self.by[worker]]
+        super().unregistered(now, config, worker)
+
+
+@pytest.mark.parametrize("name", ["always-bad-3r", "always-bad-nine-4d-3r"])
+def test_three_replicas_keep_to_one_window_because_they_count_together(name: str) -> None:
+    """Each of them launches, by a view of its own; would it count alone, the row of the table would be false."""
+    shares = Counter[int]()
+
+    class Counted(Slipway):
+        def _plan(self, view: View, now: float, tries: int) -> list[int]:
+            found = super()._plan(view, now, tries)
+            shares[self.views.index(view)] += len(found)
+            return found
+
+    faced = conditions(BUILT_IN[name])
+    assert simulate(faced, Counted(faced, Random("policy/1")), 1).on_bad_image <= BAD_LAUNCHES_MAX
+    assert sorted(shares) == [0, 1, 2]
+    assert min(shares.values()) > 0
+    assert simulate(faced, Alone(faced, Random("policy/1")), 1).on_bad_image > BAD_LAUNCHES_MAX
