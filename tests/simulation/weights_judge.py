@@ -98,7 +98,7 @@ def happened(entries: Sequence[Entry], health: Mapping[str, Row]) -> Counter[str
         "without effect": sum(1 for _ in left_out(entries)),
         "dead or parked": sum(len(offsets(entry.buried)) for entry in entries),
         "gates that closed": sum(gate.closed or gate.opened_at > 0 for gate in gates),
-        "probe permits": sum(row.permit for row in health.values()),
+        "configs that probed": sum(row.permit_at > 0 for row in health.values()),
     })  # fmt: skip
 
 
