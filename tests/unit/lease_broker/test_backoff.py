@@ -4,14 +4,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from slipway_lease_broker.domain.backoff import Backoff, BackoffTerms, after_failure, after_success
+from slipway_lease_broker.domain.backoff import after_failure
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-TERMS = BackoffTerms(30, 900)
 
 #   (granted at, failed at) of each failure, and how long after the last one the tenant waits, in seconds
 HISTORIES = [
-    ([], None),
     ([(0, 10)], 30),
     ([(0, 10), (50, 60)], 60),
     ([(0, 10), (50, 60), (130, 140)], 120),
@@ -22,18 +20,17 @@ HISTORIES = [
 
 
 @pytest.mark.parametrize(("failures", "seconds"), HISTORIES)
-def test_failures(failures: list[tuple[float, float]], seconds: float | None) -> None:
+def test_failures(failures: list[tuple[float, float]], seconds: float) -> None:
     """It doubles with each failure in a row, up to the most."""
-    backoff, now = Backoff(), NOW
+    in_a_row, until, now = 0, None, NOW
     for granted, failed in failures:
         now = NOW + timedelta(seconds=failed)
-        backoff = after_failure(backoff, NOW + timedelta(seconds=granted), now, TERMS)
-    assert backoff.until == (None if seconds is None else now + timedelta(seconds=seconds))
-    assert backoff.waits(now) is bool(failures)
-    assert not backoff.waits(now + timedelta(seconds=seconds or 0))
+        granted_at = NOW + timedelta(seconds=granted)
+        in_a_row, until = after_failure(in_a_row, until, granted_at, now, seconds=30, max_seconds=900)
+    assert until == now + timedelta(seconds=seconds)
 
 
-def test_a_success_ends_it() -> None:
-    """The next failure is the first again."""
-    assert after_success() == Backoff()
-    assert not after_success().waits(NOW)
+def test_the_first_after_a_success_is_the_first_again() -> None:
+    """A success sets the count back; the most counts from the first failure on."""
+    assert after_failure(0, None, NOW, NOW, seconds=30, max_seconds=900) == (1, NOW + timedelta(seconds=30))
+    assert after_failure(0, None, NOW, NOW, seconds=30, max_seconds=20) == (1, NOW + timedelta(seconds=20))

@@ -4,39 +4,22 @@ the others. Pure."""
 from datetime import datetime, timedelta
 from typing import Final
 
-import msgspec
-
 DOUBLINGS_MAX: Final = 30  # beyond any longest wait; keeps the power small
 
 
-class BackoffTerms(msgspec.Struct, frozen=True):
-    seconds: float = 30.0
-    max_seconds: float = 900.0
+def wait(failures: int, seconds: float, max_seconds: float) -> timedelta:
+    """After so many failures in a row, at least one: seconds × 2^(failures − 1), at most `max_seconds`."""
+    return timedelta(seconds=min(max_seconds, seconds * 2 ** min(failures - 1, DOUBLINGS_MAX)))
 
 
-class Backoff(msgspec.Struct, frozen=True):
-    """Of one tenant in one lease pool. `until` is None while it may start."""
+def after_failure(
+    failures: int, until: datetime | None, granted_at: datetime, now: datetime, *, seconds: float, max_seconds: float
+) -> tuple[int, datetime | None]:
+    """Failures in a row and the end of the wait, after a lease that was granted at `granted_at` failed now.
 
-    failures: int = 0  # in a row
-    failed_at: datetime | None = None
-    until: datetime | None = None
-
-    def waits(self, now: datetime) -> bool:
-        return self.until is not None and now < self.until
-
-
-def after_failure(backoff: Backoff, granted_at: datetime, now: datetime, terms: BackoffTerms) -> Backoff:
-    """seconds × 2^(failures in a row − 1), at most `max_seconds`, from now.
-
-    What was granted before the last failure adds none: many that fail together are one failure seen many times.
+    What was granted before the last failure adds none: many that fail together are one failure seen many times. A
+    success sets both back, to 0 and None.
     """
-    if backoff.failed_at is not None and granted_at < backoff.failed_at:
-        return backoff
-    failures = backoff.failures + 1
-    seconds = min(terms.max_seconds, terms.seconds * 2 ** min(failures - 1, DOUBLINGS_MAX))
-    return Backoff(failures, now, now + timedelta(seconds=seconds))
-
-
-def after_success() -> Backoff:
-    """One success ends it: the tenant can."""
-    return Backoff()
+    if failures and until is not None and granted_at < until - wait(failures, seconds, max_seconds):
+        return failures, until
+    return failures + 1, now + wait(failures + 1, seconds, max_seconds)

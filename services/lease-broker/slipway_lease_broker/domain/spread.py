@@ -1,46 +1,25 @@
 """Members of a group start apart from each other, each at its own offset. Pure.
 
 Ten jobs that one event created would meet in one minute. Of a group of `size` whose starts are spread over
-`spread_seconds`, member k may start at the first start + k × spread / size, and nobody within spread / size of the
-group's last start, in whatever order they came. The offsets follow from the place alone, so that the same group
+`spread_seconds`, member k is due at the first one's arrival + k × spread / size, and starts at least spread / size after
+the group's last start, in whatever order they came. Offsets follow from the place alone, so that the same group
 starts the same way every time.
 """
 
 from datetime import datetime, timedelta
 
-import msgspec
+
+def step(size: int, spread_seconds: float) -> timedelta:
+    """Between two starts of a group. Both are above zero."""
+    return timedelta(seconds=spread_seconds / size)
 
 
-class Group(msgspec.Struct, frozen=True):
-    """`size` and `spread_seconds` are above zero."""
-
-    name: str
-    size: int
-    spread_seconds: float
-
-    @property
-    def step(self) -> timedelta:
-        return timedelta(seconds=self.spread_seconds / self.size)
+def due_at(first_at: datetime, member: int, step: timedelta) -> datetime:
+    """When member k ≥ 0 is due: its own number, or how many of its group came before it. Those beyond the size that was
+    announced keep the distance all the same."""
+    return first_at + member * step
 
 
-class Started(msgspec.Struct, frozen=True):
-    """When the first and the last member so far started."""
-
-    first_at: datetime
-    last_at: datetime
-
-
-def free_at(group: Group, member: int, started: Started | None, now: datetime) -> datetime:
-    """When member k ≥ 0 (its own number, or how many of its group asked before it) may start; `now` if at once."""
-    if started is None:
-        return now
-    return max(now, started.first_at + member * group.step, started.last_at + group.step)
-
-
-def after_start(started: Started | None, now: datetime) -> Started:
-    return Started(now, now) if started is None else Started(started.first_at, now)
-
-
-def is_over(group: Group, started: Started, now: datetime) -> bool:
-    """Whether nobody has to wait for this group's starts any more: the next one of its name begins anew."""
-    return now >= started.last_at + timedelta(seconds=group.spread_seconds)
+def free_at(due_at: datetime, last_start_at: datetime | None, step: timedelta) -> datetime:
+    """When a member may start, as far as its group is concerned."""
+    return due_at if last_start_at is None else max(due_at, last_start_at + step)
