@@ -25,6 +25,7 @@ from slipway_common.postgres import Connection, Pool
 from slipway_common.topics import DECODERS, LEASE_REQUEST
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import record_requests
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.store import pools
@@ -45,9 +46,9 @@ def after(seconds: float) -> datetime:
 
 
 def terms(name: str = "sim-a", limit: int = 5, **changes: Any) -> Declared:
-    return Declared(
-        id=name, limit_units=limit, **({"hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180} | changes)
-    )
+    """Not paced unless a test is about that."""
+    fields: dict[str, Any] = {"hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180}
+    return Declared(id=name, limit_units=limit, **(fields | {"policy": Policy(pacing="off")} | changes))
 
 
 def ask(request_id: str, units: int = 1, pool: str = "sim-a") -> LeaseRequested:

@@ -301,7 +301,7 @@ async def client(broker: Broker, tmp_path: Path) -> AsyncIterator[httpx2.AsyncCl
         yield client
 
 
-BODY = {"id": "sim-a", "limit": 5, "hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180}
+BODY = {"id": "sim-a", "limit": 5, "hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180, "pacing": "off"}
 
 
 async def test_declaring_is_idempotent(broker: Broker, client: httpx2.AsyncClient) -> None:

@@ -38,6 +38,7 @@ from slipway_common.topics import (
 )
 from slipway_lease_broker.domain import declaration as lease_declaration
 from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import record_requests as record_lease_requests
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.store import pools as lease_pools
@@ -374,7 +375,12 @@ class Deployment:
 
     async def declare(self, limit: int) -> None:
         async with self.pools["lease-broker"].acquire() as db, db.transaction():
-            wanted = [Declared(id="sim-a", limit_units=limit, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180)]
+            wanted = [
+                Declared(
+                    id="sim-a", limit_units=limit, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180,
+                    policy=Policy(pacing="off"),
+                )
+            ]  # fmt: skip
             changes = lease_declaration.compare(await lease_pools.lock_declared(db), wanted)
             changed = [made for made in changes if made.change != "unchanged"]
             await lease_pools.declare(db, [made.after for made in changed])

@@ -44,7 +44,7 @@ CASES = [
     ("limit: 24", "limit: true", 3, "lease_pools[0].limit", "must be a valid integer"),
     ("limit: 24", "limit: '24'", 3, "lease_pools[0].limit", "must be a valid integer"),
     (", limit: 24", "", 3, "lease_pools[0].limit", "is missing"),
-    ("hold_seconds: 1200", "hold_second: 1200", 3, "lease_pools[0].hold_second", "known here: id, limit, hold_seconds"),
+    ("hold_seconds: 1200", "hold_second: 1200", 3, "lease_pools[0].hold_second", "known here: id, limit, mode, hold_seconds"),
     ("hold_seconds: 1200", "hold_seconds: .nan", 3, "lease_pools[0].hold_seconds", "must be a finite number"),
     ("hold_seconds: 1200", "hold_seconds: 60", 3, "lease_pools[0]", "ttl_seconds 300 is above hold_seconds 60"),
     ("id: linux", "id: Linux_1", 7, "worker_pools[0].id", "lower-case letters, digits and inner hyphens"),
@@ -204,6 +204,6 @@ def test_schema_accepts_the_example_and_refuses_the_broken_file() -> None:
 
 
 def _without_durations(declared: Declaration) -> str:
-    seconds = {"hold_seconds", "ttl_seconds", "reserve_seconds"}
+    seconds = {"hold_seconds", "ttl_seconds", "reserve_seconds", "ageing_seconds", "backoff"}
     configs = {"__all__": {"launch_configs": {"__all__": {"settings"}}}}
     return declared.model_dump_json(exclude={"lease_pools": {"__all__": seconds}, "worker_pools": configs})

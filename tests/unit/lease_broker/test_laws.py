@@ -17,7 +17,8 @@ from slipway_common.events.lease import (
 )
 from slipway_lease_broker.domain.decide import decide
 from slipway_lease_broker.domain.facts import Fact, Ledger
-from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State, held_units
+from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
+from slipway_lease_broker.domain.terms import Policy
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -27,7 +28,9 @@ class Admission(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = LeasePool(id="p", limit_units=4, hold_seconds=50, ttl_seconds=20, reserve_seconds=10)
+        self.pool = LeasePool(
+            id="p", limit_units=4, hold_seconds=50, ttl_seconds=20, reserve_seconds=10, policy=Policy(pacing="off")
+        )
         self.now = START
         self.leases: dict[str, Lease] = {}
         self.requests: dict[str, Request] = {}
@@ -38,7 +41,11 @@ class Admission(RuleBasedStateMachine):
     def record(self, fact: Fact) -> None:
         ledger = Ledger([self.pool], self.leases.values(), self.requests.values())
         ledger.record(fact, self.now)
-        self.requests |= {request.id: request for request in [*ledger.requests_to_save(), *ledger.requests_to_add()]}
+        self.pool = ledger.pools["p"]
+        self.requests |= {request.id: request for request in ledger.requests_to_save()}
+        self.requests |= {
+            request.id: msgspec.structs.replace(request, place=next(self.ids)) for request in ledger.requests_to_add()
+        }
         for lease in ledger.leases_to_save():
             assert self.leases[lease.id].live, "a committed end was undone"
             self.leases[lease.id] = lease
@@ -88,17 +95,19 @@ class Admission(RuleBasedStateMachine):
     def decide(self, expire: bool) -> None:
         held = [lease for lease in self.leases.values() if lease.ended_at is None]
         waiters = [request for request in self.requests.values() if request.waiting_units]
+        due = [lease for lease in held if lease.deadline <= self.now] if expire else []
         decision = decide(
-            self.pool, held, waiters, self.now, new_id=lambda: f"l{next(self.ids):04}", lost_linger_seconds=7,
-            expire=expire,
+            self.pool, due, waiters, self.now, new_id=lambda: f"l{next(self.ids):04}", lost_linger_seconds=7,
+            expire=expire, untold=[waiter for waiter in waiters if waiter.queued_at is None],
+            next_deadline=min((lease.deadline for lease in held if lease.deadline > self.now), default=None),
         )  # fmt: skip
 
         # Within the limit whenever anything is granted; what was held before is never revoked to get there.
-        assert decision.held_units <= self.pool.limit_units or not decision.granted
+        assert decision.pool.held_units <= self.pool.limit_units or not decision.granted
         assert all(min(lease.deadline for lease in held if lease.id == gone.id) <= self.now for gone in decision.ended)
         assert expire or not decision.ended
         # No unit is left lying while somebody waits.
-        assert not decision.waiting_units or decision.held_units >= self.pool.limit_units
+        assert not decision.pool.waiting_units or decision.pool.held_units >= self.pool.limit_units
         # First come, first served: the granted are the head of the queue, and only the last may get less than it asked.
         assert [lease.request_id for lease in decision.granted] == [r.id for r in waiters[: len(decision.granted)]]
         for lease, waiter in zip(decision.granted[:-1], waiters, strict=False):
@@ -115,9 +124,9 @@ class Admission(RuleBasedStateMachine):
 
         self.leases |= {lease.id: lease for lease in [*decision.ended, *decision.granted]}
         self.requests |= {request.id: request for request in decision.requests}
-        self.pool = msgspec.structs.replace(self.pool, last_token=decision.last_token)
+        self.pool = decision.pool
         counted = [lease for lease in self.leases.values() if lease.ended_at is None]
-        assert decision.held_units == held_units(counted)
+        assert decision.pool.held_units == sum(lease.units for lease in counted)
         if expire:  # time alone changes nothing before the wake-up it asked for
             assert all(lease.deadline > self.now for lease in counted)
             assert decision.wake_at == min((lease.deadline for lease in counted), default=None)

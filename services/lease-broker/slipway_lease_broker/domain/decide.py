@@ -5,22 +5,26 @@ The one rule that counts: units are granted only while the units held stay withi
 what is held revokes nothing; it stops grants until enough has come back.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from slipway_common.events.lease import LeaseExpired, LeaseGranted, LeaseLost, LeaseQueued, LeaseReleased
 from slipway_lease_broker.domain.ledger import (
+    Entry,
+    Group,
     Lease,
     LeasePool,
     Request,
     State,
+    Tenant,
     advance,
     alive_until,
-    earliest_deadline,
-    held_units,
+    counted,
+    queued,
 )
 
 Ids = Callable[[], str]
@@ -29,13 +33,15 @@ Ids = Callable[[], str]
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Rows as they are to be, what to tell, and why. `wake_at` is when time alone will change something next."""
 
+    pool: LeasePool  # with its state and counters after the decision
     ended: tuple[Lease, ...] = ()  # expired, lost, released by their hold, or lost and no longer counted
     granted: tuple[Lease, ...] = ()
     requests: tuple[Request, ...] = ()  # those that got units or were told to wait
-    last_token: int
-    held_units: int
-    waiting_units: int
+    tenants: tuple[Tenant, ...] = ()  # those whose state changed
+    groups: tuple[Group, ...] = ()  # those that started a member
+    history: tuple[Entry, ...] = ()
     wake_at: datetime | None
+    again: bool = False  # more could be decided than was loaded
     events: tuple[Any, ...] = ()
     why: tuple[str, ...] = ()
 
@@ -52,48 +58,72 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 def decide(
     pool: LeasePool,
-    leases: Sequence[Lease],
+    due: Sequence[Lease],
     waiters: Sequence[Request],
     now: datetime,
     *,
     new_id: Ids,
     lost_linger_seconds: float,
+    untold: Sequence[Request] = (),
+    tenants: Mapping[str, Tenant] = MappingProxyType({}),
+    groups: Mapping[str, Group] = MappingProxyType({}),
+    next_deadline: datetime | None = None,
+    more: bool = False,
     expire: bool = True,
 ) -> Decision:
-    """`leases` are those still counted, `waiters` those still waiting in order of arrival.
+    """`due` are the counted leases whose deadline has passed, `waiters` the heads of each queue in its order.
 
-    With `expire` off no deadline passes: renewals may be waiting to be read.
+    `untold` wait, beyond the heads or among them, and were not told so yet, in order of arrival. `next_deadline` is the
+    earliest of the counted leases that are not due. `more` says that more are due, or wait, than was loaded. With
+    `expire` off no deadline passes: renewals may be waiting to be read.
     """
     linger = timedelta(seconds=lost_linger_seconds)
-    after = [pass_time(lease, now, linger) if expire else lease for lease in leases]
-    changed = [(lease, then) for lease, then in zip(leases, after, strict=True) if then is not lease]
+    after = [pass_time(lease, now, linger) if expire else lease for lease in due]
+    changed = [(lease, then) for lease, then in zip(due, after, strict=True) if then is not lease]
     events: list[Any] = [event for lease, then in changed if (event := ending(lease, then)) is not None]
+    for lease, then in changed:
+        if then.ended_at is not None:
+            pool = counted(pool, lease, -lease.units)
 
-    granted, remaining = admit(pool, pool.limit_units - held_units(after), waiters, now, new_id)
+    waiters = sorted(waiters, key=lambda request: (request.since, request.place))
+    granted, remaining = admit(pool, pool.limit_units - pool.held_cost, waiters, now, new_id)
     asked_at = {request.id: request.asked_at for request in waiters}
     events += [grant_event(lease, asked_at[lease.request_id]) for lease in granted]
+    for lease in granted:
+        pool = counted(pool, lease, lease.units)
+    for old, new in zip(waiters, remaining, strict=True):
+        pool = queued(pool, old.waiting_units, new.waiting_units)
+    rows = {request.id: request for request in untold} | {request.id: request for request in remaining}
+    told = [rows[request.id] for request in untold if rows[request.id].waiting_units]
+    first = pool.waiting_requests - len(told) + 1
+    for position, request in enumerate(told, start=first):
+        events.append(queued_event(request, position))
+        rows[request.id] = msgspec.structs.replace(request, queued_at=now)
 
-    still = [request for request in remaining if request.waiting_units]
-    for position, request in enumerate(still, start=1):
-        if request.queued_at is None:
-            events.append(queued_event(request, position))
-    told = [msgspec.structs.replace(r, queued_at=now) if r.waiting_units and not r.queued_at else r for r in remaining]
-
-    counted = [*after, *granted]
-    held, waiting = held_units(counted), sum(request.waiting_units for request in still)
+    deadlines = [lease.deadline for lease in [*after, *granted] if lease.ended_at is None]
+    before = {request.id: request for request in [*untold, *waiters]}
+    limit = pool.limit_units
     return Decision(
+        pool=msgspec.structs.replace(
+            pool, last_token=pool.last_token + len(granted), limit_in_force=limit, limit_reason="as declared"
+        ),
         ended=tuple(then for _, then in changed),
         granted=tuple(granted),
-        requests=tuple(new for new, old in zip(told, waiters, strict=True) if new is not old),
-        last_token=pool.last_token + len(granted),
-        held_units=held,
-        waiting_units=waiting,
-        wake_at=earliest_deadline(counted),
+        requests=tuple(row for name, row in rows.items() if row is not before[name]),
+        wake_at=min([*deadlines, *([next_deadline] if next_deadline else [])], default=None),
+        again=more,
         events=tuple(events),
         why=(
             *(f"lease {then.id}: {reason(lease, then)}" for lease, then in changed),
             *(f"lease {lease.id}: {lease.units} units granted to request {lease.request_id}" for lease in granted),
-            *((f"{len(still)} requests wait for {waiting} units: {held} of {pool.limit_units} held",) if still else ()),
+            *(
+                (
+                    f"{pool.waiting_requests} requests wait for {pool.waiting_units} units: "
+                    f"{pool.held_units} of {limit} held",
+                )
+                if pool.waiting_requests
+                else ()
+            ),
         ),
     )
 
@@ -139,6 +169,10 @@ def admit(
                 expires_at=alive_until(pool, State.RESERVED, now, hold_until),
                 hold_until=hold_until,
                 traceparent=request.traceparent,
+                tenant=request.tenant,
+                operation=request.operation,
+                owner=request.owner,
+                waited_seconds=max(0.0, (now - request.asked_at).total_seconds()),
             )
         )
         remaining.append(msgspec.structs.replace(request, waiting_units=request.waiting_units - units))

@@ -19,7 +19,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
 )
 from slipway_lease_broker.domain.decide import lost_event
-from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State, advance, alive_until
+from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State, advance, alive_until, counted, queued
 
 Fact: TypeAlias = (
     LeaseRequested | LeaseConfirmRequested | LeaseRenewRequested | LeaseCancelRequested | LeaseReleaseRequested
@@ -47,15 +47,15 @@ class Ledger:
         self.answers: list[Any] = []
         self.refusals: list[str] = []
 
-    def record(self, fact: Fact, now: datetime, traceparent: str = "") -> None:
-        """Raises BadEvent for a fact that can never be applied."""
+    def record(self, fact: Fact, now: datetime, traceparent: str = "", *, owner: str = "") -> None:
+        """`owner` is who says it. Raises BadEvent for a fact that can never be applied."""
         pool = self.pools.get(fact.lease_pool_id)
         if pool is None:
             raise BadEvent(f"no lease pool {fact.lease_pool_id!r} is declared")
         check(fact)
         match fact:
             case LeaseRequested():
-                self._ask(pool, fact, now, traceparent)
+                self._ask(pool, fact, now, traceparent, owner)
             case LeaseCancelRequested():
                 self._cancel(pool, fact)
             case LeaseReleaseRequested():
@@ -63,10 +63,10 @@ class Ledger:
             case LeaseConfirmRequested() | LeaseRenewRequested():
                 self._prolong(pool, fact, now)
 
-    def _ask(self, pool: LeasePool, fact: LeaseRequested, now: datetime, traceparent: str) -> None:
+    def _ask(self, pool: LeasePool, fact: LeaseRequested, now: datetime, traceparent: str, owner: str) -> None:
         key = pool.id, fact.request_id
         if (asked := self.requests.get(key)) is not None:  # it only says that the asker still waits
-            self._keep_request(msgspec.structs.replace(asked, last_asked_at=now))
+            self._keep_request(msgspec.structs.replace(asked, last_asked_at=now, lapsed=False))
             return
         self._keep_request(
             Request(
@@ -78,9 +78,15 @@ class Ledger:
                 waiting_units=fact.units,
                 asked_at=now,
                 last_asked_at=now,
+                since=now,
                 traceparent=traceparent,
+                priority=fact.priority,
+                whole=fact.whole,
+                hold_seconds=fact.hold_seconds,
+                owner=owner,
             )
         )
+        self.pools[pool.id] = queued(pool, 0, fact.units)
         self.dirty.add(pool.id)
 
     def _cancel(self, pool: LeasePool, fact: LeaseCancelRequested) -> None:
@@ -90,6 +96,7 @@ class Ledger:
             return
         left = max(0, request.waiting_units - fact.units)
         self._keep_request(msgspec.structs.replace(request, waiting_units=left))
+        self.pools[pool.id] = queued(pool, request.waiting_units, left)
         self.dirty.add(pool.id)
 
     def _release(self, pool: LeasePool, fact: LeaseReleaseRequested, now: datetime) -> None:
@@ -104,6 +111,7 @@ class Ledger:
         if left == 0:
             after = msgspec.structs.replace(after, state=advance(lease.state, "released"), ended_at=now)
         self._keep_lease(after)
+        self.pools[pool.id] = counted(pool, lease, -units)
         self.dirty.add(pool.id)
         self.answers.append(
             LeaseReleased(
@@ -142,6 +150,10 @@ class Ledger:
         key = request.lease_pool_id, request.id
         self.requests[key] = request
         self.changed_requests[key] = None
+
+    def pools_to_save(self) -> list[LeasePool]:
+        """Those whose counters or deadlines changed, in ascending order of ids."""
+        return [self.pools[name] for name in sorted({*self.dirty, *self.deadlines})]
 
     def leases_to_save(self) -> list[Lease]:
         return [self.leases[key] for key in sorted(self.changed_leases)]

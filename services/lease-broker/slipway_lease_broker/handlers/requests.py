@@ -31,12 +31,12 @@ async def record_requests(tx: Connection, received: Sequence[Received]) -> None:
         await requests.named(tx, {(fact.lease_pool_id, fact.request_id) for fact in asks}),
     )
     for record in told:
-        ledger.record(record.event, now, record.traceparent)
+        ledger.record(record.event, now, record.traceparent, owner=record.source)
 
     await leases.save(tx, ledger.leases_to_save())
     await requests.save(tx, ledger.requests_to_save())
     await requests.add(tx, ledger.requests_to_add())
-    await pools.mark(tx, ledger.dirty, ledger.deadlines)
+    await pools.mark(tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
     await outbox.enqueue(tx, traced(ledger.answers, ledger.leases.values()), at=now)
     for reason in ledger.refusals:
         REFUSED_FACTS.labels(reason).inc()

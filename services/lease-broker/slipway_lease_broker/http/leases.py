@@ -13,6 +13,7 @@ from slipway_common.problem import Problem
 from slipway_common.runtime import database, ring
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain.declaration import Change, Declared
+from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.store import leases, pools
 
 router = APIRouter()
@@ -69,13 +70,14 @@ def terms(pool: LeasePool) -> Declared:
         hold_seconds=pool.hold_seconds,
         ttl_seconds=pool.ttl_seconds,
         reserve_seconds=pool.reserve_seconds,
+        policy=msgspec.convert(pool.model_dump(mode="json", include=set(Policy.__struct_fields__)), Policy),
     )
 
 
 def shown(pool: Declared) -> dict[str, Any]:
     """A pool in the words of slipway.yaml."""
     fields: dict[str, Any] = msgspec.to_builtins(pool)
-    return {"id": fields.pop("id"), "limit": fields.pop("limit_units"), **fields}
+    return {"id": fields.pop("id"), "limit": fields.pop("limit_units"), **fields.pop("policy"), **fields}
 
 
 def shown_change(made: Change) -> dict[str, Any]:

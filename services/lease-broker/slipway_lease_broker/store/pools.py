@@ -13,8 +13,8 @@ from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.ledger import LeasePool
 from slipway_lease_broker.store.rows import columns, structs
 
-TERMS: Final = "id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, last_token"
-DECLARED: Final = "id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, revision, retired"
+TERMS: Final = ", ".join(LeasePool.__struct_fields__)
+DECLARED: Final = ", ".join(Declared.__struct_fields__)
 
 CLOCK: Final = "SELECT slipway_clock()"
 LOCK: Final = f"SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
@@ -24,33 +24,43 @@ DUE: Final = "SELECT id, dirty FROM lease_pools WHERE dirty OR wake_at <= slipwa
 CLAIM: Final = f"""
 SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) AND (dirty OR wake_at <= slipway_clock())
 ORDER BY decided_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
-MARK: Final = """
-UPDATE lease_pools AS p SET dirty = p.dirty OR m.dirty, wake_at = least(p.wake_at, m.deadline)
-FROM unnest($1::text[], $2::boolean[], $3::timestamptz[]) AS m (id, dirty, deadline) WHERE p.id = m.id"""
-SETTLE: Final = """
-UPDATE lease_pools SET dirty = false, wake_at = $2, last_token = $3, decided_at = $4, why = coalesce($5, why)
-WHERE id = $1"""
+STATE: Final = (
+    "last_token", "limit_in_force", "limit_reason", "held", "held_units", "waiting_units", "waiting_requests",
+    "paced_until", "blocked_until", "virtual_time", "adaptive", "derived_units", "derived_until",
+)  # fmt: skip
+STATES: Final = """
+$2::bigint[], $3::integer[], $4::text[], $5::jsonb[], $6::bigint[], $7::bigint[], $8::integer[], $9::timestamptz[],
+    $10::timestamptz[], $11::float8[], $12::jsonb[], $13::integer[], $14::timestamptz[]"""
+MARK: Final = f"""
+UPDATE lease_pools AS p SET dirty = p.dirty OR s.due, wake_at = least(p.wake_at, s.deadline),
+    {", ".join(f"{name} = s.{name}" for name in STATE)}
+FROM unnest($1::text[], {STATES}, $15::boolean[], $16::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
+WHERE p.id = s.id"""
+SETTLE: Final = f"""
+UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $17, why = coalesce($18, why),
+    {", ".join(f"{name} = s.{name}" for name in STATE)}
+FROM unnest($1::text[], {STATES}, $15::boolean[], $16::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
+WHERE p.id = s.id"""
 
 # Two declarations at once would each compare against rows that the other is about to insert.
 DECLARATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(current_schema() || '/lease_pools'))"
 CURRENT: Final = f"SELECT {DECLARED} FROM lease_pools ORDER BY id"
 DECLARE: Final = """
-INSERT INTO lease_pools AS p (id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, revision, retired)
-SELECT * FROM unnest($1::text[], $2::integer[], $3::float8[], $4::float8[], $5::float8[], $6::integer[], $7::boolean[])
+INSERT INTO lease_pools AS p (id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, policy, revision, retired)
+SELECT * FROM unnest($1::text[], $2::integer[], $3::float8[], $4::float8[], $5::float8[], $6::jsonb[], $7::integer[],
+    $8::boolean[])
 ON CONFLICT (id) DO UPDATE SET limit_units = excluded.limit_units, hold_seconds = excluded.hold_seconds,
-    ttl_seconds = excluded.ttl_seconds, reserve_seconds = excluded.reserve_seconds, revision = excluded.revision,
-    retired = excluded.retired, dirty = true"""
+    ttl_seconds = excluded.ttl_seconds, reserve_seconds = excluded.reserve_seconds, policy = excluded.policy,
+    revision = excluded.revision, retired = excluded.retired, dirty = true"""
 
 OVERVIEW: Final = f"""
-SELECT {DECLARED}, why, held, waiting, requests, oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
-    LATERAL (SELECT coalesce(sum(units), 0) AS held FROM leases
-             WHERE lease_pool_id = p.id AND ended_at IS NULL) AS counted,
-    LATERAL (SELECT coalesce(sum(waiting_units), 0) AS waiting, count(*) AS requests,
-                 extract(epoch FROM slipway_clock() - min(asked_at))::float8 AS oldest_wait_seconds FROM requests
+SELECT {DECLARED}, why, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
+    oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
+    LATERAL (SELECT extract(epoch FROM slipway_clock() - min(asked_at))::float8 AS oldest_wait_seconds FROM requests
              WHERE lease_pool_id = p.id AND waiting_units > 0) AS queue,
     LATERAL (SELECT coalesce(sum(granted_units), 0) AS granted_per_minute FROM leases
              WHERE lease_pool_id = p.id AND granted_at > slipway_clock() - interval '1 minute') AS pace
-WHERE NOT retired OR held > 0 OR waiting > 0 ORDER BY id"""
+WHERE NOT retired OR held_units > 0 OR waiting_units > 0 ORDER BY id"""
 
 
 class Overview(Declared, frozen=True, kw_only=True):
@@ -97,19 +107,24 @@ async def claim(tx: Connection, ids: Sequence[str]) -> LeasePool | None:
     return None if row is None else msgspec.convert(dict(row), LeasePool)
 
 
-async def mark(tx: Connection, dirty: Collection[str], deadlines: Mapping[str, datetime]) -> None:
-    """Make locked pools due: now where facts ask for a decision, else when the new deadlines pass.
+async def mark(
+    tx: Connection, changed: Sequence[LeasePool], dirty: Collection[str], deadlines: Mapping[str, datetime]
+) -> None:
+    """Write the state of locked pools and make them due: now where facts ask for a decision, else when the new
+    deadlines pass.
 
     A decision cannot miss this: it reads and clears the marks under the lock that the caller holds until its commit.
     """
-    if ids := sorted({*dirty, *deadlines}):
-        await tx.execute(MARK, ids, [name in dirty for name in ids], [deadlines.get(name) for name in ids])
+    if changed:
+        due = [pool.id in dirty for pool in changed]
+        await tx.execute(MARK, *columns(changed, "id", *STATE), due, [deadlines.get(pool.id) for pool in changed])
 
 
-async def settle(tx: Connection, pool: LeasePool, decision: Decision, now: datetime) -> None:
+async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
     """The pool was decided for, up to everything committed before its lock."""
     why = decision.summary() if decision.events else None
-    await tx.execute(SETTLE, pool.id, decision.wake_at, decision.last_token, now, why)
+    state = columns([decision.pool], "id", *STATE)
+    await tx.execute(SETTLE, *state, [decision.again], [decision.wake_at], now, why)
 
 
 async def declared(db: Connection) -> list[Declared]:
@@ -124,8 +139,7 @@ async def lock_declared(tx: Connection) -> list[Declared]:
 
 async def declare(tx: Connection, pools: Sequence[Declared]) -> None:
     """In ascending order of ids; waits for decisions under way. They commit under the limit that they read."""
-    names = ("id", "limit_units", "hold_seconds", "ttl_seconds", "reserve_seconds", "revision", "retired")
-    await tx.execute(DECLARE, *columns(pools, *names))
+    await tx.execute(DECLARE, *columns(pools, *Declared.__struct_fields__))
 
 
 async def overview(db: Connection) -> list[Overview]:
