@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
         except InvalidFile as error:
             lines, code = error.lines, 2
         except Failed as error:
-            lines, code = str(error).split("\n"), 1
+            lines, code = str(error).split("\n"), error.exit_code
         print(*map(printable, lines), sep="\n", file=sys.stderr)
         raise typer.Exit(code)
 
