@@ -226,7 +226,7 @@ def test_lists_for_programs_have_every_field(services: Services, url: str) -> No
 
 def test_filters_are_passed_on(services: Services, url: str) -> None:
     assert slipway("worker", "ls", "--pool", "linux", "--state", "running", url=url).exit_code == 0
-    assert slipway("lease", "ls", "--pool", "sim-a", url=url).exit_code == 1
+    assert slipway("lease", "ls", "--pool", "sim-a", url=url).exit_code == 69
     assert slipway("worker", "ls", url=url).exit_code == 0
     newest = {"limit": "100"}
     assert services.queries == [{"pool": "linux", "state": "running"} | newest, {"pool": "sim-a"}, newest]

@@ -15,7 +15,8 @@ QUEUED = Waiting(position=3, eta_seconds=60.0, retry_after_seconds=12.0)
 
 
 def begun(**changes: Any) -> Asking:
-    return Asking(**({"begun_at": 100.0, "max_wait_seconds": 60.0} | changes))
+    given: dict[str, Any] = {"begun_at": 100.0, "max_wait_seconds": 60.0}
+    return Asking(**(given | changes))
 
 
 def queued(state: Asking, *, asked_at: float, wait_seconds: float, now: float) -> Asking:

@@ -12,10 +12,11 @@ from slipway_client.leases.terms import Lease
 
 
 def lease(**changes: Any) -> Lease:
-    return Lease(**({
+    given: dict[str, Any] = {
         "lease_id": "l-1", "lease_pool_id": "aws-ci", "request_id": "r-1", "fencing_token": 7,
         "ttl_seconds_left": 300.0, "hold_seconds_left": 1200.0,
-    } | changes))  # fmt: skip
+    }  # fmt: skip
+    return Lease(**(given | changes))
 
 
 def test_renewed_three_times_in_a_ttl() -> None:
