@@ -12,14 +12,14 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS
+	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS N LANDING
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of mutants.toml is broken.
 BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows mutants readme \
+.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows histories mutants readme \
 	generated simulate policies bench-events bench-weights clean
 
 help: ## This list
@@ -79,6 +79,9 @@ e2e-windows: $(READY) ## Windows under late weights, an absent calculator and th
 simulate: $(READY) ## Seeded histories of three services; ONLY=weights: of a calculator that is killed at its commits, SEEDS=100, FULL=1 or SEED=7
 	@$(if $(filter-out weights,$(ONLY)),echo "no simulation $(ONLY); there is weights" >&2; exit 2)
 	@$(RUN) -m $(BROKEN) $(if $(ONLY),tests.simulation.weights,pytest -q tests/simulation)
+
+histories: $(READY) ## Lease pools under faults of clients, brokers, database and network, judged for double grants: N=20 SEED=1 FULL=1 MUTANT=
+	@$(RUN) -m $(BROKEN) tests.histories.run
 
 mutants: $(READY) ## Break each main claim in a copy and see its test turn red: ONLY=group
 	@$(RUN) -m tests.mutants check $(if $(ONLY),ONLY=$(ONLY))

@@ -25,7 +25,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     seconds_left: float
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):  # JSON has no infinity
     """One operation: what was asked from `invoked` on, and what had been answered at `returned`.
 
     `units` are those asked for, given back, or the new limit. An acquire has a request id and is repeated under it;

@@ -1,0 +1,260 @@
+"""`make histories`: is the lease-broker an n-semaphore with fencing while its clients and itself are stopped and
+killed, its database is restarted, its answers are dropped and its clients' clocks jump?
+
+N is how many histories (FULL=1: 200), SEED seeds all chance. Histories are played in rounds on one real system, each in
+lease pools of its own, and judged one by one by the checker. On a broken copy (MUTANT=name) every one has to be caught.
+"""
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from slipway_common.clock import monotonic_seconds
+from slipway_local.demo import keep
+from slipway_local.guard import guard
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.supervisor import Service, Supervisor, http_ready, run
+from tests.histories.bus import Bus
+from tests.histories.checker import Kind, Violation, check
+from tests.histories.clients import Plan
+from tests.histories.history import Call, History
+from tests.histories.journal import calls
+from tests.histories.play import (
+    HELD_POOLS,
+    HELD_UP,
+    SCRIPTS_END,
+    SKEW_SECONDS,
+    TERMS,
+    UNWRITTEN,
+    Play,
+    until,
+)
+from tests.histories.system import PARTITIONS, System
+
+HISTORIES: Final = 20
+HISTORIES_FULL: Final = 200
+AT_A_TIME: Final = 10
+TELLING: Final = 5  # of so many histories, each kind of answer and fault has some
+STARTING_SECONDS: Final = 1.0  # of the clients' processes
+FAULTS: Final = (SCRIPTS_END, SCRIPTS_END + 3.0)  # when in a round they begin
+END: Final = FAULTS[1] + 1.0
+TAKE_SECONDS: Final = 20.0
+DROPPED: Final = 0.08
+# Groups of clients, each in a process; the last stands in for the one that is killed.
+STOPPED, KILLED, NEXT = GROUPS = ("stopped", "killed", "next")
+SHOWN: Final = 5
+
+
+class Judged(msgspec.Struct, frozen=True):
+    name: str
+    violations: Sequence[Violation]
+    counts: Mapping[str, int]
+
+
+class Round:
+    """Histories that share the system for a while, and its faults."""
+
+    def __init__(self, system: System, bus: Bus, number: int, names: Sequence[str], seed: str) -> None:
+        self.system = system
+        self.number = number
+        self.seed = f"{seed}/{number}"
+        self.rng = Random(self.seed)
+        self.plays = [Play(name, f"{seed}/{name}", system, bus) for name in names]
+        self.told: list[str] = []
+
+    async def play(self) -> list[Judged]:
+        held = [TERMS | {"id": pool, "limit": 1} for pool in HELD_POOLS]
+        await self.system.declare([*held, *(pool for play in self.plays for pool in play.declared())])
+        self.began = monotonic_seconds() + STARTING_SECONDS
+        killed_at = self.rng.uniform(*FAULTS)
+        clients = {
+            STOPPED: self._clients(STOPPED, 0.0, END), KILLED: self._clients(KILLED, 0.0, END),
+            NEXT: self._clients(NEXT, killed_at + 0.1, END),
+        }  # fmt: skip
+        await self.system.supervisor.start(*clients.values())
+        await until(self.began)
+        for proxy in self.system.proxies:
+            proxy.share = DROPPED
+        async with asyncio.TaskGroup() as group:
+            for play in self.plays:
+                group.create_task(play.play(self.began, self.began + END))
+            for task in self._faults(clients, killed_at):
+                group.create_task(task)
+        for proxy in self.system.proxies:
+            proxy.share = 0.0
+        await self._ended(clients)
+        for port in self.system.ports:
+            await truly(lambda port=port: http_ready(port))  # type: ignore[misc]
+        await asyncio.gather(*(play.settle() for play in self.plays))
+        quiet_at = monotonic_seconds()
+        await asyncio.gather(*(play.take_all(TAKE_SECONDS) for play in self.plays))
+        noted = [call for group in GROUPS for call in self._noted(group)]
+        return [judge(play, play.history(quiet_at, noted)) for play in self.plays]
+
+    def _clients(self, group: str, begin: float, end: float) -> Service:
+        plan = Plan(
+            workers=[worker for play in self.plays for worker in play.workers(group, END)],
+            ports=self.system.proxy_ports, resource=self.system.resource_port, seed=f"{self.seed}/{group}",
+            begin_at=self.began + begin, end_at=self.began + end, skew_seconds=SKEW_SECONDS,
+        )  # fmt: skip
+        path = self.system.folder / f"{self._name(group)}.plan"
+        path.write_bytes(msgspec.json.encode(plan))
+        argv: list[str | Path] = [sys.executable, "-m", "tests.histories.clients", path, self._journal(group)]
+        return Service(
+            self._name(group), argv, env=dict(os.environ), log=self.system.folder / f"{self._name(group)}.log"
+        )
+
+    def _name(self, group: str) -> str:
+        return f"clients-{group}-{self.number}"
+
+    def _journal(self, group: str) -> Path:
+        return self.system.folder / f"{self._name(group)}.journal"
+
+    def _noted(self, group: str) -> list[Call]:
+        journal = self._journal(group)
+        return calls(journal.read_bytes().splitlines(keepends=True)) if journal.exists() else []
+
+    def _faults(self, clients: Mapping[str, Service], killed_at: float) -> Sequence[Coroutine[Any, Any, None]]:
+        """Those that every history needs at their instants, and the others at any."""
+        system, rng = self.system, self.rng
+
+        async def at(seconds: float, what: str, does: Callable[[], Awaitable[None]]) -> None:
+            await until(self.began + seconds)
+            await does()
+            self.told.append(what)
+
+        first, second = rng.sample(system.brokers, 2)
+        kill_first, stop_second, restart, stop_clients = (rng.uniform(*FAULTS) for _ in range(4))
+        stopped_seconds = rng.uniform(0.5, 1.5)
+        return [
+            at(HELD_UP[0], "rows held", lambda: system.hold_pools(HELD_POOLS, HELD_UP[1])),
+            at(UNWRITTEN[0], "writes held", lambda: system.hold_writes(UNWRITTEN[1])),
+            at(kill_first, "broker killed", lambda: system.kill(first)),
+            at(stop_second, "broker stopped", lambda: system.stand_still(second, stopped_seconds)),
+            at(restart, "database restarted", system.restart_postgres),
+            at(
+                stop_clients, "clients stopped",
+                lambda: system.stand_still(clients[STOPPED].name, rng.uniform(0.5, 1.5)),
+            ),
+            at(killed_at, "clients killed", clients[KILLED].kill),
+        ]  # fmt: skip
+
+    async def _ended(self, clients: Mapping[str, Service]) -> None:
+        """Until the clients have ended by themselves."""
+        for service in clients.values():
+            await truly(lambda service=service: _not_alive(service))  # type: ignore[misc]
+
+
+async def _not_alive(service: Service) -> bool:
+    return not service.alive
+
+
+async def truly(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():
+        await asyncio.sleep(0.02)
+
+
+def judge(play: Play, history: History) -> Judged:
+    counts = Counter(f"{call.does} {call.answer}" for call in history.calls)
+    counts.update(f"lease {each.reason}" for each in history.ended)
+    counts.update(f"write {'accepted' if write.accepted else 'refused'}" for write in history.writes)
+    return Judged(play.name, check(history), counts)
+
+
+async def histories(supervisor: Supervisor, count: int, seed: int, mutant: str) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="slipway-"))
+    guard().remove(folder)
+    kafka = EmbeddedKafka(folder / "kafka")
+    # What a killed server has written is still in the system's cache: only a power cut would miss the sync.
+    postgres = EmbeddedPostgres(folder / "postgres", {"fsync": "off"})
+    system = System(supervisor, folder, kafka, postgres, seed=str(seed))
+    judged: list[Judged] = []
+    faults: Counter[str] = Counter()
+    try:
+        await supervisor.start(kafka, postgres)
+        await system.start()
+        print(f"started; SEED={seed} N={count}", flush=True)
+        async with Bus(kafka.bootstrap, system.prefix, PARTITIONS).running() as bus:
+            names = [f"h{number:03d}" for number in range(count)]
+            for number, begin in enumerate(range(0, count, AT_A_TIME)):
+                played = Round(system, bus, number, names[begin : begin + AT_A_TIME], str(seed))
+                judged += await played.play()
+                faults.update(played.told)
+                for each in judged[begin:]:
+                    tell(each)
+        faults["answers dropped"] = sum(proxy.dropped for proxy in system.proxies)
+        return summarise(judged, faults, mutant)
+    finally:
+        keep(folder)
+        system.close()
+        await supervisor.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def tell(judged: Judged) -> None:
+    for violation in judged.violations[:SHOWN]:
+        print(f"  {judged.name} {violation.kind}: {violation.pool}: {violation.what}", flush=True)
+    if (more := len(judged.violations) - SHOWN) > 0:
+        print(f"  {judged.name} … and {more} more", flush=True)
+
+
+# Without these a run shows nothing, however few its violations.
+TO_HAPPEN: Final = (
+    "acquire ok", "acquire waiting", "acquire unknown", "renew ok", "renew refused", "release ok", "release refused",
+    "cancel ok", "limit ok", "drain ok", "lease lost", "lease expired", "write accepted", "write refused",
+)  # fmt: skip
+
+
+def summarise(judged: Sequence[Judged], faults: Mapping[str, int], mutant: str) -> int:
+    counts = sum((Counter(each.counts) for each in judged), Counter[str]())
+    print("  " + ", ".join(f"{number} {what}" for what, number in sorted(counts.items())))
+    print("  " + ", ".join(f"{number} × {what}" for what, number in sorted(faults.items())))
+    caught = [each for each in judged if each.violations]
+    if mutant:
+        print(f"{len(caught)} of {len(judged)} caught")
+        return 0 if len(caught) == len(judged) else 1
+    short = [what for what in TO_HAPPEN if not counts[what]] if len(judged) >= TELLING else []
+    for what in short:
+        print(f"  PROBLEM no {what}: without it the run shows nothing")
+    found = [violation for each in judged for violation in each.violations]
+    twice = sum(violation.kind in (Kind.DUPLICATE_GRANT, Kind.DUPLICATE_TOKEN) for violation in found)
+    print(f"{len(judged)} histories: {len(found)} violations, {twice} duplicate grants")
+    return 1 if found or short else 0
+
+
+def asked(environment: Mapping[str, str]) -> tuple[int, int]:
+    """How many histories, and the seed. Raises ValueError with what an argument has to be."""
+
+    def number(name: str, default: int, least: int) -> int:
+        text = environment.get(name) or str(default)
+        if not (text.isascii() and text.isdigit() and int(text) >= least):
+            raise ValueError(f"{name}={text}: a whole number, {least} or more")
+        return int(text)
+
+    full = environment.get("FULL") == "1"
+    return number("N", HISTORIES_FULL if full else HISTORIES, 1), number("SEED", 1, 0)
+
+
+def main() -> int:
+    try:
+        count, seed = asked(os.environ)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    return run(lambda supervisor: histories(supervisor, count, seed, os.environ.get("MUTANT", "")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The small real system that histories are played on: brokers behind proxies, on real servers, and what can be done
+to them."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from slipway_common import migrate, topic_admin
+from slipway_common.ids import hash_secret
+from slipway_common.postgres import schema_of
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.ports import free_ports
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.supervisor import Service, Supervisor, http_ready
+from tests.histories.actor import request
+from tests.histories.proxy import Proxy, Resource
+
+SERVICE: Final = "lease-broker"
+SCHEMA: Final = schema_of(SERVICE)
+PARTITIONS: Final = 2
+BROKERS: Final = 2
+START_SECONDS: Final = 60.0
+OWNERS: Final = ("ann", "ben", "cid")
+OPERATOR: Final = "operator"
+# Locks as a broker holds them in the middle of a transaction, when its machine stands still.
+LOCK_POOLS: Final = f"SELECT id FROM {SCHEMA}.lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
+LOCK_WRITES: Final = f"LOCK TABLE {SCHEMA}.leases IN SHARE MODE"
+
+
+class System:
+    """Brokers with a database, topics and tokens of their own, on servers that run."""
+
+    def __init__(
+        self, supervisor: Supervisor, folder: Path, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, *,
+        name: str = "histories", seed: str = "", brokers: int = BROKERS,
+    ) -> None:  # fmt: skip
+        self.supervisor = supervisor
+        self.folder = folder
+        self.kafka = kafka
+        self.postgres = postgres
+        self.name = name
+        self.prefix = f"{name}."
+        self.database_url = ""
+        self.brokers = [f"{name}-broker-{number}" for number in range(brokers)]
+        self.ports = free_ports(brokers)
+        self.proxies = [Proxy(port, Random(f"{seed}/{number}")) for number, port in enumerate(self.ports)]
+        self.proxy_ports: list[int] = []
+        self.resource = Resource()
+        self.resource_port = 0
+        self.secrets = {name: f"secret-of-{name}" for name in (*OWNERS, OPERATOR)}
+
+    async def start(self) -> None:
+        self._write_tokens()
+        await asyncio.gather(self._create_topics(), self._create_database())
+        await self.supervisor.start(*map(self._broker, range(len(self.brokers))))
+        self.proxy_ports = [await proxy.start() for proxy in self.proxies]
+        self.resource_port = await self.resource.start()
+
+    def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+        self.resource.close()
+
+    async def _create_topics(self) -> None:
+        await topic_admin.create(self.kafka.bootstrap, prefix=self.prefix, partitions=PARTITIONS)
+
+    async def _create_database(self) -> None:
+        self.database_url = await self.postgres.create_database(self.name)
+        await migrate.upgrade(self.database_url, SERVICE)
+
+    @property
+    def _tokens(self) -> Path:
+        return self.folder / f"{self.name}-tokens.yaml"
+
+    def _write_tokens(self) -> None:
+        scopes = {name: ["leases:write:*"] for name in OWNERS} | {OPERATOR: ["lease-pools:write"]}
+        tokens = [
+            {"name": name, "sha256": hash_secret(secret), "scopes": scopes[name]}
+            for name, secret in self.secrets.items()
+        ]
+        path = self._tokens
+        path.touch(0o600)
+        path.write_bytes(msgspec.json.encode(tokens))
+
+    def _broker(self, number: int) -> Service:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
+        env |= {
+            "SLIPWAY_KAFKA": self.kafka.bootstrap, "SLIPWAY_TOPIC_PREFIX": self.prefix,
+            "SLIPWAY_PARTITIONS": str(PARTITIONS), "SLIPWAY_DATABASE_URL": self.database_url,
+            "SLIPWAY_PORT": str(self.ports[number]), "SLIPWAY_INSTANCE": str(number),
+            "SLIPWAY_TOKENS_FILE": str(self._tokens),
+        }  # fmt: skip
+        return Service(
+            self.brokers[number], [sys.executable, "-m", "slipway_lease_broker.main"], env=env,
+            log=self.folder / f"{self.brokers[number]}.log", ready=partial(http_ready, self.ports[number]),
+            start_seconds=START_SECONDS,
+        )  # fmt: skip
+
+    async def declare(self, pools: Sequence[dict[str, Any]]) -> None:
+        """These pools, and no others."""
+        status, said = await request(self.ports[0], "PUT", "/lease-pools", pools, self.secrets[OPERATOR])
+        if status != 200:
+            raise RuntimeError(f"lease pools were refused: {status} {said}")
+
+    # What can be done to it
+
+    async def stand_still(self, name: str, seconds: float) -> None:
+        """SIGSTOP a process for a while."""
+        self.supervisor.pause(name)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.supervisor.resume(name)
+
+    async def kill(self, name: str) -> None:
+        """kill -9, and start it again."""
+        await self.supervisor.kill(name)
+        await self.supervisor.restart(name)
+
+    async def restart_postgres(self) -> None:
+        await self.supervisor.restart(self.postgres.name)
+
+    async def hold_pools(self, pools: Sequence[str], seconds: float) -> None:
+        """Their rows stay locked for a while."""
+        await self._hold(seconds, LOCK_POOLS, sorted(pools))
+
+    async def hold_writes(self, seconds: float) -> None:
+        """Whatever is decided meanwhile has read, and cannot write."""
+        await self._hold(seconds, LOCK_WRITES)
+
+    async def _hold(self, seconds: float, lock: str, *arguments: Any) -> None:
+        session = await asyncpg.connect(self.database_url)
+        try:
+            transaction = session.transaction()
+            await transaction.start()
+            await session.execute(lock, *arguments)
+            await asyncio.sleep(seconds)
+            await transaction.rollback()
+        finally:
+            with contextlib.suppress(OSError, asyncpg.PostgresError):
+                await session.close(timeout=1)
