@@ -12,13 +12,15 @@ CHUNK_BYTES = 65_536
 
 class Proxy:
     """Passes connections on to a port. Of a share of them, drawn from `rng`, it cuts the answer off: the request has
-    been sent, was perhaps done, and nobody hears of it."""
+    been sent, was perhaps done, and nobody hears of it. While it is `cut` nothing passes at all."""
 
     def __init__(self, target: int, rng: Random) -> None:
         self.target = target
         self.share = 0.0
         self.dropped = 0
+        self.cut = False
         self._rng = rng
+        self._open: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> int:
@@ -31,9 +33,19 @@ class Proxy:
         if self._server is not None:
             self._server.close()
 
+    def cut_off(self) -> None:
+        """End what is open and let nothing through, until `cut` is taken back."""
+        self.cut = True
+        for writer in list(self._open):
+            writer.close()
+
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             stack.callback(writer.close)
+            if self.cut:
+                return
+            self._open.add(writer)
+            stack.callback(self._open.discard, writer)
             upstream, sending = await asyncio.open_connection("127.0.0.1", self.target)
             stack.callback(sending.close)
             asking = asyncio.create_task(_pump(reader, sending))
