@@ -51,8 +51,10 @@ def terms(name: str = "sim-a", limit: int = 5, **changes: Any) -> Declared:
     return Declared(id=name, limit_units=limit, **(fields | {"policy": Policy(pacing="off")} | changes))
 
 
-def ask(request_id: str, units: int = 1, pool: str = "sim-a") -> LeaseRequested:
-    return LeaseRequested(lease_pool_id=pool, request_id=request_id, units=units, tenant="linux")
+def ask(
+    request_id: str, units: int = 1, pool: str = "sim-a", *, tenant: str = "linux", **fields: Any
+) -> LeaseRequested:
+    return LeaseRequested(lease_pool_id=pool, request_id=request_id, units=units, tenant=tenant, **fields)
 
 
 def cancel(request_id: str, units: int = 1, pool: str = "sim-a") -> LeaseCancelRequested:
@@ -65,16 +67,18 @@ def confirm(grant: LeaseGranted) -> LeaseConfirmRequested:
     )
 
 
-def renew(grant: LeaseGranted) -> LeaseRenewRequested:
+def renew(grant: LeaseGranted, progress: str | None = None) -> LeaseRenewRequested:
     return LeaseRenewRequested(
-        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token, progress=progress
     )
 
 
-def release(grant: LeaseGranted, units: int | None = None) -> LeaseReleaseRequested:
+def release(
+    grant: LeaseGranted, units: int | None = None, *, result: str = "registered", **evidence: Any
+) -> LeaseReleaseRequested:
     return LeaseReleaseRequested(
         lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token,
-        units=units or grant.units, result="registered",
+        units=units or grant.units, result=result, **evidence,
     )  # fmt: skip
 
 
@@ -92,7 +96,10 @@ class Broker:
         self.pool = pool
         self.offsets = count()
         self.caught_up = True
-        self.loop = DecideLoop(caught_up=lambda _: self.caught_up, lost_linger_seconds=70)
+        # Askers in tests say once what they want, then the clock leaps.
+        self.loop = DecideLoop(
+            caught_up=lambda _: self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=100_000
+        )
         self._told = 0
         self._started: list[asyncio.Task[Any]] = []
 

@@ -16,12 +16,14 @@ from slipway_common.events.lease import (
     LeaseConfirmed,
     LeaseExpired,
     LeaseGranted,
+    LeaseGroup,
     LeaseLimitChanged,
     LeaseLost,
     LeaseReleased,
 )
+from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.prune import PruneLoop
-from slipway_lease_broker.store import gauges, leases, pools, requests
+from slipway_lease_broker.store import gauges, groups, history, leases, pools, requests, tenants
 from slipway_local.postgres import EmbeddedPostgres
 from tests.harness import PATIENCE_SECONDS
 from tests.lease_broker import (
@@ -37,7 +39,7 @@ from tests.lease_broker import (
 )
 
 Test = TypeVar("Test", bound=Callable[..., Any])
-STORE: Final = (gauges, leases, pools, requests)
+STORE: Final = (gauges, groups, history, leases, pools, requests, tenants)
 LOCKS: Final = re.compile(
     r"\bFOR (UPDATE|SHARE|NO KEY|KEY)\b|\b(UPDATE|DELETE|MERGE|TRUNCATE|LOCK TABLE)\b|advisory|ON CONFLICT"
 )
@@ -244,6 +246,65 @@ async def test_a_cancel_during_the_grant_changes_nothing(broker: Broker) -> None
     assert await broker.grants() == []
 
 
+@locking("requests.LAPSE", "requests.SAVE")
+async def test_an_asker_that_speaks_up_as_it_is_passed_over(broker: Broker) -> None:
+    """Whichever commits last, it is in the queue again, and counted once."""
+    broker.loop = DecideLoop(caught_up=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100)
+    await broker.tell(ask("r1", 3), ask("r2", 3))
+    (lease,) = await broker.grants()
+    await broker.set_clock(101)
+    await broker.pool.execute("UPDATE lease_pools SET dirty = true")
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE requests IN SHARE MODE")
+            passing = broker.start(broker.loop.step(broker.pool))
+            await broker.until_waiting(passing)
+            again = broker.start(broker.tell(ask("r2", 3)))
+            await broker.until_waiting(passing, again)
+        await asyncio.gather(passing, again)
+    assert await broker.pool.fetchval("SELECT waiting_units FROM lease_pools") == 3
+    await broker.tell(release(lease))
+    assert [grant.request_id for grant in await broker.grants()] == ["r2"]
+
+
+@locking("tenants.SAVE")
+async def test_a_failure_during_a_grant_to_its_tenant(broker: Broker) -> None:
+    """The grant's share and the failure's backoff are both kept."""
+    await broker.tell(ask("r1"), ask("r2"))
+    first, _ = await broker.grants()
+    await broker.tell(ask("r3"))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE tenants IN SHARE MODE")
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_waiting(decision)
+            failure = broker.start(broker.tell(release(first, result="failed")))
+            await broker.until_waiting(decision, failure)
+        await asyncio.gather(decision, failure)
+    row = await broker.pool.fetchrow("SELECT * FROM tenants")
+    assert (row["virtual_finish"], row["failures"], row["backoff_until"]) == (3, 1, after(30))
+
+
+@locking("groups.SAVE")
+async def test_a_member_that_asks_while_another_starts(broker: Broker) -> None:
+    """It is counted in, and keeps its distance from the start that it did not see."""
+    group = LeaseGroup(name="payload", size=3, spread_seconds=30)
+    await broker.tell(ask("r1", group=group))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE groups IN SHARE MODE")
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_waiting(decision)
+            member = broker.start(broker.tell(ask("r2", group=group)))
+            await broker.until_waiting(decision, member)
+        await asyncio.gather(decision, member)
+    row = await broker.pool.fetchrow("SELECT * FROM groups")
+    assert (row["members"], row["first_at"], row["last_start_at"]) == (2, after(0), after(0))
+    assert [grant.request_id for grant in await broker.grants()] == ["r1"]
+    await broker.set_clock(10)
+    assert [grant.request_id for grant in await broker.grants()] == ["r2"]
+
+
 @locking("pools.DECLARATION_LOCK", "pools.DECLARE")
 async def test_two_declarations_of_a_new_pool(broker: Broker) -> None:
     """The second compares against the first's rows: the limit changes once."""
@@ -283,7 +344,7 @@ async def test_a_decision_while_the_limit_is_being_lowered(broker: Broker) -> No
     assert [grant.units for grant in await broker.grants()] == [1]
 
 
-@locking("requests.FORGET", "leases.FORGET")
+@locking("requests.FORGET", "leases.FORGET", "history.FORGET")
 async def test_what_was_asked_again_is_not_forgotten(broker: Broker) -> None:
     """Forgetting waits for the repeat and then sees it; a lease that ended long ago goes."""
     await broker.tell(ask("r"))
@@ -298,6 +359,7 @@ async def test_what_was_asked_again_is_not_forgotten(broker: Broker) -> None:
         await pruning
     assert await broker.pool.fetchval("SELECT count(*) FROM requests") == 1
     assert await broker.pool.fetchval("SELECT count(*) FROM leases") == 0
+    assert await broker.pool.fetchval("SELECT count(*) FROM history") == 0
     assert await broker.grants() == []
 
 

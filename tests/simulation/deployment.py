@@ -133,7 +133,7 @@ class Deployment:
             self.calculator = Owner(Calculation(), service, "0")
             self.read: dict[consume.Place, Owned] = {}
         else:
-            self.decide = DecideLoop(caught_up=self.caught_up, lost_linger_seconds=70)
+            self.decide = DecideLoop(caught_up=self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=120)
 
     # Steps
 

@@ -1,16 +1,20 @@
-"""One decision for one locked lease pool: what it needs is read, decided by the domain, and written down, all in the
-caller's transaction. The decide loop and requests over HTTP share it."""
+"""What is between the store and the rules: facts about locked lease pools, and the decision for one of them, are
+loaded, worked out by the domain and written, in the caller's transaction. Kafka, the decide loop and HTTP share it."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
 from slipway_common import outbox
+from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
 from slipway_common.telemetry import logger
 from slipway_lease_broker.domain.decide import Decision, decide
-from slipway_lease_broker.domain.ledger import LeasePool
-from slipway_lease_broker.metrics import ENDED_LEASES, GRANTED_UNITS, WAITED_SECONDS
+from slipway_lease_broker.domain.facts import Fact, Ledger
+from slipway_lease_broker.domain.ledger import Lease, LeasePool
+from slipway_lease_broker.domain.terms import Mode
+from slipway_lease_broker.metrics import ENDED_LEASES, GRANTED_UNITS, REFUSED_FACTS, WAITED_SECONDS
 from slipway_lease_broker.store import groups, history, leases, pools, requests, tenants
 from slipway_lease_broker.store.traces import traced
 
@@ -18,29 +22,69 @@ LOG = logger(__name__)
 
 # What one decision takes on at most: a transaction must stay far below the server's statement time-out. A pool with
 # more stays due, so the next decision follows at once.
-LEASES_MAX: Final = 1_000
-WAITERS_MAX: Final = 1_000
+ROWS_MAX: Final = 1_000
+PER_QUEUE_MIN: Final = 16
+
+
+async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact]) -> Ledger:
+    """The rows that facts about locked pools name."""
+    asks = [fact for fact in facts if isinstance(fact, LeaseRequested | LeaseCancelRequested)]
+    asked = [fact for fact in asks if isinstance(fact, LeaseRequested)]
+    lease_ids = {fact.lease_id for fact in facts if not isinstance(fact, LeaseRequested | LeaseCancelRequested)}
+    replaced = {fact.replaces.lease_id for fact in asked if fact.replaces is not None}
+    named = await leases.named(tx, lease_ids | replaced)
+    request_keys = {(fact.lease_pool_id, fact.request_id) for fact in asks}
+    request_keys |= {(lease.lease_pool_id, lease.request_id) for lease in named if lease.id in replaced}
+    judged = any(isinstance(fact, LeaseReleaseRequested) for fact in facts)
+    return Ledger(
+        locked,
+        named,
+        await requests.named(tx, request_keys),
+        await tenants.named(tx, {(lease.lease_pool_id, lease.tenant) for lease in named} if judged else ()),
+        await groups.named(tx, {(fact.lease_pool_id, fact.group.name) for fact in asked if fact.group is not None}),
+    )
+
+
+async def save(tx: Connection, ledger: Ledger, now: datetime) -> None:
+    """Write what facts changed, but for their pools: those are marked due, or decided for in the same transaction."""
+    await leases.save(tx, ledger.leases_to_save())
+    await requests.save(tx, ledger.requests_to_save())
+    await requests.add(tx, ledger.requests_to_add())
+    await tenants.save(tx, ledger.tenants_to_save())
+    await groups.save(tx, ledger.groups_to_save())
+    await history.add(tx, ledger.history)
+    await outbox.enqueue(tx, traced(ledger.answers, ledger.leases.values()), at=now)
 
 
 async def decide_pool(
-    tx: Connection, pool: LeasePool, now: datetime, *, expire: bool, lost_linger_seconds: float
+    tx: Connection,
+    pool: LeasePool,
+    now: datetime,
+    *,
+    expire: bool,
+    lost_linger_seconds: float,
+    waiter_ttl_seconds: float,
 ) -> Decision:
     """Decide for `pool`, which the caller has locked, as of `now`, read after the lock. Writes everything, the pool's
-    state and counters included; the caller commits, then calls `tell`."""
-    due = await leases.due(tx, pool.id, now, limit=LEASES_MAX) if expire else []
-    waiters = await requests.heads(tx, pool.id, per_queue=WAITERS_MAX) if pool.waiting_units else []
-    untold = await requests.untold(tx, pool.id, limit=WAITERS_MAX) if pool.waiting_units else []
+    state and counters included; the caller commits, then calls `tell`.
+
+    With `expire` off no deadline passes and nobody is taken for silent: what they say may be waiting to be read.
+    """
+    due = await leases.due(tx, pool.id, now, limit=ROWS_MAX) if expire else []
+    lapsed, waiters, untold, per_queue = [], [], [], ROWS_MAX
+    if pool.waiting_requests:
+        if expire:
+            lapsed = await requests.lapse(tx, pool.id, silent_for_seconds=waiter_ttl_seconds, limit=ROWS_MAX)
+        per_queue = enough(pool, due)
+        waiters = await requests.heads(tx, pool.id, per_queue=per_queue)
+        untold = await requests.untold(tx, pool.id, limit=ROWS_MAX)
     decision = decide(
         pool, due, waiters, now,
-        new_id=new_id, lost_linger_seconds=lost_linger_seconds, untold=untold,
-        tenants=await tenants.named(tx, pool.id, {waiter.tenant for waiter in waiters}),
-        groups={
-            group.name: group
-            for group in await groups.named(tx, {(pool.id, w.group_name) for w in waiters if w.group_name})
-        },
-        next_deadline=await leases.next_deadline(tx, pool.id, now),
-        more=len(due) == LEASES_MAX or len(untold) == WAITERS_MAX,
-        expire=expire,
+        new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, untold=untold, lapsed=lapsed,
+        tenants=await tenants.named(tx, {(pool.id, waiter.tenant) for waiter in waiters}),
+        groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
+        next_deadline=await leases.next_deadline(tx, pool.id, now if expire else None),
+        more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
     )  # fmt: skip
     await leases.save(tx, decision.ended)
     await leases.add(tx, decision.granted)
@@ -51,6 +95,20 @@ async def decide_pool(
     await pools.settle(tx, decision, now)
     await outbox.enqueue(tx, traced(decision.events, [*due, *decision.granted], [*waiters, *untold]), at=now)
     return decision
+
+
+def enough(pool: LeasePool, due: Sequence[Lease]) -> int:
+    """How many of each queue a decision may come to: hardly more than units may become free in it."""
+    if pool.policy.mode is not Mode.ENFORCE:
+        return ROWS_MAX
+    free = pool.limit_units - pool.held_cost + sum(lease.cost for lease in due)
+    return min(ROWS_MAX, max(PER_QUEUE_MIN, free + 1))
+
+
+def count(ledger: Ledger) -> None:
+    """Count what facts said; before the commit at worst, since a redone batch says it again."""
+    for reason in ledger.refusals:
+        REFUSED_FACTS.labels(reason).inc()
 
 
 def tell(decision: Decision) -> None:

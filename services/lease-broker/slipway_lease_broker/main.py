@@ -8,7 +8,9 @@ from slipway_common.settings import from_environment
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import LEASE_REQUEST, TOPICS
 from slipway_lease_broker.handlers import requests
-from slipway_lease_broker.http import leases
+from slipway_lease_broker.http import lease_pools, leases
+from slipway_lease_broker.http.desk import Desk
+from slipway_lease_broker.http.wakes import Wakes
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.settings import Settings
@@ -17,9 +19,28 @@ from slipway_lease_broker.store import gauges
 
 def build(settings: Settings) -> Service:
     partitions = partition_counts(TOPICS, settings.partitions)[LEASE_REQUEST.name]
-    decide = DecideLoop(
-        caught_up=lambda lease_pool_id: caught_up(service.runtime, partition_for(lease_pool_id, partitions)),
+
+    def may_expire(lease_pool_id: str) -> bool:
+        return caught_up(service.runtime, partition_for(lease_pool_id, partitions))
+
+    desk = Desk(
+        caught_up=may_expire,
         lost_linger_seconds=settings.lost_linger_seconds,
+        waiter_ttl_seconds=settings.waiter_ttl_seconds,
+        published=lambda more: service.runtime.ring() if more else service.runtime.publish(),
+        wakes=lambda lease_pool_id: wakes.tell(lease_pool_id),
+    )
+    wakes = Wakes(
+        service="lease-broker",
+        database_url=settings.database_url,
+        database=lambda: service.runtime.pool,
+        look=desk.look,
+    )
+    decide = DecideLoop(
+        caught_up=may_expire,
+        committed=desk.decided,
+        lost_linger_seconds=settings.lost_linger_seconds,
+        waiter_ttl_seconds=settings.waiter_ttl_seconds,
     )
     service = Service(
         "lease-broker",
@@ -30,7 +51,9 @@ def build(settings: Settings) -> Service:
             Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),
             Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS),
         ],
-        routers=[leases.router],
+        routers=[leases.router, lease_pools.router],
+        resources=[wakes.running()],
+        state={"desk": desk},
     )
     return service
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 
 from slipway_common.events.lease import LeaseExpired, LeaseGranted, LeaseLost, LeaseQueued, LeaseReleased
@@ -62,12 +63,12 @@ def waiter(name: str, units: int, *, since: float = 0, told: bool = False) -> Re
     )
 
 
-def decided(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, *, expire: bool = True,
-            **terms: Any) -> Decision:  # fmt: skip
+def decided(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, **terms: Any) -> Decision:
     """`leases` are all that count; the decision sees those due and the counters of the rest."""
     return decide(
-        pool_of(leases, waiters, limit, **terms), [lease for lease in leases if lease.deadline <= NOW], waiters, NOW,
-        new_id=map("lease-{}".format, count(1)).__next__, lost_linger_seconds=70, expire=expire,
+        pool_of(leases, waiters, limit, **terms), [lease for lease in leases if lease.deadline <= NOW],
+        [msgspec.structs.replace(waiter, place=place) for place, waiter in enumerate(waiters)], NOW,
+        new_id=map("lease-{}".format, count(1)).__next__, lost_linger_seconds=70, per_queue=100,
         untold=[waiter for waiter in waiters if waiter.queued_at is None],
         next_deadline=min((lease.deadline for lease in leases if lease.deadline > NOW), default=None),
     )  # fmt: skip
@@ -126,12 +127,10 @@ PASS = [
 
 @pytest.mark.parametrize(("before", "state", "held"), PASS)
 def test_deadlines(before: Lease, state: State | None, held: int) -> None:
-    """Each deadline has one consequence, and none with `expire` off."""
+    """Each deadline has one consequence."""
     decision = decided([before], [])
     assert [after.state for after in decision.ended] == ([] if state is None else [state])
     assert decision.pool.held_units == held
-    patient = decided([before], [], expire=False)
-    assert (patient.ended, patient.events, patient.pool.held_units) == ((), (), 2)
 
 
 def test_freed_units_are_granted_in_the_same_decision() -> None:

@@ -98,7 +98,7 @@ class Admission(RuleBasedStateMachine):
         due = [lease for lease in held if lease.deadline <= self.now] if expire else []
         decision = decide(
             self.pool, due, waiters, self.now, new_id=lambda: f"l{next(self.ids):04}", lost_linger_seconds=7,
-            expire=expire, untold=[waiter for waiter in waiters if waiter.queued_at is None],
+            per_queue=100, untold=[waiter for waiter in waiters if waiter.queued_at is None],
             next_deadline=min((lease.deadline for lease in held if lease.deadline > self.now), default=None),
         )  # fmt: skip
 

@@ -3,10 +3,11 @@ states. Decides nothing about grants (decide.py) and nothing about what holders 
 
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from slipway_lease_broker.domain.adaptive import Adaptive, Evidence
 from slipway_lease_broker.domain.terms import Mode, Policy
 
 
@@ -62,13 +63,21 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     waiting_units: int = 0
     waiting_requests: int = 0
     paced_until: datetime | None = None  # theoretical arrival time of the next start
+    paced_interval_seconds: float | None = None  # that it was reckoned with
     blocked_until: datetime | None = None  # told by a Retry-After: nothing paced starts before
     virtual_time: float = 0.0
-    adaptive: dict[str, Any] | None = None
+    adaptive: Adaptive | None = None
+    evidence: tuple[Evidence, ...] = ()  # of throttling, told since the last decision
     pinned_reason: str | None = None  # None: not pinned
     drained_reason: str | None = None  # None: not drained
     derived_units: int | None = None
-    derived_until: datetime | None = None
+    derived_until: datetime | None = None  # the report's ttl
+    derived_alerted: bool = False  # its end was told
+
+    @property
+    def stopped(self) -> bool:
+        """Whether people closed it: then nothing proceeds, not even what waited for longest."""
+        return self.retired or self.drained_reason is not None
 
     @property
     def held_cost(self) -> int:
@@ -146,6 +155,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     place: int = 0  # order of arrival; the store gives it
 
     @property
+    def counted_units(self) -> int:
+        """What the pool's counters have of it: nothing while its asker is silent."""
+        return 0 if self.lapsed else self.waiting_units
+
+    @property
     def queue(self) -> tuple[str, str, int, str]:
         return self.operation, self.tenant, self.priority, self.group_name
 
@@ -195,7 +209,7 @@ def counted(pool: LeasePool, lease: Lease, units: int) -> LeasePool:
 
 
 def queued(pool: LeasePool, before: int, after: int) -> LeasePool:
-    """The pool after the waiting units of a request went from `before` to `after`."""
+    """The pool after the counted units of a request went from `before` to `after`."""
     return msgspec.structs.replace(
         pool,
         waiting_units=pool.waiting_units + after - before,

@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from slipway_lease_broker.domain.pacing import Pacing
+
 
 class Mode(StrEnum):
     SHADOW = "shadow"  # grants at once and records what would have waited
@@ -21,13 +23,6 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_seconds: float | None = None  # after it, the operation proceeds over the limit and is counted
 
 
-class Pacing(msgspec.Struct, frozen=True, kw_only=True):
-    """At most one unit starts per interval, after a burst of so many."""
-
-    interval_seconds: float
-    burst: int = 1
-
-
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """How long a tenant waits after a failing result: doubled by each failure in a row, up to the maximum."""
 
@@ -35,7 +30,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     max_seconds: float = 900.0
 
 
-class Adaptive(msgspec.Struct, frozen=True, kw_only=True):
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """The limit follows throttle evidence between these bounds."""
 
     floor: int
@@ -48,7 +43,6 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     per_unit: float
 
 
-OFF: Final = "off"
 ANY_OPERATION: Final = Operation()
 
 
@@ -63,7 +57,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ageing_seconds: float = 300.0
     backoff: Backoff | None = Backoff()
     no_progress_seconds: float | None = None
-    adaptive: Adaptive | None = None
+    adaptive: Bounds | None = None
     derived: Derived | None = None
 
     def operation(self, name: str) -> Operation:

@@ -7,6 +7,7 @@ import msgspec
 
 from slipway_common.postgres import Pool
 from slipway_lease_broker.admission import decide_pool, tell
+from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.store import pools
 
 
@@ -16,6 +17,8 @@ class DecideLoop(msgspec.Struct, frozen=True):
 
     caught_up: Callable[[str], bool]
     lost_linger_seconds: float
+    waiter_ttl_seconds: float
+    committed: Callable[[Decision], None] = tell  # called after each commit
 
     async def step(self, database: Pool) -> bool:
         """Decide for one due lease pool and commit the decision; False when none is due."""
@@ -30,6 +33,7 @@ class DecideLoop(msgspec.Struct, frozen=True):
                 decision = await decide_pool(
                     db, pool, await pools.clock(db),
                     expire=self.caught_up(pool.id), lost_linger_seconds=self.lost_linger_seconds,
+                    waiter_ttl_seconds=self.waiter_ttl_seconds,
                 )  # fmt: skip
-        tell(decision)
+        self.committed(decision)
         return True

@@ -21,7 +21,7 @@ async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Group
     """By (lease pool id, name)."""
     if not keys:
         return []
-    pools, names = zip(*sorted(set(keys)), strict=True)
+    pools, names = zip(*sorted(keys), strict=True)
     return structs(await tx.fetch(NAMED, list(pools), list(names)), Group)
 
 

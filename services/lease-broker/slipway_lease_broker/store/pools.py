@@ -26,20 +26,20 @@ SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) AND (dirty OR wake_at
 ORDER BY decided_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
 STATE: Final = (
     "last_token", "limit_in_force", "limit_reason", "held", "held_units", "waiting_units", "waiting_requests",
-    "paced_until", "blocked_until", "virtual_time", "adaptive", "derived_units", "derived_until",
+    "paced_until", "paced_interval_seconds", "blocked_until", "virtual_time", "adaptive", "evidence", "derived_alerted",
 )  # fmt: skip
 STATES: Final = """
 $2::bigint[], $3::integer[], $4::text[], $5::jsonb[], $6::bigint[], $7::bigint[], $8::integer[], $9::timestamptz[],
-    $10::timestamptz[], $11::float8[], $12::jsonb[], $13::integer[], $14::timestamptz[]"""
+    $10::float8[], $11::timestamptz[], $12::float8[], $13::jsonb[], $14::jsonb[], $15::boolean[]"""
 MARK: Final = f"""
 UPDATE lease_pools AS p SET dirty = p.dirty OR s.due, wake_at = least(p.wake_at, s.deadline),
     {", ".join(f"{name} = s.{name}" for name in STATE)}
-FROM unnest($1::text[], {STATES}, $15::boolean[], $16::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
+FROM unnest($1::text[], {STATES}, $16::boolean[], $17::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
 WHERE p.id = s.id"""
 SETTLE: Final = f"""
-UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $17, why = coalesce($18, why),
+UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $18, why = coalesce($19, why),
     {", ".join(f"{name} = s.{name}" for name in STATE)}
-FROM unnest($1::text[], {STATES}, $15::boolean[], $16::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
+FROM unnest($1::text[], {STATES}, $16::boolean[], $17::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
 WHERE p.id = s.id"""
 
 # Two declarations at once would each compare against rows that the other is about to insert.

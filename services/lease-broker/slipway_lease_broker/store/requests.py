@@ -29,7 +29,13 @@ SELECT heads.* FROM queue AS q, LATERAL (
     {SELECT} AS r WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND r.operation = q.operation
         AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
     ORDER BY since, place LIMIT $2) AS heads"""
-UNTOLD: Final = f"{SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND queued_at IS NULL ORDER BY place LIMIT $2"
+LAPSE: Final = f"""
+UPDATE requests SET lapsed = true WHERE (lease_pool_id, id) IN (
+    SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
+        AND last_asked_at < slipway_clock() - make_interval(secs => $2) ORDER BY last_asked_at LIMIT $3)
+RETURNING {", ".join(FIELDS)}"""
+UNTOLD: Final = f"""
+{SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND queued_at IS NULL ORDER BY place LIMIT $2"""
 NAMED: Final = f"{SELECT} WHERE (lease_pool_id, id) IN (SELECT * FROM unnest($1::text[], $2::text[]))"
 # The place in the queue is an identity, drawn in the order of the rows.
 ADD: Final = f"""
@@ -53,6 +59,11 @@ DELETE FROM requests WHERE lease_pool_id = $1 AND waiting_units = 0
 async def heads(tx: Connection, lease_pool_id: str, *, per_queue: int) -> list[Request]:
     """The first of each queue, in the queue's order; queues as the index has them."""
     return structs(await tx.fetch(HEADS, lease_pool_id, per_queue), Request)
+
+
+async def lapse(tx: Connection, lease_pool_id: str, *, silent_for_seconds: float, limit: int) -> list[Request]:
+    """Pass over those that nobody has asked for during so long, until somebody does; returns them."""
+    return structs(await tx.fetch(LAPSE, lease_pool_id, silent_for_seconds, limit), Request)
 
 
 async def untold(tx: Connection, lease_pool_id: str, *, limit: int) -> list[Request]:

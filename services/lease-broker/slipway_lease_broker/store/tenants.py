@@ -8,7 +8,9 @@ from slipway_lease_broker.domain.ledger import Tenant
 from slipway_lease_broker.store.rows import columns, structs
 
 FIELDS: Final = Tenant.__struct_fields__
-NAMED: Final = f"SELECT {', '.join(FIELDS)} FROM tenants WHERE lease_pool_id = $1 AND tenant = ANY($2::text[])"
+NAMED: Final = f"""
+SELECT {", ".join(FIELDS)} FROM tenants
+WHERE (lease_pool_id, tenant) IN (SELECT * FROM unnest($1::text[], $2::text[]))"""
 SAVE: Final = f"""
 INSERT INTO tenants ({", ".join(FIELDS)})
 SELECT * FROM unnest($1::text[], $2::text[], $3::float8[], $4::integer[], $5::timestamptz[])
@@ -16,10 +18,12 @@ ON CONFLICT (lease_pool_id, tenant) DO UPDATE SET virtual_finish = excluded.virt
     failures = excluded.failures, backoff_until = excluded.backoff_until"""
 
 
-async def named(tx: Connection, lease_pool_id: str, names: Collection[str]) -> dict[str, Tenant]:
-    """By name; those never seen are left out."""
-    rows = await tx.fetch(NAMED, lease_pool_id, sorted(set(names))) if names else []
-    return {row.tenant: row for row in structs(rows, Tenant)}
+async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Tenant]:
+    """By (lease pool id, tenant); those never seen are left out."""
+    if not keys:
+        return []
+    pools, names = zip(*sorted(keys), strict=True)
+    return structs(await tx.fetch(NAMED, list(pools), list(names)), Tenant)
 
 
 async def save(tx: Connection, tenants: Sequence[Tenant]) -> None:

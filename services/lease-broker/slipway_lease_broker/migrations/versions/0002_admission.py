@@ -20,10 +20,13 @@ ALTER TABLE lease_pools
     ADD paced_until timestamptz,                    -- theoretical arrival time of the next start
     ADD blocked_until timestamptz,                  -- a Retry-After: nothing paced starts before
     ADD virtual_time double precision NOT NULL DEFAULT 0,
+    ADD paced_interval_seconds double precision,    -- that it was reckoned with
     ADD adaptive jsonb,                             -- the adaptive limit and its times
+    ADD evidence jsonb NOT NULL DEFAULT '[]',       -- of throttling, told since the last decision
     ADD pinned_reason text,                         -- the declared limit holds until a person unpins
     ADD drained_reason text,                        -- the limit is 0 until a person undrains
-    ADD derived_units integer, ADD derived_until timestamptz;
+    ADD derived_units integer, ADD derived_until timestamptz,
+    ADD derived_alerted boolean NOT NULL DEFAULT false;
 ALTER TABLE lease_pools ALTER policy SET DEFAULT '{}';
 
 ALTER TABLE requests
@@ -40,7 +43,8 @@ ALTER TABLE requests ALTER since SET NOT NULL;
 DROP INDEX requests_waiting;
 CREATE INDEX requests_queue ON requests (lease_pool_id, operation, tenant, priority, group_name, since, place)
     WHERE waiting_units > 0 AND NOT lapsed;
-CREATE INDEX requests_untold ON requests (lease_pool_id, place) WHERE waiting_units > 0 AND queued_at IS NULL;
+CREATE INDEX requests_untold ON requests (lease_pool_id, place)
+    WHERE waiting_units > 0 AND NOT lapsed AND queued_at IS NULL;
 CREATE INDEX requests_silent ON requests (lease_pool_id, last_asked_at) WHERE waiting_units > 0 AND NOT lapsed;
 
 ALTER TABLE leases
