@@ -1,7 +1,7 @@
 """Members of a group start apart from each other, each at its own offset. Pure.
 
 Ten jobs that one event created would meet in one minute. Of a group of `size` whose starts are spread over
-`spread_seconds`, member k is due at the first one's arrival + k × spread / size, and starts at least spread / size after
+`spread_seconds`, member k is due at the first one's arrival + k × spread / size, and starts spread / size or more after
 the group's last start, in whatever order they came. Offsets follow from the place alone, so that the same group
 starts the same way every time.
 """
