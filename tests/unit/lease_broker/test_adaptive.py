@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, Evidence, adapt, began, rises_at
+from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, Evidence, adapt, began, even_pacing, rises_at
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TERMS = AdaptiveTerms(floor=5, ceiling=60, window_seconds=1200)
@@ -17,28 +17,31 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def told(text: str, now: float) -> list[Evidence]:
-    """Words: "t" is a throttle, "r60": stay away for 60 s, "q900": 900 calls are left."""
+def told(text: str, now: float, held: float = 600) -> list[Evidence]:
+    """Words: "t7" are seven throttled leases, "q900" one that says that 900 calls are left."""
     found = []
     for word in text.split():
-        value = int(word[1:] or 0)
-        found.append(Evidence(
-            granted_at=at(now - 60), throttled=word[0] == "t",
-            retry_after_seconds=float(value) if word[0] == "r" else None,
-            quota_remaining=value if word[0] == "q" else None,
-        ))  # fmt: skip
+        value = int(word[1:])
+        if word[0] == "t":
+            found += [Evidence(granted_at=at(now - held), throttled=True)] * value
+        else:
+            found.append(Evidence(granted_at=at(now - held), quota_remaining=value))
     return found
 
 
 #   (seconds, what was said, limit afterwards); a saturated pool throughout, declared with 50
 HISTORIES = [
     [(0, "", 50), (1199, "", 50), (1200, "", 51), (1201, "", 51), (2399, "", 51), (2400, "", 52)],
-    [(100, "t t t", 40), (101, "t", 40), (1299, "t", 40), (1300, "t", 32)],  # one cut per window
-    [(100, "t", 40), (1299, "", 40), (1300, "", 41)],  # a cut is a change like any other
-    [(1200 * n, "t", limit) for n, limit in enumerate([40, 32, 25, 20, 16, 12, 9, 7, 5, 5, 5])],
-    [(0, "q900", 50), (1200, "q900", 51), (2300, "q224", 51), (3499, "", 51), (3500, "", 52)],  # little is left
-    [(0, "q900", 50), (1200, "q225", 51)],
-    [(0, "r60", 50), (1200, "r60", 51)],  # to stay away for a while is no throttle
+    [(100, "t17", 50), (200, "t1", 46)],  # a third of 50, and one more
+    [(100, "t17", 50), (1299, "t1", 46)],  # all within a window
+    [(100, "t17", 50), (1300, "t17", 50)],  # never so many in one window
+    [(100, "t18", 46), (101, "t50", 46), (1299, "t1", 46), (1300, "t16", 46), (1301, "t1", 34)],  # one per window
+    [(100, "t18", 46), (2499, "t18", 34)],  # within two windows it follows up, and is deep
+    [(100, "t18", 46), (1300, "", 47), (2500, "t18", 43)],  # later it is the first again
+    [(100, "t18", 46), (1299, "", 46), (1300, "", 47)],  # a cut is a change like any other
+    [(1200 * n, "t50", limit) for n, limit in enumerate([46, 34, 25, 19, 14, 10, 8, 6, 5, 5, 5])],
+    [(0, "q900", 50), (1200, "q900", 51), (2300, "q89", 51), (3499, "", 51), (3500, "", 52)],  # little is left
+    [(0, "q900", 50), (1200, "q90", 51)],
 ]
 
 
@@ -59,20 +62,30 @@ def test_silence_changes_nothing() -> None:
     assert adapt(state, TERMS, [], saturated=False, now=at(1e6)) == (state, "")
 
 
-def test_a_pin_holds_everything_but_the_door() -> None:
-    """By hand alone; what the cloud said last about staying away is obeyed all the same."""
+def test_a_pin_holds_everything() -> None:
+    """By hand alone; what was said meanwhile is remembered."""
     state = began(50, TERMS, NOW)
-    pinned, why = adapt(state, TERMS, told("t r60 q3", 0), saturated=True, now=at(5000), pinned=True)
+    pinned, why = adapt(state, TERMS, told("t50 q3", 0), saturated=True, now=at(5000), pinned=True)
     assert (pinned.limit, pinned.changed_at, pinned.cut_at, why) == (50, NOW, None, "")
-    assert pinned.blocks(at(5059))
-    assert not pinned.blocks(at(5060))
+    assert pinned.throttled == 50
 
 
-def test_the_longest_time_to_stay_away_counts() -> None:
-    """A shorter one that was told later takes nothing back."""
-    state, _ = adapt(began(50, TERMS, NOW), TERMS, told("r60 r10", 0), saturated=True, now=NOW)
-    state, _ = adapt(state, TERMS, told("r10", 5), saturated=True, now=at(5))
-    assert state.blocked_until == at(60)
+#   held by each lease that said something, seconds between starts at a limit of 50 with a hold of 1200
+PACES = [
+    ([], 12),  # unknown: by default
+    ([600], 12),  # as fast as leases end would be faster than that
+    ([1050], 20),
+    ([1050, 2050], 1100 / 52.5),  # a mean that moves slowly
+]
+
+
+@pytest.mark.parametrize(("held", "interval"), PACES)
+def test_starts_follow_each_other_evenly(held: list[float], interval: float) -> None:
+    """About as fast as leases end, never faster than by default."""
+    state = began(50, TERMS, NOW)
+    for seconds in held:
+        state, _ = adapt(state, TERMS, told("t1", 0, held=seconds), saturated=True, now=NOW)
+    assert even_pacing(state, TERMS).interval_seconds == pytest.approx(interval)
 
 
 #   declared, floor, ceiling, in force
@@ -90,19 +103,22 @@ def test_bounds(declared: int, floor: int, ceiling: int, units: int) -> None:
 
 
 steps = st.lists(
-    st.tuples(st.floats(0, 3000), st.booleans(), st.booleans(), st.none() | st.integers(0, 1000)), max_size=60
+    st.tuples(st.floats(0, 3000), st.integers(0, 30), st.booleans(), st.none() | st.integers(0, 1000)), max_size=60
 )
 
 
 @given(steps)
-def test_laws(steps: list[tuple[float, bool, bool, int | None]]) -> None:
+def test_laws(steps: list[tuple[float, int, bool, int | None]]) -> None:
     """Within the bounds; one cut and one step up per window at most; never a step up while the window of one runs."""
     state, now = began(50, TERMS, NOW), NOW
     cuts, rises = [], []
     for gap, throttled, saturated, quota in steps:
         now += timedelta(seconds=gap)
         before: Adaptive = state
-        said = [Evidence(granted_at=now, throttled=throttled, quota_remaining=quota)]
+        said = [
+            Evidence(granted_at=now, quota_remaining=quota),
+            *[Evidence(granted_at=now, throttled=True)] * throttled,
+        ]
         state, why = adapt(state, TERMS, said, saturated=saturated, now=now)
         assert TERMS.floor <= state.limit <= TERMS.ceiling
         assert bool(why) is (state.units != before.units)

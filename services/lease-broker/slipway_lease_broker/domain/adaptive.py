@@ -1,13 +1,17 @@
 """A limit that follows what the cloud bears. Pure.
 
-Additive increase, multiplicative decrease, by what clouds say and nothing else: a refusal for too many calls, the
-seconds it asks to stay away, the calls it says are left. Durations are no evidence: a slow installation is not a queue.
+Additive increase, multiplicative decrease, by what clouds say and nothing else: a refusal of too many calls, the calls
+that are left. How long an operation takes is no evidence: a slow installation is no queue.
 
-    throttled            limit × cut, once per window: what was admitted before the cut answers for the limit before it
-    retry after n        nothing starts until then
+    throttled            limit × 0.92, once per window, when more than a third of a window's leases say so
+    throttled after all  limit × 0.75, when the cut before was not enough
     little quota left    no rise within a window
-    silence, saturated   + 1 per window, since nobody knows what a limit bears that was not used
+    used, not throttled  + 1 per window, since nobody knows what a limit bears that was not used
     silence              nothing
+
+A bucket refuses a call now and then long before it is used up, which is why a few refusals cut nothing; and the same
+number of calls is refused less when starts follow each other evenly, which is why starts are paced by how long leases
+are really held once that is known. `make adaptive` measures all of this.
 """
 
 from collections.abc import Sequence
@@ -16,8 +20,15 @@ from typing import Final
 
 import msgspec
 
-CUT: Final = 0.8
-LOW_QUOTA: Final = 0.25  # of the most that was seen left
+from slipway_lease_broker.domain.pacing import Pacing, default_pacing
+
+CUT: Final = 0.92
+CUT_AGAIN: Final = 0.75
+AGAIN_WINDOWS: Final = 2  # a cut within so many windows of another one follows up on it
+TOLERATED: Final = 0.35  # throttled leases of a window, as a share of the limit
+LOW_QUOTA: Final = 0.1  # of the most that was seen left
+HELD_SMOOTHING: Final = 0.05  # weight of one lease in the mean time that leases are held
+HEADROOM: Final = 1.05  # starts per lease that ends: the limit fills up again, though slowly
 
 
 class AdaptiveTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +44,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     granted_at: datetime
     throttled: bool = False
-    retry_after_seconds: float | None = None
     quota_remaining: int | None = None
 
 
@@ -43,16 +53,15 @@ class Adaptive(msgspec.Struct, frozen=True, kw_only=True):
     limit: float
     changed_at: datetime
     cut_at: datetime | None = None
-    blocked_until: datetime | None = None
+    throttled: int = 0  # leases that said so since `counted_from`
+    counted_from: datetime | None = None
     quota_most: int = 0  # the largest remaining quota seen
     quota_low_at: datetime | None = None
+    held_seconds: float | None = None  # mean time from grant to release of leases that said something
 
     @property
     def units(self) -> int:
         return int(self.limit)
-
-    def blocks(self, now: datetime) -> bool:
-        return self.blocked_until is not None and now < self.blocked_until
 
 
 def began(limit_units: int, terms: AdaptiveTerms, now: datetime) -> Adaptive:
@@ -71,47 +80,62 @@ def adapt(
 ) -> tuple[Adaptive, str]:
     """The state after `evidence` at `now`, and why the limit changed; "" when it did not.
 
-    `saturated`: somebody waits for a unit of the limit, or half of it is in use. While `pinned`, the limit stays;
-    a cloud's Retry-After is still obeyed.
+    `saturated`: somebody waits for a unit of the limit. A `pinned` limit stays, whatever is said.
     """
-    state = _noted(state, evidence, now)
+    for one in evidence:
+        state = _noted(state, one, terms, now)
     if pinned:
         return state, ""
     bounded = min(max(state.limit, terms.floor), terms.ceiling)
     if bounded != state.limit:
         why = f"limit {state.units} → {int(bounded)}: the bounds are {terms.floor} to {terms.ceiling}"
         return msgspec.structs.replace(state, limit=bounded, changed_at=now), why
-    window = timedelta(seconds=terms.window_seconds)
-    throttled = [one for one in evidence if one.throttled]
-    if throttled:
-        # A throttle of what was admitted before the last cut, within a window of it, is one the cut answered already.
-        if state.cut_at is not None and now < state.cut_at + window:
-            return state, ""
-        lower = max(float(terms.floor), float(int(state.limit * CUT)))
-        why = f"limit {state.units} → {int(lower)}: {len(throttled)} throttled" if lower < state.limit else ""
-        return msgspec.structs.replace(state, limit=lower, changed_at=now, cut_at=now), why
+    if any(one.throttled for one in evidence):
+        return _cut(state, terms, now)
     if not saturated or state.limit >= terms.ceiling or now < rises_at(state, terms):
         return state, ""
     higher = min(float(terms.ceiling), state.limit + 1)
-    why = f"limit {state.units} → {int(higher)}: in use, and not throttled for {terms.window_seconds:g} s"
+    why = f"limit {state.units} → {int(higher)}: all in use, and bearable for {terms.window_seconds:g} s"
     return msgspec.structs.replace(state, limit=higher, changed_at=now), why
 
 
 def rises_at(state: Adaptive, terms: AdaptiveTerms) -> datetime:
     """Before this the limit does not rise: for whoever has to look again by then."""
+    return max(state.changed_at, state.quota_low_at or state.changed_at) + timedelta(seconds=terms.window_seconds)
+
+
+def even_pacing(state: Adaptive, terms: AdaptiveTerms) -> Pacing:
+    """Starts about as fast as leases end, never faster than by default."""
+    default = default_pacing(state.units, terms.window_seconds)
+    if state.held_seconds is None:
+        return default
+    return Pacing(max(default.interval_seconds, state.held_seconds / (HEADROOM * max(1, state.units))))
+
+
+def _cut(state: Adaptive, terms: AdaptiveTerms, now: datetime) -> tuple[Adaptive, str]:
     window = timedelta(seconds=terms.window_seconds)
-    return max(state.changed_at, state.quota_low_at or state.changed_at) + window
+    if state.throttled < TOLERATED * state.limit or (state.cut_at is not None and now < state.cut_at + window):
+        return state, ""
+    is_again = state.cut_at is not None and now < state.cut_at + AGAIN_WINDOWS * window
+    lower = max(float(terms.floor), state.limit * (CUT_AGAIN if is_again else CUT))
+    after = msgspec.structs.replace(state, limit=lower, changed_at=now, cut_at=now, throttled=0, counted_from=now)
+    if after.units == state.units:
+        return after, ""
+    return after, f"limit {state.units} → {after.units}: {state.throttled} leases were throttled"
 
 
-def _noted(state: Adaptive, evidence: Sequence[Evidence], now: datetime) -> Adaptive:
-    """Remember what holds back: the latest end of a Retry-After, and when little quota was left."""
-    for one in evidence:
-        if one.retry_after_seconds is not None:
-            until = now + timedelta(seconds=one.retry_after_seconds)
-            if state.blocked_until is None or until > state.blocked_until:
-                state = msgspec.structs.replace(state, blocked_until=until)
-        if one.quota_remaining is not None:
-            most = max(state.quota_most, one.quota_remaining)
-            is_low = one.quota_remaining < LOW_QUOTA * most
-            state = msgspec.structs.replace(state, quota_most=most, quota_low_at=now if is_low else state.quota_low_at)
+def _noted(state: Adaptive, one: Evidence, terms: AdaptiveTerms, now: datetime) -> Adaptive:
+    held = (now - one.granted_at).total_seconds()
+    mean = held if state.held_seconds is None else state.held_seconds + (held - state.held_seconds) * HELD_SMOOTHING
+    state = msgspec.structs.replace(state, held_seconds=mean)
+    if one.throttled:
+        window = timedelta(seconds=terms.window_seconds)
+        is_new = state.counted_from is None or now >= state.counted_from + window
+        state = msgspec.structs.replace(
+            state, throttled=1 if is_new else state.throttled + 1, counted_from=now if is_new else state.counted_from
+        )
+    if one.quota_remaining is not None:
+        most = max(state.quota_most, one.quota_remaining)
+        low_at = now if one.quota_remaining < LOW_QUOTA * most else state.quota_low_at
+        state = msgspec.structs.replace(state, quota_most=most, quota_low_at=low_at)
     return state

@@ -17,9 +17,11 @@ from typing import Final, TypeAlias
 import msgspec
 
 from slipway_lease_broker.domain import fairness, pacing, spread
+from slipway_lease_broker.domain.adaptive import even_pacing
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.fairness import Head, Shares
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
+from slipway_lease_broker.domain.limits import adaptive_terms
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Mode
 
@@ -259,15 +261,16 @@ class Admission:
 
     def _spared_seconds(self, request: Request, verdict: Verdict) -> float | None:
         """What it would have waited, as far as is known now; None when it would have waited for ever."""
-        if verdict.until is not None:
-            return (verdict.until - self.now).total_seconds()
-        return eta_seconds(
+        paced = pacing.free_at(self.paced_until, self.now, request.waiting_units, self.pacing)
+        until = max(paced, verdict.until or self.now)
+        for_units = eta_seconds(
             limit_units=self.limit,
             held_units=sum(self.held.values()),
             waiting_units=request.waiting_units * self._weight(request) - 1,
             granted_per_minute=0,
             hold_seconds=self.pool.hold_seconds,
         )
+        return None if for_units is None else max(for_units, (until - self.now).total_seconds())
 
     def overdue_at(self) -> datetime | None:
         """When the first of those still waiting will have waited for as long as its operation may."""
@@ -284,7 +287,12 @@ def pacing_of(pool: LeasePool, limit_units: int) -> Pacing | None:
     declared = pool.policy.pacing
     if isinstance(declared, str):
         return None
-    return declared or pacing.default_pacing(limit_units, pool.hold_seconds)
+    if declared is not None:
+        return declared
+    bounds, state = pool.policy.adaptive, pool.adaptive
+    if bounds is not None and state is not None and state.units == limit_units:  # it is the limit in force
+        return even_pacing(state, adaptive_terms(pool, bounds))
+    return pacing.default_pacing(limit_units, pool.hold_seconds)
 
 
 def repaced(pool: LeasePool, terms: Pacing | None, now: datetime) -> datetime | None:

@@ -44,7 +44,7 @@ def adapted(pool: LeasePool, now: datetime) -> tuple[LeasePool, str]:
     bounds = pool.policy.adaptive
     if bounds is None:
         return (pool if pool.adaptive is None and not pool.evidence else _with(pool, None)), ""
-    terms = _terms(pool, bounds)
+    terms = adaptive_terms(pool, bounds)
     state, why = adapt(
         pool.adaptive or began(pool.limit_units, terms, now), terms, pool.evidence,
         saturated=saturated(pool), now=now, pinned=pool.pinned_reason is not None,
@@ -67,7 +67,7 @@ def looks_again_at(pool: LeasePool, now: datetime) -> datetime | None:
         return None
     if state.limit >= policy.adaptive.ceiling:
         return None
-    return max(now, rises_at(state, _terms(pool, policy.adaptive)))
+    return max(now, rises_at(state, adaptive_terms(pool, policy.adaptive)))
 
 
 def aged(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | AlertResolved | None]:
@@ -91,9 +91,9 @@ def aged(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | Alert
     return msgspec.structs.replace(pool, derived_alerted=old), kind(**msgspec.structs.asdict(alert))
 
 
+def adaptive_terms(pool: LeasePool, bounds: Bounds) -> AdaptiveTerms:
+    return AdaptiveTerms(floor=bounds.floor, ceiling=bounds.ceiling, window_seconds=pool.hold_seconds)
+
+
 def _with(pool: LeasePool, state: Adaptive | None) -> LeasePool:
     return msgspec.structs.replace(pool, adaptive=state, evidence=())
-
-
-def _terms(pool: LeasePool, bounds: Bounds) -> AdaptiveTerms:
-    return AdaptiveTerms(floor=bounds.floor, ceiling=bounds.ceiling, window_seconds=pool.hold_seconds)
