@@ -53,7 +53,7 @@ def build(settings: Settings) -> Service:
         ],
         routers=[leases.router, lease_pools.router],
         resources=[wakes.running()],
-        state={"desk": desk},
+        state={"desk": desk, "wakes": wakes},
     )
     return service
 

@@ -1,0 +1,350 @@
+"""What the lease-broker answers over HTTP: every route, its status codes and bodies, and that what it refuses changes
+nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway_common.clock import utc_now
+from slipway_local.postgres import EmbeddedPostgres
+from tests import harness
+from tests.lease_broker import after, terms
+from tests.lease_broker_http import World, world_on
+
+
+@pytest.fixture
+async def world(postgres: EmbeddedPostgres, tmp_path: Path) -> AsyncIterator[World]:
+    async with world_on(postgres, tmp_path) as world:
+        yield world
+
+
+def slug(answer: Any) -> str:
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    return str(answer.json()["type"]).removeprefix("urn:slipway:problem:")
+
+
+def instant(seconds: float) -> str:
+    return after(seconds).isoformat().replace("+00:00", "Z")
+
+
+async def test_a_lease_from_acquire_to_release(world: World) -> None:
+    """Granted and confirmed in one call, renewed, given back; each answer is the lease as it is."""
+    broker = world.replica
+    answer = await broker.acquire("r", units=2, operation="install", hold_seconds=600)
+    lease = answer.json()
+    assert answer.status_code == 200
+    assert lease.pop("id") == lease["lease_id"]
+    assert lease | {"lease_id": ""} == {
+        "lease_id": "", "lease_pool_id": "sim-a", "request_id": "r", "tenant": "ann", "operation": "install",
+        "owner": "ann", "units": 2, "fencing_token": 1, "state": "confirmed", "granted_at": instant(0),
+        "expires_at": instant(300), "hold_until": instant(600), "ended_at": None, "ttl_seconds_left": 300.0,
+        "hold_seconds_left": 600.0, "waited_seconds": 0.0, "mode": "enforce", "advised_wait_seconds": None,
+        "reason": "",
+    }  # fmt: skip
+    path, token = f"/leases/{lease['lease_id']}", {"fencing_token": 1}
+    await world.broker.set_clock(100)
+    renewed = await broker.call("POST", f"{path}/renew", token | {"progress": "20 %"})
+    assert (renewed.status_code, renewed.json()["expires_at"]) == (200, instant(400))
+    assert (renewed.json()["ttl_seconds_left"], renewed.json()["hold_seconds_left"]) == (300.0, 500.0)
+    await world.broker.set_clock(200)
+    assert (await broker.call("POST", f"{path}/heartbeat", token)).json()["expires_at"] == instant(500)
+    partly = await broker.call("POST", f"{path}/release", token | {"units": 1})
+    assert (partly.status_code, partly.json()) == (
+        200, {"lease_id": lease["lease_id"], "released_units": 1, "remaining": 1},
+    )  # fmt: skip
+    assert await world.broker.held() == 1
+    assert (await broker.call("POST", f"{path}/release", token)).json()["released_units"] == 1
+    again = await broker.call("POST", f"{path}/release", token)
+    assert (again.status_code, again.json()["released_units"], again.json()["remaining"]) == (200, 0, 0)
+    assert await world.broker.held() == 0
+    shown = (await broker.call("GET", path)).json()
+    assert (shown["state"], shown["ended_at"], shown["ttl_seconds_left"]) == ("released", instant(200), 0.0)
+    kinds = [row["kind"] for row in (await broker.call("GET", f"{path}/history")).json()["items"]]
+    assert kinds[0] == "granted"
+    assert kinds[-1] == "released"
+
+
+async def test_the_same_request_is_one_lease(world: World) -> None:
+    """However often it is asked, at once and later: the same lease, its token and no other unit."""
+    answers = await asyncio.gather(*(world.replica.acquire("r") for _ in range(20)))
+    answers.append(await world.replica.acquire("r"))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["lease_id"] for answer in answers}) == 1
+    assert await world.broker.held() == 1
+
+
+async def test_what_arrives_together_is_decided_together(world: World) -> None:
+    """Requests that come while a batch commits are one transaction, and never over the limit."""
+    pool = world.broker.pool
+    async with pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("SELECT 1 FROM lease_pools FOR UPDATE")
+            asked = [asyncio.create_task(world.replica.acquire("r0"))]
+            await world.broker.until_waiting(*asked)
+            asked += [asyncio.create_task(world.replica.acquire(f"r{n}")) for n in range(1, 50)]
+            await harness.until(lambda: len(world.replica.desk._queues.get("sim-a", ())) == 49)
+        answers = await asyncio.gather(*asked)
+    assert sorted(answer.status_code for answer in answers) == [200] * 2 + [202] * 48
+    assert await world.broker.held() == 2
+    assert await pool.fetchval("SELECT count(DISTINCT xmin::text) FROM requests") == 2
+
+
+async def test_who_waits_is_told_where_and_why(world: World) -> None:
+    """202 with a place, an estimate, when to ask again, in the body and as Retry-After."""
+    await world.replica.acquire("held", units=2)
+    first, second = await world.replica.acquire("first"), await world.replica.acquire("second", units=2)
+    assert first.status_code == 202
+    assert first.json() | {"eta_seconds": 0, "retry_after_seconds": 0} == {
+        "request_id": "first", "state": "waiting", "position": 1, "eta_seconds": 0, "retry_after_seconds": 0,
+        "reason": "2 of 2 units are held, limit as declared",
+    }  # fmt: skip
+    assert second.json()["position"] == 2
+    assert second.json()["eta_seconds"] > first.json()["eta_seconds"] > 0
+    assert second.headers["Retry-After"] == str(round(second.json()["retry_after_seconds"]))
+    listed = (await world.replica.call("GET", "/lease-pools/sim-a/requests")).json()["items"]
+    assert [(row["request_id"], row["units"], row["state"]) for row in listed] == [
+        ("first", 1, "waiting"), ("second", 2, "waiting"),
+    ]  # fmt: skip
+    one = (await world.replica.call("GET", "/lease-pools/sim-a/requests/second")).json()
+    assert (one["position"], one["waiting_units"], one["leases"]) == (2, 2, [])
+
+
+async def test_a_place_among_tenants(world: World) -> None:
+    """Tenants take turns: who asks alone is served second, however many wait of another tenant."""
+    await world.replica.acquire("held", units=2)
+    for n in range(10):
+        await world.replica.acquire(f"crowd-{n}", tenant="crowd")
+    assert (await world.replica.acquire("lone", tenant="lone")).json()["position"] == 2
+    assert (await world.replica.acquire("urgent", tenant="crowd", priority=5)).json()["position"] == 1
+
+
+async def test_whoever_waits_is_answered_as_soon_as_a_unit_comes_back(world: World) -> None:
+    """By a grant that is confirmed, in the call that waited for it."""
+    held = (await world.replica.acquire("held", units=2)).json()
+    waiting = asyncio.create_task(world.replica.acquire("next", wait_seconds=60.0))
+    await harness.until(lambda: world.replica.desk.staying == 1)
+    await world.replica.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
+    answer = await waiting
+    assert (answer.status_code, answer.json()["state"], answer.json()["fencing_token"]) == (200, "confirmed", 2)
+    assert world.replica.desk.staying == 0
+
+
+async def test_whoever_waits_too_long_keeps_its_place(world: World) -> None:
+    """The wait ends with 202; the request goes on waiting, and is granted in reserve while nobody asks."""
+    held = (await world.replica.acquire("held", units=2)).json()
+    assert (await world.replica.acquire("next", wait_seconds=0.01)).status_code == 202
+    assert world.replica.desk.staying == 0
+    await world.replica.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
+    shown = (await world.replica.call("GET", "/lease-pools/sim-a/requests/next")).json()
+    assert [lease["state"] for lease in shown["leases"]] == ["reserved"]
+    assert (await world.replica.acquire("next")).json()["state"] == "confirmed"
+
+
+async def test_a_grant_to_be_confirmed_apart(world: World) -> None:
+    """With confirm: false it is a reserve; confirmed by its holder, or taken back."""
+    lease = (await world.replica.acquire("r", confirm=False)).json()
+    assert (lease["state"], lease["ttl_seconds_left"]) == ("reserved", 180.0)
+    again = await world.replica.acquire("r", confirm=False)
+    assert again.json()["state"] == "reserved"
+    path = f"/leases/{lease['lease_id']}/confirm"
+    confirmed = await world.replica.call("POST", path, {"fencing_token": 1})
+    assert (confirmed.status_code, confirmed.json()["state"]) == (200, "confirmed")
+    late = (await world.replica.acquire("late", confirm=False)).json()
+    await world.broker.set_clock(180)
+    await world.broker.decide()
+    answer = await world.replica.call("POST", f"/leases/{late['lease_id']}/confirm", {"fencing_token": 2})
+    assert (answer.status_code, slug(answer), answer.json()["reason"]) == (410, "lease-ended", "expired")
+
+
+async def test_an_attempt_replaces_the_one_before(world: World) -> None:
+    """The old lease ends in the same transaction, and its holder hears why."""
+    old = (await world.replica.acquire("one", units=2)).json()
+    replaced = {"lease_id": old["lease_id"], "fencing_token": old["fencing_token"]}
+    new = await world.replica.acquire("two", units=2, replaces=replaced)
+    assert (new.status_code, new.json()["fencing_token"]) == (200, 2)
+    assert await world.broker.held() == 2
+    late = await world.replica.call("POST", f"/leases/{old['lease_id']}/renew", {"fencing_token": 1})
+    assert (late.status_code, late.json()["reason"]) == (410, "replaced")
+
+
+async def test_ends_are_told_with_their_reason(world: World) -> None:
+    """To whoever renews, and to whoever asks again for what it had."""
+    lease = (await world.replica.acquire("r")).json()
+    path, token = f"/leases/{lease['lease_id']}", {"fencing_token": 1}
+    await world.broker.set_clock(300)
+    await world.broker.decide()
+    for what in ("renew", "heartbeat", "confirm", "release"):
+        answer = await world.replica.call("POST", f"{path}/{what}", token)
+        assert (answer.status_code, slug(answer), answer.json()["reason"]) == (410, "lease-ended", "lost")
+    again = await world.replica.acquire("r")
+    assert (again.status_code, slug(again), again.json()["reason"]) == (410, "lease-ended", "lost")
+
+
+async def test_giving_up(world: World) -> None:
+    """What waits is cancelled, what was granted meanwhile given back; then the id is spent."""
+    await world.replica.acquire("held", units=2)
+    await world.replica.acquire("next")
+    path = "/lease-pools/sim-a/requests"
+    first, again = [await world.replica.call("DELETE", f"{path}/next") for _ in range(2)]
+    assert (first.status_code, first.json()) == (
+        200, {"request_id": "next", "cancelled_units": 1, "released_units": 0},
+    )  # fmt: skip
+    assert (again.status_code, again.json()["cancelled_units"]) == (200, 0)
+    assert (await world.replica.call("GET", f"{path}/next")).json()["state"] == "cancelled"
+    late = await world.replica.acquire("next")
+    assert (late.status_code, late.json()["reason"]) == (410, "cancelled")
+    granted = await world.replica.call("DELETE", f"{path}/held")
+    assert granted.json()["released_units"] == 2
+    assert await world.broker.held() == 0
+
+
+REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
+    # method, path, by, body, header, status, slug
+    ("POST", "/lease-pools/nowhere/leases", "ann", {"request_id": "x"}, "", 404, "unknown-lease-pool"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "x", "units": -1}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "x", "units": 0}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "x", "units": True}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "x", "units": 10**9}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "x" * 501}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "a\0b"}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": ""}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "x", "priority": 10}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "x", "wait_seconds": 61}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "x", "wait": 1}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "held", "units": 1}, "", 409, "request-conflict"),
+    ("POST", "/lease-pools/sim-a/leases", "ben", {"request_id": "held", "units": 2}, "", 403, "wrong-owner"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "x"}, "Slipway-Sent-At", 422, "clock-ahead"),
+    ("POST", "/lease-pools/sim-a/leases", "ann", {"request_id": "x"}, "Date", 422, "clock-ahead"),
+    ("POST", "/lease-pools/sim-a/leases", "", {"request_id": "x"}, "", 401, "no-token"),
+    ("POST", "/lease-pools/sim-a/leases", "stranger", {"request_id": "x"}, "", 401, "unknown-token"),
+    ("POST", "/lease-pools/sim-a/leases", "cid", {"request_id": "x"}, "", 403, "scope-missing"),
+    ("POST", "/lease-pools/sim-a/leases", "operator", {"request_id": "x"}, "", 403, "scope-missing"),
+    (
+        "POST", "/lease-pools/sim-a/leases", "ben",
+        {"request_id": "x", "replaces": {"lease_id": "HELD", "fencing_token": 1}}, "", 403, "wrong-owner",
+    ),
+    (
+        "POST", "/lease-pools/sim-a/leases", "ann",
+        {"request_id": "x", "replaces": {"lease_id": "HELD", "fencing_token": 7}}, "", 409, "stale-token",
+    ),
+    *(
+        refused
+        for what in ("renew", "heartbeat", "confirm", "release")
+        for refused in (
+            ("POST", f"/leases/HELD/{what}", "ben", {"fencing_token": 1}, "", 403, "wrong-owner"),
+            ("POST", f"/leases/HELD/{what}", "cid", {"fencing_token": 1}, "", 403, "scope-missing"),
+            ("POST", f"/leases/HELD/{what}", "nobody", {"fencing_token": 1}, "", 403, "scope-missing"),
+            ("POST", f"/leases/HELD/{what}", "", {"fencing_token": 1}, "", 401, "no-token"),
+            ("POST", f"/leases/HELD/{what}", "ann", {"fencing_token": 2}, "", 409, "stale-token"),
+            ("POST", f"/leases/HELD/{what}", "ann", {"fencing_token": -1}, "", 422, "invalid-request"),
+            ("POST", f"/leases/HELD/{what}", "ann", {"fencing_token": 1}, "Slipway-Sent-At", 422, "clock-ahead"),
+            ("POST", f"/leases/gone/{what}", "ann", {"fencing_token": 1}, "", 404, "unknown-lease"),
+            ("POST", f"/leases/gone/{what}", "nobody", {"fencing_token": 1}, "", 403, "scope-missing"),
+            ("POST", f"/leases/{'x' * 501}/{what}", "ann", {"fencing_token": 1}, "", 422, "invalid-request"),
+        )
+    ),
+    ("POST", "/leases/HELD/release", "ann", {"fencing_token": 1, "units": -1}, "", 422, "invalid-request"),
+    ("GET", "/leases/gone", "", None, "", 404, "unknown-lease"),
+    ("GET", "/leases/gone/history", "", None, "", 404, "unknown-lease"),
+    ("GET", "/leases?pool=nowhere", "", None, "", 404, "unknown-lease-pool"),
+    ("GET", "/lease-pools/nowhere/requests", "", None, "", 404, "unknown-lease-pool"),
+    ("GET", "/lease-pools/nowhere/requests/x", "", None, "", 404, "unknown-lease-pool"),
+    ("GET", "/lease-pools/sim-a/requests/x", "", None, "", 404, "unknown-request"),
+    ("DELETE", "/lease-pools/sim-a/requests/x", "ann", None, "", 404, "unknown-request"),
+    ("DELETE", "/lease-pools/nowhere/requests/x", "ann", None, "", 404, "unknown-lease-pool"),
+    ("DELETE", "/lease-pools/sim-a/requests/held", "ben", None, "", 403, "wrong-owner"),
+    ("DELETE", "/lease-pools/sim-a/requests/held", "cid", None, "", 403, "scope-missing"),
+]  # fmt: skip
+
+
+async def test_what_is_refused_changes_nothing(world: World) -> None:
+    """A clear problem for each, and every row as it was."""
+    held = (await world.replica.acquire("held", units=2)).json()["lease_id"]
+    await world.replica.acquire("waits")
+    before = await world.rows()
+    ahead = utc_now() + timedelta(seconds=100)
+    told = {"Slipway-Sent-At": ahead.isoformat(), "Date": format_datetime(ahead, usegmt=True)}
+    for method, path, by, body, header, status, expected in REFUSED:
+        case = f"{method} {path[:50]} by {by!r} {body}"
+        sent = {"replaces": body["replaces"] | {"lease_id": held}} if body and "replaces" in body else {}
+        headers = {header: told[header]} if header else {}
+        answer = await world.replica.call(
+            method, path.replace("HELD", held), body and body | sent, by=by, **headers
+        )
+        assert (answer.status_code, slug(answer)) == (status, expected), f"{case}: {answer.text}"
+        problem = answer.json()
+        assert problem["status"] == status
+        assert problem["title"], case
+        assert problem["detail"], case
+    assert await world.rows() == before
+
+
+async def test_a_former_holder(world: World) -> None:
+    """Its token is another's by now, or its lease has ended: told apart, and nothing changed."""
+    old = (await world.replica.acquire("old", units=2)).json()
+    await world.replica.call("POST", f"/leases/{old['lease_id']}/release", {"fencing_token": 1})
+    new = (await world.replica.acquire("new", units=2)).json()
+    before = await world.rows()
+    answer = await world.replica.call("POST", f"/leases/{new['lease_id']}/release", {"fencing_token": 1})
+    assert (answer.status_code, slug(answer)) == (409, "stale-token")
+    answer = await world.replica.call("POST", f"/leases/{old['lease_id']}/renew", {"fencing_token": 1})
+    assert (answer.status_code, answer.json()["reason"]) == (410, "released")
+    assert await world.rows() == before
+
+
+async def test_an_administrator_may_act_for_others(world: World) -> None:
+    lease = (await world.replica.acquire("r")).json()
+    released = await world.replica.call(
+        "POST", f"/leases/{lease['lease_id']}/release", {"fencing_token": 1}, by="root"
+    )
+    assert (released.status_code, released.json()["released_units"]) == (200, 1)
+
+
+async def test_a_clock_that_is_nearly_right(world: World) -> None:
+    """A minute ahead passes, and so does any time gone by; what is no time does not."""
+    for said, status in (
+        (utc_now() + timedelta(seconds=50), 200), (utc_now() - timedelta(days=400), 200), ("soon", 422),
+        ("2026-01-01T12:00:00", 422),
+    ):  # fmt: skip
+        header = said if isinstance(said, str) else said.isoformat()
+        answer = await world.replica.call(
+            "POST", "/lease-pools/sim-a/leases", {"request_id": "r"}, **{"Slipway-Sent-At": header}
+        )
+        assert answer.status_code == status, answer.text
+
+
+async def test_leases_by_pool_and_tenant(world: World) -> None:
+    await world.broker.declare(terms(limit=2), terms("sim-b", limit=2))
+    for pool, tenant in (("sim-a", "x"), ("sim-a", "y"), ("sim-b", "x")):
+        await world.replica.acquire(f"{pool}-{tenant}", pool, tenant=tenant)
+
+    async def listed(query: str) -> list[str]:
+        answer = await world.replica.call("GET", f"/leases{query}", by="")
+        assert answer.status_code == 200, answer.text
+        return [row["request_id"] for row in answer.json()["items"]]
+
+    assert await listed("") == ["sim-a-x", "sim-a-y", "sim-b-x"]
+    assert await listed("?pool=sim-a") == ["sim-a-x", "sim-a-y"]
+    assert await listed("?tenant=x") == ["sim-a-x", "sim-b-x"]
+    assert await listed("?pool=sim-a&tenant=y&limit=1") == ["sim-a-y"]
+
+
+async def test_every_write_is_documented_with_its_token(world: World) -> None:
+    """The OpenAPI document names a body and the bearer scheme for each."""
+    paths = (await world.replica.call("GET", "/openapi.json")).json()["paths"]
+    writes = [
+        (path, method, operation)
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+        if method != "get" and not path.startswith("/dead-letters")
+    ]
+    assert len(writes) > 5
+    for path, method, operation in writes:
+        assert operation["security"] == [{"HTTPBearer": []}], (method, path)
+        assert method == "delete" or "requestBody" in operation, (method, path)
