@@ -45,7 +45,7 @@ class State:
     """The files of one lease-broker. Nothing raises: what cannot be written is told through `say`, once."""
 
     def __init__(self, folder: Path, broker_url: str, say: Any) -> None:
-        self._folder = folder / "leases" / _name(broker_url)
+        self.folder = folder / "leases" / _name(broker_url)
         self._say = say
         self._complained = False
         self._unwritten: dict[str, Spooled] = {}
@@ -54,7 +54,7 @@ class State:
 
     def pace(self, lease_pool_id: str) -> Pace | None:
         """What is known of a lease pool."""
-        return _read(self._folder / "pace" / _name(lease_pool_id), Pace)
+        return _read(self.folder / "pace" / _name(lease_pool_id), Pace)
 
     def learn(self, lease_pool_id: str, known: Pace) -> None:
         """The broker has said how things are."""
@@ -98,11 +98,11 @@ class State:
 
     def attempted(self, key: str) -> ReplacedLease | None:
         """The lease of the last attempt of this job."""
-        return _read(self._folder / "attempts" / _name(key), ReplacedLease)
+        return _read(self.folder / "attempts" / _name(key), ReplacedLease)
 
     def attempt(self, key: str, lease: ReplacedLease) -> None:
         """Keep it; those of jobs that have not tried again for long are forgotten."""
-        kept = self._folder / "attempts"
+        kept = self.folder / "attempts"
         self._write(kept / _name(key), lease)
         oldest = utc_now().timestamp() - ATTEMPT_KEPT_SECONDS
         with contextlib.suppress(OSError):
@@ -112,16 +112,16 @@ class State:
 
     def forget_attempts(self, key: str) -> None:
         with contextlib.suppress(OSError):
-            (self._folder / "attempts" / _name(key)).unlink(missing_ok=True)
+            (self.folder / "attempts" / _name(key)).unlink(missing_ok=True)
 
     @property
     def _unleased(self) -> Path:
-        return self._folder / "unleased"
+        return self.folder / "unleased"
 
     @contextlib.contextmanager
     def _locked(self, kind: str, key: str) -> Iterator[Path | None]:
         """The file of `key` while no other process of this host changes it; None where it cannot be written."""
-        path = self._folder / kind / _name(key)
+        path = self.folder / kind / _name(key)
         with contextlib.ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -150,7 +150,7 @@ class State:
     def _complain(self, error: OSError) -> None:
         if not self._complained:
             self._complained = True
-            self._say(f"{self._folder} cannot be written ({error.strerror}); {FOLDER_VARIABLE} names another folder")
+            self._say(f"{self.folder} cannot be written ({error.strerror}); {FOLDER_VARIABLE} names another folder")
 
 
 def _read(path: Path, kind: type[Kept]) -> Kept | None:
