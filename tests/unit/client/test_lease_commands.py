@@ -537,7 +537,7 @@ print("afterwards", signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, mine if
 """
 MINE = """
 def mine(*_):
-    os.write(1, b"mine\n")  # the print that it may have interrupted is not to be entered again
+    os.write(1, b"mine\\n")  # the print that it may have interrupted is not to be entered again
     raise KeyError("mine")
 signal.signal(signal.SIGTERM, mine)
 """
