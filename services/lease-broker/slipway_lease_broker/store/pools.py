@@ -45,13 +45,17 @@ WHERE p.id = s.id"""
 # Two declarations at once would each compare against rows that the other is about to insert.
 DECLARATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(current_schema() || '/lease_pools'))"
 CURRENT: Final = f"SELECT {DECLARED} FROM lease_pools ORDER BY id"
+# A declared limit is told when it is declared, so the next decision shall not take it for news; and a pool that begins
+# to enforce does not make anybody wait for what it admitted before.
 DECLARE: Final = """
 INSERT INTO lease_pools AS p (id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, policy, revision, retired)
 SELECT * FROM unnest($1::text[], $2::integer[], $3::float8[], $4::float8[], $5::float8[], $6::jsonb[], $7::integer[],
     $8::boolean[])
 ON CONFLICT (id) DO UPDATE SET limit_units = excluded.limit_units, hold_seconds = excluded.hold_seconds,
     ttl_seconds = excluded.ttl_seconds, reserve_seconds = excluded.reserve_seconds, policy = excluded.policy,
-    revision = excluded.revision, retired = excluded.retired, dirty = true"""
+    revision = excluded.revision, retired = excluded.retired, dirty = true,
+    limit_in_force = CASE WHEN p.limit_in_force = p.limit_units THEN excluded.limit_units ELSE p.limit_in_force END,
+    paced_until = CASE WHEN p.policy -> 'mode' = excluded.policy -> 'mode' THEN p.paced_until END"""
 
 OVERVIEW: Final = f"""
 SELECT {DECLARED}, why, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
