@@ -147,6 +147,23 @@ def test_a_strangers_token_changes_and_tells_nothing(fact: Fact) -> None:
     assert (ledger.answers, ledger.leases_to_save(), ledger.refusals) == ([], [], ["stale token"])
 
 
+@pytest.mark.parametrize(
+    "fact",
+    [
+        confirm(), renew(), release(1), request(),
+        LeaseCancelRequested(lease_pool_id="sim-a", request_id="r", units=1, reason="not mine"),
+    ],
+)  # fmt: skip
+def test_what_others_asked_for_is_theirs(fact: Fact) -> None:
+    """Nobody else prolongs it, gives it back or gives it up; an administrator may."""
+    theirs = (lease(State.CONFIRMED, owner="ann"),), (msgspec.structs.replace(asked(4), owner="ann"),)
+    for owner, admin, refused in (("ben", False, True), ("ann", False, False), ("root", True, False)):
+        ledger = Ledger((POOL,), *theirs)
+        ledger.record(fact, NOW, owner=owner, admin=admin)
+        assert (ledger.refusals == ["wrong owner"]) == refused
+        assert bool(ledger.leases_to_save() or ledger.requests_to_save()) != refused
+
+
 #           units of each release → (units told, remaining told) of each answer, state
 RELEASE = [
     ([1], [(1, 2)], State.CONFIRMED),

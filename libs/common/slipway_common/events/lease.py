@@ -104,7 +104,8 @@ class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
     """`expires_at` is the reserve deadline until the confirm; `hold_until` ends the lease whatever its renewals.
 
     `mode` is the pool's: shadow, advisory or enforce. `advised_wait_seconds` is what it would have waited for under
-    enforce, told by advisory pools; `reason` says why it would have, or that it went over the limit.
+    enforce, told by advisory pools; `reason` says why it would have, or that it went over the limit. `owner` is who
+    asked: a service by the source of its events, or the name of a token; whoever else reads it leaves it alone.
     """
 
     type: ClassVar[str] = "io.slipway.lease.granted.v1"
@@ -119,6 +120,7 @@ class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = "enforce"
     advised_wait_seconds: float | None = None
     reason: str = ""
+    owner: str = ""
 
 
 class LeaseConfirmed(msgspec.Struct, frozen=True, kw_only=True):

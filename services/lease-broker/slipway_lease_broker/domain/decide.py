@@ -238,6 +238,7 @@ def grant_event(lease: Lease) -> LeaseGranted:
         mode=lease.mode,
         advised_wait_seconds=lease.advised_wait_seconds if tells else None,
         reason=lease.reason if tells else "",
+        owner=lease.owner,
     )
 
 

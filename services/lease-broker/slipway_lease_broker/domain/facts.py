@@ -85,12 +85,18 @@ class Ledger:
         self.throttles: list[str] = []  # lease pools whose cloud throttled, once per release that says so
         self.refusals: list[str] = []
 
-    def record(self, fact: Fact, now: datetime, traceparent: str = "", *, owner: str = "") -> None:
-        """`owner` is who says it. Raises BadEvent for a fact that can never be applied."""
+    def record(
+        self, fact: Fact, now: datetime, traceparent: str = "", *, owner: str = "", admin: bool = False
+    ) -> None:
+        """`owner` is who says it; an `admin` speaks for every owner. Raises BadEvent for a fact that can never be
+        applied."""
         pool = self.pools.get(fact.lease_pool_id)
         if pool is None:
             raise BadEvent(f"no lease pool {fact.lease_pool_id!r} is declared")
         check(fact)
+        if not admin and self._is_foreign(fact, owner):
+            self.refusals.append("wrong owner")
+            return
         match fact:
             case LeaseRequested():
                 self._ask(pool, fact, now, traceparent, owner)
@@ -100,6 +106,15 @@ class Ledger:
                 self._release(pool, fact, now, owner)
             case LeaseConfirmRequested() | LeaseRenewRequested():
                 self._prolong(pool, fact, now, owner)
+
+    def _is_foreign(self, fact: Fact, owner: str) -> bool:
+        """Whether it is about what somebody else asked for. What was asked for before owners were kept is nobody's."""
+        subject: Request | Lease | None
+        if isinstance(fact, LeaseRequested | LeaseCancelRequested):
+            subject = self.requests.get((fact.lease_pool_id, fact.request_id))
+        else:
+            subject = self.leases.get((fact.lease_pool_id, fact.lease_id))
+        return subject is not None and subject.owner not in ("", owner)
 
     def _ask(self, pool: LeasePool, fact: LeaseRequested, now: datetime, traceparent: str, owner: str) -> None:
         key = pool.id, fact.request_id
@@ -137,7 +152,7 @@ class Ledger:
     def _replace(self, pool: LeasePool, replaced: ReplacedLease, now: datetime, owner: str) -> datetime:
         """End the lease of the attempt before; returns since when the new request waits: as long as the old one."""
         lease = self.leases.get((pool.id, replaced.lease_id))
-        if lease is None or lease.fencing_token != replaced.fencing_token:
+        if lease is None or lease.fencing_token != replaced.fencing_token or lease.owner not in ("", owner):
             self.refusals.append(refusal(lease, replaced.fencing_token))
             return now
         if lease.live:

@@ -122,7 +122,8 @@ def _not_new(errand: Errand, fact: LeaseRequested, ledger: Ledger) -> Problem | 
     if fact.replaces is None:
         return None
     lease = ledger.leases.get((fact.lease_pool_id, fact.replaces.lease_id))
-    return _not_its(errand, lease, fact.replaces.lease_id, fact.replaces.fencing_token)
+    own = msgspec.structs.replace(errand, admin=False)  # whose age would the new request have?
+    return _not_its(own, lease, fact.replaces.lease_id, fact.replaces.fencing_token)
 
 
 def _not_again(errand: Errand, fact: LeaseRequested, asked: Request, ledger: Ledger) -> Problem | None:
@@ -161,36 +162,36 @@ def record(errand: Errand, ledger: Ledger, now: datetime) -> Answer:
     fact, pool_id = errand.fact, errand.fact.lease_pool_id
     before = ledger.pools[pool_id]
     if isinstance(fact, LeaseCancelRequested):
-        return _cancel(fact, ledger, now)
+        return _cancel(fact, ledger, now, errand.caller, admin=errand.admin)
     if isinstance(fact, LeaseRequested):
-        ledger.record(fact, now, errand.traceparent, owner=errand.caller)
+        ledger.record(fact, now, errand.traceparent, owner=errand.caller, admin=errand.admin)
         lease = of_request(ledger.leases.values(), fact.request_id)
         if lease is not None and lease.state is State.RESERVED and errand.confirm:
-            ledger.record(confirms(lease), now)
+            ledger.record(confirms(lease), now, owner=lease.owner)
             lease = ledger.leases[pool_id, lease.id]
         return Answer(pool=before, now=now, lease=lease, request=ledger.requests[pool_id, fact.request_id])
     lease = ledger.leases[pool_id, fact.lease_id]
     units = lease.units
     if lease.live:
-        ledger.record(fact, now, owner=errand.caller)
+        ledger.record(fact, now, owner=errand.caller, admin=errand.admin)
         lease = ledger.leases[pool_id, fact.lease_id]
     return Answer(pool=before, now=now, lease=lease, released_units=units - lease.units)
 
 
-def _cancel(fact: LeaseCancelRequested, ledger: Ledger, now: datetime) -> Answer:
+def _cancel(fact: LeaseCancelRequested, ledger: Ledger, now: datetime, caller: str, *, admin: bool) -> Answer:
     """Give up what waits, and give back what was granted meanwhile."""
     pool_id = fact.lease_pool_id
     request = ledger.requests[pool_id, fact.request_id]
     waited, released = request.waiting_units, 0
     if waited:
-        ledger.record(msgspec.structs.replace(fact, units=UNITS_MAX), now)
+        ledger.record(msgspec.structs.replace(fact, units=UNITS_MAX), now, owner=caller, admin=admin)
     for lease in list(ledger.leases.values()):
         if lease.request_id == request.id and lease.live:
             given_back = LeaseReleaseRequested(
                 lease_pool_id=pool_id, lease_id=lease.id, fencing_token=lease.fencing_token, units=lease.units,
                 result="cancelled",
             )  # fmt: skip
-            ledger.record(given_back, now)
+            ledger.record(given_back, now, owner=caller, admin=admin)
             released += lease.units
     return Answer(
         pool=ledger.pools[pool_id], now=now, request=ledger.requests[pool_id, request.id], cancelled_units=waited,
