@@ -2,7 +2,7 @@
 loaded, worked out by the domain and written, in the caller's transaction. Kafka, the decide loop and HTTP share it."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from slipway_common import outbox
@@ -12,7 +12,7 @@ from slipway_common.postgres import Connection
 from slipway_common.telemetry import logger
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.facts import Fact, Ledger
-from slipway_lease_broker.domain.ledger import Lease, LeasePool
+from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
 from slipway_lease_broker.domain.terms import Mode
 from slipway_lease_broker.metrics import ENDED_LEASES, GRANTED_UNITS, REFUSED_FACTS, WAITED_SECONDS
 from slipway_lease_broker.store import groups, history, leases, pools, requests, tenants
@@ -23,7 +23,6 @@ LOG = logger(__name__)
 # What one decision takes on at most: a transaction must stay far below the server's statement time-out. A pool with
 # more stays due, so the next decision follows at once.
 ROWS_MAX: Final = 1_000
-PER_QUEUE_MIN: Final = 16
 
 
 async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact]) -> Ledger:
@@ -71,12 +70,15 @@ async def decide_pool(
     With `expire` off no deadline passes and nobody is taken for silent: what they say may be waiting to be read.
     """
     due = await leases.due(tx, pool.id, now, limit=ROWS_MAX) if expire else []
-    lapsed, waiters, untold, per_queue = [], [], [], ROWS_MAX
+    lapsed: list[Request] = []
+    waiters: list[Request] = []
+    untold: list[Request] = []
+    per_queue = 1
     if pool.waiting_requests:
         if expire:
-            lapsed = await requests.lapse(tx, pool.id, silent_for_seconds=waiter_ttl_seconds, limit=ROWS_MAX)
-        per_queue = enough(pool, due)
-        waiters = await requests.heads(tx, pool.id, per_queue=per_queue)
+            silent_since = now - timedelta(seconds=waiter_ttl_seconds)
+            lapsed = await requests.lapse(tx, pool.id, silent_since=silent_since, limit=ROWS_MAX)
+        waiters, per_queue = await requests.heads(tx, pool.id, enough=enough(pool, due))
         untold = await requests.untold(tx, pool.id, limit=ROWS_MAX)
     decision = decide(
         pool, due, waiters, now,
@@ -98,11 +100,11 @@ async def decide_pool(
 
 
 def enough(pool: LeasePool, due: Sequence[Lease]) -> int:
-    """How many of each queue a decision may come to: hardly more than units may become free in it."""
+    """How many requests a decision may come to: hardly more than units may become free in it."""
     if pool.policy.mode is not Mode.ENFORCE:
         return ROWS_MAX
     free = pool.limit_units - pool.held_cost + sum(lease.cost for lease in due)
-    return min(ROWS_MAX, max(PER_QUEUE_MIN, free + 1))
+    return min(ROWS_MAX, max(requests.PER_QUEUE_MIN, free + 1))
 
 
 def count(ledger: Ledger) -> None:

@@ -79,8 +79,8 @@ def test_past_its_maximum_wait_says_so() -> None:
     assert started(round_([late], limit=0, policy=DESTROY_KEPT, drained_reason="maintenance")) == []
     gated = round_([late], policy=DESTROY_KEPT, blocked_until=at(9))
     assert (started(gated), gated.wake) == ([], [at(9)])
-    assert round_([waiter("d", operation="destroy", since=100)], held={"install": 5}, policy=DESTROY_KEPT).overdue_at() \
-        == at(500)  # fmt: skip
+    soon = waiter("d", operation="destroy", since=100)
+    assert round_([soon], held={"install": 5}, policy=DESTROY_KEPT).overdue_at() == at(500)
 
 
 #   weight, waiting units, whole → started units, of 5

@@ -1,6 +1,7 @@
 """Requests and their queue. Written only under the lock of their pool."""
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Final
 
 from slipway_common.postgres import Connection
@@ -11,6 +12,7 @@ FIELDS: Final = Request.__struct_fields__
 NEW: Final = tuple(name for name in FIELDS if name != "place")
 SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM requests"
 
+PER_QUEUE_MIN: Final = 16
 # One row per queue, found by skipping from key to key of the index, then the heads of each: what it costs grows with
 # the queues, not with those who wait in them.
 HEADS: Final = f"""
@@ -28,11 +30,12 @@ WITH RECURSIVE queue AS (
 SELECT heads.* FROM queue AS q, LATERAL (
     {SELECT} AS r WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND r.operation = q.operation
         AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
-    ORDER BY since, place LIMIT $2) AS heads"""
+    ORDER BY since, place
+    LIMIT (SELECT least($2, greatest({PER_QUEUE_MIN}, ceil(2.0 * $2 / count(*))))::int FROM queue)) AS heads"""
 LAPSE: Final = f"""
 UPDATE requests SET lapsed = true WHERE (lease_pool_id, id) IN (
     SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
-        AND last_asked_at < slipway_clock() - make_interval(secs => $2) ORDER BY last_asked_at LIMIT $3)
+        AND last_asked_at < $2 ORDER BY last_asked_at LIMIT $3)
 RETURNING {", ".join(FIELDS)}"""
 UNTOLD: Final = f"""
 {SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND queued_at IS NULL ORDER BY place LIMIT $2"""
@@ -56,14 +59,19 @@ DELETE FROM requests WHERE lease_pool_id = $1 AND waiting_units = 0
     AND last_asked_at < slipway_clock() - make_interval(secs => $2)"""
 
 
-async def heads(tx: Connection, lease_pool_id: str, *, per_queue: int) -> list[Request]:
-    """The first of each queue, in the queue's order; queues as the index has them."""
-    return structs(await tx.fetch(HEADS, lease_pool_id, per_queue), Request)
+async def heads(tx: Connection, lease_pool_id: str, *, enough: int) -> tuple[list[Request], int]:
+    """The first of each queue, in the queue's order, and how many of a queue were read at most.
+
+    When `enough` may start in all, a queue hardly starts more than twice its share of them.
+    """
+    found = structs(await tx.fetch(HEADS, lease_pool_id, enough), Request)
+    queues = len({request.queue for request in found}) or 1
+    return found, min(enough, max(PER_QUEUE_MIN, -(-2 * enough // queues)))
 
 
-async def lapse(tx: Connection, lease_pool_id: str, *, silent_for_seconds: float, limit: int) -> list[Request]:
-    """Pass over those that nobody has asked for during so long, until somebody does; returns them."""
-    return structs(await tx.fetch(LAPSE, lease_pool_id, silent_for_seconds, limit), Request)
+async def lapse(tx: Connection, lease_pool_id: str, *, silent_since: datetime, limit: int) -> list[Request]:
+    """Pass over those that nobody has asked for since then, until somebody does; returns them."""
+    return structs(await tx.fetch(LAPSE, lease_pool_id, silent_since, limit), Request)
 
 
 async def untold(tx: Connection, lease_pool_id: str, *, limit: int) -> list[Request]:
