@@ -114,8 +114,8 @@ class Actor:
         try:
             async with asyncio.timeout(seconds):
                 status, said = await request(port or self.rng.choice(self.ports), method, path, body, self._secret)
-        except LOST_ANSWERS:
-            return call
+        except LOST_ANSWERS as error:
+            return replace(call, reason=type(error).__name__)
         done = answered(replace(call, returned=monotonic_seconds()), status, said)
         self.journal.note(done, number)
         return done
@@ -124,12 +124,14 @@ class Actor:
 def answered(call: Call, status: int, said: Mapping[str, Any]) -> Call:
     """The call with what its answer says. An error of the server says nothing: its effect may have been committed."""
     if status >= 500:
-        return replace(call, returned=EVER)
+        return replace(call, returned=EVER, reason=f"status {status}")
     if status >= 400:
         slug = str(said.get("type", "")).rpartition(":")[2]
         return replace(call, answer="refused", reason=str(said.get("reason") or slug) if status == 410 else slug)
     if status == 202:
         return replace(call, answer="waiting")
+    if call.does == "cancel":  # of what is granted already it gives back, and cancels nothing
+        return replace(call, answer="ok" if said["cancelled_units"] else "refused")
     if call.does == "release":
         left = Lease(
             lease_id=call.lease_id, fencing_token=call.fencing_token, units=said["remaining"], seconds_left=0.0

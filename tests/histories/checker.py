@@ -127,7 +127,8 @@ def given_up(history: History, grant: Call) -> Iterator[tuple[float, int]]:
         rightly = call.owner == grant.owner and call.fencing_token == grant.lease.fencing_token
         if call.does == "release" and call.lease_id == grant.lease.lease_id and rightly:
             said.append((call.invoked, call.units))
-        if call.does == "acquire" and call.replaces == grant.lease.lease_id:
+        cancelled = call.does == "cancel" and (call.pool, call.request_id) == (grant.pool, grant.request_id)
+        if cancelled or (call.does == "acquire" and call.replaces == grant.lease.lease_id):
             said.append((call.invoked, ALL_UNITS))
     left = grant.lease.units
     for at, units in sorted(said):
@@ -311,10 +312,15 @@ def drained(history: History) -> Iterator[tuple[str, float, float]]:
 
 def conservation(history: History) -> Iterator[Violation]:
     """When all is quiet, everything can be granted again."""
+    asked: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for call in history.calls:
-        if call.does == "acquire" and call.invoked >= history.quiet_at and call.answer != "ok":
-            what = f"request {call.request_id} for {call.units} units was answered {call.answer} {call.reason}".rstrip()
-            yield Violation(Kind.NEVER_FREE, call.invoked, call.pool, what)
+        if call.does == "acquire" and call.invoked >= history.quiet_at:
+            asked[call.pool, call.request_id].append(call)
+    for (pool, request_id), calls in asked.items():
+        if not any(call.answer == "ok" for call in calls):
+            last = calls[-1]
+            what = f"request {request_id} for {last.units} units was answered {last.answer} {last.reason}".rstrip()
+            yield Violation(Kind.NEVER_FREE, last.invoked, pool, what)
 
 
 def counts(violations: Sequence[Violation]) -> Mapping[Kind, int]:

@@ -153,11 +153,11 @@ class Play:
         if follower is not None:
             await self.waiter.write(pool, follower)
 
-    async def wait(self, actor: Actor, pool: str, request_id: str, seconds: float) -> Lease | None:
+    async def wait(self, actor: Actor, pool: str, request_id: str, seconds: float, units: int = 1) -> Lease | None:
         """Ask again and again under one id; the lease, unless none came in time."""
         end_at = monotonic_seconds() + seconds
         while (left := end_at - monotonic_seconds()) > 0:
-            call = await actor.acquire(pool, request_id, wait_seconds=min(left, 1.0))
+            call = await actor.acquire(pool, request_id, units, wait_seconds=min(left, 1.0))
             if call.lease is not None or call.answer == "refused":
                 return call.lease
             await asyncio.sleep(0.02)
@@ -186,13 +186,13 @@ class Play:
             await asyncio.sleep(0.2)
 
     async def take_all(self, seconds: float) -> None:
-        """Ask for everything there is, in every pool, for once and at most so long."""
+        """Ask for everything there is, in every pool, for at most so long."""
 
         async def take(pool: str, units: int) -> None:
             last = self.actor("last", OWNERS[0])
-            granted = await last.acquire(pool, f"{pool}-last", units, wait_seconds=seconds)
-            if granted.lease is not None:
-                await last.say("release", pool, granted.lease)
+            lease = await self.wait(last, pool, f"{pool}-last", seconds, units)
+            if lease is not None:
+                await last.say("release", pool, lease)
 
         await asyncio.gather(*(take(pool, units) for pool, units in self.limits.items()))
 

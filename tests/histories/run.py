@@ -23,6 +23,7 @@ from slipway_common.clock import monotonic_seconds
 from slipway_local.demo import keep
 from slipway_local.guard import guard
 from slipway_local.kafka import EmbeddedKafka
+from slipway_local.ports import free_ports
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_local.supervisor import Service, Supervisor, http_ready, run
 from tests.histories.bus import Bus
@@ -175,14 +176,14 @@ def judge(play: Play, history: History) -> Judged:
 async def histories(supervisor: Supervisor, count: int, seed: int, mutant: str) -> int:
     folder = Path(tempfile.mkdtemp(prefix="slipway-"))
     guard().remove(folder)
-    kafka = EmbeddedKafka(folder / "kafka")
+    (port,) = free_ports(1)
+    kafka = EmbeddedKafka(folder / "kafka", port)
     # What a killed server has written is still in the system's cache: only a power cut would miss the sync.
     postgres = EmbeddedPostgres(folder / "postgres", {"fsync": "off"})
     system = System(supervisor, folder, kafka, postgres, seed=str(seed))
     judged: list[Judged] = []
     faults: Counter[str] = Counter()
     try:
-        await supervisor.start(kafka, postgres)
         await system.start()
         print(f"started; SEED={seed} N={count}", flush=True)
         async with Bus(kafka.bootstrap, system.prefix, PARTITIONS).running() as bus:

@@ -28,7 +28,7 @@ SERVICE: Final = "lease-broker"
 SCHEMA: Final = schema_of(SERVICE)
 PARTITIONS: Final = 2
 BROKERS: Final = 2
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = 120.0  # beside Kafka, which may itself take 90 on a busy machine
 OWNERS: Final = ("ann", "ben", "cid")
 OPERATOR: Final = "operator"
 # Locks as a broker holds them in the middle of a transaction, when its machine stands still.
@@ -37,11 +37,11 @@ LOCK_WRITES: Final = f"LOCK TABLE {SCHEMA}.leases IN SHARE MODE"
 
 
 class System:
-    """Brokers with a database, topics and tokens of their own, on servers that run."""
+    """Brokers with a database, topics and tokens of their own."""
 
     def __init__(
         self, supervisor: Supervisor, folder: Path, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, *,
-        name: str = "histories", seed: str = "", brokers: int = BROKERS,
+        name: str = "histories", seed: str = "", brokers: int = BROKERS, waiter_ttl_seconds: float = 4.0,
     ) -> None:  # fmt: skip
         self.supervisor = supervisor
         self.folder = folder
@@ -49,6 +49,7 @@ class System:
         self.postgres = postgres
         self.name = name
         self.prefix = f"{name}."
+        self.waiter_ttl_seconds = waiter_ttl_seconds
         self.database_url = ""
         self.brokers = [f"{name}-broker-{number}" for number in range(brokers)]
         self.ports = free_ports(brokers)
@@ -59,9 +60,11 @@ class System:
         self.secrets = {name: f"secret-of-{name}" for name in (*OWNERS, OPERATOR)}
 
     async def start(self) -> None:
+        """The servers too, unless they run. Everything at once: brokers wait for what they need by themselves."""
         self._write_tokens()
-        await asyncio.gather(self._create_topics(), self._create_database())
-        await self.supervisor.start(*map(self._broker, range(len(self.brokers))))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._start_kafka())
+            group.create_task(self._start_brokers())
         self.proxy_ports = [await proxy.start() for proxy in self.proxies]
         self.resource_port = await self.resource.start()
 
@@ -70,12 +73,17 @@ class System:
             proxy.close()
         self.resource.close()
 
-    async def _create_topics(self) -> None:
+    async def _start_kafka(self) -> None:
+        if not self.kafka.alive:
+            await self.supervisor.start(self.kafka)
         await topic_admin.create(self.kafka.bootstrap, prefix=self.prefix, partitions=PARTITIONS)
 
-    async def _create_database(self) -> None:
+    async def _start_brokers(self) -> None:
+        if not self.postgres.alive:
+            await self.supervisor.start(self.postgres)
         self.database_url = await self.postgres.create_database(self.name)
         await migrate.upgrade(self.database_url, SERVICE)
+        await self.supervisor.start(*map(self._broker, range(len(self.brokers))))
 
     @property
     def _tokens(self) -> Path:
@@ -97,7 +105,7 @@ class System:
             "SLIPWAY_KAFKA": self.kafka.bootstrap, "SLIPWAY_TOPIC_PREFIX": self.prefix,
             "SLIPWAY_PARTITIONS": str(PARTITIONS), "SLIPWAY_DATABASE_URL": self.database_url,
             "SLIPWAY_PORT": str(self.ports[number]), "SLIPWAY_INSTANCE": str(number),
-            "SLIPWAY_TOKENS_FILE": str(self._tokens),
+            "SLIPWAY_TOKENS_FILE": str(self._tokens), "SLIPWAY_WAITER_TTL_SECONDS": str(self.waiter_ttl_seconds),
         }  # fmt: skip
         return Service(
             self.brokers[number], [sys.executable, "-m", "slipway_lease_broker.main"], env=env,

@@ -150,7 +150,7 @@ SOUND: Final[dict[str, tuple[Sequence[Told], dict[str, Any]]]] = {
     "a limit that was perhaps raised": ([A, done("limit", 1, units=2, answer="unknown", after=EVER), B], {}),
     "a limit whose lowering was refused": ([A, done("limit", 1, units=1, answer="refused"), B], {"limit": 2}),
     "at once, in any order of tokens": ([got(0, "a", 2, after=3), got(1, "b", 1)], {"limit": 2}),
-    "a cancel that came too late": ([A, done("cancel", 1, "a", answer="refused")], {}),
+    "a cancel that came too late": ([A, done("cancel", 1, "a", answer="refused"), B], {}),
     "a cancelled request that stays cancelled": (
         [asked(0, "a", until=1, answer="waiting"), done("cancel", 1, "a"), asked(2, "a", until=3, answer="refused")],
         {},
@@ -168,7 +168,10 @@ SOUND: Final[dict[str, tuple[Sequence[Told], dict[str, Any]]]] = {
     "asked for again while drained": ([A, done("drain", 2), got(3, "a", 1), said("renew", 4, A)], {}),
     "granted after a drain": ([done("drain", 0), done("undrain", 4), B], {}),
     "replaced": ([A, got(1, "b", 2, replaces="l1"), said("renew", 2, A, "refused", "replaced")], {}),
-    "everything granted again": ([A, said("release", 1, A), got(60, "z", 2, 4)], {"limit": 4, "quiet_at": 50}),
+    "everything granted again": (
+        [A, said("release", 1, A), asked(60, "z", until=61, answer="waiting"), got(62, "z", 2, 4)],
+        {"limit": 4, "quiet_at": 50},
+    ),
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ ANSWERS = [
     (202, {"state": "waiting"}, "waiting", ""),
     (410, GONE, "refused", "lost"),
     (409, STALE, "refused", "stale-token"),
-    (503, {}, "unknown", ""),
+    (503, {}, "unknown", "status 503"),
 ]  # fmt: skip
 
 
