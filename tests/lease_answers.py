@@ -50,6 +50,7 @@ class LeaseBroker:
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
         self.answers: dict[str, list[Answer]] = {}
+        self.wait_seconds = 0.0  # that a question takes which may
         self.app = FastAPI()
 
         @self.app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
@@ -59,11 +60,13 @@ class LeaseBroker:
             self.told.append((asked, await request.json() if body else dict(request.query_params)))
             left = self.answers.get(asked, [problem(404, "not-found")])
             status, content = left.pop(0) if len(left) > 1 else left[0]
-            await asyncio.sleep(0)
+            if body and (await request.json()).get("wait_seconds"):
+                await asyncio.sleep(self.wait_seconds)
             return JSONResponse(content, status)
 
     def reset(self) -> None:
         self.told.clear()
+        self.wait_seconds = 0.0
         self.answers = {
             ACQUIRE: [lease()], RENEW: [lease()], RELEASE: [RELEASED], "GET /lease-pools": [(200, {"items": [POOL]})],
             UNLEASED: [(200, {})],

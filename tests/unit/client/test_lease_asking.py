@@ -49,9 +49,10 @@ def test_the_wait_is_a_budget_of_all_questions() -> None:
     assert next_step(state, 160.0) == GiveUp(silent=False)
 
 
-def test_a_broker_that_answers_too_soon_is_left_alone_for_as_long_as_it_says() -> None:
+def test_a_broker_that_answers_too_soon_is_not_asked_without_end() -> None:
+    """Nor so late that it takes us for gone: what it says of coming back is for those who do not wait."""
     state = queued(begun(), asked_at=110.0, wait_seconds=25.0, now=110.1)
-    assert next_step(state, 110.2) == Rest(122.1)
+    assert next_step(state, 110.2) == Rest(110.1 + asking.EARLY_SECONDS)
     assert next_step(state, 122.1) == Ask(25.0)
 
 

@@ -113,7 +113,7 @@ def test_no_answer_is_asked_for_again_by_the_same_id(broker: LeaseBroker, enviro
     broker.answers[ACQUIRE] = [*unclear, waiting(), waiting(), lease_answers.lease()]
     assert slipway(environment, "acquire", "--pool", "aws-ci").stdout == f"{HANDLE}\n"
     bodies = broker.bodies(ACQUIRE)
-    assert [body["wait_seconds"] > 0 for body in bodies] == [False, False, False, True, True]
+    assert [body["wait_seconds"] > 0 for body in bodies] == [False, False, False, True, True, False]
     assert len({body["request_id"] for body in bodies}) == 1
 
 
@@ -272,6 +272,15 @@ def test_switched_off_nothing_is_asked_and_nothing_is_held(
     with lease("aws-ci", url=NOWHERE) as held:
         assert (held.lease_id, held.fencing_token, held.lost.is_set()) == ("", 0, False)
     assert broker.told == []
+
+
+def test_a_wait_takes_nothing_from_a_lease(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """When in a long wait it was granted is not known: what is left of it is asked for again, and counts from there."""
+    broker.wait_seconds = 0.5
+    broker.answers[ACQUIRE] = [waiting(), lease_answers.lease(ttl_seconds_left=0.4)]
+    broker.answers[RENEW] = [lease_answers.lease()]
+    ran = run(environment, "--", "sh", "-c", "exit 3")
+    assert (ran.returncode, "lost" in ran.stderr) == (3, False)
 
 
 # run

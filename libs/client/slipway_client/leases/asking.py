@@ -15,6 +15,7 @@ from slipway_client.worker.core import Silence, longer
 
 POLL_SECONDS: Final = 25.0
 """Of one question: below what proxies and load balancers cut off."""
+EARLY_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 10.0
 """A broker that is replaced answers again within this; waiting less would start unleased at every upgrade."""
 
@@ -94,10 +95,11 @@ def _silent_at(asking: Asking) -> float | None:
 
 
 def waits(asking: Asking, waiting: Waiting, *, asked_at: float, wait_seconds: float, now: float) -> Asking:
-    """The broker has put the request into its queue. One that answers sooner than it was allowed to take is asked
-    again only after what it says, or for ever it would be asked at once."""
+    """The broker has put the request into its queue. One that answers sooner than it was allowed to take, as one does
+    that is being replaced, is not asked again at once; nor late, since who is not there when its turn comes is passed
+    over."""
     early = wait_seconds > 0 and now - asked_at < wait_seconds / 2
-    pause_until = now + waiting.retry_after_seconds if early else now
+    pause_until = now + min(EARLY_SECONDS, waiting.retry_after_seconds) if early else now
     return replace(
         asking, asked=True, waiting=waiting, pause_until=pause_until, silence=Silence(), start_at=None
     )  # fmt: skip

@@ -109,6 +109,9 @@ class Session:
         self._learn()
         if isinstance(answer, Lease):
             self._holding = holding.granted(answer, asked_at)
+            if wait_seconds > 0:
+                # It was true at some time of a long wait; of a short answer we know better how much is left.
+                return await self._ask(0.0) or answer
             return answer
         self._tell(answer)
         now = monotonic_seconds()
