@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from slipway_common.clock import utc_now
+from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.lease import LeaseLimitChanged
+from slipway_lease_broker.domain.terms import Derived, Policy
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
 from tests.lease_broker import after, terms
@@ -203,6 +206,124 @@ async def test_giving_up(world: World) -> None:
     assert await world.broker.held() == 0
 
 
+START_NOW = {"request_id": "bens", "operation": "install", "units": 1, "started_at": instant(0)}
+START_LATER = START_NOW | {"request_id": "new", "started_at": instant(61)}
+
+
+async def test_terms_are_changed_while_a_pool_works(world: World) -> None:
+    """With a reason, under a revision, told and kept; a lower limit drains, a higher one admits who waits."""
+    held = (await world.replica.acquire("held", units=2)).json()
+    assert (await world.replica.acquire("next")).status_code == 202
+    path, by = "/lease-pools/sim-a", "operator"
+    change = {"limit": 1, "hold_seconds": 600.0, "mode": "enforce", "pacing": None, "reason": "quota was cut"}
+    answer = await world.replica.call("PATCH", path, change | {"revision": 1}, by=by)
+    assert answer.status_code == 200, answer.text
+    assert {name: answer.json()[name] for name in ("limit", "hold_seconds", "pacing", "revision", "pinned")} == {
+        "limit": 1, "hold_seconds": 600.0, "pacing": None, "revision": 2, "pinned": False,
+    }  # fmt: skip
+    stale = await world.replica.call("PATCH", path, change | {"revision": 1}, by=by)
+    assert (stale.status_code, slug(stale), stale.json()["revision"]) == (409, "revision-conflict", 2)
+    same = await world.replica.call("PATCH", path, change, by=by)
+    assert same.json()["revision"] == 2
+    await world.broker.decide()
+    assert await world.broker.held() == 2
+    assert [event for event in await world.broker.told() if isinstance(event, LeaseLimitChanged)] == [
+        LeaseLimitChanged(lease_pool_id="sim-a", limit=1, previous_limit=2, reason="quota was cut")
+    ]
+    assert (await world.replica.call("POST", f"/leases/{held['lease_id']}/renew", {"fencing_token": 1})).is_success
+    await world.replica.call("PATCH", path, {"limit": 3, "pacing": "off", "reason": "and raised"}, by=by)
+    await world.broker.decide()
+    assert await world.broker.held() == 3
+    set_ = [row for row in (await world.replica.call("GET", f"{path}/history")).json()["items"] if row["kind"] == "set"]
+    assert [(row["by"], row["reason"].rpartition(": ")[2]) for row in set_] == [
+        ("operator", "and raised"), ("operator", "quota was cut"),
+    ]  # fmt: skip
+
+
+async def test_a_pinned_pool_has_the_limit_that_was_set(world: World) -> None:
+    """However much a derived limit wants otherwise; unpinned, it follows again."""
+    await world.broker.declare(terms(limit=2, policy=Policy(pacing="off", derived=Derived(per_unit=10.0))))
+    path = "/lease-pools/sim-a"
+
+    async def limit() -> tuple[int, str]:
+        await world.broker.decide()
+        (row,) = (await world.replica.call("GET", "/lease-pools")).json()["items"]
+        return row["limit_in_force"], row["limit_reason"]
+
+    async def put(units: int) -> Any:
+        return await world.replica.call("PUT", f"{path}/units", {"units": units, "ttl_seconds": 60.0}, by="operator")
+
+    answer = await put(1)
+    assert (answer.status_code, answer.json()) == (200, {"id": "sim-a", "units": 1, "valid_until": instant(60)})
+    assert await limit() == (10, "derived: 10 × 1 units")
+    pinned = await world.replica.call("PATCH", path, {"pinned": True, "reason": "ratchet"}, by="operator")
+    assert pinned.json()["pinned"] is True
+    assert await limit() == (2, "pinned: ratchet")
+    await world.replica.call("PATCH", path, {"pinned": False, "reason": "done"}, by="operator")
+    assert await limit() == (10, "derived: 10 × 1 units")
+    await world.broker.set_clock(60)
+    assert await limit() == (10, "derived: 10 × 1 units, reported too long ago")
+    await put(3)
+    assert await limit() == (30, "derived: 10 × 3 units")
+    alerts = [event for event in await world.broker.told() if isinstance(event, AlertRaised | AlertResolved)]
+    assert [type(alert) for alert in alerts] == [AlertRaised, AlertResolved]
+
+
+async def test_a_drained_pool_grants_nothing(world: World) -> None:
+    """Who holds goes on, who asks waits and is told why; undrained, it grants at once."""
+    lease = (await world.replica.acquire("held")).json()
+    for _ in range(2):
+        answer = await world.replica.call("POST", "/lease-pools/sim-a/drain", {"reason": "moving"}, by="operator")
+        assert (answer.status_code, answer.json()) == (200, {"id": "sim-a", "drained": True, "held": 1})
+    waits = await world.replica.acquire("next")
+    assert (waits.status_code, waits.json()["reason"]) == (202, "nothing starts: drained: moving")
+    assert waits.json()["eta_seconds"] is None
+    assert (await world.replica.call("POST", f"/leases/{lease['lease_id']}/renew", {"fencing_token": 1})).is_success
+    answer = await world.replica.call("POST", "/lease-pools/sim-a/undrain", {"reason": "moved"}, by="operator")
+    assert answer.json()["drained"] is False
+    await world.broker.decide()
+    assert (await world.replica.acquire("next")).status_code == 200
+    told = (await world.replica.call("GET", "/lease-pools/sim-a/history")).json()["items"]
+    assert [row["kind"] for row in told if row["by"] == "operator"] == ["undrained", "drained"]
+
+
+async def test_what_started_without_a_lease_is_charged_once(world: World) -> None:
+    """It holds back others until its hold passes, from when it started; what is over by then counts nothing."""
+    await world.broker.set_clock(2000)
+    starts = [
+        {"request_id": name, "operation": "install", "units": units, "started_at": instant(at)}
+        for name, units, at in (("recent", 2, 1900), ("long over", 1, 0))
+    ]
+    for charged in (2, 0):
+        answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": starts})
+        assert (answer.status_code, answer.json()["charged"]) == (200, charged), answer.text
+        states = [(row["request_id"], row["state"], row["hold_until"]) for row in answer.json()["items"]]
+        assert states == [("recent", "confirmed", instant(3100)), ("long over", "released", instant(1200))]
+    assert await world.broker.held() == 2
+    assert (await world.replica.acquire("next")).status_code == 202
+    await world.broker.set_clock(3100)
+    await world.broker.decide()
+    assert (await world.replica.acquire("next")).status_code == 200
+
+
+async def test_a_report_of_the_past(world: World) -> None:
+    """What holders told here, against the terms that are asked about."""
+    for n in range(2):
+        lease = (await world.replica.acquire(f"r{n}")).json()
+        await world.broker.set_clock(100 * (n + 1))
+        body = {"fencing_token": n + 1, "throttled": n == 1}
+        await world.replica.call("POST", f"/leases/{lease['lease_id']}/release", body)
+    query = "since_seconds=3600&limit=1&hold_seconds=60"
+    answer = await world.replica.call("GET", f"/lease-pools/sim-a/report?{query}", by="")
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["id"], told["mode"], told["requests"], told["throttled"]) == ("sim-a", "enforce", 2, 1)
+    (what_if,) = told["what_if"]
+    assert (what_if["limit_units"], what_if["hold_seconds"], what_if["cut_short"]) == (1, 60.0, 2)
+    held = next(row for row in told["spreads"] if row["of"] == "seconds held")
+    assert (held["count"], held["p50"]) == (2, 100.0)
+
+
 REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
     # method, path, by, body, header, status, slug
     ("POST", "/lease-pools/nowhere/leases", "ann", {"request_id": "x"}, "", 404, "unknown-lease-pool"),
@@ -260,6 +381,38 @@ REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
     ("DELETE", "/lease-pools/nowhere/requests/x", "ann", None, "", 404, "unknown-lease-pool"),
     ("DELETE", "/lease-pools/sim-a/requests/held", "ben", None, "", 403, "wrong-owner"),
     ("DELETE", "/lease-pools/sim-a/requests/held", "cid", None, "", 403, "scope-missing"),
+    *(
+        refused
+        for method, path, body in (
+            ("PATCH", "", {"limit": 5, "reason": "x"}), ("POST", "/drain", {"reason": "x"}),
+            ("POST", "/undrain", {"reason": "x"}), ("PUT", "/units", {"units": 1, "ttl_seconds": 5.0}),
+        )
+        for refused in (
+            (method, f"/lease-pools/sim-a{path}", "ann", body, "", 403, "scope-missing"),
+            (method, f"/lease-pools/sim-a{path}", "", body, "", 401, "no-token"),
+            (method, f"/lease-pools/nowhere{path}", "operator", body, "", 404, "unknown-lease-pool"),
+            (method, f"/lease-pools/sim-a{path}", "operator", body, "Slipway-Sent-At", 422, "clock-ahead"),
+            (method, f"/lease-pools/sim-a{path}", "operator", body | {"more": 1}, "", 422, "invalid-request"),
+        )
+    ),
+    ("PATCH", "/lease-pools/sim-a", "operator", {"limit": 5}, "", 422, "invalid-request"),
+    ("PATCH", "/lease-pools/sim-a", "operator", {"limit": -1, "reason": "x"}, "", 422, "invalid-request"),
+    ("PATCH", "/lease-pools/sim-a", "operator", {"hold_seconds": 10, "reason": "x"}, "", 422, "invalid-terms"),
+    (
+        "PATCH", "/lease-pools/sim-a", "operator", {"limit": 5, "reason": "x", "revision": 9}, "", 409,
+        "revision-conflict",
+    ),
+    ("PUT", "/lease-pools/sim-a/units", "operator", {"units": 1, "ttl_seconds": 5.0}, "", 409, "not-derived"),
+    ("PUT", "/lease-pools/sim-a/units", "operator", {"units": -1, "ttl_seconds": 5.0}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": [START_NOW]}, "", 403, "wrong-owner"),
+    ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": [START_LATER]}, "", 422, "clock-ahead"),
+    ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": []}, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/unleased", "cid", {"starts": [START_LATER]}, "", 403, "scope-missing"),
+    ("POST", "/lease-pools/nowhere/unleased", "ann", {"starts": [START_NOW]}, "", 404, "unknown-lease-pool"),
+    ("GET", "/lease-pools/nowhere/history", "", None, "", 404, "unknown-lease-pool"),
+    ("GET", "/lease-pools/sim-a/history?since=noon", "", None, "", 422, "invalid-request"),
+    ("GET", "/lease-pools/nowhere/report", "", None, "", 404, "unknown-lease-pool"),
+    ("GET", "/lease-pools/sim-a/report?limit=0", "", None, "", 422, "invalid-request"),
 ]  # fmt: skip
 
 
@@ -267,6 +420,7 @@ async def test_what_is_refused_changes_nothing(world: World) -> None:
     """A clear problem for each, and every row as it was."""
     held = (await world.replica.acquire("held", units=2)).json()["lease_id"]
     await world.replica.acquire("waits")
+    await world.replica.acquire("bens", by="ben")
     before = await world.rows()
     ahead = utc_now() + timedelta(seconds=100)
     told = {"Slipway-Sent-At": ahead.isoformat(), "Date": format_datetime(ahead, usegmt=True)}

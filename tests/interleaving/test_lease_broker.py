@@ -23,7 +23,8 @@ from slipway_common.events.lease import (
 )
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.prune import PruneLoop
-from slipway_lease_broker.store import gauges, groups, history, leases, pools, requests, tenants
+from slipway_lease_broker.store import answers, gauges, groups, history, leases, pools, requests, stays, tenants
+from slipway_lease_broker.store import terms as live
 from slipway_local.postgres import EmbeddedPostgres
 from tests.harness import PATIENCE_SECONDS
 from tests.lease_broker import (
@@ -39,7 +40,7 @@ from tests.lease_broker import (
 )
 
 Test = TypeVar("Test", bound=Callable[..., Any])
-STORE: Final = (gauges, groups, history, leases, pools, requests, tenants)
+STORE: Final = (answers, gauges, groups, history, leases, pools, requests, stays, tenants, live)
 LOCKS: Final = re.compile(
     r"\bFOR (UPDATE|SHARE|NO KEY|KEY)\b|\b(UPDATE|DELETE|MERGE|TRUNCATE|LOCK TABLE)\b|advisory|ON CONFLICT"
 )
@@ -64,6 +65,33 @@ async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
         await broker.declare(terms(limit=3))
         await broker.told()
         yield broker
+
+
+@locking("terms.DRAIN", "terms.PIN", "terms.REPORT_UNITS")
+async def test_what_people_change_during_a_decision_counts_for_the_next(broker: Broker) -> None:
+    """The decision under way commits as it read; the change waits for it, and makes the pool due again."""
+
+    async def change() -> None:
+        async with broker.pool.acquire() as db, db.transaction():
+            (pool,) = await pools.lock(db, ["sim-a"])
+            await live.report_units(db, pool.id, 7, after(60))
+            await live.pin(db, pool.id, "ratchet")
+            await live.drain(db, pool.id, "moving")
+
+    await broker.tell(ask("first"))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read, and cannot write
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_waiting(decision)
+            changing = broker.start(change())
+            await broker.until_waiting(decision, changing)
+        await asyncio.gather(decision, changing)
+    await broker.tell(ask("second"))
+    assert [grant.request_id for grant in await broker.grants()] == ["first"]
+    row = await broker.pool.fetchrow("SELECT * FROM lease_pools")
+    assert (row["drained_reason"], row["pinned_reason"], row["derived_units"]) == ("moving", "ratchet", 7)
+    assert row["limit_reason"] == "drained: moving"
 
 
 @locking("pools.CLAIM")

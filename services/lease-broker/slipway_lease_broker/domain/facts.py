@@ -231,6 +231,10 @@ class Ledger:
         pool = self.pools[lease.lease_pool_id]
         if fact.throttled:
             self.throttles.append(pool.id)
+            self._note(
+                pool, "throttled", "its holder met the provider's limit", now, lease.owner,
+                lease_id=lease.id, request_id=lease.request_id,
+            )  # fmt: skip
         if fact.retry_after_seconds is not None and fact.retry_after_seconds > 0:
             until = now + timedelta(seconds=min(fact.retry_after_seconds, RETRY_AFTER_SECONDS_MAX))
             pool = msgspec.structs.replace(pool, blocked_until=max(until, pool.blocked_until or until))

@@ -1,10 +1,11 @@
 """What requests may say, and within which bounds: whatever passes here can be stored."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from slipway_common.declaration import LeasePacing
 from slipway_lease_broker.domain.facts import TEXT_CHARACTERS_MAX, UNITS_MAX
 
 WAIT_SECONDS_MAX: Final = 60.0
@@ -74,6 +75,27 @@ class Release(Prolong):
 
 class Because(Body):
     reason: Text
+
+
+class Change(Because):
+    """What is to be changed of a lease pool; all else stays."""
+
+    revision: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        None, description="Refuse the change if the pool has another one by now."
+    )
+    limit: Annotated[int, Field(strict=True, ge=0, le=UNITS_MAX)] | None = None
+    hold_seconds: Seconds | None = None
+    ttl_seconds: Seconds | None = None
+    pacing: LeasePacing | Literal["off"] | None = Field(None, description="null: as without a declared pacing.")
+    mode: Literal["shadow", "advisory", "enforce"] | None = None
+    pinned: Annotated[bool, Field(strict=True)] | None = Field(
+        None, description="Whether nothing but a person moves the limit."
+    )
+
+    def terms(self) -> dict[str, Any]:
+        """Those given, in the words of a declaration."""
+        given = self.model_dump(mode="json", include=self.model_fields_set - {"reason", "revision", "pinned"})
+        return {name: value for name, value in given.items() if value is not None or name == "pacing"}
 
 
 class Reported(Body):

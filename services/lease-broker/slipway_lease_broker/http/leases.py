@@ -31,7 +31,7 @@ from slipway_lease_broker.http.errands import (
     unknown_request,
 )
 from slipway_lease_broker.http.shown import answered
-from slipway_lease_broker.store import answers, history, leases
+from slipway_lease_broker.store import answers, history, leases, pools
 
 router = APIRouter()
 Database = Annotated[Pool, Depends(database)]
@@ -159,7 +159,7 @@ async def list_leases(
     """Leases that count against the limit of a pool, or of all pools, of a tenant or of all; oldest first."""
     if pool is not None and await answers.pool(db_pool, pool) is None:
         raise unknown_lease_pool(pool)
-    rows, now = await answers.held(db_pool, pool, tenant, limit=limit), await answers.now(db_pool)
+    rows, now = await answers.held(db_pool, pool, tenant, limit=limit), await pools.clock(db_pool)
     return answered({"items": [shown.lease(row, now) for row in rows]})
 
 
@@ -169,7 +169,7 @@ async def get_lease(db_pool: Database, lease_id: LeaseId) -> Response:
     found = await leases.named(db_pool, [lease_id])
     if not found:
         raise unknown_lease(lease_id)
-    return answered(shown.lease(found[0], await answers.now(db_pool)))
+    return answered(shown.lease(found[0], await pools.clock(db_pool)))
 
 
 @router.get("/leases/{lease_id}/history")

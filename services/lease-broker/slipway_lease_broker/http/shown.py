@@ -8,6 +8,7 @@ from fastapi import Response
 
 from slipway_lease_broker.domain import waiting
 from slipway_lease_broker.domain.ledger import Entry, Lease, Request
+from slipway_lease_broker.domain.report import Report
 from slipway_lease_broker.domain.terms import Mode
 from slipway_lease_broker.domain.waiting import Waiting
 from slipway_lease_broker.store.answers import Standing
@@ -84,3 +85,15 @@ def entry(row: Entry) -> dict[str, Any]:
         "reason": row.reason,
         "by": row.actor,
     }
+
+
+def flat(told: Report) -> dict[str, Any]:
+    """A report as rows of names and figures: spreads of one kind side by side, for whoever reads it as a table."""
+    body: dict[str, Any] = msgspec.to_builtins(told)
+    names = ("concurrency", "waiting", "reserved", "held")
+    spreads = [{"of": "units at once" if name == "concurrency" else f"seconds {name}"} | body.pop(name)
+               for name in names]  # fmt: skip
+    what_if: dict[str, Any] = body.pop("what_if")
+    waits = what_if.pop("waiting")
+    what_if |= {f"wait_seconds_{name}": waits[name] for name in ("p50", "p95", "most")}
+    return body | {"spreads": spreads, "bands": body["bands"], "what_if": [what_if]}

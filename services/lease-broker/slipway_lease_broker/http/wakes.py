@@ -11,6 +11,7 @@ import msgspec
 
 from slipway_common.postgres import Connection, Pool, is_infrastructure, schema_of, session
 from slipway_common.telemetry import logger
+from slipway_lease_broker.store import answers
 
 LOG = logger(__name__)
 
@@ -19,7 +20,6 @@ LOOK_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 0.5
 # The server takes less than 8,000 bytes; longer lists say: look at all.
 PAYLOAD_BYTES_MAX: Final = 7_900
-NOTIFY: Final = "SELECT pg_notify($1, $2)"
 
 Look = Callable[[Pool, Collection[str] | None], Awaitable[None]]
 
@@ -50,9 +50,8 @@ class Wakes:
             payload = msgspec.json.encode(sorted(self._told))
             self._told.clear()
             with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                await database.execute(
-                    NOTIFY, self._channel, payload.decode() if len(payload) <= PAYLOAD_BYTES_MAX else ""
-                )
+                fits = len(payload) <= PAYLOAD_BYTES_MAX
+                await answers.notify(database, self._channel, payload.decode() if fits else "")
             await asyncio.sleep(COALESCED_SECONDS)
 
     def _hear(self, _: Connection, _pid: int, _channel: str, payload: str) -> None:

@@ -67,6 +67,8 @@ HELD: Final = f"""
     AND ($2::text IS NULL OR tenant = $2)
 ORDER BY lease_pool_id, fencing_token LIMIT $3"""
 
+NOTIFY: Final = "SELECT pg_notify($1, $2)"
+
 AHEAD_MAX: Final = 1_000
 SINCE_MAX: Final = 1_000
 
@@ -86,12 +88,6 @@ async def of_requests(db: Connection, lease_pool_id: str, request_ids: Collectio
     """Whatever was granted to them, in order of tokens."""
     ids = list(request_ids)
     return structs(await db.fetch(OF_REQUESTS, [lease_pool_id] * len(ids), ids), Lease) if ids else []
-
-
-async def now(db: Connection) -> datetime:
-    """The database's time, for what is left of a lease as it is shown. No decision."""
-    at: datetime = await db.fetchval(pools.CLOCK)
-    return at
 
 
 async def granted_since(db: Connection, seen: Mapping[str, int]) -> list[tuple[str, str, int]]:
@@ -133,3 +129,8 @@ async def waiting(db: Connection, lease_pool_id: str, tenant: str | None, *, lim
 async def held(db: Connection, lease_pool_id: str | None, tenant: str | None, *, limit: int) -> list[Lease]:
     """Leases that count against the limit of a pool, or of all pools."""
     return structs(await db.fetch(HELD, lease_pool_id, tenant, limit), Lease)
+
+
+async def notify(db: Connection, channel: str, payload: str) -> None:
+    """Tell all that listen, outside any transaction: inside one it would halve the commits."""
+    await db.execute(NOTIFY, channel, payload)

@@ -59,7 +59,8 @@ ON CONFLICT (id) DO UPDATE SET limit_units = excluded.limit_units, hold_seconds 
 
 # The clock in a query of its own: it is volatile, and no index serves a condition with a volatile function.
 OVERVIEW: Final = f"""
-SELECT {DECLARED}, why, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
+SELECT {DECLARED}, why, limit_in_force, limit_reason, pinned_reason, drained_reason, derived_units, derived_until,
+    blocked_until, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
     oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
     LATERAL (SELECT extract(epoch FROM slipway_clock() - min(asked_at))::float8 AS oldest_wait_seconds FROM requests
              WHERE lease_pool_id = p.id AND waiting_units > 0) AS queue,
@@ -72,6 +73,13 @@ class Overview(Declared, frozen=True, kw_only=True):
     """A lease pool as people look at it. `held` and `waiting` are units, `requests` those that wait."""
 
     why: str
+    limit_in_force: int | None  # of the last decision
+    limit_reason: str
+    pinned_reason: str | None
+    drained_reason: str | None
+    derived_units: int | None
+    derived_until: datetime | None
+    blocked_until: datetime | None
     held: int
     waiting: int
     requests: int
@@ -82,7 +90,8 @@ class Overview(Declared, frozen=True, kw_only=True):
     def eta_seconds(self) -> float | None:
         """What one unit that is asked for now would wait."""
         return eta_seconds(
-            limit_units=self.limit_units, held_units=self.held, waiting_units=self.waiting,
+            limit_units=self.limit_units if self.limit_in_force is None else self.limit_in_force,
+            held_units=self.held, waiting_units=self.waiting,
             granted_per_minute=self.granted_per_minute, hold_seconds=self.hold_seconds,
         )  # fmt: skip
 
