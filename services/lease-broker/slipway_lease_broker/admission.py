@@ -74,10 +74,14 @@ async def decide_pool(
     waiters: list[Request] = []
     untold: list[Request] = []
     per_queue = 1
+    next_deadline = await leases.next_deadline(tx, pool.id, now if expire else None)
     if pool.waiting_requests:
+        patience = timedelta(seconds=waiter_ttl_seconds)
         if expire:
-            silent_since = now - timedelta(seconds=waiter_ttl_seconds)
-            lapsed = await requests.lapse(tx, pool.id, silent_since=silent_since, limit=ROWS_MAX)
+            lapsed = await requests.lapse(tx, pool.id, silent_since=now - patience, limit=ROWS_MAX)
+        # Passed over in time, not when a unit is free: that may be noticed where nobody may be taken for silent.
+        if (asked_at := await requests.longest_silent(tx, pool.id)) is not None:
+            next_deadline = min(asked_at + patience, next_deadline or asked_at + patience)
         waiters, per_queue = await requests.heads(tx, pool.id, enough=enough(pool, due))
         untold = await requests.untold(tx, pool.id, limit=ROWS_MAX)
     decision = decide(
@@ -85,7 +89,7 @@ async def decide_pool(
         new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, untold=untold, lapsed=lapsed,
         tenants=await tenants.named(tx, {(pool.id, waiter.tenant) for waiter in waiters}),
         groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
-        next_deadline=await leases.next_deadline(tx, pool.id, now if expire else None),
+        next_deadline=next_deadline,
         more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
     )  # fmt: skip
     await leases.save(tx, decision.ended)
