@@ -3,15 +3,15 @@
 Additive increase, multiplicative decrease, by what clouds say and nothing else: a refusal of too many calls, the calls
 that are left. How long an operation takes is no evidence: a slow installation is no queue.
 
-    throttled            limit × 0.92, once per window, when more than a third of a window's leases say so
-    throttled after all  limit × 0.75, when the cut before was not enough
+    throttled            limit × 0.9, at most once per window, once a third of the last leases say so
+    still throttled      limit × 0.75, when leases granted after a cut say so as well
     little quota left    no rise within a window
     used, not throttled  + 1 per window, since nobody knows what a limit bears that was not used
     silence              nothing
 
-A bucket refuses a call now and then long before it is used up, which is why a few refusals cut nothing; and the same
-number of calls is refused less when starts follow each other evenly, which is why starts are paced by how long leases
-are really held once that is known. `make adaptive` measures all of this.
+A bucket refuses a call now and then long before it is used up, which is why a few throttled leases cut nothing. Fewer
+calls are refused when starts follow each other evenly, which is why they are paced by how long leases are really held,
+once that is known. `make adaptive` measures all of this.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ import msgspec
 
 from slipway_lease_broker.domain.pacing import Pacing, default_pacing
 
-CUT: Final = 0.92
+CUT: Final = 0.9
 CUT_AGAIN: Final = 0.75
 AGAIN_WINDOWS: Final = 2  # a cut within so many windows of another one follows up on it
-TOLERATED: Final = 0.35  # throttled leases of a window, as a share of the limit
+TOLERATED: Final = 0.35  # share of leases that were throttled in some call
 LOW_QUOTA: Final = 0.1  # of the most that was seen left
-HELD_SMOOTHING: Final = 0.05  # weight of one lease in the mean time that leases are held
+SMOOTHING: Final = 0.05  # weight of one lease in the share of throttled ones, and in the mean time that they are held
 HEADROOM: Final = 1.05  # starts per lease that ends: the limit fills up again, though slowly
 
 
@@ -53,11 +53,10 @@ class Adaptive(msgspec.Struct, frozen=True, kw_only=True):
     limit: float
     changed_at: datetime
     cut_at: datetime | None = None
-    throttled: int = 0  # leases that said so since `counted_from`
-    counted_from: datetime | None = None
+    throttled: float = 0.0  # share of the leases granted since the last cut
     quota_most: int = 0  # the largest remaining quota seen
     quota_low_at: datetime | None = None
-    held_seconds: float | None = None  # mean time from grant to release of leases that said something
+    held_seconds: float | None = None  # mean time from grant to release
 
     @property
     def units(self) -> int:
@@ -80,10 +79,10 @@ def adapt(
 ) -> tuple[Adaptive, str]:
     """The state after `evidence` at `now`, and why the limit changed; "" when it did not.
 
-    `saturated`: somebody waits for a unit of the limit. A `pinned` limit stays, whatever is said.
+    `saturated`: more is wanted than the limit has, and it is in use. A `pinned` limit stays, whatever is said.
     """
     for one in evidence:
-        state = _noted(state, one, terms, now)
+        state = _noted(state, one, now)
     if pinned:
         return state, ""
     bounded = min(max(state.limit, terms.floor), terms.ceiling)
@@ -114,26 +113,26 @@ def even_pacing(state: Adaptive, terms: AdaptiveTerms) -> Pacing:
 
 def _cut(state: Adaptive, terms: AdaptiveTerms, now: datetime) -> tuple[Adaptive, str]:
     window = timedelta(seconds=terms.window_seconds)
-    if state.throttled < TOLERATED * state.limit or (state.cut_at is not None and now < state.cut_at + window):
+    if state.throttled < TOLERATED or (state.cut_at is not None and now < state.cut_at + window):
         return state, ""
     is_again = state.cut_at is not None and now < state.cut_at + AGAIN_WINDOWS * window
     lower = max(float(terms.floor), state.limit * (CUT_AGAIN if is_again else CUT))
-    after = msgspec.structs.replace(state, limit=lower, changed_at=now, cut_at=now, throttled=0, counted_from=now)
+    after = msgspec.structs.replace(state, limit=lower, changed_at=now, cut_at=now, throttled=0.0)
     if after.units == state.units:
         return after, ""
-    return after, f"limit {state.units} → {after.units}: {state.throttled} leases were throttled"
+    return (
+        after,
+        f"limit {state.units} → {after.units}: {100 * state.throttled:.0f} % of the last leases were throttled",
+    )
 
 
-def _noted(state: Adaptive, one: Evidence, terms: AdaptiveTerms, now: datetime) -> Adaptive:
+def _noted(state: Adaptive, one: Evidence, now: datetime) -> Adaptive:
     held = (now - one.granted_at).total_seconds()
-    mean = held if state.held_seconds is None else state.held_seconds + (held - state.held_seconds) * HELD_SMOOTHING
+    mean = held if state.held_seconds is None else state.held_seconds + (held - state.held_seconds) * SMOOTHING
     state = msgspec.structs.replace(state, held_seconds=mean)
-    if one.throttled:
-        window = timedelta(seconds=terms.window_seconds)
-        is_new = state.counted_from is None or now >= state.counted_from + window
-        state = msgspec.structs.replace(
-            state, throttled=1 if is_new else state.throttled + 1, counted_from=now if is_new else state.counted_from
-        )
+    if state.cut_at is None or one.granted_at >= state.cut_at:  # those before, the cut has answered
+        share = state.throttled + (one.throttled - state.throttled) * SMOOTHING
+        state = msgspec.structs.replace(state, throttled=share)
     if one.quota_remaining is not None:
         most = max(state.quota_most, one.quota_remaining)
         low_at = now if one.quota_remaining < LOW_QUOTA * most else state.quota_low_at

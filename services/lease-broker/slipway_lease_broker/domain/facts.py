@@ -238,8 +238,7 @@ class Ledger:
         if fact.retry_after_seconds is not None and fact.retry_after_seconds > 0:
             until = now + timedelta(seconds=min(fact.retry_after_seconds, RETRY_AFTER_SECONDS_MAX))
             pool = msgspec.structs.replace(pool, blocked_until=max(until, pool.blocked_until or until))
-        says = fact.throttled or fact.quota_remaining is not None
-        if says and pool.policy.adaptive is not None and len(pool.evidence) < EVIDENCE_MAX:
+        if pool.policy.adaptive is not None and len(pool.evidence) < EVIDENCE_MAX:
             evidence = Evidence(
                 granted_at=lease.granted_at, throttled=fact.throttled, quota_remaining=fact.quota_remaining
             )

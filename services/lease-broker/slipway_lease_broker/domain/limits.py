@@ -7,6 +7,7 @@ others are as declared.
 
 from datetime import datetime
 from fractions import Fraction
+from typing import Final
 
 import msgspec
 
@@ -14,6 +15,8 @@ from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, adapt, began, rises_at
 from slipway_lease_broker.domain.ledger import LeasePool
 from slipway_lease_broker.domain.terms import Bounds
+
+IN_USE: Final = 0.9  # of the limit: starts are paced, so that it is seldom in use to the last unit
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -53,9 +56,9 @@ def adapted(pool: LeasePool, now: datetime) -> tuple[LeasePool, str]:
 
 
 def saturated(pool: LeasePool) -> bool:
-    """Whether the adaptive limit is made use of: else nobody knows whether the cloud bears it."""
+    """Whether more is wanted than the adaptive limit has, and it is made use of: else nobody knows what it bears."""
     limit = pool.adaptive.units if pool.adaptive is not None else pool.limit_units
-    return pool.waiting_units > 0 or 2 * pool.held_cost >= limit > 0
+    return pool.held_cost + pool.waiting_units > limit and pool.held_cost >= IN_USE * limit
 
 
 def looks_again_at(pool: LeasePool, now: datetime) -> datetime | None:
