@@ -325,6 +325,13 @@ def test_an_exit_code_can_mean_that_the_account_throttles(broker: LeaseBroker, e
     assert [body["throttled"] for body in broker.bodies(RELEASE)] == [True, False]
 
 
+def test_a_command_that_was_asked_to_end_has_not_failed(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """Whoever fails is slowed down by the broker."""
+    script = "kill -TERM $PPID; sleep 60"
+    assert run(environment, "--", "sh", "-c", script).returncode == 143
+    assert [body["result"] for body in broker.bodies(RELEASE)] == ["cancelled"]
+
+
 def test_loss_is_told_by_the_signal_of_choice(broker: LeaseBroker, environment: dict[str, str]) -> None:
     """And nothing is given back that is another's by now."""
     broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=0.3)]

@@ -18,6 +18,7 @@ SWITCH: Final = "SLIPWAY_LEASE"
 LEASE_ID: Final = "SLIPWAY_LEASE_ID"
 FENCING_TOKEN: Final = "SLIPWAY_FENCING_TOKEN"  # noqa: S105 (a number that grows, no secret)
 LEASE_POOL: Final = "SLIPWAY_LEASE_POOL"
+ASKING_TO_END: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -52,7 +53,7 @@ async def run(
             if isinstance(admission, Lease):
                 granted(admission)
             ended = await running.live(session, lease_pool_id, admission, command)
-            code, result = ended.exit_code, "failed" if ended.exit_code else "done"
+            code, result = ended.exit_code, running.result(ended)
             return ended
         acquiring.cancel()
         await asyncio.gather(acquiring, return_exceptions=True)
@@ -69,6 +70,7 @@ class _Running:
         self._on_loss = on_loss
         self._say = say
         self._child: Child | None = None
+        self._asked_to_end = False
 
     def catch_signals(self) -> None:
         """Before anything is asked for. What our caller ignores, as `nohup` does, stays ignored."""
@@ -76,7 +78,12 @@ class _Running:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(signum, self._signal, signum)
 
+    def result(self, ended: Ended) -> str:
+        """For the broker, which slows down whoever fails: a command that was asked to end has not failed."""
+        return "done" if not ended.exit_code else "cancelled" if self._asked_to_end else "failed"
+
     def _signal(self, signum: signal.Signals) -> None:
+        self._asked_to_end = self._asked_to_end or signum in ASKING_TO_END
         if self._child is not None:
             self._child.pass_on(signum)
         elif self.first is None:
