@@ -23,11 +23,14 @@ from slipway_common.events.lease import (
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection, Pool
 from slipway_common.topics import DECODERS, LEASE_REQUEST
+from slipway_lease_broker import admission
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.ledger import Gang
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import record_requests
 from slipway_lease_broker.loops.decide import DecideLoop
+from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.store import pools
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
@@ -117,12 +120,34 @@ class Broker:
     async def tell_in(self, tx: Connection, *facts: Any) -> None:
         await record_requests(tx, [received(fact, next(self.offsets)) for fact in facts])
 
+    async def ask_gang(self, name: str, **units: int) -> None:
+        """Of each lease pool so many units, all at once."""
+        async with self.pool.acquire() as db, db.transaction():
+            await self.ask_gang_in(db, name, **units)
+
+    async def ask_gang_in(self, tx: Connection, name: str, **units: int) -> None:
+        facts = [ask(name, wanted, pool, whole=True) for pool, wanted in units.items()]
+        locked = await pools.lock(tx, units)
+        now = await pools.clock(tx)
+        ledger = await admission.load(tx, locked, facts)
+        for fact in facts:
+            ledger.record(fact, now, gang_id=name)
+        await admission.ask_gang(
+            tx, Gang(id=name, owner="", size=len(facts), asked_at=now, last_asked_at=now), ledger, now,
+            expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000,
+        )  # fmt: skip
+
     async def decide(self) -> int:
         """Until nothing is due; returns how many decisions that took."""
         for made in range(100):
             if not await self.loop.step(self.pool):
                 return made
         raise AssertionError("a lease pool stays due for ever")
+
+    async def try_gangs(self) -> bool:
+        """Decide for all pools, and once for each gang that had its turn."""
+        await self.decide()
+        return await GangLoop(lost_linger_seconds=70).step(self.pool)
 
     async def told(self) -> list[Any]:
         """Events enqueued since the last call, in order; dead letters are left out."""

@@ -22,8 +22,9 @@ from slipway_common.events.lease import (
     LeaseReleased,
 )
 from slipway_lease_broker.loops.decide import DecideLoop
+from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
-from slipway_lease_broker.store import answers, gauges, groups, history, leases, pools, requests, stays, tenants
+from slipway_lease_broker.store import answers, gangs, gauges, groups, history, leases, pools, requests, stays, tenants
 from slipway_lease_broker.store import terms as live
 from slipway_local.postgres import EmbeddedPostgres
 from tests.harness import PATIENCE_SECONDS
@@ -40,7 +41,7 @@ from tests.lease_broker import (
 )
 
 Test = TypeVar("Test", bound=Callable[..., Any])
-STORE: Final = (answers, gauges, groups, history, leases, pools, requests, stays, tenants, live)
+STORE: Final = (answers, gangs, gauges, groups, history, leases, live, pools, requests, stays, tenants)
 LOCKS: Final = re.compile(
     r"\bFOR (UPDATE|SHARE|NO KEY|KEY)\b|\b(UPDATE|DELETE|MERGE|TRUNCATE|LOCK TABLE)\b|advisory|ON CONFLICT"
 )
@@ -407,6 +408,77 @@ async def test_what_is_being_forgotten_is_asked_anew(broker: Broker) -> None:
             await broker.until_waiting(pruning, repeat)
         await asyncio.gather(pruning, repeat)
     assert [grant.request_id for grant in await broker.grants()] == ["r"]
+
+
+@locking("gangs.ADD", "gangs.LOCK", "gangs.TURN", "gangs.DONE", "pools.LOCK")
+async def test_gangs_that_want_each_others_pools(broker: Broker) -> None:
+    """Neither waits for ever and neither holds a part, in whatever order they name the pools."""
+    await broker.declare(terms("a", 1), terms("b", 1))
+    for round_ in range(10):
+        await asyncio.gather(broker.ask_gang(f"x{round_}", a=1, b=1), broker.ask_gang(f"y{round_}", b=1, a=1))
+        first = await broker.grants()
+        assert len(first) == 2
+        assert len({grant.request_id for grant in first}) == 1
+        await broker.tell(*map(release, first))
+        await asyncio.gather(*(broker.try_gangs() for _ in range(3)))
+        second = await broker.grants()
+        assert sorted(grant.lease_pool_id for grant in second) == ["a", "b"]
+        assert {grant.request_id for grant in first + second} == {f"x{round_}", f"y{round_}"}
+        await broker.tell(*map(release, second))
+
+
+@locking("gangs.LOCK", "gangs.DONE")
+async def test_a_gang_whose_member_is_cancelled_as_it_starts(broker: Broker) -> None:
+    """It starts whole, or what is left of it is given up: its units are kept no longer."""
+    await broker.declare(terms("a", 1), terms("b", 1))
+    await broker.tell(ask("other", pool="b"))
+    (other,) = await broker.grants()
+    await broker.ask_gang("g", a=1, b=1)
+    assert not await broker.try_gangs()
+    await broker.tell(release(other))
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.tell_in(db, cancel("g", pool="b"))
+        trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
+        await broker.until_waiting(trying)
+    assert await trying is False
+    assert await broker.pool.fetchval(WAITING) == 0
+    await broker.tell(ask("next", pool="a"))
+    assert [grant.request_id for grant in await broker.grants()] == ["next"]
+
+
+@locking("gangs.TURN", "pools.CLAIM")
+async def test_units_that_come_free_while_a_gang_is_tried(broker: Broker) -> None:
+    """The try waits for who gives them back, and sees them."""
+    await broker.declare(terms("a", 1), terms("b", 1))
+    await broker.tell(ask("other", pool="b"))
+    (other,) = await broker.grants()
+    await broker.ask_gang("g", a=1, b=1)
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.tell_in(db, release(other))
+        trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
+        await broker.until_waiting(trying)
+    assert await trying is True
+    assert len(await broker.grants()) == 2
+
+
+@locking("gangs.FORGET", "gangs.ADD")
+async def test_a_gang_that_is_asked_for_as_it_is_forgotten(broker: Broker) -> None:
+    """Its row is there whenever its requests are."""
+    await broker.ask_gang("g", **{"sim-a": 1})
+    (lease,) = await broker.grants()
+    await broker.tell(release(lease))
+    await broker.set_clock(9 * 86_400)
+    await broker.pool.execute("DELETE FROM requests")
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.ask_gang_in(db, "g", **{"sim-a": 3})
+        forgetting = broker.start(gangs.forget(broker.pool, silent_for_seconds=8 * 86_400))
+        await broker.until_waiting(forgetting)
+    await forgetting
+    assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 1
+    await broker.pool.execute("DELETE FROM requests")
+    await broker.set_clock(18 * 86_400)
+    await PruneLoop(ended_kept_days=8).step(broker.pool)
+    assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 0
 
 
 @locking("pools.LOCK", "pools.MARK", "pools.CLAIM", "pools.SETTLE", "leases.SAVE", "requests.SAVE")

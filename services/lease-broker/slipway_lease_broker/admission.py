@@ -1,7 +1,7 @@
 """What is between the store and the rules: facts about locked lease pools, and the decision for one of them, are
 loaded, worked out by the domain and written, in the caller's transaction. Kafka, the decide loop and HTTP share it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -12,10 +12,10 @@ from slipway_common.postgres import Connection
 from slipway_common.telemetry import logger
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.facts import Fact, Ledger
-from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
+from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool, Request
 from slipway_lease_broker.domain.terms import Mode
 from slipway_lease_broker.metrics import ENDED_LEASES, GRANTED_UNITS, REFUSED_FACTS, WAITED_SECONDS
-from slipway_lease_broker.store import groups, history, leases, pools, requests, tenants
+from slipway_lease_broker.store import gangs, groups, history, leases, pools, requests, tenants
 from slipway_lease_broker.store.traces import traced
 
 LOG = logger(__name__)
@@ -92,15 +92,93 @@ async def decide_pool(
         next_deadline=next_deadline,
         more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
     )  # fmt: skip
+    await _write(tx, decision, now, [*due, *decision.granted], [*waiters, *untold])
+    return decision
+
+
+async def ask_gang(
+    tx: Connection, gang: Gang, ledger: Ledger, now: datetime, *,
+    expire: Callable[[str], bool], lost_linger_seconds: float, waiter_ttl_seconds: float,
+) -> list[Decision]:  # fmt: skip
+    """Write what a gang asks, recorded in `ledger` under the locks of all its pools, and decide for each of them; then
+    for the gang, if one of them lets it start. The caller commits, then calls `tell` with each decision."""
+    await gangs.add(tx, gang)
+    await save(tx, ledger, now)
+    decisions = [
+        await decide_pool(
+            tx, pool, now, expire=expire(pool.id), lost_linger_seconds=lost_linger_seconds,
+            waiter_ttl_seconds=waiter_ttl_seconds,
+        )
+        for _, pool in sorted(ledger.pools.items())
+    ]  # fmt: skip
+    if any(gang.id in decision.gangs for decision in decisions):
+        decisions += await decide_gang(tx, gang.id, lost_linger_seconds=lost_linger_seconds)
+    return decisions
+
+
+async def decide_gang(tx: Connection, gang_id: str, *, lost_linger_seconds: float) -> list[Decision]:
+    """Start a gang in all its pools if each has room for it, whoever is ahead of it there; else nothing changes.
+
+    Two gangs that keep units for each other's pools would wait for ever if each had to be first in all. Locks the
+    pools first and in ascending order, as everybody does.
+    """
+    locked = {pool.id: pool for pool in await pools.lock(tx, await gangs.pools_of(tx, gang_id))}
+    gang = await gangs.lock(tx, gang_id)
+    if gang is None or gang.done_at is not None:
+        return []
+    now = await pools.clock(tx)
+    members = await gangs.members(tx, gang_id)
+    if any(member.waiting_units == 0 for member in members):
+        await _give_up(tx, gang, list(locked.values()), members, now)
+        return []
+    decisions = []
+    for member in members:
+        decision = decide(
+            locked[member.lease_pool_id], [], [member], now,
+            new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=2, for_gang=True,
+            untold=[member] if member.queued_at is None else [],
+            tenants=await tenants.named(tx, {(member.lease_pool_id, member.tenant)}), more=True,
+        )  # fmt: skip
+        if member.lapsed or not decision.granted:
+            return []
+        decisions.append(decision)
+    for decision, member in zip(decisions, members, strict=True):
+        await _write(tx, decision, now, decision.granted, [member])
+    await gangs.done(tx, gang_id, now)
+    return decisions
+
+
+async def _give_up(
+    tx: Connection, gang: Gang, locked: Sequence[LeasePool], members: Sequence[Request], now: datetime
+) -> None:
+    """One of its requests was cancelled, so the others can never start: they keep nothing any longer."""
+    ledger = Ledger(locked, [], members)
+    for member in members:
+        if member.waiting_units:
+            ledger.record(
+                LeaseCancelRequested(
+                    lease_pool_id=member.lease_pool_id, request_id=member.id, units=member.waiting_units,
+                    reason="another of its gang was cancelled",
+                ),
+                now, owner=member.owner,
+            )  # fmt: skip
+    await save(tx, ledger, now)
+    await pools.mark(tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
+    await gangs.done(tx, gang.id, now)
+
+
+async def _write(
+    tx: Connection, decision: Decision, now: datetime, known: Sequence[Lease], asked: Sequence[Request]
+) -> None:
     await leases.save(tx, decision.ended)
     await leases.add(tx, decision.granted)
     await requests.save(tx, decision.requests)
     await tenants.save(tx, decision.tenants)
     await groups.save(tx, decision.groups)
+    await gangs.have_turn(tx, decision.gangs, now)
     await history.add(tx, decision.history)
     await pools.settle(tx, decision, now)
-    await outbox.enqueue(tx, traced(decision.events, [*due, *decision.granted], [*waiters, *untold]), at=now)
-    return decision
+    await outbox.enqueue(tx, traced(decision.events, known, asked), at=now)
 
 
 def enough(pool: LeasePool, due: Sequence[Lease]) -> int:

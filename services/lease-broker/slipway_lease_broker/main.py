@@ -12,6 +12,7 @@ from slipway_lease_broker.http import lease_pools, leases
 from slipway_lease_broker.http.desk import Desk
 from slipway_lease_broker.http.wakes import Wakes
 from slipway_lease_broker.loops.decide import DecideLoop
+from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.settings import Settings
 from slipway_lease_broker.store import gauges
@@ -42,12 +43,14 @@ def build(settings: Settings) -> Service:
         lost_linger_seconds=settings.lost_linger_seconds,
         waiter_ttl_seconds=settings.waiter_ttl_seconds,
     )
+    gangs = GangLoop(committed=desk.decided, lost_linger_seconds=settings.lost_linger_seconds)
     service = Service(
         "lease-broker",
         settings,
         consumes={LEASE_REQUEST: requests.record_requests},
         loops=[
             Loop("decide", decide.step, tick_seconds=0.5),  # deadlines pass on a tick; grants and releases ring
+            Loop("gangs", gangs.step, tick_seconds=1.0),
             Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),
             Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS),
         ],

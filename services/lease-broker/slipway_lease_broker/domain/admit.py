@@ -50,6 +50,9 @@ class Verdict(msgspec.Struct, frozen=True):
     until: datetime | None = None
 
 
+WITH_ITS_GANG: Final = Verdict(0, "its gang starts once all its pools have room", Holds.UNITS)
+
+
 class Grant(msgspec.Struct, frozen=True):
     """`units` of a request start now. `spared_seconds` is what a shadow or advisory pool spared it, `reason` why it
     would have waited."""
@@ -77,8 +80,9 @@ class Admission:
         tenants: Iterable[Tenant],
         groups: Iterable[Group],
         per_queue: int,
+        for_gang: bool = False,
     ) -> None:
-        self.pool, self.limit, self.now = pool, limit_units, now
+        self.pool, self.limit, self.now, self.for_gang = pool, limit_units, now, for_gang
         self.pacing = pacing_of(pool, limit_units)
         self.paced_until = repaced(pool, self.pacing, now)
         self.held = dict(pool.held)
@@ -153,7 +157,9 @@ class Admission:
     # Whether it may start
 
     def verdict(self, request: Request) -> Verdict:
-        weight = self._weight(request)
+        weight, is_apart = self._weight(request), request.gang_id is not None and not self.for_gang
+        if is_apart and self.pool.policy.mode is not Mode.ENFORCE:
+            return WITH_ITS_GANG
         if weight == 0 and request.since <= self.now:
             return Verdict(request.waiting_units)
         if self._is_overdue(request):
@@ -193,9 +199,7 @@ class Admission:
             until = pacing.free_at(self.paced_until, self.now, max(1, units), self.pacing)
             if until > self.now:
                 return Verdict(0, "starts are paced", Holds.ALL, until)
-        if request.gang_id is not None:
-            return Verdict(0, "its gang starts once all its pools have room", Holds.UNITS)
-        return Verdict(units)
+        return WITH_ITS_GANG if request.gang_id is not None and not self.for_gang else Verdict(units)
 
     def free_cost(self, operation: str) -> int:
         """What an operation may still cost, below zero when more is held than the limit has."""

@@ -77,12 +77,14 @@ def decide(
     groups: Sequence[Group] = (),
     next_deadline: datetime | None = None,
     more: bool = False,
+    for_gang: bool = False,
 ) -> Decision:
     """`due` are counted leases whose deadline has passed, `waiters` the first `per_queue` of each queue.
 
     `untold` wait, beyond the heads or among them, and were not told so yet, in order of arrival; `lapsed` are those
     that are passed over from now on. `next_deadline` is the earliest of the counted leases that are not due. `more`
-    says that more ended, waits untold or fell silent than was loaded. The durations are in seconds.
+    says that more ended, waits untold or fell silent than was loaded. With `for_gang` the waiter is a gang's and may
+    start: its other pools are decided for in the same transaction. The durations are in seconds.
     """
     pool, ended = _pass_time(pool, due, now, lost_linger_seconds)
     for request in lapsed:
@@ -91,7 +93,9 @@ def decide(
     pool, alert = limits.aged(pool, now)
     limit = limits.in_force(pool)
 
-    admission = Admission(pool, limit.units, waiters, now, tenants=tenants, groups=groups, per_queue=per_queue).run()
+    admission = Admission(
+        pool, limit.units, waiters, now, tenants=tenants, groups=groups, per_queue=per_queue, for_gang=for_gang
+    ).run()
     granted = [lease_of(pool, grant, now, new_id(), number) for number, grant in enumerate(admission.grants, start=1)]
     rows = {request.id: request for request in (*untold, *waiters)}
     before = dict(rows)

@@ -86,10 +86,11 @@ class Ledger:
         self.refusals: list[str] = []
 
     def record(
-        self, fact: Fact, now: datetime, traceparent: str = "", *, owner: str = "", admin: bool = False
-    ) -> None:
-        """`owner` is who says it; an `admin` speaks for every owner. Raises BadEvent for a fact that can never be
-        applied."""
+        self, fact: Fact, now: datetime, traceparent: str = "", *,
+        owner: str = "", admin: bool = False, gang_id: str | None = None,
+    ) -> None:  # fmt: skip
+        """`owner` is who says it; an `admin` speaks for every owner. With a `gang_id` a request starts together with
+        the others of that gang. Raises BadEvent for a fact that can never be applied."""
         pool = self.pools.get(fact.lease_pool_id)
         if pool is None:
             raise BadEvent(f"no lease pool {fact.lease_pool_id!r} is declared")
@@ -99,7 +100,7 @@ class Ledger:
             return
         match fact:
             case LeaseRequested():
-                self._ask(pool, fact, now, traceparent, owner)
+                self._ask(pool, fact, now, traceparent, owner, gang_id)
             case LeaseCancelRequested():
                 self._cancel(pool, fact, now, owner)
             case LeaseReleaseRequested():
@@ -116,7 +117,9 @@ class Ledger:
             subject = self.leases.get((fact.lease_pool_id, fact.lease_id))
         return subject is not None and subject.owner not in ("", owner)
 
-    def _ask(self, pool: LeasePool, fact: LeaseRequested, now: datetime, traceparent: str, owner: str) -> None:
+    def _ask(
+        self, pool: LeasePool, fact: LeaseRequested, now: datetime, traceparent: str, owner: str, gang_id: str | None
+    ) -> None:
         key = pool.id, fact.request_id
         if (asked := self.requests.get(key)) is not None:  # it only says that the asker still waits
             self._keep_request(msgspec.structs.replace(asked, last_asked_at=now, lapsed=False))
@@ -144,6 +147,7 @@ class Ledger:
                 hold_seconds=fact.hold_seconds,
                 owner=owner,
                 group_name="" if fact.group is None else fact.group.name,
+                gang_id=gang_id,
             )
         )
         self.pools[pool.id] = queued(self.pools[pool.id], 0, fact.units)

@@ -186,6 +186,18 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     last_start_at: datetime | None = None
 
 
+class Gang(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of several pools that start together or not at all; its members are the requests that name it."""
+
+    id: str
+    owner: str
+    size: int
+    asked_at: datetime
+    last_asked_at: datetime
+    turn_at: datetime | None = None  # when it first might have started in one pool
+    done_at: datetime | None = None  # started, or given up
+
+
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of history: what was decided, and why."""
 

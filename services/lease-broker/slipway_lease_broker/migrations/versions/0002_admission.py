@@ -87,11 +87,14 @@ CREATE TABLE groups (
 CREATE TABLE gangs (
     id text PRIMARY KEY,
     owner text NOT NULL,
-    members jsonb NOT NULL,                         -- [{pool, units, hold_seconds}]
+    size integer NOT NULL CHECK (size > 0),         -- lease pools that it asks
     asked_at timestamptz NOT NULL,
     last_asked_at timestamptz NOT NULL,
-    granted_at timestamptz, ended_at timestamptz
+    turn_at timestamptz,                            -- when it first might have started in one of them
+    done_at timestamptz                             -- started, or given up
 );
+CREATE INDEX gangs_ready ON gangs (asked_at) WHERE turn_at IS NOT NULL AND done_at IS NULL;
+CREATE INDEX requests_of_gang ON requests (gang_id, lease_pool_id) WHERE gang_id IS NOT NULL;
 CREATE TABLE history (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     lease_pool_id text NOT NULL,
