@@ -14,10 +14,14 @@ from slipway_common.clock import utc_now
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker.domain.terms import Derived, Policy
+from slipway_lease_broker.http import wakes
+from slipway_lease_broker.http.bodies import Acquire
+from slipway_lease_broker.http.errands import Answer, Errand
+from slipway_lease_broker.http.leases import wanted
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
-from tests.lease_broker import after, terms
-from tests.lease_broker_http import World, world_on
+from tests.lease_broker import after, ask, release, terms
+from tests.lease_broker_http import Replica, World, world_on
 
 
 @pytest.fixture
@@ -502,3 +506,60 @@ async def test_every_write_is_documented_with_its_token(world: World) -> None:
     for path, method, operation in writes:
         assert operation["security"] == [{"HTTPBearer": []}], (method, path)
         assert method == "delete" or "requestBody" in operation, (method, path)
+
+
+async def stays(replica: Replica, request_id: str = "next") -> Answer:
+    """Ask, as a caller does that is ready to wait."""
+    fact = wanted("sim-a", Acquire.model_validate({"request_id": request_id}), "ann")
+    return await replica.desk.settle(replica.pool, Errand(fact=fact, caller="ann", confirm=True, wait=True))
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_who_waits_at_another_replica_is_woken(
+    postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a notification, long before a look of its own would find the grant."""
+    monkeypatch.setattr(wakes, "LOOK_SECONDS", 3600.0)
+    async with world_on(postgres, tmp_path, replicas=2) as world:
+        here, there = world.replicas
+        held = (await here.acquire("held", units=2)).json()
+        staying = asyncio.create_task(there.desk.stay(await stays(there), 60.0, never()))
+        await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
+        assert await staying is True
+        answer = await there.acquire("next")
+    assert (answer.status_code, answer.json()["state"]) == (200, "confirmed")
+
+
+async def test_a_lost_notification_holds_nobody_up(world: World) -> None:
+    """A look wakes whoever was granted something since, and nobody else."""
+    await world.broker.tell(ask("held", 2))
+    (held,) = await world.broker.grants()
+    here = world.replica
+    staying = [
+        asyncio.create_task(here.desk.stay(await stays(here, name), 60.0, never())) for name in ("next", "last")
+    ]
+    await world.broker.tell(release(held, 1))
+    await world.broker.decide()  # in a process that knows nothing of who stays here
+    await here.desk.look(here.pool)
+    assert await staying[0] is True
+    assert here.desk.staying == 1
+    await world.broker.tell(release(held, 1))
+    await world.broker.decide()
+    await here.desk.look(here.pool)
+    assert await staying[1] is True
+
+
+async def test_a_caller_that_hung_up_confirms_nothing(world: World) -> None:
+    """Nobody heard of the grant, so it stays a reserve that time takes back."""
+    held = (await world.replica.acquire("held", units=2)).json()
+    here, gone = world.replica, asyncio.Event()
+    staying = asyncio.create_task(here.desk.stay(await stays(here), 60.0, gone.wait()))
+    gone.set()
+    assert await staying is False
+    assert here.desk.staying == 0
+    await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
+    (lease,) = (await here.call("GET", "/leases?pool=sim-a")).json()["items"]
+    assert (lease["request_id"], lease["state"]) == ("next", "reserved")

@@ -80,7 +80,7 @@ class Desk:
             self._remember(lease_id, found)
         return found
 
-    async def stay(self, answer: Answer, seconds: float, left: Awaitable[None]) -> bool:
+    async def stay(self, answer: Answer, seconds: float, left: Awaitable[object]) -> bool:
         """Wait until the request may have been granted; False after `seconds`, or once the caller has `left`."""
         assert answer.request is not None
         gone = asyncio.ensure_future(left)
