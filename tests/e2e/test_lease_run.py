@@ -32,11 +32,13 @@ PROGRAM: Final = "from slipway_client.cli import app; app(prog_name='slipway')"
 SECRET: Final = "secret-of-everybody"
 SECONDS: Final = 60.0
 POOLS: Final = (
-    "exit", "crash", "int", "term", "trap", "script", "waits", "attempt", "off", "optimistic", "safe", "pessimistic",
+    "exit", "crash", "int", "term", "trap", "script", "waits", "attempt", "optimistic", "patient", "pessimistic",
 )  # fmt: skip
 # Of those who are to lose their lease; nothing but time ends it.
 SHORT: Final = ("killed", "stopped", "silent")
 SHORT_TTL_SECONDS: Final = 1.5
+PACED: Final = "paced"
+PACED_HOLD_SECONDS: Final = 1.5
 LOST_LINGER_SECONDS: Final = 0.2
 UP: Final = "echo up $SLIPWAY_LEASE_ID $SLIPWAY_FENCING_TOKEN; "
 FOREVER: Final = "while :; do sleep 0.05; done"
@@ -112,6 +114,11 @@ class Broker:
         """What was done to a lease, in order."""
         return [entry["kind"] for entry in (await self.get(f"/leases/{lease_id}/history"))["items"]]
 
+    async def charged(self, pool: str) -> int:
+        """Starts that nobody admitted."""
+        entries = (await self.get(f"/lease-pools/{pool}/history"))["items"]
+        return sum(entry["kind"] == "unleased" for entry in entries)
+
     async def pool(self, name: str) -> Any:
         return next(row for row in (await self.get("/lease-pools"))["items"] if row["id"] == name)
 
@@ -146,6 +153,8 @@ async def broker(
         terms = {"limit": 1, "hold_seconds": 600.0, "reserve_seconds": 60.0, "pacing": "off"}
         pools = [{"id": name, **terms, "ttl_seconds": 120.0} for name in POOLS]
         pools += [{"id": name, **terms, "ttl_seconds": SHORT_TTL_SECONDS} for name in SHORT]
+        paced = dict.fromkeys(("hold_seconds", "ttl_seconds", "reserve_seconds"), PACED_HOLD_SECONDS)
+        pools.append({"id": PACED, "limit": 1, "pacing": "off"} | paced)
         (await broker.http.put("/lease-pools", json=pools)).raise_for_status()
         yield broker
         await broker.http.aclose()
@@ -304,25 +313,46 @@ async def test_the_next_attempt_takes_the_place_of_the_one_before(broker: Broker
 
 
 async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
-    """Pessimistic starts nothing; optimistic and safe start without a lease, are told of when the broker is back, and
-    are charged. A command that lost its broker for longer than its ttl is told."""
+    """Pessimistic starts nothing; optimistic starts at once and safe at the pace that was last known, or not at all;
+    whoever waits when the broker is back is admitted by it. What has started is told of and charged, once each, and
+    given back like a lease by who still runs. A command whose lease nobody renews for its ttl is told."""
     held = await broker.run("silent", "--", "sh", "-c", f"trap 'echo told; exit 4' TERM; {UP}{FOREVER}")
     await held.up()
-    for pool in ("safe", "optimistic"):  # so that its pace is known here
+    for pool in (PACED, "patient"):  # so that their paces are known here
         assert await ended(await broker.run(pool, "--", "true")) == (0, [])
     await broker.supervisor.kill(NAME)
-    runs = [
+    patient = await broker.run("patient", "--silent-after", "0", "--", "sh", "-c", UP + "exit 8")
+    optimistic = ("--fail-open", "optimistic", "--", "sh", "-c")
+    running = await broker.run("optimistic", *optimistic, UP + FOREVER)
+    await running.up()
+    safe = [await broker.run(PACED, "--silent-after", "0", "--", "echo", "started") for _ in range(2)]
+    others = [
         await broker.run("pessimistic", "--fail-open", "pessimistic", "--max-wait", "1s", "--", "echo", "x"),
-        await broker.run("optimistic", "--fail-open", "optimistic", "--", "sh", "-c", "echo $SLIPWAY_LEASE_ID.; exit 7"),
-        await broker.run("safe", "--max-wait", "1s", "--silent-after", "0", "--", "echo", "x"),
-        await broker.run("safe", "--hold", "1s", "--silent-after", "0", "--", "sh", "-c", "exit 8"),
+        await broker.run("patient", "--silent-after", "0", "--max-wait", "1s", "--", "echo", "x"),
+        await broker.run("optimistic", *optimistic, "echo $SLIPWAY_LEASE_ID.; exit 7"),
     ]
-    assert [await ended(run) for run in runs[:3]] == [(69, []), (7, ["."]), (69, [])]
+    assert [await ended(run) for run in [*others, *safe]] == [
+        (69, []), (69, []), (7, ["."]), (0, ["started"]), (0, ["started"]),
+    ]  # fmt: skip
     code, said = await held.ended()
     assert (code, held.lines[-1]) == (4, "told")
     assert "the lease is lost: it was not renewed in time" in said
+
     await broker.supervisor.restart(NAME)
-    assert (await runs[3].ended())[0] == 8  # it waited for its place, and the broker was back before
+    await patient.up()
+    assert ((await patient.ended())[0], bool(patient.lease_id)) == (8, True)
+    await until(lambda: all_charged(broker), "every start is charged")
+    assert len(await broker.held("optimistic")) == 2
+    running.send(signal.SIGTERM)
+    assert (await running.ended())[0] == 128 + signal.SIGTERM
+    assert len(await broker.held("optimistic")) == 1
+    assert await ended(await broker.run("exit", "--", "true")) == (0, [])
+    assert await all_charged(broker)
+
+
+async def all_charged(broker: Broker) -> bool:
+    """Two starts of each mode that starts, and none of others."""
+    return [await broker.charged(pool) for pool in ("optimistic", PACED, "pessimistic", "patient")] == [2, 2, 0, 0]
 
 
 async def ended(run: Run) -> tuple[int, Sequence[str]]:

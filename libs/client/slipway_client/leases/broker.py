@@ -34,6 +34,12 @@ class Granted(msgspec.Struct, frozen=True):
     leases: list[Lease]
 
 
+class Charged(msgspec.Struct, frozen=True):
+    """What starts without a lease are charged as."""
+
+    items: list[Lease] = []
+
+
 class Broker:
     """One lease-broker for one caller. Every method raises NoAnswer when nobody has answered, or only that there is no
     answer now, and Refused for what would be refused again."""
@@ -76,10 +82,12 @@ class Broker:
         _, body = await self._call("GET", "/lease-pools")
         return next((row for row in body.get("items", []) if row.get("id") == lease_pool_id), None)
 
-    async def report_unleased(self, lease_pool_id: str, start: Start) -> None:
-        """Have a start charged that nobody admitted."""
+    async def report_unleased(self, lease_pool_id: str, start: Start) -> Lease | None:
+        """Have a start charged that nobody admitted: as a lease that lives as long as its hold, if that is not over."""
         body = {"starts": [msgspec.to_builtins(start)]}
-        await self._call("POST", path("lease-pools", lease_pool_id, "unleased"), body)
+        _, told = await self._call("POST", path("lease-pools", lease_pool_id, "unleased"), body)
+        charged = _read(told, Charged).items
+        return charged[0] if charged and charged[0].hold_seconds_left > 0 else None
 
     async def _held(self, what: str, lease: Lease, body: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -17,11 +17,12 @@ from slipway_client.leases.asking import Asking
 from slipway_client.leases.broker import Broker, Ended
 from slipway_client.leases.errors import NotAdmitted, Refused, Unreachable
 from slipway_client.leases.holding import Holding, Over
-from slipway_client.leases.state import State, folder
+from slipway_client.leases.state import Spooled, State, folder
 from slipway_client.leases.terms import Lease, Start, Waiting, Wanted
 from slipway_client.worker.core import Silence, longer
 from slipway_client.worker.http import NoAnswer
 from slipway_common.clock import monotonic_seconds, utc_now
+from slipway_common.ids import new_id
 
 RELEASE_SECONDS: Final = 10.0
 """How long giving back, or no longer waiting, is tried: within what who ends us by force usually allows."""
@@ -58,6 +59,7 @@ class Session:
         self._over: Over | None = None
         self._beside: set[asyncio.Task[None]] = set()
         self._sent = False
+        self._own_start = ""
         self._learned = False
 
     # Admission
@@ -128,9 +130,9 @@ class Session:
 
     def _start_unleased(self) -> Unleased:
         wanted, started_at = self._wanted, utc_now().isoformat()
-        start = Start(
-            request_id=wanted.request_id, operation=wanted.operation, units=wanted.units, started_at=started_at
-        )
+        # An id of its own: the broker may have the request, although nobody has heard so.
+        start = Start(request_id=new_id(), operation=wanted.operation, units=wanted.units, started_at=started_at)
+        self._own_start = start.request_id
         self._state.spool(wanted.lease_pool_id, start)
         self._say("starting without a lease: the lease-broker is silent; it will be told")
         self._begin_beside(self.report_unleased())
@@ -187,14 +189,20 @@ class Session:
 
     async def release(self, result: str, *, throttled: bool = False) -> None:
         """Give the lease back, unless it has ended; once, however often this is called. What is left to tell is tried
-        a last time."""
+        a last time, and first if that may still become a lease."""
+        if self._holding is None:
+            await self._last_try()
         held, self._holding = self._holding, None
         if held is not None and (self._over is None or not self._over.told):
             await self._release(held.lease, result, throttled=throttled)
+        await self._last_try()
+
+    async def _last_try(self) -> None:
         if self._beside:
             await asyncio.wait(self._beside, timeout=LAST_TRY_SECONDS)
-        for task in self._beside:
+        for task in list(self._beside):
             task.cancel()
+        self._beside.clear()
 
     async def _release(self, lease: Lease, result: str, *, throttled: bool) -> None:
         silence, end = Silence(), monotonic_seconds() + RELEASE_SECONDS
@@ -237,7 +245,7 @@ class Session:
             try:
                 for entry in entries:
                     try:
-                        await self._broker.report_unleased(entry.lease_pool_id, entry.start)
+                        await self._charge(entry)
                     except Refused as refused:
                         self._say(f"an unleased start in {entry.lease_pool_id} was not accepted: {refused}")
                         if refused.exit_code == errors.REFUSED:
@@ -247,6 +255,15 @@ class Session:
             except NoAnswer:
                 silence = longer(silence, monotonic_seconds(), self._rng.random())
                 await asyncio.sleep(max(0.0, silence.retry_at - monotonic_seconds()))
+
+    async def _charge(self, entry: Spooled) -> None:
+        """Have a start charged. Our own becomes a lease that is given back like any other, and waits no more."""
+        asked_at = monotonic_seconds()
+        lease = await self._broker.report_unleased(entry.lease_pool_id, entry.start)
+        if entry.start.request_id == self._own_start:
+            await self.withdraw()
+            if lease is not None:
+                self._holding = holding.granted(lease, asked_at)
 
 
 def _outlook(waiting: Waiting) -> str:
