@@ -20,7 +20,7 @@ BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows histories mutants readme \
-	generated simulate policies bench-events bench-weights clean
+	generated simulate policies bench-events bench-weights square-wave fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +100,15 @@ bench-weights: $(READY) ## Fold, replay at 200 and 10,000 configs, outcome → w
 
 policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1, SCENARIO=FILE, CELL=all-out/slipway/7, SEEDS=3, DEMAND=FILE AVAILABILITY=FOLDER
 	@$(RUN) -m bench.policies
+
+square-wave: $(READY) ## Fifty installations at once, then two hundred: starts a minute with pacing and without; SEED=3
+	@$(RUN) -m bench.leases.square_wave
+
+fairness: $(READY) ## One tenant with 1,000 waiters against nine with one; equal and weighted tenants, priorities: SEED=3
+	@$(RUN) -m bench.leases.fairness
+
+adaptive: $(READY) ## Adaptive limits against token-bucket clouds: SEED=3, FULL=1, CELL=bucket-2ps/3
+	@$(RUN) -m bench.leases.adaptive
 
 clean: ## Remove the virtual environment and every cache in this folder
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
