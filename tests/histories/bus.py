@@ -74,14 +74,15 @@ class Bus:
         """A deadline as it is told, by the machine's monotonic clock."""
         return at.timestamp() - self._wall
 
-    async def ask(self, *facts: Any) -> None:
-        """Send these in order, one batch per partition, every record twice, as a producer may that heard no answer."""
+    async def ask(self, *facts: Any, source: str = SOURCE) -> None:
+        """Send these in order, one batch per partition, every record twice, as a producer may that heard no answer.
+        What is asked for belongs to the `source`."""
         batches: dict[int, Any] = {}
         for fact in facts:
             partition = partition_for(fact.lease_pool_id, self._partitions)
             batch = batches.setdefault(partition, self._producer.create_batch())
             envelope = Envelope(
-                id=new_id(), type=fact.type, source=SOURCE, subject=LEASE_REQUEST.subject(fact), time=utc_now()
+                id=new_id(), type=fact.type, source=source, subject=LEASE_REQUEST.subject(fact), time=utc_now()
             )
             for _ in range(TWICE):
                 kept = batch.append(

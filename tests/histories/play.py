@@ -114,6 +114,7 @@ class Play:
         await self.bus.ask(
             LeaseRequested(lease_pool_id=held, request_id=f"{pool}-held", units=1, tenant=self.name),
             LeaseRenewRequested(lease_pool_id=pool, lease_id=lease.lease_id, fencing_token=lease.fencing_token),
+            source=self.holder.owner,
         )
         for at in CROSSED_RENEWALS:
             await until(began + at)

@@ -101,7 +101,10 @@ class Round:
         quiet_at = monotonic_seconds()
         await asyncio.gather(*(play.take_all(TAKE_SECONDS) for play in self.plays))
         noted = [call for group in GROUPS for call in self._noted(group)]
-        return [judge(play, play.history(quiet_at, noted)) for play in self.plays]
+        histories = [(play.name, play.history(quiet_at, noted)) for play in self.plays]
+        for name, history in histories:
+            (self.system.folder / f"{name}.history.jsonl").write_bytes(b"\n".join(lines(history)))
+        return [judge(name, history) for name, history in histories]
 
     def _clients(self, group: str, begin: float, end: float) -> Service:
         plan = Plan(
@@ -166,11 +169,19 @@ async def truly(condition: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.02)
 
 
-def judge(play: Play, history: History) -> Judged:
+def lines(history: History) -> list[bytes]:
+    """In order of time, for people who look into a run."""
+    told: list[tuple[float, Any]] = [(call.invoked, call) for call in history.calls]
+    told += [(each.at, each) for each in history.ended]
+    told += [(each.at, each) for each in history.writes]
+    return [msgspec.json.encode(each) for _, each in sorted(told, key=lambda each: each[0])]
+
+
+def judge(name: str, history: History) -> Judged:
     counts = Counter(f"{call.does} {call.answer}" for call in history.calls)
     counts.update(f"lease {each.reason}" for each in history.ended)
     counts.update(f"write {'accepted' if write.accepted else 'refused'}" for write in history.writes)
-    return Judged(play.name, check(history), counts)
+    return Judged(name, check(history), counts)
 
 
 async def histories(supervisor: Supervisor, count: int, seed: int, mutant: str) -> int:
