@@ -18,6 +18,7 @@ from slipway_lease_broker.http import wakes
 from slipway_lease_broker.http.bodies import Acquire
 from slipway_lease_broker.http.errands import Answer, Errand
 from slipway_lease_broker.http.leases import wanted
+from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
 from tests.lease_broker import after, ask, release, terms
@@ -326,6 +327,48 @@ async def test_a_report_of_the_past(world: World) -> None:
     assert (what_if["limit_units"], what_if["hold_seconds"], what_if["cut_short"]) == (1, 60.0, 2)
     held = next(row for row in told["spreads"] if row["of"] == "seconds held")
     assert (held["count"], held["p50"]) == (2, 100.0)
+
+
+def gang(*pools: str, request_id: str = "g", **body: Any) -> dict[str, Any]:
+    return {"request_id": request_id, "members": [{"pool": pool, "units": 1} for pool in pools]} | body
+
+
+async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
+    """Told where it waits longest, woken by the last unit, confirmed in the call; the same id is the same gang."""
+    await world.broker.declare(terms(limit=2), terms("sim-b", limit=1))
+    here = world.replica
+    held = (await here.acquire("held", "sim-b")).json()
+    waits = await here.call("POST", "/lease-gangs", gang("sim-b", "sim-a"))
+    assert (waits.status_code, waits.json()["state"]) == (202, "waiting")
+    assert waits.json()["reason"].startswith("sim-b: ")
+    assert [await world.broker.held(pool) for pool in ("sim-a", "sim-b")] == [0, 1]
+    waiting = asyncio.create_task(here.call("POST", "/lease-gangs", gang("sim-b", "sim-a", wait_seconds=60.0)))
+    await harness.until(lambda: here.desk.staying == 1)
+    await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
+    loop = GangLoop(lost_linger_seconds=70, committed=here.desk.decided)
+    assert await loop.step(here.pool)
+    answer = await waiting
+    assert answer.status_code == 200, answer.text
+    leases = answer.json()["leases"]
+    assert [(lease["lease_pool_id"], lease["state"]) for lease in leases] == [
+        ("sim-b", "confirmed"), ("sim-a", "confirmed"),
+    ]  # fmt: skip
+    again = await here.call("POST", "/lease-gangs", gang("sim-b", "sim-a"))
+    assert [lease["lease_id"] for lease in again.json()["leases"]] == [lease["lease_id"] for lease in leases]
+    assert [await world.broker.held(pool) for pool in ("sim-a", "sim-b")] == [1, 1]
+    before = await world.rows()
+    for body, by, status, expected in (
+        (gang("sim-a", "sim-a"), "ann", 422, "duplicate-pool"), (gang(), "ann", 422, "invalid-request"),
+        (gang("sim-a", "nowhere"), "ann", 404, "unknown-lease-pool"), (gang("sim-a"), "cid", 403, "scope-missing"),
+        (gang("sim-b", "sim-a"), "ben", 403, "wrong-owner"), (gang("sim-a", request_id="x"), "", 401, "no-token"),
+        (gang("sim-b", request_id="held"), "ann", 409, "request-conflict"),
+    ):  # fmt: skip
+        refused = await here.call("POST", "/lease-gangs", body, by=by)
+        assert (refused.status_code, slug(refused)) == (status, expected), refused.text
+    assert await world.rows() == before
+    await here.call("POST", f"/leases/{leases[0]['lease_id']}/release", {"fencing_token": leases[0]["fencing_token"]})
+    over = await here.call("POST", "/lease-gangs", gang("sim-b", "sim-a"))
+    assert (over.status_code, over.json()["reason"]) == (410, "released")
 
 
 REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [

@@ -16,10 +16,10 @@ from typing import Final
 from slipway_common.postgres import Connection, Pool, is_infrastructure
 from slipway_common.problem import Problem
 from slipway_common.telemetry import logger
-from slipway_lease_broker.admission import count, decide_pool, load, save, tell
+from slipway_lease_broker.admission import ask_gang, count, decide_pool, load, save, tell
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.facts import Ledger
-from slipway_lease_broker.domain.ledger import Lease
+from slipway_lease_broker.domain.ledger import Gang, Lease
 from slipway_lease_broker.http.errands import Answer, Errand, confirms, record, refusal, unknown_lease_pool
 from slipway_lease_broker.store import answers, pools
 
@@ -80,6 +80,14 @@ class Desk:
             self._remember(lease_id, found)
         return found
 
+    def stays(self, answer: Answer) -> None:
+        """Before its caller runs on: of what commits after the answer no grant to it is missed."""
+        assert answer.request is not None
+        answer.woken = asyncio.get_running_loop().create_future()
+        self._staying.setdefault((answer.pool.id, answer.request.id), []).append(answer.woken)
+        self._seen.setdefault(answer.pool.id, answer.pool.last_token)
+        self._stayers[answer.pool.id] += 1
+
     async def stay(self, answer: Answer, seconds: float, left: Awaitable[object]) -> bool:
         """Wait until the request may have been granted; False after `seconds`, or once the caller has `left`."""
         assert answer.request is not None
@@ -90,6 +98,13 @@ class Desk:
         finally:
             gone.cancel()
             self._leave(answer)
+
+    async def ask_gang(self, db: Connection, gang: Gang, ledger: Ledger, now: datetime) -> list[Decision]:
+        """What a gang asks for, in the caller's transaction: see admission.py."""
+        return await ask_gang(
+            db, gang, ledger, now, expire=self._caught_up, lost_linger_seconds=self._lost_linger_seconds,
+            waiter_ttl_seconds=self._waiter_ttl_seconds,
+        )  # fmt: skip
 
     def decided(self, decision: Decision) -> None:
         """Call after the commit of any decision of this process: counts it, wakes who stays here, tells the others."""
@@ -141,7 +156,7 @@ class Desk:
             if future.done():
                 continue
             if errand.wait and isinstance(outcome, Answer) and outcome.lease is None:
-                self._stays(outcome)
+                self.stays(outcome)
             future.set_result(outcome)
 
     async def _commit(self, database: Pool, lease_pool_id: str, errands: Sequence[Errand]) -> list[Outcome]:
@@ -190,14 +205,6 @@ class Desk:
         await save(db, ledger, now)
         await pools.mark(db, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
         return {lease.request_id: lease for lease in (*decision.granted, *ledger.leases.values())}
-
-    def _stays(self, answer: Answer) -> None:
-        """Before its caller runs on: from here on no grant to it is missed."""
-        assert answer.request is not None
-        answer.woken = asyncio.get_running_loop().create_future()
-        self._staying.setdefault((answer.pool.id, answer.request.id), []).append(answer.woken)
-        self._seen.setdefault(answer.pool.id, answer.pool.last_token)
-        self._stayers[answer.pool.id] += 1
 
     def _leave(self, answer: Answer) -> None:
         """Nobody stays for this answer any more."""

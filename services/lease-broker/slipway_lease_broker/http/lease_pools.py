@@ -1,5 +1,6 @@
 """Lease pools over HTTP: declared, looked at, changed while they work, and what their past says."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -25,6 +26,7 @@ from slipway_lease_broker.http.bodies import Because, Change, LeasePoolId, Repor
 from slipway_lease_broker.http.callers import Caller, Operator, clock_ahead
 from slipway_lease_broker.http.errands import unknown_lease_pool, wrong_owner
 from slipway_lease_broker.http.shown import answered
+from slipway_lease_broker.metrics import LIMIT_CHANGES, UNLEASED_STARTS
 from slipway_lease_broker.store import answers, history, leases, pools, requests, stays
 from slipway_lease_broker.store import terms as live
 
@@ -57,6 +59,7 @@ async def put_lease_pools(
             await outbox.enqueue(db, declaration.limit_events(differ, because))
             now = await pools.clock(db)
             await history.add(db, [entry(made.after.id, made.change, now, because, caller) for made in differ])
+        count_limits(differ)
         ring(request)
     return {"dry_run": dry_run, "items": [shown_change(made) for made in changes]}
 
@@ -96,6 +99,7 @@ async def change_lease_pool(lease_pool_id: LeasePoolId, body: Change, call: Oper
             await outbox.enqueue(db, declaration.limit_events([made], body.reason), at=now)
         if said:
             await history.add(db, [entry(lease_pool_id, "set", now, f"{', '.join(said)}: {body.reason}", call.name)])
+    count_limits([made])
     call.runtime.ring()
     return answered(shown_pool(made.after) | {"pinned": pinned is not None})
 
@@ -166,6 +170,7 @@ async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller
         if deadline is not None:
             await pools.mark(db, [pool], {lease_pool_id}, {lease_pool_id: deadline})
         rows = await answers.of_requests(db, lease_pool_id, ids)
+    UNLEASED_STARTS.labels(lease_pool_id).inc(len(charges))
     call.runtime.ring()
     return answered({"charged": len(charges), "items": [shown.lease(row, now) for row in rows]})
 
@@ -226,6 +231,11 @@ def changed(pool: Declared, given: dict[str, Any]) -> Declared:
         first = error.errors()[0]
         detail = ": ".join(filter(None, ("/".join(map(str, first["loc"])), first["msg"])))
         raise Problem(422, "invalid-terms", "These terms do not go together", detail) from error
+
+
+def count_limits(changes: Sequence[declaration.Change]) -> None:
+    for event in declaration.limit_events(changes, ""):
+        LIMIT_CHANGES.labels(event.lease_pool_id, "declared").inc()
 
 
 def terms(pool: LeasePool) -> Declared:

@@ -52,8 +52,9 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
         answer = await once_more(call, errand)
     if answer.lease is None:
         standing = await answers.standing(call.database, lease_pool_id, body.request_id)
-        if standing is None or standing.request.waiting_units:
-            return queued(body.request_id, standing)
+        assert standing is not None
+        if standing.request.waiting_units:
+            return shown.queued(body.request_id, shown.told(standing))
         answer = await once_more(call, errand)  # granted at the last moment
     assert answer.lease is not None
     return answered(shown.lease(answer.lease, answer.now))
@@ -84,19 +85,6 @@ def wanted(lease_pool_id: str, body: Acquire, caller: str) -> LeaseRequested:
         group=LeaseGroup(**group.model_dump()) if group is not None else None,
         replaces=ReplacedLease(**replaces.model_dump()) if replaces is not None else None,
     )
-
-
-def queued(request_id: str, standing: answers.Standing | None) -> Response:
-    assert standing is not None
-    told = shown.told(standing)
-    return answered(
-        {
-            "request_id": request_id, "state": "waiting", "position": told.position, "eta_seconds": told.eta_seconds,
-            "retry_after_seconds": told.retry_after_seconds, "reason": told.reason,
-        },
-        202,
-        **{"Retry-After": str(round(told.retry_after_seconds))},
-    )  # fmt: skip
 
 
 @router.post("/leases/{lease_id}/renew")

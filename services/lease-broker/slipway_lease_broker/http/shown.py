@@ -73,6 +73,17 @@ def told(standing: Standing) -> Waiting:
     )  # fmt: skip
 
 
+def queued(request_id: str, told: Waiting) -> Response:
+    return answered(
+        {
+            "request_id": request_id, "state": "waiting", "position": told.position, "eta_seconds": told.eta_seconds,
+            "retry_after_seconds": told.retry_after_seconds, "reason": told.reason,
+        },
+        202,
+        **{"Retry-After": str(round(told.retry_after_seconds))},
+    )  # fmt: skip
+
+
 def entry(row: Entry) -> dict[str, Any]:
     """A line of history; `by` is empty for what time or the broker itself did."""
     return {
