@@ -24,6 +24,7 @@ from slipway_common.events.lease import (
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
+from slipway_lease_broker.loops.sweep import sweep
 from slipway_lease_broker.store import answers, gangs, gauges, groups, history, leases, pools, requests, stays, tenants
 from slipway_lease_broker.store import terms as live
 from slipway_local.postgres import EmbeddedPostgres
@@ -479,6 +480,32 @@ async def test_a_gang_that_is_asked_for_as_it_is_forgotten(broker: Broker) -> No
     await broker.set_clock(18 * 86_400)
     await PruneLoop(ended_kept_days=8).step(broker.pool)
     assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 0
+
+
+@locking("pools.CLAIM_UNPROVED", "pools.PROVE")
+async def test_counters_are_proved_beside_what_is_said(broker: Broker) -> None:
+    """A proof skips who is busy, and takes nothing for drift that is merely not committed yet."""
+    await broker.tell(ask("r1", 2), ask("r2", 4))
+    (lease, _) = await broker.grants()
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.tell_in(db, release(lease))
+        assert await sweep(broker.pool) is False
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE lease_pools IN SHARE MODE")
+            fact = broker.start(broker.tell(ask("r3")))
+            await broker.until_waiting(fact)
+            proof = broker.start(sweep(broker.pool))
+        await asyncio.gather(proof, fact)
+    assert await broker.pool.fetchval("SELECT count(*) FROM history WHERE kind = 'repaired'") == 0
+
+    await broker.pool.execute("UPDATE lease_pools SET held_units = 9, held = '{}', proved_at = NULL")
+    assert await sweep(broker.pool) is True
+    assert await sweep(broker.pool) is False
+    reason = await broker.pool.fetchval("SELECT reason FROM history WHERE kind = 'repaired'")
+    assert reason == "held {}, of rows {'launch': 1}; held_units 9, of rows 1"
+    await broker.decide()
+    assert await broker.held() == 3
 
 
 @locking("pools.LOCK", "pools.MARK", "pools.CLAIM", "pools.SETTLE", "leases.SAVE", "requests.SAVE")

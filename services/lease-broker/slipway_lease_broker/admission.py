@@ -14,7 +14,16 @@ from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.facts import Fact, Ledger
 from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool, Request
 from slipway_lease_broker.domain.terms import Mode
-from slipway_lease_broker.metrics import ENDED_LEASES, GRANTED_UNITS, REFUSED_FACTS, WAITED_SECONDS
+from slipway_lease_broker.metrics import (
+    ENDED_LEASES,
+    GRANT_GAP_SECONDS,
+    GRANTED_UNITS,
+    IDLE_UNIT_SECONDS,
+    LIMIT_CHANGES,
+    REFUSED_FACTS,
+    THROTTLES,
+    WAITED_SECONDS,
+)
 from slipway_lease_broker.store import gangs, groups, history, leases, pools, requests, tenants
 from slipway_lease_broker.store.traces import traced
 
@@ -193,6 +202,8 @@ def count(ledger: Ledger) -> None:
     """Count what facts said; before the commit at worst, since a redone batch says it again."""
     for reason in ledger.refusals:
         REFUSED_FACTS.labels(reason).inc()
+    for pool in ledger.throttles:
+        THROTTLES.labels(pool).inc()
 
 
 def tell(decision: Decision) -> None:
@@ -203,5 +214,11 @@ def tell(decision: Decision) -> None:
     for lease in decision.granted:
         GRANTED_UNITS.labels(pool).inc(lease.units)
         WAITED_SECONDS.labels(pool).observe(lease.waited_seconds)
+    if decision.idle_unit_seconds:
+        IDLE_UNIT_SECONDS.labels(pool).inc(decision.idle_unit_seconds)
+    if decision.grant_gap_seconds is not None:
+        GRANT_GAP_SECONDS.labels(pool).observe(decision.grant_gap_seconds)
+    if decision.limit_cause:
+        LIMIT_CHANGES.labels(pool, decision.limit_cause).inc()
     if decision.events:
         LOG.debug("decided", lease_pool=pool, why=decision.why)

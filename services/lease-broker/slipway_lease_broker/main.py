@@ -15,6 +15,7 @@ from slipway_lease_broker.http.wakes import Wakes
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
+from slipway_lease_broker.loops.sweep import sweep
 from slipway_lease_broker.settings import Settings
 from slipway_lease_broker.store import gauges
 
@@ -52,6 +53,7 @@ def build(settings: Settings) -> Service:
         loops=[
             Loop("decide", decide.step, tick_seconds=0.5),  # deadlines pass on a tick; grants and releases ring
             Loop("gangs", gangs.step, tick_seconds=1.0),
+            Loop("sweep", sweep, tick_seconds=5.0),
             Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),
             Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS),
         ],

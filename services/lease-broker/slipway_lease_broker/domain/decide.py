@@ -27,6 +27,7 @@ from slipway_lease_broker.domain.ledger import (
     Tenant,
     alive_until,
     counted,
+    idled,
     queued,
 )
 from slipway_lease_broker.domain.terms import Mode
@@ -48,6 +49,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     gangs: tuple[str, ...] = ()  # that may start as far as this pool is concerned
     wake_at: datetime | None  # when time alone will change something next
     again: bool = False  # more could be decided than was loaded
+    idle_unit_seconds: float = 0.0  # of free units since the last decision, while somebody waited
+    grant_gap_seconds: float | None = None  # since the grant before, when something was granted
+    limit_cause: str = ""  # one word, when the limit in force changed
     events: tuple[Any, ...] = ()
     why: tuple[str, ...] = ()
 
@@ -86,6 +90,7 @@ def decide(
     says that more ended, waits untold or fell silent than was loaded. With `for_gang` the waiter is a gang's and may
     start: its other pools are decided for in the same transaction. The durations are in seconds.
     """
+    pool = idled(pool, now)
     pool, ended = _pass_time(pool, due, now, lost_linger_seconds)
     for request in lapsed:
         pool = queued(pool, request.waiting_units, 0)
@@ -107,8 +112,11 @@ def decide(
     rows |= {request.id: msgspec.structs.replace(request, queued_at=now) for request in told}
 
     changed = limit_changed(pool, limit.units, adapted_why or limit.reason)
+    idle_unit_seconds, last_granted_at = pool.idle_unit_seconds, pool.last_granted_at
     pool = msgspec.structs.replace(
         pool,
+        idle_unit_seconds=0.0,
+        last_granted_at=now if granted else last_granted_at,
         last_token=pool.last_token + len(granted),
         limit_in_force=limit.units,
         limit_reason=limit.reason,
@@ -151,6 +159,9 @@ def decide(
             default=None,
         ),
         again=more or not admission.complete,
+        idle_unit_seconds=idle_unit_seconds,
+        grant_gap_seconds=(now - last_granted_at).total_seconds() if granted and last_granted_at else None,
+        limit_cause=limit.cause if changed else "",
         events=(
             *(event for lease, then in ended if (event := ending(lease, then)) is not None),
             *([changed] if changed else []),

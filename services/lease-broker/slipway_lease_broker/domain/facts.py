@@ -34,6 +34,7 @@ from slipway_lease_broker.domain.ledger import (
     advance,
     alive_until,
     counted,
+    idled,
     queued,
 )
 
@@ -95,6 +96,8 @@ class Ledger:
         if pool is None:
             raise BadEvent(f"no lease pool {fact.lease_pool_id!r} is declared")
         check(fact)
+        if pool.counted_at != now:
+            pool = self.pools[pool.id] = idled(pool, now)
         if not admin and self._is_foreign(fact, owner):
             self.refusals.append("wrong owner")
             return

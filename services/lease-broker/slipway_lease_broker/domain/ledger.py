@@ -62,6 +62,9 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     held_units: int = 0
     waiting_units: int = 0
     waiting_requests: int = 0
+    counted_at: datetime | None = None  # up to which idle units are reckoned
+    idle_unit_seconds: float = 0.0  # since the last decision, while somebody waited
+    last_granted_at: datetime | None = None
     paced_until: datetime | None = None  # theoretical arrival time of the next start
     paced_interval_seconds: float | None = None  # that it was reckoned with
     blocked_until: datetime | None = None  # told by a Retry-After: nothing paced starts before
@@ -209,6 +212,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     units: int | None = None
     actor: str = ""  # who asked for it; empty: time, or the broker's own decision
+
+
+def idled(pool: LeasePool, now: datetime) -> LeasePool:
+    """The pool with what lay idle up to `now` although somebody waited for it: limit less cost held, for as long."""
+    free = 0 if pool.limit_in_force is None else min(pool.limit_in_force - pool.held_cost, pool.waiting_units)
+    seconds = 0.0 if pool.counted_at is None else (now - pool.counted_at).total_seconds()
+    idle = pool.idle_unit_seconds + max(0, free) * max(0.0, seconds)
+    return msgspec.structs.replace(pool, counted_at=now, idle_unit_seconds=idle)
 
 
 def counted(pool: LeasePool, lease: Lease, units: int) -> LeasePool:

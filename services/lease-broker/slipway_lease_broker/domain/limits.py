@@ -20,26 +20,29 @@ IN_USE: Final = 0.9  # of the limit: starts are paced, so that it is seldom in u
 
 
 class Limit(msgspec.Struct, frozen=True):
+    """`cause` is one word to count by."""
+
     units: int
+    cause: str
     reason: str
 
 
 def in_force(pool: LeasePool) -> Limit:
     if pool.retired:
-        return Limit(0, "retired")
+        return Limit(0, "retired", "retired")
     if pool.drained_reason is not None:
-        return Limit(0, f"drained: {pool.drained_reason}")
+        return Limit(0, "drained", f"drained: {pool.drained_reason}")
     if pool.pinned_reason is not None:
-        return Limit(pool.limit_units, f"pinned: {pool.pinned_reason}")
+        return Limit(pool.limit_units, "pinned", f"pinned: {pool.pinned_reason}")
     policy = pool.policy
     if policy.derived is not None and pool.derived_units is not None:
         # Exact: in floats 100 × 0.29 is 28.999….
         units = int(Fraction(str(policy.derived.per_unit)) * pool.derived_units)
         stale = ", reported too long ago" if pool.derived_alerted else ""
-        return Limit(units, f"derived: {policy.derived.per_unit:g} × {pool.derived_units} units{stale}")
+        return Limit(units, "derived", f"derived: {policy.derived.per_unit:g} × {pool.derived_units} units{stale}")
     if policy.adaptive is not None and pool.adaptive is not None:
-        return Limit(pool.adaptive.units, "adaptive")
-    return Limit(pool.limit_units, "as declared")
+        return Limit(pool.adaptive.units, "adaptive", "adaptive")
+    return Limit(pool.limit_units, "declared", "as declared")
 
 
 def adapted(pool: LeasePool, now: datetime) -> tuple[LeasePool, str]:

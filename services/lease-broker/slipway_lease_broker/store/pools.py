@@ -9,6 +9,7 @@ import msgspec
 from slipway_common.postgres import Connection
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.drift import COUNTERS, Counted
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.ledger import LeasePool
 from slipway_lease_broker.store.rows import columns, structs
@@ -26,21 +27,39 @@ SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) AND (dirty OR wake_at
 ORDER BY decided_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
 STATE: Final = (
     "last_token", "limit_in_force", "limit_reason", "held", "held_units", "waiting_units", "waiting_requests",
-    "paced_until", "paced_interval_seconds", "blocked_until", "virtual_time", "adaptive", "evidence", "derived_alerted",
+    "counted_at", "idle_unit_seconds", "last_granted_at", "paced_until", "paced_interval_seconds", "blocked_until",
+    "virtual_time", "adaptive", "evidence", "derived_alerted",
 )  # fmt: skip
 STATES: Final = """
-$2::bigint[], $3::integer[], $4::text[], $5::jsonb[], $6::bigint[], $7::bigint[], $8::integer[], $9::timestamptz[],
-    $10::float8[], $11::timestamptz[], $12::float8[], $13::jsonb[], $14::jsonb[], $15::boolean[]"""
+$2::bigint[], $3::integer[], $4::text[], $5::jsonb[], $6::bigint[], $7::bigint[], $8::integer[],
+    $9::timestamptz[], $10::float8[], $11::timestamptz[], $12::timestamptz[], $13::float8[],
+    $14::timestamptz[], $15::float8[], $16::jsonb[], $17::jsonb[], $18::boolean[]"""
 MARK: Final = f"""
 UPDATE lease_pools AS p SET dirty = p.dirty OR s.due, wake_at = least(p.wake_at, s.deadline),
     {", ".join(f"{name} = s.{name}" for name in STATE)}
-FROM unnest($1::text[], {STATES}, $16::boolean[], $17::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
+FROM unnest($1::text[], {STATES}, $19::boolean[], $20::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
 WHERE p.id = s.id"""
 SETTLE: Final = f"""
-UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $18, why = coalesce($19, why),
+UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $21, why = coalesce($22, why),
     {", ".join(f"{name} = s.{name}" for name in STATE)}
-FROM unnest($1::text[], {STATES}, $16::boolean[], $17::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
+FROM unnest($1::text[], {STATES}, $19::boolean[], $20::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
 WHERE p.id = s.id"""
+
+CLAIM_UNPROVED: Final = f"""
+SELECT {TERMS} FROM lease_pools
+WHERE proved_at IS NULL OR proved_at < slipway_clock() - make_interval(secs => $1)
+ORDER BY proved_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
+COUNTED: Final = """
+SELECT coalesce((SELECT jsonb_object_agg(operation, cost) FROM (SELECT operation, sum(units * weight) AS cost
+    FROM leases WHERE lease_pool_id = $1 AND ended_at IS NULL
+    GROUP BY operation HAVING sum(units * weight) > 0) AS costs), '{}') AS held,
+    (SELECT coalesce(sum(units), 0) FROM leases WHERE lease_pool_id = $1 AND ended_at IS NULL) AS held_units,
+    waiting_units, waiting_requests
+FROM (SELECT coalesce(sum(waiting_units), 0) AS waiting_units, count(*) AS waiting_requests FROM requests
+    WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed) AS queue"""
+PROVE: Final = """
+UPDATE lease_pools SET held = $2, held_units = $3, waiting_units = $4, waiting_requests = $5, proved_at = $6,
+    dirty = true WHERE id = $1"""
 
 # Two declarations at once would each compare against rows that the other is about to insert.
 DECLARATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(current_schema() || '/lease_pools'))"
@@ -139,6 +158,22 @@ async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
     why = decision.summary() if decision.events else None
     state = columns([decision.pool], "id", *STATE)
     await tx.execute(SETTLE, *state, [decision.again], [decision.wake_at], now, why)
+
+
+async def claim_unproved(tx: Connection, *, not_for_seconds: float) -> LeasePool | None:
+    """Lock the one that was proved longest ago, and that nobody holds; None when each was within so many seconds."""
+    row = await tx.fetchrow(CLAIM_UNPROVED, not_for_seconds)
+    return None if row is None else msgspec.convert(dict(row), LeasePool)
+
+
+async def counted(tx: Connection, lease_pool_id: str) -> Counted:
+    """What the rows of a locked pool say."""
+    return msgspec.convert(dict(await tx.fetchrow(COUNTED, lease_pool_id)), Counted)
+
+
+async def prove(tx: Connection, pool: LeasePool, now: datetime) -> None:
+    """Its counters are those of its rows; it is decided for once more, should a wake-up have been missed."""
+    await tx.execute(PROVE, pool.id, *(getattr(pool, name) for name in COUNTERS), now)
 
 
 async def declared(db: Connection) -> list[Declared]:

@@ -17,6 +17,10 @@ ALTER TABLE lease_pools
     ADD held_units bigint NOT NULL DEFAULT 0,       -- units of counted leases
     ADD waiting_units bigint NOT NULL DEFAULT 0,
     ADD waiting_requests integer NOT NULL DEFAULT 0,
+    ADD counted_at timestamptz,                     -- up to which idle units are reckoned
+    ADD idle_unit_seconds double precision NOT NULL DEFAULT 0,  -- since the last decision, while somebody waited
+    ADD last_granted_at timestamptz,
+    ADD proved_at timestamptz,                      -- when its counters were compared with its rows
     ADD paced_until timestamptz,                    -- theoretical arrival time of the next start
     ADD blocked_until timestamptz,                  -- a Retry-After: nothing paced starts before
     ADD virtual_time double precision NOT NULL DEFAULT 0,
