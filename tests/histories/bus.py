@@ -30,6 +30,7 @@ from tests.histories.history import EVER, Call, Ended, Lease
 
 SOURCE: Final = "/histories"
 TWICE: Final = 2
+BATCH_BYTES: Final = 500_000
 ANSWER_SECONDS: Final = 3.0
 
 
@@ -40,7 +41,9 @@ class Bus:
         self.told: list[tuple[float, Any]] = []
         self._prefix = prefix
         self._partitions = partitions
-        self._producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=1)
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=1, max_batch_size=BATCH_BYTES
+        )
         self._consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
         self._news = asyncio.Condition()
         # Deadlines are told by the database's wall clock, which is this machine's.

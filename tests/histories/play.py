@@ -1,9 +1,9 @@
 """One history: what happens in its own lease pools while a round of them shares the system and its faults.
 
 Most is left to chance. Four things happen in every history, because sound brokers show their worth only there: a lease
-is renewed on Kafka in a batch that waits for another pool's lock, and meanwhile over HTTP; one is renewed late while
-whoever lets it pass away cannot write yet; a former holder speaks under its old token, and a stranger under the right
-one.
+is renewed on Kafka in a batch that waits for another pool's lock, and meanwhile over HTTP; one is renewed late while a
+replica that takes long lets it pass away; a former holder speaks under its old token, and a stranger under the right
+one. The first two take all histories of a round at once: `cross` and `renew_late` are their parts of it.
 """
 
 import asyncio
@@ -23,22 +23,26 @@ from tests.histories.system import OPERATOR, OWNERS, PARTITIONS, System
 
 TTL_SECONDS: Final = 0.8
 SKEW_SECONDS: Final = 0.05
+HOLDER, WAITER, STRANGER = OWNERS
 TERMS: Final[dict[str, Any]] = {
     "hold_seconds": 4.0, "ttl_seconds": TTL_SECONDS, "reserve_seconds": 0.6, "lock_delay_seconds": 0.0,
     "pacing": "off", "backoff": None,
 }  # fmt: skip
+POLL_SECONDS: Final = 0.3
 UNITS: Final = 3  # of the pool that is shared
-# The batch that waits. Times are seconds of the round.
+# A pool's row is held up that a batch on Kafka names first. Seconds after that: when the batch is sent, until when the
+# row is held, and when the lease that the batch renews is renewed over HTTP, last after its deadline in the batch.
+BATCH_AFTER: Final = 0.15
+HELD_SECONDS: Final = 1.25
 CROSSED_TTL_SECONDS: Final = 1.0
-HELD_UP: Final = (0.15, 1.25)  # the row of a pool that the batch names first: when, and for how long
-BATCH_AT: Final = 0.3
-CROSSED_RENEWALS: Final = (0.6, 0.95, 1.3)
-CROSSED_LAST: Final = 2.15
-# The late renewal.
-LATE_AT: Final = 3.2
-UNWRITTEN: Final = (LATE_AT + 0.6, 0.9)  # all writes of leases: when, and for how long; a deadline passes meanwhile
-LATE_RENEWALS: Final = (LATE_AT + 1.1, LATE_AT + 1.7)
-SCRIPTS_END: Final = LATE_AT + 2.0
+CROSSED_RENEWALS: Final = (0.0, 0.4, 0.8, 1.15, 2.0)
+# Seconds after a slow replica holds the locks of pools: until it decides, when a deadline has passed; until it commits;
+# and when the lease whose deadline has passed is renewed.
+DECIDED_AFTER: Final = TTL_SECONDS + 0.1
+COMMITTED_AFTER: Final = DECIDED_AFTER + 0.5
+LATE_RENEWALS: Final = (DECIDED_AFTER + 0.2, COMMITTED_AFTER + 0.2)
+# Their followers' grants may be noticed late.
+RESERVE_SECONDS: Final = 2.0
 # Every pool whose lock is held up, one for each partition of the requests; ids before all others: locked first.
 HELD_POOLS: Final = [
     next(name for name in (f"a-held-{number}" for number in range(100)) if partition_for(name, PARTITIONS) == wanted)
@@ -63,8 +67,8 @@ class Play:
         self.journal = Journal(self.lines.append)
         self.asker = Asker(f"{name}-asker", bus, self.kafka)
         self.operator = self.actor("operator", OPERATOR)
-        self.holder, self.waiter = self.actor("holder", OWNERS[0]), self.actor("waiter", OWNERS[1])
-        self.stranger = self.actor("stranger", OWNERS[2])
+        self.holder, self.waiter = self.actor("holder", HOLDER), self.actor("waiter", WAITER)
+        self.stranger = self.actor("stranger", STRANGER)
 
     def actor(self, name: str, owner: str) -> Actor:
         """One that lives in this process and whose answers are not dropped."""
@@ -75,7 +79,11 @@ class Play:
 
     def declared(self) -> list[dict[str, Any]]:
         pools = [TERMS | {"id": pool, "limit": limit} for pool, limit in self.limits.items()]
-        return [pool | ({"ttl_seconds": CROSSED_TTL_SECONDS} if pool["id"] == self.crossed else {}) for pool in pools]
+        own = {
+            self.crossed: {"ttl_seconds": CROSSED_TTL_SECONDS, "reserve_seconds": RESERVE_SECONDS},
+            self.late: {"reserve_seconds": RESERVE_SECONDS},
+        }  # fmt: skip
+        return [pool | own.get(pool["id"], {}) for pool in pools]
 
     def workers(self, group: str, seconds: float) -> Iterator[Worker]:
         """Clients of this history in one process; their clocks jump at some instant of the next so many seconds."""
@@ -87,42 +95,39 @@ class Play:
                 ttl_seconds=TTL_SECONDS, jumps=[jump],
             )  # fmt: skip
 
-    async def play(self, began: float, end_at: float) -> None:
-        """From `began`, the round's zero, on."""
+    async def play(self, end_at: float) -> None:
+        """What is left to chance."""
+        await asyncio.gather(self.change_limits(end_at), self.ask_by_kafka(end_at))
 
-        async def chance() -> None:
-            while monotonic_seconds() < end_at:
-                await self.asker.once(self.rng.randint(1, 3))
-                await asyncio.sleep(self.rng.uniform(0.05, 0.3))
-
-        await asyncio.gather(
-            self.cross(began), self.renew_late(began), self.change_limits(end_at), chance()
-        )
+    async def ask_by_kafka(self, end_at: float) -> None:
+        while monotonic_seconds() < end_at:
+            await self.asker.once(self.rng.randint(1, 3))
+            await asyncio.sleep(self.rng.uniform(0.05, 0.3))
 
     # What happens in every history
 
-    async def cross(self, began: float) -> None:
-        """A batch on Kafka waits for one pool's lock and then renews a lease of another, which was renewed over HTTP
-        meanwhile: that must not shorten its life. Then a former holder and a stranger speak."""
+    async def acquire(self, pool: str) -> Lease | None:
+        """What its holder has at the beginning."""
+        return (await self.holder.acquire(pool, f"{pool}-1")).lease
+
+    def batch(self, lease: Lease) -> list[Any]:
+        """Facts of one batch: one of a pool whose lock is held up, then a renewal."""
         pool = self.crossed
-        lease = (await self.holder.acquire(pool, f"{pool}-1")).lease
-        if lease is None:
-            return
-        waiting = asyncio.create_task(self.wait(self.waiter, pool, f"{pool}-2", 4.0))
         held = HELD_POOLS[partition_for(pool, PARTITIONS)]
-        await until(began + BATCH_AT)
-        await self.bus.ask(
+        return [
             LeaseRequested(lease_pool_id=held, request_id=f"{pool}-held", units=1, tenant=self.name),
             LeaseRenewRequested(lease_pool_id=pool, lease_id=lease.lease_id, fencing_token=lease.fencing_token),
-            source=self.holder.owner,
-        )
-        for at in CROSSED_RENEWALS:
-            await until(began + at)
+        ]
+
+    async def cross(self, lease: Lease, began: float) -> None:
+        """Renew over HTTP what the batch renews too, which must not shorten its life. Then a former holder and a
+        stranger speak."""
+        pool = self.crossed
+        waiting = asyncio.create_task(self.wait(self.waiter, pool, f"{pool}-2", 4.0))
+        for after in CROSSED_RENEWALS:
+            await until(began + after)
             await self.holder.write(pool, lease)
             await self.holder.say("renew", pool, lease)
-        await until(began + CROSSED_LAST)
-        await self.holder.write(pool, lease)
-        await self.holder.say("renew", pool, lease)
         await self.holder.say("release", pool, lease)
         follower = await waiting
         if follower is None:
@@ -137,17 +142,13 @@ class Play:
             await self.holder.say("release", pool, again, token=lease.fencing_token)
             await self.holder.say("release", pool, again)
 
-    async def renew_late(self, began: float) -> None:
-        """A lease's deadline passes while nothing about leases can be written, and its holder renews it then. Either it
-        lives on, or it is lost and another's: not both."""
-        await until(began + LATE_AT)
+    async def renew_late(self, lease: Lease, began: float) -> None:
+        """Renew a lease while a decision that ends it is not committed yet. Either it lives on, or it is lost and
+        another's: not both."""
         pool = self.late
-        lease = (await self.holder.acquire(pool, f"{pool}-1")).lease
-        if lease is None:
-            return
         waiting = asyncio.create_task(self.wait(self.waiter, pool, f"{pool}-2", 3.0))
-        for at in LATE_RENEWALS:
-            await until(began + at)
+        for after in LATE_RENEWALS:
+            await until(began + after)
             await self.holder.say("renew", pool, lease)
             await self.holder.write(pool, lease)
         follower = await waiting
@@ -158,7 +159,7 @@ class Play:
         """Ask again and again under one id; the lease, unless none came in time."""
         end_at = monotonic_seconds() + seconds
         while (left := end_at - monotonic_seconds()) > 0:
-            call = await actor.acquire(pool, request_id, units, wait_seconds=min(left, 1.0))
+            call = await actor.acquire(pool, request_id, units, wait_seconds=min(left, POLL_SECONDS))
             if call.lease is not None or call.answer == "refused":
                 return call.lease
             await asyncio.sleep(0.02)
@@ -190,7 +191,7 @@ class Play:
         """Ask for everything there is, in every pool, for at most so long."""
 
         async def take(pool: str, units: int) -> None:
-            last = self.actor("last", OWNERS[0])
+            last = self.actor("last", HOLDER)
             lease = await self.wait(last, pool, f"{pool}-last", seconds, units)
             if lease is not None:
                 await last.say("release", pool, lease)

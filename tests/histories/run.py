@@ -29,15 +29,19 @@ from slipway_local.supervisor import Service, Supervisor, http_ready, run
 from tests.histories.bus import Bus
 from tests.histories.checker import Kind, Violation, check
 from tests.histories.clients import Plan
-from tests.histories.history import Call, History
+from tests.histories.history import Call, History, Lease
 from tests.histories.journal import calls
 from tests.histories.play import (
+    BATCH_AFTER,
+    COMMITTED_AFTER,
+    CROSSED_RENEWALS,
+    DECIDED_AFTER,
     HELD_POOLS,
-    HELD_UP,
-    SCRIPTS_END,
+    HELD_SECONDS,
+    HOLDER,
+    LATE_RENEWALS,
     SKEW_SECONDS,
     TERMS,
-    UNWRITTEN,
     Play,
     until,
 )
@@ -48,7 +52,8 @@ HISTORIES_FULL: Final = 200
 AT_A_TIME: Final = 10
 TELLING: Final = 5  # of so many histories, each kind of answer and fault has some
 STARTING_SECONDS: Final = 1.0  # of the clients' processes
-FAULTS: Final = (SCRIPTS_END, SCRIPTS_END + 3.0)  # when in a round they begin
+QUIET_SECONDS: Final = CROSSED_RENEWALS[-1] + LATE_RENEWALS[-1] + 0.6  # of a round: what must go as it is timed
+FAULTS: Final = (QUIET_SECONDS, QUIET_SECONDS + 3.0)  # when in a round they begin
 END: Final = FAULTS[1] + 1.0
 TAKE_SECONDS: Final = 20.0
 DROPPED: Final = 0.08
@@ -68,6 +73,7 @@ class Round:
 
     def __init__(self, system: System, bus: Bus, number: int, names: Sequence[str], seed: str) -> None:
         self.system = system
+        self.bus = bus
         self.number = number
         self.seed = f"{seed}/{number}"
         self.rng = Random(self.seed)
@@ -89,7 +95,8 @@ class Round:
             proxy.share = DROPPED
         async with asyncio.TaskGroup() as group:
             for play in self.plays:
-                group.create_task(play.play(self.began, self.began + END))
+                group.create_task(play.play(self.began + END))
+            group.create_task(self._in_every_history())
             for task in self._faults(clients, killed_at):
                 group.create_task(task)
         for proxy in self.system.proxies:
@@ -130,7 +137,7 @@ class Round:
         return calls(journal.read_bytes().splitlines(keepends=True)) if journal.exists() else []
 
     def _faults(self, clients: Mapping[str, Service], killed_at: float) -> Sequence[Coroutine[Any, Any, None]]:
-        """Those that every history needs at their instants, and the others at any."""
+        """Each at some instant."""
         system, rng = self.system, self.rng
 
         async def at(seconds: float, what: str, does: Callable[[], Awaitable[None]]) -> None:
@@ -142,8 +149,6 @@ class Round:
         kill_first, stop_second, restart, stop_clients = (rng.uniform(*FAULTS) for _ in range(4))
         stopped_seconds = rng.uniform(0.5, 1.5)
         return [
-            at(HELD_UP[0], "rows held", lambda: system.hold_pools(HELD_POOLS, HELD_UP[1])),
-            at(UNWRITTEN[0], "writes held", lambda: system.hold_writes(UNWRITTEN[1])),
             at(kill_first, "broker killed", lambda: system.kill(first)),
             at(stop_second, "broker stopped", lambda: system.stand_still(second, stopped_seconds)),
             at(restart, "database restarted", system.restart_postgres),
@@ -153,6 +158,31 @@ class Round:
             ),
             at(killed_at, "clients killed", clients[KILLED].kill),
         ]  # fmt: skip
+
+    async def _in_every_history(self) -> None:
+        """A batch that waits for a lock, then a replica that takes long. Each befalls all histories of the round at
+        once, since a broker takes batches and decisions one after the other."""
+        holding = await self._holding(lambda play: play.crossed)
+        began = monotonic_seconds()
+        await asyncio.gather(
+            self.system.hold_pools(HELD_POOLS, HELD_SECONDS), self._send(holding, began + BATCH_AFTER),
+            *(play.cross(lease, began) for play, lease in holding),
+        )  # fmt: skip
+        holding = await self._holding(lambda play: play.late)
+        began = monotonic_seconds()
+        slowly = self.system.decide_slowly(
+            [play.late for play, _ in holding], decided_after=DECIDED_AFTER, committed_after=COMMITTED_AFTER
+        )
+        await asyncio.gather(slowly, *(play.renew_late(lease, began) for play, lease in holding))
+
+    async def _holding(self, pool: Callable[[Play], str]) -> list[tuple[Play, Lease]]:
+        """The histories that got a lease of that pool."""
+        leases = await asyncio.gather(*(play.acquire(pool(play)) for play in self.plays))
+        return [(play, lease) for play, lease in zip(self.plays, leases, strict=True) if lease is not None]
+
+    async def _send(self, holding: Sequence[tuple[Play, Lease]], at: float) -> None:
+        await until(at)
+        await self.bus.ask(*(fact for play, lease in holding for fact in play.batch(lease)), source=HOLDER)
 
     async def _ended(self, clients: Mapping[str, Service]) -> None:
         """Until the clients have ended by themselves."""

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -14,9 +14,11 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
-from slipway_common import migrate, topic_admin
+from slipway_common import migrate, postgres, topic_admin
+from slipway_common.clock import monotonic_seconds
 from slipway_common.ids import hash_secret
-from slipway_common.postgres import schema_of
+from slipway_lease_broker.admission import decide_pool
+from slipway_lease_broker.store import pools
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.ports import free_ports
 from slipway_local.postgres import EmbeddedPostgres
@@ -25,16 +27,12 @@ from tests.histories.actor import request
 from tests.histories.proxy import Proxy, Resource
 
 SERVICE: Final = "lease-broker"
-SCHEMA: Final = schema_of(SERVICE)
 PARTITIONS: Final = 2
 BROKERS: Final = 2
 START_SECONDS: Final = 120.0  # beside Kafka, which may itself take 90 on a busy machine
 OWNERS: Final = ("ann", "ben", "cid")
 OPERATOR: Final = "operator"
-# Locks as a broker holds them in the middle of a transaction, when its machine stands still.
-LOCK_POOLS: Final = f"SELECT id FROM {SCHEMA}.lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
-LOCK_WRITES: Final = f"LOCK TABLE {SCHEMA}.leases IN SHARE MODE"
-
+LOCK_POOLS: Final = "SELECT id FROM lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
 
 class System:
     """Brokers with a database, topics and tokens of their own."""
@@ -113,9 +111,9 @@ class System:
             start_seconds=START_SECONDS,
         )  # fmt: skip
 
-    async def declare(self, pools: Sequence[dict[str, Any]]) -> None:
+    async def declare(self, wanted: Sequence[dict[str, Any]]) -> None:
         """These pools, and no others."""
-        status, said = await request(self.ports[0], "PUT", "/lease-pools", pools, self.secrets[OPERATOR])
+        status, said = await request(self.ports[0], "PUT", "/lease-pools", wanted, self.secrets[OPERATOR])
         if status != 200:
             raise RuntimeError(f"lease pools were refused: {status} {said}")
 
@@ -137,22 +135,32 @@ class System:
     async def restart_postgres(self) -> None:
         await self.supervisor.restart(self.postgres.name)
 
-    async def hold_pools(self, pools: Sequence[str], seconds: float) -> None:
-        """Their rows stay locked for a while."""
-        await self._hold(seconds, LOCK_POOLS, sorted(pools))
-
-    async def hold_writes(self, seconds: float) -> None:
-        """Whatever is decided meanwhile has read, and cannot write."""
-        await self._hold(seconds, LOCK_WRITES)
-
-    async def _hold(self, seconds: float, lock: str, *arguments: Any) -> None:
-        session = await asyncpg.connect(self.database_url)
-        try:
-            transaction = session.transaction()
-            await transaction.start()
-            await session.execute(lock, *arguments)
+    async def hold_pools(self, names: Sequence[str], seconds: float) -> None:
+        """Their rows stay locked for a while, as by a broker that stands still in the middle of a transaction."""
+        async with self._session() as session, session.transaction():
+            await session.execute(LOCK_POOLS, sorted(names))
             await asyncio.sleep(seconds)
-            await transaction.rollback()
+
+    async def decide_slowly(self, names: Sequence[str], *, decided_after: float, committed_after: float) -> None:
+        """One more replica: it locks these pools, decides for them so many seconds later, and later commits."""
+        async with self._session() as session, session.transaction():
+            await session.execute(LOCK_POOLS, sorted(names))
+            began = monotonic_seconds()
+            await asyncio.sleep(decided_after)
+            for pool in await pools.lock(session, names):
+                await decide_pool(
+                    session, pool, await pools.clock(session), expire=True, lost_linger_seconds=0.0,
+                    waiter_ttl_seconds=self.waiter_ttl_seconds,
+                )  # fmt: skip
+            await asyncio.sleep(max(0.0, began + committed_after - monotonic_seconds()))
+
+    @contextlib.asynccontextmanager
+    async def _session(self) -> AsyncIterator[Any]:
+        """As a broker has it. An error of the database ends what was done in it, and concerns nobody else."""
+        session = await postgres.session(self.database_url, SERVICE)
+        try:
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                yield session
         finally:
-            with contextlib.suppress(OSError, asyncpg.PostgresError):
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await session.close(timeout=1)
