@@ -16,10 +16,12 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     JsonValue,
     PlainSerializer,
     PlainValidator,
+    Tag,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -40,6 +42,8 @@ PATTERN_MEANS: Final = {
     NAME_PATTERN: "is not a name: 1 to 200 visible ASCII characters without spaces",
 }
 SETTINGS_BYTES_MAX: Final = 16_384
+# Of a field that takes either; in no path that people read.
+WORD, MAPPING = ALTERNATIVES = "<word>", "<mapping>"
 
 
 def _ratio(given: object) -> Fraction:
@@ -101,6 +105,15 @@ class LeasePacing(_Declared):
     burst: AtLeastOne = 1
 
 
+def _pacing_kind(given: object) -> str:
+    return WORD if isinstance(given, str) else MAPPING
+
+
+Pacing = Annotated[
+    Annotated[LeasePacing, Tag(MAPPING)] | Annotated[Literal["off"], Tag(WORD)], Discriminator(_pacing_kind)
+]
+
+
 class LeaseBackoff(_Declared):
     """How long a tenant waits after its leases fail: doubled by each failure in a row."""
 
@@ -147,7 +160,7 @@ class LeasePool(_Declared):
     lock_delay_seconds: Annotated[float, Field(strict=True, ge=0, le=31_536_000, allow_inf_nan=False)] | None = Field(
         None, description="How long a lost lease stays counted; without it, as the lease-broker is set up."
     )
-    pacing: LeasePacing | Literal["off"] | None = Field(
+    pacing: Pacing | None = Field(
         None, description="How fast units start; without it, one per hold_seconds / (2 × limit in force)."
     )
     operations: dict[Name, LeaseOperation] = Field(default_factory=dict, max_length=100)
@@ -377,7 +390,9 @@ def _reason(found: Any) -> str:
 
 
 def _outside_settings(path: Path) -> Path:
-    """Inside settings a path may be hundreds of steps long, and names alternatives of JSON instead of fields."""
+    """Inside settings a path may be hundreds of steps long, and names alternatives of JSON instead of fields; so do
+    alternatives of ours."""
+    path = tuple(part for part in path if part not in ALTERNATIVES)
     return path[: path.index("settings") + 1] if "settings" in path else path
 
 
@@ -391,12 +406,18 @@ def _shown(value: object) -> str:
 
 def _fields(path: Path) -> list[str]:
     """Names of the fields that an entry at `path` may have."""
-    model: Any = Declaration
-    for part in path:
-        if isinstance(part, str):
-            annotation = model.model_fields[part].annotation
-            model = next(iter(get_args(annotation)), annotation)  # a list's entries, or a nested mapping
+    model: type[BaseModel] = Declaration
+    for part in path:  # indexes of lists and keys of mappings lead to no other kind of entry
+        if isinstance(part, str) and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation) or model
     return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The kind of entry that a field holds: itself, in a list, in a mapping, or as one of several."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for inner in get_args(annotation) if (model := _model_in(inner)) is not None), None)
 
 
 def _divided(value: Any, speed: float) -> Any:
