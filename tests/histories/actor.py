@@ -115,7 +115,9 @@ class Actor:
             async with asyncio.timeout(seconds):
                 status, said = await request(port or self.rng.choice(self.ports), method, path, body, self._secret)
         except LOST_ANSWERS as error:
-            return replace(call, reason=type(error).__name__)
+            done = replace(call, reason=type(error).__name__)
+            self.journal.note(done, number)
+            return done
         done = answered(replace(call, returned=monotonic_seconds()), status, said)
         self.journal.note(done, number)
         return done

@@ -4,6 +4,7 @@ were asleep, forget, or confuse their leases."""
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,23 +38,22 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`ports` are the brokers', `resource` that of what is guarded; `begin_at` and `end_at` are monotonic seconds."""
+    """`ports` are the brokers', `resource` that of what is guarded."""
 
     workers: Sequence[Worker]
     ports: Sequence[int]
     resource: int
     seed: str
-    begin_at: float
-    end_at: float
     skew_seconds: float
 
 
 class Working:
-    """One client at work."""
+    """One client at work until it is `over`."""
 
-    def __init__(self, worker: Worker, plan: Plan, journal: Journal) -> None:
+    def __init__(self, worker: Worker, plan: Plan, journal: Journal, over: asyncio.Event) -> None:
         self.worker = worker
         self.plan = plan
+        self.over = over
         self.rng = Random(f"{plan.seed}/{worker.name}")
         self.actor = Actor(
             worker.name, owner=worker.owner, secret=worker.secret, ports=plan.ports, journal=journal, rng=self.rng,
@@ -62,16 +62,11 @@ class Working:
         self._asked = 0
 
     async def run(self) -> None:
-        await asyncio.sleep(max(0.0, self.plan.begin_at - monotonic_seconds()))
-        while not self.over:
+        while not self.over.is_set():
             await asyncio.sleep(self.rng.uniform(*PAUSE_SECONDS))
             granted = await self.get()
             if granted is not None:
                 await self.use(granted)
-
-    @property
-    def over(self) -> bool:
-        return monotonic_seconds() >= self.plan.end_at
 
     async def get(self) -> Call | None:
         """Ask under one id until it is granted, refused, or no longer worth it."""
@@ -79,7 +74,7 @@ class Working:
         request_id = f"{self.worker.name}-{self._asked}-{os.getpid()}"
         units = self.rng.randint(1, self.worker.units)
         until = monotonic_seconds() + self.rng.uniform(*PATIENCE_SECONDS)
-        while monotonic_seconds() < min(until, self.plan.end_at):
+        while monotonic_seconds() < until and not self.over.is_set():
             call = await self.actor.acquire(
                 self.worker.pool, request_id, units, wait_seconds=self.rng.choice((0.0, 0.2, 0.4))
             )
@@ -103,7 +98,7 @@ class Working:
             await self.actor.say("renew", pool, lease)
             return
         for _ in range(self.rng.randint(1, 4)):
-            if self.actor.clock.now() >= until or self.over:
+            if self.actor.clock.now() >= until or self.over.is_set():
                 return
             await self.actor.write(pool, lease)
             await asyncio.sleep(self.worker.ttl_seconds * self.rng.uniform(0.1, 0.3))
@@ -137,9 +132,12 @@ class Working:
 
 
 async def work(plan: Plan, journal: Journal) -> None:
+    """Until SIGTERM; what is under way then is ended in order."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     async with asyncio.TaskGroup() as group:
         for worker in plan.workers:
-            group.create_task(Working(worker, plan, journal).run())
+            group.create_task(Working(worker, plan, journal, over).run())
 
 
 def main(plan: str, journal: str) -> None:

@@ -29,6 +29,7 @@ TERMS: Final[dict[str, Any]] = {
     "pacing": "off", "backoff": None,
 }  # fmt: skip
 POLL_SECONDS: Final = 0.3
+JUMP_WITHIN_SECONDS: Final = 8.0
 UNITS: Final = 3  # of the pool that is shared
 # A pool's row is held up that a batch on Kafka names first. Seconds after that: when the batch is sent, until when the
 # row is held, and when the lease that the batch renews is renewed over HTTP, last after its deadline in the batch.
@@ -85,22 +86,22 @@ class Play:
         }  # fmt: skip
         return [pool | own.get(pool["id"], {}) for pool in pools]
 
-    def workers(self, group: str, seconds: float) -> Iterator[Worker]:
-        """Clients of this history in one process; their clocks jump at some instant of the next so many seconds."""
+    def workers(self, group: str) -> Iterator[Worker]:
+        """Clients of this history in one process, whose clocks jump."""
         for pool, units in ((self.alone, 1), (self.shared, UNITS - 1)):
             owner = self.rng.choice(OWNERS)
-            jump = monotonic_seconds() + self.rng.uniform(0, seconds), self.rng.uniform(-1.0, 1.0)
+            jump = monotonic_seconds() + self.rng.uniform(0, JUMP_WITHIN_SECONDS), self.rng.uniform(-1.0, 1.0)
             yield Worker(
                 name=f"{pool}-{group}", owner=owner, secret=self.system.secrets[owner], pool=pool, units=units,
                 ttl_seconds=TTL_SECONDS, jumps=[jump],
             )  # fmt: skip
 
-    async def play(self, end_at: float) -> None:
+    async def play(self, over: asyncio.Event) -> None:
         """What is left to chance."""
-        await asyncio.gather(self.change_limits(end_at), self.ask_by_kafka(end_at))
+        await asyncio.gather(self.change_limits(over), self.ask_by_kafka(over))
 
-    async def ask_by_kafka(self, end_at: float) -> None:
-        while monotonic_seconds() < end_at:
+    async def ask_by_kafka(self, over: asyncio.Event) -> None:
+        while not over.is_set():
             await self.asker.once(self.rng.randint(1, 3))
             await asyncio.sleep(self.rng.uniform(0.05, 0.3))
 
@@ -108,7 +109,7 @@ class Play:
 
     async def acquire(self, pool: str) -> Lease | None:
         """What its holder has at the beginning."""
-        return (await self.holder.acquire(pool, f"{pool}-1")).lease
+        return await self.wait(self.holder, pool, f"{pool}-1", 3.0)
 
     def batch(self, lease: Lease) -> list[Any]:
         """Facts of one batch: one of a pool whose lock is held up, then a renewal."""
@@ -165,9 +166,9 @@ class Play:
             await asyncio.sleep(0.02)
         return None
 
-    async def change_limits(self, end_at: float) -> None:
+    async def change_limits(self, over: asyncio.Event) -> None:
         """Of the shared pool: down and up, and drained for a while."""
-        while monotonic_seconds() < end_at:
+        while not over.is_set():
             await asyncio.sleep(self.rng.uniform(0.3, 0.8))
             if self.rng.random() < 0.3:
                 await self.operator.drain(self.shared)

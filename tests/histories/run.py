@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -34,12 +35,10 @@ from tests.histories.journal import calls
 from tests.histories.play import (
     BATCH_AFTER,
     COMMITTED_AFTER,
-    CROSSED_RENEWALS,
     DECIDED_AFTER,
     HELD_POOLS,
     HELD_SECONDS,
     HOLDER,
-    LATE_RENEWALS,
     SKEW_SECONDS,
     TERMS,
     Play,
@@ -51,10 +50,8 @@ HISTORIES: Final = 20
 HISTORIES_FULL: Final = 200
 AT_A_TIME: Final = 10
 TELLING: Final = 5  # of so many histories, each kind of answer and fault has some
-STARTING_SECONDS: Final = 1.0  # of the clients' processes
-QUIET_SECONDS: Final = CROSSED_RENEWALS[-1] + LATE_RENEWALS[-1] + 0.6  # of a round: what must go as it is timed
-FAULTS: Final = (QUIET_SECONDS, QUIET_SECONDS + 3.0)  # when in a round they begin
-END: Final = FAULTS[1] + 1.0
+FAULTS_SECONDS: Final = 3.0  # of a round: within so many they begin
+AFTERMATH_SECONDS: Final = 0.5
 TAKE_SECONDS: Final = 20.0
 DROPPED: Final = 0.08
 # Groups of clients, each in a process; the last stands in for the one that is killed.
@@ -83,27 +80,21 @@ class Round:
     async def play(self) -> list[Judged]:
         held = [TERMS | {"id": pool, "limit": 1} for pool in HELD_POOLS]
         await self.system.declare([*held, *(pool for play in self.plays for pool in play.declared())])
-        self.began = monotonic_seconds() + STARTING_SECONDS
-        killed_at = self.rng.uniform(*FAULTS)
-        clients = {
-            STOPPED: self._clients(STOPPED, 0.0, END), KILLED: self._clients(KILLED, 0.0, END),
-            NEXT: self._clients(NEXT, killed_at + 0.1, END),
-        }  # fmt: skip
-        await self.system.supervisor.start(*clients.values())
-        await until(self.began)
-        for proxy in self.system.proxies:
-            proxy.share = DROPPED
+        clients = {group: self._clients(group) for group in GROUPS}
+        await self.system.supervisor.start(clients[STOPPED], clients[KILLED])
+        self._drop(DROPPED)
+        over = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for play in self.plays:
-                group.create_task(play.play(self.began + END))
-            group.create_task(self._in_every_history())
-            for task in self._faults(clients, killed_at):
-                group.create_task(task)
-        for proxy in self.system.proxies:
-            proxy.share = 0.0
-        await self._ended(clients)
+                group.create_task(play.play(over))
+            await self._in_every_history()
+            await asyncio.gather(*self._faults(clients))
+            await asyncio.sleep(AFTERMATH_SECONDS)
+            over.set()
+            await asyncio.gather(*(service.stop() for service in clients.values()))
+        self._drop(0.0)
         for port in self.system.ports:
-            await truly(lambda port=port: http_ready(port))  # type: ignore[misc]
+            await truly(partial(http_ready, port))
         await asyncio.gather(*(play.settle() for play in self.plays))
         quiet_at = monotonic_seconds()
         await asyncio.gather(*(play.take_all(TAKE_SECONDS) for play in self.plays))
@@ -113,11 +104,14 @@ class Round:
             (self.system.folder / f"{name}.history.jsonl").write_bytes(b"\n".join(lines(history)))
         return [judge(name, history) for name, history in histories]
 
-    def _clients(self, group: str, begin: float, end: float) -> Service:
+    def _drop(self, share: float) -> None:
+        for proxy in self.system.proxies:
+            proxy.share = share
+
+    def _clients(self, group: str) -> Service:
         plan = Plan(
-            workers=[worker for play in self.plays for worker in play.workers(group, END)],
-            ports=self.system.proxy_ports, resource=self.system.resource_port, seed=f"{self.seed}/{group}",
-            begin_at=self.began + begin, end_at=self.began + end, skew_seconds=SKEW_SECONDS,
+            workers=[worker for play in self.plays for worker in play.workers(group)], ports=self.system.proxy_ports,
+            resource=self.system.resource_port, seed=f"{self.seed}/{group}", skew_seconds=SKEW_SECONDS,
         )  # fmt: skip
         path = self.system.folder / f"{self._name(group)}.plan"
         path.write_bytes(msgspec.json.encode(plan))
@@ -136,28 +130,29 @@ class Round:
         journal = self._journal(group)
         return calls(journal.read_bytes().splitlines(keepends=True)) if journal.exists() else []
 
-    def _faults(self, clients: Mapping[str, Service], killed_at: float) -> Sequence[Coroutine[Any, Any, None]]:
+    def _faults(self, clients: Mapping[str, Service]) -> Sequence[Coroutine[Any, Any, None]]:
         """Each at some instant."""
         system, rng = self.system, self.rng
 
-        async def at(seconds: float, what: str, does: Callable[[], Awaitable[None]]) -> None:
-            await until(self.began + seconds)
+        async def soon(what: str, does: Callable[[], Awaitable[None]], after: float) -> None:
+            await asyncio.sleep(after)
             await does()
             self.told.append(what)
 
+        async def kill_clients() -> None:
+            await clients[KILLED].kill()
+            await system.supervisor.start(clients[NEXT])
+
         first, second = rng.sample(system.brokers, 2)
-        kill_first, stop_second, restart, stop_clients = (rng.uniform(*FAULTS) for _ in range(4))
-        stopped_seconds = rng.uniform(0.5, 1.5)
-        return [
-            at(kill_first, "broker killed", lambda: system.kill(first)),
-            at(stop_second, "broker stopped", lambda: system.stand_still(second, stopped_seconds)),
-            at(restart, "database restarted", system.restart_postgres),
-            at(
-                stop_clients, "clients stopped",
-                lambda: system.stand_still(clients[STOPPED].name, rng.uniform(0.5, 1.5)),
-            ),
-            at(killed_at, "clients killed", clients[KILLED].kill),
-        ]  # fmt: skip
+        stopped_seconds, asleep_seconds = rng.uniform(0.5, 1.5), rng.uniform(0.5, 1.5)
+        faults: dict[str, Callable[[], Awaitable[None]]] = {
+            "broker killed": lambda: system.kill(first),
+            "broker stopped": lambda: system.stand_still(second, stopped_seconds),
+            "database restarted": system.restart_postgres,
+            "clients stopped": lambda: system.stand_still(clients[STOPPED].name, asleep_seconds),
+            "clients killed": kill_clients,
+        }
+        return [soon(what, does, rng.uniform(0, FAULTS_SECONDS)) for what, does in faults.items()]
 
     async def _in_every_history(self) -> None:
         """A batch that waits for a lock, then a replica that takes long. Each befalls all histories of the round at
@@ -183,15 +178,6 @@ class Round:
     async def _send(self, holding: Sequence[tuple[Play, Lease]], at: float) -> None:
         await until(at)
         await self.bus.ask(*(fact for play, lease in holding for fact in play.batch(lease)), source=HOLDER)
-
-    async def _ended(self, clients: Mapping[str, Service]) -> None:
-        """Until the clients have ended by themselves."""
-        for service in clients.values():
-            await truly(lambda service=service: _not_alive(service))  # type: ignore[misc]
-
-
-async def _not_alive(service: Service) -> bool:
-    return not service.alive
 
 
 async def truly(condition: Callable[[], Awaitable[bool]]) -> None:
