@@ -20,7 +20,7 @@ BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows histories mutants readme \
-	generated simulate policies bench-events bench-weights square-wave fairness adaptive clean
+	generated simulate policies bench-events bench-weights bench-leases square-wave fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ bench-events: $(READY) ## Decode, event → committed → next event, replay
 
 bench-weights: $(READY) ## Fold, replay at 200 and 10,000 configs, outcome → weight, against what is claimed: SECONDS=20
 	@$(RUN) -m bench.weights
+
+bench-leases: $(READY) ## Leases a second over HTTP and Kafka, beside many held and waiting, handover, restart: SECONDS=20
+	@$(RUN) -m bench.leases.bench
 
 policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1, SCENARIO=FILE, CELL=all-out/slipway/7, SEEDS=3, DEMAND=FILE AVAILABILITY=FOLDER
 	@$(RUN) -m bench.policies
