@@ -33,10 +33,10 @@ JUMP_WITHIN_SECONDS: Final = 8.0
 UNITS: Final = 3  # of the pool that is shared
 # A pool's row is held up that a batch on Kafka names first. Seconds after that: when the batch is sent, until when the
 # row is held, and when the lease that the batch renews is renewed over HTTP, last after its deadline in the batch.
-BATCH_AFTER: Final = 0.15
-HELD_SECONDS: Final = 1.25
-CROSSED_TTL_SECONDS: Final = 1.0
-CROSSED_RENEWALS: Final = (0.0, 0.4, 0.8, 1.15, 2.0)
+BATCH_AFTER: Final = 0.2
+HELD_SECONDS: Final = 2.2
+CROSSED_TTL_SECONDS: Final = 2.0
+CROSSED_RENEWALS: Final = (0.0, 0.7, 1.4, 2.0, 3.6)
 # Seconds after a slow replica holds the locks of pools: until it decides, when a deadline has passed; until it commits;
 # and when the lease whose deadline has passed is renewed.
 DECIDED_AFTER: Final = TTL_SECONDS + 0.1
@@ -124,7 +124,7 @@ class Play:
         """Renew over HTTP what the batch renews too, which must not shorten its life. Then a former holder and a
         stranger speak."""
         pool = self.crossed
-        waiting = asyncio.create_task(self.wait(self.waiter, pool, f"{pool}-2", 4.0))
+        waiting = asyncio.create_task(self.wait(self.waiter, pool, f"{pool}-2", 6.0))
         for after in CROSSED_RENEWALS:
             await until(began + after)
             await self.holder.write(pool, lease)
