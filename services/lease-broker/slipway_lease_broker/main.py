@@ -7,9 +7,10 @@ from slipway_common.service import Loop, Service
 from slipway_common.settings import from_environment
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import LEASE_REQUEST, TOPICS
+from slipway_lease_broker.boskos.server import Port
 from slipway_lease_broker.handlers import requests
 from slipway_lease_broker.http import gangs as http_gangs
-from slipway_lease_broker.http import lease_pools, leases
+from slipway_lease_broker.http import lease_pools, leases, slots
 from slipway_lease_broker.http.desk import Desk
 from slipway_lease_broker.http.wakes import Wakes
 from slipway_lease_broker.loops.decide import DecideLoop
@@ -26,11 +27,14 @@ def build(settings: Settings) -> Service:
     def may_expire(lease_pool_id: str) -> bool:
         return caught_up(service.runtime, partition_for(lease_pool_id, partitions))
 
+    def published(more: bool) -> None:
+        service.runtime.ring() if more else service.runtime.publish()
+
     desk = Desk(
         caught_up=may_expire,
         lost_linger_seconds=settings.lost_linger_seconds,
         waiter_ttl_seconds=settings.waiter_ttl_seconds,
-        published=lambda more: service.runtime.ring() if more else service.runtime.publish(),
+        published=published,
         wakes=lambda lease_pool_id: wakes.tell(lease_pool_id),
     )
     wakes = Wakes(
@@ -45,6 +49,9 @@ def build(settings: Settings) -> Service:
         lost_linger_seconds=settings.lost_linger_seconds,
         waiter_ttl_seconds=settings.waiter_ttl_seconds,
     )
+    boskos = Port(
+        settings, runtime=lambda: service.runtime, caught_up=may_expire, decided=desk.decided, published=published
+    )
     gangs = GangLoop(committed=desk.decided, lost_linger_seconds=settings.lost_linger_seconds)
     service = Service(
         "lease-broker",
@@ -57,9 +64,10 @@ def build(settings: Settings) -> Service:
             Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),
             Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS),
         ],
-        routers=[leases.router, lease_pools.router, http_gangs.router],
-        resources=[wakes.running()],
-        state={"desk": desk, "wakes": wakes},
+        routers=[leases.router, lease_pools.router, http_gangs.router, slots.router],
+        resources=[wakes.running(), *([boskos.running()] if settings.boskos_port is not None else ())],
+        state={"desk": desk, "wakes": wakes, "boskos": boskos},
+        schema_minimum="0003",
     )
     return service
 

@@ -116,11 +116,13 @@ def _declared(body: Slots, pool_id: str, before: Declared | None, limit: int) ->
     """The terms of a pool that exists, or those of the list; either with this limit."""
     if before is not None:
         return msgspec.structs.replace(before, limit_units=limit, retired=False)
+    hold_seconds = body.hold_seconds
     return terms(
-        common.LeasePool(
-            id=pool_id, limit=limit, hold_seconds=body.hold_seconds,
-            ttl_seconds=min(body.ttl_seconds, body.hold_seconds), reserve_seconds=min(180.0, body.hold_seconds),
-            pacing="off",
+        common.LeasePool.model_validate(
+            {
+                "id": pool_id, "limit": limit, "pacing": "off", "hold_seconds": hold_seconds,
+                "ttl_seconds": min(body.ttl_seconds, hold_seconds), "reserve_seconds": min(180.0, hold_seconds),
+            }
         )
     )  # fmt: skip
 
