@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -45,7 +46,9 @@ def broker(server: tuple[LeaseBroker, str]) -> LeaseBroker:
 
 @pytest.fixture
 def environment(server: tuple[LeaseBroker, str], tmp_path: Path) -> dict[str, str]:
-    return {"SLIPWAY_LEASE_BROKER_URL": server[1], "SLIPWAY_STATE_DIR": str(tmp_path), "SLIPWAY_TOKEN": "secret"}
+    packages = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # whose code is tested
+    ours = {"SLIPWAY_LEASE_BROKER_URL": server[1], "SLIPWAY_STATE_DIR": str(tmp_path), "SLIPWAY_TOKEN": "secret"}
+    return packages | ours
 
 
 def slipway(environment: dict[str, str], *arguments: str) -> Result:
@@ -332,6 +335,53 @@ def test_a_command_that_was_asked_to_end_has_not_failed(broker: LeaseBroker, env
     assert [body["result"] for body in broker.bodies(RELEASE)] == ["cancelled"]
 
 
+AT_A_TERMINAL = """
+trap 'echo own INT trap' INT
+"$@" lease run --pool aws-ci -- {command}
+echo "code $?"
+"""
+COUNTS: Final = """
+import signal, time
+got = []
+signal.signal(signal.SIGINT, lambda *_: got.append(1))
+print("up", flush=True)
+while not got:
+    time.sleep(0.05)
+time.sleep(0.5)
+print("got", len(got))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (shlex.join([sys.executable, "-c", COUNTS]), ["up", "got 1", "own INT trap", "code 0"]),
+        ("sh -c 'echo up; exec sleep 60'", ["up", "own INT trap", "code 130"]),
+    ],
+)
+def test_ctrl_c_reaches_command_and_script_once_each(
+    broker: LeaseBroker, environment: dict[str, str], command: str, words: list[str]
+) -> None:
+    """A terminal sends it to both, and to us: we only have to give back."""
+    spawn = "import pty, sys; pty.spawn(sys.argv[1:])"
+    script = ["bash", "-c", AT_A_TERMINAL.format(command=command), "bash", *COMMAND[:-1]]
+    process = subprocess.Popen(
+        [sys.executable, "-c", spawn, *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )  # fmt: skip
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines = [process.stdout.readline().decode().strip()]
+        process.stdin.write(b"\x03")
+        process.stdin.flush()
+        lines += [line.decode().strip().removeprefix("^C") for line in process.stdout]
+    finally:
+        process.kill()
+        process.wait()
+    assert (lines, broker.count(RELEASE)) == (words, 1)
+
+
 def test_loss_is_told_by_the_signal_of_choice(broker: LeaseBroker, environment: dict[str, str]) -> None:
     """And nothing is given back that is another's by now."""
     broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=0.3)]
@@ -421,8 +471,8 @@ def test_unleased_starts_are_told_when_the_broker_is_back(broker: LeaseBroker, e
     down.rename(State(state, environment["SLIPWAY_LEASE_BROKER_URL"], print).folder)
     for _ in range(2):
         assert run(environment, "--", "true").returncode == 0
-    (told,) = broker.bodies(UNLEASED)
-    (start,) = told["starts"]
+    assert broker.count(UNLEASED) == 1
+    (start,) = broker.bodies(UNLEASED)[0]["starts"]
     assert (start["operation"], start["units"]) == ("install", 1)
     assert datetime.fromisoformat(start["started_at"]).tzinfo is not None
 

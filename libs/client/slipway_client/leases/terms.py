@@ -66,6 +66,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     hold_seconds_left: float
     units: int = 1
     state: str = "confirmed"
+    granted_at: str | None = None
+    expires_at: str | None = None
+    hold_until: str | None = None
     waited_seconds: float = 0.0
     mode: str = "enforce"
     advised_wait_seconds: float | None = None
