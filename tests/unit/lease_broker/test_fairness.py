@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_lease_broker.domain.fairness import LEVEL_MAX, Head, Shares, charged, level, next_head, settled
+from slipway_lease_broker.domain.fairness import LEVEL_MAX, Head, Shares, charged, level, next_head
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 AGEING = 300.0
@@ -126,10 +126,8 @@ def test_an_idle_tenant_gathers_no_credit(pause: int) -> None:
 
 
 def test_a_grant_that_costs_nothing_is_no_turn() -> None:
-    """And what was served beyond virtual time is forgotten once the others have caught up, or nobody waits."""
+    """And what was served beyond virtual time is forgotten once the others have caught up."""
     shares = Shares(3.0, {"a": 5.0, "b": 4.0})
     assert charged(shares, "a", 0.0, {}) == shares
     assert charged(shares, "c", 1.0, {"c": 0.5}) == Shares(3.0, {"a": 5.0, "b": 4.0, "c": 5.0})
     assert charged(shares, "b", 1.0, {}) == Shares(4.0, {"a": 5.0, "b": 5.0})
-    assert settled(shares, waiting=True) == shares
-    assert settled(shares, waiting=False) == Shares()

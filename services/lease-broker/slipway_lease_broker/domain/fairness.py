@@ -73,8 +73,3 @@ def charged(shares: Shares, tenant: str, cost: float, weights: Mapping[str, floa
     start = shares.start(tenant)
     ahead = {name: finish for name, finish in shares.finish.items() if finish > start}
     return Shares(start, ahead | {tenant: start + cost / weights.get(tenant, 1.0)})
-
-
-def settled(shares: Shares, *, waiting: bool) -> Shares:
-    """What to keep after a decision: nothing when nobody waits, since shares are of what is contended for."""
-    return shares if waiting else Shares()
