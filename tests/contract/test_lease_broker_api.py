@@ -606,3 +606,24 @@ async def test_a_caller_that_hung_up_confirms_nothing(world: World) -> None:
     await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
     (lease,) = (await here.call("GET", "/leases?pool=sim-a")).json()["items"]
     assert (lease["request_id"], lease["state"]) == ("next", "reserved")
+
+
+async def test_a_stranger_that_is_refused_confirms_nothing(world: World) -> None:
+    """Though it asks under the id of the very request that is granted beside it."""
+    here, pool = world.replica, world.broker.pool
+    held = (await here.acquire("held", units=2)).json()
+    await here.acquire("next")
+    async with pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("SELECT 1 FROM lease_pools FOR UPDATE")
+            first = asyncio.create_task(here.call("DELETE", "/lease-pools/sim-a/requests/none"))
+            await world.broker.until_waiting(first)
+            released = asyncio.create_task(
+                here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
+            )
+            strange = asyncio.create_task(here.acquire("next", by="ben"))
+            await harness.until(lambda: len(here.desk._queues.get("sim-a", ())) == 2)
+        answers = await asyncio.gather(released, strange, first)
+    assert [answer.status_code for answer in answers] == [200, 403, 404]
+    (lease,) = (await here.call("GET", "/leases?pool=sim-a")).json()["items"]
+    assert (lease["request_id"], lease["state"]) == ("next", "reserved")

@@ -1,7 +1,7 @@
 """What is between the store and the rules: facts about locked lease pools, and the decision for one of them, are
 loaded, worked out by the domain and written, in the caller's transaction. Kafka, the decide loop and HTTP share it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -13,6 +13,7 @@ from slipway_common.telemetry import logger
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.facts import Fact, Ledger
 from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool, Request
+from slipway_lease_broker.domain.presence import confirmed
 from slipway_lease_broker.domain.terms import Mode
 from slipway_lease_broker.metrics import (
     ENDED_LEASES,
@@ -72,11 +73,13 @@ async def decide_pool(
     expire: bool,
     lost_linger_seconds: float,
     waiter_ttl_seconds: float,
+    here: Container[str] = (),
 ) -> Decision:
     """Decide for `pool`, which the caller has locked, as of `now`, read after the lock. Writes everything, the pool's
     state and counters included; the caller commits, then calls `tell`.
 
-    With `expire` off no deadline passes and nobody is taken for silent: what they say may be waiting to be read.
+    With `expire` off no deadline passes and nobody is taken for silent: what they say may be waiting to be read. Leases
+    of requests that are `here` are confirmed by the answer that the caller sends once it has committed.
     """
     due = await leases.due(tx, pool.id, now, limit=ROWS_MAX) if expire else []
     lapsed: list[Request] = []
@@ -101,6 +104,7 @@ async def decide_pool(
         next_deadline=next_deadline,
         more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
     )  # fmt: skip
+    decision = confirmed(decision, here, now)
     await _write(tx, decision, now, [*due, *decision.granted], [*waiters, *untold])
     return decision
 

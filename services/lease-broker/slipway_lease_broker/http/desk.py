@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+from slipway_common.events.lease import LeaseRequested
 from slipway_common.postgres import Connection, Pool, is_infrastructure
 from slipway_common.problem import Problem
 from slipway_common.telemetry import logger
@@ -20,7 +21,7 @@ from slipway_lease_broker.admission import ask_gang, count, decide_pool, load, s
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.facts import Ledger
 from slipway_lease_broker.domain.ledger import Gang, Lease
-from slipway_lease_broker.http.errands import Answer, Errand, confirms, record, refusal, unknown_lease_pool
+from slipway_lease_broker.http.errands import Answer, Errand, record, refusal, unknown_lease_pool
 from slipway_lease_broker.store import answers, pools
 
 LOG = logger(__name__)
@@ -177,34 +178,22 @@ class Desk:
                 decision = await decide_pool(
                     db, ledger.pools[lease_pool_id], now, expire=self._caught_up(lease_pool_id),
                     lost_linger_seconds=self._lost_linger_seconds, waiter_ttl_seconds=self._waiter_ttl_seconds,
+                    here=here(errands, outcomes),
                 )  # fmt: skip
-                here = {errand.request_id for errand in errands if errand.confirm}
-                confirmed = await self._confirm(db, decision, here, now)
             else:
                 await pools.mark(db, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
         count(ledger)
         if decision is not None:
+            granted = {lease.request_id: lease for lease in decision.granted}
             for outcome in outcomes:
                 if isinstance(outcome, Answer):
-                    complete(outcome, decision, confirmed)
+                    complete(outcome, decision, granted)
             self.decided(decision)
         for outcome in outcomes:
             if isinstance(outcome, Answer) and outcome.lease is not None:
                 self._remember(outcome.lease.id, lease_pool_id)
         self._published(decision is not None and decision.again)
         return outcomes
-
-    async def _confirm(
-        self, db: Connection, decision: Decision, here: Collection[str | None], now: datetime
-    ) -> Mapping[str, Lease]:
-        """Confirm what was granted to callers that are told of it in this very call; every lease granted by request."""
-        told = [lease for lease in decision.granted if lease.request_id in here]
-        ledger = Ledger([decision.pool], told, [])
-        for lease in told:
-            ledger.record(confirms(lease), now, owner=lease.owner)
-        await save(db, ledger, now)
-        await pools.mark(db, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
-        return {lease.request_id: lease for lease in (*decision.granted, *ledger.leases.values())}
 
     def _leave(self, answer: Answer) -> None:
         """Nobody stays for this answer any more."""
@@ -229,6 +218,15 @@ class Desk:
         if len(self._pool_of) >= REMEMBERED_LEASES:
             self._pool_of.clear()
         self._pool_of[lease_id] = lease_pool_id
+
+
+def here(errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> set[str]:
+    """Requests whose callers are told of a grant in this very call. Whoever was refused hears of none."""
+    return {
+        errand.fact.request_id
+        for errand, outcome in zip(errands, outcomes, strict=True)
+        if errand.confirm and isinstance(errand.fact, LeaseRequested) and isinstance(outcome, Answer)
+    }
 
 
 def complete(answer: Answer, decision: Decision, granted: Mapping[str, Lease]) -> None:
