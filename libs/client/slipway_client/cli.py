@@ -13,6 +13,7 @@ from slipway_client.commands import (
     declared,
     doctor,
     events,
+    imports,
     leases,
     operations,
     pools,
@@ -51,6 +52,7 @@ app.add_typer(configs.app, name="lc")
 app.add_typer(workers.app, name="worker")
 app.add_typer(workers.decision, name="decision")
 app.add_typer(leases.app, name="lease")
+app.add_typer(imports.app, name="import")
 app.add_typer(weights.app, name="weights")
 app.add_typer(signals.app, name="signal")
 app.add_typer(pools.demand, name="demand")
