@@ -21,10 +21,11 @@ def at(seconds: float) -> datetime:
 
 
 def waiter(name: str, units: int = 1, *, since: float = 0, **fields: Any) -> Request:
-    return Request(**{
-        "id": name, "lease_pool_id": "p", "tenant": "t", "operation": "install", "asked_units": units,
-        "waiting_units": units, "asked_at": at(-since), "last_asked_at": NOW, "since": at(-since),
-    } | fields)  # fmt: skip
+    made = Request(
+        id=name, lease_pool_id="p", tenant="t", operation="install", asked_units=units, waiting_units=units,
+        asked_at=at(-since), last_asked_at=NOW, since=at(-since),
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **fields)
 
 
 def round_(
