@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.postgres import Connection, Pool, is_infrastructure
 from slipway_common.problem import Problem
@@ -20,7 +22,7 @@ from slipway_common.telemetry import logger
 from slipway_lease_broker.admission import ask_gang, count, decide_pool, load, save, tell
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.facts import Ledger
-from slipway_lease_broker.domain.ledger import Gang, Lease
+from slipway_lease_broker.domain.ledger import Gang, Lease, State
 from slipway_lease_broker.http.errands import Answer, Errand, record, refusal, unknown_lease_pool
 from slipway_lease_broker.store import answers, pools
 
@@ -51,7 +53,8 @@ class Desk:
         self._queues: dict[str, list[tuple[Errand, asyncio.Future[Outcome]]]] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._batches = asyncio.Semaphore(BATCHES_MAX)
-        self._staying: dict[tuple[str, str], list[asyncio.Future[None]]] = {}
+        self._staying: dict[tuple[str, str], list[asyncio.Future[Lease | None]]] = {}
+        self._confirming: Counter[tuple[str, str]] = Counter()  # those of them whose grant is to be confirmed
         self._stayers: Counter[str] = Counter()  # by lease pool
         self._seen: dict[str, int] = {}  # lease pool that somebody stays for → token up to which grants were looked at
         self._pool_of: dict[str, str] = {}
@@ -81,11 +84,14 @@ class Desk:
             self._remember(lease_id, found)
         return found
 
-    def stays(self, answer: Answer) -> None:
+    def stays(self, answer: Answer, *, confirm: bool = False) -> None:
         """Before its caller runs on: of what commits after the answer no grant to it is missed."""
         assert answer.request is not None
+        key = answer.pool.id, answer.request.id
         answer.woken = asyncio.get_running_loop().create_future()
-        self._staying.setdefault((answer.pool.id, answer.request.id), []).append(answer.woken)
+        answer.confirm = confirm
+        self._staying.setdefault(key, []).append(answer.woken)
+        self._confirming[key] += confirm
         self._seen.setdefault(answer.pool.id, answer.pool.last_token)
         self._stayers[answer.pool.id] += 1
 
@@ -110,9 +116,10 @@ class Desk:
     def decided(self, decision: Decision) -> None:
         """Call after the commit of any decision of this process: counts it, wakes who stays here, tells the others."""
         tell(decision)
-        elsewhere = [lease for lease in decision.granted if not self._wake(lease.lease_pool_id, lease.request_id)]
-        if elsewhere:
-            self._wakes(decision.pool.id)
+        pool_id = decision.pool.id
+        heard = [self._wake(pool_id, lease.request_id, lease) for lease in decision.granted]
+        if not all(heard):
+            self._wakes(pool_id)
 
     async def look(self, database: Pool, lease_pool_ids: Collection[str] | None = None) -> None:
         """Wake whoever stays here and was granted something since the last look, in these lease pools or in all."""
@@ -157,7 +164,7 @@ class Desk:
             if future.done():
                 continue
             if errand.wait and isinstance(outcome, Answer) and outcome.lease is None:
-                self.stays(outcome)
+                self.stays(outcome, confirm=errand.confirm)
             future.set_result(outcome)
 
     async def _commit(self, database: Pool, lease_pool_id: str, errands: Sequence[Errand]) -> list[Outcome]:
@@ -178,7 +185,7 @@ class Desk:
                 decision = await decide_pool(
                     db, ledger.pools[lease_pool_id], now, expire=self._caught_up(lease_pool_id),
                     lost_linger_seconds=self._lost_linger_seconds, waiter_ttl_seconds=self._waiter_ttl_seconds,
-                    here=here(errands, outcomes),
+                    here=Here(lease_pool_id, asking(errands, outcomes), self._confirming),
                 )  # fmt: skip
             else:
                 await pools.mark(db, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
@@ -200,18 +207,22 @@ class Desk:
         assert answer.request is not None
         key = answer.pool.id, answer.request.id
         self._staying[key].remove(answer.woken)
+        self._confirming[key] -= answer.confirm
         if not self._staying[key]:
-            del self._staying[key]
+            del self._staying[key], self._confirming[key]
         self._stayers[answer.pool.id] -= 1
         if not self._stayers[answer.pool.id]:
             del self._stayers[answer.pool.id], self._seen[answer.pool.id]
 
-    def _wake(self, lease_pool_id: str, request_id: str) -> bool:
-        """Whether somebody stays here for it."""
-        staying = self._staying.get((lease_pool_id, request_id), ())
+    def _wake(self, lease_pool_id: str, request_id: str, granted: Lease | None = None) -> bool:
+        """Whether somebody stays here for it. Whoever would confirm what is not yet confirmed has to ask again."""
+        key = lease_pool_id, request_id
+        staying = self._staying.get(key, ())
+        if granted is not None and granted.state is State.RESERVED and self._confirming[key]:
+            granted = None
         for woken in staying:
             if not woken.done():
-                woken.set_result(None)
+                woken.set_result(granted)
         return bool(staying)
 
     def _remember(self, lease_id: str, lease_pool_id: str) -> None:
@@ -220,7 +231,18 @@ class Desk:
         self._pool_of[lease_id] = lease_pool_id
 
 
-def here(errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> set[str]:
+class Here(msgspec.Struct, frozen=True):
+    """Requests whose callers hear of a grant by the answer to a call that is open now."""
+
+    lease_pool_id: str
+    asking: set[str]
+    confirming: Mapping[tuple[str, str], int]  # of those that stay
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self.asking or self.confirming.get((self.lease_pool_id, str(request_id)), 0) > 0
+
+
+def asking(errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> set[str]:
     """Requests whose callers are told of a grant in this very call. Whoever was refused hears of none."""
     return {
         errand.fact.request_id

@@ -52,7 +52,8 @@ class Answer(msgspec.Struct, kw_only=True):
     request: Request | None = None
     released_units: int = 0
     cancelled_units: int = 0
-    woken: Any = None  # of an errand that waits: a future that is set once its request may have been granted
+    woken: Any = None  # of an errand that waits: a future of the lease, or of None where that is to be asked for again
+    confirm: bool = False  # whether its caller confirms by hearing of it
 
 
 def unknown_lease_pool(lease_pool_id: str) -> Problem:

@@ -19,6 +19,7 @@ from slipway_common.postgres import Pool
 from slipway_common.runtime import database
 from slipway_common.telemetry import current_trace
 from slipway_lease_broker.domain.facts import UNITS_MAX
+from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import Acquire, LeaseId, LeasePoolId, Prolong, Release, Renew, RequestId
 from slipway_lease_broker.http.callers import Call, Caller
@@ -49,7 +50,8 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
     )  # fmt: skip
     answer = await call.desk.settle(call.database, errand)
     if answer.woken is not None and await call.desk.stay(answer, body.wait_seconds, left(request)):
-        answer = await once_more(call, errand)
+        lease = answer.woken.result()
+        answer = await once_more(call, errand) if lease is None else granted(answer, lease)
     if answer.lease is None:
         standing = await answers.standing(call.database, lease_pool_id, body.request_id)
         assert standing is not None
@@ -63,6 +65,11 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
 async def once_more(call: Call, errand: Errand) -> Answer:
     """The answer of the same request, which has probably been granted meanwhile."""
     return await call.desk.settle(call.database, msgspec.structs.replace(errand, wait=False))
+
+
+def granted(answer: Answer, lease: Lease) -> Answer:
+    """The answer of one who stayed and was granted `lease` in this very moment."""
+    return msgspec.structs.replace(answer, lease=lease, now=lease.granted_at)
 
 
 async def left(request: Request) -> None:
