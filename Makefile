@@ -18,8 +18,12 @@ $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 # MUTANT=name runs a target on a copy of the tree in which that row of mutants.toml is broken.
 BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
+# Requirements 1 to 8, 16 and 20 make a first, smaller lease-broker.
+REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirements/test_%_*.py,$(FIRST))),tests/requirements)
+FIRST := 01 02 03 04 05 06 07 08 16 20
+
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows histories mutants readme \
+.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows histories requirements mutants readme \
 	generated simulate policies bench-events bench-weights bench-leases square-wave fairness adaptive clean
 
 help: ## This list
@@ -82,6 +86,9 @@ simulate: $(READY) ## Seeded histories of three services; ONLY=weights: of a cal
 
 histories: $(READY) ## Lease pools under faults of clients, brokers, database and network, judged for double grants: N=20 SEED=1 FULL=1 MUTANT=
 	@$(RUN) -m $(BROKEN) tests.histories.run
+
+requirements: $(READY) ## What is required of the lease-broker, a test each, on real PostgreSQL: LANDING=A for the first part, FULL=1 for 8 replicas
+	@$(RUN) -m $(BROKEN) pytest -q $(REQUIRED)
 
 mutants: $(READY) ## Break each main claim in a copy and see its test turn red: ONLY=group
 	@$(RUN) -m tests.mutants check $(if $(ONLY),ONLY=$(ONLY))

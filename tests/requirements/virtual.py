@@ -4,7 +4,7 @@ in the test's hand."""
 from collections.abc import Callable
 from typing import Any
 
-from slipway_common.events.lease import LeaseGranted, LeaseReleaseRequested, LeaseRequested
+from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseReleaseRequested, LeaseRequested
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.terms import Policy
 from tests.lease_broker import START, Broker, confirm
@@ -20,7 +20,8 @@ def paced(limit: int, **policy: Any) -> Declared:
 
 
 def ask(request_id: str, tenant: str = "linux", **more: Any) -> LeaseRequested:
-    return LeaseRequested(lease_pool_id=POOL, request_id=request_id, tenant=tenant, **({"units": 1} | more))
+    fields: dict[str, Any] = {"lease_pool_id": POOL, "request_id": request_id, "tenant": tenant, "units": 1}
+    return LeaseRequested(**(fields | more))
 
 
 def release(grant: LeaseGranted, result: str = "done", **more: Any) -> LeaseReleaseRequested:
@@ -31,12 +32,13 @@ def release(grant: LeaseGranted, result: str = "done", **more: Any) -> LeaseRele
 
 
 class Virtual:
-    """`granted` are (second, grant), in order."""
+    """`granted` are (second, grant), in order; `limits` are (second, change of the limit in force)."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.now = 0.0
         self.granted: list[tuple[float, LeaseGranted]] = []
+        self.limits: list[tuple[float, LeaseLimitChanged]] = []
 
     async def ask(self, *facts: Any) -> list[LeaseGranted]:
         """Tell these and decide; what was granted thereby. Grants are confirmed at once."""
@@ -44,7 +46,10 @@ class Virtual:
         return await self.decide()
 
     async def decide(self) -> list[LeaseGranted]:
-        grants = await self.broker.grants()
+        await self.broker.decide()
+        told = await self.broker.told()
+        grants = [event for event in told if isinstance(event, LeaseGranted)]
+        self.limits += [(self.now, event) for event in told if isinstance(event, LeaseLimitChanged)]
         if grants:
             await self.broker.tell(*(confirm(grant) for grant in grants))
         self.granted += [(self.now, grant) for grant in grants]
