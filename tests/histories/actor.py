@@ -153,6 +153,18 @@ async def request(
     port: int, method: str, path: str, body: Any, secret: str
 ) -> tuple[int, dict[str, Any]]:
     """One request on a connection of its own; status and decoded body. Raises one of LOST_ANSWERS when none came."""
+    status, answer = await exchange(port, method, path, body, secret)
+    return status, msgspec.json.decode(answer, type=dict[str, Any])
+
+
+async def scraped(port: int) -> str:
+    """What a service tells Prometheus."""
+    _, answer = await exchange(port, "GET", "/metrics", None, "")
+    return answer.decode()
+
+
+async def exchange(port: int, method: str, path: str, body: Any, secret: str) -> tuple[int, bytes]:
+    """One request on a connection of its own."""
     payload = b"" if body is None else msgspec.json.encode(body)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -166,4 +178,4 @@ async def request(
         writer.close()
     if not answer:
         raise EOFError("the connection was cut")
-    return int(told.split(maxsplit=2)[1]), msgspec.json.decode(answer, type=dict[str, Any])
+    return int(told.split(maxsplit=2)[1]), answer
