@@ -64,6 +64,7 @@ async def test_a_place_is_kept_while_it_is_asked_for(garage: Garage) -> None:
     assert await outcome(garage, asks("b")) == 404
     await garage.broker.set_clock(31)
     assert await outcome(garage, asks("b")) == "car-1"
+    assert await garage.broker.pool.fetchval("SELECT count(*) FROM slot_requests") == 0
     await garage.done(release())
     assert await outcome(garage, asks("a")) == "car-1"  # it begins anew
 
@@ -192,6 +193,17 @@ async def test_what_was_kept_for_the_silent_is_given_to_others(garage: Garage) -
     await garage.broker.set_clock(31)
     assert await outcome(garage, asks("b")) == "car-1"
     assert await garage.broker.held("car") == 1
+
+
+async def test_who_falls_silent_waits_nowhere(garage: Garage) -> None:
+    """Nor does its request for a lease: the unit goes to the next, in whatever way that one asks."""
+    await garage.open(limit=1)
+    await garage.replica.acquire(pool="car")
+    assert await outcome(garage, asks("a")) == 404
+    await garage.broker.set_clock(31)
+    assert await outcome(garage, asks("b")) == 404
+    waiting = (await garage.replica.call("GET", "/lease-pools/car/requests")).json()["items"]
+    assert [request["asked_at"] for request in waiting] == ["2026-01-01T12:00:31Z"]
 
 
 async def test_several_slots_by_name_are_one_lease(garage: Garage) -> None:

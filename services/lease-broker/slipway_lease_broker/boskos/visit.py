@@ -20,7 +20,7 @@ from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.facts import UNITS_MAX, Fact, Ledger
 from slipway_lease_broker.domain.ledger import Lease, LeasePool
 from slipway_lease_broker.domain.slots import Slot
-from slipway_lease_broker.store import answers, leases, pools, slots
+from slipway_lease_broker.store import answers, leases, pools, requests, slots
 
 # Of the process's connections: its loops, consumers and the desk need the others.
 VISITS_MAX: Final = 2
@@ -112,21 +112,24 @@ class Visit:
 
     async def leave(self, lease_pool_id: str, ledger_ids: Collection[str]) -> list[Fact]:
         """Facts that end requests whose askers are gone, and what was granted to them meanwhile."""
-        granted = {lease.request_id: lease for lease in await answers.of_requests(self.tx, lease_pool_id, ledger_ids)}
+        if not ledger_ids:
+            return []
+        granted = await answers.of_requests(self.tx, lease_pool_id, ledger_ids)
+        waiting = await requests.named(self.tx, {(lease_pool_id, name) for name in ledger_ids})
         facts: list[Fact] = [
             LeaseReleaseRequested(
                 lease_pool_id=lease_pool_id, lease_id=lease.id, fencing_token=lease.fencing_token, units=lease.units,
                 result="cancelled",
             )
-            for lease in granted.values()
+            for lease in granted
             if lease.live
         ]  # fmt: skip
         facts += [
             LeaseCancelRequested(
-                lease_pool_id=lease_pool_id, request_id=name, units=UNITS_MAX, reason="its asker fell silent"
+                lease_pool_id=lease_pool_id, request_id=request.id, units=UNITS_MAX, reason="its asker fell silent"
             )
-            for name in sorted(ledger_ids)
-            if name not in granted
+            for request in waiting
+            if request.waiting_units
         ]
         return facts
 
