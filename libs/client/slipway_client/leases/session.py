@@ -59,7 +59,7 @@ class Session:
         self._over: Over | None = None
         self._beside: set[asyncio.Task[None]] = set()
         self._sent = False
-        self._own_start = ""
+        self._own_start: Spooled | None = None  # until it is charged
         self._learned = False
 
     # Admission
@@ -132,7 +132,7 @@ class Session:
         wanted, started_at = self._wanted, utc_now().isoformat()
         # An id of its own: the broker may have the request, although nobody has heard so.
         start = Start(request_id=new_id(), operation=wanted.operation, units=wanted.units, started_at=started_at)
-        self._own_start = start.request_id
+        self._own_start = Spooled(lease_pool_id=wanted.lease_pool_id, start=start)
         self._state.spool(wanted.lease_pool_id, start)
         self._say("starting without a lease: the lease-broker is silent; it will be told")
         self._begin_beside(self.report_unleased())
@@ -190,8 +190,10 @@ class Session:
     async def release(self, result: str, *, throttled: bool = False) -> None:
         """Give the lease back, unless it has ended; once, however often this is called. What is left to tell is tried
         a last time, and first if that may still become a lease."""
-        if self._holding is None:
-            await self._last_try()
+        if self._own_start is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_TRY_SECONDS):
+                    await self.report_unleased()
         held, self._holding = self._holding, None
         if held is not None and (self._over is None or not self._over.told):
             await self._release(held.lease, result, throttled=throttled)
@@ -241,7 +243,7 @@ class Session:
     async def report_unleased(self) -> None:
         """Tell of every start that nobody has been told of; goes on until somebody listens."""
         silence = Silence()
-        while entries := self._state.spooled():
+        while entries := self._untold():
             try:
                 for entry in entries:
                     try:
@@ -256,11 +258,17 @@ class Session:
                 silence = longer(silence, monotonic_seconds(), self._rng.random())
                 await asyncio.sleep(max(0.0, silence.retry_at - monotonic_seconds()))
 
+    def _untold(self) -> list[Spooled]:
+        """Also our own start that another process has told of: only the answer says what there is to give back."""
+        entries, own = self._state.spooled(), self._own_start
+        return entries if own is None or own in entries else [*entries, own]
+
     async def _charge(self, entry: Spooled) -> None:
         """Have a start charged. Our own becomes a lease that is given back like any other, and waits no more."""
         asked_at = monotonic_seconds()
         lease = await self._broker.report_unleased(entry.lease_pool_id, entry.start)
-        if entry.start.request_id == self._own_start:
+        if entry == self._own_start:
+            self._own_start = None
             await self.withdraw()
             if lease is not None:
                 self._holding = holding.granted(lease, asked_at)
