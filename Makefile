@@ -12,15 +12,19 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS
+	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS N LANDING
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of mutants.toml is broken.
 BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
+# Requirements 1 to 8, 16 and 20 make a first, smaller lease-broker.
+REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirements/test_%_*.py,$(FIRST))),tests/requirements)
+FIRST := 01 02 03 04 05 06 07 08 16 20
+
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows mutants readme \
-	generated simulate policies bench-events bench-weights clean
+.PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows histories requirements mutants readme \
+	generated simulate policies bench-events bench-weights bench-leases square-wave fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +84,12 @@ simulate: $(READY) ## Seeded histories of three services; ONLY=weights: of a cal
 	@$(if $(filter-out weights,$(ONLY)),echo "no simulation $(ONLY); there is weights" >&2; exit 2)
 	@$(RUN) -m $(BROKEN) $(if $(ONLY),tests.simulation.weights,pytest -q tests/simulation)
 
+histories: $(READY) ## Lease pools under faults of clients, brokers, database and network, judged for double grants: N=20 SEED=1 FULL=1 MUTANT=
+	@$(RUN) -m $(BROKEN) tests.histories.run
+
+requirements: $(READY) ## What is required of the lease-broker, a test each, on real PostgreSQL: LANDING=A for the first part, FULL=1 for 8 replicas
+	@$(RUN) -m $(BROKEN) pytest -q $(REQUIRED)
+
 mutants: $(READY) ## Break each main claim in a copy and see its test turn red: ONLY=group
 	@$(RUN) -m tests.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
@@ -95,8 +105,20 @@ bench-events: $(READY) ## Decode, event → committed → next event, replay
 bench-weights: $(READY) ## Fold, replay at 200 and 10,000 configs, outcome → weight, against what is claimed: SECONDS=20
 	@$(RUN) -m bench.weights
 
+bench-leases: $(READY) ## Leases a second over HTTP and Kafka, beside many held and waiting, handover, restart: SECONDS=20
+	@$(RUN) -m bench.leases.bench
+
 policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1, SCENARIO=FILE, CELL=all-out/slipway/7, SEEDS=3, DEMAND=FILE AVAILABILITY=FOLDER
 	@$(RUN) -m bench.policies
+
+square-wave: $(READY) ## Fifty installations at once, then two hundred: starts a minute with pacing and without; SEED=3
+	@$(RUN) -m bench.leases.square_wave
+
+fairness: $(READY) ## One tenant with 1,000 waiters against nine with one; equal and weighted tenants, priorities: SEED=3
+	@$(RUN) -m bench.leases.fairness
+
+adaptive: $(READY) ## Adaptive limits against token-bucket clouds: SEED=3, FULL=1, CELL=bucket-2ps/3
+	@$(RUN) -m bench.leases.adaptive
 
 clean: ## Remove the virtual environment and every cache in this folder
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -23,10 +23,14 @@ from slipway_common.ids import new_id
 from slipway_common.postgres import Connection, Pool
 from slipway_common.records import Received
 from slipway_common.topics import DECODERS, LEASE_REQUEST
+from slipway_lease_broker import admission
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.ledger import Gang
+from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import record_requests
 from slipway_lease_broker.loops.decide import DecideLoop
+from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.store import pools
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
@@ -45,13 +49,15 @@ def after(seconds: float) -> datetime:
 
 
 def terms(name: str = "sim-a", limit: int = 5, **changes: Any) -> Declared:
-    return Declared(
-        id=name, limit_units=limit, **({"hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180} | changes)
-    )
+    """Not paced unless a test is about that."""
+    fields: dict[str, Any] = {"hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180}
+    return Declared(id=name, limit_units=limit, **(fields | {"policy": Policy(pacing="off")} | changes))
 
 
-def ask(request_id: str, units: int = 1, pool: str = "sim-a") -> LeaseRequested:
-    return LeaseRequested(lease_pool_id=pool, request_id=request_id, units=units, tenant="linux")
+def ask(
+    request_id: str, units: int = 1, pool: str = "sim-a", *, tenant: str = "linux", **fields: Any
+) -> LeaseRequested:
+    return LeaseRequested(lease_pool_id=pool, request_id=request_id, units=units, tenant=tenant, **fields)
 
 
 def cancel(request_id: str, units: int = 1, pool: str = "sim-a") -> LeaseCancelRequested:
@@ -64,16 +70,18 @@ def confirm(grant: LeaseGranted) -> LeaseConfirmRequested:
     )
 
 
-def renew(grant: LeaseGranted) -> LeaseRenewRequested:
+def renew(grant: LeaseGranted, progress: str | None = None) -> LeaseRenewRequested:
     return LeaseRenewRequested(
-        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token, progress=progress
     )
 
 
-def release(grant: LeaseGranted, units: int | None = None) -> LeaseReleaseRequested:
+def release(
+    grant: LeaseGranted, units: int | None = None, *, result: str = "registered", **evidence: Any
+) -> LeaseReleaseRequested:
     return LeaseReleaseRequested(
         lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token,
-        units=units or grant.units, result="registered",
+        units=units or grant.units, result=result, **evidence,
     )  # fmt: skip
 
 
@@ -91,7 +99,10 @@ class Broker:
         self.pool = pool
         self.offsets = count()
         self.caught_up = True
-        self.loop = DecideLoop(caught_up=lambda _: self.caught_up, lost_linger_seconds=70)
+        # Askers in tests say once what they want, then the clock leaps.
+        self.loop = DecideLoop(
+            caught_up=lambda _: self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=100_000
+        )
         self._told = 0
         self._started: list[asyncio.Task[Any]] = []
 
@@ -107,7 +118,25 @@ class Broker:
             await self.tell_in(db, *facts)
 
     async def tell_in(self, tx: Connection, *facts: Any) -> None:
-        await record_requests(tx, [received(fact, next(self.offsets)) for fact in facts])
+        count = await record_requests(tx, [received(fact, next(self.offsets)) for fact in facts])
+        count()
+
+    async def ask_gang(self, name: str, **units: int) -> None:
+        """Of each lease pool so many units, all at once."""
+        async with self.pool.acquire() as db, db.transaction():
+            await self.ask_gang_in(db, name, **units)
+
+    async def ask_gang_in(self, tx: Connection, name: str, **units: int) -> None:
+        facts = [ask(name, wanted, pool, whole=True) for pool, wanted in units.items()]
+        locked = await pools.lock(tx, units)
+        now = await pools.clock(tx)
+        ledger = await admission.load(tx, locked, facts)
+        for fact in facts:
+            ledger.record(fact, now, gang_id=name)
+        await admission.ask_gang(
+            tx, Gang(id=name, owner="", size=len(facts), asked_at=now, last_asked_at=now), ledger, now,
+            expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000,
+        )  # fmt: skip
 
     async def decide(self) -> int:
         """Until nothing is due; returns how many decisions that took."""
@@ -115,6 +144,11 @@ class Broker:
             if not await self.loop.step(self.pool):
                 return made
         raise AssertionError("a lease pool stays due for ever")
+
+    async def try_gangs(self) -> bool:
+        """Decide for all pools, and once for each gang that had its turn."""
+        await self.decide()
+        return await GangLoop(lost_linger_seconds=70).step(self.pool)
 
     async def told(self) -> list[Any]:
         """Events enqueued since the last call, in order; dead letters are left out."""

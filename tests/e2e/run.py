@@ -86,7 +86,7 @@ def declaration(plan: Plan, url: str) -> Declaration:
         "lease_pools": [
             {
                 "id": name, "limit": 3 * plan.pools // 2, "hold_seconds": 1200 / SPEED, "ttl_seconds": 300 / SPEED,
-                "reserve_seconds": 180 / SPEED,
+                "reserve_seconds": 180 / SPEED, "pacing": "off",
             }
             for name in accounts
         ],

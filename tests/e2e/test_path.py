@@ -40,7 +40,7 @@ def declared(url: str) -> Declaration:
     ]  # fmt: skip
     lease_pool = {
         "id": "acc", "limit": 20, "hold_seconds": 1200 / SPEED, "ttl_seconds": 300 / SPEED,
-        "reserve_seconds": 180 / SPEED,
+        "reserve_seconds": 180 / SPEED, "pacing": "off",
     }  # fmt: skip
     return Declaration.model_validate(
         {"version": 1, "lease_pools": [lease_pool], "accounts": [account], "worker_pools": pools}

@@ -77,7 +77,9 @@ def declared(queue_url: str) -> Declaration:
         }
         for name in COMMANDS
     ]  # fmt: skip
-    lease_pool = {"id": "here", "limit": 20, "hold_seconds": 60.0, "ttl_seconds": 30.0, "reserve_seconds": 20.0}
+    lease_pool = {
+        "id": "here", "limit": 20, "hold_seconds": 60.0, "ttl_seconds": 30.0, "reserve_seconds": 20.0, "pacing": "off",
+    }  # fmt: skip
     return Declaration.model_validate(
         {"version": 1, "lease_pools": [lease_pool], "accounts": accounts, "worker_pools": pools}
     )

@@ -91,7 +91,7 @@ def declaration(url: str) -> Declaration:
         "lease_pools": [
             {
                 "id": name, "limit": 1000, "hold_seconds": 3600 / SPEED, "ttl_seconds": 1200 / SPEED,
-                "reserve_seconds": 800 / SPEED,
+                "reserve_seconds": 800 / SPEED, "pacing": "off",
             }
             for name in accounts
         ],

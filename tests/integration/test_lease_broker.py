@@ -16,6 +16,7 @@ from slipway_common.access import Tokens
 from slipway_common.consume import Consumer, Owned, apply
 from slipway_common.envelope import Envelope, encode
 from slipway_common.errors import BadEvent
+from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import (
     LeaseConfirmed,
     LeaseExpired,
@@ -24,12 +25,15 @@ from slipway_common.events.lease import (
     LeaseLost,
     LeaseQueued,
     LeaseReleased,
+    ReplacedLease,
 )
 from slipway_common.ids import hash_secret, new_id
 from slipway_common.records import Record
 from slipway_common.topics import LEASE_REQUEST
+from slipway_lease_broker.domain.terms import Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.handlers.requests import record_requests
-from slipway_lease_broker.http import leases as http
+from slipway_lease_broker.http import lease_pools, leases
+from slipway_lease_broker.store import history
 from slipway_local.postgres import EmbeddedPostgres
 from tests.lease_broker import (
     SERVICE,
@@ -279,6 +283,233 @@ async def test_a_burst_is_decided_in_few_transactions(broker: Broker) -> None:
     assert await broker.held() == 0
 
 
+# Policies
+
+
+async def declared(broker: Broker, policy: Policy, **changes: Any) -> None:
+    await broker.declare(terms(policy=policy, **changes))
+    await broker.told()
+
+
+def names(grants: Sequence[LeaseGranted]) -> list[str]:
+    return [grant.request_id for grant in grants]
+
+
+async def test_pacing_goes_on_from_decision_to_decision(broker: Broker) -> None:
+    """A lone job starts at once, the next when its interval has passed, by the clock alone."""
+    await declared(broker, Policy())
+    await broker.tell(ask("r1", 2))
+    assert [grant.units for grant in await broker.grants()] == [1]
+    await broker.set_clock(119.9)
+    assert await broker.grants() == []
+    await broker.set_clock(120)
+    assert [grant.units for grant in await broker.grants()] == [1]
+
+
+async def test_a_new_mode_begins_without_the_past_of_the_old(broker: Broker) -> None:
+    """A shadow pool reckons how long its starts would have waited; enforcing does not make anybody wait for that."""
+    await declared(broker, Policy(mode=Mode.SHADOW))
+    await broker.tell(*(ask(f"r{n}") for n in range(9)))
+    shadowed = await broker.grants()
+    assert [(grant.mode, grant.advised_wait_seconds, grant.reason) for grant in shadowed] == [("shadow", None, "")] * 9
+    rows = await broker.pool.fetch("SELECT advised_wait_seconds FROM leases ORDER BY fencing_token")
+    assert [row[0] for row in rows] == [None, 120, 240, 360, 480, 600, 720, 840, 960]
+    await broker.tell(*(release(grant) for grant in shadowed))
+    await declared(broker, Policy())
+    await broker.tell(ask("r10"))
+    assert names(await broker.grants()) == ["r10"]
+
+
+async def test_an_advisory_pool_tells_what_it_spared(broker: Broker) -> None:
+    await declared(broker, Policy(mode=Mode.ADVISORY, pacing="off"))
+    await broker.tell(ask("r1", 5), ask("r2"))
+    _, spared = await broker.grants()
+    assert (spared.mode, spared.advised_wait_seconds, spared.reason) == ("advisory", 240, "5 of 5 held")
+    assert await broker.held() == 6
+
+
+async def test_costs_by_operation(broker: Broker) -> None:
+    """Counted by what they cost, also when they are given back in part."""
+    await declared(broker, Policy(pacing="off", operations={"launch": Operation(weight=2)}))
+    await broker.tell(ask("r1", 3))
+    (lease,) = await broker.grants()
+    assert lease.units == 2
+    assert await broker.pool.fetchval("SELECT held FROM lease_pools") == {"launch": 4}
+    await broker.tell(release(lease, 1))
+    assert [grant.units for grant in await broker.grants()] == [1]
+    await broker.tell(ask("d", operation="destroy"))
+    assert names(await broker.grants()) == ["d"]
+    assert await broker.pool.fetchval("SELECT held FROM lease_pools") == {"launch": 4, "destroy": 1}
+
+
+async def test_a_new_attempt_replaces_the_old(broker: Broker) -> None:
+    """The old lease ends as the new request enters, with the age of the old one: nobody passes in between."""
+    await broker.tell(ask("r1", 5))
+    (lease,) = await broker.grants()
+    await broker.set_clock(10)
+    await broker.tell(ask("other", 5))
+    await broker.decide()
+    await broker.set_clock(20)
+    old = ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token)
+    await broker.tell(ask("r2", 5, replaces=old))
+    assert await broker.held() == 0
+    assert names(await broker.grants()) == ["r2"]
+    row = await broker.pool.fetchrow("SELECT state, reason FROM leases WHERE id = $1", lease.lease_id)
+    assert tuple(row) == ("released", "replaced")
+    stale = ReplacedLease(lease_id=lease.lease_id, fencing_token=9)
+    await broker.tell(ask("r3", replaces=stale))
+    assert await broker.pool.fetchval("SELECT since FROM requests WHERE id = 'r3'") == after(20)
+
+
+async def test_a_holder_whose_progress_stands_is_lost(broker: Broker) -> None:
+    """However often it renews; its units stay counted for the lock-delay of its pool."""
+    await declared(broker, Policy(pacing="off", no_progress_seconds=100, lock_delay_seconds=7))
+    await broker.tell(ask("r"))
+    (lease,) = await broker.grants()
+    await broker.tell(confirm(lease), renew(lease, "1 of 3"))
+    await broker.set_clock(60)
+    await broker.tell(renew(lease, "2 of 3"))
+    await broker.set_clock(159)
+    await broker.tell(renew(lease, "2 of 3"))
+    await broker.decide()
+    assert kinds(await broker.told()) == ["LeaseConfirmed"] * 4
+    await broker.set_clock(160)
+    await broker.decide()
+    (lost,) = await broker.told()
+    assert isinstance(lost, LeaseLost)
+    assert lost.counted_until == after(167)
+    assert await broker.pool.fetchval("SELECT reason FROM leases") == "no-progress"
+
+
+async def test_a_silent_asker_is_passed_over(broker: Broker) -> None:
+    """It is not waited out: the next gets its unit. Once it asks again it has its old place."""
+    broker.loop = msgspec.structs.replace(broker.loop, waiter_ttl_seconds=100)
+    await broker.tell(ask("r1", 5))
+    (lease,) = await broker.grants()
+    await broker.tell(ask("dead", 5))
+    await broker.set_clock(60)
+    await broker.tell(ask("alive", 1))
+    await broker.set_clock(110)
+    await broker.tell(release(lease, 1))
+    assert names(await broker.grants()) == ["alive"]
+    assert await broker.pool.fetchval("SELECT waiting_requests FROM lease_pools") == 0
+    await broker.tell(ask("dead", 5), ask("late", 1), release(lease, 4))
+    assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("dead", 4)]
+
+
+async def test_a_failing_tenant_backs_off(broker: Broker) -> None:
+    """Its units are free at once for others; it may start again after its wait, which a success ends."""
+    await broker.tell(ask("r1", 5, tenant="broken"))
+    (lease,) = await broker.grants()
+    await broker.tell(ask("r2", 1, tenant="broken"), ask("s1", 1, tenant="sound"), release(lease, 4, result="failed"))
+    assert names(await broker.grants()) == ["s1"]
+    await broker.set_clock(30)
+    assert names(await broker.grants()) == ["r2"]
+    await broker.tell(release(lease, 1, result="done"))
+    assert await broker.pool.fetchval("SELECT failures FROM tenants WHERE tenant = 'broken'") == 0
+
+
+async def test_a_retry_after_closes_the_pool(broker: Broker) -> None:
+    """Nothing starts before, whatever is free; then by the clock alone."""
+    await broker.tell(ask("r1", 2))
+    (lease,) = await broker.grants()
+    await broker.tell(ask("r2"), release(lease, 1, throttled=True, retry_after_seconds=45))
+    assert await broker.grants() == []
+    await broker.set_clock(45)
+    assert names(await broker.grants()) == ["r2"]
+
+
+async def test_throttling_cuts_an_adaptive_limit(broker: Broker) -> None:
+    """Once per hold, told with its cause; a pin sets it back to what was declared and nothing moves it."""
+    await declared(broker, Policy(pacing="off", adaptive=Bounds(floor=2, ceiling=30)), limit=20)
+    await broker.tell(ask("r1", 20))
+    (lease,) = await broker.grants()
+    await broker.tell(*[release(lease, 1, throttled=True)] * 15)
+    await broker.decide()
+    (changed,) = [event for event in await broker.told() if isinstance(event, LeaseLimitChanged)]
+    assert 2 <= changed.limit < 20
+    assert changed.previous_limit == 20
+    assert changed.reason.startswith("limit 20 → ")
+    assert "throttled" in changed.reason
+    await broker.tell(*[release(lease, 1, throttled=True)] * 4)
+    await broker.decide()
+    assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == changed.limit
+    await broker.pool.execute("UPDATE lease_pools SET pinned_reason = 'ratchet', dirty = true")
+    await broker.decide()
+    assert await broker.pool.fetchval("SELECT limit_reason FROM lease_pools") == "pinned: ratchet"
+    assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == 20
+
+
+async def test_a_derived_limit_outlives_its_report_with_an_alert(broker: Broker) -> None:
+    """The last value holds; people are told once, and once more when reports are back."""
+    await declared(broker, Policy(pacing="off", derived=Derived(per_unit=0.29)), limit=5)
+    report = "UPDATE lease_pools SET derived_units = 100, derived_until = $1, dirty = true"
+    await broker.pool.execute(report, after(60))
+    await broker.tell(ask("r", 99))
+    assert [grant.units for grant in await broker.grants()] == [29]
+    await broker.set_clock(60)
+    await broker.decide()
+    (alert,) = await broker.told()
+    assert isinstance(alert, AlertRaised)
+    row = await broker.pool.fetchrow("SELECT limit_in_force, limit_reason FROM lease_pools")
+    assert tuple(row) == (29, "derived: 0.29 × 100 units, reported too long ago")
+    assert await broker.decide() == 0
+    await broker.pool.execute(report, after(200))
+    await broker.decide()
+    assert [type(event) for event in await broker.told()] == [AlertResolved]
+
+
+async def test_a_drained_pool_starts_nothing(broker: Broker) -> None:
+    """It revokes nothing either; undrained it goes on."""
+    await broker.tell(ask("r1", 2))
+    assert names(await broker.grants()) == ["r1"]
+    await broker.pool.execute("UPDATE lease_pools SET drained_reason = 'maintenance', dirty = true")
+    await broker.tell(ask("r2"))
+    assert await broker.grants() == []
+    assert await broker.held() == 2
+    await broker.pool.execute("UPDATE lease_pools SET drained_reason = NULL, dirty = true")
+    assert names(await broker.grants()) == ["r2"]
+
+
+async def test_a_request_may_shorten_its_hold(broker: Broker) -> None:
+    await broker.tell(ask("r1", hold_seconds=60), ask("r2", hold_seconds=99_999))
+    assert [grant.hold_until for grant in await broker.grants()] == [after(60), after(1200)]
+
+
+async def test_every_decision_has_a_line_of_history(broker: Broker) -> None:
+    """With who asked for it; time and the broker's own decisions have nobody."""
+    await broker.tell(ask("r1", 5))
+    (lease,) = await broker.grants()
+    await broker.tell(ask("r2", 1))
+    await broker.decide()
+    await broker.tell(confirm(lease), release(lease, 4), cancel("r2"))
+    await broker.set_clock(2000)
+    await broker.decide()
+    entries = await history.of_pool(broker.pool, "sim-a")
+    assert [(entry.kind, entry.reason, entry.actor) for entry in reversed(entries)] == [
+        ("granted", "5 units granted to request r1", ""),
+        ("queued", "5 of 5 held", ""),
+        ("confirmed", "its holder uses it", "provisioner"),
+        ("released", "4 units given back: registered", "provisioner"),
+        ("cancelled", "demand fell", "provisioner"),
+        ("lost", f"not renewed in time: lost, 1 units counted until {after(2070)}", ""),
+    ]
+    assert [entry.kind for entry in await history.of_lease(broker.pool, lease.lease_id)] == [
+        "granted", "confirmed", "released", "lost",
+    ]  # fmt: skip
+
+
+async def test_more_than_one_decision_takes_on(broker: Broker) -> None:
+    """What was not loaded is decided for right after, in the same order."""
+    await broker.declare(terms(limit=1500))
+    for start in range(0, 1500, 500):
+        await broker.tell(*(ask(f"r{n:04}") for n in range(start, start + 500)))
+    assert names(await broker.grants()) == [f"r{n:04}" for n in range(1500)]
+    await broker.set_clock(180)
+    await broker.decide()
+    assert await broker.held() == 0
+
+
 # HTTP
 
 
@@ -294,7 +525,8 @@ async def client(broker: Broker, tmp_path: Path) -> AsyncIterator[httpx2.AsyncCl
     problem.install(app)
     app.state.tokens = Tokens(path)
     app.state.runtime = SimpleNamespace(pool=broker.pool, ring=lambda: None)
-    app.include_router(http.router)
+    app.include_router(lease_pools.router)
+    app.include_router(leases.router)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(
         transport=transport, base_url="http://broker", headers={"Authorization": "Bearer secret"}
@@ -302,7 +534,7 @@ async def client(broker: Broker, tmp_path: Path) -> AsyncIterator[httpx2.AsyncCl
         yield client
 
 
-BODY = {"id": "sim-a", "limit": 5, "hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180}
+BODY = {"id": "sim-a", "limit": 5, "hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180, "pacing": "off"}
 
 
 async def test_declaring_is_idempotent(broker: Broker, client: httpx2.AsyncClient) -> None:

@@ -15,11 +15,13 @@ from slipway_common.postgres import Connection, Pool
 from slipway_common.records import Received
 from slipway_common.runtime import Runtime
 from slipway_common.topics import WORKER_LIFECYCLE
+from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.store import gauges as broker_gauges
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_provisioner.loops.measure import measure
 from tests.harness import Place, enqueue, member, publisher, report, until
-from tests.lease_broker import ask, broker_on, terms
+from tests.lease_broker import ask, broker_on, release, terms
 from tests.provisioner import declared, provisioner_on, weight
 from tests.provisioner import report as demand
 from tests.tools import run
@@ -107,6 +109,31 @@ async def test_leases(postgres: EmbeddedPostgres) -> None:
         assert told("slipway_leases") == {
             ("sim-a", "reserved"): 1, ("sim-a", "confirmed"): 0, ("sim-a", "lost"): 0,
         }  # fmt: skip
+        assert told("slipway_lease_tenant_held_units") == {("sim-a", "linux"): 2}
+        assert told("slipway_lease_tenant_waiting_units") == {("sim-a", "linux"): 3}
+
+
+async def test_admission_is_counted(postgres: EmbeddedPostgres) -> None:
+    """What lay idle while somebody waited, gaps between grants, throttles, and why limits changed."""
+    names = (
+        "slipway_lease_idle_unit_seconds_total", "slipway_lease_grant_gap_seconds_sum", "slipway_lease_throttles_total",
+        "slipway_lease_limit_changes_total",
+    )  # fmt: skip
+    before = {name: told(name) for name in names}
+    async with broker_on(postgres) as broker:
+        await broker.declare(terms("idle", limit=3, policy=Policy(pacing=Pacing(10))))
+        await broker.tell(ask("r1", 3, "idle"))
+        (lease,) = await broker.grants()  # one unit starts; two are free for the two that wait
+        await broker.set_clock(10)
+        await broker.grants()
+        await broker.tell(release(lease, throttled=True))
+        await broker.pool.execute("UPDATE lease_pools SET drained_reason = 'maintenance', dirty = true")
+        await broker.decide()
+    idle, gaps, throttles, changes = (grown(before[name], told(name)) for name in names)
+    assert idle["idle",] == 20
+    assert gaps["idle",] == 10
+    assert throttles["idle",] == 1
+    assert changes["drained", "idle"] == 1
 
 
 async def test_plumbing(place: Place) -> None:

@@ -340,6 +340,16 @@ async def test_what_was_not_asked_for_is_given_back(provisioner: Provisioner) ->
     assert [worker.lease_id for worker in await provisioner.workers()] == [more.lease_id] * 2
 
 
+async def test_what_others_were_granted_is_theirs(provisioner: Provisioner) -> None:
+    """An account's lease pool may admit others too: their leases are neither kept here nor given back."""
+    (request,) = await provisioner.requested(2)
+    theirs = LeaseRequested(lease_pool_id="sim-a", request_id="an install", units=3, tenant="other")
+    ours = provisioner.granted(request, owner="/slipway/provisioner")
+    await provisioner.leases(provisioner.granted(theirs, owner="ann"), ours)
+    assert await provisioner.told(LeaseReleaseRequested) == []
+    assert await provisioner.pool.fetchval("SELECT count(*) FROM lease") == 1
+
+
 async def test_a_partial_grant_takes_the_lowest_ids(provisioner: Provisioner) -> None:
     """The rest goes on waiting under the same request, also after a repetition."""
     (request,) = await provisioner.requested(3)

@@ -16,12 +16,17 @@ from slipway_common.events.lease import (
     LeaseConfirmed,
     LeaseExpired,
     LeaseGranted,
+    LeaseGroup,
     LeaseLimitChanged,
     LeaseLost,
     LeaseReleased,
 )
+from slipway_lease_broker.loops.decide import DecideLoop
+from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
-from slipway_lease_broker.store import gauges, leases, pools, requests
+from slipway_lease_broker.loops.sweep import sweep
+from slipway_lease_broker.store import answers, gangs, gauges, groups, history, leases, pools, requests, stays, tenants
+from slipway_lease_broker.store import terms as live
 from slipway_local.postgres import EmbeddedPostgres
 from tests.harness import PATIENCE_SECONDS
 from tests.lease_broker import (
@@ -37,7 +42,7 @@ from tests.lease_broker import (
 )
 
 Test = TypeVar("Test", bound=Callable[..., Any])
-STORE: Final = (gauges, leases, pools, requests)
+STORE: Final = (answers, gangs, gauges, groups, history, leases, live, pools, requests, stays, tenants)
 LOCKS: Final = re.compile(
     r"\bFOR (UPDATE|SHARE|NO KEY|KEY)\b|\b(UPDATE|DELETE|MERGE|TRUNCATE|LOCK TABLE)\b|advisory|ON CONFLICT"
 )
@@ -62,6 +67,33 @@ async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
         await broker.declare(terms(limit=3))
         await broker.told()
         yield broker
+
+
+@locking("terms.DRAIN", "terms.PIN", "terms.REPORT_UNITS")
+async def test_what_people_change_during_a_decision_counts_for_the_next(broker: Broker) -> None:
+    """The decision under way commits as it read; the change waits for it, and makes the pool due again."""
+
+    async def change() -> None:
+        async with broker.pool.acquire() as db, db.transaction():
+            (pool,) = await pools.lock(db, ["sim-a"])
+            await live.report_units(db, pool.id, 7, after(60))
+            await live.pin(db, pool.id, "ratchet")
+            await live.drain(db, pool.id, "moving")
+
+    await broker.tell(ask("first"))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read, and cannot write
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_waiting(decision)
+            changing = broker.start(change())
+            await broker.until_waiting(decision, changing)
+        await asyncio.gather(decision, changing)
+    await broker.tell(ask("second"))
+    assert [grant.request_id for grant in await broker.grants()] == ["first"]
+    row = await broker.pool.fetchrow("SELECT * FROM lease_pools")
+    assert (row["drained_reason"], row["pinned_reason"], row["derived_units"]) == ("moving", "ratchet", 7)
+    assert row["limit_reason"] == "drained: moving"
 
 
 @locking("pools.CLAIM")
@@ -244,6 +276,65 @@ async def test_a_cancel_during_the_grant_changes_nothing(broker: Broker) -> None
     assert await broker.grants() == []
 
 
+@locking("requests.LAPSE", "requests.SAVE")
+async def test_an_asker_that_speaks_up_as_it_is_passed_over(broker: Broker) -> None:
+    """Whichever commits last, it is in the queue again, and counted once."""
+    broker.loop = DecideLoop(caught_up=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100)
+    await broker.tell(ask("r1", 3), ask("r2", 3))
+    (lease,) = await broker.grants()
+    await broker.set_clock(101)
+    await broker.pool.execute("UPDATE lease_pools SET dirty = true")
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE requests IN SHARE MODE")
+            passing = broker.start(broker.loop.step(broker.pool))
+            await broker.until_waiting(passing)
+            again = broker.start(broker.tell(ask("r2", 3)))
+            await broker.until_waiting(passing, again)
+        await asyncio.gather(passing, again)
+    assert await broker.pool.fetchval("SELECT waiting_units FROM lease_pools") == 3
+    await broker.tell(release(lease))
+    assert [grant.request_id for grant in await broker.grants()] == ["r2"]
+
+
+@locking("tenants.SAVE")
+async def test_a_failure_during_a_grant_to_its_tenant(broker: Broker) -> None:
+    """The grant's share and the failure's backoff are both kept."""
+    await broker.tell(ask("r1"), ask("r2"))
+    first, _ = await broker.grants()
+    await broker.tell(ask("r3"))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE tenants IN SHARE MODE")
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_waiting(decision)
+            failure = broker.start(broker.tell(release(first, result="failed")))
+            await broker.until_waiting(decision, failure)
+        await asyncio.gather(decision, failure)
+    row = await broker.pool.fetchrow("SELECT * FROM tenants")
+    assert (row["virtual_finish"], row["failures"], row["backoff_until"]) == (3, 1, after(30))
+
+
+@locking("groups.SAVE")
+async def test_a_member_that_asks_while_another_starts(broker: Broker) -> None:
+    """It is counted in, and keeps its distance from the start that it did not see."""
+    group = LeaseGroup(name="payload", size=3, spread_seconds=30)
+    await broker.tell(ask("r1", group=group))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE groups IN SHARE MODE")
+            decision = broker.start(broker.loop.step(broker.pool))
+            await broker.until_waiting(decision)
+            member = broker.start(broker.tell(ask("r2", group=group)))
+            await broker.until_waiting(decision, member)
+        await asyncio.gather(decision, member)
+    row = await broker.pool.fetchrow("SELECT * FROM groups")
+    assert (row["members"], row["first_at"], row["last_start_at"]) == (2, after(0), after(0))
+    assert [grant.request_id for grant in await broker.grants()] == ["r1"]
+    await broker.set_clock(10)
+    assert [grant.request_id for grant in await broker.grants()] == ["r2"]
+
+
 @locking("pools.DECLARATION_LOCK", "pools.DECLARE")
 async def test_two_declarations_of_a_new_pool(broker: Broker) -> None:
     """The second compares against the first's rows: the limit changes once."""
@@ -283,7 +374,7 @@ async def test_a_decision_while_the_limit_is_being_lowered(broker: Broker) -> No
     assert [grant.units for grant in await broker.grants()] == [1]
 
 
-@locking("requests.FORGET", "leases.FORGET")
+@locking("requests.FORGET", "leases.FORGET", "history.FORGET")
 async def test_what_was_asked_again_is_not_forgotten(broker: Broker) -> None:
     """Forgetting waits for the repeat and then sees it; a lease that ended long ago goes."""
     await broker.tell(ask("r"))
@@ -298,6 +389,7 @@ async def test_what_was_asked_again_is_not_forgotten(broker: Broker) -> None:
         await pruning
     assert await broker.pool.fetchval("SELECT count(*) FROM requests") == 1
     assert await broker.pool.fetchval("SELECT count(*) FROM leases") == 0
+    assert await broker.pool.fetchval("SELECT count(*) FROM history") == 0
     assert await broker.grants() == []
 
 
@@ -317,6 +409,103 @@ async def test_what_is_being_forgotten_is_asked_anew(broker: Broker) -> None:
             await broker.until_waiting(pruning, repeat)
         await asyncio.gather(pruning, repeat)
     assert [grant.request_id for grant in await broker.grants()] == ["r"]
+
+
+@locking("gangs.ADD", "gangs.LOCK", "gangs.TURN", "gangs.DONE", "pools.LOCK")
+async def test_gangs_that_want_each_others_pools(broker: Broker) -> None:
+    """Neither waits for ever and neither holds a part, in whatever order they name the pools."""
+    await broker.declare(terms("a", 1), terms("b", 1))
+    for round_ in range(10):
+        await asyncio.gather(broker.ask_gang(f"x{round_}", a=1, b=1), broker.ask_gang(f"y{round_}", b=1, a=1))
+        first = await broker.grants()
+        assert len(first) == 2
+        assert len({grant.request_id for grant in first}) == 1
+        await broker.tell(*map(release, first))
+        await asyncio.gather(*(broker.try_gangs() for _ in range(3)))
+        second = await broker.grants()
+        assert sorted(grant.lease_pool_id for grant in second) == ["a", "b"]
+        assert {grant.request_id for grant in first + second} == {f"x{round_}", f"y{round_}"}
+        await broker.tell(*map(release, second))
+
+
+@locking("gangs.LOCK", "gangs.DONE")
+async def test_a_gang_whose_member_is_cancelled_as_it_starts(broker: Broker) -> None:
+    """It starts whole, or what is left of it is given up: its units are kept no longer."""
+    await broker.declare(terms("a", 1), terms("b", 1))
+    await broker.tell(ask("other", pool="b"))
+    (other,) = await broker.grants()
+    await broker.ask_gang("g", a=1, b=1)
+    assert not await broker.try_gangs()
+    await broker.tell(release(other))
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.tell_in(db, cancel("g", pool="b"))
+        trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
+        await broker.until_waiting(trying)
+    assert await trying is False
+    assert await broker.pool.fetchval(WAITING) == 0
+    await broker.tell(ask("next", pool="a"))
+    assert [grant.request_id for grant in await broker.grants()] == ["next"]
+
+
+@locking("gangs.TURN", "pools.CLAIM")
+async def test_units_that_come_free_while_a_gang_is_tried(broker: Broker) -> None:
+    """The try waits for who gives them back, and sees them."""
+    await broker.declare(terms("a", 1), terms("b", 1))
+    await broker.tell(ask("other", pool="b"))
+    (other,) = await broker.grants()
+    await broker.ask_gang("g", a=1, b=1)
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.tell_in(db, release(other))
+        trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
+        await broker.until_waiting(trying)
+    assert await trying is True
+    assert len(await broker.grants()) == 2
+
+
+@locking("gangs.FORGET", "gangs.ADD")
+async def test_a_gang_that_is_asked_for_as_it_is_forgotten(broker: Broker) -> None:
+    """Its row is there whenever its requests are."""
+    await broker.ask_gang("g", **{"sim-a": 1})
+    (lease,) = await broker.grants()
+    await broker.tell(release(lease))
+    await broker.set_clock(9 * 86_400)
+    await broker.pool.execute("DELETE FROM requests")
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.ask_gang_in(db, "g", **{"sim-a": 3})
+        forgetting = broker.start(gangs.forget(broker.pool, silent_for_seconds=8 * 86_400))
+        await broker.until_waiting(forgetting)
+    await forgetting
+    assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 1
+    await broker.pool.execute("DELETE FROM requests")
+    await broker.set_clock(18 * 86_400)
+    await PruneLoop(ended_kept_days=8).step(broker.pool)
+    assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 0
+
+
+@locking("pools.CLAIM_UNPROVED", "pools.PROVE")
+async def test_counters_are_proved_beside_what_is_said(broker: Broker) -> None:
+    """A proof skips who is busy, and takes nothing for drift that is merely not committed yet."""
+    await broker.tell(ask("r1", 2), ask("r2", 4))
+    (lease, _) = await broker.grants()
+    async with broker.pool.acquire() as db, db.transaction():
+        await broker.tell_in(db, release(lease))
+        assert await sweep(broker.pool) is False
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE lease_pools IN SHARE MODE")
+            fact = broker.start(broker.tell(ask("r3")))
+            await broker.until_waiting(fact)
+            proof = broker.start(sweep(broker.pool))
+        await asyncio.gather(proof, fact)
+    assert await broker.pool.fetchval("SELECT count(*) FROM history WHERE kind = 'repaired'") == 0
+
+    await broker.pool.execute("UPDATE lease_pools SET held_units = 9, held = '{}', proved_at = NULL")
+    assert await sweep(broker.pool) is True
+    assert await sweep(broker.pool) is False
+    reason = await broker.pool.fetchval("SELECT reason FROM history WHERE kind = 'repaired'")
+    assert reason == "held {}, of rows {'launch': 1}; held_units 9, of rows 1"
+    await broker.decide()
+    assert await broker.held() == await broker.pool.fetchval("SELECT held_units FROM lease_pools") == 3
 
 
 @locking("pools.LOCK", "pools.MARK", "pools.CLAIM", "pools.SETTLE", "leases.SAVE", "requests.SAVE")

@@ -39,6 +39,7 @@ from slipway_common.topics import (
 )
 from slipway_lease_broker.domain import declaration as lease_declaration
 from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import record_requests as record_lease_requests
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.store import pools as lease_pools
@@ -133,7 +134,7 @@ class Deployment:
             self.calculator = Owner(Calculation(), service, "0")
             self.read: dict[consume.Place, Owned] = {}
         else:
-            self.decide = DecideLoop(caught_up=self.caught_up, lost_linger_seconds=70)
+            self.decide = DecideLoop(caught_up=self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=120)
 
     # Steps
 
@@ -375,7 +376,12 @@ class Deployment:
 
     async def declare(self, limit: int) -> None:
         async with self.pools["lease-broker"].acquire() as db, db.transaction():
-            wanted = [Declared(id="sim-a", limit_units=limit, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180)]
+            wanted = [
+                Declared(
+                    id="sim-a", limit_units=limit, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180,
+                    policy=Policy(pacing="off"),
+                )
+            ]  # fmt: skip
             changes = lease_declaration.compare(await lease_pools.lock_declared(db), wanted)
             changed = [made for made in changes if made.change != "unchanged"]
             await lease_pools.declare(db, [made.after for made in changed])

@@ -148,6 +148,7 @@ def test_apply_asks_both_before_it_changes_either_and_twice_changes_nothing(serv
         ["kind", "id", "change", "detail"],
         ["lease", "pool", "sim-a", "created"],
         ["lease", "pool", "sim-b", "created"],
+        ["lease", "pool", "demo", "created"],
         ["pool", "linux", "update", "max_capacity:", "60", "→", "120"],
     ]
     second = slipway("apply", EXAMPLE, url=url)
@@ -175,7 +176,8 @@ def test_diff_tells_and_changes_nothing(services: Services, url: str) -> None:
     found = slipway("diff", EXAMPLE, "-o", "json", url=url)
     assert found.exit_code == 3
     assert [(row["kind"], row["id"], row["change"]) for row in json.loads(found.stdout)] == [
-        ("lease pool", "sim-a", "created"), ("lease pool", "sim-b", "created"), ("pool", "linux", "update"),
+        ("lease pool", "sim-a", "created"), ("lease pool", "sim-b", "created"), ("lease pool", "demo", "created"),
+        ("pool", "linux", "update"),
     ]  # fmt: skip
     assert services.puts == []
     slipway("apply", EXAMPLE, url=url)
@@ -226,7 +228,7 @@ def test_lists_for_programs_have_every_field(services: Services, url: str) -> No
 
 def test_filters_are_passed_on(services: Services, url: str) -> None:
     assert slipway("worker", "ls", "--pool", "linux", "--state", "running", url=url).exit_code == 0
-    assert slipway("lease", "ls", "--pool", "sim-a", url=url).exit_code == 1
+    assert slipway("lease", "ls", "--pool", "sim-a", url=url).exit_code == 69
     assert slipway("worker", "ls", url=url).exit_code == 0
     newest = {"limit": "100"}
     assert services.queries == [{"pool": "linux", "state": "running"} | newest, {"pool": "sim-a"}, newest]

@@ -44,8 +44,19 @@ CASES = [
     ("limit: 24", "limit: true", 3, "lease_pools[0].limit", "must be a valid integer"),
     ("limit: 24", "limit: '24'", 3, "lease_pools[0].limit", "must be a valid integer"),
     (", limit: 24", "", 3, "lease_pools[0].limit", "is missing"),
-    ("hold_seconds: 1200", "hold_second: 1200", 3, "lease_pools[0].hold_second", "known here: id, limit, hold_seconds"),
+    ("hold_seconds: 1200", "hold_second: 1200", 3, "lease_pools[0].hold_second", "known here: id, limit, mode"),
     ("hold_seconds: 1200", "hold_seconds: .nan", 3, "lease_pools[0].hold_seconds", "must be a finite number"),
+    *(("hold_seconds: 1200", written, 3, f"lease_pools[0]{path}", reason) for written, path, reason in (
+        ("pacing: fast", ".pacing", "\"fast\": must be 'off'"),
+        ("pacing: {interval_seconds: 1, brust: 3}", ".pacing.brust", "known here: interval_seconds, burst"),
+        ("operations: {destroy: {weigth: 2}}", ".operations.destroy.weigth", "known here: weight, reserved_units"),
+        ("operations: {weight: {weight: -1}}", ".operations.weight.weight", "-1: must be greater than or equal to 0"),
+        ("tenants: {x: 0}", ".tenants.x", "0: must be greater than 0"),
+        ("backoff: {seconds: 9, max_seconds: 3}", ".backoff", "seconds 9 is above max_seconds 3"),
+        ("adaptive: {floor: 3, ceiling: 2}", ".adaptive", "floor 3 is above ceiling 2"),
+        ("adaptive: {floor: 3, ceiling: 5}, derived: {per_unit: 2}", "", "declare one of them"),
+        ("operations: {a: {reserved_units: 25}}", "", "25, are above limit 24"),
+    )),
     ("hold_seconds: 1200", "hold_seconds: 60", 3, "lease_pools[0]", "ttl_seconds 300 is above hold_seconds 60"),
     ("id: linux", "id: Linux_1", 7, "worker_pools[0].id", "lower-case letters, digits and inner hyphens"),
     ("id: linux", "id: " + "x" * 64, 7, "worker_pools[0].id", "at most 63"),
@@ -204,6 +215,6 @@ def test_schema_accepts_the_example_and_refuses_the_broken_file() -> None:
 
 
 def _without_durations(declared: Declaration) -> str:
-    seconds = {"hold_seconds", "ttl_seconds", "reserve_seconds"}
+    seconds = {"hold_seconds", "ttl_seconds", "reserve_seconds", "ageing_seconds", "backoff"}
     configs = {"__all__": {"launch_configs": {"__all__": {"settings"}}}}
     return declared.model_dump_json(exclude={"lease_pools": {"__all__": seconds}, "worker_pools": configs})

@@ -13,6 +13,7 @@ from slipway_client.commands import (
     declared,
     doctor,
     events,
+    imports,
     leases,
     operations,
     pools,
@@ -37,7 +38,7 @@ class _Commands(TyperGroup):
         except InvalidFile as error:
             lines, code = error.lines, 2
         except Failed as error:
-            lines, code = str(error).split("\n"), 1
+            lines, code = str(error).split("\n"), error.exit_code
         print(*map(printable, lines), sep="\n", file=sys.stderr)
         raise typer.Exit(code)
 
@@ -51,6 +52,7 @@ app.add_typer(configs.app, name="lc")
 app.add_typer(workers.app, name="worker")
 app.add_typer(workers.decision, name="decision")
 app.add_typer(leases.app, name="lease")
+app.add_typer(imports.app, name="import")
 app.add_typer(weights.app, name="weights")
 app.add_typer(signals.app, name="signal")
 app.add_typer(pools.demand, name="demand")

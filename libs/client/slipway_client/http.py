@@ -30,11 +30,15 @@ ADVICE: Final = {
 
 
 class Failed(Exception):
-    """A service or Kafka cannot be reached, or said no. The text is for people; `slug` names a service's refusal."""
+    """A service or Kafka cannot be reached, or said no. The text is for people; `slug` and `status` are a service's
+    refusal, and empty when none has answered. `exit_code` is what a command ends with."""
 
-    def __init__(self, text: str, slug: str = "") -> None:
+    exit_code = 1
+
+    def __init__(self, text: str, slug: str = "", status: int = 0) -> None:
         super().__init__(text)
         self.slug = slug
+        self.status = status
 
 
 class Api:
@@ -48,6 +52,7 @@ class Api:
         self.kafka = kafka
         self.topic_prefix = topic_prefix
         self.timeout_seconds = timeout_seconds
+        self.token = token
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     @cached_property
@@ -65,6 +70,12 @@ class Api:
 
     def post(self, service: str, path: str, body: Any) -> Any:
         return self._ask("POST", service, path, {}, body)
+
+    def patch(self, service: str, path: str, body: Any) -> Any:
+        return self._ask("PATCH", service, path, {}, body)
+
+    def delete(self, service: str, path: str) -> Any:
+        return self._ask("DELETE", service, path, {})
 
     def _ask(self, method: str, service: str, path: str, parameters: Mapping[str, Any], body: Any = None) -> Any:
         import httpx2
@@ -104,7 +115,8 @@ def _refusal(method: str, url: str, answer: "httpx2.Response") -> Failed:
     except ValueError:
         problem = None
     if not isinstance(problem, dict) or "title" not in problem:
-        return Failed(refused + (printable(answer.reason_phrase) or "no reason given"))
+        reason = printable(answer.reason_phrase) or "no reason given"
+        return Failed(refused + reason, status=answer.status_code)
     lines = [": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))]
     for entry in problem.get("errors", []):
         lines.append("  " + ": ".join(str(entry[part]) for part in ("where", "path", "reason") if entry.get(part)))
@@ -113,4 +125,4 @@ def _refusal(method: str, url: str, answer: "httpx2.Response") -> Failed:
         lines.append(ADVICE[slug])
     # That a name is unknown is said in words alone; which request was refused helps with the rest.
     before = "" if slug.startswith("unknown-") and slug != "unknown-token" else refused
-    return Failed(before + "\n".join(map(printable, lines)), slug)
+    return Failed(before + "\n".join(map(printable, lines)), slug, answer.status_code)

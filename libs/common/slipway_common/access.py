@@ -76,16 +76,27 @@ def bearer(credentials: HTTPAuthorizationCredentials | None) -> str:
     return credentials.credentials
 
 
-def check(request: Request, credentials: HTTPAuthorizationCredentials | None, scope: str) -> str:
-    """The caller's name if its token has `scope`; else a Problem 401 or 403."""
+def identify(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Token:
+    """Whose request it is; a Problem 401 without a token, or with one that is not known."""
     tokens: Tokens = request.app.state.tokens
     token = tokens.find(bearer(credentials))
     if token is None:
         raise Problem(401, "unknown-token", "The token is not known", "it may be revoked or of another deployment")
+    return token
+
+
+def permit(token: Token, scope: str) -> None:
+    """A Problem 403 unless the token has `scope`."""
     if not allows(token.scopes, scope):
         raise Problem(
             403, "scope-missing", "The token lacks a scope", f"{token.name} needs {scope}", needed=scope
         )
+
+
+def check(request: Request, credentials: HTTPAuthorizationCredentials | None, scope: str) -> str:
+    """The caller's name if its token has `scope`; else a Problem 401 or 403."""
+    token = identify(request, credentials)
+    permit(token, scope)
     return token.name
 
 

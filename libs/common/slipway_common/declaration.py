@@ -16,10 +16,12 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     JsonValue,
     PlainSerializer,
     PlainValidator,
+    Tag,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -40,6 +42,8 @@ PATTERN_MEANS: Final = {
     NAME_PATTERN: "is not a name: 1 to 200 visible ASCII characters without spaces",
 }
 SETTINGS_BYTES_MAX: Final = 16_384
+# Of a field that takes either; in no path that people read.
+WORD, MAPPING = ALTERNATIVES = "<word>", "<mapping>"
 
 
 def _ratio(given: object) -> Fraction:
@@ -82,20 +86,107 @@ class _Declared(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class LeaseOperation(_Declared):
+    """What one unit of an operation counts for, and what is kept for it."""
+
+    weight: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
+        1, description="What one unit counts against the limit; 0 is admitted at once."
+    )
+    reserved_units: Count = Field(0, description="Kept free of other operations.")
+    max_wait_seconds: Seconds | None = Field(
+        None, description="After this wait the operation proceeds over the limit, and is counted."
+    )
+
+
+class LeasePacing(_Declared):
+    """At most one unit starts per interval, after a burst."""
+
+    interval_seconds: Seconds
+    burst: AtLeastOne = 1
+
+
+def _pacing_kind(given: object) -> str:
+    return WORD if isinstance(given, str) else MAPPING
+
+
+Pacing = Annotated[
+    Annotated[LeasePacing, Tag(MAPPING)] | Annotated[Literal["off"], Tag(WORD)], Discriminator(_pacing_kind)
+]
+
+
+class LeaseBackoff(_Declared):
+    """How long a tenant waits after its leases fail: doubled by each failure in a row."""
+
+    seconds: Seconds = 30.0
+    max_seconds: Seconds = 900.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "LeaseBackoff":
+        if self.seconds > self.max_seconds:
+            raise ValueError(f"seconds {self.seconds:g} is above max_seconds {self.max_seconds:g}")
+        return self
+
+
+class LeaseAdaptive(_Declared):
+    """The limit follows what the provider says of throttling, within these bounds."""
+
+    floor: AtLeastOne
+    ceiling: AtLeastOne
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "LeaseAdaptive":
+        if self.floor > self.ceiling:
+            raise ValueError(f"floor {self.floor} is above ceiling {self.ceiling}")
+        return self
+
+
+class LeaseDerived(_Declared):
+    """The limit is so many units for each unit reported, for example per live conductor."""
+
+    per_unit: Positive
+
+
 class LeasePool(_Declared):
     """Admission to accounts: at most `limit` units at a time."""
 
     id: Id
     limit: Count = Field(description="Units held at once. Lowering it drains; it never revokes.")
+    mode: Literal["shadow", "advisory", "enforce"] = Field(
+        "enforce", description="shadow grants at once and records what would have waited; advisory tells it as well."
+    )
     hold_seconds: Seconds = Field(1200.0, description="A lease ends this long after its grant, whatever its renewals.")
     ttl_seconds: Seconds = Field(300.0, description="A confirmed lease lives this long unrenewed.")
     reserve_seconds: Seconds = Field(180.0, description="A grant that is not confirmed within this is taken back.")
+    lock_delay_seconds: Annotated[float, Field(strict=True, ge=0, le=31_536_000, allow_inf_nan=False)] | None = Field(
+        None, description="How long a lost lease stays counted; without it, as the lease-broker is set up."
+    )
+    pacing: Pacing | None = Field(
+        None, description="How fast units start; without it, one per hold_seconds / (2 × limit in force)."
+    )
+    operations: dict[Name, LeaseOperation] = Field(default_factory=dict, max_length=100)
+    tenants: dict[Name, Positive] = Field(
+        default_factory=dict, max_length=10_000, description="Weight of each tenant's share; 1 for those not named."
+    )
+    ageing_seconds: Seconds = Field(300.0, description="One step of priority is worth this much waiting.")
+    backoff: LeaseBackoff | None = Field(
+        default_factory=LeaseBackoff, description="How long a tenant waits after its leases fail; null: not at all."
+    )
+    no_progress_seconds: Seconds | None = Field(
+        None, description="A lease that tells progress ends when it has not changed for so long."
+    )
+    adaptive: LeaseAdaptive | None = None
+    derived: LeaseDerived | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> "LeasePool":
         for name in ("ttl_seconds", "reserve_seconds"):
             if getattr(self, name) > self.hold_seconds:
                 raise ValueError(f"{name} {getattr(self, name):g} is above hold_seconds {self.hold_seconds:g}")
+        reserved = sum(operation.reserved_units for operation in self.operations.values())
+        if reserved > self.limit:
+            raise ValueError(f"reserved_units of all operations, {reserved}, are above limit {self.limit}")
+        if self.adaptive is not None and self.derived is not None:
+            raise ValueError("adaptive and derived both set the limit; declare one of them")
         return self
 
 
@@ -299,7 +390,9 @@ def _reason(found: Any) -> str:
 
 
 def _outside_settings(path: Path) -> Path:
-    """Inside settings a path may be hundreds of steps long, and names alternatives of JSON instead of fields."""
+    """Inside settings a path may be hundreds of steps long, and names alternatives of JSON instead of fields; so do
+    alternatives of ours."""
+    path = tuple(part for part in path if part not in ALTERNATIVES)
     return path[: path.index("settings") + 1] if "settings" in path else path
 
 
@@ -313,12 +406,18 @@ def _shown(value: object) -> str:
 
 def _fields(path: Path) -> list[str]:
     """Names of the fields that an entry at `path` may have."""
-    model: Any = Declaration
-    for part in path:
-        if isinstance(part, str):
-            annotation = model.model_fields[part].annotation
-            model = next(iter(get_args(annotation)), annotation)  # a list's entries, or a nested mapping
+    model: type[BaseModel] = Declaration
+    for part in path:  # indexes of lists and keys of mappings lead to no other kind of entry
+        if isinstance(part, str) and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation) or model
     return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The kind of entry that a field holds: itself, in a list, in a mapping, or as one of several."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for inner in get_args(annotation) if (model := _model_in(inner)) is not None), None)
 
 
 def _divided(value: Any, speed: float) -> Any:
@@ -327,9 +426,13 @@ def _divided(value: Any, speed: float) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        name: inner / speed if name.endswith("_seconds") and isinstance(inner, int | float) else _divided(inner, speed)
+        name: inner / speed if _is_duration(name) and isinstance(inner, int | float) else _divided(inner, speed)
         for name, inner in value.items()
     }
+
+
+def _is_duration(name: str) -> bool:
+    return name == "seconds" or name.endswith("_seconds")
 
 
 def _leaves(value: JsonValue) -> Iterator[JsonValue]:

@@ -315,6 +315,56 @@ METRICS: Final[tuple[Metric, ...]] = (
         name="slipway_lease_waited_seconds", kind="histogram", services=BROKER, labels=("lease_pool",),
         buckets=SECONDS, help="From request to grant",
     ),
+    Metric(
+        name="slipway_lease_tenant_held_units", kind="gauge", services=BROKER, labels=("lease_pool", "tenant"),
+        whole=True, help="Units counted against the limit, of the 50 tenants of a lease pool that use it most",
+        panel=Panel(row=LEASES, title="Units held by tenant", queries={
+            "{{lease_pool}} {{tenant}}": "max by (lease_pool, tenant) (slipway_lease_tenant_held_units)",
+        }),
+    ),
+    Metric(
+        name="slipway_lease_tenant_waiting_units", kind="gauge", services=BROKER, labels=("lease_pool", "tenant"),
+        whole=True, help="Units asked for and not granted yet, of the 50 tenants of a lease pool that use it most",
+    ),
+    Metric(
+        name="slipway_lease_idle_unit_seconds_total", kind="counter", services=BROKER, labels=("lease_pool",),
+        help="Units that were free while somebody waited for them, times seconds: paced, kept back, or not decided yet",
+        panel=Panel(row=LEASES, title="Units idle although somebody waits", queries={
+            "{{lease_pool}}":
+                "sum by (lease_pool) (rate(slipway_lease_idle_unit_seconds_total[$__rate_interval]))",
+        }),
+    ),
+    Metric(
+        name="slipway_lease_grant_gap_seconds", kind="histogram", services=BROKER, labels=("lease_pool",),
+        buckets=SECONDS, help="Between a grant and the one before it",
+    ),
+    Metric(
+        name="slipway_lease_throttles_total", kind="counter", services=BROKER, labels=("lease_pool",),
+        help="Leases whose holder was throttled by the cloud",
+        panel=Panel(row=LEASES, title="Throttled leases", unit="ops", queries={
+            "{{lease_pool}}": "sum by (lease_pool) (rate(slipway_lease_throttles_total[$__rate_interval]))",
+        }),
+    ),
+    Metric(
+        name="slipway_lease_limit_changes_total", kind="counter", services=BROKER, labels=("lease_pool", "cause"),
+        help="Changes of the limit in force, by cause: declared, adaptive, derived, pinned, drained or retired",
+    ),
+    Metric(
+        name="slipway_lease_unleased_starts_total", kind="counter", services=BROKER, labels=("lease_pool",),
+        help="Starts without a lease while no lease-broker answered, reported and charged afterwards",
+    ),
+    Metric(
+        name="slipway_lease_drift_total", kind="counter", services=BROKER, labels=("lease_pool",),
+        help="Times that a lease pool's counters differed from its rows and were repaired; never, or there is a bug",
+        alerts=(Alert(
+            name="SlipwayLeaseCountersDrift", expr="sum by (lease_pool) (increase(slipway_lease_drift_total[1h])) > 0",
+            for_seconds=0, severity="warning",
+            summary="counters of {{ $labels.lease_pool }} differed from its leases and requests",
+            effect="until the repair more was granted than its limit, or units lay idle",
+            doing="repaired the counters and decided once more; the history of the lease pool has both numbers",
+            command="slipway lease history {{ $labels.lease_pool }}",
+        ),),
+    ),
     # Plumbing: what every service stands on
     Metric(
         name="slipway_heartbeat_silent_seconds", kind="gauge", services=PROVISIONER, labels=("service",),

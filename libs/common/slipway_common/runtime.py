@@ -32,6 +32,10 @@ class Runtime:
         """Something was committed: every loop looks again, the relay publishes."""
         for bell in self.bells:
             bell.set()
+        self.publish()
+
+    def publish(self) -> None:
+        """Events were committed, and nothing that a loop has to look at: the relay publishes."""
         if self.relay is not None and self.pool is not None:
             self.relay.ring(self.pool)
 

@@ -7,30 +7,67 @@ from slipway_common.service import Loop, Service
 from slipway_common.settings import from_environment
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import LEASE_REQUEST, TOPICS
+from slipway_lease_broker.boskos.server import Port
 from slipway_lease_broker.handlers import requests
-from slipway_lease_broker.http import leases
+from slipway_lease_broker.http import gangs as http_gangs
+from slipway_lease_broker.http import lease_pools, leases, slots
+from slipway_lease_broker.http.desk import Desk
+from slipway_lease_broker.http.wakes import Wakes
 from slipway_lease_broker.loops.decide import DecideLoop
+from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
+from slipway_lease_broker.loops.sweep import sweep
 from slipway_lease_broker.settings import Settings
 from slipway_lease_broker.store import gauges
 
 
 def build(settings: Settings) -> Service:
     partitions = partition_counts(TOPICS, settings.partitions)[LEASE_REQUEST.name]
-    decide = DecideLoop(
-        caught_up=lambda lease_pool_id: caught_up(service.runtime, partition_for(lease_pool_id, partitions)),
+
+    def may_expire(lease_pool_id: str) -> bool:
+        return caught_up(service.runtime, partition_for(lease_pool_id, partitions))
+
+    def published(more: bool) -> None:
+        service.runtime.ring() if more else service.runtime.publish()
+
+    desk = Desk(
+        caught_up=may_expire,
         lost_linger_seconds=settings.lost_linger_seconds,
+        waiter_ttl_seconds=settings.waiter_ttl_seconds,
+        published=published,
+        wakes=lambda lease_pool_id: wakes.tell(lease_pool_id),
     )
+    wakes = Wakes(
+        service="lease-broker",
+        database_url=settings.database_url,
+        database=lambda: service.runtime.pool,
+        look=desk.look,
+    )
+    decide = DecideLoop(
+        caught_up=may_expire,
+        committed=desk.decided,
+        lost_linger_seconds=settings.lost_linger_seconds,
+        waiter_ttl_seconds=settings.waiter_ttl_seconds,
+    )
+    boskos = Port(
+        settings, runtime=lambda: service.runtime, caught_up=may_expire, decided=desk.decided, published=published
+    )
+    gangs = GangLoop(committed=desk.decided, lost_linger_seconds=settings.lost_linger_seconds)
     service = Service(
         "lease-broker",
         settings,
         consumes={LEASE_REQUEST: requests.record_requests},
         loops=[
             Loop("decide", decide.step, tick_seconds=0.5),  # deadlines pass on a tick; grants and releases ring
+            Loop("gangs", gangs.step, tick_seconds=1.0),
+            Loop("sweep", sweep, tick_seconds=5.0),
             Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),
             Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS),
         ],
-        routers=[leases.router],
+        routers=[leases.router, lease_pools.router, http_gangs.router, slots.router],
+        resources=[wakes.running(), *([boskos.running()] if settings.boskos_port is not None else ())],
+        state={"desk": desk, "wakes": wakes, "boskos": boskos},
+        schema_minimum="0003",
     )
     return service
 

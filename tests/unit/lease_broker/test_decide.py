@@ -5,14 +5,25 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 
 from slipway_common.events.lease import LeaseExpired, LeaseGranted, LeaseLost, LeaseQueued, LeaseReleased
 from slipway_lease_broker.domain.decide import Decision, decide
-from slipway_lease_broker.domain.ledger import TRANSITIONS, IllegalTransition, Lease, LeasePool, Request, State, advance
+from slipway_lease_broker.domain.ledger import (
+    TRANSITIONS,
+    IllegalTransition,
+    Lease,
+    LeasePool,
+    Request,
+    State,
+    advance,
+    counted,
+    queued,
+)
+from slipway_lease_broker.domain.terms import Policy
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-POOL = LeasePool(id="sim-a", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, last_token=40)
 
 
 def at(seconds: float) -> datetime:
@@ -47,16 +58,32 @@ def waiter(name: str, units: int, *, since: float = 0, told: bool = False) -> Re
         waiting_units=units,
         asked_at=at(-since),
         last_asked_at=at(-since),
+        since=at(-since),
         queued_at=at(-since) if told else None,
     )
 
 
-def decided(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, *, expire: bool = True) -> Decision:
-    pool = LeasePool(
-        id="sim-a", limit_units=limit, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, last_token=40
-    )
-    ids = map("lease-{}".format, count(1))
-    return decide(pool, leases, waiters, NOW, new_id=lambda: next(ids), lost_linger_seconds=70, expire=expire)
+def decided(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, **terms: Any) -> Decision:
+    """`leases` are all that count; the decision sees those due and the counters of the rest."""
+    return decide(
+        pool_of(leases, waiters, limit, **terms), [lease for lease in leases if lease.deadline <= NOW],
+        [msgspec.structs.replace(waiter, place=place) for place, waiter in enumerate(waiters)], NOW,
+        new_id=map("lease-{}".format, count(1)).__next__, lost_linger_seconds=70, per_queue=100,
+        untold=[waiter for waiter in waiters if waiter.queued_at is None],
+        next_deadline=min((lease.deadline for lease in leases if lease.deadline > NOW), default=None),
+    )  # fmt: skip
+
+
+def pool_of(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, **terms: Any) -> LeasePool:
+    fields: dict[str, Any] = {
+        "hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180, "policy": Policy(pacing="off"),
+    }  # fmt: skip
+    pool = LeasePool(id="sim-a", limit_units=limit, last_token=40, **(fields | terms))
+    for held in leases:
+        pool = counted(pool, held, held.units)
+    for waiting in waiters:
+        pool = queued(pool, 0, waiting.waiting_units)
+    return pool
 
 
 #        held  limit  asked        granted
@@ -79,10 +106,10 @@ def test_admission(held: int, limit: int, asked: list[int], granted: list[int]) 
     decision = decided(leases, [waiter(f"r{i}", units) for i, units in enumerate(asked)], limit)
     assert [(new.request_id, new.units) for new in decision.granted] == [(f"r{i}", u) for i, u in enumerate(granted)]
     assert [new.fencing_token for new in decision.granted] == [41 + i for i in range(len(granted))]
-    assert decision.last_token == 40 + len(granted)
+    assert decision.pool.last_token == 40 + len(granted)
     assert not decision.ended
-    assert decision.held_units == held + sum(granted)
-    assert decision.waiting_units == sum(asked) - sum(granted)
+    assert decision.pool.held_units == held + sum(granted)
+    assert decision.pool.waiting_units == sum(asked) - sum(granted)
 
 
 #          lease at NOW                                                    becomes          held after
@@ -100,12 +127,10 @@ PASS = [
 
 @pytest.mark.parametrize(("before", "state", "held"), PASS)
 def test_deadlines(before: Lease, state: State | None, held: int) -> None:
-    """Each deadline has one consequence, and none with `expire` off."""
+    """Each deadline has one consequence."""
     decision = decided([before], [])
     assert [after.state for after in decision.ended] == ([] if state is None else [state])
-    assert decision.held_units == held
-    patient = decided([before], [], expire=False)
-    assert (patient.ended, patient.events, patient.held_units) == ((), (), 2)
+    assert decision.pool.held_units == held
 
 
 def test_freed_units_are_granted_in_the_same_decision() -> None:
@@ -161,8 +186,7 @@ def test_next_wake_up(leases: list[Lease], waiters: list[Request], seconds: floa
 
 def test_a_lease_never_outlives_its_hold() -> None:
     """A hold shorter than the reserve deadline is the deadline."""
-    pool = LeasePool(id="p", limit_units=1, hold_seconds=10, ttl_seconds=300, reserve_seconds=180)
-    decision = decide(pool, [], [waiter("r", 1)], NOW, new_id=lambda: "l", lost_linger_seconds=70)
+    decision = decided([], [waiter("r", 1)], hold_seconds=10)
     assert decision.granted[0].expires_at == decision.granted[0].hold_until == at(10)
 
 

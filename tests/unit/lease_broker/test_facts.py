@@ -18,7 +18,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
 )
 from slipway_lease_broker.domain.facts import Fact, Ledger
-from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
+from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State, counted, queued
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 POOL = LeasePool(id="sim-a", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180)
@@ -39,7 +39,7 @@ def lease(state: State, units: int = 3, *, hold: float = 900, **changes: Any) ->
 def asked(waiting: int = 4) -> Request:
     return Request(
         id="r", lease_pool_id="sim-a", tenant="linux", operation="launch", asked_units=5, waiting_units=waiting,
-        asked_at=at(-60), last_asked_at=at(-60),
+        asked_at=at(-60), last_asked_at=at(-60), since=at(-60),
     )  # fmt: skip
 
 
@@ -63,7 +63,12 @@ def release(units: int, token: int = 7) -> LeaseReleaseRequested:
 
 
 def after(*facts: Fact, leases: tuple[Lease, ...] = (), requests: tuple[Request, ...] = ()) -> Ledger:
-    ledger = Ledger([POOL], leases, requests)
+    pool = POOL
+    for held in leases:
+        pool = counted(pool, held, held.units if held.ended_at is None else 0)
+    for waiting in requests:
+        pool = queued(pool, 0, waiting.waiting_units)
+    ledger = Ledger([pool], leases, requests)
     for fact in facts:
         ledger.record(fact, NOW)
     return ledger
@@ -140,6 +145,23 @@ def test_a_strangers_token_changes_and_tells_nothing(fact: Fact) -> None:
     """An answer would reach the true holder."""
     ledger = after(fact, leases=(lease(State.CONFIRMED),))
     assert (ledger.answers, ledger.leases_to_save(), ledger.refusals) == ([], [], ["stale token"])
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        confirm(), renew(), release(1), request(),
+        LeaseCancelRequested(lease_pool_id="sim-a", request_id="r", units=1, reason="not mine"),
+    ],
+)  # fmt: skip
+def test_what_others_asked_for_is_theirs(fact: Fact) -> None:
+    """Nobody else prolongs it, gives it back or gives it up; an administrator may."""
+    theirs = (lease(State.CONFIRMED, owner="ann"),), (msgspec.structs.replace(asked(4), owner="ann"),)
+    for owner, admin, refused in (("ben", False, True), ("ann", False, False), ("root", True, False)):
+        ledger = Ledger((POOL,), *theirs)
+        ledger.record(fact, NOW, owner=owner, admin=admin)
+        assert (ledger.refusals == ["wrong owner"]) == refused
+        assert bool(ledger.leases_to_save() or ledger.requests_to_save()) != refused
 
 
 #           units of each release → (units told, remaining told) of each answer, state

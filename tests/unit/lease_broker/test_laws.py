@@ -1,52 +1,97 @@
-"""The laws of admission, on long random histories of one lease pool."""
+"""The laws of admission, on long random histories of one lease pool with every kind of request and policy."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any
 
 import msgspec
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmRequested,
+    LeaseGroup,
     LeaseReleaseRequested,
     LeaseRenewRequested,
     LeaseRequested,
+    ReplacedLease,
 )
-from slipway_lease_broker.domain.decide import decide
-from slipway_lease_broker.domain.facts import Fact, Ledger
-from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State, held_units
+from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission
+from slipway_lease_broker.domain.decide import Decision, decide
+from slipway_lease_broker.domain.drift import Counted, repaired
+from slipway_lease_broker.domain.facts import FAILED, Fact, Ledger
+from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Request, State, Tenant
+from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.terms import Backoff, Bounds, Mode, Operation, Policy
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+OPERATIONS = {
+    "install": Operation(),
+    "heavy": Operation(weight=2),
+    "look": Operation(weight=0),
+    "destroy": Operation(reserved_units=1, max_wait_seconds=40),
+}
+POLICIES = st.builds(
+    Policy,
+    mode=st.sampled_from([Mode.ENFORCE, Mode.ENFORCE, Mode.ENFORCE, Mode.ADVISORY, Mode.SHADOW]),
+    pacing=st.sampled_from(["off", "off", None, Pacing(2.0, 3)]),
+    operations=st.just(OPERATIONS),
+    tenants=st.sampled_from([{}, {"a": 3.0}]),
+    ageing_seconds=st.just(15.0),
+    backoff=st.sampled_from([None, Backoff(seconds=5, max_seconds=20)]),
+    no_progress_seconds=st.sampled_from([None, 25.0]),
+    adaptive=st.sampled_from([None, None, Bounds(floor=1, ceiling=6)]),
+)
 
 
-class Admission(RuleBasedStateMachine):
+class Admissions(RuleBasedStateMachine):
     """Facts and decisions in any order, at any time. The rows are kept as the store keeps them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = LeasePool(id="p", limit_units=4, hold_seconds=50, ttl_seconds=20, reserve_seconds=10)
         self.now = START
         self.leases: dict[str, Lease] = {}
         self.requests: dict[str, Request] = {}
-        self.tokens = [0]
+        self.tenants: dict[str, Tenant] = {}
+        self.groups: dict[str, Group] = {}
         self.ids = count(1)
-        self.wake_at: datetime | None = None
+
+    @initialize(policy=POLICIES)
+    def declare(self, policy: Policy) -> None:
+        self.pool = LeasePool(
+            id="p", limit_units=4, hold_seconds=50, ttl_seconds=20, reserve_seconds=10, policy=policy
+        )
 
     def record(self, fact: Fact) -> None:
-        ledger = Ledger([self.pool], self.leases.values(), self.requests.values())
+        ledger = Ledger(
+            [self.pool], self.leases.values(), self.requests.values(), self.tenants.values(), self.groups.values()
+        )
         ledger.record(fact, self.now)
-        self.requests |= {request.id: request for request in [*ledger.requests_to_save(), *ledger.requests_to_add()]}
+        self.pool = ledger.pools["p"]
+        self.requests |= {request.id: request for request in ledger.requests_to_save()}
+        self.requests |= {
+            request.id: msgspec.structs.replace(request, place=next(self.ids)) for request in ledger.requests_to_add()
+        }
+        self.tenants |= {tenant.tenant: tenant for tenant in ledger.tenants_to_save()}
+        self.groups |= {group.name: group for group in ledger.groups_to_save()}
         for lease in ledger.leases_to_save():
             assert self.leases[lease.id].live, "a committed end was undone"
             self.leases[lease.id] = lease
 
-    @rule(units=st.integers(1, 6))
-    def ask(self, units: int) -> None:
-        name = f"r{next(self.ids):04}"
-        self.record(LeaseRequested(lease_pool_id="p", request_id=name, units=units, tenant="t"))
+    @rule(
+        units=st.integers(1, 6), tenant=st.sampled_from("abc"), operation=st.sampled_from(sorted(OPERATIONS)),
+        priority=st.integers(0, 9), whole=st.booleans(), grouped=st.booleans(),
+    )  # fmt: skip
+    def ask(self, units: int, tenant: str, operation: str, priority: int, whole: bool, grouped: bool) -> None:
+        self.record(
+            LeaseRequested(
+                lease_pool_id="p", request_id=f"r{next(self.ids):04}", units=units, tenant=tenant, operation=operation,
+                priority=priority, whole=whole,
+                group=LeaseGroup(name="g", size=3, spread_seconds=30) if grouped and operation == "install" else None,
+            )
+        )  # fmt: skip
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), units=st.integers(1, 6), cancel=st.booleans())
@@ -61,66 +106,116 @@ class Admission(RuleBasedStateMachine):
             assert self.requests[name].waiting_units == before
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), what=st.sampled_from(["confirm", "renew", "release"]), off=st.sampled_from([0, 0, 0, -1]))
-    def say(self, data: st.DataObject, what: str, off: int) -> None:
+    @rule(
+        data=st.data(), what=st.sampled_from(["confirm", "renew", "release"]), off=st.sampled_from([0, 0, 0, -1]),
+        result=st.sampled_from(["done", FAILED, "registered"]), throttled=st.booleans(),
+        retry_after_seconds=st.sampled_from([None, None, None, 3.0]),
+    )  # fmt: skip
+    def say(self, data: st.DataObject, what: str, off: int, **evidence: Any) -> None:
         lease = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
         about = {"lease_pool_id": "p", "lease_id": lease.id, "fencing_token": lease.fencing_token + off}
         if what == "release":
             units = data.draw(st.integers(1, 4))
-            self.record(msgspec.convert(about | {"units": units, "result": "done"}, LeaseReleaseRequested))
+            self.record(msgspec.convert(about | {"units": units} | evidence, LeaseReleaseRequested))
+        elif what == "confirm":
+            self.record(msgspec.convert(about, LeaseConfirmRequested))
         else:
-            kind: type[LeaseConfirmRequested | LeaseRenewRequested] = (
-                LeaseConfirmRequested if what == "confirm" else LeaseRenewRequested
-            )
-            self.record(msgspec.convert(about, kind))
+            self.record(msgspec.convert(about | {"progress": evidence["result"]}, LeaseRenewRequested))
         if off:
             assert self.leases[lease.id] == lease, "a stranger's token changed a lease"
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), units=st.integers(1, 3))
+    def ask_anew(self, data: st.DataObject, units: int) -> None:
+        """A new attempt that replaces an old lease holds neither two nor loses its age."""
+        lease = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
+        name = f"r{next(self.ids):04}"
+        replaced = ReplacedLease(lease_id=lease.id, fencing_token=lease.fencing_token)
+        self.record(
+            LeaseRequested(lease_pool_id="p", request_id=name, units=units, tenant=lease.tenant, replaces=replaced)
+        )
+        assert not self.leases[lease.id].live
+        assert self.requests[name].since <= self.requests[lease.request_id].since
 
     @rule(limit=st.integers(0, 8))
     def change_limit(self, limit: int) -> None:
         self.pool = msgspec.structs.replace(self.pool, limit_units=limit)
 
+    @rule(drained=st.booleans(), pinned=st.booleans())
+    def drain_or_pin(self, drained: bool, pinned: bool) -> None:
+        self.pool = msgspec.structs.replace(
+            self.pool, drained_reason="x" if drained else None, pinned_reason="x" if pinned else None
+        )
+
     @rule(seconds=st.integers(0, 25))
     def wait(self, seconds: int) -> None:
         self.now += timedelta(seconds=seconds)
+
+    def decision(self, held: list[Lease], waiters: list[Request], expire: bool, prefix: str) -> Decision:
+        deadlines = [lease.deadline for lease in held if lease.deadline > self.now or not expire]
+        return decide(
+            self.pool, [lease for lease in held if lease.deadline <= self.now] if expire else [], waiters, self.now,
+            new_id=map(f"{prefix}-{{:02}}".format, count(1)).__next__, lost_linger_seconds=7, per_queue=100,
+            untold=[waiter for waiter in waiters if waiter.queued_at is None],
+            tenants=list(self.tenants.values()), groups=list(self.groups.values()),
+            next_deadline=min(deadlines, default=None),
+        )  # fmt: skip
 
     @rule(expire=st.booleans())
     def decide(self, expire: bool) -> None:
         held = [lease for lease in self.leases.values() if lease.ended_at is None]
         waiters = [request for request in self.requests.values() if request.waiting_units]
-        decision = decide(
-            self.pool, held, waiters, self.now, new_id=lambda: f"l{next(self.ids):04}", lost_linger_seconds=7,
-            expire=expire,
+        prefix = f"l{next(self.ids):04}"
+        decision = self.decision(held, waiters, expire, prefix)
+        again = self.decision(held[::-1], waiters[::-1], expire, prefix)  # in whatever order rows are read
+        assert (again.pool, again.granted, again.waiting, again.wake_at) == (
+            decision.pool, decision.granted, decision.waiting, decision.wake_at,
         )  # fmt: skip
 
-        # Within the limit whenever anything is granted; what was held before is never revoked to get there.
-        assert decision.held_units <= self.pool.limit_units or not decision.granted
-        assert all(min(lease.deadline for lease in held if lease.id == gone.id) <= self.now for gone in decision.ended)
-        assert expire or not decision.ended
-        # No unit is left lying while somebody waits.
-        assert not decision.waiting_units or decision.held_units >= self.pool.limit_units
-        # First come, first served: the granted are the head of the queue, and only the last may get less than it asked.
-        assert [lease.request_id for lease in decision.granted] == [r.id for r in waiters[: len(decision.granted)]]
-        for lease, waiter in zip(decision.granted[:-1], waiters, strict=False):
-            assert lease.units == waiter.waiting_units
-        # Tokens only grow.
+        # Cost within the limit in force whenever anything is granted, but for what waited for as long as it may.
+        limit, cost = decision.pool.limit_in_force, decision.pool.held_cost
+        assert limit is not None
+        counted = [lease for lease in decision.granted if lease.weight and lease.reason != OVER_THE_LIMIT]
+        over = sum(lease.cost for lease in decision.granted if lease.reason == OVER_THE_LIMIT)
+        assert self.pool.policy.mode is not Mode.ENFORCE or not counted or cost - over <= limit
         for lease in decision.granted:
-            assert lease.fencing_token > self.tokens[-1]
-            self.tokens.append(lease.fencing_token)
-        # A unit is granted or waits, never both, never neither.
+            if lease.reason == OVER_THE_LIMIT:
+                assert lease.operation == "destroy"
+                assert self.now - self.requests[lease.request_id].since >= timedelta(seconds=40)
+        # Nothing paced starts in a pool that people closed, nor before a Retry-After has passed.
+        gated = self.pool.blocked_until is not None and self.now < self.pool.blocked_until
+        closed = gated or self.pool.drained_reason is not None
+        assert self.pool.policy.mode is not Mode.ENFORCE or not closed or not any(x.weight for x in decision.granted)
+        # A deadline has passed for whatever time ended.
+        before = {lease.id: lease for lease in held}
+        assert all(before[gone.id].deadline <= self.now for gone in decision.ended)
+        assert expire or not decision.ended
+        # Tokens only grow, whole requests are granted whole, and a unit is granted or waits: never both, never neither.
+        tokens = [lease.fencing_token for lease in decision.granted]
+        assert tokens == list(range(self.pool.last_token + 1, self.pool.last_token + 1 + len(tokens)))
         waiting = {request.id: request.waiting_units for request in decision.requests}
         for waiter in waiters:
             got = sum(lease.units for lease in decision.granted if lease.request_id == waiter.id)
             assert got + waiting.get(waiter.id, waiter.waiting_units) == waiter.waiting_units
+            assert not waiter.whole or got in (0, waiter.waiting_units)
+        # In shadow and advisory pools nobody waits.
+        assert self.pool.policy.mode is Mode.ENFORCE or not decision.pool.waiting_units
+        # Every decision has its line of history.
+        lines = {(entry.kind, entry.lease_id) for entry in decision.history}
+        assert {("granted", lease.id) for lease in decision.granted} <= lines
 
         self.leases |= {lease.id: lease for lease in [*decision.ended, *decision.granted]}
         self.requests |= {request.id: request for request in decision.requests}
-        self.pool = msgspec.structs.replace(self.pool, last_token=decision.last_token)
-        counted = [lease for lease in self.leases.values() if lease.ended_at is None]
-        assert decision.held_units == held_units(counted)
+        self.tenants |= {tenant.tenant: tenant for tenant in decision.tenants}
+        self.groups |= {group.name: group for group in decision.groups}
+        self.pool = decision.pool
+        counting = [lease for lease in self.leases.values() if lease.ended_at is None]
         if expire:  # time alone changes nothing before the wake-up it asked for
-            assert all(lease.deadline > self.now for lease in counted)
-            assert decision.wake_at == min((lease.deadline for lease in counted), default=None)
+            assert all(lease.deadline > self.now for lease in counting)
+            assert decision.wake_at is None or decision.wake_at > self.now
+        # Deciding again at once grants nothing more: no unit is left lying that somebody could have.
+        again = self.decision([], [request for request in self.requests.values() if request.waiting_units], False, "x")
+        assert not again.granted
 
     @invariant()
     def nothing_is_created_or_forgotten(self) -> None:
@@ -132,6 +227,76 @@ class Admission(RuleBasedStateMachine):
             got = sum(lease.granted_units for lease in self.leases.values() if lease.request_id == request.id)
             assert got + request.waiting_units <= request.asked_units
 
+    @invariant()
+    def counters_are_those_of_the_rows(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        held: dict[str, int] = {}
+        counting = [lease for lease in self.leases.values() if lease.ended_at is None]
+        for lease in counting:
+            held[lease.operation] = held.get(lease.operation, 0) + lease.cost
+        waiting = [request.waiting_units for request in self.requests.values() if request.waiting_units]
+        rows = Counted(
+            held={name: cost for name, cost in held.items() if cost}, held_units=sum(lease.units for lease in counting),
+            waiting_units=sum(waiting), waiting_requests=len(waiting),
+        )  # fmt: skip
+        assert repaired(self.pool, rows, self.now) == (self.pool, None)
 
-TestAdmission = Admission.TestCase
-TestAdmission.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+TestAdmissions = Admissions.TestCase
+TestAdmissions.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def waiter(place: int, tenant: str, priority: int, since: datetime, units: int = 1, *, whole: bool = False) -> Request:
+    return Request(
+        id=f"r{place}", lease_pool_id="p", tenant=tenant, operation="install", asked_units=units, waiting_units=units,
+        asked_at=since, last_asked_at=since, since=since, priority=priority, whole=whole, place=place,
+    )  # fmt: skip
+
+
+@given(st.integers(0, 9), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_nobody_starves(priority: int, units: int, tenants: int, freed: int) -> None:
+    """Beside tenants that always ask at the highest priority, one unit coming free a second: a request of any priority
+    and size is at the top within (9 − priority) × ageing, and then served among as many tenants as ask."""
+    pool = LeasePool(
+        id="p", limit_units=4, hold_seconds=50, ttl_seconds=20, reserve_seconds=10, held={"install": 4},
+        policy=Policy(pacing="off", ageing_seconds=10),
+    )  # fmt: skip
+    patient = waiter(0, "patient", priority, START, units, whole=True)
+    top_seconds = (9 - priority) * 10
+    served = {f"t{n}": 0.0 for n in range(tenants)}
+    places, now = count(1), START
+    for second in range(top_seconds + 4 * units * (tenants + 1) + 20):
+        now = START + timedelta(seconds=second)
+        free = msgspec.structs.replace(pool, held={"install": max(0, pool.held_cost - freed)})
+        waiters = [waiter(next(places), name, 9, now) for name in served for _ in range(4)]
+        admission = Admission(
+            free, 4, [patient, *waiters], now, groups=[], per_queue=100,
+            tenants=[Tenant(lease_pool_id="p", tenant=name, virtual_finish=finish) for name, finish in served.items()],
+        ).run()  # fmt: skip
+        if any(grant.request.id == patient.id for grant in admission.grants):
+            return
+        served |= {name: finish for name, finish in admission.finish.items() if name in served}
+        pool = msgspec.structs.replace(free, held=admission.held, virtual_time=admission.shares.virtual_time)
+    raise AssertionError(f"priority {priority}, {units} units: not served by {now - START}")
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 90), st.integers(1, 3)),
+                max_size=12), st.integers(0, 8), st.integers(2, 1000))  # fmt: skip
+def test_scale(asked: list[tuple[str, int, int, int]], limit: int, factor: int) -> None:
+    """Every unit and the limit times n: the same requests are granted, n times as much."""
+
+    def granted(times: int) -> list[tuple[str, int]]:
+        waiters = [
+            waiter(place, tenant, priority, START - timedelta(seconds=since), units * times)
+            for place, (tenant, priority, since, units) in enumerate(asked)
+        ]
+        pool = LeasePool(
+            id="p", limit_units=limit * times, hold_seconds=50, ttl_seconds=20, reserve_seconds=10,
+            policy=Policy(pacing="off"),
+        )  # fmt: skip
+        admission = Admission(pool, limit * times, waiters, START, tenants=[], groups=[], per_queue=100).run()
+        return [(grant.request.id, grant.units) for grant in admission.grants]
+
+    assert granted(factor) == [(name, units * factor) for name, units in granted(1)]

@@ -46,14 +46,19 @@ async def get(url: str, *, token: str = "", seconds: float = REQUEST_SECONDS) ->
     return await _request("GET", url, b"", token, seconds)
 
 
-async def _request(method: str, url: str, body: bytes, token: str, seconds: float) -> Answer:
+async def exchange(method: str, url: str, body: bytes, *, token: str = "", seconds: float) -> tuple[int, bytes]:
+    """Status and content of whatever answers within so long. Raises NoAnswer."""
     try:
         async with asyncio.timeout(seconds):
-            status, content = await _exchange(method, url, body, token)
+            return await _exchange(method, url, body, token)
     except TimeoutError:
         raise NoAnswer(f"no answer within {seconds:g} s") from None
     except (OSError, ValueError, h11.ProtocolError) as error:
         raise NoAnswer(str(error) or type(error).__name__) from error
+
+
+async def _request(method: str, url: str, body: bytes, token: str, seconds: float) -> Answer:
+    status, content = await exchange(method, url, body, token=token, seconds=seconds)
     # What is not found may be a service that starts; what redirects is no service of ours.
     if status >= 500 or status in {404, 408, 425, 429} or 300 <= status < 400:
         raise NoAnswer(f"answered {status}")

@@ -11,8 +11,28 @@ import msgspec
 from slipway_common.events import Time
 
 
+class LeaseGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that start spread over `spread_seconds`: no two within spread / size. `member` counts from 0; without
+    it, members are numbered in order of arrival."""
+
+    name: str
+    size: int
+    spread_seconds: float
+    member: int | None = None
+
+
+class ReplacedLease(msgspec.Struct, frozen=True, kw_only=True):
+    """The lease of an earlier attempt: it ends as the new request enters, which keeps its age."""
+
+    lease_id: str
+    fencing_token: int
+
+
 class LeaseRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for `units`. Repeating a request id changes nothing: it only says that the asker still waits."""
+    """Asks for `units`. Repeating a request id changes nothing: it only says that the asker still waits.
+
+    `priority` is 0 to 9, 9 first. A `whole` request is never granted in part. `hold_seconds` may shorten the pool's.
+    """
 
     type: ClassVar[str] = "io.slipway.lease.requested.v1"
     lease_pool_id: str
@@ -20,6 +40,11 @@ class LeaseRequested(msgspec.Struct, frozen=True, kw_only=True):
     units: int
     tenant: str
     operation: str = "launch"
+    priority: int = 0
+    whole: bool = False
+    hold_seconds: float | None = None
+    group: LeaseGroup | None = None
+    replaces: ReplacedLease | None = None
 
 
 class LeaseConfirmRequested(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,10 +57,13 @@ class LeaseConfirmRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRenewRequested(msgspec.Struct, frozen=True, kw_only=True):
+    """`progress` is any text that changes while the holder gets on; a pool may end leases whose progress stands."""
+
     type: ClassVar[str] = "io.slipway.lease.renew_requested.v1"
     lease_pool_id: str
     lease_id: str
     fencing_token: int
+    progress: str | None = None
 
 
 class LeaseCancelRequested(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +101,12 @@ class LeaseQueued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
-    """`expires_at` is the reserve deadline until the confirm; `hold_until` ends the lease whatever its renewals."""
+    """`expires_at` is the reserve deadline until the confirm; `hold_until` ends the lease whatever its renewals.
+
+    `mode` is the pool's: shadow, advisory or enforce. `advised_wait_seconds` is what it would have waited for under
+    enforce, told by advisory pools; `reason` says why it would have, or that it went over the limit. `owner` is who
+    asked: a service by the source of its events, or the name of a token; whoever else reads it leaves it alone.
+    """
 
     type: ClassVar[str] = "io.slipway.lease.granted.v1"
     lease_pool_id: str
@@ -84,6 +117,10 @@ class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: Time
     hold_until: Time
     waited_seconds: float
+    mode: str = "enforce"
+    advised_wait_seconds: float | None = None
+    reason: str = ""
+    owner: str = ""
 
 
 class LeaseConfirmed(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,9 @@ from typing import Final, Literal
 import msgspec
 
 from slipway_common.events.lease import LeaseLimitChanged
+from slipway_lease_broker.domain.terms import Policy
 
-TERMS: Final = ("limit_units", "hold_seconds", "ttl_seconds", "reserve_seconds")
+TERMS: Final = ("limit_units", "hold_seconds", "ttl_seconds", "reserve_seconds", "policy")
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +23,7 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     hold_seconds: float
     ttl_seconds: float
     reserve_seconds: float
+    policy: Policy = Policy()
     revision: int = 1
     retired: bool = False
 

@@ -5,17 +5,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from slipway_common import outbox
-from slipway_common.ids import new_id
 from slipway_common.postgres import Pool
-from slipway_common.telemetry import logger
-from slipway_lease_broker.domain.decide import Decision, decide
-from slipway_lease_broker.domain.ledger import LeasePool
-from slipway_lease_broker.metrics import ENDED_LEASES, GRANTED_UNITS, WAITED_SECONDS
-from slipway_lease_broker.store import leases, pools, requests
-from slipway_lease_broker.store.traces import traced
-
-LOG = logger(__name__)
+from slipway_lease_broker.admission import decide_pool, tell
+from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.store import pools
 
 
 class DecideLoop(msgspec.Struct, frozen=True):
@@ -24,6 +17,8 @@ class DecideLoop(msgspec.Struct, frozen=True):
 
     caught_up: Callable[[str], bool]
     lost_linger_seconds: float
+    waiter_ttl_seconds: float
+    committed: Callable[[Decision], None] = tell  # called after each commit
 
     async def step(self, database: Pool) -> bool:
         """Decide for one due lease pool and commit the decision; False when none is due."""
@@ -35,28 +30,10 @@ class DecideLoop(msgspec.Struct, frozen=True):
                 pool = await pools.claim(db, wanted)
                 if pool is None:
                     return False
-                now = await pools.clock(db)
-                waiters = await requests.waiting(db, pool.id)
-                held = await leases.counted(db, pool.id)
-                decision = decide(
-                    pool, held, waiters, now, new_id=new_id,
-                    lost_linger_seconds=self.lost_linger_seconds, expire=self.caught_up(pool.id),
+                decision = await decide_pool(
+                    db, pool, await pools.clock(db),
+                    expire=self.caught_up(pool.id), lost_linger_seconds=self.lost_linger_seconds,
+                    waiter_ttl_seconds=self.waiter_ttl_seconds,
                 )  # fmt: skip
-                await leases.save(db, decision.ended)
-                await leases.add(db, decision.granted)
-                await requests.save(db, decision.requests)
-                await pools.settle(db, pool, decision, now)
-                await outbox.enqueue(db, traced(decision.events, [*held, *decision.granted], waiters), at=now)
-        tell(pool, decision, {waiter.id: (now - waiter.asked_at).total_seconds() for waiter in waiters})
+        self.committed(decision)
         return True
-
-
-def tell(pool: LeasePool, decision: Decision, waited_seconds: dict[str, float]) -> None:
-    """Count what was decided."""
-    for lease in decision.ended:
-        ENDED_LEASES.labels(pool.id, lease.state.value).inc()
-    for lease in decision.granted:
-        GRANTED_UNITS.labels(pool.id).inc(lease.units)
-        WAITED_SECONDS.labels(pool.id).observe(waited_seconds[lease.request_id])
-    if decision.events:
-        LOG.debug("decided", lease_pool=pool.id, why=decision.why)

@@ -2,7 +2,7 @@
 
 from slipway_common.clock import monotonic_seconds
 from slipway_common.postgres import Pool
-from slipway_lease_broker.store import leases, pools, requests
+from slipway_lease_broker.store import gangs, history, leases, pools, requests
 
 EVERY_SECONDS = 3600.0
 DAY_SECONDS = 86_400.0
@@ -23,5 +23,8 @@ class PruneLoop:
                 await pools.lock(db, [pool.id])
                 await leases.forget(db, pool.id, ended_for_seconds=self.kept_seconds)
                 await requests.forget(db, pool.id, done_for_seconds=self.kept_seconds)
+                await history.forget(db, pool.id, older_than_seconds=self.kept_seconds)
+        async with database.acquire() as db:
+            await gangs.forget(db, silent_for_seconds=self.kept_seconds)
         self._next_at = monotonic_seconds() + EVERY_SECONDS
         return False

@@ -8,11 +8,22 @@ from slipway_lease_broker.store import pools
 
 NAMES: Final = (
     "slipway_lease_held_units", "slipway_lease_limit_units", "slipway_lease_waiting_units",
-    "slipway_lease_oldest_wait_seconds", "slipway_leases",
+    "slipway_lease_oldest_wait_seconds", "slipway_leases", "slipway_lease_tenant_held_units",
+    "slipway_lease_tenant_waiting_units",
 )  # fmt: skip
 COUNTED: Final = """
 SELECT lease_pool_id, state, count(*)::int AS number FROM leases WHERE ended_at IS NULL
 GROUP BY lease_pool_id, state"""
+# As many as a person looks at: tenants are named by callers, and a label value costs memory wherever it goes.
+TENANTS: Final = """
+SELECT lease_pool_id, tenant, held::bigint, waiting::bigint FROM (
+    SELECT lease_pool_id, tenant, sum(held) AS held, sum(waiting) AS waiting,
+        row_number() OVER (PARTITION BY lease_pool_id ORDER BY sum(held + waiting) DESC, tenant) AS place
+    FROM (SELECT lease_pool_id, tenant, units AS held, 0 AS waiting FROM leases WHERE ended_at IS NULL
+          UNION ALL SELECT lease_pool_id, tenant, 0, waiting_units FROM requests
+          WHERE waiting_units > 0 AND NOT lapsed) AS used
+    GROUP BY lease_pool_id, tenant) AS tenants
+WHERE place <= 50"""
 STATES: Final = ("reserved", "confirmed", "lost")
 
 
@@ -21,10 +32,15 @@ async def read(db: Connection) -> Readings:
     shown = await pools.overview(db)
     leases = {(pool.id, state): 0 for pool in shown for state in STATES}
     leases |= {(row["lease_pool_id"], row["state"]): row["number"] for row in await db.fetch(COUNTED)}
+    tenants = {(row["lease_pool_id"], row["tenant"]): row for row in await db.fetch(TENANTS)}
     return {
         "slipway_lease_held_units": {(pool.id,): pool.held for pool in shown},
-        "slipway_lease_limit_units": {(pool.id,): pool.limit_units for pool in shown},
+        "slipway_lease_limit_units": {
+            (pool.id,): pool.limit_units if pool.limit_in_force is None else pool.limit_in_force for pool in shown
+        },
         "slipway_lease_waiting_units": {(pool.id,): pool.waiting for pool in shown},
         "slipway_lease_oldest_wait_seconds": {(pool.id,): pool.oldest_wait_seconds or 0 for pool in shown},
         "slipway_leases": leases,
+        "slipway_lease_tenant_held_units": {key: row["held"] for key, row in tenants.items()},
+        "slipway_lease_tenant_waiting_units": {key: row["waiting"] for key, row in tenants.items()},
     }

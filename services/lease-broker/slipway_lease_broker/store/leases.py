@@ -1,6 +1,7 @@
 """Leases. Written only under the lock of their pool."""
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Final
 
 from slipway_common.postgres import Connection
@@ -8,9 +9,17 @@ from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.store.rows import columns, structs
 
 FIELDS: Final = Lease.__struct_fields__
+CHANGING: Final = (
+    "id", "units", "state", "expires_at", "counted_until", "ended_at", "progress", "progress_until", "reason",
+)  # fmt: skip
 SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM leases"
 
-COUNTED: Final = f"{SELECT} WHERE lease_pool_id = $1 AND ended_at IS NULL ORDER BY fencing_token"
+# An index has the deadlines: what it costs does not depend on how many leases are held.
+DUE: Final = f"""
+{SELECT} WHERE lease_pool_id = $1 AND ended_at IS NULL AND deadline <= $2 ORDER BY deadline, fencing_token LIMIT $3"""
+NEXT_DEADLINE: Final = """
+SELECT min(deadline) FROM leases
+WHERE lease_pool_id = $1 AND ended_at IS NULL AND deadline > coalesce($2, '-infinity'::timestamptz)"""
 NAMED: Final = f"{SELECT} WHERE id = ANY($1::text[])"
 LISTED: Final = f"""
 {SELECT} WHERE ended_at IS NULL AND ($1::text IS NULL OR lease_pool_id = $1)
@@ -18,20 +27,29 @@ ORDER BY lease_pool_id, fencing_token LIMIT $2"""
 ADD: Final = f"""
 INSERT INTO leases ({", ".join(FIELDS)})
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::integer[], $6::integer[], $7::text[],
-    $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::timestamptz[], $13::text[])"""
+    $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::timestamptz[], $13::text[],
+    $14::text[], $15::text[], $16::integer[], $17::text[], $18::text[], $19::timestamptz[], $20::float8[],
+    $21::text[], $22::float8[], $23::text[], $24::text[])"""
 SAVE: Final = """
 UPDATE leases AS l SET units = s.units, state = s.state, expires_at = s.expires_at, counted_until = s.counted_until,
-    ended_at = s.ended_at
-FROM unnest($1::text[], $2::integer[], $3::text[], $4::timestamptz[], $5::timestamptz[], $6::timestamptz[])
-    AS s (id, units, state, expires_at, counted_until, ended_at)
+    ended_at = s.ended_at, progress = s.progress, progress_until = s.progress_until, reason = s.reason
+FROM unnest($1::text[], $2::integer[], $3::text[], $4::timestamptz[], $5::timestamptz[], $6::timestamptz[],
+    $7::text[], $8::timestamptz[], $9::text[])
+    AS s (id, units, state, expires_at, counted_until, ended_at, progress, progress_until, reason)
 WHERE l.id = s.id"""
 FORGET: Final = """
 DELETE FROM leases WHERE lease_pool_id = $1 AND ended_at < slipway_clock() - make_interval(secs => $2)"""
 
 
-async def counted(tx: Connection, lease_pool_id: str) -> list[Lease]:
-    """Those that count against the limit."""
-    return structs(await tx.fetch(COUNTED, lease_pool_id), Lease)
+async def due(tx: Connection, lease_pool_id: str, now: datetime, *, limit: int) -> list[Lease]:
+    """Counted leases whose deadline has passed, the earliest first."""
+    return structs(await tx.fetch(DUE, lease_pool_id, now, limit), Lease)
+
+
+async def next_deadline(tx: Connection, lease_pool_id: str, after: datetime | None) -> datetime | None:
+    """The earliest after a time, or of all, of the counted leases."""
+    earliest: datetime | None = await tx.fetchval(NEXT_DEADLINE, lease_pool_id, after)
+    return earliest
 
 
 async def named(tx: Connection, ids: Collection[str]) -> list[Lease]:
@@ -50,8 +68,7 @@ async def add(tx: Connection, leases: Sequence[Lease]) -> None:
 
 async def save(tx: Connection, leases: Sequence[Lease]) -> None:
     if leases:
-        changing = ("id", "units", "state", "expires_at", "counted_until", "ended_at")
-        await tx.execute(SAVE, *columns(leases, *changing))
+        await tx.execute(SAVE, *columns(leases, *CHANGING))
 
 
 async def forget(tx: Connection, lease_pool_id: str, *, ended_for_seconds: float) -> None:

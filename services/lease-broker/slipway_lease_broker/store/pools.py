@@ -9,12 +9,13 @@ import msgspec
 from slipway_common.postgres import Connection
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.drift import COUNTERS, Counted
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.ledger import LeasePool
 from slipway_lease_broker.store.rows import columns, structs
 
-TERMS: Final = "id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, last_token"
-DECLARED: Final = "id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, revision, retired"
+TERMS: Final = ", ".join(LeasePool.__struct_fields__)
+DECLARED: Final = ", ".join(Declared.__struct_fields__)
 
 CLOCK: Final = "SELECT slipway_clock()"
 LOCK: Final = f"SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
@@ -24,39 +25,80 @@ DUE: Final = "SELECT id, dirty FROM lease_pools WHERE dirty OR wake_at <= slipwa
 CLAIM: Final = f"""
 SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) AND (dirty OR wake_at <= slipway_clock())
 ORDER BY decided_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
-MARK: Final = """
-UPDATE lease_pools AS p SET dirty = p.dirty OR m.dirty, wake_at = least(p.wake_at, m.deadline)
-FROM unnest($1::text[], $2::boolean[], $3::timestamptz[]) AS m (id, dirty, deadline) WHERE p.id = m.id"""
-SETTLE: Final = """
-UPDATE lease_pools SET dirty = false, wake_at = $2, last_token = $3, decided_at = $4, why = coalesce($5, why)
-WHERE id = $1"""
+STATE: Final = (
+    "last_token", "limit_in_force", "limit_reason", "held", "held_units", "waiting_units", "waiting_requests",
+    "counted_at", "idle_unit_seconds", "last_granted_at", "paced_until", "paced_interval_seconds", "blocked_until",
+    "virtual_time", "adaptive", "evidence", "derived_alerted",
+)  # fmt: skip
+STATES: Final = """
+$2::bigint[], $3::integer[], $4::text[], $5::jsonb[], $6::bigint[], $7::bigint[], $8::integer[],
+    $9::timestamptz[], $10::float8[], $11::timestamptz[], $12::timestamptz[], $13::float8[],
+    $14::timestamptz[], $15::float8[], $16::jsonb[], $17::jsonb[], $18::boolean[]"""
+MARK: Final = f"""
+UPDATE lease_pools AS p SET dirty = p.dirty OR s.due, wake_at = least(p.wake_at, s.deadline),
+    {", ".join(f"{name} = s.{name}" for name in STATE)}
+FROM unnest($1::text[], {STATES}, $19::boolean[], $20::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
+WHERE p.id = s.id"""
+SETTLE: Final = f"""
+UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $21, why = coalesce($22, why),
+    {", ".join(f"{name} = s.{name}" for name in STATE)}
+FROM unnest($1::text[], {STATES}, $19::boolean[], $20::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
+WHERE p.id = s.id"""
+
+CLAIM_UNPROVED: Final = f"""
+SELECT {TERMS} FROM lease_pools
+WHERE proved_at IS NULL OR proved_at < slipway_clock() - make_interval(secs => $1)
+ORDER BY proved_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
+COUNTED: Final = """
+SELECT coalesce((SELECT jsonb_object_agg(operation, cost) FROM (SELECT operation, sum(units * weight) AS cost
+    FROM leases WHERE lease_pool_id = $1 AND ended_at IS NULL
+    GROUP BY operation HAVING sum(units * weight) > 0) AS costs), '{}') AS held,
+    (SELECT coalesce(sum(units), 0) FROM leases WHERE lease_pool_id = $1 AND ended_at IS NULL) AS held_units,
+    waiting_units, waiting_requests
+FROM (SELECT coalesce(sum(waiting_units), 0) AS waiting_units, count(*) AS waiting_requests FROM requests
+    WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed) AS queue"""
+PROVE: Final = """
+UPDATE lease_pools SET held = $2, held_units = $3, waiting_units = $4, waiting_requests = $5, proved_at = $6,
+    dirty = true WHERE id = $1"""
 
 # Two declarations at once would each compare against rows that the other is about to insert.
 DECLARATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(current_schema() || '/lease_pools'))"
 CURRENT: Final = f"SELECT {DECLARED} FROM lease_pools ORDER BY id"
+# A declared limit is told when it is declared, so the next decision shall not take it for news; and a pool that begins
+# to enforce does not make anybody wait for what it admitted before.
 DECLARE: Final = """
-INSERT INTO lease_pools AS p (id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, revision, retired)
-SELECT * FROM unnest($1::text[], $2::integer[], $3::float8[], $4::float8[], $5::float8[], $6::integer[], $7::boolean[])
+INSERT INTO lease_pools AS p (id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, policy, revision, retired)
+SELECT * FROM unnest($1::text[], $2::integer[], $3::float8[], $4::float8[], $5::float8[], $6::jsonb[], $7::integer[],
+    $8::boolean[])
 ON CONFLICT (id) DO UPDATE SET limit_units = excluded.limit_units, hold_seconds = excluded.hold_seconds,
-    ttl_seconds = excluded.ttl_seconds, reserve_seconds = excluded.reserve_seconds, revision = excluded.revision,
-    retired = excluded.retired, dirty = true"""
+    ttl_seconds = excluded.ttl_seconds, reserve_seconds = excluded.reserve_seconds, policy = excluded.policy,
+    revision = excluded.revision, retired = excluded.retired, dirty = true,
+    limit_in_force = CASE WHEN p.limit_in_force = p.limit_units THEN excluded.limit_units ELSE p.limit_in_force END,
+    paced_until = CASE WHEN p.policy -> 'mode' = excluded.policy -> 'mode' THEN p.paced_until END"""
 
+# The clock in a query of its own: it is volatile, and no index serves a condition with a volatile function.
 OVERVIEW: Final = f"""
-SELECT {DECLARED}, why, held, waiting, requests, oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
-    LATERAL (SELECT coalesce(sum(units), 0) AS held FROM leases
-             WHERE lease_pool_id = p.id AND ended_at IS NULL) AS counted,
-    LATERAL (SELECT coalesce(sum(waiting_units), 0) AS waiting, count(*) AS requests,
-                 extract(epoch FROM slipway_clock() - min(asked_at))::float8 AS oldest_wait_seconds FROM requests
+SELECT {DECLARED}, why, limit_in_force, limit_reason, pinned_reason, drained_reason, derived_units, derived_until,
+    blocked_until, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
+    oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
+    LATERAL (SELECT extract(epoch FROM slipway_clock() - min(asked_at))::float8 AS oldest_wait_seconds FROM requests
              WHERE lease_pool_id = p.id AND waiting_units > 0) AS queue,
     LATERAL (SELECT coalesce(sum(granted_units), 0) AS granted_per_minute FROM leases
-             WHERE lease_pool_id = p.id AND granted_at > slipway_clock() - interval '1 minute') AS pace
-WHERE NOT retired OR held > 0 OR waiting > 0 ORDER BY id"""
+             WHERE lease_pool_id = p.id AND granted_at > (SELECT slipway_clock()) - interval '1 minute') AS pace
+WHERE NOT retired OR held_units > 0 OR waiting_units > 0 ORDER BY id"""
 
 
 class Overview(Declared, frozen=True, kw_only=True):
     """A lease pool as people look at it. `held` and `waiting` are units, `requests` those that wait."""
 
     why: str
+    limit_in_force: int | None  # of the last decision
+    limit_reason: str
+    pinned_reason: str | None
+    drained_reason: str | None
+    derived_units: int | None
+    derived_until: datetime | None
+    blocked_until: datetime | None
     held: int
     waiting: int
     requests: int
@@ -67,7 +109,8 @@ class Overview(Declared, frozen=True, kw_only=True):
     def eta_seconds(self) -> float | None:
         """What one unit that is asked for now would wait."""
         return eta_seconds(
-            limit_units=self.limit_units, held_units=self.held, waiting_units=self.waiting,
+            limit_units=self.limit_units if self.limit_in_force is None else self.limit_in_force,
+            held_units=self.held, waiting_units=self.waiting,
             granted_per_minute=self.granted_per_minute, hold_seconds=self.hold_seconds,
         )  # fmt: skip
 
@@ -97,19 +140,40 @@ async def claim(tx: Connection, ids: Sequence[str]) -> LeasePool | None:
     return None if row is None else msgspec.convert(dict(row), LeasePool)
 
 
-async def mark(tx: Connection, dirty: Collection[str], deadlines: Mapping[str, datetime]) -> None:
-    """Make locked pools due: now where facts ask for a decision, else when the new deadlines pass.
+async def mark(
+    tx: Connection, changed: Sequence[LeasePool], dirty: Collection[str], deadlines: Mapping[str, datetime]
+) -> None:
+    """Write the state of locked pools and make them due: now where facts ask for a decision, else when the new
+    deadlines pass.
 
     A decision cannot miss this: it reads and clears the marks under the lock that the caller holds until its commit.
     """
-    if ids := sorted({*dirty, *deadlines}):
-        await tx.execute(MARK, ids, [name in dirty for name in ids], [deadlines.get(name) for name in ids])
+    if changed:
+        due = [pool.id in dirty for pool in changed]
+        await tx.execute(MARK, *columns(changed, "id", *STATE), due, [deadlines.get(pool.id) for pool in changed])
 
 
-async def settle(tx: Connection, pool: LeasePool, decision: Decision, now: datetime) -> None:
+async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
     """The pool was decided for, up to everything committed before its lock."""
     why = decision.summary() if decision.events else None
-    await tx.execute(SETTLE, pool.id, decision.wake_at, decision.last_token, now, why)
+    state = columns([decision.pool], "id", *STATE)
+    await tx.execute(SETTLE, *state, [decision.again], [decision.wake_at], now, why)
+
+
+async def claim_unproved(tx: Connection, *, not_for_seconds: float) -> LeasePool | None:
+    """Lock the one that was proved longest ago, and that nobody holds; None when each was within so many seconds."""
+    row = await tx.fetchrow(CLAIM_UNPROVED, not_for_seconds)
+    return None if row is None else msgspec.convert(dict(row), LeasePool)
+
+
+async def counted(tx: Connection, lease_pool_id: str) -> Counted:
+    """What the rows of a locked pool say."""
+    return msgspec.convert(dict(await tx.fetchrow(COUNTED, lease_pool_id)), Counted)
+
+
+async def prove(tx: Connection, pool: LeasePool, now: datetime) -> None:
+    """Its counters are those of its rows; it is decided for once more, should a wake-up have been missed."""
+    await tx.execute(PROVE, pool.id, *(getattr(pool, name) for name in COUNTERS), now)
 
 
 async def declared(db: Connection) -> list[Declared]:
@@ -124,8 +188,7 @@ async def lock_declared(tx: Connection) -> list[Declared]:
 
 async def declare(tx: Connection, pools: Sequence[Declared]) -> None:
     """In ascending order of ids; waits for decisions under way. They commit under the limit that they read."""
-    names = ("id", "limit_units", "hold_seconds", "ttl_seconds", "reserve_seconds", "revision", "retired")
-    await tx.execute(DECLARE, *columns(pools, *names))
+    await tx.execute(DECLARE, *columns(pools, *Declared.__struct_fields__))
 
 
 async def overview(db: Connection) -> list[Overview]:

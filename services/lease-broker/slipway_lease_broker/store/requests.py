@@ -1,6 +1,7 @@
 """Requests and their queue. Written only under the lock of their pool."""
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Final
 
 from slipway_common.postgres import Connection
@@ -8,30 +9,82 @@ from slipway_lease_broker.domain.ledger import Request
 from slipway_lease_broker.store.rows import columns, structs
 
 FIELDS: Final = Request.__struct_fields__
+NEW: Final = tuple(name for name in FIELDS if name != "place")
 SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM requests"
 
-WAITING: Final = f"{SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 ORDER BY place"
+PER_QUEUE_MIN: Final = 16
+# One row per queue, found by skipping from key to key of the index, then the heads of each: what it costs grows with
+# the queues, not with those who wait in them.
+HEADS: Final = f"""
+WITH RECURSIVE queue AS (
+    (SELECT operation, tenant, priority, group_name FROM requests
+     WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
+     ORDER BY operation, tenant, priority, group_name LIMIT 1)
+    UNION ALL
+    SELECT next.* FROM queue AS q, LATERAL (
+        SELECT operation, tenant, priority, group_name FROM requests
+        WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
+            AND (operation, tenant, priority, group_name) > (q.operation, q.tenant, q.priority, q.group_name)
+        ORDER BY operation, tenant, priority, group_name LIMIT 1) AS next
+)
+SELECT heads.* FROM queue AS q, LATERAL (
+    {SELECT} AS r WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND r.operation = q.operation
+        AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
+    ORDER BY since, place
+    LIMIT (SELECT least($2, greatest({PER_QUEUE_MIN}, ceil(2.0 * $2 / count(*))))::int FROM queue)) AS heads"""
+LAPSE: Final = f"""
+UPDATE requests SET lapsed = true WHERE (lease_pool_id, id) IN (
+    SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
+        AND last_asked_at < $2 ORDER BY last_asked_at LIMIT $3)
+RETURNING {", ".join(FIELDS)}"""
+LONGEST_SILENT: Final = """
+SELECT min(last_asked_at) FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed"""
+UNTOLD: Final = f"""
+{SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND queued_at IS NULL ORDER BY place LIMIT $2"""
 NAMED: Final = f"{SELECT} WHERE (lease_pool_id, id) IN (SELECT * FROM unnest($1::text[], $2::text[]))"
 # The place in the queue is an identity, drawn in the order of the rows.
 ADD: Final = f"""
-INSERT INTO requests ({", ".join(FIELDS)})
-SELECT {", ".join(FIELDS)} FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::integer[],
-    $7::timestamptz[], $8::timestamptz[], $9::timestamptz[], $10::text[])
-    WITH ORDINALITY AS r ({", ".join(FIELDS)}, place)
+INSERT INTO requests ({", ".join(NEW)})
+SELECT {", ".join(NEW)} FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::integer[],
+    $7::timestamptz[], $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::text[], $12::integer[],
+    $13::boolean[], $14::float8[], $15::text[], $16::text[], $17::text[], $18::boolean[])
+    WITH ORDINALITY AS r ({", ".join(NEW)}, place)
 ORDER BY r.place"""
 SAVE: Final = """
-UPDATE requests AS r SET waiting_units = s.waiting_units, last_asked_at = s.last_asked_at, queued_at = s.queued_at
-FROM unnest($1::text[], $2::text[], $3::integer[], $4::timestamptz[], $5::timestamptz[])
-    AS s (lease_pool_id, id, waiting_units, last_asked_at, queued_at)
+UPDATE requests AS r SET waiting_units = s.waiting_units, last_asked_at = s.last_asked_at, queued_at = s.queued_at,
+    lapsed = s.lapsed
+FROM unnest($1::text[], $2::text[], $3::integer[], $4::timestamptz[], $5::timestamptz[], $6::boolean[])
+    AS s (lease_pool_id, id, waiting_units, last_asked_at, queued_at, lapsed)
 WHERE r.lease_pool_id = s.lease_pool_id AND r.id = s.id"""
 FORGET: Final = """
 DELETE FROM requests WHERE lease_pool_id = $1 AND waiting_units = 0
     AND last_asked_at < slipway_clock() - make_interval(secs => $2)"""
 
 
-async def waiting(tx: Connection, lease_pool_id: str) -> list[Request]:
-    """In order of arrival."""
-    return structs(await tx.fetch(WAITING, lease_pool_id), Request)
+async def heads(tx: Connection, lease_pool_id: str, *, enough: int) -> tuple[list[Request], int]:
+    """The first of each queue, in the queue's order, and how many of a queue were read at most.
+
+    When `enough` may start in all, a queue hardly starts more than twice its share of them.
+    """
+    found = structs(await tx.fetch(HEADS, lease_pool_id, enough), Request)
+    queues = len({request.queue for request in found}) or 1
+    return found, min(enough, max(PER_QUEUE_MIN, -(-2 * enough // queues)))
+
+
+async def lapse(tx: Connection, lease_pool_id: str, *, silent_since: datetime, limit: int) -> list[Request]:
+    """Pass over those that nobody has asked for since then, until somebody does; returns them."""
+    return structs(await tx.fetch(LAPSE, lease_pool_id, silent_since, limit), Request)
+
+
+async def longest_silent(tx: Connection, lease_pool_id: str) -> datetime | None:
+    """When whoever has been silent for longest of those that wait asked last."""
+    at: datetime | None = await tx.fetchval(LONGEST_SILENT, lease_pool_id)
+    return at
+
+
+async def untold(tx: Connection, lease_pool_id: str, *, limit: int) -> list[Request]:
+    """Those that wait and were not told so yet, in order of arrival."""
+    return structs(await tx.fetch(UNTOLD, lease_pool_id, limit), Request)
 
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Request]:
@@ -45,12 +98,12 @@ async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Reque
 async def add(tx: Connection, requests: Sequence[Request]) -> None:
     """At the end of the queue, in the order given."""
     if requests:
-        await tx.execute(ADD, *columns(requests, *FIELDS))
+        await tx.execute(ADD, *columns(requests, *NEW))
 
 
 async def save(tx: Connection, requests: Sequence[Request]) -> None:
     if requests:
-        changing = ("lease_pool_id", "id", "waiting_units", "last_asked_at", "queued_at")
+        changing = ("lease_pool_id", "id", "waiting_units", "last_asked_at", "queued_at", "lapsed")
         await tx.execute(SAVE, *columns(requests, *changing))
 
 

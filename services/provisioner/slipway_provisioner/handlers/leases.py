@@ -1,6 +1,7 @@
 """Answers of the lease-broker become rows: who is admitted, until when, and who has to ask again."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -10,9 +11,14 @@ from slipway_common.records import Received
 from slipway_provisioner.domain.workers import delayed
 from slipway_provisioner.store import leases, workers
 
+# Grants of a broker that does not tell whose they are can only be ours.
+OURS: Final = ("", "/slipway/provisioner")
+
 
 async def record_leases(tx: Connection, received: Sequence[Received]) -> None:
-    """Apply lease events in order. What was not asked for, or no longer, is given back in the same transaction."""
+    """Apply lease events in order. What is no longer asked for is given back in the same transaction; what others
+    were granted is theirs."""
+    received = [record for record in received if getattr(record.event, "owner", "") in OURS]
     told = [record.event for record in received]
     await leases.lock_all(
         tx,

@@ -1,0 +1,105 @@
+"""An asker on Kafka: facts go out in batches as a relay sends them, answers come back as they were published."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from bench.leases.bench.system import PARTITIONS, PREFIX, partition_of
+from slipway_common.clock import utc_now
+from slipway_common.envelope import Envelope, encode
+from slipway_common.events.lease import (
+    LeaseExpired,
+    LeaseGranted,
+    LeaseLost,
+    LeaseReleased,
+    LeaseReleaseRequested,
+    LeaseRequested,
+)
+from slipway_common.ids import new_id
+from slipway_common.topics import DECODERS, LEASE_REQUEST, TOPIC_OF
+
+SOURCE: Final = "/slipway/bench"
+READ: Final = {kind.type: DECODERS[kind.type].decode for kind in (LeaseGranted, LeaseReleased, LeaseExpired, LeaseLost)}
+ANSWERS: Final = TOPIC_OF[LeaseGranted].name
+
+Heard = Callable[[Any], None]
+
+
+class Bus:
+    """`hears` gets each answer of each lease pool it is put down for."""
+
+    def __init__(self, producer: AIOKafkaProducer, consumer: AIOKafkaConsumer) -> None:
+        self.producer = producer
+        self.consumer = consumer
+        self.hears: dict[str, Heard] = {}
+        self._numbers: Counter[int] = Counter()
+        self._locks = [asyncio.Lock() for _ in range(PARTITIONS)]
+
+    async def send(self, facts: Sequence[Any]) -> None:
+        """One batch, acknowledged by all replicas; all of one lease pool."""
+        partition = partition_of(facts[0].lease_pool_id)
+        now = utc_now()
+        async with self._locks[partition]:  # numbers go up in the order of the records
+            batch = self.producer.create_batch()
+            for fact in facts:
+                number = self._numbers[partition] + 1
+                envelope = Envelope(
+                    id=new_id(), type=fact.type, source=SOURCE, subject=LEASE_REQUEST.subject(fact), time=now,
+                    number=number, previous=number - 1, number_source=f"{SOURCE}/1", revision=1,
+                )  # fmt: skip
+                key = fact.lease_pool_id.encode()
+                added = batch.append(
+                    key=key, value=msgspec.json.encode(fact), timestamp=None, headers=encode(envelope)
+                )
+                if added is None:
+                    raise RuntimeError(f"{len(facts)} facts fit into no batch")
+                self._numbers[partition] = number
+            future = await self.producer.send_batch(batch, PREFIX + LEASE_REQUEST.name, partition=partition)
+        await future
+
+    async def read(self) -> None:
+        async for record in self.consumer:
+            type_ = next((value for name, value in record.headers if name == "ce_type"), b"").decode()
+            if (read := READ.get(type_)) is not None:
+                event = read(record.value)
+                if (heard := self.hears.get(event.lease_pool_id)) is not None:
+                    heard(event)
+
+
+@contextlib.asynccontextmanager
+async def bus(bootstrap: str) -> AsyncIterator[Bus]:
+    """Reads from now on."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap, enable_idempotence=True, acks="all", max_batch_size=900_000
+    )
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, fetch_max_wait_ms=100)
+    await producer.start()
+    await consumer.start()
+    partitions = [TopicPartition(PREFIX + ANSWERS, number) for number in range(PARTITIONS)]
+    consumer.assign(partitions)
+    await consumer.seek_to_end(*partitions)
+    made = Bus(producer, consumer)
+    reading = asyncio.create_task(made.read())
+    try:
+        yield made
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await consumer.stop()
+        await producer.stop()
+
+
+def ask(pool: str, request_id: str) -> LeaseRequested:
+    return LeaseRequested(lease_pool_id=pool, request_id=request_id, units=1, tenant="bench")
+
+
+def release(grant: LeaseGranted) -> LeaseReleaseRequested:
+    return LeaseReleaseRequested(
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token,
+        units=grant.units, result="done",
+    )  # fmt: skip

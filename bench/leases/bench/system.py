@@ -1,0 +1,124 @@
+"""One lease-broker process on servers of its own, and what it and the database have used of the processors."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from bench.leases.bench.caller import Caller
+from slipway_common import migrate, postgres, topic_admin
+from slipway_common.clock import monotonic_seconds
+from slipway_common.ids import hash_secret
+from slipway_common.relay import partition_for
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.ports import free_ports
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.supervisor import Service, Supervisor, http_ready
+
+SERVICE: Final = "lease-broker"
+PREFIX: Final = "bench."
+PARTITIONS: Final = 2
+SECRET: Final = "secret of the bench"
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class System:
+    """Started and stopped by the supervisor it is given."""
+
+    def __init__(
+        self, supervisor: Supervisor, folder: Path, kafka: EmbeddedKafka, server: EmbeddedPostgres
+    ) -> None:
+        self.supervisor = supervisor
+        self.folder = folder
+        self.kafka = kafka
+        self.server = server
+        (self.port,) = free_ports(1)
+        self.pool: Any = None
+
+    async def start(self) -> None:
+        """Databases, topics, tokens; then the broker."""
+        url = await self.server.create_database("bench")
+        await migrate.upgrade(url, SERVICE)
+        await topic_admin.create(self.kafka.bootstrap, prefix=PREFIX, partitions=PARTITIONS)
+        self.pool = await postgres.connect(url, SERVICE, size=32)
+        tokens = self.folder / "tokens.yaml"
+        tokens.touch(0o600)
+        tokens.write_bytes(msgspec.json.encode([{"name": "bench", "sha256": hash_secret(SECRET), "scopes": ["admin"]}]))
+        env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
+        env |= {
+            "SLIPWAY_KAFKA": self.kafka.bootstrap, "SLIPWAY_TOPIC_PREFIX": PREFIX,
+            "SLIPWAY_PARTITIONS": str(PARTITIONS), "SLIPWAY_DATABASE_URL": url, "SLIPWAY_PORT": str(self.port),
+            "SLIPWAY_TOKENS_FILE": str(tokens),
+        }  # fmt: skip
+        await self.supervisor.start(
+            Service(
+                SERVICE, [sys.executable, "-m", "slipway_lease_broker.main"], env=env,
+                log=self.folder / "lease-broker.log", ready=partial(http_ready, self.port), start_seconds=60,
+            )
+        )  # fmt: skip
+
+    async def declare(self, limits: dict[str, int]) -> None:
+        """Lease pools that are not paced, so that nothing but the broker's work is measured."""
+        body = [
+            {"id": name, "limit": limit, "hold_seconds": 3600.0, "ttl_seconds": 3600.0, "reserve_seconds": 3600.0,
+             "pacing": "off"}
+            for name, limit in limits.items()
+        ]  # fmt: skip
+        async with Caller(self.port, SECRET) as caller:
+            status, said = await caller.call("PUT", "/lease-pools", body)
+        if status != 200:
+            raise RuntimeError(f"lease pools were refused: {status} {said}")
+
+    def used_seconds(self) -> float:
+        """Processor time of the broker and of all sessions of its database so far."""
+        broker, server = self.supervisor[SERVICE].pid, self.server.pid
+        assert broker is not None
+        assert server is not None
+        return sum(map(_used, (broker, server, *_children(server))))
+
+
+def partition_of(lease_pool: str) -> int:
+    return partition_for(lease_pool, PARTITIONS)
+
+
+def _used(pid: int) -> float:
+    """User and system time, with that of children that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / TICKS
+
+
+def _children(pid: int) -> Sequence[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+async def commits_per_second(url: str, clients: int, seconds: float) -> float:
+    """The yardstick: durable commits of one small row by so many sessions, and nothing else."""
+    sessions = [await asyncpg.connect(url) for _ in range(clients)]
+    await sessions[0].execute("CREATE TABLE IF NOT EXISTS yardstick (id bigint, words text)")
+
+    async def insert(session: Any) -> int:
+        done = 0
+        while monotonic_seconds() < end:
+            await session.execute("INSERT INTO yardstick VALUES ($1, 'one small row')", done)
+            done += 1
+        return done
+
+    began = monotonic_seconds()
+    end = began + seconds
+    total = sum(await asyncio.gather(*map(insert, sessions)))
+    took = monotonic_seconds() - began
+    for session in sessions:
+        await session.close()
+    return total / took

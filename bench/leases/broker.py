@@ -1,0 +1,146 @@
+"""A lease pool on a virtual clock: the lease-broker's own rules, with dicts in place of its tables.
+
+Facts and decisions are those of the service (domain/facts.py, domain/decide.py); what a store would load for them is
+picked here as its statements do.
+"""
+
+import heapq
+from bisect import insort
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from slipway_common.events.lease import LeaseGroup, LeaseReleaseRequested, LeaseRequested
+from slipway_lease_broker.domain.decide import Decision, decide
+from slipway_lease_broker.domain.facts import Fact, Ledger
+from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Request, Tenant
+from slipway_lease_broker.domain.terms import Policy
+
+START: Final = datetime(2026, 1, 1, tzinfo=UTC)
+PER_QUEUE: Final = 16
+POOL: Final = "pool"
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def seconds(time: datetime) -> float:
+    return (time - START).total_seconds()
+
+
+class Broker:
+    """Times are seconds from the run's begin. Leases live until their hold or release: nobody falls silent here."""
+
+    def __init__(self, limit_units: int, hold_seconds: float, policy: Policy) -> None:
+        self.pool = LeasePool(
+            id=POOL, limit_units=limit_units, hold_seconds=hold_seconds, ttl_seconds=hold_seconds,
+            reserve_seconds=hold_seconds, policy=policy,
+        )  # fmt: skip
+        self.leases: dict[str, Lease] = {}  # that are counted
+        self.requests: dict[str, Request] = {}  # that wait
+        self.tenants: dict[str, Tenant] = {}
+        self.groups: dict[str, Group] = {}
+        self.wake_at: float | None = None
+        self._queues: dict[tuple[str, str, int, str], list[tuple[datetime, int, str]]] = {}
+        self._deadlines: list[tuple[datetime, str]] = []
+        self._ids = map("l{}".format, count(1))
+        self._places = count(1)
+
+    def ask(
+        self, name: str, now: float, *, tenant: str = "t", units: int = 1, priority: int = 0,
+        group: LeaseGroup | None = None,
+    ) -> None:  # fmt: skip
+        self._record(
+            LeaseRequested(
+                lease_pool_id=POOL,
+                request_id=name,
+                units=units,
+                tenant=tenant,
+                priority=priority,
+                group=group,
+                whole=True,
+            ),
+            now,
+        )
+
+    def release(
+        self, lease: Lease, now: float, *, result: str = "done", throttled: bool = False,
+        retry_after_seconds: float | None = None, quota_remaining: int | None = None,
+    ) -> None:  # fmt: skip
+        """A lease that its hold ended already is refused, and nothing changes."""
+        self._record(
+            LeaseReleaseRequested(
+                lease_pool_id=POOL, lease_id=lease.id, fencing_token=lease.fencing_token, units=lease.units,
+                result=result, throttled=throttled, retry_after_seconds=retry_after_seconds,
+                quota_remaining=quota_remaining,
+            ),
+            now,
+        )  # fmt: skip
+
+    def decide(self, now: float) -> Iterator[Lease]:
+        """What is granted now. Due whenever something was recorded, and at `wake_at`."""
+        is_complete = False
+        while not is_complete:
+            decision = self._decide(at(now))
+            is_complete = not decision.again
+            yield from decision.granted
+
+    def _record(self, fact: Fact, now: float) -> None:
+        ledger = Ledger(
+            [self.pool],
+            [self.leases[fact.lease_id]]
+            if isinstance(fact, LeaseReleaseRequested) and fact.lease_id in self.leases
+            else [],
+            [],
+            self.tenants.values(),
+            self.groups.values(),
+        )
+        ledger.record(fact, at(now))
+        self.pool = ledger.pools[POOL]
+        for lease in ledger.leases_to_save():
+            self._keep(lease)
+        for request in ledger.requests_to_add():
+            placed = msgspec.structs.replace(request, place=next(self._places))
+            self.requests[placed.id] = placed
+            insort(self._queues.setdefault(placed.queue, []), (placed.since, placed.place, placed.id))
+        self.tenants |= {tenant.tenant: tenant for tenant in ledger.tenants_to_save()}
+        self.groups |= {group.name: group for group in ledger.groups_to_save()}
+
+    def _decide(self, now: datetime) -> Decision:
+        due = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            if (lease := self.leases.get(heapq.heappop(self._deadlines)[1])) is not None:
+                due.append(lease)
+        while self._deadlines and self._deadlines[0][1] not in self.leases:
+            heapq.heappop(self._deadlines)
+        heads = [self.requests[name] for queue in self._queues.values() for _, _, name in queue[:PER_QUEUE]]
+        decision = decide(
+            self.pool, due, heads, now, new_id=lambda: next(self._ids), lost_linger_seconds=0, per_queue=PER_QUEUE,
+            tenants=tuple(self.tenants.values()), groups=tuple(self.groups.values()),
+            next_deadline=self._deadlines[0][0] if self._deadlines else None,
+        )  # fmt: skip
+        self.pool = decision.pool
+        for lease in (*decision.ended, *decision.granted):
+            self._keep(lease)
+        for request in decision.requests:
+            self.requests[request.id] = request
+            if not request.waiting_units:
+                del self.requests[request.id]
+                self._queues[request.queue].remove((request.since, request.place, request.id))
+                if not self._queues[request.queue]:
+                    del self._queues[request.queue]
+        self.tenants |= {tenant.tenant: tenant for tenant in decision.tenants}
+        self.groups |= {group.name: group for group in decision.groups}
+        self.wake_at = None if decision.wake_at is None else seconds(decision.wake_at)
+        return decision
+
+    def _keep(self, lease: Lease) -> None:
+        if lease.ended_at is not None:
+            self.leases.pop(lease.id, None)
+        else:
+            self.leases[lease.id] = lease
+            heapq.heappush(self._deadlines, (lease.deadline, lease.id))

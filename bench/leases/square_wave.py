@@ -1,0 +1,169 @@
+"""`make square-wave`: fifty installations at once, then two hundred over twenty minutes, into a pool of fifty.
+
+A fixed hold copies the first wave for ever. What the lease-broker's pacing makes of it is told beside what others do
+about it: nothing, a random delay in each client, a random hold. Prints a table over the seeds, then the figures that
+are claimed, of the worst seed; ends with 1 when one is false. SEED plays one seed only.
+"""
+
+import heapq
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from statistics import fmean, median
+from typing import Final
+
+import msgspec
+
+from bench.leases.broker import Broker, at
+from bench.leases.judges import Verdict, closest, told
+from bench.leases.seeds import BadSeed, seeds
+from slipway_common.events.lease import LeaseGroup
+from slipway_lease_broker.domain.report import most_per_minute
+from slipway_lease_broker.domain.terms import Policy
+
+CAP: Final = 50
+HOLD_SECONDS: Final = 1200.0
+FIRST, LATER, LATER_SECONDS = 50, 200, 1200.0
+JITTER_SECONDS: Final = 900.0
+SEEDS: Final = 20
+
+PEAK_MAX, LAST_MINUTES_MAX = 5, 92.0
+GROUP: Final = LeaseGroup(name="payload", size=10, spread_seconds=900)
+
+Start = tuple[float, float]  # asked, started; seconds
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy: means over the seeds, `peak_most` and `last_most` of the worst."""
+
+    policy: str
+    peak: float
+    peak_most: int
+    later: float  # peak after the first ten minutes
+    wait: float  # median, in minutes
+    last: float  # minutes
+    last_most: float
+    lone: float  # seconds that one job in an idle pool waits, in the mean
+
+
+def arrivals(seed: int) -> list[float]:
+    chance = Random(f"arrivals/{seed}")
+    return [0.0] * FIRST + sorted(chance.uniform(0, LATER_SECONDS) for _ in range(LATER))
+
+
+def slipway(asked: Sequence[float], seed: int) -> list[Start]:
+    """By the lease-broker's own decisions."""
+    broker, found, left = Broker(CAP, HOLD_SECONDS, Policy()), [], [*asked][::-1]
+    times = dict(enumerate(asked))
+    number = 0
+    while left or broker.requests:
+        nexts = [*left[-1:], *([broker.wake_at] if broker.wake_at is not None else [])]
+        now = min(nexts)
+        while left and left[-1] <= now:
+            broker.ask(str(number), left.pop())
+            number += 1
+        found += [(times[int(lease.request_id)], now) for lease in broker.decide(now)]
+    return found
+
+
+def fixed_hold(asked: Sequence[float], seed: int) -> list[Start]:
+    return _first_come(asked, [HOLD_SECONDS] * len(asked))
+
+
+def client_jitter(asked: Sequence[float], seed: int) -> list[Start]:
+    """Each sleeps up to a quarter of an hour before it asks."""
+    chance = Random(f"jitter/{seed}")
+    delayed = sorted((time + chance.uniform(0, JITTER_SECONDS), time) for time in asked)
+    starts = _first_come([late for late, _ in delayed], [HOLD_SECONDS] * len(asked))
+    return [(time, start) for (_, time), (_, start) in zip(delayed, starts, strict=True)]
+
+
+def hold_jitter(asked: Sequence[float], seed: int) -> list[Start]:
+    chance = Random(f"holds/{seed}")
+    return _first_come(asked, [HOLD_SECONDS * chance.uniform(0.75, 1.25) for _ in asked])
+
+
+def _first_come(asked: Sequence[float], holds: Sequence[float]) -> list[Start]:
+    ends: list[float] = []
+    found = []
+    for time, hold in zip(asked, holds, strict=True):
+        start = time if len(ends) < CAP else max(time, heapq.heappop(ends))
+        heapq.heappush(ends, start + hold)
+        found.append((time, start))
+    return found
+
+
+POLICIES: Final[Mapping[str, Callable[[Sequence[float], int], list[Start]]]] = {
+    "fixed hold": fixed_hold,
+    "client jitter 15 min": client_jitter,
+    "hold jitter ± 25 %": hold_jitter,
+    "slipway": slipway,
+}
+
+
+def group_starts(crowd: int) -> list[float]:
+    """Ten members that ask in the same instant as a crowd that is no group."""
+    broker, found = Broker(CAP, HOLD_SECONDS, Policy()), []
+    for number in range(crowd):
+        broker.ask(f"crowd-{number}", 0.0)
+    for number in range(GROUP.size):
+        broker.ask(f"member-{number}", 0.0, group=GROUP)
+    now: float | None = 0.0
+    while now is not None and broker.requests:
+        found += [now for lease in broker.decide(now) if lease.request_id.startswith("member")]
+        now = broker.wake_at
+    return found
+
+
+def row(policy: str, wanted: Sequence[int]) -> Row:
+    play = POLICIES[policy]
+    runs = [play(arrivals(seed), seed) for seed in wanted]
+    peaks = [peak(run) for run in runs]
+    lasts = [max(start for _, start in run) / 60 for run in runs]
+    return Row(
+        policy=policy, peak=fmean(peaks), peak_most=max(peaks),
+        later=fmean(peak([(asked, start) for asked, start in run if start >= 600]) for run in runs),
+        wait=fmean(median(start - asked for asked, start in run) for run in runs) / 60,
+        last=fmean(lasts), last_most=max(lasts),
+        lone=fmean(start - asked for seed in wanted for asked, start in play([seed * 1000.0], seed)),
+    )  # fmt: skip
+
+
+def peak(starts: Sequence[Start]) -> int:
+    """The most starts within any 60 s."""
+    return most_per_minute((at(start), 1) for _, start in starts)
+
+
+def verdicts(ours: Row, groups: Sequence[Sequence[float]]) -> list[Verdict]:
+    apart, near = GROUP.spread_seconds / GROUP.size, min(map(closest, groups))
+    is_whole = all(len(group) == GROUP.size for group in groups)
+    return [
+        Verdict(ours.peak_most <= PEAK_MAX, f"peak {ours.peak_most}/min ≤ {PEAK_MAX}/min"),
+        Verdict(ours.last_most <= LAST_MINUTES_MAX, f"last {ours.last_most:.1f} min ≤ {LAST_MINUTES_MAX:g} min"),
+        Verdict(ours.lone == 0, f"lone {ours.lone:g} s = 0 s"),
+        Verdict(
+            is_whole and near >= apart,
+            f"group of {GROUP.size} over {GROUP.spread_seconds / 60:g} min: closest {near:g} s ≥ {apart:g} s",
+        ),
+    ]
+
+
+def main(environment: Mapping[str, str]) -> int:
+    try:
+        wanted = seeds(environment, SEEDS)
+    except BadSeed as error:
+        print(f"square-wave: {error}", file=sys.stderr)
+        return 2
+    print(f"{FIRST} at once, then {LATER} over {LATER_SECONDS / 60:g} min; cap {CAP}, hold {HOLD_SECONDS / 60:g} min;"
+          f" {len(wanted)} seed{'s' if len(wanted) > 1 else ''}, means")  # fmt: skip
+    print(f"{'policy':<22}{'peak/min':>10}{'after 10 min':>14}{'median wait':>13}{'last start':>12}{'lone job':>10}")
+    rows = {policy: row(policy, wanted) for policy in POLICIES}
+    for one in rows.values():
+        print(f"{one.policy:<22}{one.peak:>10.1f}{one.later:>14.1f}{one.wait:>9.1f} min{one.last:>8.1f} min"
+              f"{one.lone:>8.0f} s")  # fmt: skip
+    return told(verdicts(rows["slipway"], [group_starts(0), group_starts(FIRST)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.environ))

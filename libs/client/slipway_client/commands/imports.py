@@ -1,0 +1,93 @@
+"""`slipway import`: what other systems have declared, taken over."""
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client import moments
+from slipway_client.commands.declared import NOTHING_TO_CHANGE, File, InvalidFile
+from slipway_client.foreign import printable
+from slipway_client.options import AsOutput, noun
+from slipway_client.tables import Field, Output, as_json, show
+
+app: Final = noun("Take over what other systems have declared.")
+
+SHOWN_NAMES_MAX: Final = 5
+
+
+@app.callback()
+def imports() -> None:
+    pass
+
+
+@app.command("boskos")
+def boskos(
+    context: typer.Context,
+    file: File,
+    hold: Annotated[str, typer.Option("--hold", metavar="DURATION", help="After so long a lease ends.")] = "1d",
+    ttl: Annotated[str, typer.Option(metavar="DURATION", help="It ends earlier when silent for so long.")] = "30m",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    output: AsOutput = Output.TABLE,
+) -> None:  # fmt: skip
+    """Make the resources of FILE, a _boskos.yaml, slots of lease pools of their types' names. The same again changes
+    nothing; a slot that FILE no longer lists is removed once nobody owns it; other types stay as they are. --hold and
+    --ttl are those of lease pools that do not exist yet.
+
+    \b
+    Examples:
+      slipway import boskos --dry-run _boskos.yaml
+      slipway import boskos --hold 4h --ttl 30m _boskos.yaml
+    """
+    from slipway_client.boskos_file import resources
+    from slipway_common.strict_yaml import Invalid, Problem
+
+    try:
+        found = resources(file.read_text(encoding="utf-8"))
+    except Invalid as error:
+        raise InvalidFile(file, error.problems) from error
+    except UnicodeDecodeError as error:
+        raise InvalidFile(file, [Problem("", f"is not UTF-8 text: {error.reason}")]) from error
+    body = {"slots": found.slots, "hold_seconds": _seconds("--hold", hold), "ttl_seconds": _seconds("--ttl", ttl)}
+    items = context.obj.put("lease-broker", "/slots", body, dry_run=dry_run)["items"]
+    changed = [item for item in items if item["change"] != "unchanged" or item["added"] or item["removed"]]
+    new = [item["id"] for item in items if item["change"] in {"created", "restored"}]
+    for note in [*found.notes, *map(_kept, items), *([_declare(new)] if new else [])]:
+        if note:
+            print(printable(note), file=sys.stderr)
+    if output is Output.JSON:
+        as_json(items)
+    else:
+        show(changed, CHANGES, output, nothing=NOTHING_TO_CHANGE)
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return moments.seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from error
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - SHOWN_NAMES_MAX
+    return ", ".join(names[:SHOWN_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+CHANGES: Final[tuple[Field, ...]] = (
+    ("lease pool", lambda row: row["id"]),
+    ("change", lambda row: row["change"]),
+    ("limit", lambda row: "as it is" if row["limit"] is None else row["limit"]),
+    ("slots added", lambda row: _names(row["added"])),
+    ("slots removed", lambda row: _names(row["removed"])),
+)
+
+
+def _kept(item: Mapping[str, Any]) -> str:
+    if not item["kept"]:
+        return ""
+    return f"{item['id']}: not listed any more, but owned: {_names(item['kept'])}; import again once they are released"
+
+
+def _declare(new: list[str]) -> str:
+    return f"declare {_names(new)} in slipway.yaml too: `slipway apply` retires lease pools that it leaves out"

@@ -1,0 +1,265 @@
+"""A lease as a context manager, in either kind of program:
+
+    with lease("aws-ci", hold_seconds=1200) as held: ...
+    async with lease("aws-ci", hold_seconds=1200) as held: ...
+
+It is renewed beside the block and given back once at its end, also by an exception, Ctrl-C, SIGTERM or SIGHUP.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Generic, TypeVar
+
+from slipway_client.http import SERVICES
+from slipway_client.leases import log
+from slipway_client.leases.asking import SILENT_SECONDS, Asking, FailOpen
+from slipway_client.leases.errors import LeaseLost
+from slipway_client.leases.run import SWITCH
+from slipway_client.leases.session import Session, Unleased, open_session
+from slipway_client.leases.terms import Lease, Wanted, parse_handle
+from slipway_common.clock import monotonic_seconds
+from slipway_common.events.lease import LeaseGroup
+from slipway_common.ids import new_id
+
+Event = TypeVar("Event", threading.Event, asyncio.Event)
+# Those that end a process before any `finally`; SIGINT is an exception already.
+ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Held(Generic[Event]):
+    """What the block holds. `lost` is set when the lease has ended before its time: stop, somebody else may have begun.
+
+    `lease_id` is empty and `fencing_token` 0 where the block runs without a lease: because the broker was silent, or by
+    SLIPWAY_LEASE=off.
+    """
+
+    lost: Event
+
+    def __init__(self, lease: Lease | None, lost: Event) -> None:
+        self.lease_id = lease.lease_id if lease else ""
+        self.fencing_token = lease.fencing_token if lease else 0
+        self.lost = lost
+        self.reason = ""
+
+    def check(self) -> None:
+        """Raises LeaseLost once the lease is lost: call it before what must not happen twice."""
+        if self.lost.is_set():
+            raise LeaseLost(f"the lease {self.lease_id} is lost: {self.reason}")
+
+
+def lease(
+    lease_pool: str,
+    *,
+    operation: str = "install",
+    units: int = 1,
+    tenant: str = "",
+    priority: int = 0,
+    hold_seconds: float | None = None,
+    max_wait_seconds: float = 1800.0,
+    fail_open: str = "safe",
+    silent_seconds: float = SILENT_SECONDS,
+    request_id: str = "",
+    replaces: str = "",
+    group: LeaseGroup | None = None,
+    url: str = "",
+    token: str = "",
+    say: Callable[[str], None] = log.say,
+) -> "Leasing":
+    """A lease of `lease_pool` for one block.
+
+    `request_id` makes asking again the same request, also after a crash; `replaces` is the lease of the attempt before,
+    as LEASE_ID:FENCING_TOKEN. `fail_open` (safe, optimistic, pessimistic) says what to do about a broker that is silent
+    for `silent_seconds`. Without `url` and `token` the environment of the `slipway` command counts. `say` gets a line
+    for people whenever something happens.
+
+    Entering raises NotAdmitted after `max_wait_seconds`, Unreachable, or Refused; leaving raises LeaseLost when the
+    lease was lost and nothing else was raised.
+    """
+    wanted = Wanted(
+        lease_pool_id=lease_pool, request_id=request_id or new_id(), operation=operation, units=units, tenant=tenant,
+        priority=priority, hold_seconds=hold_seconds, group=group,
+        replaces=parse_handle(replaces) if replaces else None,
+    )  # fmt: skip
+    environment = os.environ
+
+    def new_session() -> Session:
+        patience = Asking(
+            begun_at=monotonic_seconds(), max_wait_seconds=max_wait_seconds, fail_open=FailOpen(fail_open),
+            silent_seconds=silent_seconds,
+        )  # fmt: skip
+        where = url or environment.get("SLIPWAY_LEASE_BROKER_URL") or SERVICES["lease-broker"]
+        return open_session(where, token or _token(environment), wanted, patience, say)
+
+    return Leasing(None if environment.get(SWITCH) == "off" else new_session)
+
+
+class Leasing:
+    """What `lease` returns: one block's lease, for `with` or `async with`, once."""
+
+    def __init__(self, new_session: Callable[[], Session] | None) -> None:
+        self._new_session = new_session
+        self._given_back = contextlib.ExitStack()
+        self._thread: _Beside | None = None
+        self._session: Session | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._held: Held[Any] | None = None
+
+    def __enter__(self) -> Held[threading.Event]:
+        held = Held(None, threading.Event())
+        if self._new_session is not None:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(_ends_by_unwinding())
+                self._thread = _Beside(self._new_session)
+                held = self._thread.acquired()
+                self._given_back = stack.pop_all()
+        self._held = held
+        return held
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._given_back:
+            if self._thread is not None:
+                self._thread.release("failed" if kind else "done")
+        self._check(kind)
+
+    async def __aenter__(self) -> Held[asyncio.Event]:
+        held = Held(None, asyncio.Event())
+        if self._new_session is not None:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(_ends_by_unwinding())
+                session = self._session = self._new_session()
+                try:
+                    held = _held(await session.acquire(), asyncio.Event())
+                except BaseException:
+                    await session.withdraw()
+                    await session.release("cancelled")
+                    raise
+                self._watching = asyncio.create_task(_watch(session, held))
+                self._given_back = stack.pop_all()
+        self._held = held
+        return held
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._given_back:
+            if self._session is not None and self._watching is not None:
+                self._watching.cancel()
+                await asyncio.gather(self._watching, return_exceptions=True)
+                await self._session.release("failed" if kind else "done")
+        self._check(kind)
+
+    def _check(self, kind: type[BaseException] | None) -> None:
+        if kind is None and self._held is not None:
+            self._held.check()
+
+
+class _Beside:
+    """A thread with an event loop of its own, which speaks with the broker while the block runs."""
+
+    def __init__(self, new_session: Callable[[], Session]) -> None:
+        self._new_session = new_session
+        self._acquired: Future[Held[threading.Event]] = Future()
+        self._result = "cancelled"
+        self._loop = asyncio.new_event_loop()
+        self._leave = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="slipway-lease", daemon=True)
+        self._thread.start()
+
+    def acquired(self) -> Held[threading.Event]:
+        """Wait for admission. An exception that strikes meanwhile, as Ctrl-C does, withdraws the request."""
+        try:
+            return self._acquired.result()
+        except BaseException:
+            self.release("cancelled")
+            raise
+
+    def release(self, result: str) -> None:
+        """Give back, and wait until that is done."""
+        self._result = result
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._leave.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._live())
+        finally:
+            self._loop.close()
+
+    async def _live(self) -> None:
+        try:
+            session = self._new_session()
+        except BaseException as error:
+            self._acquired.set_exception(error)
+            return
+        acquiring = asyncio.create_task(session.acquire())
+        leaving = asyncio.create_task(self._leave.wait())
+        watching: asyncio.Task[None] | None = None
+        try:
+            await asyncio.wait({acquiring, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            acquiring.cancel()
+            (admission,) = await asyncio.gather(acquiring, return_exceptions=True)
+            if isinstance(admission, BaseException):
+                self._acquired.set_exception(admission)
+                return
+            held = _held(admission, threading.Event())
+            watching = asyncio.create_task(_watch(session, held))
+            self._acquired.set_result(held)
+            await leaving
+        finally:
+            if watching is not None:
+                watching.cancel()
+            leaving.cancel()
+            await asyncio.gather(leaving, *([watching] if watching else []), return_exceptions=True)
+            await session.withdraw()
+            await session.release(self._result)
+
+
+async def _watch(session: Session, held: Held[Any]) -> None:
+    """Renew, and tell when that is over before its time."""
+    if held.lease_id:
+        over = await session.hold()
+        if over.lost:
+            held.reason = over.reason
+            held.lost.set()
+
+
+def _held(admission: Lease | Unleased, lost: Event) -> Held[Event]:
+    return Held(admission if isinstance(admission, Lease) else None, lost)
+
+
+@contextlib.contextmanager
+def _ends_by_unwinding() -> Iterator[None]:
+    """While a lease is held, a signal that would end the process at once ends it as `sys.exit` does, so that what is
+    held is given back. Whoever handles a signal already, or ignores it, goes on doing so: only the default is bent."""
+    bent: list[signal.Signals] = []
+
+    def leave(signum: int, _: FrameType | None) -> None:
+        sys.exit(128 + signum)
+
+    if threading.current_thread() is threading.main_thread():
+        for signum in ENDING:
+            if signal.getsignal(signum) is signal.SIG_DFL:
+                signal.signal(signum, leave)
+                bent.append(signum)
+    try:
+        yield
+    finally:
+        for signum in bent:
+            if signal.getsignal(signum) is leave:
+                signal.signal(signum, signal.SIG_DFL)
+
+
+def _token(environment: Mapping[str, str]) -> str:
+    if given := environment.get("SLIPWAY_TOKEN"):
+        return given
+    file = environment.get("SLIPWAY_TOKEN_FILE")
+    from slipway_common.settings import read_value  # it checks settings of services too, which takes long to import
+
+    return read_value("SLIPWAY_TOKEN_FILE", Path(file)) if file else ""

@@ -1,0 +1,64 @@
+"""How fast to start while nobody admits: at the rate that the broker last stood for. Pure: time and chance are
+arguments.
+
+A lease pool of limit L and hold H turns over L starts in H seconds, for ever; it never takes more than that, whatever
+its pacing allows for a while. A start is charged to the lease pool as soon as the broker is back.
+"""
+
+from math import inf
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a lease pool. `waiting_units` shared the pace when it was seen. `next_start_at` (wall clock,
+    seconds) is when this host's next start may be; 0: nobody here has started anything yet."""
+
+    limit_units: int
+    hold_seconds: float
+    interval_seconds: float = 0.0
+    waiting_units: int = 0
+    next_start_at: float = 0.0
+
+    @property
+    def start_seconds(self) -> float:
+        """Between two starts of one unit: the pool's pacing, or what its limit can turn over, whichever is slower."""
+        return max(self.interval_seconds, self.hold_seconds / self.limit_units) if self.limit_units > 0 else inf
+
+
+def unknown(hold_seconds: float) -> Pace:
+    """Of a lease pool that was never seen: as if it admitted one at a time."""
+    return Pace(limit_units=1, hold_seconds=hold_seconds)
+
+
+def seen(row: dict[str, Any], before: Pace | None) -> Pace:
+    """From a row of `GET /lease-pools`. A drained pool lets nothing start, also without its broker."""
+    limit_units = row.get("limit_in_force")
+    limit_units = int(row["limit"] if limit_units is None else limit_units)
+    hold_seconds = float(row["hold_seconds"])
+    pacing = row.get("pacing")
+    interval_seconds = 0.0
+    if isinstance(pacing, dict):
+        interval_seconds = float(pacing.get("interval_seconds") or 0.0)
+    elif pacing != "off" and limit_units:
+        interval_seconds = hold_seconds / (2 * limit_units)
+    return Pace(
+        limit_units=limit_units, hold_seconds=hold_seconds, interval_seconds=interval_seconds,
+        waiting_units=int(row.get("waiting") or 0), next_start_at=before.next_start_at if before else 0.0,
+    )  # fmt: skip
+
+
+def slot(pace: Pace, units: int, now: float, chance: float) -> tuple[float, Pace]:
+    """When `units` may start (wall clock, seconds; infinite: never), and the pace after them.
+
+    The first start of an outage is put anywhere in the time that all who waited would take, since as many hosts begin
+    to count at the same moment; those behind it on this host keep the pace's distance.
+    """
+    if pace.start_seconds == inf:
+        return inf, pace
+    start_at = pace.next_start_at
+    if start_at <= now:
+        start_at = now + chance * pace.start_seconds * max(1, pace.waiting_units)
+    return start_at, replace(pace, next_start_at=start_at + pace.start_seconds * units)

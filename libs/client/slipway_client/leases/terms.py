@@ -1,0 +1,106 @@
+"""What is asked of the broker, and what it answers. Values only."""
+
+from typing import Any
+
+import msgspec
+
+from slipway_common.events.lease import LeaseGroup, ReplacedLease
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. The same id again is the same request, also from another process and after a crash."""
+
+    lease_pool_id: str
+    request_id: str
+    operation: str = "install"
+    units: int = 1
+    tenant: str = ""
+    priority: int = 0
+    hold_seconds: float | None = None
+    replaces: ReplacedLease | None = None
+    group: LeaseGroup | None = None
+
+    def body(self, wait_seconds: float) -> dict[str, Any]:
+        """As the broker is asked; what is not given is the broker's to choose."""
+        given: dict[str, Any] = msgspec.to_builtins(self)
+        given = {name: value for name, value in given.items() if value not in (None, "")}
+        del given["lease_pool_id"]
+        if self.group is not None and self.group.member is None:
+            del given["group"]["member"]
+        return given | {"wait_seconds": wait_seconds}
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One lease of a gang."""
+
+    pool: str
+    units: int = 1
+    hold_seconds: float | None = None
+
+
+class Gang(msgspec.Struct, frozen=True, kw_only=True):
+    """One request for leases of several pools."""
+
+    request_id: str
+    members: tuple[Member, ...]
+    operation: str = "install"
+    tenant: str = ""
+
+    def body(self, wait_seconds: float) -> dict[str, Any]:
+        """As the broker is asked."""
+        given: dict[str, Any] = msgspec.to_builtins(self)
+        given["members"] = [
+            {name: value for name, value in member.items() if value is not None} for member in given["members"]
+        ]
+        return {name: value for name, value in given.items() if value != ""} | {"wait_seconds": wait_seconds}
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease as the broker shows it. Durations are what was left when it answered: its clock, not ours."""
+
+    lease_id: str
+    lease_pool_id: str
+    request_id: str
+    fencing_token: int
+    ttl_seconds_left: float
+    hold_seconds_left: float
+    units: int = 1
+    state: str = "confirmed"
+    granted_at: str | None = None
+    expires_at: str | None = None
+    hold_until: str | None = None
+    waited_seconds: float = 0.0
+    mode: str = "enforce"
+    advised_wait_seconds: float | None = None
+    reason: str | None = None
+
+    @property
+    def handle(self) -> str:
+        """What a shell keeps of it, in one word."""
+        return f"{self.lease_id}:{self.fencing_token}"
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """The request waits; `position` counts from 1, `eta_seconds` is None where nobody can tell."""
+
+    position: int | None = None
+    eta_seconds: float | None = None
+    retry_after_seconds: float = 1.0
+    reason: str | None = None
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that was started without a lease while the broker was silent; `started_at` is RFC 3339."""
+
+    request_id: str
+    operation: str
+    units: int
+    started_at: str
+
+
+def parse_handle(text: str) -> ReplacedLease:
+    """`ID:TOKEN` as `acquire` prints it; ValueError for anything else."""
+    lease_id, _, token = text.rpartition(":")
+    if not lease_id or not token.isascii() or not token.isdecimal():
+        raise ValueError(f"{text!r} is not LEASE_ID:FENCING_TOKEN, as `slipway lease acquire` prints it")
+    return ReplacedLease(lease_id=lease_id, fencing_token=int(token))

@@ -1,0 +1,228 @@
+"""What is between the store and the rules: facts about locked lease pools, and the decision for one of them, are
+loaded, worked out by the domain and written, in the caller's transaction. Kafka, the decide loop and HTTP share it."""
+
+from collections.abc import Callable, Container, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from slipway_common import outbox
+from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
+from slipway_common.ids import new_id
+from slipway_common.postgres import Connection
+from slipway_common.telemetry import logger
+from slipway_lease_broker.domain.decide import Decision, decide
+from slipway_lease_broker.domain.facts import Fact, Ledger
+from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool, Request
+from slipway_lease_broker.domain.presence import confirmed
+from slipway_lease_broker.domain.terms import Mode
+from slipway_lease_broker.metrics import (
+    ENDED_LEASES,
+    GRANT_GAP_SECONDS,
+    GRANTED_UNITS,
+    IDLE_UNIT_SECONDS,
+    LIMIT_CHANGES,
+    REFUSED_FACTS,
+    THROTTLES,
+    WAITED_SECONDS,
+)
+from slipway_lease_broker.store import gangs, groups, history, leases, pools, requests, tenants
+from slipway_lease_broker.store.traces import traced
+
+LOG = logger(__name__)
+
+# What one decision takes on at most: a transaction must stay far below the server's statement time-out. A pool with
+# more stays due, so the next decision follows at once.
+ROWS_MAX: Final = 1_000
+
+
+async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact]) -> Ledger:
+    """The rows that facts about locked pools name."""
+    asks = [fact for fact in facts if isinstance(fact, LeaseRequested | LeaseCancelRequested)]
+    asked = [fact for fact in asks if isinstance(fact, LeaseRequested)]
+    lease_ids = {fact.lease_id for fact in facts if not isinstance(fact, LeaseRequested | LeaseCancelRequested)}
+    replaced = {fact.replaces.lease_id for fact in asked if fact.replaces is not None}
+    named = await leases.named(tx, lease_ids | replaced)
+    request_keys = {(fact.lease_pool_id, fact.request_id) for fact in asks}
+    request_keys |= {(lease.lease_pool_id, lease.request_id) for lease in named if lease.id in replaced}
+    judged = any(isinstance(fact, LeaseReleaseRequested) for fact in facts)
+    return Ledger(
+        locked,
+        named,
+        await requests.named(tx, request_keys),
+        await tenants.named(tx, {(lease.lease_pool_id, lease.tenant) for lease in named} if judged else ()),
+        await groups.named(tx, {(fact.lease_pool_id, fact.group.name) for fact in asked if fact.group is not None}),
+    )
+
+
+async def save(tx: Connection, ledger: Ledger, now: datetime) -> None:
+    """Write what facts changed, but for their pools: those are marked due, or decided for in the same transaction."""
+    await leases.save(tx, ledger.leases_to_save())
+    await requests.save(tx, ledger.requests_to_save())
+    await requests.add(tx, ledger.requests_to_add())
+    await tenants.save(tx, ledger.tenants_to_save())
+    await groups.save(tx, ledger.groups_to_save())
+    await history.add(tx, ledger.history)
+    await outbox.enqueue(tx, traced(ledger.answers, ledger.leases.values()), at=now)
+
+
+async def decide_pool(
+    tx: Connection,
+    pool: LeasePool,
+    now: datetime,
+    *,
+    expire: bool,
+    lost_linger_seconds: float,
+    waiter_ttl_seconds: float,
+    here: Container[str] = (),
+) -> Decision:
+    """Decide for `pool`, which the caller has locked, as of `now`, read after the lock. Writes everything, the pool's
+    state and counters included; the caller commits, then calls `tell`.
+
+    With `expire` off no deadline passes and nobody is taken for silent: what they say may be waiting to be read. Leases
+    of requests that are `here` are confirmed by the answer that the caller sends once it has committed.
+    """
+    due = await leases.due(tx, pool.id, now, limit=ROWS_MAX) if expire else []
+    lapsed: list[Request] = []
+    waiters: list[Request] = []
+    untold: list[Request] = []
+    per_queue = 1
+    next_deadline = await leases.next_deadline(tx, pool.id, now if expire else None)
+    if pool.waiting_requests:
+        patience = timedelta(seconds=waiter_ttl_seconds)
+        if expire:
+            lapsed = await requests.lapse(tx, pool.id, silent_since=now - patience, limit=ROWS_MAX)
+        # Passed over in time, not when a unit is free: that may be noticed where nobody may be taken for silent.
+        if (asked_at := await requests.longest_silent(tx, pool.id)) is not None:
+            next_deadline = min(asked_at + patience, next_deadline or asked_at + patience)
+        waiters, per_queue = await requests.heads(tx, pool.id, enough=enough(pool, due))
+        untold = await requests.untold(tx, pool.id, limit=ROWS_MAX)
+    decision = decide(
+        pool, due, waiters, now,
+        new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, untold=untold, lapsed=lapsed,
+        tenants=await tenants.named(tx, {(pool.id, waiter.tenant) for waiter in waiters}),
+        groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
+        next_deadline=next_deadline,
+        more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
+    )  # fmt: skip
+    decision = confirmed(decision, here, now)
+    await _write(tx, decision, now, [*due, *decision.granted], [*waiters, *untold])
+    return decision
+
+
+async def ask_gang(
+    tx: Connection, gang: Gang, ledger: Ledger, now: datetime, *,
+    expire: Callable[[str], bool], lost_linger_seconds: float, waiter_ttl_seconds: float,
+) -> list[Decision]:  # fmt: skip
+    """Write what a gang asks, recorded in `ledger` under the locks of all its pools, and decide for each of them; then
+    for the gang, if one of them lets it start. The caller commits, then calls `tell` with each decision."""
+    await gangs.add(tx, gang)
+    await save(tx, ledger, now)
+    decisions = [
+        await decide_pool(
+            tx, pool, now, expire=expire(pool.id), lost_linger_seconds=lost_linger_seconds,
+            waiter_ttl_seconds=waiter_ttl_seconds,
+        )
+        for _, pool in sorted(ledger.pools.items())
+    ]  # fmt: skip
+    if any(gang.id in decision.gangs for decision in decisions):
+        decisions += await decide_gang(tx, gang.id, lost_linger_seconds=lost_linger_seconds)
+    return decisions
+
+
+async def decide_gang(tx: Connection, gang_id: str, *, lost_linger_seconds: float) -> list[Decision]:
+    """Start a gang in all its pools if each has room for it, whoever is ahead of it there; else nothing changes.
+
+    Two gangs that keep units for each other's pools would wait for ever if each had to be first in all. Locks the
+    pools first and in ascending order, as everybody does.
+    """
+    locked = {pool.id: pool for pool in await pools.lock(tx, await gangs.pools_of(tx, gang_id))}
+    gang = await gangs.lock(tx, gang_id)
+    if gang is None or gang.done_at is not None:
+        return []
+    now = await pools.clock(tx)
+    members = await gangs.members(tx, gang_id)
+    if any(member.waiting_units == 0 for member in members):
+        await _give_up(tx, gang, list(locked.values()), members, now)
+        return []
+    decisions = []
+    for member in members:
+        decision = decide(
+            locked[member.lease_pool_id], [], [member], now,
+            new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=2, for_gang=True,
+            untold=[member] if member.queued_at is None else [],
+            tenants=await tenants.named(tx, {(member.lease_pool_id, member.tenant)}), more=True,
+        )  # fmt: skip
+        if member.lapsed or not decision.granted:
+            return []
+        decisions.append(decision)
+    for decision, member in zip(decisions, members, strict=True):
+        await _write(tx, decision, now, decision.granted, [member])
+    await gangs.done(tx, gang_id, now)
+    return decisions
+
+
+async def _give_up(
+    tx: Connection, gang: Gang, locked: Sequence[LeasePool], members: Sequence[Request], now: datetime
+) -> None:
+    """One of its requests was cancelled, so the others can never start: they keep nothing any longer."""
+    ledger = Ledger(locked, [], members)
+    for member in members:
+        if member.waiting_units:
+            ledger.record(
+                LeaseCancelRequested(
+                    lease_pool_id=member.lease_pool_id, request_id=member.id, units=member.waiting_units,
+                    reason="another of its gang was cancelled",
+                ),
+                now, owner=member.owner,
+            )  # fmt: skip
+    await save(tx, ledger, now)
+    await pools.mark(tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
+    await gangs.done(tx, gang.id, now)
+
+
+async def _write(
+    tx: Connection, decision: Decision, now: datetime, known: Sequence[Lease], asked: Sequence[Request]
+) -> None:
+    await leases.save(tx, decision.ended)
+    await leases.add(tx, decision.granted)
+    await requests.save(tx, decision.requests)
+    await tenants.save(tx, decision.tenants)
+    await groups.save(tx, decision.groups)
+    await gangs.have_turn(tx, decision.gangs, now)
+    await history.add(tx, decision.history)
+    await pools.settle(tx, decision, now)
+    await outbox.enqueue(tx, traced(decision.events, known, asked), at=now)
+
+
+def enough(pool: LeasePool, due: Sequence[Lease]) -> int:
+    """How many requests a decision may come to: hardly more than units may become free in it."""
+    if pool.policy.mode is not Mode.ENFORCE:
+        return ROWS_MAX
+    free = pool.limit_units - pool.held_cost + sum(lease.cost for lease in due)
+    return min(ROWS_MAX, max(requests.PER_QUEUE_MIN, free + 1))
+
+
+def count(ledger: Ledger) -> None:
+    """Count what facts said, once it is committed."""
+    for reason in ledger.refusals:
+        REFUSED_FACTS.labels(reason).inc()
+    for pool in ledger.throttles:
+        THROTTLES.labels(pool).inc()
+
+
+def tell(decision: Decision) -> None:
+    """Count what was decided, once it is committed."""
+    pool = decision.pool.id
+    for lease in decision.ended:
+        ENDED_LEASES.labels(pool, lease.state.value).inc()
+    for lease in decision.granted:
+        GRANTED_UNITS.labels(pool).inc(lease.units)
+        WAITED_SECONDS.labels(pool).observe(lease.waited_seconds)
+    if decision.idle_unit_seconds:
+        IDLE_UNIT_SECONDS.labels(pool).inc(decision.idle_unit_seconds)
+    if decision.grant_gap_seconds is not None:
+        GRANT_GAP_SECONDS.labels(pool).observe(decision.grant_gap_seconds)
+    if decision.limit_cause:
+        LIMIT_CHANGES.labels(pool, decision.limit_cause).inc()
+    if decision.events:
+        LOG.debug("decided", lease_pool=pool, why=decision.why)

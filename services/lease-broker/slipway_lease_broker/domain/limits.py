@@ -1,0 +1,105 @@
+"""Which limit is in force, and why. Pure.
+
+In this order: nothing starts in a pool that was retired or drained; a pinned pool has its declared limit until a
+person unpins it; a derived limit follows the units reported last, an adaptive one the evidence of throttling; all
+others are as declared.
+"""
+
+from datetime import datetime
+from fractions import Fraction
+from typing import Final
+
+import msgspec
+
+from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
+from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, adapt, began, rises_at
+from slipway_lease_broker.domain.ledger import LeasePool
+from slipway_lease_broker.domain.terms import Bounds
+
+IN_USE: Final = 0.9  # of the limit: starts are paced, so that it is seldom in use to the last unit
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """`cause` is one word to count by."""
+
+    units: int
+    cause: str
+    reason: str
+
+
+def in_force(pool: LeasePool) -> Limit:
+    if pool.retired:
+        return Limit(0, "retired", "retired")
+    if pool.drained_reason is not None:
+        return Limit(0, "drained", f"drained: {pool.drained_reason}")
+    if pool.pinned_reason is not None:
+        return Limit(pool.limit_units, "pinned", f"pinned: {pool.pinned_reason}")
+    policy = pool.policy
+    if policy.derived is not None and pool.derived_units is not None:
+        # Exact: in floats 100 × 0.29 is 28.999….
+        units = int(Fraction(str(policy.derived.per_unit)) * pool.derived_units)
+        stale = ", reported too long ago" if pool.derived_alerted else ""
+        return Limit(units, "derived", f"derived: {policy.derived.per_unit:g} × {pool.derived_units} units{stale}")
+    if policy.adaptive is not None and pool.adaptive is not None:
+        return Limit(pool.adaptive.units, "adaptive", "adaptive")
+    return Limit(pool.limit_units, "declared", "as declared")
+
+
+def adapted(pool: LeasePool, now: datetime) -> tuple[LeasePool, str]:
+    """The pool after the evidence told since the last decision, and why its limit changed; "" when it did not."""
+    bounds = pool.policy.adaptive
+    if bounds is None:
+        return (pool if pool.adaptive is None and not pool.evidence else _with(pool, None)), ""
+    terms = adaptive_terms(pool, bounds)
+    state, why = adapt(
+        pool.adaptive or began(pool.limit_units, terms, now), terms, pool.evidence,
+        saturated=saturated(pool), now=now, pinned=pool.pinned_reason is not None,
+    )  # fmt: skip
+    return _with(pool, state), why
+
+
+def saturated(pool: LeasePool) -> bool:
+    """Whether more is wanted than the adaptive limit has, and it is made use of: else nobody knows what it bears."""
+    limit = pool.adaptive.units if pool.adaptive is not None else pool.limit_units
+    return pool.held_cost + pool.waiting_units > limit and pool.held_cost >= IN_USE * limit
+
+
+def looks_again_at(pool: LeasePool, now: datetime) -> datetime | None:
+    """When time alone may change the limit next: an adaptive one in use may rise, a report of units ends."""
+    policy, state = pool.policy, pool.adaptive
+    if policy.derived is not None and pool.derived_until is not None and not pool.derived_alerted:
+        return pool.derived_until
+    if policy.adaptive is None or state is None or pool.pinned_reason is not None or not saturated(pool):
+        return None
+    if state.limit >= policy.adaptive.ceiling:
+        return None
+    return max(now, rises_at(state, adaptive_terms(pool, policy.adaptive)))
+
+
+def aged(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | AlertResolved | None]:
+    """The pool once the report that its limit derives from is too old, or was renewed, and what to tell people."""
+    old = pool.policy.derived is not None and pool.derived_until is not None and pool.derived_until <= now
+    if old == pool.derived_alerted:
+        return pool, None
+    alert = Alert(
+        dedup_key=f"lease-pool-units/{pool.id}",
+        subject_id=pool.id,
+        kind="lease_pool_units_stale",
+        summary=f"the units that the limit of lease pool {pool.id} derives from were not reported in time",
+        effect=f"its limit stays at what {pool.derived_units} units gave, whatever became of them",
+        doing="holds the last value until units are reported again",
+        command=f"slipway lease report {pool.id}",
+        since=pool.derived_until,
+        cause="whoever reports them fell silent",
+        severity="notice",
+    )
+    kind = AlertRaised if old else AlertResolved
+    return msgspec.structs.replace(pool, derived_alerted=old), kind(**msgspec.structs.asdict(alert))
+
+
+def adaptive_terms(pool: LeasePool, bounds: Bounds) -> AdaptiveTerms:
+    return AdaptiveTerms(floor=bounds.floor, ceiling=bounds.ceiling, window_seconds=pool.hold_seconds)
+
+
+def _with(pool: LeasePool, state: Adaptive | None) -> LeasePool:
+    return msgspec.structs.replace(pool, adaptive=state, evidence=())

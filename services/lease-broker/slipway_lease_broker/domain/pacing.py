@@ -1,0 +1,67 @@
+"""How soon after one start the next may follow. Pure.
+
+The generic cell rate algorithm (ITU-T I.371): each unit that starts moves `paced_until` on by one interval, from now or
+from where it lies ahead. Whoever finds it in the past starts at once, so a lone job never waits; others wait until it
+is near enough. One time per lease pool is all that is remembered.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+START_RATIO: Final = 2
+"""Starts per hold and unit of limit. At 1 a pool that was let in at once takes a whole hold to fill; at 2 half of one,
+and the highest rate of starts is twice the lowest that still uses the limit."""
+INTERVAL_SECONDS_MIN: Final = 1e-6  # what a timestamp resolves
+
+
+class Pacing(msgspec.Struct, frozen=True):
+    """One unit every `interval_seconds` in the long run, `burst` of them at once after a pause. Both above zero."""
+
+    interval_seconds: float
+    burst: int = 1
+
+    @property
+    def interval(self) -> timedelta:
+        return timedelta(seconds=max(self.interval_seconds, INTERVAL_SECONDS_MIN))
+
+
+def default_pacing(limit_units: int, hold_seconds: float) -> Pacing:
+    """Two starts per hold for each unit of the limit: hold / (2 × limit) between them."""
+    return Pacing(hold_seconds / (START_RATIO * max(1, limit_units)))
+
+
+def free_at(paced_until: datetime | None, now: datetime, units: int, pacing: Pacing | None) -> datetime:
+    """When `units` may start together; `now` when they may at once, and always without pacing.
+
+    More units than a burst start like a burst: they wait until nothing lies ahead, and are paid for afterwards.
+    """
+    if pacing is None or paced_until is None:
+        return now
+    return max(now, paced_until - (pacing.burst - min(units, pacing.burst)) * pacing.interval)
+
+
+def units_now(paced_until: datetime | None, now: datetime, pacing: Pacing) -> int:
+    """How many units of a request that takes parts may start now."""
+    ahead = max(paced_until - now, timedelta()) if paced_until is not None else timedelta()
+    return max(0, (pacing.burst * pacing.interval - ahead) // pacing.interval)
+
+
+def spend(paced_until: datetime | None, now: datetime, units: int, pacing: Pacing | None) -> datetime | None:
+    """`paced_until` after `units` started now. Unchanged without pacing."""
+    if pacing is None:
+        return paced_until
+    return max(paced_until or now, now) + units * pacing.interval
+
+
+def repaced(
+    paced_until: datetime | None, now: datetime, before: Pacing | None, after: Pacing | None
+) -> datetime | None:
+    """`paced_until` when the terms change: as many starts lie ahead as before, each at its new interval.
+
+    Without this a pool that was slow by mistake would stay closed for as long as the mistake had said.
+    """
+    if after is None or before is None or paced_until is None or paced_until <= now:
+        return None
+    return now + (paced_until - now) / before.interval * after.interval

@@ -1,0 +1,79 @@
+"""What was started without a lease while no broker answered is charged: it counts like a lease that was granted when it
+started, until its hold passes. Pure."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from slipway_lease_broker.domain.endings import HOLD
+from slipway_lease_broker.domain.ledger import Entry, Lease, LeasePool, Request, State, counted
+
+UNLEASED = "started without a lease"
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    request_id: str
+    operation: str
+    units: int
+    started_at: datetime
+
+
+class Charge(msgspec.Struct, frozen=True):
+    """Rows to add, and the pool with them."""
+
+    pool: LeasePool
+    request: Request
+    lease: Lease
+    entry: Entry
+
+
+def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner: str) -> Charge:
+    """A lease that is confirmed and lives as long as its hold: whoever started it may give it back sooner, and renews
+    nothing. One whose hold has passed counts no more, and is kept so that it is charged once."""
+    started_at = min(start.started_at, now)
+    hold_until = started_at + timedelta(seconds=pool.hold_seconds)
+    over = hold_until <= now
+    lease = Lease(
+        id=lease_id,
+        lease_pool_id=pool.id,
+        request_id=start.request_id,
+        fencing_token=pool.last_token + 1,
+        granted_units=start.units,
+        units=0 if over else start.units,
+        state=State.RELEASED if over else State.CONFIRMED,
+        granted_at=started_at,
+        expires_at=hold_until,
+        hold_until=hold_until,
+        ended_at=hold_until if over else None,
+        tenant=owner,
+        operation=start.operation,
+        weight=pool.policy.operation(start.operation).weight,
+        owner=owner,
+        mode=pool.policy.mode,
+        reason=HOLD if over else UNLEASED,
+    )
+    request = Request(
+        id=start.request_id,
+        lease_pool_id=pool.id,
+        tenant=owner,
+        operation=start.operation,
+        asked_units=start.units,
+        waiting_units=0,
+        asked_at=started_at,
+        last_asked_at=now,
+        since=started_at,
+        whole=True,
+        owner=owner,
+    )
+    pool = msgspec.structs.replace(pool, last_token=lease.fencing_token)
+    entry = Entry(
+        lease_pool_id=pool.id,
+        at=now,
+        kind="unleased",
+        reason=f"{start.units} units were {UNLEASED} at {started_at.isoformat(timespec='seconds')}",
+        lease_id=lease_id,
+        request_id=start.request_id,
+        units=start.units,
+        actor=owner,
+    )
+    return Charge(pool if over else counted(pool, lease, lease.units), request, lease, entry)

@@ -1,0 +1,60 @@
+"""What somebody who waits is told: a place, an estimate, when to ask again, and why. Pure; admission looks at none of
+it."""
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from slipway_lease_broker.domain.eta import eta_seconds
+from slipway_lease_broker.domain.ledger import LeasePool, Request
+from slipway_lease_broker.domain.limits import in_force
+
+RETRY_SECONDS: Final = (1.0, 60.0)  # at least and at most
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    position: int
+    eta_seconds: float | None  # None while no unit will come free by itself
+    retry_after_seconds: float
+    reason: str
+
+
+def told(
+    pool: LeasePool, request: Request, position: int, now: datetime, *, granted_units: int, granted_seconds: float
+) -> Waiting:
+    """`granted_units` were granted lately, in `granted_seconds`: that is the pace, where it is known."""
+    limit = in_force(pool)
+    per_minute = round(60 * granted_units / granted_seconds) if granted_seconds > 1 else 0
+    eta = eta_seconds(
+        limit_units=limit.units, held_units=pool.held_cost, waiting_units=position + request.waiting_units - 2,
+        granted_per_minute=per_minute, hold_seconds=pool.hold_seconds,
+    )  # fmt: skip
+    not_before = max((until for until in (pool.paced_until, pool.blocked_until) if until), default=now)
+    if eta is not None:
+        eta = max(eta, (not_before - now).total_seconds(), 0.0)
+    shortest, longest = RETRY_SECONDS
+    return Waiting(
+        position=position,
+        eta_seconds=None if eta is None else round(eta, 1),
+        retry_after_seconds=longest if eta is None else min(longest, max(shortest, round(eta, 1))),
+        reason=reason(pool, request, position, now),
+    )
+
+
+def reason(pool: LeasePool, request: Request, position: int, now: datetime) -> str:
+    """Why it was not granted yet, in words."""
+    limit = in_force(pool)
+    held = f"{pool.held_cost} of {limit.units} units are held"
+    ahead = f"; {position - 1} ahead" if position > 1 else ""
+    if limit.units == 0:
+        return f"nothing starts: {limit.reason}"
+    if request.since > now:
+        return f"its group lets it start at {request.since.isoformat(timespec='seconds')}"
+    if pool.blocked_until is not None and pool.blocked_until > now:
+        return f"the provider asked to wait until {pool.blocked_until.isoformat(timespec='seconds')}{ahead}"
+    if pool.held_cost + request.waiting_units > limit.units:
+        return f"{held}, limit {limit.reason}{ahead}"
+    if pool.paced_until is not None and pool.paced_until > now:
+        return f"starts are paced; {held}{ahead}"
+    return f"{held}{ahead}"

@@ -1,0 +1,147 @@
+"""Slots over HTTP: listed, and declared as a list from which lease pools follow."""
+
+from collections import Counter
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import Field
+
+from slipway_common import declaration as common
+from slipway_common import outbox
+from slipway_common.access import require
+from slipway_common.postgres import Connection, Pool
+from slipway_common.problem import Problem
+from slipway_common.runtime import database, ring
+from slipway_lease_broker.domain import declaration
+from slipway_lease_broker.domain import slots as rules
+from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.slots import Change, Listed
+from slipway_lease_broker.http.bodies import Body, Seconds, Text
+from slipway_lease_broker.http.errands import unknown_lease_pool
+from slipway_lease_broker.http.lease_pools import terms
+from slipway_lease_broker.store import answers, pools, slots
+
+router = APIRouter()
+Database = Annotated[Pool, Depends(database)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+
+
+class ListedPool(Body):
+    """The slots of one lease pool."""
+
+    lease_pool: common.Id
+    state: Text = Field(rules.FREE, description="In which new slots begin.")
+    names: Annotated[list[Name], Field(max_length=10_000)]
+
+
+class Slots(Body):
+    """Slots by lease pool. Lease pools that do not exist are declared with these terms, without pacing."""
+
+    slots: Annotated[list[ListedPool], Field(max_length=1_000)]
+    hold_seconds: Seconds = 86_400.0
+    ttl_seconds: Seconds = 1_800.0
+
+
+@router.get("/slots")
+async def get_slots(db_pool: Database, pool: Annotated[str, Query(max_length=500)]) -> dict[str, Any]:
+    """The named slots of a lease pool. One whose lease has just ended may be shown as it was."""
+    if await answers.pool(db_pool, pool) is None:
+        raise unknown_lease_pool(pool)
+    return {"items": [msgspec.to_builtins(slot) for slot in await slots.listed(db_pool, pool)]}
+
+
+@router.put("/slots")
+async def put_slots(
+    request: Request,
+    body: Slots,
+    db_pool: Database,
+    caller: Annotated[str, Depends(require("lease-pools:write"))],
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Make the slots of the listed lease pools those of the list, all or nothing; others stay as they are. A slot that
+    somebody owns is kept until a later list finds it released. The same list again changes nothing."""
+    wanted = [Listed(lease_pool_id=pool.lease_pool, state=pool.state, names=tuple(pool.names)) for pool in body.slots]
+    _once(wanted)
+    async with db_pool.acquire() as db:
+        transaction = db.transaction()
+        await transaction.start()
+        try:
+            known = {pool.id: pool for pool in await pools.lock_declared(db)}
+            await _check_places(db, wanted)
+            changes = [
+                await _apply(db, body, listed, known.get(listed.lease_pool_id), caller)
+                for listed in sorted(wanted, key=lambda listed: listed.lease_pool_id)
+            ]
+        except BaseException:
+            await transaction.rollback()
+            raise
+        await (transaction.rollback() if dry_run else transaction.commit())
+    if not dry_run:
+        ring(request)
+    return {"dry_run": dry_run, "items": [shown(change) for change in changes]}
+
+
+async def _check_places(tx: Connection, wanted: list[Listed]) -> None:
+    """Lock the pools; a Problem 409 for a slot of another one."""
+    await pools.lock(tx, [listed.lease_pool_id for listed in wanted])
+    known = await slots.named(tx, {name for listed in wanted for name in listed.names})
+    if moved := rules.elsewhere(wanted, known):
+        name, old, new = moved[0]
+        raise Problem(
+            409, "slot-elsewhere", "A slot belongs to another lease pool",
+            f"{name} is a slot of {old} and is listed in {new}; put the list of {old} without it first",
+            names=[name for name, _, _ in moved[:100]],
+        )  # fmt: skip
+
+
+async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared | None, caller: str) -> Change:
+    current = await slots.listed(tx, listed.lease_pool_id)
+    change = rules.compare(listed, current, await pools.clock(tx))
+    in_use = before is not None and not before.retired
+    limit = rules.limit_after(before.limit_units if before and in_use else None, len(current), change)
+    if limit is not None:
+        wanted = _declared(body, listed.lease_pool_id, before, limit)
+        (made,) = declaration.compare([before] if before else [], [wanted])
+        assert made.change != "retired"
+        await pools.declare(tx, [made.after])
+        await outbox.enqueue(tx, declaration.limit_events([made], f"slots listed by {caller}"))
+        change = msgspec.structs.replace(change, change=made.change, limit_units=limit)
+    await slots.add(tx, change.added)
+    await slots.remove(tx, change.removed)
+    return change
+
+
+def _declared(body: Slots, pool_id: str, before: Declared | None, limit: int) -> Declared:
+    """The terms of a pool that exists, or those of the list; either with this limit."""
+    if before is not None:
+        return msgspec.structs.replace(before, limit_units=limit, retired=False)
+    hold_seconds = body.hold_seconds
+    return terms(
+        common.LeasePool.model_validate(
+            {
+                "id": pool_id, "limit": limit, "pacing": "off", "hold_seconds": hold_seconds,
+                "ttl_seconds": min(body.ttl_seconds, hold_seconds), "reserve_seconds": min(180.0, hold_seconds),
+            }
+        )
+    )  # fmt: skip
+
+
+def _once(wanted: list[Listed]) -> None:
+    for what, ids in (
+        ("lease pool", [pool.lease_pool_id for pool in wanted]),
+        ("slot", [name for pool in wanted for name in pool.names]),
+    ):
+        if twice := sorted(name for name, number in Counter(ids).items() if number > 1):
+            raise Problem(422, "duplicate-id", f"A {what} is listed twice", ", ".join(twice[:100]), ids=twice[:100])
+
+
+def shown(change: Change) -> dict[str, Any]:
+    return {
+        "id": change.lease_pool_id,
+        "change": change.change,
+        "limit": change.limit_units,
+        "added": [slot.name for slot in change.added],
+        "removed": list(change.removed),
+        "kept": list(change.kept),
+    }

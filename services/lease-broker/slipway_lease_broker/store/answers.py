@@ -1,0 +1,136 @@
+"""What answers to callers are made of: leases by request, what was granted lately, places in the queue. Locks nothing.
+"""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.postgres import Connection
+from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
+from slipway_lease_broker.store import leases, pools, requests
+from slipway_lease_broker.store.rows import structs
+
+OF_REQUESTS: Final = f"""
+{leases.SELECT} WHERE (lease_pool_id, request_id) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+ORDER BY fencing_token"""
+# Tokens are given out under the pool's lock, so that they commit in their order: above the last that was seen nothing
+# is missed, and what it costs is what was granted since.
+SINCE: Final = """
+SELECT g.* FROM unnest($1::text[], $2::bigint[]) AS seen (lease_pool_id, fencing_token), LATERAL (
+    SELECT lease_pool_id, request_id, fencing_token FROM leases AS l
+    WHERE l.lease_pool_id = seen.lease_pool_id AND l.fencing_token > seen.fencing_token
+    ORDER BY l.fencing_token LIMIT $3) AS g"""
+POOL_OF: Final = "SELECT lease_pool_id FROM leases WHERE id = $1"
+POOL: Final = f"SELECT {pools.TERMS}, slipway_clock() AS now FROM lease_pools WHERE id = $1"
+# Who is served before: within its queue whoever stands before it; of another tenant as many as stand before it in its
+# own, since tenants take turns, and all of a higher priority. No queue is counted further than the limit.
+STANDING: Final = f"""
+WITH RECURSIVE mine AS (SELECT {", ".join(requests.FIELDS)} FROM requests WHERE lease_pool_id = $1 AND id = $2),
+ahead AS (
+    SELECT count(*) AS number FROM (SELECT FROM mine AS m, requests AS r
+        WHERE r.lease_pool_id = $1 AND r.waiting_units > 0 AND NOT r.lapsed AND r.operation = m.operation
+            AND r.tenant = m.tenant AND r.priority = m.priority AND r.group_name = m.group_name
+            AND (r.since, r.place) < (m.since, m.place) LIMIT $3) AS before
+), queue AS (
+    (SELECT operation, tenant, priority, group_name FROM requests
+     WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
+     ORDER BY operation, tenant, priority, group_name LIMIT 1)
+    UNION ALL
+    SELECT next.* FROM queue AS q, LATERAL (
+        SELECT operation, tenant, priority, group_name FROM requests
+        WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
+            AND (operation, tenant, priority, group_name) > (q.operation, q.tenant, q.priority, q.group_name)
+        ORDER BY operation, tenant, priority, group_name LIMIT 1) AS next
+), others AS (
+    SELECT coalesce(sum(counted.number), 0) AS number FROM mine AS m, ahead AS a, queue AS q, LATERAL (
+        SELECT count(*) AS number FROM (SELECT FROM requests AS r
+            WHERE r.lease_pool_id = $1 AND r.waiting_units > 0 AND NOT r.lapsed AND r.operation = q.operation
+                AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
+            LIMIT CASE WHEN q.priority > m.priority THEN $3 ELSE a.number + 1 END) AS turns) AS counted
+    WHERE q.priority >= m.priority AND q.operation = m.operation
+        AND (q.operation, q.tenant, q.priority, q.group_name) <> (m.operation, m.tenant, m.priority, m.group_name)
+)
+SELECT m.*, 1 + a.number + o.number AS position FROM mine AS m, ahead AS a, others AS o"""
+# The last grants tell the pace, however many there were in the last minute.
+PACE: Final = """
+SELECT coalesce(sum(granted_units), 0)::int AS units, min(granted_at) AS since FROM (
+    SELECT granted_units, granted_at FROM leases
+    WHERE lease_pool_id = $1 AND granted_at > slipway_clock() - interval '1 minute'
+    ORDER BY granted_at DESC LIMIT 100) AS lately"""
+ASKED: Final = f"""
+{requests.SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND ($2::text IS NULL OR tenant = $2)
+ORDER BY priority DESC, since, place LIMIT $3"""
+HELD: Final = f"""
+{leases.SELECT} WHERE ended_at IS NULL AND ($1::text IS NULL OR lease_pool_id = $1)
+    AND ($2::text IS NULL OR tenant = $2)
+ORDER BY lease_pool_id, fencing_token LIMIT $3"""
+
+NOTIFY: Final = "SELECT pg_notify($1, $2)"
+
+AHEAD_MAX: Final = 1_000
+SINCE_MAX: Final = 1_000
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it stands. `position` counts from 1 and is told up to some AHEAD_MAX in each queue."""
+
+    request: Request
+    position: int
+    pool: LeasePool
+    now: datetime
+    granted_units: int  # lately
+    granted_seconds: float  # in so long
+
+
+async def of_requests(db: Connection, lease_pool_id: str, request_ids: Collection[str]) -> list[Lease]:
+    """Whatever was granted to them, in order of tokens."""
+    ids = list(request_ids)
+    return structs(await db.fetch(OF_REQUESTS, [lease_pool_id] * len(ids), ids), Lease) if ids else []
+
+
+async def granted_since(db: Connection, seen: Mapping[str, int]) -> list[tuple[str, str, int]]:
+    """(lease pool, request, token) of grants above the tokens seen, at most SINCE_MAX for each pool."""
+    rows = await db.fetch(SINCE, list(seen), list(seen.values()), SINCE_MAX)
+    return [(row["lease_pool_id"], row["request_id"], row["fencing_token"]) for row in rows]
+
+
+async def pool_of(db: Connection, lease_id: str) -> str | None:
+    found: str | None = await db.fetchval(POOL_OF, lease_id)
+    return found
+
+
+async def pool(db: Connection, lease_pool_id: str) -> tuple[LeasePool, datetime] | None:
+    """A lease pool as it is, and the database's time."""
+    row = await db.fetchrow(POOL, lease_pool_id)
+    return None if row is None else (msgspec.convert(dict(row), LeasePool), row["now"])
+
+
+async def standing(db: Connection, lease_pool_id: str, request_id: str) -> Standing | None:
+    """Where a request stands in the queues of its pool; None for an unknown one."""
+    found = await pool(db, lease_pool_id)
+    row = await db.fetchrow(STANDING, lease_pool_id, request_id, AHEAD_MAX)
+    if found is None or row is None:
+        return None
+    pace: Any = await db.fetchrow(PACE, lease_pool_id)
+    return Standing(
+        request=msgspec.convert(dict(row), Request), position=int(row["position"]), pool=found[0], now=found[1],
+        granted_units=pace["units"],
+        granted_seconds=(found[1] - pace["since"]).total_seconds() if pace["since"] else 0.0,
+    )  # fmt: skip
+
+
+async def waiting(db: Connection, lease_pool_id: str, tenant: str | None, *, limit: int) -> list[Request]:
+    """Those that wait: higher priorities first, then the longest wait."""
+    return structs(await db.fetch(ASKED, lease_pool_id, tenant, limit), Request)
+
+
+async def held(db: Connection, lease_pool_id: str | None, tenant: str | None, *, limit: int) -> list[Lease]:
+    """Leases that count against the limit of a pool, or of all pools."""
+    return structs(await db.fetch(HELD, lease_pool_id, tenant, limit), Lease)
+
+
+async def notify(db: Connection, channel: str, payload: str) -> None:
+    """Tell all that listen, outside any transaction: inside one it would halve the commits."""
+    await db.execute(NOTIFY, channel, payload)

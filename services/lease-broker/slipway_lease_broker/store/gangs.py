@@ -1,0 +1,68 @@
+"""Gangs: requests of several lease pools that start together or not at all. A gang's row is locked after its pools'."""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Final
+
+from slipway_common.postgres import Connection
+from slipway_lease_broker.domain.ledger import Gang, Request
+from slipway_lease_broker.store import requests
+from slipway_lease_broker.store.rows import structs
+
+FIELDS: Final = ", ".join(Gang.__struct_fields__)
+ADD: Final = f"""
+INSERT INTO gangs ({FIELDS}) VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (id) DO UPDATE SET last_asked_at = excluded.last_asked_at"""
+NAMED: Final = f"SELECT {FIELDS} FROM gangs WHERE id = $1"
+LOCK: Final = f"{NAMED} FOR UPDATE"
+POOLS: Final = "SELECT DISTINCT lease_pool_id FROM requests WHERE gang_id = $1"
+MEMBERS: Final = f"{requests.SELECT} WHERE gang_id = $1 ORDER BY lease_pool_id"
+TURN: Final = "UPDATE gangs SET turn_at = $2 WHERE id = ANY($1::text[]) AND turn_at IS NULL"
+READY: Final = "SELECT id FROM gangs WHERE turn_at IS NOT NULL AND done_at IS NULL ORDER BY asked_at LIMIT 100"
+DONE: Final = "UPDATE gangs SET done_at = $2 WHERE id = $1"
+FORGET: Final = """
+DELETE FROM gangs AS g WHERE last_asked_at < slipway_clock() - make_interval(secs => $1)
+    AND NOT EXISTS (SELECT FROM requests WHERE gang_id = g.id)"""
+
+
+async def add(tx: Connection, gang: Gang) -> None:
+    """Or, if it is known, note that it is asked for again."""
+    await tx.execute(ADD, *(getattr(gang, name) for name in Gang.__struct_fields__))
+
+
+async def named(db: Connection, gang_id: str) -> Gang | None:
+    return next(iter(structs(await db.fetch(NAMED, gang_id), Gang)), None)
+
+
+async def lock(tx: Connection, gang_id: str) -> Gang | None:
+    """After the locks of all its pools."""
+    return next(iter(structs(await tx.fetch(LOCK, gang_id), Gang)), None)
+
+
+async def pools_of(db: Connection, gang_id: str) -> list[str]:
+    """Never changes: a gang asks for all it wants at once."""
+    return [row["lease_pool_id"] for row in await db.fetch(POOLS, gang_id)]
+
+
+async def members(tx: Connection, gang_id: str) -> list[Request]:
+    """In ascending order of lease pools."""
+    return structs(await tx.fetch(MEMBERS, gang_id), Request)
+
+
+async def have_turn(tx: Connection, ids: Collection[str], now: datetime) -> None:
+    """They may start as far as one pool is concerned: from now on they are tried whenever another may have room."""
+    if ids:
+        await tx.execute(TURN, sorted(ids), now)
+
+
+async def ready(db: Connection) -> list[str]:
+    """Those that had their turn somewhere and wait for their other pools; first come first. Locks nothing."""
+    return [row["id"] for row in await db.fetch(READY)]
+
+
+async def done(tx: Connection, gang_id: str, now: datetime) -> None:
+    await tx.execute(DONE, gang_id, now)
+
+
+async def forget(tx: Connection, *, silent_for_seconds: float) -> None:
+    await tx.execute(FORGET, silent_for_seconds)

@@ -1,0 +1,30 @@
+"""Groups of requests that start spread over a time. Written only under the lock of their pool."""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from slipway_common.postgres import Connection
+from slipway_lease_broker.domain.ledger import Group
+from slipway_lease_broker.store.rows import columns, structs
+
+FIELDS: Final = Group.__struct_fields__
+NAMED: Final = f"""
+SELECT {", ".join(FIELDS)} FROM groups WHERE (lease_pool_id, name) IN (SELECT * FROM unnest($1::text[], $2::text[]))"""
+SAVE: Final = f"""
+INSERT INTO groups ({", ".join(FIELDS)})
+SELECT * FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::integer[], $6::timestamptz[],
+    $7::timestamptz[])
+ON CONFLICT (lease_pool_id, name) DO UPDATE SET members = excluded.members, last_start_at = excluded.last_start_at"""
+
+
+async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Group]:
+    """By (lease pool id, name)."""
+    if not keys:
+        return []
+    pools, names = zip(*sorted(keys), strict=True)
+    return structs(await tx.fetch(NAMED, list(pools), list(names)), Group)
+
+
+async def save(tx: Connection, groups: Sequence[Group]) -> None:
+    if groups:
+        await tx.execute(SAVE, *columns(groups, *FIELDS))

@@ -1,0 +1,31 @@
+"""What fairness and backoff remember of tenants. Written only under the lock of their pool."""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from slipway_common.postgres import Connection
+from slipway_lease_broker.domain.ledger import Tenant
+from slipway_lease_broker.store.rows import columns, structs
+
+FIELDS: Final = Tenant.__struct_fields__
+NAMED: Final = f"""
+SELECT {", ".join(FIELDS)} FROM tenants
+WHERE (lease_pool_id, tenant) IN (SELECT * FROM unnest($1::text[], $2::text[]))"""
+SAVE: Final = f"""
+INSERT INTO tenants ({", ".join(FIELDS)})
+SELECT * FROM unnest($1::text[], $2::text[], $3::float8[], $4::integer[], $5::timestamptz[])
+ON CONFLICT (lease_pool_id, tenant) DO UPDATE SET virtual_finish = excluded.virtual_finish,
+    failures = excluded.failures, backoff_until = excluded.backoff_until"""
+
+
+async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Tenant]:
+    """By (lease pool id, tenant); those never seen are left out."""
+    if not keys:
+        return []
+    pools, names = zip(*sorted(keys), strict=True)
+    return structs(await tx.fetch(NAMED, list(pools), list(names)), Tenant)
+
+
+async def save(tx: Connection, tenants: Sequence[Tenant]) -> None:
+    if tenants:
+        await tx.execute(SAVE, *columns(tenants, *FIELDS))

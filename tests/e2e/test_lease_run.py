@@ -1,0 +1,360 @@
+"""`slipway lease run` on a real broker: which signals reach the command, what is given back when, what its caller sees.
+Each story has a lease pool of its own, of one unit; the broker's history says what was done to it."""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import msgspec
+import pytest
+
+from slipway_common import migrate, topic_admin
+from slipway_common.clock import monotonic_seconds
+from slipway_common.ids import hash_secret
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.ports import free_ports
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.supervisor import Service, Supervisor, http_ready
+from tests.harness import until
+from tests.linux import needs_linux
+
+pytestmark = needs_linux
+
+NAME: Final = "lease-run"
+PROGRAM: Final = "from slipway_client.cli import app; app(prog_name='slipway')"
+SECRET: Final = "secret-of-everybody"
+SECONDS: Final = 60.0
+POOLS: Final = (
+    "exit", "crash", "int", "term", "trap", "script", "waits", "attempt", "optimistic", "patient", "pessimistic",
+)  # fmt: skip
+# Of those who are to lose their lease; nothing but time ends it.
+SHORT: Final = ("killed", "stopped", "silent")
+SHORT_TTL_SECONDS: Final = 1.5
+PACED: Final = "paced"
+PACED_HOLD_SECONDS: Final = 1.5
+LOST_LINGER_SECONDS: Final = 0.2
+UP: Final = "echo up $SLIPWAY_LEASE_ID $SLIPWAY_FENCING_TOKEN; "
+FOREVER: Final = "while :; do sleep 0.05; done"
+
+
+class Run:
+    """One `slipway lease run`, or a script that has one, as a process that leads its own session as a CI job does."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lease_id = ""
+        self.fencing_token = 0
+        self.lines: list[str] = []
+
+    async def up(self) -> None:
+        """Until the command runs, under which lease."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(SECONDS):
+            while line := (await self.process.stdout.readline()).decode():
+                self.lines.append(line.strip())
+                if line.startswith("up"):
+                    self.lease_id, _, token = line.removeprefix("up").strip().partition(" ")
+                    self.fencing_token = int(token or 0)
+                    return
+        _, said = await self.ended()
+        raise AssertionError(f"it ended with {self.process.returncode} before its command ran: {said}")
+
+    def send(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+    async def ended(self) -> tuple[int, str]:
+        """Its exit code as a shell shows it, and what it said on stderr; `lines` has its output."""
+        out, err = await asyncio.wait_for(self.process.communicate(), SECONDS)
+        self.lines += out.decode().splitlines()
+        code = self.process.returncode
+        assert code is not None
+        return (128 - code if code < 0 else code), err.decode()
+
+
+class Broker:
+    """A lease-broker in a process of its own, and what there is to see of it."""
+
+    def __init__(self, supervisor: Supervisor, folder: Path, url: str) -> None:
+        self.supervisor = supervisor
+        self.folder = folder
+        self.url = url
+        self.http = httpx2.AsyncClient(base_url=url, timeout=30.0, headers={"Authorization": f"Bearer {SECRET}"})
+
+    async def run(self, pool: str, *arguments: str) -> Run:
+        return await self.start(sys.executable, "-c", PROGRAM, "lease", "run", "--pool", pool, *arguments)
+
+    async def start(self, *command: str, **variables: str) -> Run:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
+        own |= {
+            "SLIPWAY_LEASE_BROKER_URL": self.url, "SLIPWAY_TOKEN": SECRET, "SLIPWAY_STATE_DIR": str(self.folder),
+            **variables,
+        }  # fmt: skip
+        return Run(
+            await asyncio.create_subprocess_exec(
+                *command, env=own, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
+            )
+        )
+
+    async def get(self, path: str) -> Any:
+        answer = await self.http.get(path)
+        answer.raise_for_status()
+        return answer.json()
+
+    async def held(self, pool: str) -> list[str]:
+        return [lease["lease_id"] for lease in (await self.get(f"/leases?pool={pool}"))["items"]]
+
+    async def told_of(self, lease_id: str) -> list[str]:
+        """What was done to a lease, in order."""
+        return [entry["kind"] for entry in (await self.get(f"/leases/{lease_id}/history"))["items"]]
+
+    async def charged(self, pool: str) -> int:
+        """Starts that nobody admitted."""
+        entries = (await self.get(f"/lease-pools/{pool}/history"))["items"]
+        return sum(entry["kind"] == "unleased" for entry in entries)
+
+    async def pool(self, name: str) -> Any:
+        return next(row for row in (await self.get("/lease-pools"))["items"] if row["id"] == name)
+
+
+@pytest.fixture(scope="module")
+async def broker(
+    kafka: EmbeddedKafka, postgres: EmbeddedPostgres, session_folder: Path
+) -> AsyncIterator[Broker]:
+    folder = session_folder / NAME
+    folder.mkdir()
+    (folder / "tokens.yaml").write_bytes(
+        msgspec.json.encode([{"name": "ci", "sha256": hash_secret(SECRET), "scopes": ["admin"]}])
+    )
+    (port,) = free_ports(1)
+    database_url = await postgres.create_database(NAME)
+    await migrate.upgrade(database_url, "lease-broker")
+    await topic_admin.create(kafka.bootstrap, prefix=f"{NAME}.", partitions=1)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
+    env |= {
+        "SLIPWAY_KAFKA": kafka.bootstrap, "SLIPWAY_TOPIC_PREFIX": f"{NAME}.", "SLIPWAY_PARTITIONS": "1",
+        "SLIPWAY_DATABASE_URL": database_url, "SLIPWAY_PORT": str(port),
+        "SLIPWAY_TOKENS_FILE": str(folder / "tokens.yaml"), "SLIPWAY_LOST_LINGER_SECONDS": str(LOST_LINGER_SECONDS),
+    }  # fmt: skip
+    async with Supervisor() as supervisor:
+        await supervisor.start(
+            Service(
+                NAME, [sys.executable, "-m", "slipway_lease_broker.main"], env=env, log=folder / "broker.log",
+                ready=partial(http_ready, port), start_seconds=120.0,
+            )
+        )  # fmt: skip
+        broker = Broker(supervisor, folder, f"http://127.0.0.1:{port}")
+        terms = {"limit": 1, "hold_seconds": 600.0, "reserve_seconds": 60.0, "pacing": "off"}
+        pools = [{"id": name, **terms, "ttl_seconds": 120.0} for name in POOLS]
+        pools += [{"id": name, **terms, "ttl_seconds": SHORT_TTL_SECONDS} for name in SHORT]
+        paced = dict.fromkeys(("hold_seconds", "ttl_seconds", "reserve_seconds"), PACED_HOLD_SECONDS)
+        pools.append({"id": PACED, "limit": 1, "pacing": "off"} | paced)
+        (await broker.http.put("/lease-pools", json=pools)).raise_for_status()
+        yield broker
+        await broker.http.aclose()
+
+
+# The command's end, and the client's
+
+
+async def test_one_release_when_the_command_ends(broker: Broker) -> None:
+    run = await broker.run("exit", "--", "sh", "-c", UP + "exit 7")
+    await run.up()
+    assert (await run.ended())[0] == 7
+    assert (await broker.told_of(run.lease_id)).count("released") == 1
+    assert await broker.held("exit") == []
+
+
+async def test_one_release_when_the_command_crashes(broker: Broker) -> None:
+    run = await broker.run("crash", "--", "sh", "-c", UP + "kill -SEGV $$")
+    await run.up()
+    assert (await run.ended())[0] == 128 + signal.SIGSEGV
+    assert (await broker.told_of(run.lease_id)).count("released") == 1
+    assert await broker.held("crash") == []
+
+
+@pytest.mark.parametrize(("pool", "signum"), [("int", signal.SIGINT), ("term", signal.SIGTERM)])
+async def test_a_signal_reaches_the_command_once_and_one_release_follows(
+    broker: Broker, pool: str, signum: signal.Signals
+) -> None:
+    """However often it comes, and whether it is sent to the client or to all of its group; the command may take its
+    time about it, and what it says of its end is kept."""
+    name = signum.name.removeprefix("SIG")
+    script = f"n=0; trap 'n=$((n+1))' {name}; trap 'echo got $n; exit 9' USR1; {UP}{FOREVER}"
+    run = await broker.run(pool, "--", "sh", "-c", script)
+    await run.up()
+    os.killpg(run.process.pid, signum)
+    await asyncio.sleep(0.3)  # two at once would be one for the command, too
+    run.send(signum)
+    await asyncio.sleep(0.3)
+    assert await broker.held(pool) == [run.lease_id]
+    run.send(signal.SIGUSR1)
+    assert (await run.ended())[0] == 9
+    assert run.lines[-1] == "got 2"
+    assert (await broker.told_of(run.lease_id)).count("released") == 1
+    assert await broker.held(pool) == []
+
+
+async def test_a_killed_client_s_lease_ends_by_its_ttl(broker: Broker) -> None:
+    """Nothing is given back by anybody; the command is told, and its unit is somebody else's later."""
+    script = f"trap 'echo told; exit 0' TERM; {UP}{FOREVER}"
+    run = await broker.run("killed", "--", "sh", "-c", script)
+    await run.up()
+    run.send(signal.SIGKILL)
+    assert (await run.ended())[0] == 128 + signal.SIGKILL
+    assert run.lines[-1] == "told"
+    after = await broker.run("killed", "--", "sh", "-c", UP)
+    await after.up()
+    told = await broker.told_of(run.lease_id)
+    assert ("lost" in told, "released" in told) == (True, False)
+    assert after.fencing_token > run.fencing_token
+    assert (await after.ended())[0] == 0
+
+
+SCRIPT = """
+trap 'echo own EXIT trap' EXIT
+trap 'echo own TERM trap; exit 3' TERM
+"$@" lease run --pool script -- sh -c 'echo up $SLIPWAY_LEASE_ID $SLIPWAY_FENCING_TOKEN; exec sleep 60'
+echo not reached
+"""
+
+
+async def test_a_script_s_own_traps_still_fire(broker: Broker) -> None:
+    """They are the shell's, and nothing of ours was put into it."""
+    script = await broker.start("bash", "-c", SCRIPT, "bash", sys.executable, "-c", PROGRAM)
+    await script.up()
+    os.killpg(script.process.pid, signal.SIGTERM)
+    assert (await script.ended())[0] == 3
+    assert script.lines[-2:] == ["own TERM trap", "own EXIT trap"]
+    assert (await broker.told_of(script.lease_id)).count("released") == 1
+
+
+async def test_traps_of_the_command_fire_too(broker: Broker) -> None:
+    run = await broker.run("trap", "--", "bash", "-c", f"trap 'echo own trap' EXIT; {UP} sleep 60 & wait")
+    await run.up()
+    run.send(signal.SIGTERM)
+    assert (await run.ended())[0] == 128 + signal.SIGTERM
+    assert run.lines[-1] == "own trap"
+    assert await broker.held("trap") == []
+
+
+# The lease's end
+
+
+async def test_loss_is_told_after_the_client_was_stopped_for_too_long(broker: Broker) -> None:
+    """By our own clock, before anybody is asked; meanwhile the unit is another's, whose token is greater."""
+    script = f"trap 'echo told; exit 5' USR1; {UP}{FOREVER}"
+    run = await broker.run("stopped", "--on-loss", "USR1", "--", "sh", "-c", script)
+    await run.up()
+    run.send(signal.SIGSTOP)
+    other = await broker.run("stopped", "--", "sh", "-c", UP + "exec sleep 60")
+    await other.up()
+    assert other.fencing_token > run.fencing_token
+    run.send(signal.SIGCONT)
+    code, said = await run.ended()
+    assert (code, run.lines[-1]) == (5, "told")
+    assert "the lease is lost" in said
+    assert "sending SIGUSR1 to the command" in said
+    assert await broker.held("stopped") == [other.lease_id]
+    other.send(signal.SIGTERM)
+    await other.ended()
+
+
+# Waiting
+
+
+async def test_whoever_is_not_admitted_in_time_waits_no_more(broker: Broker) -> None:
+    """The unit goes to who waits still, as soon as it is free."""
+    first = await broker.run("waits", "--", "sh", "-c", UP + "exec sleep 60")
+    await first.up()
+    short, patient, leaving = [
+        await broker.run("waits", "--max-wait", wait, "--", "sh", "-c", UP) for wait in ("0.5s", "1m", "1m")
+    ]
+    code, said = await short.ended()
+    assert (code, short.lines) == (75, [])
+    assert "no lease of waits within 0.5 s" in said
+    await until(lambda: waiting_in(broker, "waits", 2), "both wait")
+    leaving.send(signal.SIGTERM)
+    assert (await leaving.ended())[0] == 128 + signal.SIGTERM
+    await until(lambda: waiting_in(broker, "waits", 1), "who has left waits no more")
+    first.send(signal.SIGTERM)
+    await patient.up()
+    assert (await patient.ended())[0] == 0
+    assert (await first.ended())[0] == 128 + signal.SIGTERM
+
+
+async def waiting_in(broker: Broker, pool: str, units: int) -> bool:
+    return bool((await broker.pool(pool))["waiting"] == units)
+
+
+async def test_the_next_attempt_takes_the_place_of_the_one_before(broker: Broker) -> None:
+    """A job that lost its client asks again while its lease is still counted: it ends as the new one begins."""
+    attempt = ("--request-id", "job-1", "--", "sh", "-c", UP + "exec sleep 60")
+    first = await broker.run("attempt", *attempt)
+    await first.up()
+    first.send(signal.SIGKILL)
+    await first.ended()
+    began = monotonic_seconds()
+    second = await broker.run("attempt", "--attempt", "2", *attempt)
+    await second.up()
+    assert monotonic_seconds() - began < SECONDS  # the lease before lives twice as long
+    assert await broker.held("attempt") == [second.lease_id]
+    second.send(signal.SIGTERM)
+    await second.ended()
+
+
+# The broker's absence
+
+
+async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
+    """Pessimistic starts nothing; optimistic starts at once and safe at the pace that was last known, or not at all;
+    whoever waits when the broker is back is admitted by it. What has started is told of and charged, once each, and
+    given back like a lease by who still runs. A command whose lease nobody renews for its ttl is told."""
+    held = await broker.run("silent", "--", "sh", "-c", f"trap 'echo told; exit 4' TERM; {UP}{FOREVER}")
+    await held.up()
+    for pool in (PACED, "patient"):  # so that their paces are known here
+        assert await ended(await broker.run(pool, "--", "true")) == (0, [])
+    await broker.supervisor.kill(NAME)
+    patient = await broker.run("patient", "--silent-after", "0", "--", "sh", "-c", UP + "exit 8")
+    optimistic = ("--fail-open", "optimistic", "--", "sh", "-c")
+    running = await broker.run("optimistic", *optimistic, UP + FOREVER)
+    await running.up()
+    safe = [await broker.run(PACED, "--silent-after", "0", "--", "echo", "started") for _ in range(2)]
+    others = [
+        await broker.run("pessimistic", "--fail-open", "pessimistic", "--max-wait", "1s", "--", "echo", "x"),
+        await broker.run("patient", "--silent-after", "0", "--max-wait", "1s", "--", "echo", "x"),
+        await broker.run("optimistic", *optimistic, "echo $SLIPWAY_LEASE_ID.; exit 7"),
+    ]
+    assert [await ended(run) for run in [*others, *safe]] == [
+        (69, []), (69, []), (7, ["."]), (0, ["started"]), (0, ["started"]),
+    ]  # fmt: skip
+    code, said = await held.ended()
+    assert (code, held.lines[-1]) == (4, "told")
+    assert "the lease is lost: it was not renewed in time" in said
+
+    await broker.supervisor.restart(NAME)
+    await patient.up()
+    assert ((await patient.ended())[0], bool(patient.lease_id)) == (8, True)
+    await until(lambda: all_charged(broker), "every start is charged")
+    assert len(await broker.held("optimistic")) == 2
+    running.send(signal.SIGTERM)
+    assert (await running.ended())[0] == 128 + signal.SIGTERM
+    assert len(await broker.held("optimistic")) == 1
+    assert await ended(await broker.run("exit", "--", "true")) == (0, [])
+    assert await all_charged(broker)
+
+
+async def all_charged(broker: Broker) -> bool:
+    """Two starts of each mode that starts, and none of others."""
+    return [await broker.charged(pool) for pool in ("optimistic", PACED, "pessimistic", "patient")] == [2, 2, 0, 0]
+
+
+async def ended(run: Run) -> tuple[int, Sequence[str]]:
+    code, _ = await run.ended()
+    return code, run.lines

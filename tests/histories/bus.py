@@ -1,0 +1,211 @@
+"""The lease-broker's other way in: what is asked of it on Kafka, each record twice, and what it tells there."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from slipway_common.clock import monotonic_seconds, utc_now
+from slipway_common.envelope import Envelope, encode
+from slipway_common.events.lease import (
+    LeaseConfirmed,
+    LeaseConfirmRequested,
+    LeaseExpired,
+    LeaseGranted,
+    LeaseLost,
+    LeaseReleased,
+    LeaseReleaseRequested,
+    LeaseRenewRequested,
+    LeaseRequested,
+)
+from slipway_common.ids import new_id
+from slipway_common.relay import partition_for
+from slipway_common.topics import DECODERS, LEASE_LIFECYCLE, LEASE_REQUEST
+from tests.histories.history import EVER, Call, Ended, Lease
+
+SOURCE: Final = "/histories"
+TWICE: Final = 2
+BATCH_BYTES: Final = 500_000
+ANSWER_SECONDS: Final = 3.0
+
+
+class Bus:
+    """One producer and one consumer for all histories of a run. `told` is all that was read, with the instant."""
+
+    def __init__(self, bootstrap: str, prefix: str, partitions: int) -> None:
+        self.told: list[tuple[float, Any]] = []
+        self._prefix = prefix
+        self._partitions = partitions
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=1, max_batch_size=BATCH_BYTES
+        )
+        self._consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+        self._news = asyncio.Condition()
+        # Deadlines are told by the database's wall clock, which is this machine's.
+        self._wall = utc_now().timestamp() - monotonic_seconds()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["Bus"]:
+        await self._producer.start()
+        await self._consumer.start()
+        topic = self._prefix + LEASE_LIFECYCLE.name
+        self._consumer.assign([TopicPartition(topic, number) for number in range(self._partitions)])
+        reading = asyncio.create_task(self._read())
+        try:
+            yield self
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await self._consumer.stop()
+            await self._producer.stop()
+
+    async def _read(self) -> None:
+        async for record in self._consumer:
+            headers = dict(record.headers)
+            decoder = DECODERS.get(headers.get("ce_type", b"").decode())
+            if decoder is not None and record.value is not None:
+                async with self._news:
+                    self.told.append((monotonic_seconds(), decoder.decode(record.value)))
+                    self._news.notify_all()
+
+    def monotonic(self, at: datetime) -> float:
+        """A deadline as it is told, by the machine's monotonic clock."""
+        return at.timestamp() - self._wall
+
+    async def ask(self, *facts: Any, source: str = SOURCE) -> None:
+        """Send these in order, one batch per partition, every record twice, as a producer may that heard no answer.
+        What is asked for belongs to the `source`."""
+        batches: dict[int, Any] = {}
+        for fact in facts:
+            partition = partition_for(fact.lease_pool_id, self._partitions)
+            batch = batches.setdefault(partition, self._producer.create_batch())
+            envelope = Envelope(
+                id=new_id(), type=fact.type, source=source, subject=LEASE_REQUEST.subject(fact), time=utc_now()
+            )
+            for _ in range(TWICE):
+                kept = batch.append(
+                    key=fact.lease_pool_id.encode(), value=msgspec.json.encode(fact), timestamp=None,
+                    headers=encode(envelope),
+                )  # fmt: skip
+                assert kept is not None, "the batch is full"
+        topic = self._prefix + LEASE_REQUEST.name
+        for partition, batch in batches.items():
+            await (await self._producer.send_batch(batch, topic, partition=partition))
+
+    async def heard(self, begin: int, wanted: Callable[[Any], bool]) -> tuple[float, Any] | None:
+        """The first event told from place `begin` on that is wanted; None when none came in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS), self._news:
+                while True:
+                    for at, event in self.told[begin:]:
+                        if wanted(event):
+                            return at, event
+                    begin = len(self.told)
+                    await self._news.wait()
+        return None
+
+    def ended(self, pools: Sequence[str]) -> list[Ended]:
+        """The ends of leases that were told of these pools."""
+        found = []
+        for at, event in self.told:
+            reason = how_it_ended(event)
+            if reason and event.lease_pool_id in pools:
+                found.append(Ended(at=at, pool=event.lease_pool_id, lease_id=event.lease_id, reason=reason))
+        return found
+
+
+class Asker:
+    """A client that speaks by Kafka alone: asks for units, which may come in parts, and uses each part."""
+
+    def __init__(self, name: str, bus: Bus, pool: str) -> None:
+        self.name = name
+        self.bus = bus
+        self.pool = pool
+        self.calls: list[Call] = []
+        self._asked = 0
+
+    async def once(self, units: int) -> None:
+        """One request: every lease it gets is confirmed, renewed and given back."""
+        self._asked += 1
+        request_id = f"{self.name}-{self._asked}"
+        begin = len(self.bus.told)
+        asked = self._call("acquire", request_id=request_id, units=units)
+        place = len(self.calls)
+        self.calls.append(asked)
+        fact = LeaseRequested(lease_pool_id=self.pool, request_id=request_id, units=units, tenant=self.name)
+        await self.bus.ask(fact, fact)  # again under an id of its own: it still waits
+        granted, seen = 0, set[str]()
+        while granted < units:
+            news = await self.bus.heard(begin, lambda told: granted_to(request_id, told) and told.lease_id not in seen)
+            if news is None:
+                return
+            at, grant = news
+            seen.add(grant.lease_id)
+            granted += grant.units
+            answered = self._answered(asked, at, grant, grant.units, grant.expires_at)
+            if len(seen) == 1:
+                self.calls[place] = answered
+            else:
+                self.calls.append(answered)
+            await self._use(grant)
+
+    async def _use(self, grant: LeaseGranted) -> None:
+        names: dict[str, Any] = {
+            "lease_pool_id": self.pool, "lease_id": grant.lease_id, "fencing_token": grant.fencing_token,
+        }  # fmt: skip
+        until = grant.expires_at
+        for does, fact in (("confirm", LeaseConfirmRequested(**names)), ("renew", LeaseRenewRequested(**names))):
+            begin = len(self.bus.told)
+            call = self._call(does, lease_id=grant.lease_id, fencing_token=grant.fencing_token)
+            await self.bus.ask(fact)
+            news = await self.bus.heard(begin, partial(prolonged, grant.lease_id, until))
+            if news is None:
+                self.calls.append(call)
+                break
+            until = news[1].expires_at
+            self.calls.append(self._answered(call, news[0], grant, grant.units, until))
+        self.calls.append(
+            self._call("release", lease_id=grant.lease_id, fencing_token=grant.fencing_token, units=grant.units)
+        )
+        await self.bus.ask(LeaseReleaseRequested(**names, units=grant.units, result="registered"))
+
+    def _call(self, does: Any, **fields: Any) -> Call:
+        return Call(
+            client=self.name, owner=self.name, does=does, pool=self.pool, invoked=monotonic_seconds(), returned=EVER,
+            **fields,
+        )  # fmt: skip
+
+    def _answered(self, call: Call, at: float, grant: LeaseGranted, units: int, expires_at: Any) -> Call:
+        lease = Lease(
+            lease_id=grant.lease_id, fencing_token=grant.fencing_token, units=units,
+            seconds_left=self.bus.monotonic(expires_at) - call.invoked,
+        )  # fmt: skip
+        return msgspec.structs.replace(call, returned=at, answer="ok", lease=lease)
+
+
+def granted_to(request_id: str, told: Any) -> bool:
+    return isinstance(told, LeaseGranted) and told.request_id == request_id
+
+
+def prolonged(lease_id: str, until: datetime, told: Any) -> bool:
+    """Whether a lease lives longer than was known; an answer that was published twice says nothing new."""
+    return isinstance(told, LeaseConfirmed) and told.lease_id == lease_id and told.expires_at > until
+
+
+def how_it_ended(told: Any) -> str:
+    """The reason in an event that tells of the end of a lease; empty if it tells of none."""
+    match told:
+        case LeaseExpired():
+            return "expired"
+        case LeaseLost():
+            return "lost"
+        case LeaseReleased(remaining=0, reason="hold" | "no-progress" | "replaced" as reason):
+            return str(reason)
+        case LeaseReleased(remaining=0):
+            return "released"
+    return ""

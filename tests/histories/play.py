@@ -1,0 +1,214 @@
+"""One history: what happens in its own lease pools while a round of them shares the system and its faults.
+
+Most is left to chance. Four things happen in every history, because sound brokers show their worth only there: a lease
+is renewed on Kafka in a batch that waits for another pool's lock, and meanwhile over HTTP; one is renewed late while a
+replica that takes long lets it pass away; a former holder speaks under its old token, and a stranger under the right
+one. The first two take all histories of a round at once: `cross` and `renew_late` are their parts of it.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any, Final
+
+from slipway_common.clock import monotonic_seconds
+from slipway_common.events.lease import LeaseRenewRequested, LeaseRequested
+from slipway_common.relay import partition_for
+from tests.histories.actor import Actor
+from tests.histories.bus import Asker, Bus
+from tests.histories.clients import Worker
+from tests.histories.history import Call, History, Lease
+from tests.histories.journal import Journal, calls
+from tests.histories.system import OPERATOR, OWNERS, PARTITIONS, System
+
+TTL_SECONDS: Final = 0.8
+SKEW_SECONDS: Final = 0.05
+HOLDER, WAITER, STRANGER = OWNERS
+TERMS: Final[dict[str, Any]] = {
+    "hold_seconds": 4.0, "ttl_seconds": TTL_SECONDS, "reserve_seconds": 0.6, "lock_delay_seconds": 0.0,
+    "pacing": "off", "backoff": None,
+}  # fmt: skip
+POLL_SECONDS: Final = 0.3
+JUMP_WITHIN_SECONDS: Final = 8.0
+UNITS: Final = 3  # of the pool that is shared
+# A pool's row is held up that a batch on Kafka names first. Seconds after that: when the batch is sent, until when the
+# row is held, and when the lease that the batch renews is renewed over HTTP, last after its deadline in the batch.
+BATCH_AFTER: Final = 0.2
+HELD_SECONDS: Final = 2.2
+CROSSED_TTL_SECONDS: Final = 2.0
+CROSSED_RENEWALS: Final = (0.0, 0.7, 1.4, 2.0, 3.6)
+# Seconds after a slow replica holds the locks of pools: until it decides, when a deadline has passed; until it commits;
+# and when the lease whose deadline has passed is renewed.
+DECIDED_AFTER: Final = TTL_SECONDS + 0.1
+COMMITTED_AFTER: Final = DECIDED_AFTER + 0.5
+LATE_RENEWALS: Final = (DECIDED_AFTER + 0.2, COMMITTED_AFTER + 0.2)
+# Their followers' grants may be noticed late.
+RESERVE_SECONDS: Final = 2.0
+# Every pool whose lock is held up, one for each partition of the requests; ids before all others: locked first.
+HELD_POOLS: Final = [
+    next(name for name in (f"a-held-{number}" for number in range(100)) if partition_for(name, PARTITIONS) == wanted)
+    for wanted in range(PARTITIONS)
+]
+
+
+class Play:
+    """One history of a round. Its pools: `alone` and `shared` for clients in processes of their own, `late` and
+    `crossed` for what happens in every history, `kafka` for a client that speaks by Kafka alone."""
+
+    def __init__(self, name: str, seed: str, system: System, bus: Bus) -> None:
+        self.name = name
+        self.rng = Random(seed)
+        self.system = system
+        self.bus = bus
+        self.alone, self.shared, self.late, self.crossed, self.kafka = (
+            f"{name}-{kind}" for kind in ("alone", "shared", "late", "crossed", "kafka")
+        )
+        self.limits = {self.alone: 1, self.shared: UNITS, self.late: 1, self.crossed: 1, self.kafka: 2}
+        self.lines: list[bytes] = []
+        self.journal = Journal(self.lines.append)
+        self.asker = Asker(f"{name}-asker", bus, self.kafka)
+        self.operator = self.actor("operator", OPERATOR)
+        self.holder, self.waiter = self.actor("holder", HOLDER), self.actor("waiter", WAITER)
+        self.stranger = self.actor("stranger", STRANGER)
+
+    def actor(self, name: str, owner: str) -> Actor:
+        """One that lives in this process and whose answers are not dropped."""
+        return Actor(
+            f"{self.name}-{name}", owner=owner, secret=self.system.secrets[owner], ports=self.system.ports,
+            journal=self.journal, rng=self.rng, resource=self.system.resource_port,
+        )  # fmt: skip
+
+    def declared(self) -> list[dict[str, Any]]:
+        pools = [TERMS | {"id": pool, "limit": limit} for pool, limit in self.limits.items()]
+        own = {
+            self.crossed: {"ttl_seconds": CROSSED_TTL_SECONDS, "reserve_seconds": RESERVE_SECONDS},
+            self.late: {"reserve_seconds": RESERVE_SECONDS},
+        }  # fmt: skip
+        return [pool | own.get(pool["id"], {}) for pool in pools]
+
+    def workers(self, group: str) -> Iterator[Worker]:
+        """Clients of this history in one process, whose clocks jump."""
+        for pool, units in ((self.alone, 1), (self.shared, UNITS - 1)):
+            owner = self.rng.choice(OWNERS)
+            jump = monotonic_seconds() + self.rng.uniform(0, JUMP_WITHIN_SECONDS), self.rng.uniform(-1.0, 1.0)
+            yield Worker(
+                name=f"{pool}-{group}", owner=owner, secret=self.system.secrets[owner], pool=pool, units=units,
+                ttl_seconds=TTL_SECONDS, jumps=[jump],
+            )  # fmt: skip
+
+    async def play(self, over: asyncio.Event) -> None:
+        """What is left to chance."""
+        await asyncio.gather(self.change_limits(over), self.ask_by_kafka(over))
+
+    async def ask_by_kafka(self, over: asyncio.Event) -> None:
+        while not over.is_set():
+            await self.asker.once(self.rng.randint(1, 3))
+            await asyncio.sleep(self.rng.uniform(0.05, 0.3))
+
+    # What happens in every history
+
+    async def acquire(self, pool: str) -> Lease | None:
+        """What its holder has at the beginning."""
+        return await self.wait(self.holder, pool, f"{pool}-1", 3.0)
+
+    def batch(self, lease: Lease) -> list[Any]:
+        """Facts of one batch: one of a pool whose lock is held up, then a renewal."""
+        pool = self.crossed
+        held = HELD_POOLS[partition_for(pool, PARTITIONS)]
+        return [
+            LeaseRequested(lease_pool_id=held, request_id=f"{pool}-held", units=1, tenant=self.name),
+            LeaseRenewRequested(lease_pool_id=pool, lease_id=lease.lease_id, fencing_token=lease.fencing_token),
+        ]
+
+    async def cross(self, lease: Lease, began: float) -> None:
+        """Renew over HTTP what the batch renews too, which must not shorten its life. Then a former holder and a
+        stranger speak."""
+        pool = self.crossed
+        waiting = asyncio.create_task(self.wait(self.waiter, pool, f"{pool}-2", 6.0))
+        for after in CROSSED_RENEWALS:
+            await until(began + after)
+            await self.holder.write(pool, lease)
+            await self.holder.say("renew", pool, lease)
+        await self.holder.say("release", pool, lease)
+        follower = await waiting
+        if follower is None:
+            return
+        await self.waiter.write(pool, follower)
+        await self.holder.write(pool, lease)  # too late, as the resource can tell
+        await self.waiter.say("release", pool, follower)
+        again = await self.wait(self.holder, pool, f"{pool}-3", 1.0)
+        if again is not None:
+            await self.stranger.say("renew", pool, again)
+            await self.holder.say("renew", pool, again, token=lease.fencing_token)
+            await self.holder.say("release", pool, again, token=lease.fencing_token)
+            await self.holder.say("release", pool, again)
+
+    async def renew_late(self, lease: Lease, began: float) -> None:
+        """Renew a lease while a decision that ends it is not committed yet. Either it lives on, or it is lost and
+        another's: not both."""
+        pool = self.late
+        waiting = asyncio.create_task(self.wait(self.waiter, pool, f"{pool}-2", 3.0))
+        for after in LATE_RENEWALS:
+            await until(began + after)
+            await self.holder.say("renew", pool, lease)
+            await self.holder.write(pool, lease)
+        follower = await waiting
+        if follower is not None:
+            await self.waiter.write(pool, follower)
+
+    async def wait(self, actor: Actor, pool: str, request_id: str, seconds: float, units: int = 1) -> Lease | None:
+        """Ask again and again under one id; the lease, unless none came in time."""
+        end_at = monotonic_seconds() + seconds
+        while (left := end_at - monotonic_seconds()) > 0:
+            call = await actor.acquire(pool, request_id, units, wait_seconds=min(left, POLL_SECONDS))
+            if call.lease is not None or call.answer == "refused":
+                return call.lease
+            await asyncio.sleep(0.02)
+        return None
+
+    async def change_limits(self, over: asyncio.Event) -> None:
+        """Of the shared pool: down and up, and drained for a while."""
+        while not over.is_set():
+            await asyncio.sleep(self.rng.uniform(0.3, 0.8))
+            if self.rng.random() < 0.3:
+                await self.operator.drain(self.shared)
+                await asyncio.sleep(self.rng.uniform(0.2, 0.5))
+                await self.operator.drain(self.shared, "undrain")
+            else:
+                await self.operator.limit(self.shared, self.rng.randint(1, UNITS + 1))
+
+    # The end
+
+    async def settle(self) -> None:
+        """Every limit is again as it was, whatever was lost on the way."""
+        for _ in range(20):
+            if (await self.operator.drain(self.shared, "undrain")).answer == "ok" and (
+                await self.operator.limit(self.shared, UNITS)
+            ).answer == "ok":
+                return
+            await asyncio.sleep(0.2)
+
+    async def take_all(self, seconds: float) -> None:
+        """Ask for everything there is, in every pool, for at most so long."""
+
+        async def take(pool: str, units: int) -> None:
+            last = self.actor("last", HOLDER)
+            lease = await self.wait(last, pool, f"{pool}-last", seconds, units)
+            if lease is not None:
+                await last.say("release", pool, lease)
+
+        await asyncio.gather(*(take(pool, units) for pool, units in self.limits.items()))
+
+    def history(self, quiet_at: float, journals: Sequence[Call]) -> History:
+        """All that was seen of its pools; `journals` are of the processes that histories share."""
+        mine = [call for call in journals if call.pool in self.limits]
+        return History(
+            limits=self.limits, calls=[*calls(self.lines), *mine, *self.asker.calls],
+            ended=self.bus.ended(list(self.limits)),
+            writes=[write for write in self.system.resource.writes if write.pool in self.limits],
+            skew_seconds=SKEW_SECONDS, quiet_at=quiet_at,
+        )  # fmt: skip
+
+
+async def until(at: float) -> None:
+    await asyncio.sleep(max(0.0, at - monotonic_seconds()))

@@ -1,0 +1,166 @@
+"""The small real system that histories are played on: brokers behind proxies, on real servers, and what can be done
+to them."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from slipway_common import migrate, postgres, topic_admin
+from slipway_common.clock import monotonic_seconds
+from slipway_common.ids import hash_secret
+from slipway_lease_broker.admission import decide_pool
+from slipway_lease_broker.store import pools
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.ports import free_ports
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.supervisor import Service, Supervisor, http_ready
+from tests.histories.actor import request
+from tests.histories.proxy import Proxy, Resource
+
+SERVICE: Final = "lease-broker"
+PARTITIONS: Final = 2
+BROKERS: Final = 2
+START_SECONDS: Final = 120.0  # beside Kafka, which may itself take 90 on a busy machine
+OWNERS: Final = ("ann", "ben", "cid")
+OPERATOR: Final = "operator"
+LOCK_POOLS: Final = "SELECT id FROM lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
+
+class System:
+    """Brokers with a database, topics and tokens of their own."""
+
+    def __init__(
+        self, supervisor: Supervisor, folder: Path, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, *,
+        name: str = "histories", seed: str = "", brokers: int = BROKERS, waiter_ttl_seconds: float = 4.0,
+    ) -> None:  # fmt: skip
+        self.supervisor = supervisor
+        self.folder = folder
+        self.kafka = kafka
+        self.postgres = postgres
+        self.name = name
+        self.prefix = f"{name}."
+        self.waiter_ttl_seconds = waiter_ttl_seconds
+        self.database_url = ""
+        self.brokers = [f"{name}-broker-{number}" for number in range(brokers)]
+        self.ports = free_ports(brokers)
+        self.proxies = [Proxy(port, Random(f"{seed}/{number}")) for number, port in enumerate(self.ports)]
+        self.proxy_ports: list[int] = []
+        self.resource = Resource()
+        self.resource_port = 0
+        self.secrets = {name: f"secret-of-{name}" for name in (*OWNERS, OPERATOR)}
+
+    async def start(self) -> None:
+        """The servers too, unless they run. Everything at once: brokers wait for what they need by themselves."""
+        self._write_tokens()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._start_kafka())
+            group.create_task(self._start_brokers())
+        self.proxy_ports = [await proxy.start() for proxy in self.proxies]
+        self.resource_port = await self.resource.start()
+
+    def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+        self.resource.close()
+
+    async def _start_kafka(self) -> None:
+        if not self.kafka.alive:
+            await self.supervisor.start(self.kafka)
+        await topic_admin.create(self.kafka.bootstrap, prefix=self.prefix, partitions=PARTITIONS)
+
+    async def _start_brokers(self) -> None:
+        if not self.postgres.alive:
+            await self.supervisor.start(self.postgres)
+        self.database_url = await self.postgres.create_database(self.name)
+        await migrate.upgrade(self.database_url, SERVICE)
+        await self.supervisor.start(*map(self._broker, range(len(self.brokers))))
+
+    @property
+    def _tokens(self) -> Path:
+        return self.folder / f"{self.name}-tokens.yaml"
+
+    def _write_tokens(self) -> None:
+        scopes = {name: ["leases:write:*"] for name in OWNERS} | {OPERATOR: ["lease-pools:write"]}
+        tokens = [
+            {"name": name, "sha256": hash_secret(secret), "scopes": scopes[name]}
+            for name, secret in self.secrets.items()
+        ]
+        path = self._tokens
+        path.touch(0o600)
+        path.write_bytes(msgspec.json.encode(tokens))
+
+    def _broker(self, number: int) -> Service:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
+        env |= {
+            "SLIPWAY_KAFKA": self.kafka.bootstrap, "SLIPWAY_TOPIC_PREFIX": self.prefix,
+            "SLIPWAY_PARTITIONS": str(PARTITIONS), "SLIPWAY_DATABASE_URL": self.database_url,
+            "SLIPWAY_PORT": str(self.ports[number]), "SLIPWAY_INSTANCE": str(number),
+            "SLIPWAY_TOKENS_FILE": str(self._tokens), "SLIPWAY_WAITER_TTL_SECONDS": str(self.waiter_ttl_seconds),
+        }  # fmt: skip
+        return Service(
+            self.brokers[number], [sys.executable, "-m", "slipway_lease_broker.main"], env=env,
+            log=self.folder / f"{self.brokers[number]}.log", ready=partial(http_ready, self.ports[number]),
+            start_seconds=START_SECONDS,
+        )  # fmt: skip
+
+    async def declare(self, wanted: Sequence[dict[str, Any]]) -> None:
+        """These pools, and no others."""
+        status, said = await request(self.ports[0], "PUT", "/lease-pools", wanted, self.secrets[OPERATOR])
+        if status != 200:
+            raise RuntimeError(f"lease pools were refused: {status} {said}")
+
+    # What can be done to it
+
+    async def stand_still(self, name: str, seconds: float) -> None:
+        """SIGSTOP a process for a while."""
+        self.supervisor.pause(name)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.supervisor.resume(name)
+
+    async def kill(self, name: str) -> None:
+        """kill -9, and start it again."""
+        await self.supervisor.kill(name)
+        await self.supervisor.restart(name)
+
+    async def restart_postgres(self) -> None:
+        await self.supervisor.restart(self.postgres.name)
+
+    async def hold_pools(self, names: Sequence[str], seconds: float) -> None:
+        """Their rows stay locked for a while, as by a broker that stands still in the middle of a transaction."""
+        async with self._session() as session, session.transaction():
+            await session.execute(LOCK_POOLS, sorted(names))
+            await asyncio.sleep(seconds)
+
+    async def decide_slowly(self, names: Sequence[str], *, decided_after: float, committed_after: float) -> None:
+        """One more replica: it locks these pools, decides for them so many seconds later, and later commits."""
+        async with self._session() as session, session.transaction():
+            await session.execute(LOCK_POOLS, sorted(names))
+            began = monotonic_seconds()
+            await asyncio.sleep(decided_after)
+            for pool in await pools.lock(session, names):
+                await decide_pool(
+                    session, pool, await pools.clock(session), expire=True, lost_linger_seconds=0.0,
+                    waiter_ttl_seconds=self.waiter_ttl_seconds,
+                )  # fmt: skip
+            await asyncio.sleep(max(0.0, began + committed_after - monotonic_seconds()))
+
+    @contextlib.asynccontextmanager
+    async def _session(self) -> AsyncIterator[Any]:
+        """As a broker has it. An error of the database ends what was done in it, and concerns nobody else."""
+        session = await postgres.session(self.database_url, SERVICE)
+        try:
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                yield session
+        finally:
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await session.close(timeout=1)

@@ -1,0 +1,96 @@
+"""A lease-broker that answers from a table, also what a real one says only in trouble, and keeps what it was asked."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+Answer = tuple[int, dict[str, Any]]
+LEASE = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
+HANDLE = f"{LEASE}:7"
+POOL = {"id": "aws-ci", "limit": 50, "hold_seconds": 1200.0, "pacing": None, "waiting": 0}
+ACQUIRE = "POST /lease-pools/aws-ci/leases"
+RENEW = f"POST /leases/{LEASE}/renew"
+RELEASE = f"POST /leases/{LEASE}/release"
+UNLEASED = "POST /lease-pools/aws-ci/unleased"
+
+
+def lease(**changes: Any) -> Answer:
+    return 200, {
+        "lease_id": LEASE, "lease_pool_id": "aws-ci", "request_id": "r", "tenant": "ci", "operation": "install",
+        "units": 1, "fencing_token": 7, "state": "confirmed", "granted_at": "2026-08-01T14:03:07Z",
+        "expires_at": "2026-08-01T14:08:07Z", "hold_until": "2026-08-01T14:23:07Z", "ttl_seconds_left": 300.0,
+        "hold_seconds_left": 1200.0, "waited_seconds": 0.0, "mode": "enforce", "advised_wait_seconds": None,
+        "reason": "a unit was free",
+    } | changes  # fmt: skip
+
+
+def waiting(**changes: Any) -> Answer:
+    return 202, {
+        "request_id": "r", "state": "waiting", "position": 3, "eta_seconds": 60.0, "retry_after_seconds": 0.05,
+        "reason": "50 of 50 units are held",
+    } | changes  # fmt: skip
+
+
+def problem(status: int, slug: str, **extra: Any) -> Answer:
+    return status, {"type": f"urn:slipway:problem:{slug}", "title": slug, "status": status, "detail": ""} | extra
+
+
+RELEASED: Answer = (200, {"lease_id": LEASE, "released_units": 1, "remaining": 0})
+
+
+class LeaseBroker:
+    """`answers` holds what each question gets, one after another; the last one stays."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.answers: dict[str, list[Answer]] = {}
+        self.wait_seconds = 0.0  # that a question takes which may
+        self.app = FastAPI()
+
+        @self.app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+        async def answer(path: str, request: Request) -> JSONResponse:
+            asked = f"{request.method} /{path}"
+            body = await request.body()
+            self.told.append((asked, await request.json() if body else dict(request.query_params)))
+            left = self.answers.get(asked, [problem(404, "not-found")])
+            status, content = left.pop(0) if len(left) > 1 else left[0]
+            if body and (await request.json()).get("wait_seconds"):
+                await asyncio.sleep(self.wait_seconds)
+            return JSONResponse(content, status)
+
+    def reset(self) -> None:
+        self.told.clear()
+        self.wait_seconds = 0.0
+        self.answers = {
+            ACQUIRE: [lease()], RENEW: [lease()], RELEASE: [RELEASED], "GET /lease-pools": [(200, {"items": [POOL]})],
+            UNLEASED: [(200, {})],
+        }  # fmt: skip
+
+    def count(self, asked: str) -> int:
+        return sum(name == asked for name, _ in self.told)
+
+    def bodies(self, asked: str) -> list[Any]:
+        return [body for name, body in self.told if name == asked]
+
+
+@contextlib.contextmanager
+def served() -> Iterator[tuple[LeaseBroker, str]]:
+    """The broker, and where it is."""
+    broker = LeaseBroker()
+    config = uvicorn.Config(broker.app, port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    socket = config.bind_socket()
+    thread = threading.Thread(target=server.run, args=([socket],))
+    thread.start()
+    try:
+        yield broker, f"http://127.0.0.1:{socket.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        socket.close()

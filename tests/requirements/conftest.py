@@ -1,0 +1,33 @@
+"""One test for each requirement of the lease-broker, on real PostgreSQL. `broker` is one without processes, whose clock
+is in the test's hand; `live` are broker processes, two or with FULL=1 eight, that all tests share."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from slipway_local.kafka import EmbeddedKafka
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.supervisor import Supervisor
+from tests.lease_broker import Broker, broker_on
+from tests.requirements.live import Live
+
+BROKERS = 8 if os.environ.get("FULL") == "1" else 2
+
+
+@pytest.fixture
+async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
+    async with broker_on(postgres) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+async def live(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, session_folder: Path) -> AsyncIterator[Live]:
+    async with Supervisor() as supervisor:
+        live = Live(supervisor, session_folder, kafka, postgres, name="requirements", brokers=BROKERS)
+        try:
+            await live.start()
+            yield live
+        finally:
+            live.close()

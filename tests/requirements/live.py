@@ -1,0 +1,78 @@
+"""Broker processes for requirements that are about processes, and clients of them."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from slipway_common import postgres
+from tests.histories.actor import Actor, request
+from tests.histories.checker import Violation, check
+from tests.histories.history import History
+from tests.histories.journal import Journal, calls
+from tests.histories.system import OPERATOR, OWNERS, SERVICE, System
+
+TERMS = {
+    "hold_seconds": 60.0, "ttl_seconds": 30.0, "reserve_seconds": 10.0, "lock_delay_seconds": 0.0, "pacing": "off",
+    "backoff": None,
+}  # fmt: skip
+# When each unit began and ceased to count, by the database's clock.
+COUNTED = """
+SELECT granted_at AS at, 1 AS step, units FROM (SELECT granted_at, granted_units * weight AS units FROM leases
+    WHERE lease_pool_id = $1) AS g
+UNION ALL SELECT ended_at, 0, -granted_units * weight FROM leases WHERE lease_pool_id = $1 AND ended_at IS NOT NULL
+ORDER BY at, step"""
+
+
+class Live(System):
+    """A system whose lease pools are declared one after the other, and clients whose calls it keeps."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._pools: dict[str, dict[str, Any]] = {}
+        self._lines: list[bytes] = []
+        self._journal = Journal(self._lines.append)
+
+    async def pool(self, name: str, limit: int, **terms: Any) -> str:
+        """One more lease pool, beside those that there are."""
+        self._pools[name] = TERMS | {"id": name, "limit": limit} | terms
+        await self.declare(list(self._pools.values()))
+        return name
+
+    def client(self, name: str = "client", owner: str = OWNERS[0], ports: Sequence[int] = ()) -> Actor:
+        """One of any replica, or of those at these ports."""
+        return Actor(
+            name, owner=owner, secret=self.secrets[owner], ports=ports or self.ports, journal=self._journal,
+            rng=Random(name), resource=self.resource_port,
+        )  # fmt: skip
+
+    async def violations(self, pool: str) -> list[Violation]:
+        """What the calls of all clients prove against the broker."""
+        mine = [call for call in calls(self._lines) if call.pool == pool]
+        writes = [write for write in self.resource.writes if write.pool == pool]
+        return check(History(limits={pool: self._pools[pool]["limit"]}, calls=mine, writes=writes))
+
+    async def rows(self, query: str, *arguments: Any) -> list[Any]:
+        """As the broker sees its database."""
+        session = await postgres.session(self.database_url, SERVICE)
+        try:
+            found: list[Any] = await session.fetch(query, *arguments)
+            return found
+        finally:
+            await session.close()
+
+    async def peak(self, pool: str) -> int:
+        """The most that ever counted at once, by the broker's own ledger."""
+        held = peak = 0
+        for row in await self.rows(COUNTED, pool):
+            held += row["units"]
+            peak = max(peak, held)
+        return peak
+
+    async def get(self, path: str, owner: str = OPERATOR) -> Any:
+        """What a broker answers."""
+        status, said = await request(self.ports[0], "GET", path, None, self.secrets[owner])
+        assert status == 200, said
+        return said
+
+    async def post(self, path: str, body: Any, owner: str = OPERATOR) -> tuple[int, dict[str, Any]]:
+        return await request(self.ports[0], "POST", path, body, self.secrets[owner])

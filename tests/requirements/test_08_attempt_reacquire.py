@@ -1,0 +1,28 @@
+from tests.requirements.live import Live
+
+
+async def test_attempt_reacquire(live: Live) -> None:
+    """"one operation (old lease ends, new request enters with age credit); no window holding two or none by accident."
+    """
+    pool = await live.pool("reacquire", 1)
+    client, other = live.client("attempts"), live.client("other")
+    first = (await client.acquire(pool, "attempt-1")).lease
+    assert first is not None
+    assert (await other.acquire(pool, "other")).answer == "waiting"
+    second = (await client.acquire(pool, "attempt-2", replaces=first)).lease
+    assert second is not None, "it is as old as the attempt before, and goes before who asked after that"
+    again = (await client.acquire(pool, "attempt-2", replaces=first)).lease
+    assert again is not None
+    assert again.lease_id == second.lease_id
+    (row,) = await live.rows(
+        "SELECT o.ended_at = n.granted_at AS same FROM leases AS o, leases AS n WHERE o.id = $1 AND n.id = $2",
+        first.lease_id, second.lease_id,
+    )  # fmt: skip
+    assert row["same"], "one ends as the other begins"
+    late = await client.say("renew", pool, first)
+    assert (late.answer, late.reason) == ("refused", "replaced")
+    assert await live.peak(pool) == 1
+    assert (await other.acquire(pool, "other")).answer == "waiting"
+    await client.say("release", pool, second)
+    assert (await other.acquire(pool, "other", wait_seconds=5.0)).lease is not None
+    assert await live.violations(pool) == []

@@ -1,0 +1,25 @@
+import itertools
+from collections import Counter
+
+from tests.lease_broker import Broker
+from tests.requirements.virtual import Virtual, ask, paced
+
+LIMIT = 50
+PER_MINUTE = 5  # 2 × limit / hold
+
+
+async def test_pacing(broker: Broker) -> None:
+    """"peak starts/min bound; lone-job delay 0." """
+    await broker.declare(paced(LIMIT))
+    lived = Virtual(broker)
+    (lone,) = await lived.ask(ask("lone"))
+    assert (lone.request_id, lone.waited_seconds) == ("lone", 0)
+    await lived.at(60)
+    await lived.ask(*(ask(f"r{number}") for number in range(LIMIT - 1)))
+    await lived.until(15 * 60)
+    starts = [at for at, _ in lived.granted[1:]]
+    assert len(starts) == LIMIT - 1
+    assert max(sum(at <= other < at + 60 for other in starts) for at in starts) == PER_MINUTE
+    assert starts[0] == 60, "whoever comes after a pause is not delayed"
+    steps = Counter(round(b - a, 6) for a, b in itertools.pairwise(starts))
+    assert steps == {12.0: LIMIT - 2}

@@ -1,0 +1,38 @@
+import asyncio
+
+from slipway_common.clock import utc_now
+from tests.harness import until
+from tests.requirements.live import Live
+
+
+async def test_startup(live: Live) -> None:
+    """"Restart resumes from the ledger (no learning mode). In-flight work without a lease is adopted *and counted*."
+    """
+    pool = await live.pool("startup", 2)
+    client, waiter = live.client("holder"), live.client("waiter", owner="ben")
+    held = [(await client.acquire(pool, f"r{number}")).lease for number in range(2)]
+    assert (await waiter.acquire(pool, "waits")).answer == "waiting"
+    await asyncio.gather(*(live.kill(name) for name in live.brokers))
+
+    for lease in held:
+        assert lease is not None
+        assert (await client.say("renew", pool, lease)).answer == "ok"
+    assert (await waiter.acquire(pool, "waits")).answer == "waiting", "what was held is counted from the first moment"
+    start = {"request_id": "outage", "operation": "install", "units": 1, "started_at": utc_now().isoformat()}
+    for _ in range(2):
+        status, said = await live.post(f"/lease-pools/{pool}/unleased", {"starts": [start]}, owner="ann")
+        assert status == 200, said
+    assert held[0] is not None
+    await client.say("release", pool, held[0])
+    assert (await waiter.acquire(pool, "waits")).answer == "waiting", "what was started without a lease counts"
+    assert held[1] is not None
+    await client.say("release", pool, held[1])
+    granted = await waiter.acquire(pool, "waits", wait_seconds=5.0)
+    assert granted.lease is not None
+    assert granted.lease.fencing_token > max(lease.fencing_token for lease in held if lease is not None)
+    await until(lambda: shown(live, pool), "two units are held")
+
+
+async def shown(live: Live, pool: str) -> bool:
+    (row,) = [row for row in (await live.get("/lease-pools"))["items"] if row["id"] == pool]
+    return bool(row["held"] == 2)

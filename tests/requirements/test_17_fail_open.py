@@ -1,0 +1,51 @@
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from slipway_client.leases import Unreachable, lease
+from slipway_common.clock import monotonic_seconds
+from tests.harness import until
+from tests.requirements.live import Live
+
+LIMIT = 10
+HOLD_SECONDS = 4.0  # 0.4 s a start: what the limit turns over
+JOBS = 4
+
+
+async def test_fail_open(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """"total wait budget; modes pessimistic/optimistic/safe; safe = local limiter at last-known safe rate + jitter, so
+    an outage is not a herd; unleased starts are reported later and charged."
+    """
+    monkeypatch.setenv("SLIPWAY_STATE_DIR", str(tmp_path))
+    pool = await live.pool("outage", LIMIT, hold_seconds=HOLD_SECONDS, ttl_seconds=HOLD_SECONDS, reserve_seconds=1.0)
+    proxy, url = live.proxies[0], f"http://127.0.0.1:{live.proxy_ports[0]}"
+    starts: list[float] = []
+
+    async def job(mode: str, max_wait_seconds: float = 30.0) -> str:
+        async with lease(
+            pool, url=url, token=live.secrets["ann"], fail_open=mode, max_wait_seconds=max_wait_seconds,
+            silent_seconds=0.1, say=lambda _: None,
+        ) as held:  # fmt: skip
+            starts.append(monotonic_seconds())
+            return held.lease_id
+
+    assert await job("safe"), "while the broker answers, it admits"
+    await until(lambda: any(tmp_path.rglob("pace/*")), "what is safe is known")
+    proxy.cut_off()
+    try:
+        with pytest.raises(Unreachable):
+            await job("pessimistic", max_wait_seconds=0.3)
+        assert await job("optimistic") == ""
+        starts.clear()
+        assert await asyncio.gather(*(job("safe") for _ in range(JOBS))) == [""] * JOBS
+    finally:
+        proxy.cut = False
+    assert all(b - a >= HOLD_SECONDS / LIMIT * 0.9 for a, b in pairwise(sorted(starts))), "no herd"
+    assert await job("safe")
+    await until(lambda: not any(tmp_path.rglob("unleased/*")), "every unleased start is reported")
+    charged = await live.rows(
+        "SELECT request_id FROM leases WHERE lease_pool_id = $1 AND granted_at IS NOT NULL", pool
+    )
+    assert len(charged) == 2 + 1 + JOBS, "and charged"

@@ -1,0 +1,73 @@
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter
+
+from tests.harness import until
+from tests.requirements.live import Live
+
+SLIPWAY = (sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')")
+# A program that has a handler of its own, before it takes a lease.
+PROGRAM = """
+import signal, sys, time
+from slipway_client.leases import lease
+
+def mine(signum, frame):
+    print("my own handler", flush=True)
+    sys.exit(7)
+
+signal.signal(signal.SIGTERM, mine)
+with lease(sys.argv[1], say=lambda _: None) as held:
+    print("holding", flush=True)
+    time.sleep(60)
+"""
+
+
+async def test_client_cleanup(live: Live) -> None:
+    """"context manager; signal handlers *chained*, never replaced (the trap bug); release idempotent; errors never
+    returned in the value channel."
+    """
+    pool = await live.pool("cleanup", 1)
+    url = f"http://127.0.0.1:{live.ports[0]}"
+    environment = os.environ | {"SLIPWAY_LEASE_BROKER_URL": url, "SLIPWAY_TOKEN": live.secrets["ann"]}
+
+    async def run(*command: str) -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment)
+
+    program = await run(sys.executable, "-c", PROGRAM, pool)
+    assert program.stdout is not None
+    try:
+        assert await program.stdout.readline() == b"holding\n"
+        program.send_signal(signal.SIGTERM)
+        said, _ = await program.communicate()
+    finally:
+        if program.returncode is None:
+            program.kill()
+            await program.wait()
+    assert (said, program.returncode) == (b"my own handler\n", 7)
+    assert await released(live, pool) == Counter({1: 1}), "given back, once"
+
+    acquire = await run(*SLIPWAY, "lease", "acquire", "--pool", pool)
+    handle, _ = await acquire.communicate()
+    for units in (b"1", b"0"):
+        release = await run(*SLIPWAY, "lease", "release", handle.decode().strip())
+        told, complaint = await release.communicate()
+        assert (release.returncode, complaint) == (0, b"")
+        assert units in told.split(), "again is no error, and gives back nothing"
+    wrong = await run(*SLIPWAY, "lease", "acquire", "--pool", "no-such-pool")
+    value, complaint = await wrong.communicate()
+    assert (wrong.returncode, value) == (78, b"")
+    assert b"no-such-pool" in complaint
+    await until(lambda: _free(live, pool), "nothing is held")
+
+
+async def _free(live: Live, pool: str) -> bool:
+    return not (await live.get(f"/leases?pool={pool}"))["items"]
+
+
+async def released(live: Live, pool: str) -> Counter[int]:
+    """Units given back, by how often."""
+    rows = await live.rows("SELECT units FROM history WHERE lease_pool_id = $1 AND kind = 'released'", pool)
+    return Counter(row["units"] for row in rows)

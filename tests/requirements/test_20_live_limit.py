@@ -1,0 +1,22 @@
+from tests.histories.system import OPERATOR
+from tests.requirements.live import Live
+
+
+async def test_live_limit_change(live: Live) -> None:
+    """"lowering drains, never revokes." """
+    pool = await live.pool("limit", 3)
+    client, operator = live.client(), live.client("operator", owner=OPERATOR)
+    held = [(await client.acquire(pool, f"r{number}")).lease for number in range(3)]
+    assert (await operator.limit(pool, 1)).answer == "ok"
+    for lease in held:
+        assert lease is not None
+        assert (await client.say("renew", pool, lease)).answer == "ok"
+    for lease in held:
+        assert (await client.acquire(pool, "next")).answer == "waiting"
+        assert lease is not None
+        await client.say("release", pool, lease)
+    granted = (await client.acquire(pool, "next", wait_seconds=5.0)).lease
+    assert granted is not None
+    assert (await operator.limit(pool, 2)).answer == "ok"
+    assert (await client.acquire(pool, "more", wait_seconds=5.0)).lease is not None
+    assert await live.violations(pool) == []

@@ -1,0 +1,73 @@
+"""A broker that is killed in the middle of a grant: `python -m tests.requirements.victim DATABASE_URL`.
+
+Request r1 is told and decided by a process that dies before its first word to the database; r2, and r1 again as Kafka
+would, by one that dies before its second, and so on, until one lives through it all. Prints last how many died.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any, Final
+
+from asyncpg.connection import Connection
+
+from slipway_common import postgres
+from tests import harness
+from tests.lease_broker import SERVICE, Broker, ask
+
+SAID: Final = ("execute", "executemany", "fetch", "fetchrow", "fetchval")
+
+
+def die_at(word: int) -> None:
+    """Have this process killed instead of its so manieth word to the database."""
+    words = count(1)
+
+    def dying(say: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def said(self: Any, *arguments: Any, **options: Any) -> Any:
+            if next(words) == word:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return await say(self, *arguments, **options)
+
+        return said
+
+    for name in SAID:
+        setattr(Connection, name, dying(getattr(Connection, name)))
+
+
+async def grant(url: str, word: int) -> None:
+    broker = Broker(await postgres.connect(url, SERVICE, settings=harness.PATIENT))
+    die_at(word)
+    await broker.tell(*(ask(f"r{number}") for number in range(1, word + 1)))
+    await broker.decide()
+    await broker.close()
+
+
+def live(url: str, word: int) -> int:
+    """One life, in a process of its own; its exit code."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        asyncio.run(grant(url, word))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def main(url: str) -> int:
+    for word in count(1):
+        code = live(url, word)
+        if code == 0:
+            print(word - 1)
+        if code != -signal.SIGKILL:
+            return code
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

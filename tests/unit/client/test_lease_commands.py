@@ -1,0 +1,642 @@
+"""`slipway lease` against a broker that answers from a table: what it asks, prints and exits with."""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from slipway_client.cli import app
+from slipway_client.leases import LeaseLost, NotAdmitted, Refused, Unreachable, lease
+from slipway_client.leases.attempts import Attempt
+from slipway_client.leases.state import State
+from slipway_client.leases.terms import Lease, Wanted
+from slipway_common.clock import monotonic_seconds
+from slipway_common.events.lease import ReplacedLease
+from tests import lease_answers
+from tests.lease_answers import ACQUIRE, HANDLE, LEASE, RELEASE, RENEW, UNLEASED, LeaseBroker, problem, waiting
+
+NOWHERE = "http://127.0.0.1:1"
+COMMAND = [sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')", "lease"]
+CANCEL = "DELETE /lease-pools/aws-ci/requests/"
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[LeaseBroker, str]]:
+    with lease_answers.served() as server:
+        yield server
+
+
+@pytest.fixture
+def broker(server: tuple[LeaseBroker, str]) -> LeaseBroker:
+    server[0].reset()
+    return server[0]
+
+
+@pytest.fixture
+def environment(server: tuple[LeaseBroker, str], tmp_path: Path) -> dict[str, str]:
+    packages = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # whose code is tested
+    ours = {"SLIPWAY_LEASE_BROKER_URL": server[1], "SLIPWAY_STATE_DIR": str(tmp_path), "SLIPWAY_TOKEN": "secret"}
+    return packages | ours
+
+
+def slipway(environment: dict[str, str], *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["lease", *arguments], env=environment, catch_exceptions=False)
+
+
+def run(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """As a process of its own, as `run` has to be."""
+    return subprocess.run(
+        [*COMMAND, "run", "--pool", "aws-ci", *arguments], env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+
+
+# One command each
+
+
+def test_a_lease_is_handed_over_in_the_form_asked_for(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    assert slipway(environment, "acquire", "--pool", "aws-ci").stdout == f"{HANDLE}\n"
+    told = json.loads(slipway(environment, "acquire", "--pool", "aws-ci", "-o", "json").stdout)
+    assert (told["lease_id"], told["fencing_token"]) == (LEASE, 7)
+    lines = slipway(environment, "acquire", "--pool", "aws-ci", "-o", "env").stdout
+    shown = subprocess.run(
+        ["sh", "-c", f"eval {shlex.quote(lines)}; env"], capture_output=True, text=True, check=True, env={}
+    ).stdout.splitlines()
+    assert {"SLIPWAY_FENCING_TOKEN=7", f"SLIPWAY_LEASE_ID={LEASE}", "SLIPWAY_LEASE_POOL=aws-ci"} <= set(shown)
+
+
+def test_all_that_is_asked_for_is_told(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    slipway(
+        environment, "acquire", "--pool", "aws-ci", "--operation", "destroy", "--hold", "20m", "--units", "2",
+        "--tenant", "nightly", "--priority", "3", "--request-id", "r-1", "--replaces", "l-0:5", "--group", "payload",
+        "--group-size", "10", "--spread", "15m", "--member", "0", "--max-wait", "0",
+    )  # fmt: skip
+    assert broker.bodies(ACQUIRE) == [{
+        "request_id": "r-1", "operation": "destroy", "units": 2, "tenant": "nightly", "priority": 3,
+        "hold_seconds": 1200.0, "replaces": {"lease_id": "l-0", "fencing_token": 5}, "wait_seconds": 0.0,
+        "group": {"name": "payload", "size": 10, "spread_seconds": 900.0, "member": 0},
+    }]  # fmt: skip
+    slipway(environment, "acquire", "--pool", "aws-ci", "--request-id", "r-2")
+    assert broker.bodies(ACQUIRE)[1] == {
+        "request_id": "r-2", "operation": "install", "units": 1, "priority": 0, "wait_seconds": 0.0,
+    }  # fmt: skip
+
+
+def test_nobody_comes_back_for_a_request_without_an_id(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """With one it stays in the queue, and its place is a value."""
+    broker.answers[ACQUIRE] = [waiting()]
+    answer = slipway(environment, "acquire", "--pool", "aws-ci", "--max-wait", "0")
+    assert (answer.exit_code, answer.stdout) == (75, "")
+    assert "no lease of aws-ci within 0 s; position 3, about 1 min, 50 of 50 units are held" in answer.stderr
+    (request,) = (body["request_id"] for body in broker.bodies(ACQUIRE))
+    assert broker.count(CANCEL + request) == 1
+    broker.told.clear()
+    mine = ("acquire", "--pool", "aws-ci", "--max-wait", "0", "--request-id", "host-1")
+    assert slipway(environment, *mine).exit_code == 75
+    shown = slipway(environment, *mine, "-o", "json")
+    assert (shown.exit_code, json.loads(shown.stdout)["retry_after_seconds"]) == (75, 0.05)
+    assert broker.count(CANCEL + "host-1") == 0
+
+
+def test_no_answer_is_asked_for_again_by_the_same_id(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """Also after errors whose effect is unknown: a lost reply must not become a second lease."""
+    unclear = [problem(503, "unavailable"), (200, {"odd": 1})]
+    broker.answers[ACQUIRE] = [*unclear, waiting(), waiting(), lease_answers.lease()]
+    assert slipway(environment, "acquire", "--pool", "aws-ci").stdout == f"{HANDLE}\n"
+    bodies = broker.bodies(ACQUIRE)
+    assert [body["wait_seconds"] > 0 for body in bodies] == [False, False, False, True, True, False]
+    assert len({body["request_id"] for body in bodies}) == 1
+
+
+REFUSALS = [
+    (problem(401, "unknown-token"), 77), (problem(403, "scope-missing"), 77), (problem(403, "wrong-owner"), 77),
+    (problem(404, "unknown-lease-pool"), 78), (problem(422, "invalid-request"), 78),
+    (problem(409, "request-conflict"), 78), (problem(410, "lease-ended", reason="released"), 76),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "code"), REFUSALS, ids=[answer[1]["title"] for answer, _ in REFUSALS])
+def test_what_is_refused_is_not_asked_again(
+    broker: LeaseBroker, environment: dict[str, str], answer: Any, code: int
+) -> None:
+    """Whichever the mode: a broker that says no is not silent."""
+    broker.answers[ACQUIRE] = [answer]
+    assert slipway(environment, "acquire", "--pool", "aws-ci").exit_code == code
+    ran = run(environment, "--fail-open", "optimistic", "--", "echo", "started")
+    assert (ran.returncode, ran.stdout) == (code, "")
+    assert [asked for asked, _ in broker.told] == [ACQUIRE, ACQUIRE]
+
+
+HELD = [
+    ("renew", RENEW, {"fencing_token": 7}, "300\n"),
+    ("heartbeat", RENEW, {"fencing_token": 7}, "300\n"),
+    ("confirm", f"POST /leases/{LEASE}/confirm", {"fencing_token": 7}, "300\n"),
+    ("release", RELEASE, {"fencing_token": 7, "result": "done", "throttled": False}, "1\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "asked", "body", "value"), HELD, ids=[row[0] for row in HELD])
+def test_a_lease_is_named_by_its_handle_or_the_environment(
+    broker: LeaseBroker, environment: dict[str, str], command: str, asked: str, body: Any, value: str
+) -> None:
+    broker.answers[f"POST /leases/{LEASE}/confirm"] = [lease_answers.lease()]
+    broker.answers[f"POST /leases/{LEASE}/heartbeat"] = [lease_answers.lease()]
+    named = slipway(environment, command, HANDLE)
+    ours = slipway(environment | {"SLIPWAY_LEASE_ID": LEASE, "SLIPWAY_FENCING_TOKEN": "7"}, command)
+    assert [(each.exit_code, each.stdout) for each in (named, ours)] == [(0, value)] * 2
+    assert broker.told == [(asked, body)] * 2
+    assert slipway(environment, command).exit_code == 2
+    assert slipway(environment, command, LEASE).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (problem(410, "lease-ended", reason="expired"), 76), (problem(409, "stale-token"), 76),
+        (problem(403, "wrong-owner"), 77), (problem(404, "unknown-lease"), 78), (problem(503, "unavailable"), 69),
+    ],
+)  # fmt: skip
+def test_why_a_lease_is_not_renewed(
+    broker: LeaseBroker, environment: dict[str, str], answer: Any, code: int
+) -> None:
+    broker.answers[RENEW] = [answer]
+    told = slipway(environment, "renew", HANDLE)
+    assert (told.exit_code, told.stdout) == (code, "")
+
+
+def test_evidence_goes_with_the_release(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    slipway(
+        environment, "release", HANDLE, "--units", "2", "--result", "failed", "--retry-after", "2m",
+        "--quota-remaining", "9",
+    )  # fmt: skip
+    assert broker.bodies(RELEASE) == [{
+        "fencing_token": 7, "units": 2, "result": "failed", "throttled": True, "retry_after_seconds": 120.0,
+        "quota_remaining": 9,
+    }]  # fmt: skip
+
+
+def test_leases_are_listed_by_name_for_scripts(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    broker.answers["GET /leases"] = [(200, {"items": [lease_answers.lease()[1]]}), (200, {"items": []})]
+    assert slipway(environment, "ls", "-o", "name").stdout == f"{LEASE}\n"
+    assert slipway(environment, "ls", "-o", "name").stdout == ""
+    assert slipway(environment, "ls").stdout == "no leases\n"
+
+
+CHANGES = [
+    (("set", "aws-ci", "--limit", "40"), {"limit": 40}),
+    (("set", "aws-ci", "--hold", "20m", "--ttl", "5m", "--revision", "3"),
+     {"hold_seconds": 1200.0, "ttl_seconds": 300.0, "revision": 3}),
+    (("set", "aws-ci", "--pacing", "12s/3"), {"pacing": {"interval_seconds": 12.0, "burst": 3}}),
+    (("set", "aws-ci", "--pacing", "12s"), {"pacing": {"interval_seconds": 12.0, "burst": 1}}),
+    (("set", "aws-ci", "--pacing", "off"), {"pacing": "off"}),
+    (("set", "aws-ci", "--pacing", "default"), {"pacing": None}),
+    (("set", "aws-ci", "--mode", "shadow"), {"mode": "shadow"}),
+    (("pin", "aws-ci"), {"pinned": True}),
+    (("unpin", "aws-ci"), {"pinned": False}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "body"), CHANGES, ids=[" ".join(command) for command, _ in CHANGES])
+def test_a_pool_is_changed_with_a_reason(
+    broker: LeaseBroker, environment: dict[str, str], command: tuple[str, ...], body: Any
+) -> None:
+    """And in nothing that was not named."""
+    broker.answers["PATCH /lease-pools/aws-ci"] = [(200, {"id": "aws-ci", "revision": 4})]
+    assert slipway(environment, *command).exit_code == 2
+    told = slipway(environment, *command, "--reason", "why")
+    assert (told.exit_code, told.stdout) == (0, "aws-ci is changed, revision 4\n")
+    assert broker.told == [("PATCH /lease-pools/aws-ci", body | {"reason": "why"})]
+
+
+def test_a_pool_is_drained_and_grants_again(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    asked = {how: f"POST /lease-pools/aws-ci/{how}" for how in ("drain", "undrain")}
+    broker.answers |= {name: [(200, {})] for name in asked.values()}
+    for how in asked:
+        assert slipway(environment, how, "aws-ci", "--reason", "why").exit_code == 0
+    assert broker.told == [(name, {"reason": "why"}) for name in asked.values()]
+
+
+def test_a_gang_is_one_request(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    granted = {"leases": [lease_answers.lease()[1], lease_answers.lease(lease_id="l-2", fencing_token=1)[1]]}
+    broker.answers["POST /lease-gangs"] = [waiting(), (200, granted)]
+    members = ("--member", "aws-ci", "--member", "quay:10")
+    told = slipway(environment, "gang", *members, "--request-id", "g", "--hold", "5m")
+    assert told.stdout == f"{HANDLE}\nl-2:1\n"
+    bodies = broker.bodies("POST /lease-gangs")
+    assert bodies[0] == {
+        "request_id": "g", "operation": "install", "wait_seconds": 0.0,
+        "members": [{"pool": "aws-ci", "units": 1, "hold_seconds": 300.0},
+                    {"pool": "quay", "units": 10, "hold_seconds": 300.0}],
+    }  # fmt: skip
+    assert {body["request_id"] for body in bodies} == {"g"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("acquire", "--pool", "p", "--spread", "5m"), ("acquire", "--pool", "p", "--group", "g"),
+        ("acquire", "--pool", "p", "--group", "g", "--spread", "5m", "--group-size", "3", "--member", "3"),
+        ("acquire", "--pool", "p", "--max-wait", "soon"), ("acquire", "--pool", "p", "--units", "0"),
+        ("acquire", "--pool", "p", "--priority", "10"), ("acquire", "--pool", "p", "--replaces", "l-1"),
+        ("run", "--pool", "p"), ("run", "--pool", "p", "--on-loss", "STOP", "--", "true"),
+        ("run", "--pool", "p", "--fail-open", "maybe", "--", "true"), ("gang", "--member", "p:x"),
+        ("set", "p", "--reason", "r"), ("set", "p", "--reason", "r", "--pacing", "5s/x"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_asks_nobody(broker: LeaseBroker, environment: dict[str, str], wrong: tuple[str, ...]) -> None:
+    answer = slipway(environment, *wrong)
+    assert (answer.exit_code, answer.stdout, broker.told) == (2, "", [])
+
+
+def test_switched_off_nothing_is_asked_and_nothing_is_held(
+    broker: LeaseBroker, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's own calls become nothing; its command runs as if nobody stood before it."""
+    off = environment | {"SLIPWAY_LEASE": "off"}
+    for command in (("acquire", "--pool", "aws-ci", "-o", "env"), ("renew",), ("release",)):
+        answer = slipway(off, *command)
+        assert (answer.exit_code, answer.stdout) == (0, "")
+    ran = run(off, "--", "sh", "-c", "echo $SLIPWAY_LEASE_ID.; exit 7")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (7, ".\n", "")
+    assert run(off, "--", "nosuch").returncode == 127
+    monkeypatch.setenv("SLIPWAY_LEASE", "off")
+    with lease("aws-ci", url=NOWHERE) as held:
+        assert (held.lease_id, held.fencing_token, held.lost.is_set()) == ("", 0, False)
+    assert broker.told == []
+
+
+def test_a_wait_takes_nothing_from_a_lease(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """When in a long wait it was granted is not known: what is left of it is asked for again, and counts from there."""
+    broker.wait_seconds = 0.5
+    broker.answers[ACQUIRE] = [waiting(), lease_answers.lease(ttl_seconds_left=0.4)]
+    broker.answers[RENEW] = [lease_answers.lease()]
+    ran = run(environment, "--", "sh", "-c", "exit 3")
+    assert (ran.returncode, "lost" in ran.stderr) == (3, False)
+
+
+# run
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "result"),
+    [("exit 7", 7, "failed"), ("exit 0", 0, "done"), ("kill -9 $$", 137, "failed"), ("kill -INT $$", 130, "failed")],
+)
+def test_run_ends_as_its_command_does_and_gives_back_once(
+    broker: LeaseBroker, environment: dict[str, str], command: str, code: int, result: str
+) -> None:
+    ran = run(environment, "--", "sh", "-c", command)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (code, "", "")
+    assert broker.bodies(RELEASE) == [{"fencing_token": 7, "result": result, "throttled": False}]
+
+
+def test_the_command_gets_our_input_and_knows_its_lease(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    code = "read line; echo $line $SLIPWAY_LEASE_ID $SLIPWAY_FENCING_TOKEN $SLIPWAY_LEASE_POOL"
+    ran = subprocess.run(
+        [*COMMAND, "run", "--pool", "aws-ci", "--", "sh", "-c", code], input="hello\n", text=True, capture_output=True,
+        env={"PATH": "/usr/bin:/bin", **environment, "SLIPWAY_LEASE_ID": "outer"}, timeout=SECONDS, check=True,
+    )  # fmt: skip
+    assert ran.stdout == f"hello {LEASE} 7 aws-ci\n"
+
+
+def test_a_command_that_cannot_start_holds_nothing(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    ran = run(environment, "--", "nosuch")
+    assert (ran.returncode, broker.count(RELEASE)) == (127, 1)
+    assert "nosuch cannot be started" in ran.stderr
+
+
+def test_a_release_that_nobody_answers_is_said_again(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    broker.answers[RELEASE] = [problem(503, "unavailable"), problem(503, "unavailable"), lease_answers.RELEASED]
+    assert run(environment, "--", "true").returncode == 0
+    assert broker.count(RELEASE) == 3
+
+
+def test_an_exit_code_can_mean_that_the_account_throttles(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    for code in (4, 5):
+        run(environment, "--throttled-exit", "4", "--", "sh", "-c", f"exit {code}")
+    assert [body["throttled"] for body in broker.bodies(RELEASE)] == [True, False]
+
+
+def test_a_command_that_was_asked_to_end_has_not_failed(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """Whoever fails is slowed down by the broker."""
+    script = "kill -TERM $PPID; sleep 60"
+    assert run(environment, "--", "sh", "-c", script).returncode == 143
+    assert [body["result"] for body in broker.bodies(RELEASE)] == ["cancelled"]
+
+
+AT_A_TERMINAL = """
+trap 'echo own INT trap' INT
+"$@" lease run --pool aws-ci -- {command}
+echo "code $?"
+"""
+COUNTS: Final = """
+import signal, time
+got = []
+signal.signal(signal.SIGINT, lambda *_: got.append(1))
+print("up", flush=True)
+while not got:
+    time.sleep(0.05)
+time.sleep(0.5)
+print("got", len(got))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (shlex.join([sys.executable, "-c", COUNTS]), ["up", "got 1", "own INT trap", "code 0"]),
+        ("sh -c 'echo up; exec sleep 60'", ["up", "own INT trap", "code 130"]),
+    ],
+)
+def test_ctrl_c_reaches_command_and_script_once_each(
+    broker: LeaseBroker, environment: dict[str, str], command: str, words: list[str]
+) -> None:
+    """A terminal sends it to both, and to us: we only have to give back."""
+    spawn = "import pty, sys; pty.spawn(sys.argv[1:])"
+    script = ["bash", "-c", AT_A_TERMINAL.format(command=command), "bash", *COMMAND[:-1]]
+    process = subprocess.Popen(
+        [sys.executable, "-c", spawn, *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )  # fmt: skip
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines = [process.stdout.readline().decode().strip()]
+        process.stdin.write(b"\x03")
+        process.stdin.flush()
+        lines += [line.decode().strip().removeprefix("^C") for line in process.stdout]
+    finally:
+        process.kill()
+        process.wait()
+    assert (lines, broker.count(RELEASE)) == (words, 1)
+
+
+def test_loss_is_told_by_the_signal_of_choice(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """And nothing is given back that is another's by now."""
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=0.3)]
+    broker.answers[RENEW] = [problem(410, "lease-ended", reason="expired")]
+    script = "trap 'echo told; exit 9' USR1; while :; do sleep 0.05; done"
+    ran = run(environment, "--on-loss", "USR1", "--", "sh", "-c", script)
+    assert (ran.returncode, ran.stdout) == (9, "told\n")
+    assert "the lease is lost: expired; sending SIGUSR1 to the command" in ran.stderr
+    assert broker.count(RELEASE) == 0
+
+
+def test_loss_may_be_told_to_nobody(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=0.3)]
+    broker.answers[RENEW] = [problem(410, "lease-ended", reason="replaced")]
+    ran = run(environment, "--on-loss", "none", "--", "sh", "-c", "sleep 0.6; exit 3")
+    assert (ran.returncode, "the lease is lost: replaced" in ran.stderr) == (3, True)
+
+
+def test_the_end_of_the_hold_ends_nothing_else(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=0.3)]
+    broker.answers[RENEW] = [problem(410, "lease-ended", reason="hold")]
+    ran = run(environment, "--", "sh", "-c", "sleep 0.6; exit 3")
+    assert ran.returncode == 3
+    assert "the lease has ended (hold); the command goes on without one" in ran.stderr
+
+
+def test_a_lease_is_renewed_while_the_command_runs(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    broker.answers[ACQUIRE] = broker.answers[RENEW] = [lease_answers.lease(ttl_seconds_left=0.6)]
+    assert run(environment, "--", "sleep", "1.5").returncode == 0
+    assert broker.count(RENEW) >= 3
+    assert broker.count(RELEASE) == 1
+
+
+def test_the_next_attempt_replaces_the_lease_of_the_one_before(
+    broker: LeaseBroker, environment: dict[str, str]
+) -> None:
+    """Found by who asks; a success leaves nothing to replace."""
+    for number, code in ((1, 4), (2, 0), (3, 0)):
+        run(environment, "--attempt", str(number), "--", "sh", "-c", f"exit {code}")
+    bodies = broker.bodies(ACQUIRE)
+    assert [body.get("replaces") for body in bodies] == [None, {"lease_id": LEASE, "fencing_token": 7}, None]
+    assert len({body["request_id"] for body in bodies}) == 3
+
+
+def test_a_job_with_an_id_is_found_by_it(options: dict[str, Any]) -> None:
+    """Whoever asks; a lease that is named counts before the one that is known."""
+    said: list[str] = []
+
+    def attempt(number: int, replaces: ReplacedLease | None = None) -> Attempt:
+        wanted = Wanted(lease_pool_id="aws-ci", request_id="job-1", replaces=replaces)
+        return Attempt(options["url"], number, wanted, given_id=True, say=said.append)
+
+    first = attempt(1)
+    first.granted(msgspec.convert(lease_answers.lease()[1], Lease))
+    second, third = attempt(2), attempt(3, ReplacedLease(lease_id="l-9", fencing_token=9))
+    assert [each.wanted.request_id for each in (first, second, third)] == ["job-1", "job-1.2", "job-1.3"]
+    assert first.wanted.replaces is None
+    assert second.wanted.replaces == ReplacedLease(lease_id=LEASE, fencing_token=7)
+    assert third.wanted.replaces == ReplacedLease(lease_id="l-9", fencing_token=9)
+    assert said == []
+    second.succeeded()
+    assert attempt(3).wanted.replaces is None
+    assert "attempt 2 is not known here" in said[0]
+
+
+def test_a_lease_that_cannot_be_replaced_costs_its_credit_only(
+    broker: LeaseBroker, environment: dict[str, str]
+) -> None:
+    broker.answers[ACQUIRE] = [problem(404, "unknown-lease"), lease_answers.lease()]
+    assert run(environment, "--attempt", "2", "--replaces", "l-0:5", "--", "true").returncode == 0
+    assert ["replaces" in body for body in broker.bodies(ACQUIRE)] == [True, False]
+
+
+# A silent broker
+
+
+def test_unleased_starts_are_told_when_the_broker_is_back(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """By the next process; each once, and each is the same start whoever tells of it."""
+    nowhere = environment | {"SLIPWAY_LEASE_BROKER_URL": NOWHERE}
+    show = "echo $SLIPWAY_LEASE_POOL $SLIPWAY_LEASE_ID; exit 7"
+    ran = run(nowhere, "--fail-open", "optimistic", "--", "sh", "-c", show)
+    assert (ran.returncode, ran.stdout) == (7, "aws-ci\n")
+    assert "starting without a lease" in ran.stderr
+    # The broker comes back at another address here, and starts belong to one address.
+    state = Path(environment["SLIPWAY_STATE_DIR"])
+    (down,) = (state / "leases").iterdir()
+    down.rename(State(state, environment["SLIPWAY_LEASE_BROKER_URL"], print).folder)
+    for _ in range(2):
+        assert run(environment, "--", "true").returncode == 0
+    assert broker.count(UNLEASED) == 1
+    (start,) = broker.bodies(UNLEASED)[0]["starts"]
+    assert (start["operation"], start["units"]) == ("install", 1)
+    assert datetime.fromisoformat(start["started_at"]).tzinfo is not None
+
+
+def test_safe_waits_for_its_place_in_the_pace(environment: dict[str, str]) -> None:
+    """Of a pool that was never seen one start in the time of its hold; the second one of this host does not fit."""
+    nowhere = environment | {"SLIPWAY_LEASE_BROKER_URL": NOWHERE}
+    safe = ("--silent-after", "0", "--hold", "2s", "--", "true")
+    first = run(nowhere, "--max-wait", "10s", *safe)
+    second = run(nowhere, "--max-wait", "0.1s", *safe)
+    assert (first.returncode, second.returncode) == (0, 69)
+    assert "this starts without a lease in" in first.stderr
+
+
+def test_pessimistic_starts_nothing(environment: dict[str, str]) -> None:
+    nowhere = environment | {"SLIPWAY_LEASE_BROKER_URL": NOWHERE}
+    ran = run(nowhere, "--fail-open", "pessimistic", "--max-wait", "0.5s", "--", "echo", "started")
+    assert (ran.returncode, ran.stdout) == (69, "")
+    assert "has not answered within 0.5 s" in ran.stderr
+
+
+def test_an_address_that_is_none_is_no_outage(environment: dict[str, str]) -> None:
+    ran = run(environment | {"SLIPWAY_LEASE_BROKER_URL": "broker:7303"}, "--fail-open", "optimistic", "--", "echo", "x")
+    assert (ran.returncode, ran.stdout) == (78, "")
+
+
+# From Python
+
+
+@pytest.fixture
+def options(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("SLIPWAY_STATE_DIR", environment["SLIPWAY_STATE_DIR"])
+    monkeypatch.delenv("SLIPWAY_LEASE", raising=False)
+    return {"url": environment["SLIPWAY_LEASE_BROKER_URL"], "token": "secret"}
+
+
+def test_a_block_holds_a_lease(broker: LeaseBroker, options: dict[str, Any]) -> None:
+    with lease("aws-ci", hold_seconds=60.0, **options) as held:
+        assert (held.lease_id, held.fencing_token, held.lost.is_set()) == (LEASE, 7, False)
+        held.check()
+        assert broker.count(RELEASE) == 0
+    assert broker.bodies(ACQUIRE)[0]["hold_seconds"] == 60.0
+    assert [body["result"] for body in broker.bodies(RELEASE)] == ["done"]
+
+
+async def test_an_async_block_holds_a_lease(broker: LeaseBroker, options: dict[str, Any]) -> None:
+    async with lease("aws-ci", **options) as held:
+        assert (held.lease_id, held.fencing_token) == (LEASE, 7)
+    assert [body["result"] for body in broker.bodies(RELEASE)] == ["done"]
+
+
+async def test_a_block_that_fails_gives_back_once(broker: LeaseBroker, options: dict[str, Any]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with lease("aws-ci", **options):
+            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), lease("aws-ci", **options):
+        raise ZeroDivisionError
+    assert [body["result"] for body in broker.bodies(RELEASE)] == ["failed", "failed"]
+
+
+async def test_a_block_learns_of_its_loss(broker: LeaseBroker, options: dict[str, Any]) -> None:
+    """As an event while it runs, and as an exception when it ends as if nothing had happened."""
+    broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=0.3)]
+    broker.answers[RENEW] = [problem(410, "lease-ended", reason="lost")]
+    with pytest.raises(LeaseLost, match="is lost: lost"), lease("aws-ci", **options) as held:
+        assert held.lost.wait(SECONDS)
+
+
+    async def until_lost() -> None:
+        async with lease("aws-ci", **options) as later:
+            await asyncio.wait_for(later.lost.wait(), SECONDS)
+            later.check()
+
+    with pytest.raises(LeaseLost, match="is lost: lost"):
+        await until_lost()
+    assert broker.count(RELEASE) == 0
+
+
+async def test_a_block_is_not_entered_without_a_lease(broker: LeaseBroker, options: dict[str, Any]) -> None:
+    broker.answers[ACQUIRE] = [waiting()]
+    with pytest.raises(NotAdmitted) as refusal, lease("aws-ci", max_wait_seconds=0.0, **options):
+        pytest.fail("entered")
+    assert refusal.value.waiting is not None
+    with pytest.raises(NotAdmitted):
+        async with lease("aws-ci", max_wait_seconds=0.0, **options):
+            pytest.fail("entered")
+    assert sum(asked.startswith(CANCEL) for asked, _ in broker.told) == 2
+    broker.answers[ACQUIRE] = [problem(403, "scope-missing")]
+    with pytest.raises(Refused), lease("aws-ci", **options):
+        pytest.fail("entered")
+    with pytest.raises(Unreachable), lease(
+        "aws-ci", max_wait_seconds=0.1, fail_open="pessimistic", url=NOWHERE, token="x"
+    ):
+        pytest.fail("entered")
+
+
+async def test_whoever_is_cancelled_waits_no_more(broker: LeaseBroker, options: dict[str, Any]) -> None:
+    broker.answers[ACQUIRE] = [waiting(retry_after_seconds=30.0)]
+
+    async def block() -> None:
+        async with lease("aws-ci", request_id="r-1", **options):
+            pytest.fail("entered")
+
+    waits = asyncio.create_task(block())
+    began = monotonic_seconds()
+    while broker.count(ACQUIRE) < 2 and monotonic_seconds() - began < SECONDS:
+        await asyncio.sleep(0.01)
+    waits.cancel()
+    await asyncio.wait({waits})
+    assert waits.cancelled()
+    assert broker.count(CANCEL + "r-1") == 1
+
+
+PROGRAM = """
+import asyncio, os, signal, sys
+from slipway_client.leases import lease
+{before}
+def sync():
+    with lease("aws-ci"):
+        print("held", flush=True)
+        signal.pause()
+async def coroutine():
+    async with lease("aws-ci"):
+        print("held", flush=True)
+        await asyncio.sleep(60)
+{main}
+print("afterwards", signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, mine if "mine" in globals() else None))
+"""
+MINE = """
+def mine(*_):
+    os.write(1, b"mine\\n")  # the print that it may have interrupted is not to be entered again
+    raise KeyError("mine")
+signal.signal(signal.SIGTERM, mine)
+"""
+GUARDED = """
+try:
+    sync()
+except KeyError:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "main", "signum", "code", "words"),
+    [
+        ("", "sync()", signal.SIGTERM, 143, []),
+        ("", "asyncio.run(coroutine())", signal.SIGTERM, 143, []),
+        ("", "sync()", signal.SIGHUP, 129, []),
+        ("", "sync()", signal.SIGINT, -signal.SIGINT, []),
+        (MINE, GUARDED, signal.SIGTERM, 0, ["mine", "afterwards True"]),
+    ],
+)
+def test_signals_end_a_block_by_unwinding_and_a_handler_of_the_program_stays_its_own(
+    broker: LeaseBroker, environment: dict[str, str], before: str, main: str, signum: int, code: int, words: list[str]
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(before=before, main=main)], env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        process.send_signal(signum)
+        out, _ = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert (process.returncode, out.splitlines(), broker.count(RELEASE)) == (code, words, 1)

@@ -1,0 +1,69 @@
+"""How fast a host starts while nobody admits."""
+
+from itertools import pairwise
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_client.leases import pace
+from slipway_client.leases.pace import Pace, slot
+
+POOL = {"id": "aws-ci", "limit": 50, "hold_seconds": 1200.0, "pacing": None, "waiting": 30}
+
+
+def test_the_safe_rate_is_what_the_limit_turns_over() -> None:
+    """Pacing is for bursts: at twice limit ÷ hold more would be under way in the end than the limit."""
+    assert pace.seen(POOL, None).start_seconds == 24.0
+    assert pace.seen(POOL | {"pacing": {"interval_seconds": 60.0, "burst": 3}}, None).start_seconds == 60.0
+    assert pace.seen(POOL | {"pacing": "off"}, None).start_seconds == 24.0
+
+
+def test_a_pool_that_was_never_seen_admits_one_at_a_time() -> None:
+    assert pace.unknown(1200.0).start_seconds == 1200.0
+
+
+def test_a_drained_pool_lets_nothing_start() -> None:
+    drained = pace.seen(POOL | {"limit_in_force": 0}, None)
+    assert slot(drained, 1, 0.0, 0.5) == (inf, drained)
+
+
+def test_the_first_start_lies_anywhere_in_the_time_that_all_who_wait_would_take() -> None:
+    """Every host begins to count at the same moment: an outage must not be a herd."""
+    known = pace.seen(POOL, None)
+    assert [slot(known, 1, 1000.0, chance)[0] for chance in (0.0, 0.5)] == [1000.0, 1000.0 + 15 * 24.0]
+
+
+def test_seeing_the_pool_again_keeps_the_place_of_the_next_start() -> None:
+    _, after = slot(pace.seen(POOL, None), 2, 1000.0, 0.0)
+    assert after.next_start_at == 1048.0
+    assert pace.seen(POOL | {"limit": 10}, after).next_start_at == 1048.0
+
+
+@given(
+    limit=st.integers(1, 100), hold=st.floats(1.0, 3600.0), waiting=st.integers(0, 100), seed=st.integers(0, 99),
+    arrivals=st.lists(st.floats(0.0, 600.0), min_size=2, max_size=30),
+)  # fmt: skip
+def test_starts_of_one_host_keep_their_distance(
+    limit: int, hold: float, waiting: int, seed: int, arrivals: list[float]
+) -> None:
+    """However they arrive, no two starts are closer than the pace allows, and none is before its arrival."""
+    rng, known = Random(seed), Pace(limit_units=limit, hold_seconds=hold, waiting_units=waiting)
+    starts, now = [], 0.0
+    for arrival in arrivals:
+        now += arrival
+        start_at, known = slot(known, 1, now, rng.random())
+        assert start_at >= now
+        starts.append(start_at)
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
+    assert min(gaps) >= known.start_seconds - 1e-6
+
+
+def test_hosts_together_keep_the_rate() -> None:
+    """A hundred hosts with one start each, all at the same moment, spread over what a hundred starts may take."""
+    rng, known = Random(7), pace.seen(POOL | {"waiting": 100}, None)
+    starts = sorted(slot(known, 1, 0.0, rng.random())[0] for _ in range(100))
+    assert starts[-1] - starts[0] == pytest.approx(100 * 24.0, rel=0.1)
+    assert max(sum(at <= start < at + 240.0 for start in starts) for at in starts) <= 20  # twice the safe 10

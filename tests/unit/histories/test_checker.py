@@ -1,0 +1,212 @@
+"""The checker of `make histories` on made-up histories: each fault planted alone is found, what is allowed is not."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pytest
+from msgspec.structs import replace
+
+from tests.histories.checker import Kind, check, held
+from tests.histories.history import EVER, Call, Ended, History, Lease, Write
+
+Told = Call | Ended | Write
+TTL: Final = 10.0
+
+
+def asked(at: float, request: str, units: int = 1, *, until: float | None = None, **more: Any) -> Call:
+    """An acquire; without `until` nothing came back."""
+    return Call(
+        client=request, owner=request, does="acquire", pool="p", invoked=at, returned=EVER if until is None else until,
+        request_id=request, units=units, **more,
+    )  # fmt: skip
+
+
+def got(
+    at: float, request: str, token: int, units: int = 1, *, after: float = 0.1, lease: str = "", left: float = TTL,
+    of: int = 0, **more: Any,
+) -> Call:  # fmt: skip
+    """An acquire of `of` units, or as many as it got, answered with a lease."""
+    given = Lease(lease_id=lease or f"l{token}", fencing_token=token, units=units, seconds_left=left)
+    return asked(at, request, of or units, until=at + after, answer="ok", lease=given, **more)
+
+
+def said(
+    does: Any, at: float, of: Call, answer: Any = "ok", reason: str = "", *, after: float = 0.1, units: int = 0,
+    left: float = TTL, **more: Any,
+) -> Call:  # fmt: skip
+    """A confirm, renew or release by the holder of a lease."""
+    assert of.lease is not None
+    remaining = of.lease.units - (units or of.lease.units) if does == "release" else of.lease.units
+    lease = Lease(
+        lease_id=of.lease.lease_id, fencing_token=of.lease.fencing_token, units=remaining, seconds_left=left,
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "client": of.client, "owner": of.owner, "pool": of.pool, "does": does, "invoked": at, "returned": at + after,
+        "lease_id": lease.lease_id, "fencing_token": lease.fencing_token, "answer": answer, "reason": reason,
+        "units": (units or of.lease.units) if does == "release" else 0, "lease": lease if answer == "ok" else None,
+    }  # fmt: skip
+    return Call(**(fields | more))
+
+
+def done(does: Any, at: float, request: str = "", *, after: float = 0.1, answer: Any = "ok", units: int = 0) -> Call:
+    """A cancel of a request, or what an operator does with the pool."""
+    return Call(
+        client="c", does=does, pool="p", invoked=at, returned=at + after, answer=answer, request_id=request, units=units
+    )
+
+
+def wrote(at: float, of: Call, accepted: bool = True) -> Write:
+    assert of.lease is not None
+    return Write(
+        at=at, pool=of.pool, lease_id=of.lease.lease_id, fencing_token=of.lease.fencing_token, accepted=accepted
+    )
+
+
+def history(*told: Told, limit: int = 1, skew: float = 0.0, quiet_at: float = EVER) -> History:
+    return History(
+        limits={"p": limit}, skew_seconds=skew, quiet_at=quiet_at,
+        calls=[each for each in told if isinstance(each, Call)],
+        ended=[each for each in told if isinstance(each, Ended)],
+        writes=[each for each in told if isinstance(each, Write)],
+    )  # fmt: skip
+
+
+def kinds(*told: Told, **options: Any) -> list[Kind]:
+    return [violation.kind for violation in check(history(*told, **options))]
+
+
+A, B = got(0, "a", 1), got(5, "b", 2)
+LATE_B: Final = got(20, "b", 2)  # after the deadline of A
+
+PLANTED: Final[dict[str, tuple[Sequence[Told], dict[str, Any], list[Kind]]]] = {
+    "two hold one unit": ([A, B], {}, [Kind.OVER_LIMIT]),
+    "five units at a limit of four": ([got(0, "a", 1, 3), got(1, "b", 2, 2)], {"limit": 4}, [Kind.OVER_LIMIT]),
+    "a limit that had been lowered": ([A, done("limit", 1, units=1), B], {"limit": 2}, [Kind.OVER_LIMIT]),
+    "one request, two leases": (
+        [A, got(1, "a", 2, lease="other")], {"limit": 2}, [Kind.DUPLICATE_GRANT],
+    ),
+    "partial grants of more than was asked": (
+        [got(0, "a", 1, 2, of=3), got(0, "a", 2, 2, of=3, after=1)], {"limit": 9}, [Kind.DUPLICATE_GRANT],
+    ),
+    "two leases, one token": ([A, got(5, "b", 1, lease="other")], {"limit": 2}, [Kind.DUPLICATE_TOKEN]),
+    "a token below an older one": ([got(0, "a", 7), got(5, "b", 6)], {"limit": 2}, [Kind.TOKEN_ORDER]),
+    "a lease whose token changes": ([A, got(5, "a", 2, lease="l1")], {}, [Kind.TOKEN_ORDER]),
+    "a write of a former holder": (
+        [A, LATE_B, wrote(21, LATE_B), wrote(22, A)], {}, [Kind.STALE_WRITE],
+    ),
+    "a holder whose write is refused": (
+        [A, got(1, "b", 2, left=0), wrote(2, got(1, "b", 2)), wrote(3, A, accepted=False)], {}, [Kind.HOLDER_FENCED],
+    ),
+    "one lease, two owners": ([A, got(5, "b", 1, lease="l1")], {"limit": 9}, [Kind.TWO_OWNERS]),
+    "a stranger's renewal": ([A, said("renew", 1, A, owner="b")], {}, [Kind.TWO_OWNERS]),
+    "a renewal under a former token": ([A, said("renew", 1, A, fencing_token=0)], {}, [Kind.STALE_TOKEN]),
+    "a release under a former token": (
+        [A, said("release", 1, A, fencing_token=0), got(2, "b", 2)], {}, [Kind.STALE_TOKEN, Kind.OVER_LIMIT],
+    ),
+    "a grant after its cancel": (
+        [asked(0, "a", until=0.1, answer="waiting"), done("cancel", 1, "a"), got(2, "a", 1)], {},
+        [Kind.GRANTED_CANCELLED],
+    ),
+    "a renewal after the loss was told": (
+        [A, Ended(at=11, pool="p", lease_id="l1", reason="lost"), said("renew", 12, A)], {}, [Kind.REVIVED],
+    ),
+    "a renewal after it was refused": (
+        [A, said("renew", 11, A, "refused", "expired"), said("renew", 12, A)], {}, [Kind.REVIVED],
+    ),
+    "a renewal after its release": (
+        [A, said("release", 1, A), said("renew", 2, A)], {}, [Kind.REVIVED],
+    ),
+    "a renewal after another's grant": (
+        [A, LATE_B, said("renew", 21, A)], {}, [Kind.RENEWED_TAKEN],
+    ),
+    "an end before the deadline": (
+        [A, said("renew", 9, A), said("renew", 12, A, "refused", "lost")], {}, [Kind.ENDED_EARLY],
+    ),
+    "a grant while drained": ([done("drain", 0), B], {}, [Kind.GRANTED_DRAINED]),
+    "units that stay away": (
+        [A, said("release", 1, A), asked(60, "z", until=61, answer="waiting")], {"quiet_at": 50}, [Kind.NEVER_FREE],
+    ),
+    "no answer although all is quiet": ([asked(60, "z")], {"quiet_at": 50}, [Kind.NEVER_FREE]),
+}  # fmt: skip
+
+SOUND: Final[dict[str, tuple[Sequence[Told], dict[str, Any]]]] = {
+    "one after the other": ([A, said("release", 1, A), B, wrote(2, A), wrote(5.5, B), wrote(6, A, accepted=False)], {}),
+    "beside each other": ([got(0, "a", 1, 2), got(1, "b", 2, 2)], {"limit": 4}),
+    "a grant as a release begins": ([A, said("release", 4.9, A, after=3), B], {}),
+    "a release without an answer": ([A, said("release", 1, A, "unknown", after=EVER), B], {}),
+    "after the deadline": ([A, LATE_B, wrote(21, A), wrote(22, LATE_B)], {}),
+    "within the skew of the deadline": ([A, got(9.9, "b", 2, after=0.05)], {"skew": 0.1}),
+    "a renewal without an answer promises nothing": ([A, said("renew", 9, A, "unknown", after=EVER), LATE_B], {}),
+    "a part given back": ([got(0, "a", 1, 3), said("release", 1, got(0, "a", 1, 3), units=2), got(2, "b", 2, 2)], {
+        "limit": 3,
+    }),
+    "a grant asked for again": ([asked(0, "a"), got(1, "a", 1), got(2, "a", 1), said("renew", 3, A)], {}),
+    "a request in parts": ([got(0, "a", 1, 1, of=3), got(0, "a", 2, 2, of=3, after=2)], {"limit": 3}),
+    "a limit lowered below what is held": (
+        [got(0, "a", 1, 3), done("limit", 1, units=1), said("release", 2, got(0, "a", 1, 3)), got(3, "b", 2)],
+        {"limit": 3},
+    ),
+    "a limit that is being lowered": ([A, done("limit", 4.9, units=1, after=9), B], {"limit": 2}),
+    "a limit that was perhaps raised": ([A, done("limit", 1, units=2, answer="unknown", after=EVER), B], {}),
+    "a limit whose lowering was refused": ([A, done("limit", 1, units=1, answer="refused"), B], {"limit": 2}),
+    "at once, in any order of tokens": ([got(0, "a", 2, after=3), got(1, "b", 1)], {"limit": 2}),
+    "a cancel that came too late": ([A, done("cancel", 1, "a", answer="refused"), B], {}),
+    "a cancelled request that stays cancelled": (
+        [asked(0, "a", until=1, answer="waiting"), done("cancel", 1, "a"), asked(2, "a", until=3, answer="refused")],
+        {},
+    ),
+    "a renewal while its loss is told": (
+        [A, Ended(at=21, pool="p", lease_id="l1", reason="lost"), said("renew", 9, A, after=20, left=0)], {},
+    ),
+    "an end after the deadline": ([A, said("renew", 10.1, A, "refused", "lost")], {}),
+    "an end that its holder asked for": (
+        [A, said("release", 1, A, "unknown", after=EVER), said("renew", 2, A, "refused", "released")], {},
+    ),
+    "a refused stranger": ([A, said("renew", 1, A, "refused", "wrong-owner", owner="b"), said("renew", 2, A)], {}),
+    "a refused token": ([A, said("release", 1, A, "refused", "stale-token", fencing_token=9), LATE_B], {}),
+    "asked for before a drain": ([done("drain", 5.02), B], {}),
+    "asked for again while drained": ([A, done("drain", 2), got(3, "a", 1), said("renew", 4, A)], {}),
+    "granted after a drain": ([done("drain", 0), done("undrain", 4), B], {}),
+    "replaced": ([A, got(1, "b", 2, replaces="l1"), said("renew", 2, A, "refused", "replaced")], {}),
+    "everything granted again": (
+        [A, said("release", 1, A), asked(60, "z", until=61, answer="waiting"), got(62, "z", 2, 4)],
+        {"limit": 4, "quiet_at": 50},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("told", "options", "found"), PLANTED.values(), ids=list(PLANTED))
+def test_planted(told: Sequence[Told], options: dict[str, Any], found: list[Kind]) -> None:
+    """Each fault is found, and nothing else is."""
+    assert kinds(*told, **options) == found
+
+
+def test_every_kind_is_planted() -> None:
+    assert {kind for _, _, found in PLANTED.values() for kind in found} == set(Kind)
+
+
+@pytest.mark.parametrize(("told", "options"), SOUND.values(), ids=list(SOUND))
+def test_sound(told: Sequence[Told], options: dict[str, Any]) -> None:
+    """What a sound broker may show is no violation."""
+    assert check(history(*told, **options)) == []
+
+
+def test_what_is_surely_held() -> None:
+    """From the answer on until the promise of the newest acknowledged call ends; renewals count from when they were
+    sent, and units from when they were offered back."""
+    lease = got(0, "a", 1, 3, after=1)
+    (holding,) = held(history(lease, said("renew", 8, lease, after=1), said("release", 9, lease, units=1), skew=0.5))
+    assert [holding.units_at(at) for at in (0.9, 1, 8.9, 9, 17.4, 17.5)] == [0, 3, 3, 2, 2, 0]
+
+
+SOUND_RUN: Final = [asked(0, "a"), A, said("renew", 1, A), wrote(1.5, A), said("release", 2, A), B, wrote(5.2, B)]
+
+
+def test_only_differences_of_time_count() -> None:
+    assert kinds(*(moved(each, 1e6) for each in SOUND_RUN)) == []
+    assert kinds(*(moved(each, 1e6) for each in [A, B])) == [Kind.OVER_LIMIT]
+
+
+def moved(each: Any, by: float) -> Any:
+    times = ("invoked", "returned") if isinstance(each, Call) else ("at",)
+    return replace(each, **{name: getattr(each, name) + by for name in times})

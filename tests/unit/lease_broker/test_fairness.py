@@ -1,0 +1,133 @@
+"""Whose turn it is: examples, and the shares that any order of arrival comes to."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_lease_broker.domain.fairness import LEVEL_MAX, Head, Shares, charged, level, next_head
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+AGEING = 300.0
+
+#   priority, waited, level
+LEVELS = [(0, 0, 0), (0, 299, 0), (0, 300, 1), (4, 900, 7), (9, 0, 9), (9, 9000, 9), (0, 2700, 9), (0, 2699, 8),
+          (3, -5, 3)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("priority", "waited", "reached"), LEVELS)
+def test_levels(priority: int, waited: float, reached: int) -> None:
+    """One more for each full step of waiting, 9 at most; a clock that went back takes none away."""
+    assert level(priority, waited, AGEING) == reached
+
+
+@given(st.integers(0, 9), st.floats(0.1, 5000))
+def test_nobody_starves(priority: int, ageing: float) -> None:
+    """Whatever the priority, the highest level is reached after (9 − priority) steps."""
+    assert level(priority, (LEVEL_MAX - priority) * ageing, ageing) in (LEVEL_MAX, LEVEL_MAX - 1)  # of a float's error
+    assert level(priority, (LEVEL_MAX - priority + 1e-6) * ageing, ageing) == LEVEL_MAX
+
+
+def head(tenant: str, priority: int = 0, waited: float = 0, place: int = 0) -> Head:
+    return Head(tenant=tenant, priority=priority, asked_at=NOW - timedelta(seconds=waited), place=place)
+
+
+#   heads, finish of tenants, who is next
+NEXT = [
+    ([], {}, None),
+    ([head("a")], {"a": 9}, "a0"),
+    ([head("a"), head("b")], {"a": 1}, "b0"),
+    ([head("a", waited=5), head("b")], {}, "a5"),  # equally served: who asked first
+    ([head("a", waited=250), head("b", place=1)], {"a": 1}, "b0"),
+    ([head("a", waited=2700), head("b")], {"a": 1}, "b0"),  # age is no claim against an equal priority
+    ([head("a", 3), head("b", 2, 250)], {"a": 9}, "a0"),  # a higher level comes first, however much it had
+    ([head("a", 3), head("b", 2, 300)], {"a": 9}, "b300"),  # both at 3 now: by their shares
+    ([head("a", 3), head("b", 2, 600)], {"a": 9}, "b600"),
+    ([head("a", 3), head("b", 2, 600)], {"b": 1}, "a0"),  # aged to the top, it shares with those it waited for
+    ([head("a", 1), head("b", 2, 900), head("c", 5)], {"b": 1, "c": 0.5}, "c0"),
+    ([head("a", 0, 600), head("a", 5)], {}, "a0"),  # of one tenant the higher level first
+    ([head("a", 0, 2700), head("a", 9, 5)], {}, "a2700"),  # then who asked first
+    ([head("a", place=4), head("b", place=3)], {}, "b0"),
+]
+
+
+@pytest.mark.parametrize(("heads", "finish", "expected"), NEXT)
+def test_next(heads: list[Head], finish: dict[str, float], expected: str | None) -> None:
+    """One case a line; the order in which heads are given never matters."""
+    for given_heads in (heads, heads[::-1]):
+        found = next_head(given_heads, Shares(0, finish), NOW, AGEING)
+        told = None if found is None else f"{found.tenant}{(NOW - found.asked_at).total_seconds():g}"
+        assert told == expected
+
+
+def serve(
+    waiting: Mapping[str, int], grants: int, weights: Mapping[str, float], shares: Shares | None = None,
+    costs: Sequence[float] = (1.0,),
+) -> tuple[list[str], Shares]:  # fmt: skip
+    """Grant to whoever is next; every tenant has so many waiters of priority 0, of all ages, asked in its own order."""
+    shares, left, order = shares or Shares(), dict(waiting), []
+    for number in range(grants):
+        heads = [head(name, waited=left[name] * 40.0) for name in left if left[name]]
+        if (found := next_head(heads, shares, NOW, AGEING)) is None:
+            break
+        left[found.tenant] -= 1
+        shares = charged(shares, found.tenant, costs[number % len(costs)], weights)
+        order.append(found.tenant)
+    return order, shares
+
+
+@given(st.integers(0, 300))
+def test_one_tenant_with_a_thousand_waiters_holds_nobody_up(served_before: int) -> None:
+    """Nine tenants with one waiter each are served within ten grants, whenever they come."""
+    _, shares = serve({"many": 1000}, served_before, {})
+    order, _ = serve({"many": 1000} | {f"t{i}": 1 for i in range(9)}, 10, {}, shares)
+    assert {f"t{i}" for i in range(9)} <= set(order)
+
+
+@given(st.integers(2, 12), st.integers(20, 200))
+def test_equal_tenants_are_served_equally(tenants: int, grants: int) -> None:
+    """Never more than one grant apart."""
+    order, _ = serve({f"t{i}": 300 for i in range(tenants)}, grants, {})
+    counts = Counter({f"t{i}": 0 for i in range(tenants)} | Counter(order))
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@given(
+    st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0, 5.0]), min_size=2, max_size=6),
+    st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=1, max_size=7),
+)
+def test_shares_follow_weights(weights: list[float], costs: list[float]) -> None:
+    """What two backlogged tenants got, each by its weight, differs by at most the largest cost of both.
+
+    The bound is that of the paper: cost / weight of one and of the other.
+    """
+    named = {f"t{i}": weight for i, weight in enumerate(weights)}
+    got = dict.fromkeys(named, 0.0)
+    order, _ = serve(dict.fromkeys(named, 400), 200, named, costs=costs)
+    for number, name in enumerate(order):
+        got[name] += costs[number % len(costs)]
+    for a in named:
+        for b in named:
+            bound = max(costs) / named[a] + max(costs) / named[b]
+            assert abs(got[a] / named[a] - got[b] / named[b]) <= bound + 1e-9
+
+
+@given(st.integers(1, 100))
+def test_an_idle_tenant_gathers_no_credit(pause: int) -> None:
+    """However long it asked for nothing, it alternates with the others from its first request on."""
+    _, shares = serve({"a": 300, "b": 2}, 4, {})
+    _, shares = serve({"a": 300}, pause, {}, shares)
+    order, _ = serve({"a": 300, "b": 300}, 6, {}, shares)
+    assert all(first != second for first, second in pairwise(order))
+
+
+def test_a_grant_that_costs_nothing_is_no_turn() -> None:
+    """And what was served beyond virtual time is forgotten once the others have caught up."""
+    shares = Shares(3.0, {"a": 5.0, "b": 4.0})
+    assert charged(shares, "a", 0.0, {}) == shares
+    assert charged(shares, "c", 1.0, {"c": 0.5}) == Shares(3.0, {"a": 5.0, "b": 4.0, "c": 5.0})
+    assert charged(shares, "b", 1.0, {}) == Shares(4.0, {"a": 5.0, "b": 5.0})

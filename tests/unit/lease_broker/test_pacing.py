@@ -1,0 +1,114 @@
+"""Pacing of starts: examples, and what it promises on any sequence of requests."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_lease_broker.domain.pacing import Pacing, default_pacing, free_at, repaced, spend, units_now
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+TWELVE = Pacing(12)
+BURST = Pacing(12, burst=3)
+
+pacings = st.builds(Pacing, st.floats(0.001, 600), st.integers(1, 5))
+asked = st.lists(st.tuples(st.floats(0, 900), st.integers(1, 8)), min_size=1, max_size=40)  # gap before, units
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+#   pacing, paced until, units → may start at, paced until afterwards
+CASES = [
+    (TWELVE, None, 1, 0, 12),
+    (TWELVE, -500, 1, 0, 12),  # a pause earns nothing
+    (TWELVE, 0, 1, 0, 12),
+    (TWELVE, 5, 1, 5, 17),
+    (TWELVE, None, 4, 0, 48),  # a whole request of more than the burst: at once, and paid for afterwards
+    (TWELVE, 1, 4, 1, 49),
+    (BURST, 24, 1, 0, 36),  # the third of a burst
+    (BURST, 25, 1, 1, 37),
+    (BURST, 12, 2, 0, 36),
+    (BURST, 12, 3, 12, 48),
+    (BURST, 12, 9, 12, 120),
+]
+
+
+@pytest.mark.parametrize(("pacing", "paced", "units", "free", "after"), CASES)
+def test_examples(pacing: Pacing, paced: float | None, units: int, free: float, after: float) -> None:
+    """When units may start together, and what that start leaves to those behind it."""
+    paced_until = None if paced is None else at(paced)
+    start = free_at(paced_until, NOW, units, pacing)
+    assert (start, spend(paced_until, start, units, pacing)) == (at(free), at(after))
+
+
+def test_default() -> None:
+    """Twice as often as the limit needs: 50 units of 20 minutes every 12 s; a closed pool divides nothing."""
+    assert default_pacing(50, 1200) == Pacing(12)
+    assert default_pacing(1, 1200) == default_pacing(0, 1200) == Pacing(600)
+
+
+def test_off() -> None:
+    """Without pacing everybody starts at once and nothing is remembered anew."""
+    assert free_at(at(99), NOW, 5, None) == NOW
+    assert spend(at(99), NOW, 5, None) == at(99)
+
+
+def starts(pacing: Pacing, asked: Sequence[tuple[float, int]]) -> list[tuple[datetime, int]]:
+    """Each asks some time after the one before started, and starts as soon as it may."""
+    now, paced_until, found = NOW, None, []
+    for gap, units in asked:
+        now = free_at(paced_until, now + timedelta(seconds=gap), units, pacing)
+        paced_until = spend(paced_until, now, units, pacing)
+        found.append((now, units))
+    return found
+
+
+@given(pacings, asked)
+def test_starts_in_any_window_are_bounded(pacing: Pacing, asked: list[tuple[float, int]]) -> None:
+    """window / interval + burst; a whole request of more units than the burst stands for its size."""
+    found = starts(pacing, asked)
+    most = max([pacing.burst, *(units for _, units in found)])
+    for first, (begin, _) in enumerate(found):
+        for last, (end, _) in enumerate(found[first:], start=first):  # from one start to another, both counted
+            inside = sum(units for _, units in found[first : last + 1])
+            assert inside * pacing.interval <= (end - begin) + most * pacing.interval
+
+
+@given(pacings, st.floats(0, 1000), st.integers(1, 8))
+def test_a_lone_job_is_never_delayed(pacing: Pacing, pause: float, units: int) -> None:
+    """Nor is anybody who comes when everything started so far is paid for."""
+    assert free_at(None, NOW, units, pacing) == NOW
+    paced_until = spend(None, NOW, units, pacing)
+    assert paced_until is not None
+    later = paced_until + timedelta(seconds=pause)
+    assert free_at(paced_until, later, units, pacing) == later
+
+
+@given(pacings, st.floats(-100, 5000), st.integers(1, 8))
+def test_parts_and_times_agree(pacing: Pacing, paced: float, units: int) -> None:
+    """As many may start now as may start together now, and at `free_at` the asked may."""
+    paced_until = at(paced)
+    now = units_now(paced_until, NOW, pacing)
+    assert 0 <= now <= pacing.burst
+    assert now == 0 or free_at(paced_until, NOW, now, pacing) == NOW
+    assert now == pacing.burst or free_at(paced_until, NOW, now + 1, pacing) > NOW
+    free = free_at(paced_until, NOW, units, pacing)
+    assert units_now(paced_until, free, pacing) >= min(units, pacing.burst)
+
+
+@given(pacings, pacings, st.integers(-100, 5000))
+def test_new_terms_count_for_what_lies_ahead(before: Pacing, after: Pacing, paced: int) -> None:
+    """As many starts as before, at the new interval: no pool stays closed for as long as a mistake had said."""
+    found = repaced(at(paced), NOW, before, after)
+    if paced <= 0:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found - NOW) / after.interval == pytest.approx(
+            (at(paced) - NOW) / before.interval, abs=timedelta(microseconds=1) / after.interval, rel=1e-6
+        )
+    assert repaced(at(paced), NOW, None, after) is repaced(at(paced), NOW, before, None) is None

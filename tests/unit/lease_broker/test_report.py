@@ -1,0 +1,140 @@
+"""What the past of a lease pool says: by a past that can be reckoned by hand, and what holds for any."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.report import (
+    Band,
+    Report,
+    Spread,
+    Stay,
+    most_per_minute,
+    report,
+    weighted_spread,
+    what_if,
+)
+
+START = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def stay(asked: float, granted: float | None = None, ended: float | None = None, *, units: int = 1,
+         confirmed: float | None = None, throttled: bool = False) -> Stay:  # fmt: skip
+    times = [None if seconds is None else at(seconds) for seconds in (granted, confirmed, ended)]
+    return Stay(
+        asked_at=at(asked), units=units, granted_at=times[0], confirmed_at=times[1], ended_at=times[2],
+        throttled=throttled,
+    )  # fmt: skip
+
+
+def reported(stays: list[Stay], until: float = 1000, limit: int = 2, hold: float = 600,
+             pacing: Pacing | None = None) -> Report:  # fmt: skip
+    return report(stays, START, at(until), limit_units=limit, hold_seconds=hold, pacing=pacing)
+
+
+def test_a_past_reckoned_by_hand() -> None:
+    """Three leases that overlap, one from before, one still running, one request without a lease."""
+    found = reported([
+        stay(-300, -100, 100),  # held when the time began
+        stay(0, 0, 400, confirmed=10),
+        stay(0, 0, 600, confirmed=30, throttled=True),
+        stay(150, 200, confirmed=220),
+        stay(900, units=5),
+    ])  # fmt: skip
+    assert msgspec.structs.replace(found, what_if=None) == Report(
+        since=START, until=at(1000), requests=5,
+        # 3 held for 100 s, 2 for 100, 3 for 200, 2 for 200, 1 for 400
+        concurrency=Spread(5, 2, 3, 3),
+        starts_per_minute_most=2,
+        waiting=Spread(3, 0, 50, 50),
+        reserved=Spread(3, 20, 30, 30),
+        held=Spread(2, 400, 600, 600),
+        throttled=1,
+        bands=(Band(1, 1, 0, 0), Band(2, 2, 1, 0), Band(3, 3, 2, 1)),
+        quiet_units=2,
+        what_if=None,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_nothing_at_all() -> None:
+    """A pool that nobody used is reported as that, and not as a division by zero."""
+    found = reported([])
+    assert found.concurrency == Spread(1, 0, 0, 0)  # nothing, all the time
+    assert (found.waiting, found.bands, found.quiet_units) == (Spread(0, 0, 0, 0), (), None)
+    assert (found.what_if.waited, found.what_if.starts_per_minute_most) == (0, 0)
+
+
+#   stays (asked, granted, ended), limit, hold, pacing → waited, longest wait, most held, most a minute, cut short
+WHAT_IF = [
+    ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 3, 600, None, 0, 0, 3, 3, 0),
+    ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 2, 600, None, 1, 100, 2, 2, 0),
+    ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 1, 600, None, 2, 200, 1, 1, 0),
+    ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 1, 50, None, 2, 100, 1, 2, 3),  # the hold frees it sooner
+    ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 3, 600, Pacing(40), 2, 80, 3, 2, 0),
+    ([(0, None, None), (10, None, None)], 1, 600, None, 1, 590, 1, 1, 0),  # unknown: the whole hold
+    ([(0, 0, 100), (50, 50, 60), (99, 99, 300)], 1, 600, None, 2, 50, 1, 2, 0),
+]
+
+
+@pytest.mark.parametrize(("past", "limit", "hold", "pacing", "waited", "longest", "most", "rate", "cut"), WHAT_IF)
+def test_the_same_past_under_other_terms(
+    past: list[tuple[float, float, float]], limit: int, hold: float, pacing: Pacing | None, waited: int,
+    longest: float, most: int, rate: int, cut: int,
+) -> None:  # fmt: skip
+    """First come, first served, within the limit, at the pace, for the hold at most."""
+    stays = [stay(*times) for times in past]
+    found = what_if(stays, limit_units=limit, hold_seconds=hold, pacing=pacing)
+    assert (found.waited, found.waiting.most, found.concurrency_most) == (waited, longest, most)
+    assert (found.starts_per_minute_most, found.cut_short) == (rate, cut)
+
+
+def test_who_asks_for_more_than_the_limit_holds_nobody_up() -> None:
+    """It is told apart: under this limit it would never start."""
+    found = what_if([stay(0, 0, 9, units=3), stay(1, 1, 9)], limit_units=2, hold_seconds=60, pacing=None)
+    assert (found.never, found.waited) == (1, 0)
+
+
+#   starts after so many seconds, most within a minute
+MINUTES = [([], 0), ([0], 1), ([0, 59.9], 2), ([0, 60], 1), ([0, 30, 60, 89, 91], 3)]
+
+
+@pytest.mark.parametrize(("starts", "most"), MINUTES)
+def test_most_per_minute(starts: list[float], most: int) -> None:
+    """Within any 60 s, wherever they begin."""
+    assert most_per_minute((at(seconds), 1) for seconds in starts) == most
+
+
+def test_weights_count() -> None:
+    """A value that lasted longer counts for more."""
+    assert weighted_spread([(5, 94.0), (9, 6.0)]) == Spread(2, 5, 9, 9)
+    assert weighted_spread([(5, 95.0), (9, 5.0)]) == Spread(2, 5, 5, 9)
+
+
+pasts = st.lists(
+    st.builds(
+        lambda asked, wait, held, units: stay(asked, asked + wait, asked + wait + held, units=units),
+        st.floats(0, 500), st.floats(0, 100), st.floats(1, 300), st.integers(1, 4),
+    ),
+    max_size=30,
+)  # fmt: skip
+
+
+@given(pasts, st.integers(1, 12), st.floats(1, 400), st.none() | st.builds(Pacing, st.floats(0.1, 60)))
+def test_laws(past: list[Stay], limit: int, hold: float, pacing: Pacing | None) -> None:
+    """Never above the limit; a limit that nobody meets makes nobody wait without pacing; a higher one no more."""
+    found = what_if(past, limit_units=limit, hold_seconds=hold, pacing=pacing)
+    assert found.concurrency_most <= limit
+    assert found.waited + found.never <= len(past)
+    roomy = what_if(past, limit_units=1000, hold_seconds=hold, pacing=None)
+    assert (roomy.waited, roomy.never) == (0, 0)
+    whole = report(past, START, at(1000), limit_units=limit, hold_seconds=hold, pacing=pacing)
+    assert sum(band.starts for band in whole.bands) == len(past)
+    assert whole.concurrency.p50 <= whole.concurrency.p95 <= whole.concurrency.most

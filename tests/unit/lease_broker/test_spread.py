@@ -1,0 +1,57 @@
+"""Starts of a group: its offsets, and that no two meet in whatever order members come."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipway_lease_broker.domain.spread import due_at, free_at, step
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+#   member of ten over 15 min, last start after the first came, may start then
+CASES = [
+    (0, None, 0),
+    (7, None, 630),  # every member at its own offset, whoever came first
+    (1, 0, 90),
+    (9, 0, 810),
+    (3, 100, 270),
+    (3, 200, 290),  # but never within 90 s of the last
+    (0, 10, 100),
+    (12, 0, 1080),  # more members than were announced keep the distance
+]
+
+
+@pytest.mark.parametrize(("member", "last", "free"), CASES)
+def test_offsets(member: int, last: float | None, free: float) -> None:
+    """The first one's arrival + k × 90 s, and 90 s after the last start."""
+    apart = step(10, 900)
+    assert free_at(due_at(NOW, member, apart), None if last is None else at(last), apart) == at(free)
+
+
+apart = st.builds(step, st.integers(1, 20), st.floats(1, 7200))
+
+
+@given(apart, st.lists(st.tuples(st.integers(0, 25), st.floats(0, 900)), min_size=2, max_size=25))
+def test_no_two_starts_meet(apart: timedelta, members: list[tuple[int, float]]) -> None:
+    """In whatever order they come, and however long after they might they start."""
+    last, now = None, NOW
+    for member, late in members:
+        now = max(now, free_at(due_at(NOW, member, apart), last, apart)) + timedelta(seconds=late)
+        assert last is None or now - last >= apart
+        last = now
+
+
+@given(apart, st.integers(1, 20))
+def test_a_group_that_comes_at_once_starts_at_its_offsets(apart: timedelta, size: int) -> None:
+    """Member k exactly k steps after the first: the same every time."""
+    last = None
+    for member in range(size):
+        last = free_at(due_at(NOW, member, apart), last, apart)
+        assert last == NOW + member * apart
