@@ -181,13 +181,28 @@ def test_bounds_of_any_history(seed: int) -> None:
         assert all(0 < stage.probability < 1 for stage in now.stages.values())
 
 
+class Lateness(Story):
+    """Notices each worker whose boot turned late, also of one that is heard of at the next moment."""
+
+    def __init__(self, *configs: LaunchConfigState) -> None:
+        self.late: set[str] = set()
+        super().__init__(*configs)
+
+    def advance(self, at: float) -> None:
+        super().advance(at)
+        self.look()
+
+    def look(self) -> None:
+        self.late |= {worker_id for worker_id, boot in self.world.boots.items() if boot.late}
+
+
 @given(seeds)
 @few
 def test_one_probe_at_a_time_for_what_is_shared(seed: int) -> None:
     """By the fleet's own book: of the workers that spent a permit while a shared gate was closed, at most one has still
     to answer it. A boot that was late has answered."""
-    story = Story(*CONFIGS)
-    fleet, closures, late = Fleet(story, CONFIGS, Random(seed)), {}, set[str]()
+    story = Lateness(*CONFIGS)
+    fleet, closures = Fleet(story, CONFIGS, Random(seed)), {}
     unanswered = {"launch": {"requested"}, "boot": {"requested", "hasty", "starting"}}
     unanswered["claim"] = {*unanswered["boot"], "running"}
     for _ in range(80):
@@ -196,12 +211,12 @@ def test_one_probe_at_a_time_for_what_is_shared(seed: int) -> None:
             if permit is not None and worker_id not in closures:
                 closing = Draft(story.world).closing(story.world.configs[config_id])
                 closures[worker_id] = {(key, name, gate.closed_at) for key, name, gate in closing if "/" in key}
-        late |= {worker_id for worker_id, boot in story.world.boots.items() if boot.late}
+        story.look()
         probing = [
             closure
             for worker_id, (state, _, _) in fleet.workers.items()
             for closure in closures.get(worker_id, ())
-            if state in unanswered[closure[1]] and worker_id not in late
+            if state in unanswered[closure[1]] and worker_id not in story.late
         ]
         assert len(probing) == len(set(probing))
 
