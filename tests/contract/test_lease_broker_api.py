@@ -77,6 +77,22 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
     assert kinds[-1] == "released"
 
 
+async def test_leases_of_ones_own_token_are_listed(world: World) -> None:
+    """Not those of other tokens, nor what was asked for over the events: Slipway's own launches."""
+    await world.replica.acquire("anns", operation="destroy")
+    await world.broker.tell(ask("launch", 1))
+    await world.broker.decide()
+
+    async def listed(query: str, by: str = "ann") -> list[str]:
+        rows = (await world.replica.call("GET", f"/leases{query}", by=by)).json()["items"]
+        return [row["request_id"] for row in rows]
+
+    assert await listed("?mine=true") == ["anns"]
+    assert await listed("?mine=true&pool=sim-a") == ["anns"]
+    assert await listed("?mine=true", "ben") == []
+    assert await listed("") == ["anns", "launch"]
+
+
 async def test_the_same_request_is_one_lease(world: World) -> None:
     """However often it is asked, at once and later: the same lease, its token and no other unit."""
     answers = await asyncio.gather(*(world.replica.acquire("r") for _ in range(20)))
@@ -421,6 +437,7 @@ REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
     ("GET", "/leases/gone", "", None, "", 404, "unknown-lease"),
     ("GET", "/leases/gone/history", "", None, "", 404, "unknown-lease"),
     ("GET", "/leases?pool=nowhere", "", None, "", 404, "unknown-lease-pool"),
+    ("GET", "/leases?mine=true", "", None, "", 401, "no-token"),
     ("GET", "/lease-pools/nowhere/requests", "", None, "", 404, "unknown-lease-pool"),
     ("GET", "/lease-pools/nowhere/requests/x", "", None, "", 404, "unknown-lease-pool"),
     ("GET", "/lease-pools/sim-a/requests/x", "", None, "", 404, "unknown-request"),

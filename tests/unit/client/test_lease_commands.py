@@ -194,6 +194,22 @@ def test_leases_are_listed_by_name_for_scripts(broker: LeaseBroker, environment:
     assert slipway(environment, "ls").stdout == "no leases\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ((), {"mine": "true"}), (("--all",), {}), (("--pool", "aws-ci"), {"pool": "aws-ci"}),
+        (("--tenant", "ci"), {"tenant": "ci"}),
+    ],
+)
+def test_whose_leases_are_listed(
+    broker: LeaseBroker, environment: dict[str, str], arguments: tuple[str, ...], asked: dict[str, str]
+) -> None:
+    """One's own, unless a pool, a tenant or everybody's are asked for."""
+    broker.answers["GET /leases"] = [(200, {"items": []})]
+    assert slipway(environment, "ls", *arguments).exit_code == 0
+    assert broker.bodies("GET /leases") == [asked]
+
+
 CHANGES = [
     (("set", "aws-ci", "--limit", "40"), {"limit": 40}),
     (("set", "aws-ci", "--hold", "20m", "--ttl", "5m", "--revision", "3"),

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from slipway_common.access import permit
+from slipway_common.access import Credentials, identify, permit
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmRequested,
@@ -149,12 +149,15 @@ async def of_lease(call: Call, fact: OfLease) -> Answer:
 
 @router.get("/leases")
 async def list_leases(
-    db_pool: Database, pool: str | None = None, tenant: str | None = None, limit: Items = 1_000
-) -> Response:
-    """Leases that count against the limit of a pool, or of all pools, of a tenant or of all; oldest first."""
+    request: Request, credentials: Credentials, db_pool: Database, pool: str | None = None, tenant: str | None = None,
+    mine: bool = False, limit: Items = 1_000,
+) -> Response:  # fmt: skip
+    """Leases that count against the limit of a pool, or of all pools, of a tenant or of all; oldest first. With `mine`
+    only those that the caller's own token acquired, which needs that token."""
+    owner = identify(request, credentials).name if mine else None
     if pool is not None and await answers.pool(db_pool, pool) is None:
         raise unknown_lease_pool(pool)
-    rows, now = await answers.held(db_pool, pool, tenant, limit=limit), await pools.clock(db_pool)
+    rows, now = await answers.held(db_pool, pool, tenant, owner, limit=limit), await pools.clock(db_pool)
     return answered({"items": [shown.lease(row, now) for row in rows]})
 
 

@@ -64,8 +64,8 @@ ASKED: Final = f"""
 ORDER BY priority DESC, since, place LIMIT $3"""
 HELD: Final = f"""
 {leases.SELECT} WHERE ended_at IS NULL AND ($1::text IS NULL OR lease_pool_id = $1)
-    AND ($2::text IS NULL OR tenant = $2)
-ORDER BY lease_pool_id, fencing_token LIMIT $3"""
+    AND ($2::text IS NULL OR tenant = $2) AND ($3::text IS NULL OR owner = $3)
+ORDER BY lease_pool_id, fencing_token LIMIT $4"""
 
 NOTIFY: Final = "SELECT pg_notify($1, $2)"
 
@@ -126,9 +126,11 @@ async def waiting(db: Connection, lease_pool_id: str, tenant: str | None, *, lim
     return structs(await db.fetch(ASKED, lease_pool_id, tenant, limit), Request)
 
 
-async def held(db: Connection, lease_pool_id: str | None, tenant: str | None, *, limit: int) -> list[Lease]:
+async def held(
+    db: Connection, lease_pool_id: str | None, tenant: str | None, owner: str | None, *, limit: int
+) -> list[Lease]:
     """Leases that count against the limit of a pool, or of all pools."""
-    return structs(await db.fetch(HELD, lease_pool_id, tenant, limit), Lease)
+    return structs(await db.fetch(HELD, lease_pool_id, tenant, owner, limit), Lease)
 
 
 async def notify(db: Connection, channel: str, payload: str) -> None:
