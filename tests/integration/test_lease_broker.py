@@ -25,6 +25,8 @@ from slipway_common.events.lease import (
     LeaseLost,
     LeaseQueued,
     LeaseReleased,
+    LeaseReleaseRequested,
+    LeaseUnleasedReported,
     ReplacedLease,
 )
 from slipway_common.ids import hash_secret, new_id
@@ -575,6 +577,24 @@ async def test_a_pool_left_out_is_retired(broker: Broker, client: httpx2.AsyncCl
     (item,) = (await client.put("/lease-pools", json=[BODY])).json()["items"]
     assert item["change"] == "restored"
     assert [grant.fencing_token for grant in await broker.grants()] == [2]
+
+
+async def test_what_started_without_a_lease_counts_against_the_limit(broker: Broker) -> None:
+    """Told once or twice; nothing is granted while held and unleased units fill the limit, then one for one."""
+    await broker.tell(ask("r1", 3))
+    await broker.grants()
+    told = LeaseUnleasedReported(
+        lease_pool_id="sim-a", lease_id="u", request_id="u-request", units=2, tenant="linux", started_at=after(0)
+    )
+    await broker.tell(ask("r2", 4), told)
+    await broker.tell(told)
+    assert await broker.held() == 5
+    assert await broker.grants() == []
+    back = LeaseReleaseRequested(
+        lease_pool_id="sim-a", lease_id="u", fencing_token=2, units=2, result="registered"
+    )
+    await broker.tell(back)
+    assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("r2", 2)]
 
 
 async def test_pools_and_leases_are_shown(broker: Broker, client: httpx2.AsyncClient) -> None:

@@ -6,7 +6,12 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from slipway_common import outbox
-from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
+from slipway_common.events.lease import (
+    LeaseCancelRequested,
+    LeaseReleaseRequested,
+    LeaseRequested,
+    LeaseUnleasedReported,
+)
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
 from slipway_common.telemetry import logger
@@ -23,6 +28,7 @@ from slipway_lease_broker.metrics import (
     LIMIT_CHANGES,
     REFUSED_FACTS,
     THROTTLES,
+    UNLEASED_STARTS,
     WAITED_SECONDS,
 )
 from slipway_lease_broker.store import gangs, groups, history, leases, pools, requests, tenants
@@ -42,7 +48,8 @@ async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact
     lease_ids = {fact.lease_id for fact in facts if not isinstance(fact, LeaseRequested | LeaseCancelRequested)}
     replaced = {fact.replaces.lease_id for fact in asked if fact.replaces is not None}
     named = await leases.named(tx, lease_ids | replaced)
-    request_keys = {(fact.lease_pool_id, fact.request_id) for fact in asks}
+    started = [fact for fact in facts if isinstance(fact, LeaseUnleasedReported)]
+    request_keys = {(fact.lease_pool_id, fact.request_id) for fact in [*asks, *started]}
     request_keys |= {(lease.lease_pool_id, lease.request_id) for lease in named if lease.id in replaced}
     judged = any(isinstance(fact, LeaseReleaseRequested) for fact in facts)
     return Ledger(
@@ -59,6 +66,7 @@ async def save(tx: Connection, ledger: Ledger, now: datetime) -> None:
     await leases.save(tx, ledger.leases_to_save())
     await requests.save(tx, ledger.requests_to_save())
     await requests.add(tx, ledger.requests_to_add())
+    await leases.add(tx, ledger.leases_to_add())
     await tenants.save(tx, ledger.tenants_to_save())
     await groups.save(tx, ledger.groups_to_save())
     await history.add(tx, ledger.history)
@@ -206,6 +214,8 @@ def count(ledger: Ledger) -> None:
     """Count what facts said, once it is committed."""
     for reason in ledger.refusals:
         REFUSED_FACTS.labels(reason).inc()
+    for lease in ledger.leases_to_add():
+        UNLEASED_STARTS.labels(lease.lease_pool_id).inc()
     for pool in ledger.throttles:
         THROTTLES.labels(pool).inc()
 

@@ -14,10 +14,11 @@ from slipway_common.events.lease import (
     LeaseRequested,
 )
 from slipway_common.problem import Problem
-from slipway_lease_broker.domain.facts import UNITS_MAX, Fact, Ledger
+from slipway_lease_broker.domain.facts import UNITS_MAX, Ledger
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
 
 OfLease = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseRequested
+Said = LeaseRequested | LeaseCancelRequested | OfLease
 # Ends of a released lease that its holder did not ask for.
 TAKEN = frozenset({"hold", "no-progress", "replaced"})
 
@@ -25,7 +26,7 @@ TAKEN = frozenset({"hold", "no-progress", "replaced"})
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
     """One fact, and who says it. With `confirm` the grant is confirmed as it is told; with `wait` its caller stays."""
 
-    fact: Fact
+    fact: Said
     caller: str
     admin: bool = False
     confirm: bool = False
