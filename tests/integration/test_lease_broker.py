@@ -242,6 +242,22 @@ async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
     ]  # fmt: skip
 
 
+async def test_a_pool_that_cannot_be_decided_for_stops_no_other(broker: Broker) -> None:
+    """It is put off, says why, and goes on once it can."""
+    await broker.declare(terms(), terms("sim-b", policy=Policy()))
+    await broker.tell(ask("b", pool="sim-b"), ask("a"))
+    await broker.pool.execute(
+        "UPDATE lease_pools SET paced_until = '9999-12-01', paced_interval_seconds = 1e-6 WHERE id = 'sim-b'"
+    )
+    assert names(await broker.grants()) == ["a"]
+    why = "SELECT why FROM lease_pools WHERE id = 'sim-b'"
+    assert (await broker.pool.fetchval(why)).startswith("no decision could be made: OverflowError")
+    await broker.pool.execute("UPDATE lease_pools SET paced_until = NULL WHERE id = 'sim-b'")
+    assert await broker.grants() == []
+    await broker.set_clock(30)
+    assert names(await broker.grants()) == ["b"]
+
+
 async def test_an_undeclared_pool_is_a_data_error(broker: Broker) -> None:
     """The record becomes a dead letter, the rest of its batch is applied, and the stream moves on."""
     with pytest.raises(BadEvent, match="nowhere"):
@@ -363,6 +379,22 @@ async def test_a_new_attempt_replaces_the_old(broker: Broker) -> None:
     assert await broker.pool.fetchval("SELECT since FROM requests WHERE id = 'r3'") == after(20)
 
 
+async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:
+    """Of its own tenant and operation: else whoever held a lease once would pass everybody with any request."""
+    await broker.tell(ask("r1", 5))
+    (lease,) = await broker.grants()
+    old = ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token)
+    await broker.set_clock(20)
+    await broker.tell(ask("destroy", operation="destroy", replaces=old), ask("mac", tenant="mac", replaces=old))
+    assert await broker.held() == 0, "its holder said that it is over, whatever follows it"
+    await broker.tell(ask("r2", replaces=old))
+    await broker.tell(ask("r3", replaces=old))
+    rows = await broker.pool.fetch("SELECT id, since FROM requests WHERE id <> 'r1' ORDER BY place")
+    assert [tuple(row) for row in rows] == [
+        ("destroy", after(20)), ("mac", after(20)), ("r2", after(0)), ("r3", after(20)),
+    ]  # fmt: skip
+
+
 async def test_a_holder_whose_progress_stands_is_lost(broker: Broker) -> None:
     """However often it renews; its units stay counted for the lock-delay of its pool."""
     await declared(broker, Policy(pacing="off", no_progress_seconds=100, lock_delay_seconds=7))
@@ -459,6 +491,15 @@ async def test_a_derived_limit_outlives_its_report_with_an_alert(broker: Broker)
     await broker.pool.execute(report, after(200))
     await broker.decide()
     assert [type(event) for event in await broker.told()] == [AlertResolved]
+
+
+async def test_a_derived_limit_is_one_that_can_be_declared(broker: Broker) -> None:
+    """Whatever was reported: the column takes no more."""
+    await broker.declare(terms(policy=Policy(pacing="off", derived=Derived(per_unit=9_999, report_ttl_seconds=60))))
+    await broker.pool.execute("UPDATE lease_pools SET derived_units = 1000000, dirty = true")
+    await broker.tell(ask("r"))
+    assert names(await broker.grants()) == ["r"]
+    assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == 1_000_000
 
 
 async def test_a_drained_pool_starts_nothing(broker: Broker) -> None:
