@@ -1,6 +1,8 @@
 """The lease-broker on a real database: what is said to it, what it decides and what it tells."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,8 +34,10 @@ from slipway_common.events.lease import (
 from slipway_common.ids import hash_secret, new_id
 from slipway_common.records import Record
 from slipway_common.topics import LEASE_REQUEST
+from slipway_lease_broker.admission import save_and_decide
+from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.terms import Bounds, Derived, Mode, Operation, Policy
-from slipway_lease_broker.handlers.requests import record_requests
+from slipway_lease_broker.handlers.requests import Recorder, record_requests
 from slipway_lease_broker.http import lease_pools, leases
 from slipway_lease_broker.store import history
 from slipway_local.postgres import EmbeddedPostgres
@@ -46,6 +50,7 @@ from tests.lease_broker import (
     broker_on,
     cancel,
     confirm,
+    received,
     release,
     renew,
     terms,
@@ -87,6 +92,35 @@ async def test_from_request_to_release(broker: Broker) -> None:
     await broker.set_clock(10_000)
     await broker.decide()
     assert await broker.told() == []
+
+
+async def test_what_a_batch_asks_for_is_granted_in_its_transaction(broker: Broker) -> None:
+    """No loop has to look; what was decided is told to the process once it is committed."""
+    decided: list[Decision] = []
+    decide = partial(save_and_decide, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
+    recorder = Recorder(decide, committed=decided.append)
+    async with broker.pool.acquire() as db, db.transaction():
+        afterwards = await recorder.record(db, [received(ask("r1", 4), 1), received(ask("r2", 2), 2)])
+        assert not decided
+    afterwards()
+    assert [lease.request_id for decision in decided for lease in decision.granted] == ["r1", "r2"]
+    assert kinds(await broker.told()) == ["LeaseGranted", "LeaseGranted", "LeaseQueued"]
+    assert await broker.decide() == 0
+
+
+async def test_facts_outlive_a_decision_that_fails(broker: Broker) -> None:
+    """They are not at fault: said again they are recorded, and their pool is left to the loop."""
+
+    async def fail(*_: Any) -> list[Decision]:
+        raise KeyError("a mistake in the rules")
+
+    recorder = Recorder(fail)
+    async with broker.pool.acquire() as db, db.transaction():
+        with pytest.raises(KeyError):
+            await recorder.record(db, [received(ask("r", 2), 1)])
+        (again,) = await asyncio.gather(recorder.record(db, [received(ask("r", 2), 1)]), return_exceptions=True)
+    assert callable(again)
+    assert [lease.units for lease in await broker.grants()] == [2]
 
 
 async def test_partial_grants_in_order_of_arrival(broker: Broker) -> None:
@@ -242,22 +276,6 @@ async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
     ]  # fmt: skip
 
 
-async def test_a_pool_that_cannot_be_decided_for_stops_no_other(broker: Broker) -> None:
-    """It is put off, says why, and goes on once it can."""
-    await broker.declare(terms(), terms("sim-b", policy=Policy()))
-    await broker.tell(ask("b", pool="sim-b"), ask("a"))
-    await broker.pool.execute(
-        "UPDATE lease_pools SET paced_until = '9999-12-01', paced_interval_seconds = 1e-6 WHERE id = 'sim-b'"
-    )
-    assert names(await broker.grants()) == ["a"]
-    why = "SELECT why FROM lease_pools WHERE id = 'sim-b'"
-    assert (await broker.pool.fetchval(why)).startswith("no decision could be made: OverflowError")
-    await broker.pool.execute("UPDATE lease_pools SET paced_until = NULL WHERE id = 'sim-b'")
-    assert await broker.grants() == []
-    await broker.set_clock(30)
-    assert names(await broker.grants()) == ["b"]
-
-
 async def test_an_undeclared_pool_is_a_data_error(broker: Broker) -> None:
     """The record becomes a dead letter, the rest of its batch is applied, and the stream moves on."""
     with pytest.raises(BadEvent, match="nowhere"):
@@ -379,22 +397,6 @@ async def test_a_new_attempt_replaces_the_old(broker: Broker) -> None:
     assert await broker.pool.fetchval("SELECT since FROM requests WHERE id = 'r3'") == after(20)
 
 
-async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:
-    """Of its own tenant and operation: else whoever held a lease once would pass everybody with any request."""
-    await broker.tell(ask("r1", 5))
-    (lease,) = await broker.grants()
-    old = ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token)
-    await broker.set_clock(20)
-    await broker.tell(ask("destroy", operation="destroy", replaces=old), ask("mac", tenant="mac", replaces=old))
-    assert await broker.held() == 0, "its holder said that it is over, whatever follows it"
-    await broker.tell(ask("r2", replaces=old))
-    await broker.tell(ask("r3", replaces=old))
-    rows = await broker.pool.fetch("SELECT id, since FROM requests WHERE id <> 'r1' ORDER BY place")
-    assert [tuple(row) for row in rows] == [
-        ("destroy", after(20)), ("mac", after(20)), ("r2", after(0)), ("r3", after(20)),
-    ]  # fmt: skip
-
-
 async def test_a_holder_whose_progress_stands_is_lost(broker: Broker) -> None:
     """However often it renews; its units stay counted for the lock-delay of its pool."""
     await declared(broker, Policy(pacing="off", no_progress_seconds=100, lock_delay_seconds=7))
@@ -491,15 +493,6 @@ async def test_a_derived_limit_outlives_its_report_with_an_alert(broker: Broker)
     await broker.pool.execute(report, after(200))
     await broker.decide()
     assert [type(event) for event in await broker.told()] == [AlertResolved]
-
-
-async def test_a_derived_limit_is_one_that_can_be_declared(broker: Broker) -> None:
-    """Whatever was reported: the column takes no more."""
-    await broker.declare(terms(policy=Policy(pacing="off", derived=Derived(per_unit=9_999, report_ttl_seconds=60))))
-    await broker.pool.execute("UPDATE lease_pools SET derived_units = 1000000, dirty = true")
-    await broker.tell(ask("r"))
-    assert names(await broker.grants()) == ["r"]
-    assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == 1_000_000
 
 
 async def test_a_drained_pool_starts_nothing(broker: Broker) -> None:
