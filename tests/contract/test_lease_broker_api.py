@@ -13,12 +13,13 @@ import pytest
 from slipway_common.clock import utc_now
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseLimitChanged
-from slipway_lease_broker.domain.terms import Derived, Policy
+from slipway_lease_broker.domain.terms import Backoff, Derived, Policy
 from slipway_lease_broker.http import wakes
 from slipway_lease_broker.http.bodies import Acquire
 from slipway_lease_broker.http.errands import Answer, Errand
 from slipway_lease_broker.http.leases import wanted
 from slipway_lease_broker.loops.gangs import GangLoop
+from slipway_lease_broker.metrics import REFUSED_FACTS
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
 from tests.lease_broker import after, ask, release, terms
@@ -91,6 +92,32 @@ async def test_leases_of_ones_own_token_are_listed(world: World) -> None:
     assert await listed("?mine=true&pool=sim-a") == ["anns"]
     assert await listed("?mine=true", "ben") == []
     assert await listed("") == ["anns", "launch"]
+
+
+async def test_who_backs_off_is_told_until_when(world: World) -> None:
+    """A unit is free, but its tenant's last start failed: the wait's end is the estimate, and when to ask again."""
+    await world.broker.declare(terms(limit=2, policy=Policy(pacing="off", backoff=Backoff(seconds=40))))
+    failing = (await world.replica.acquire("failing")).json()
+    path = f"/leases/{failing['lease_id']}/release"
+    await world.replica.call("POST", path, {"fencing_token": 1, "result": "failed"})
+    await world.broker.set_clock(10)
+    answer = await world.replica.acquire("again")
+    told = answer.json()
+    assert (answer.status_code, told["eta_seconds"], told["retry_after_seconds"]) == (202, 30.0, 30.0)
+    assert told["reason"] == "ann backs off until 2026-01-01T12:00:40+00:00: what it started failed"
+    assert answer.headers["Retry-After"] == "30"
+    assert (await world.replica.acquire("other", tenant="calm")).status_code == 200
+
+
+async def test_stale_tokens_are_counted(world: World) -> None:
+    """Each call that is refused for its token; no other refusal."""
+    lease = (await world.replica.acquire("r")).json()
+    before = REFUSED_FACTS.labels("stale token")._value.get()
+    for what in ("renew", "confirm", "release"):
+        path = f"/leases/{lease['lease_id']}/{what}"
+        assert (await world.replica.call("POST", path, {"fencing_token": 9})).status_code == 409
+        assert (await world.replica.call("POST", path, {"fencing_token": 1}, by="ben")).status_code == 403
+    assert REFUSED_FACTS.labels("stale token")._value.get() == before + 3
 
 
 async def test_the_same_request_is_one_lease(world: World) -> None:

@@ -16,6 +16,7 @@ from slipway_common.events.lease import (
     ReplacedLease,
 )
 from slipway_common.postgres import Pool
+from slipway_common.problem import Problem
 from slipway_common.runtime import database
 from slipway_common.telemetry import current_trace
 from slipway_lease_broker.domain.facts import UNITS_MAX
@@ -32,6 +33,7 @@ from slipway_lease_broker.http.errands import (
     unknown_request,
 )
 from slipway_lease_broker.http.shown import answered
+from slipway_lease_broker.metrics import REFUSED_FACTS
 from slipway_lease_broker.store import answers, history, leases, pools
 
 router = APIRouter()
@@ -48,7 +50,7 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
         fact=wanted(lease_pool_id, body, call.name), caller=call.name, admin=call.admin, confirm=body.confirm,
         wait=body.wait_seconds > 0, traceparent=current_trace(),
     )  # fmt: skip
-    answer = await call.desk.settle(call.database, errand)
+    answer = await settle(call, errand)
     if answer.woken is not None and await call.desk.stay(answer, body.wait_seconds, left(request)):
         lease = answer.woken.result()
         answer = await once_more(call, errand) if lease is None else granted(answer, lease)
@@ -62,9 +64,20 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
     return answered(shown.lease(answer.lease, answer.now))
 
 
+async def settle(call: Call, errand: Errand) -> Answer:
+    """What the desk answers. Raises the Problem it is refused with; a token that is not the lease's is counted, here as
+    on the topic."""
+    try:
+        return await call.desk.settle(call.database, errand)
+    except Problem as refused:
+        if str(refused.body["type"]).endswith(":stale-token"):
+            REFUSED_FACTS.labels("stale token").inc()
+        raise
+
+
 async def once_more(call: Call, errand: Errand) -> Answer:
     """The answer of the same request, which has probably been granted meanwhile."""
-    return await call.desk.settle(call.database, msgspec.structs.replace(errand, wait=False))
+    return await settle(call, msgspec.structs.replace(errand, wait=False))
 
 
 def granted(answer: Answer, lease: Lease) -> Answer:
@@ -144,7 +157,7 @@ async def writable(call: Call, lease_id: str) -> str:
 
 
 async def of_lease(call: Call, fact: OfLease) -> Answer:
-    return await call.desk.settle(call.database, Errand(fact=fact, caller=call.name, admin=call.admin))
+    return await settle(call, Errand(fact=fact, caller=call.name, admin=call.admin))
 
 
 @router.get("/leases")
@@ -217,7 +230,7 @@ async def cancel(lease_pool_id: LeasePoolId, request_id: RequestId, call: Caller
     fact = LeaseCancelRequested(
         lease_pool_id=lease_pool_id, request_id=request_id, units=UNITS_MAX, reason="cancelled"
     )
-    answer = await call.desk.settle(call.database, Errand(fact=fact, caller=call.name, admin=call.admin))
+    answer = await settle(call, Errand(fact=fact, caller=call.name, admin=call.admin))
     return answered(
         {
             "request_id": request_id, "cancelled_units": answer.cancelled_units,

@@ -9,7 +9,7 @@ import msgspec
 
 from slipway_common.postgres import Connection
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
-from slipway_lease_broker.store import leases, pools, requests
+from slipway_lease_broker.store import leases, pools, requests, tenants
 from slipway_lease_broker.store.rows import structs
 
 OF_REQUESTS: Final = f"""
@@ -78,6 +78,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     request: Request
     position: int
+    backoff_until: datetime | None = None  # of its tenant
     pool: LeasePool
     now: datetime
     granted_units: int  # lately
@@ -114,8 +115,11 @@ async def standing(db: Connection, lease_pool_id: str, request_id: str) -> Stand
     if found is None or row is None:
         return None
     pace: Any = await db.fetchrow(PACE, lease_pool_id)
+    request = msgspec.convert(dict(row), Request)
+    known = await tenants.named(db, {(lease_pool_id, request.tenant)})
     return Standing(
-        request=msgspec.convert(dict(row), Request), position=int(row["position"]), pool=found[0], now=found[1],
+        request=request, position=int(row["position"]), pool=found[0], now=found[1],
+        backoff_until=known[0].backoff_until if known else None,
         granted_units=pace["units"],
         granted_seconds=(found[1] - pace["since"]).total_seconds() if pace["since"] else 0.0,
     )  # fmt: skip
