@@ -397,6 +397,22 @@ async def test_a_new_attempt_replaces_the_old(broker: Broker) -> None:
     assert await broker.pool.fetchval("SELECT since FROM requests WHERE id = 'r3'") == after(20)
 
 
+async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:
+    """Of its own tenant and operation: else whoever held a lease once would pass everybody with any request."""
+    await broker.tell(ask("r1", 5))
+    (lease,) = await broker.grants()
+    old = ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token)
+    await broker.set_clock(20)
+    await broker.tell(ask("destroy", operation="destroy", replaces=old), ask("mac", tenant="mac", replaces=old))
+    assert await broker.held() == 0, "its holder said that it is over, whatever follows it"
+    await broker.tell(ask("r2", replaces=old))
+    await broker.tell(ask("r3", replaces=old))
+    rows = await broker.pool.fetch("SELECT id, since FROM requests WHERE id <> 'r1' ORDER BY place")
+    assert [tuple(row) for row in rows] == [
+        ("destroy", after(20)), ("mac", after(20)), ("r2", after(0)), ("r3", after(20)),
+    ]  # fmt: skip
+
+
 async def test_a_holder_whose_progress_stands_is_lost(broker: Broker) -> None:
     """However often it renews; its units stay counted for the lock-delay of its pool."""
     await declared(broker, Policy(pacing="off", no_progress_seconds=100, lock_delay_seconds=7))

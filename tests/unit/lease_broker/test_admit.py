@@ -84,6 +84,13 @@ def test_past_its_maximum_wait_says_so() -> None:
     assert round_([soon], held={"install": 5}, policy=DESTROY_KEPT).overdue_at() == at(500)
 
 
+def test_the_age_of_an_attempt_before_is_no_maximum_wait() -> None:
+    """Most of it was spent holding a lease: what went over the limit for it would go over it for ever."""
+    heir = waiter("d", operation="destroy", since=601, asked_at=at(-100))
+    round_before = round_([heir], held={"install": 5}, policy=DESTROY_KEPT)
+    assert (started(round_before), round_before.overdue_at()) == ([], at(500))
+
+
 #   weight, waiting units, whole → started units, of 5
 COSTS = [(1, 7, False, 5), (2, 7, False, 2), (3, 7, False, 1), (6, 1, False, 0), (0, 99, False, 99), (2, 2, True, 2),
          (2, 3, True, 0)]  # fmt: skip

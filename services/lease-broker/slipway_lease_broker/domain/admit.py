@@ -149,7 +149,7 @@ class Admission:
         longest = self.pool.policy.operation(request.operation).max_wait_seconds
         if longest is None or self.pool.stopped or self._is_gated():
             return False
-        return self.now >= request.since + timedelta(seconds=longest)
+        return self.now >= _waits_since(request) + timedelta(seconds=longest)
 
     def _is_gated(self) -> bool:
         return self.pool.blocked_until is not None and self.now < self.pool.blocked_until
@@ -279,7 +279,7 @@ class Admission:
     def overdue_at(self) -> datetime | None:
         """When the first of those still waiting will have waited for as long as its operation may."""
         times = [
-            requests[-1].since + timedelta(seconds=longest)
+            _waits_since(requests[-1]) + timedelta(seconds=longest)
             for requests in self._queues.values()
             if (longest := self.pool.policy.operation(requests[-1].operation).max_wait_seconds) is not None
         ]
@@ -305,6 +305,12 @@ def repaced(pool: LeasePool, terms: Pacing | None, now: datetime) -> datetime | 
         return pool.paced_until if terms is not None else None
     before = None if pool.paced_interval_seconds is None else Pacing(pool.paced_interval_seconds)
     return pacing.repaced(pool.paced_until, now, before, terms)
+
+
+def _waits_since(request: Request) -> datetime:
+    """What its maximum wait counts from. The age of the attempt before gives a place in the queue, no way past it: most
+    of it was spent holding."""
+    return max(request.since, request.asked_at)
 
 
 def _arrival(request: Request) -> tuple[datetime, int]:

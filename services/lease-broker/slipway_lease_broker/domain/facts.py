@@ -135,7 +135,7 @@ class Ledger:
                 self.pools[pool.id] = queued(pool, 0, asked.waiting_units)
                 self.dirty.add(pool.id)
             return
-        since = self._replace(pool, fact.replaces, now, owner) if fact.replaces is not None else now
+        since = self._replace(pool, fact, fact.replaces, now, owner) if fact.replaces is not None else now
         if fact.group is not None:
             since = max(since, self._join(pool, fact.group, now))
         self._keep_request(
@@ -161,14 +161,21 @@ class Ledger:
         self.pools[pool.id] = queued(self.pools[pool.id], 0, fact.units)
         self.dirty.add(pool.id)
 
-    def _replace(self, pool: LeasePool, replaced: ReplacedLease, now: datetime, owner: str) -> datetime:
-        """End the lease of the attempt before; returns since when the new request waits: as long as the old one."""
+    def _replace(
+        self, pool: LeasePool, fact: LeaseRequested, replaced: ReplacedLease, now: datetime, owner: str
+    ) -> datetime:
+        """End the lease of the attempt before; returns since when the new request waits: as long as the old one, if it
+        is its first successor and of the same kind. Else one old lease would make any number of requests old."""
         lease = self.leases.get((pool.id, replaced.lease_id))
         if lease is None or lease.fencing_token != replaced.fencing_token or lease.owner not in ("", owner):
             self.refusals.append(refusal(lease, replaced.fencing_token))
             return now
         if lease.live:
             self._give_back(pool, lease, lease.units, REPLACED, now, owner)
+        if lease.replaced or (lease.tenant, lease.operation) != (fact.tenant, fact.operation):
+            self.refusals.append("no attempt before")
+            return now
+        self._keep_lease(msgspec.structs.replace(self.leases[pool.id, lease.id], replaced=True))
         before = self.requests.get((pool.id, lease.request_id))
         return min(now, lease.granted_at if before is None else before.since)
 
