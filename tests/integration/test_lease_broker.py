@@ -23,6 +23,7 @@ from slipway_common.events.lease import (
     LeaseConfirmed,
     LeaseExpired,
     LeaseGranted,
+    LeaseGroup,
     LeaseLimitChanged,
     LeaseLost,
     LeaseQueued,
@@ -39,7 +40,8 @@ from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.terms import Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.handlers.requests import Recorder, record_requests
 from slipway_lease_broker.http import lease_pools, leases
-from slipway_lease_broker.store import history
+from slipway_lease_broker.loops.prune import PruneLoop
+from slipway_lease_broker.store import gangs, history, pools
 from slipway_local.postgres import EmbeddedPostgres
 from tests.lease_broker import (
     SERVICE,
@@ -395,6 +397,61 @@ async def test_a_new_attempt_replaces_the_old(broker: Broker) -> None:
     stale = ReplacedLease(lease_id=lease.lease_id, fencing_token=9)
     await broker.tell(ask("r3", replaces=stale))
     assert await broker.pool.fetchval("SELECT since FROM requests WHERE id = 'r3'") == after(20)
+
+
+async def test_a_group_begins_anew(broker: Broker) -> None:
+    """Under a name that was used before, after its spread is over: its members start apart from each other again."""
+    await broker.declare(terms(limit=20))
+    day = 86_400
+
+    def member(number: int) -> Any:
+        return ask(f"r{number}", group=LeaseGroup(name="nightly", size=2, spread_seconds=600))
+
+    await broker.tell(member(0), member(1))
+    assert names(await broker.grants()) == ["r0"]
+    await broker.set_clock(day)
+    await broker.grants()
+    wider = LeaseGroup(name="nightly", size=4, spread_seconds=3600)
+    await broker.set_clock(2 * day)
+    await broker.tell(*(ask(f"w{number}", group=wider) for number in range(3)))
+    assert names(await broker.grants()) == ["w0"]
+    await broker.tell(ask("w3", group=wider))
+    rows = await broker.pool.fetch("SELECT since FROM requests WHERE group_name <> '' ORDER BY place")
+    assert [row["since"] for row in rows[-4:]] == [after(2 * day + seconds) for seconds in (0, 900, 1800, 2700)]
+
+
+async def test_a_request_is_known_for_as_long_as_its_lease(broker: Broker) -> None:
+    """However long ago it was asked for: the same id is never granted twice."""
+    await broker.declare(terms(hold_seconds=20 * 86_400, ttl_seconds=20 * 86_400))
+    await broker.tell(ask("r"))
+    (lease,) = await broker.grants()
+    await broker.tell(confirm(lease))
+    await broker.set_clock(9 * 86_400)
+    await PruneLoop(ended_kept_days=8).step(broker.pool)
+    await broker.tell(ask("r"))
+    assert await broker.grants() == []
+    assert await broker.held() == 1
+
+
+async def test_an_asker_that_is_gone_is_forgotten(broker: Broker) -> None:
+    """Passed over it raises no alarm, keeps no gang from being tried, and goes like all that ended long ago."""
+    broker.loop = msgspec.structs.replace(broker.loop, waiter_ttl_seconds=100)
+    await broker.declare(terms(), terms("sim-b"))
+    await broker.tell(ask("full", 5, "sim-b"))
+    await broker.ask_gang("gone", **{"sim-a": 1, "sim-b": 1})
+    await broker.decide()
+    async with broker.pool.acquire() as db:
+        assert await gangs.ready(db) == ["gone"]
+    await broker.set_clock(110)
+    await broker.pool.execute("UPDATE lease_pools SET dirty = true")
+    await broker.decide()
+    async with broker.pool.acquire() as db:
+        assert await gangs.ready(db) == []
+        assert {row.id: row.oldest_wait_seconds for row in await pools.overview(db)} == {"sim-a": None, "sim-b": None}
+    await broker.set_clock(9 * 86_400)
+    await PruneLoop(ended_kept_days=8).step(broker.pool)
+    assert await broker.pool.fetchval("SELECT count(*) FROM requests WHERE id = 'gone'") == 0
+    assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 0
 
 
 async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:

@@ -82,7 +82,7 @@ SELECT {DECLARED}, why, limit_in_force, limit_reason, pinned_reason, drained_rea
     blocked_until, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
     oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
     LATERAL (SELECT extract(epoch FROM slipway_clock() - min(asked_at))::float8 AS oldest_wait_seconds FROM requests
-             WHERE lease_pool_id = p.id AND waiting_units > 0) AS queue,
+             WHERE lease_pool_id = p.id AND waiting_units > 0 AND NOT lapsed) AS queue,
     LATERAL (SELECT coalesce(sum(granted_units), 0) AS granted_per_minute FROM leases
              WHERE lease_pool_id = p.id AND granted_at > (SELECT slipway_clock()) - interval '1 minute') AS pace
 WHERE NOT retired OR held_units > 0 OR waiting_units > 0 ORDER BY id"""
