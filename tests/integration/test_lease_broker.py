@@ -278,6 +278,22 @@ async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
     ]  # fmt: skip
 
 
+async def test_a_pool_that_cannot_be_decided_for_stops_no_other(broker: Broker) -> None:
+    """It is put off, says why, and goes on once it can."""
+    await broker.declare(terms(), terms("sim-b", policy=Policy()))
+    await broker.tell(ask("b", pool="sim-b"), ask("a"))
+    await broker.pool.execute(
+        "UPDATE lease_pools SET paced_until = '9999-12-01', paced_interval_seconds = 1e-6 WHERE id = 'sim-b'"
+    )
+    assert names(await broker.grants()) == ["a"]
+    why = "SELECT why FROM lease_pools WHERE id = 'sim-b'"
+    assert (await broker.pool.fetchval(why)).startswith("no decision could be made: OverflowError")
+    await broker.pool.execute("UPDATE lease_pools SET paced_until = NULL WHERE id = 'sim-b'")
+    assert await broker.grants() == []
+    await broker.set_clock(30)
+    assert names(await broker.grants()) == ["b"]
+
+
 async def test_an_undeclared_pool_is_a_data_error(broker: Broker) -> None:
     """The record becomes a dead letter, the rest of its batch is applied, and the stream moves on."""
     with pytest.raises(BadEvent, match="nowhere"):
@@ -566,6 +582,15 @@ async def test_a_derived_limit_outlives_its_report_with_an_alert(broker: Broker)
     await broker.pool.execute(report, after(200))
     await broker.decide()
     assert [type(event) for event in await broker.told()] == [AlertResolved]
+
+
+async def test_a_derived_limit_is_one_that_can_be_declared(broker: Broker) -> None:
+    """Whatever was reported: the column takes no more."""
+    await broker.declare(terms(policy=Policy(pacing="off", derived=Derived(per_unit=9_999))))
+    await broker.pool.execute("UPDATE lease_pools SET derived_units = 1000000, dirty = true")
+    await broker.tell(ask("r"))
+    assert names(await broker.grants()) == ["r"]
+    assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == 1_000_000
 
 
 async def test_a_drained_pool_starts_nothing(broker: Broker) -> None:

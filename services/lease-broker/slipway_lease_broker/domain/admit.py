@@ -34,7 +34,7 @@ class Holds(Enum):
     """Whom a request that may not start holds back."""
 
     NOBODY = "nobody"  # it asks for more than there will be
-    QUEUE = "queue"  # its own tenant or group, which may not start by itself
+    QUEUE = "queue"  # its own tenant, group or operation, which may not start by itself
     LATER = "later"  # all that come later, but for what is kept for their own operation
     ALL = "all"  # everything that is paced
     UNITS = "units"  # its own units only: they are kept until its gang can start everywhere
@@ -85,6 +85,7 @@ class Admission:
         self.pool, self.limit, self.now, self.for_gang = pool, limit_units, now, for_gang
         self.pacing = pacing_of(pool, limit_units)
         self.paced_until = repaced(pool, self.pacing, now)
+        self.most_ahead = pacing.most_ahead(self.pacing, limit_units, pool.hold_seconds)
         self.held = dict(pool.held)
         self.tenants = {tenant.tenant: tenant for tenant in tenants}
         self.groups = {group.name: group for group in groups}
@@ -151,18 +152,24 @@ class Admission:
             return False
         return self.now >= _waits_since(request) + timedelta(seconds=longest)
 
+    def _is_apart(self, request: Request) -> bool:
+        """Whether it starts with its gang alone, whatever this pool says."""
+        return request.gang_id is not None and not self.for_gang
+
     def _is_gated(self) -> bool:
         return self.pool.blocked_until is not None and self.now < self.pool.blocked_until
 
     # Whether it may start
 
     def verdict(self, request: Request) -> Verdict:
-        weight, is_apart = self._weight(request), request.gang_id is not None and not self.for_gang
+        weight, is_apart = self._weight(request), self._is_apart(request)
         if is_apart and self.pool.policy.mode is not Mode.ENFORCE:
             return WITH_ITS_GANG
         if weight == 0 and request.since <= self.now:
-            return Verdict(request.waiting_units)
+            return WITH_ITS_GANG if is_apart else Verdict(request.waiting_units)
         if self._is_overdue(request):
+            if is_apart:
+                return WITH_ITS_GANG
             fits = self.free_cost(request.operation) >= request.waiting_units * weight
             return Verdict(request.waiting_units, "" if fits else OVER_THE_LIMIT)
         if (not_yet := self._not_yet(request)) is not None:
@@ -188,8 +195,10 @@ class Admission:
 
     def _by_units(self, request: Request, weight: int) -> Verdict:
         is_whole = request.whole or request.gang_id is not None
-        if is_whole and request.waiting_units * weight > self.limit - self._reserved_for_others(request.operation):
-            return Verdict(0, f"asks for more than the limit of {self.limit} allows at any time", Holds.NOBODY)
+        room = self.limit - self._reserved_for_others(request.operation)
+        if request.waiting_units * weight > room and (is_whole or weight > room):
+            holds = Holds.QUEUE if weight > room else Holds.NOBODY  # those behind it are of the same operation
+            return Verdict(0, f"asks for more than the limit of {self.limit} allows at any time", holds)
         units = min(request.waiting_units, max(0, self.free_cost(request.operation)) // weight)
         if units == 0 or (is_whole and units < request.waiting_units):
             return Verdict(0, self._lacking(request), Holds.LATER)
@@ -199,7 +208,7 @@ class Admission:
             until = pacing.free_at(self.paced_until, self.now, max(1, units), self.pacing)
             if until > self.now:
                 return Verdict(0, "starts are paced", Holds.ALL, until)
-        return WITH_ITS_GANG if request.gang_id is not None and not self.for_gang else Verdict(units)
+        return WITH_ITS_GANG if self._is_apart(request) else Verdict(units)
 
     def free_cost(self, operation: str) -> int:
         """What an operation may still cost, below zero when more is held than the limit has."""
@@ -238,7 +247,7 @@ class Admission:
             queue.pop()
         if cost:
             self.held[request.operation] = self.held.get(request.operation, 0) + cost
-            self.paced_until = pacing.spend(self.paced_until, self.now, grant.units, self.pacing)
+            self.paced_until = pacing.spend(self.paced_until, self.now, grant.units, self.pacing, self.most_ahead)
             self.shares = fairness.charged(self.shares, request.tenant, cost, self.pool.policy.tenants)
             self.finish[request.tenant] = self.shares.finish[request.tenant]
         if (group := self.groups.get(request.group_name)) is not None:
