@@ -78,6 +78,17 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
     assert kinds[-1] == "released"
 
 
+async def test_a_retired_pool_takes_no_new_requests(world: World) -> None:
+    """They would wait for ever. What it granted before is still answered for."""
+    held = (await world.replica.acquire("held")).json()
+    await world.broker.pool.execute("UPDATE lease_pools SET retired = true, dirty = true")
+    before = await world.rows()
+    refused = await world.replica.acquire("new")
+    assert (refused.status_code, slug(refused)) == (404, "unknown-lease-pool")
+    assert await world.rows() == before
+    assert (await world.replica.acquire("held")).json()["lease_id"] == held["lease_id"]
+
+
 async def test_leases_of_ones_own_token_are_listed(world: World) -> None:
     """Not those of other tokens, nor what was asked for over the events: Slipway's own launches."""
     await world.replica.acquire("anns", operation="destroy")

@@ -218,6 +218,17 @@ def test_nobody_waits_unless_enforced(mode: Mode) -> None:
     assert [grant.spared_seconds for grant in paced.grants] == [None, 120, 240]
 
 
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("stopped", [{"drained_reason": "maintenance"}, {"retired": True}])
+def test_nobody_starts_in_a_pool_that_people_stopped(mode: Mode, stopped: dict[str, Any]) -> None:
+    """Neither in shadow, nor what weighs nothing, nor a gang."""
+    policy = Policy(pacing="off", mode=mode, operations={"look": Operation(weight=0)})
+    waiting = [waiter("i"), waiter("l", operation="look", tenant="other"), waiter("g", tenant="third", gang_id="g")]
+    admission = round_(waiting, policy=policy, **stopped)
+    assert (started(admission), admission.gangs, admission.complete) == ([], [], True)
+    assert set(admission.waiting) == {"i", "l", "g"}
+
+
 def test_a_gang_is_kept_for() -> None:
     """Its units stay free for it; what else is free others may take. Nothing of it starts here alone."""
     admission = round_([waiter("g", 3, gang_id="g"), waiter("x", 1), waiter("y", 2)])

@@ -186,10 +186,10 @@ class Admissions(RuleBasedStateMachine):
             if lease.reason == OVER_THE_LIMIT:
                 assert lease.operation == "destroy"
                 assert self.now - self.requests[lease.request_id].since >= timedelta(seconds=40)
-        # Nothing paced starts in a pool that people closed, nor before a Retry-After has passed.
+        # Nothing starts in a pool that people closed, and nothing paced before a Retry-After has passed.
+        assert self.pool.drained_reason is None or not decision.granted
         gated = self.pool.blocked_until is not None and self.now < self.pool.blocked_until
-        closed = gated or self.pool.drained_reason is not None
-        assert self.pool.policy.mode is not Mode.ENFORCE or not closed or not any(x.weight for x in decision.granted)
+        assert self.pool.policy.mode is not Mode.ENFORCE or not gated or not any(x.weight for x in decision.granted)
         # A deadline has passed for whatever time ended.
         before = {lease.id: lease for lease in held}
         assert all(before[gone.id].deadline <= self.now for gone in decision.ended)
@@ -202,8 +202,9 @@ class Admissions(RuleBasedStateMachine):
             got = sum(lease.units for lease in decision.granted if lease.request_id == waiter.id)
             assert got + waiting.get(waiter.id, waiter.waiting_units) == waiter.waiting_units
             assert not waiter.whole or got in (0, waiter.waiting_units)
-        # In shadow and advisory pools nobody waits.
-        assert self.pool.policy.mode is Mode.ENFORCE or not decision.pool.waiting_units
+        # In shadow and advisory pools nobody waits, unless people closed them.
+        waits = self.pool.policy.mode is Mode.ENFORCE or self.pool.drained_reason is not None
+        assert waits or not decision.pool.waiting_units
         # Every decision has its line of history.
         lines = {(entry.kind, entry.lease_id) for entry in decision.history}
         assert {("granted", lease.id) for lease in decision.granted} <= lines

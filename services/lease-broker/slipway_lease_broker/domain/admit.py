@@ -7,6 +7,7 @@ would pass a large one for ever. Who may not start by itself (its tenant backs o
 passed over, and keeps its place. A member of a gang is granted nowhere alone: at its turn its units are kept for it.
 
 In shadow and advisory pools everybody starts at once, and the same rules say what would have waited, and how long.
+In a pool that was drained or retired nobody starts, whatever its mode.
 """
 
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from slipway_lease_broker.domain.adaptive import even_pacing
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.fairness import Head, Shares
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
-from slipway_lease_broker.domain.limits import adaptive_terms
+from slipway_lease_broker.domain.limits import adaptive_terms, in_force
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Mode
 
@@ -111,7 +112,7 @@ class Admission:
             verdict = self.verdict(request)
             if verdict.units:
                 self._grant(Grant(request, verdict.units, verdict.reason))
-            elif self.pool.policy.mode is not Mode.ENFORCE and verdict.holds is not Holds.UNITS:
+            elif self._lets_all_start() and verdict.holds is not Holds.UNITS:
                 spared = self._spared_seconds(request, verdict)
                 self._grant(Grant(request, request.waiting_units, verdict.reason, spared))
             else:
@@ -122,6 +123,9 @@ class Admission:
                     self.complete = False
                     break
         return self
+
+    def _lets_all_start(self) -> bool:
+        return self.pool.policy.mode is not Mode.ENFORCE and not self.pool.stopped
 
     # Whose turn it is
 
@@ -162,6 +166,8 @@ class Admission:
     # Whether it may start
 
     def verdict(self, request: Request) -> Verdict:
+        if self.pool.stopped:  # by people: whatever its mode and whatever it weighs
+            return Verdict(0, in_force(self.pool).reason, Holds.QUEUE)
         weight, is_apart = self._weight(request), self._is_apart(request)
         if is_apart and self.pool.policy.mode is not Mode.ENFORCE:
             return WITH_ITS_GANG

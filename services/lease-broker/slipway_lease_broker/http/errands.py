@@ -120,7 +120,9 @@ def _not_its(errand: Errand, lease: Lease | None, lease_id: str, token: int) -> 
 
 
 def _not_new(errand: Errand, fact: LeaseRequested, ledger: Ledger) -> Problem | None:
-    """Of a request that is not known yet: the lease that it replaces has to be its caller's."""
+    """Of a request that is not known yet: its pool is in use, and the lease that it replaces has to be its caller's."""
+    if ledger.pools[fact.lease_pool_id].retired:  # it would wait for ever
+        return unknown_lease_pool(fact.lease_pool_id)
     if fact.replaces is None:
         return None
     lease = ledger.leases.get((fact.lease_pool_id, fact.replaces.lease_id))
