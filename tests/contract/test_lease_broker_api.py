@@ -7,6 +7,7 @@ from datetime import timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -266,6 +267,7 @@ async def test_giving_up(world: World) -> None:
 
 
 START_NOW = {"request_id": "bens", "operation": "install", "units": 1, "started_at": instant(0)}
+FIRST_YEAR = "0001-01-01T00:00:00+14:00"  # of the year before in UTC
 START_LATER = START_NOW | {"request_id": "new", "started_at": instant(61)}
 
 
@@ -359,6 +361,9 @@ async def test_what_started_without_a_lease_is_charged_once(world: World) -> Non
         states = [(row["request_id"], row["state"], row["hold_until"]) for row in answer.json()["items"]]
         assert states == [("recent", "confirmed", instant(3100)), ("long over", "released", instant(1200))]
     assert await world.broker.held() == 2
+    fast = starts[0] | {"request_id": "fast clock", "units": 1, "started_at": instant(9000)}
+    answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": [fast]})
+    assert [row["hold_until"] for row in answer.json()["items"]] == [instant(3200)]
     assert (await world.replica.acquire("next")).status_code == 202
     await world.broker.set_clock(3100)
     await world.broker.decide()
@@ -507,7 +512,12 @@ REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
     ("PUT", "/lease-pools/sim-a/units", "operator", {"units": 1, "ttl_seconds": 5.0}, "", 409, "not-derived"),
     ("PUT", "/lease-pools/sim-a/units", "operator", {"units": -1, "ttl_seconds": 5.0}, "", 422, "invalid-request"),
     ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": [START_NOW]}, "", 403, "wrong-owner"),
-    ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": [START_LATER]}, "", 422, "clock-ahead"),
+    ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": [START_NOW | {"started_at": FIRST_YEAR}]}, "", 422,
+     "invalid-request"),
+    ("GET", f"/lease-pools/sim-a/history?since={quote(FIRST_YEAR)}", "ann", None, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann",
+     {"request_id": "x", "group": {"name": "g", "size": 3, "spread_seconds": 60, "member": 3}}, "", 422,
+     "invalid-request"),
     ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": []}, "", 422, "invalid-request"),
     ("POST", "/lease-pools/sim-a/unleased", "cid", {"starts": [START_LATER]}, "", 403, "scope-missing"),
     ("POST", "/lease-pools/nowhere/unleased", "ann", {"starts": [START_NOW]}, "", 404, "unknown-lease-pool"),

@@ -1,9 +1,10 @@
 """What requests may say, and within which bounds: whatever passes here can be stored."""
 
-from typing import Annotated, Any, Final, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import Path
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from slipway_common.declaration import LeasePacing
 from slipway_lease_broker.domain.facts import TEXT_CHARACTERS_MAX, UNITS_MAX
@@ -24,6 +25,16 @@ LeaseId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
 RequestId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
 
 
+def _in_utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("lies outside the years 1 to 9999 of UTC") from None
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+
+
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -42,6 +53,12 @@ class Group(Body):
     size: Annotated[int, Field(strict=True, ge=1, le=100_000)]
     spread_seconds: Seconds
     member: Annotated[int, Field(strict=True, ge=0, le=100_000)] | None = None
+
+    @model_validator(mode="after")
+    def _has_member(self) -> Self:
+        if self.member is not None and self.member >= self.size:
+            raise ValueError(f"member {self.member} of {self.size}: they count from 0")
+        return self
 
 
 class Acquire(Body):
@@ -111,7 +128,7 @@ class Start(Body):
     request_id: Text
     operation: Text = "install"
     units: Units = 1
-    started_at: AwareDatetime
+    started_at: Moment
 
 
 class Starts(Body):
