@@ -394,7 +394,7 @@ def gang(*pools: str, request_id: str = "g", **body: Any) -> dict[str, Any]:
 
 async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
     """Told where it waits longest, woken by the last unit, confirmed in the call; the same id is the same gang."""
-    await world.broker.declare(terms(limit=2), terms("sim-b", limit=1))
+    await world.broker.declare(terms(limit=2), terms("sim-b", limit=1), terms("sim-c"))
     here = world.replica
     held = (await here.acquire("held", "sim-b")).json()
     waits = await here.call("POST", "/lease-gangs", gang("sim-b", "sim-a"))
@@ -421,6 +421,8 @@ async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
         (gang("sim-a", "nowhere"), "ann", 404, "unknown-lease-pool"), (gang("sim-a"), "cid", 403, "scope-missing"),
         (gang("sim-b", "sim-a"), "ben", 403, "wrong-owner"), (gang("sim-a", request_id="x"), "", 401, "no-token"),
         (gang("sim-b", request_id="held"), "ann", 409, "request-conflict"),
+        (gang("sim-a"), "ann", 409, "request-conflict"), (gang("sim-c"), "ann", 409, "request-conflict"),
+        (gang("sim-a", "sim-b", "sim-c"), "ann", 409, "request-conflict"),
     ):  # fmt: skip
         refused = await here.call("POST", "/lease-gangs", body, by=by)
         assert (refused.status_code, slug(refused)) == (status, expected), refused.text
