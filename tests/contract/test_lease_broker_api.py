@@ -370,6 +370,19 @@ async def test_what_started_without_a_lease_is_charged_once(world: World) -> Non
     assert (await world.replica.acquire("next")).status_code == 200
 
 
+async def test_a_partial_release_said_again(world: World) -> None:
+    """After a lost answer: what remains is the same, whoever else gave back meanwhile."""
+    lease = (await world.replica.acquire("r", units=2)).json()
+    body = {"fencing_token": lease["fencing_token"], "remaining": 1}
+    for released in (1, 0):
+        answer = await world.replica.call("POST", f"/leases/{lease['lease_id']}/release", body)
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["released_units"], answer.json()["remaining"]) == (released, 1)
+    assert await world.broker.held() == 1
+    both = await world.replica.call("POST", f"/leases/{lease['lease_id']}/release", body | {"units": 1})
+    assert (both.status_code, slug(both)) == (422, "invalid-request")
+
+
 async def test_a_report_of_the_past(world: World) -> None:
     """What holders told here, against the terms that are asked about."""
     for n in range(2):

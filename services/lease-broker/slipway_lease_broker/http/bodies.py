@@ -83,11 +83,20 @@ class Renew(Prolong):
 
 
 class Release(Prolong):
-    units: Units | None = Field(None, description="Without it, all.")
+    units: Units | None = Field(None, description="Without it, all. Said again, as many again are given back.")
+    remaining: Annotated[int, Field(strict=True, ge=0, le=UNITS_MAX)] | None = Field(
+        None, description="Instead of units, how many stay held: said again it changes nothing."
+    )
     result: Text = "done"
     throttled: bool = Field(False, strict=True, description="Whether the provider throttled it.")
     retry_after_seconds: Annotated[float, Field(strict=True, ge=0, le=86_400, allow_inf_nan=False)] | None = None
     quota_remaining: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
+
+    @model_validator(mode="after")
+    def _says_how_many_once(self) -> Self:
+        if self.units is not None and self.remaining is not None:
+            raise ValueError("either units or remaining, not both")
+        return self
 
 
 class Because(Body):

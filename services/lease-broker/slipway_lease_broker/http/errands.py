@@ -24,13 +24,15 @@ TAKEN = frozenset({"hold", "no-progress", "replaced"})
 
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
-    """One fact, and who says it. With `confirm` the grant is confirmed as it is told; with `wait` its caller stays."""
+    """One fact, and who says it. With `confirm` the grant is confirmed as it is told; with `wait` its caller stays.
+    With `remaining` a release gives back all but so many units."""
 
     fact: Said
     caller: str
     admin: bool = False
     confirm: bool = False
     wait: bool = False
+    remaining: int | None = None
     traceparent: str = ""
 
     @property
@@ -176,6 +178,10 @@ def record(errand: Errand, ledger: Ledger, now: datetime) -> Answer:
         return Answer(pool=before, now=now, lease=lease, request=ledger.requests[pool_id, fact.request_id])
     lease = ledger.leases[pool_id, fact.lease_id]
     units = lease.units
+    if isinstance(fact, LeaseReleaseRequested) and errand.remaining is not None:
+        if units <= errand.remaining:  # it was said before
+            return Answer(pool=before, now=now, lease=lease)
+        fact = msgspec.structs.replace(fact, units=units - errand.remaining)
     if lease.live:
         ledger.record(fact, now, owner=errand.caller, admin=errand.admin)
         lease = ledger.leases[pool_id, fact.lease_id]

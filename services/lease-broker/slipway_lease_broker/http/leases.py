@@ -132,14 +132,15 @@ async def confirm(lease_id: LeaseId, body: Prolong, call: Caller) -> Response:
 
 @router.post("/leases/{lease_id}/release")
 async def release(lease_id: LeaseId, body: Release, call: Caller) -> Response:
-    """Give a lease back, or some of its units. Said again it changes nothing."""
+    """Give a lease back, or some of its units. Said again it changes nothing, but for `units`: say what is `remaining`
+    where an answer may be lost."""
     pool_id = await writable(call, lease_id)
     fact = LeaseReleaseRequested(
         lease_pool_id=pool_id, lease_id=lease_id, fencing_token=body.fencing_token, units=body.units or UNITS_MAX,
         result=body.result, throttled=body.throttled, retry_after_seconds=body.retry_after_seconds,
         quota_remaining=body.quota_remaining,
     )  # fmt: skip
-    answer = await of_lease(call, fact)
+    answer = await of_lease(call, fact, remaining=body.remaining)
     assert answer.lease is not None
     units = answer.lease.units if answer.lease.live else 0
     return answered({"lease_id": lease_id, "released_units": answer.released_units, "remaining": units})
@@ -156,8 +157,8 @@ async def writable(call: Call, lease_id: str) -> str:
     return pool_id
 
 
-async def of_lease(call: Call, fact: OfLease) -> Answer:
-    return await settle(call, Errand(fact=fact, caller=call.name, admin=call.admin))
+async def of_lease(call: Call, fact: OfLease, *, remaining: int | None = None) -> Answer:
+    return await settle(call, Errand(fact=fact, caller=call.name, admin=call.admin, remaining=remaining))
 
 
 @router.get("/leases")
