@@ -110,6 +110,7 @@ PROLONG: list[tuple[Lease, Fact, LeaseConfirmed, State]] = [
     (lease(State.CONFIRMED), renew(), confirmed(300), State.CONFIRMED),
     (lease(State.CONFIRMED), confirm(), confirmed(300), State.CONFIRMED),
     (lease(State.CONFIRMED, hold=50), renew(), confirmed(50), State.CONFIRMED),  # the hold is the end
+    (lease(State.CONFIRMED, expires_at=at(600)), renew(), confirmed(600), State.CONFIRMED),  # none is shortened
 ]
 
 

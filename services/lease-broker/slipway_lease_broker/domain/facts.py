@@ -293,6 +293,8 @@ class Ledger:
             return
         state = advance(lease.state, "confirmed" if isinstance(fact, LeaseConfirmRequested) else "renewed")
         expires_at = alive_until(pool, state, now, lease.hold_until)
+        if isinstance(fact, LeaseRenewRequested):  # it may have been let live for longer, and nothing said ends it
+            expires_at = max(expires_at, min(lease.expires_at, lease.hold_until))
         after = msgspec.structs.replace(lease, state=state, expires_at=expires_at)
         progress = fact.progress if isinstance(fact, LeaseRenewRequested) else None
         if progress is not None and progress != lease.progress:
