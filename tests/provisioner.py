@@ -29,7 +29,7 @@ from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
+from slipway_provisioner.loops import expire, plan, reap, resolve, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider
@@ -172,6 +172,7 @@ class Provisioner:
         self.providers: dict[str, Provider] = {"simulated": provider or self.cloud}
         self.launcher = Launcher(self.settings, self.providers)
         self.silent_seconds = 0.0
+        self.broker_silent_seconds = 0.0
         self.tokens = count(1)
         service = build(self.settings)
         service.runtime.pool = pool
@@ -220,6 +221,12 @@ class Provisioner:
     async def ask_again(self) -> None:
         while await plan.ask_again(self.pool, resend_seconds=self.settings.resend_seconds):
             pass
+
+    async def admit_unleased(self) -> bool:
+        """What its loop does where no broker was heard for long."""
+        return await unleased.admit_unleased(
+            self.pool, settings=self.settings, broker_silent_seconds=lambda: self.broker_silent_seconds
+        )
 
     async def launch(self) -> None:
         """Start what may start, and wait for the calls."""

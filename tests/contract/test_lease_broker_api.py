@@ -7,18 +7,20 @@ from datetime import timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from slipway_common.clock import utc_now
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseLimitChanged
-from slipway_lease_broker.domain.terms import Derived, Policy
+from slipway_lease_broker.domain.terms import Backoff, Derived, Policy
 from slipway_lease_broker.http import wakes
 from slipway_lease_broker.http.bodies import Acquire
 from slipway_lease_broker.http.errands import Answer, Errand
 from slipway_lease_broker.http.leases import wanted
 from slipway_lease_broker.loops.gangs import GangLoop
+from slipway_lease_broker.metrics import REFUSED_FACTS
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
 from tests.lease_broker import after, ask, release, terms
@@ -75,6 +77,59 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
     kinds = [row["kind"] for row in (await broker.call("GET", f"{path}/history")).json()["items"]]
     assert kinds[0] == "granted"
     assert kinds[-1] == "released"
+
+
+async def test_a_retired_pool_takes_no_new_requests(world: World) -> None:
+    """They would wait for ever. What it granted before is still answered for."""
+    held = (await world.replica.acquire("held")).json()
+    await world.broker.pool.execute("UPDATE lease_pools SET retired = true, dirty = true")
+    before = await world.rows()
+    refused = await world.replica.acquire("new")
+    assert (refused.status_code, slug(refused)) == (404, "unknown-lease-pool")
+    assert await world.rows() == before
+    assert (await world.replica.acquire("held")).json()["lease_id"] == held["lease_id"]
+
+
+async def test_leases_of_ones_own_token_are_listed(world: World) -> None:
+    """Not those of other tokens, nor what was asked for over the events: Slipway's own launches."""
+    await world.replica.acquire("anns", operation="destroy")
+    await world.broker.tell(ask("launch", 1))
+    await world.broker.decide()
+
+    async def listed(query: str, by: str = "ann") -> list[str]:
+        rows = (await world.replica.call("GET", f"/leases{query}", by=by)).json()["items"]
+        return [row["request_id"] for row in rows]
+
+    assert await listed("?mine=true") == ["anns"]
+    assert await listed("?mine=true&pool=sim-a") == ["anns"]
+    assert await listed("?mine=true", "ben") == []
+    assert await listed("") == ["anns", "launch"]
+
+
+async def test_who_backs_off_is_told_until_when(world: World) -> None:
+    """A unit is free, but its tenant's last start failed: the wait's end is the estimate, and when to ask again."""
+    await world.broker.declare(terms(limit=2, policy=Policy(pacing="off", backoff=Backoff(seconds=40))))
+    failing = (await world.replica.acquire("failing")).json()
+    path = f"/leases/{failing['lease_id']}/release"
+    await world.replica.call("POST", path, {"fencing_token": 1, "result": "failed"})
+    await world.broker.set_clock(10)
+    answer = await world.replica.acquire("again")
+    told = answer.json()
+    assert (answer.status_code, told["eta_seconds"], told["retry_after_seconds"]) == (202, 30.0, 30.0)
+    assert told["reason"] == "ann backs off until 2026-01-01T12:00:40+00:00: what it started failed"
+    assert answer.headers["Retry-After"] == "30"
+    assert (await world.replica.acquire("other", tenant="calm")).status_code == 200
+
+
+async def test_stale_tokens_are_counted(world: World) -> None:
+    """Each call that is refused for its token; no other refusal."""
+    lease = (await world.replica.acquire("r")).json()
+    before = REFUSED_FACTS.labels("stale token")._value.get()
+    for what in ("renew", "confirm", "release"):
+        path = f"/leases/{lease['lease_id']}/{what}"
+        assert (await world.replica.call("POST", path, {"fencing_token": 9})).status_code == 409
+        assert (await world.replica.call("POST", path, {"fencing_token": 1}, by="ben")).status_code == 403
+    assert REFUSED_FACTS.labels("stale token")._value.get() == before + 3
 
 
 async def test_the_same_request_is_one_lease(world: World) -> None:
@@ -212,6 +267,7 @@ async def test_giving_up(world: World) -> None:
 
 
 START_NOW = {"request_id": "bens", "operation": "install", "units": 1, "started_at": instant(0)}
+FIRST_YEAR = "0001-01-01T00:00:00+14:00"  # of the year before in UTC
 START_LATER = START_NOW | {"request_id": "new", "started_at": instant(61)}
 
 
@@ -305,10 +361,26 @@ async def test_what_started_without_a_lease_is_charged_once(world: World) -> Non
         states = [(row["request_id"], row["state"], row["hold_until"]) for row in answer.json()["items"]]
         assert states == [("recent", "confirmed", instant(3100)), ("long over", "released", instant(1200))]
     assert await world.broker.held() == 2
+    fast = starts[0] | {"request_id": "fast clock", "units": 1, "started_at": instant(9000)}
+    answer = await world.replica.call("POST", "/lease-pools/sim-a/unleased", {"starts": [fast]})
+    assert [row["hold_until"] for row in answer.json()["items"]] == [instant(3200)]
     assert (await world.replica.acquire("next")).status_code == 202
     await world.broker.set_clock(3100)
     await world.broker.decide()
     assert (await world.replica.acquire("next")).status_code == 200
+
+
+async def test_a_partial_release_said_again(world: World) -> None:
+    """After a lost answer: what remains is the same, whoever else gave back meanwhile."""
+    lease = (await world.replica.acquire("r", units=2)).json()
+    body = {"fencing_token": lease["fencing_token"], "remaining": 1}
+    for released in (1, 0):
+        answer = await world.replica.call("POST", f"/leases/{lease['lease_id']}/release", body)
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["released_units"], answer.json()["remaining"]) == (released, 1)
+    assert await world.broker.held() == 1
+    both = await world.replica.call("POST", f"/leases/{lease['lease_id']}/release", body | {"units": 1})
+    assert (both.status_code, slug(both)) == (422, "invalid-request")
 
 
 async def test_a_report_of_the_past(world: World) -> None:
@@ -335,7 +407,7 @@ def gang(*pools: str, request_id: str = "g", **body: Any) -> dict[str, Any]:
 
 async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
     """Told where it waits longest, woken by the last unit, confirmed in the call; the same id is the same gang."""
-    await world.broker.declare(terms(limit=2), terms("sim-b", limit=1))
+    await world.broker.declare(terms(limit=2), terms("sim-b", limit=1), terms("sim-c"))
     here = world.replica
     held = (await here.acquire("held", "sim-b")).json()
     waits = await here.call("POST", "/lease-gangs", gang("sim-b", "sim-a"))
@@ -362,6 +434,8 @@ async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
         (gang("sim-a", "nowhere"), "ann", 404, "unknown-lease-pool"), (gang("sim-a"), "cid", 403, "scope-missing"),
         (gang("sim-b", "sim-a"), "ben", 403, "wrong-owner"), (gang("sim-a", request_id="x"), "", 401, "no-token"),
         (gang("sim-b", request_id="held"), "ann", 409, "request-conflict"),
+        (gang("sim-a"), "ann", 409, "request-conflict"), (gang("sim-c"), "ann", 409, "request-conflict"),
+        (gang("sim-a", "sim-b", "sim-c"), "ann", 409, "request-conflict"),
     ):  # fmt: skip
         refused = await here.call("POST", "/lease-gangs", body, by=by)
         assert (refused.status_code, slug(refused)) == (status, expected), refused.text
@@ -421,6 +495,7 @@ REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
     ("GET", "/leases/gone", "", None, "", 404, "unknown-lease"),
     ("GET", "/leases/gone/history", "", None, "", 404, "unknown-lease"),
     ("GET", "/leases?pool=nowhere", "", None, "", 404, "unknown-lease-pool"),
+    ("GET", "/leases?mine=true", "", None, "", 401, "no-token"),
     ("GET", "/lease-pools/nowhere/requests", "", None, "", 404, "unknown-lease-pool"),
     ("GET", "/lease-pools/nowhere/requests/x", "", None, "", 404, "unknown-lease-pool"),
     ("GET", "/lease-pools/sim-a/requests/x", "", None, "", 404, "unknown-request"),
@@ -452,7 +527,12 @@ REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
     ("PUT", "/lease-pools/sim-a/units", "operator", {"units": 1, "ttl_seconds": 5.0}, "", 409, "not-derived"),
     ("PUT", "/lease-pools/sim-a/units", "operator", {"units": -1, "ttl_seconds": 5.0}, "", 422, "invalid-request"),
     ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": [START_NOW]}, "", 403, "wrong-owner"),
-    ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": [START_LATER]}, "", 422, "clock-ahead"),
+    ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": [START_NOW | {"started_at": FIRST_YEAR}]}, "", 422,
+     "invalid-request"),
+    ("GET", f"/lease-pools/sim-a/history?since={quote(FIRST_YEAR)}", "ann", None, "", 422, "invalid-request"),
+    ("POST", "/lease-pools/sim-a/leases", "ann",
+     {"request_id": "x", "group": {"name": "g", "size": 3, "spread_seconds": 60, "member": 3}}, "", 422,
+     "invalid-request"),
     ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": []}, "", 422, "invalid-request"),
     ("POST", "/lease-pools/sim-a/unleased", "cid", {"starts": [START_LATER]}, "", 403, "scope-missing"),
     ("POST", "/lease-pools/nowhere/unleased", "ann", {"starts": [START_NOW]}, "", 404, "unknown-lease-pool"),

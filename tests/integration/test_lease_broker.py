@@ -1,6 +1,8 @@
 """The lease-broker on a real database: what is said to it, what it decides and what it tells."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,19 +23,25 @@ from slipway_common.events.lease import (
     LeaseConfirmed,
     LeaseExpired,
     LeaseGranted,
+    LeaseGroup,
     LeaseLimitChanged,
     LeaseLost,
     LeaseQueued,
     LeaseReleased,
+    LeaseReleaseRequested,
+    LeaseUnleasedReported,
     ReplacedLease,
 )
 from slipway_common.ids import hash_secret, new_id
 from slipway_common.records import Record
 from slipway_common.topics import LEASE_REQUEST
+from slipway_lease_broker.admission import save_and_decide
+from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.terms import Bounds, Derived, Mode, Operation, Policy
-from slipway_lease_broker.handlers.requests import record_requests
+from slipway_lease_broker.handlers.requests import Recorder, record_requests
 from slipway_lease_broker.http import lease_pools, leases
-from slipway_lease_broker.store import history
+from slipway_lease_broker.loops.prune import PruneLoop
+from slipway_lease_broker.store import gangs, history, pools
 from slipway_local.postgres import EmbeddedPostgres
 from tests.lease_broker import (
     SERVICE,
@@ -44,6 +52,7 @@ from tests.lease_broker import (
     broker_on,
     cancel,
     confirm,
+    received,
     release,
     renew,
     terms,
@@ -85,6 +94,35 @@ async def test_from_request_to_release(broker: Broker) -> None:
     await broker.set_clock(10_000)
     await broker.decide()
     assert await broker.told() == []
+
+
+async def test_what_a_batch_asks_for_is_granted_in_its_transaction(broker: Broker) -> None:
+    """No loop has to look; what was decided is told to the process once it is committed."""
+    decided: list[Decision] = []
+    decide = partial(save_and_decide, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
+    recorder = Recorder(decide, committed=decided.append)
+    async with broker.pool.acquire() as db, db.transaction():
+        afterwards = await recorder.record(db, [received(ask("r1", 4), 1), received(ask("r2", 2), 2)])
+        assert not decided
+    afterwards()
+    assert [lease.request_id for decision in decided for lease in decision.granted] == ["r1", "r2"]
+    assert kinds(await broker.told()) == ["LeaseGranted", "LeaseGranted", "LeaseQueued"]
+    assert await broker.decide() == 0
+
+
+async def test_facts_outlive_a_decision_that_fails(broker: Broker) -> None:
+    """They are not at fault: said again they are recorded, and their pool is left to the loop."""
+
+    async def fail(*_: Any) -> list[Decision]:
+        raise KeyError("a mistake in the rules")
+
+    recorder = Recorder(fail)
+    async with broker.pool.acquire() as db, db.transaction():
+        with pytest.raises(KeyError):
+            await recorder.record(db, [received(ask("r", 2), 1)])
+        (again,) = await asyncio.gather(recorder.record(db, [received(ask("r", 2), 1)]), return_exceptions=True)
+    assert callable(again)
+    assert [lease.units for lease in await broker.grants()] == [2]
 
 
 async def test_partial_grants_in_order_of_arrival(broker: Broker) -> None:
@@ -240,6 +278,22 @@ async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
     ]  # fmt: skip
 
 
+async def test_a_pool_that_cannot_be_decided_for_stops_no_other(broker: Broker) -> None:
+    """It is put off, says why, and goes on once it can."""
+    await broker.declare(terms(), terms("sim-b", policy=Policy()))
+    await broker.tell(ask("b", pool="sim-b"), ask("a"))
+    await broker.pool.execute(
+        "UPDATE lease_pools SET paced_until = '9999-12-01', paced_interval_seconds = 1e-6 WHERE id = 'sim-b'"
+    )
+    assert names(await broker.grants()) == ["a"]
+    why = "SELECT why FROM lease_pools WHERE id = 'sim-b'"
+    assert (await broker.pool.fetchval(why)).startswith("no decision could be made: OverflowError")
+    await broker.pool.execute("UPDATE lease_pools SET paced_until = NULL WHERE id = 'sim-b'")
+    assert await broker.grants() == []
+    await broker.set_clock(30)
+    assert names(await broker.grants()) == ["b"]
+
+
 async def test_an_undeclared_pool_is_a_data_error(broker: Broker) -> None:
     """The record becomes a dead letter, the rest of its batch is applied, and the stream moves on."""
     with pytest.raises(BadEvent, match="nowhere"):
@@ -361,6 +415,77 @@ async def test_a_new_attempt_replaces_the_old(broker: Broker) -> None:
     assert await broker.pool.fetchval("SELECT since FROM requests WHERE id = 'r3'") == after(20)
 
 
+async def test_a_group_begins_anew(broker: Broker) -> None:
+    """Under a name that was used before, after its spread is over: its members start apart from each other again."""
+    await broker.declare(terms(limit=20))
+    day = 86_400
+
+    def member(number: int) -> Any:
+        return ask(f"r{number}", group=LeaseGroup(name="nightly", size=2, spread_seconds=600))
+
+    await broker.tell(member(0), member(1))
+    assert names(await broker.grants()) == ["r0"]
+    await broker.set_clock(day)
+    await broker.grants()
+    wider = LeaseGroup(name="nightly", size=4, spread_seconds=3600)
+    await broker.set_clock(2 * day)
+    await broker.tell(*(ask(f"w{number}", group=wider) for number in range(3)))
+    assert names(await broker.grants()) == ["w0"]
+    await broker.tell(ask("w3", group=wider))
+    rows = await broker.pool.fetch("SELECT since FROM requests WHERE group_name <> '' ORDER BY place")
+    assert [row["since"] for row in rows[-4:]] == [after(2 * day + seconds) for seconds in (0, 900, 1800, 2700)]
+
+
+async def test_a_request_is_known_for_as_long_as_its_lease(broker: Broker) -> None:
+    """However long ago it was asked for: the same id is never granted twice."""
+    await broker.declare(terms(hold_seconds=20 * 86_400, ttl_seconds=20 * 86_400))
+    await broker.tell(ask("r"))
+    (lease,) = await broker.grants()
+    await broker.tell(confirm(lease))
+    await broker.set_clock(9 * 86_400)
+    await PruneLoop(ended_kept_days=8).step(broker.pool)
+    await broker.tell(ask("r"))
+    assert await broker.grants() == []
+    assert await broker.held() == 1
+
+
+async def test_an_asker_that_is_gone_is_forgotten(broker: Broker) -> None:
+    """Passed over it raises no alarm, keeps no gang from being tried, and goes like all that ended long ago."""
+    broker.loop = msgspec.structs.replace(broker.loop, waiter_ttl_seconds=100)
+    await broker.declare(terms(), terms("sim-b"))
+    await broker.tell(ask("full", 5, "sim-b"))
+    await broker.ask_gang("gone", **{"sim-a": 1, "sim-b": 1})
+    await broker.decide()
+    async with broker.pool.acquire() as db:
+        assert await gangs.ready(db) == ["gone"]
+    await broker.set_clock(110)
+    await broker.pool.execute("UPDATE lease_pools SET dirty = true")
+    await broker.decide()
+    async with broker.pool.acquire() as db:
+        assert await gangs.ready(db) == []
+        assert {row.id: row.oldest_wait_seconds for row in await pools.overview(db)} == {"sim-a": None, "sim-b": None}
+    await broker.set_clock(9 * 86_400)
+    await PruneLoop(ended_kept_days=8).step(broker.pool)
+    assert await broker.pool.fetchval("SELECT count(*) FROM requests WHERE id = 'gone'") == 0
+    assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 0
+
+
+async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:
+    """Of its own tenant and operation: else whoever held a lease once would pass everybody with any request."""
+    await broker.tell(ask("r1", 5))
+    (lease,) = await broker.grants()
+    old = ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token)
+    await broker.set_clock(20)
+    await broker.tell(ask("destroy", operation="destroy", replaces=old), ask("mac", tenant="mac", replaces=old))
+    assert await broker.held() == 0, "its holder said that it is over, whatever follows it"
+    await broker.tell(ask("r2", replaces=old))
+    await broker.tell(ask("r3", replaces=old))
+    rows = await broker.pool.fetch("SELECT id, since FROM requests WHERE id <> 'r1' ORDER BY place")
+    assert [tuple(row) for row in rows] == [
+        ("destroy", after(20)), ("mac", after(20)), ("r2", after(0)), ("r3", after(20)),
+    ]  # fmt: skip
+
+
 async def test_a_holder_whose_progress_stands_is_lost(broker: Broker) -> None:
     """However often it renews; its units stay counted for the lock-delay of its pool."""
     await declared(broker, Policy(pacing="off", no_progress_seconds=100, lock_delay_seconds=7))
@@ -457,6 +582,15 @@ async def test_a_derived_limit_outlives_its_report_with_an_alert(broker: Broker)
     await broker.pool.execute(report, after(200))
     await broker.decide()
     assert [type(event) for event in await broker.told()] == [AlertResolved]
+
+
+async def test_a_derived_limit_is_one_that_can_be_declared(broker: Broker) -> None:
+    """Whatever was reported: the column takes no more."""
+    await broker.declare(terms(policy=Policy(pacing="off", derived=Derived(per_unit=9_999))))
+    await broker.pool.execute("UPDATE lease_pools SET derived_units = 1000000, dirty = true")
+    await broker.tell(ask("r"))
+    assert names(await broker.grants()) == ["r"]
+    assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == 1_000_000
 
 
 async def test_a_drained_pool_starts_nothing(broker: Broker) -> None:
@@ -575,6 +709,24 @@ async def test_a_pool_left_out_is_retired(broker: Broker, client: httpx2.AsyncCl
     (item,) = (await client.put("/lease-pools", json=[BODY])).json()["items"]
     assert item["change"] == "restored"
     assert [grant.fencing_token for grant in await broker.grants()] == [2]
+
+
+async def test_what_started_without_a_lease_counts_against_the_limit(broker: Broker) -> None:
+    """Told once or twice; nothing is granted while held and unleased units fill the limit, then one for one."""
+    await broker.tell(ask("r1", 3))
+    await broker.grants()
+    told = LeaseUnleasedReported(
+        lease_pool_id="sim-a", lease_id="u", request_id="u-request", units=2, tenant="linux", started_at=after(0)
+    )
+    await broker.tell(ask("r2", 4), told)
+    await broker.tell(told)
+    assert await broker.held() == 5
+    assert await broker.grants() == []
+    back = LeaseReleaseRequested(
+        lease_pool_id="sim-a", lease_id="u", fencing_token=2, units=2, result="registered"
+    )
+    await broker.tell(back)
+    assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("r2", 2)]
 
 
 async def test_pools_and_leases_are_shown(broker: Broker, client: httpx2.AsyncClient) -> None:

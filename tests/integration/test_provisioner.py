@@ -15,13 +15,16 @@ from slipway_common.errors import BadEvent
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed
 from slipway_common.events.lease import (
+    LeaseCancelRequested,
     LeaseConfirmed,
+    LeaseConfirmRequested,
     LeaseExpired,
     LeaseLost,
     LeaseReleased,
     LeaseReleaseRequested,
     LeaseRenewRequested,
     LeaseRequested,
+    LeaseUnleasedReported,
 )
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import (
@@ -46,7 +49,7 @@ from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.simulated import Simulated, classify
-from slipway_provisioner.store import accounts, declarations, pools
+from slipway_provisioner.store import accounts, declarations, leases, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.harness import PATIENCE_SECONDS
@@ -1130,3 +1133,81 @@ async def test_simulated_capacity_and_images(simulated: tuple[Provisioner, httpx
     (lost,) = await provisioner.told(WorkerLost)
     assert lost.outcome is not None
     assert lost.outcome.stage is Stage.BOOT
+
+
+# While no lease-broker is heard
+
+
+@pytest.fixture
+async def safe(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
+    async with provisioner_on(postgres, broker_silent_mode="safe") as provisioner:
+        yield provisioner
+
+
+async def outage(provisioner: Provisioner, units: int, waiting: int) -> list[LeaseRequested]:
+    """A lease pool that granted `units` now, with a hold of 1200 s, fell silent; what then waits."""
+    (request,) = await provisioner.requested(units)
+    await provisioner.leases(provisioner.granted(request))
+    await provisioner.launch()
+    await provisioner.set_clock(1)
+    await provisioner.demand(report(units + waiting, at=1))
+    await provisioner.plan()
+    provisioner.broker_silent_seconds = 1.0
+    return await provisioner.told(LeaseRequested)
+
+
+async def test_starts_without_a_broker_keep_its_last_pace(safe: Provisioner) -> None:
+    """Four in a hold of 1200 s: one each 300 s, each told to be charged, with its place in the queue given up."""
+    (asked,) = await outage(safe, 4, 3)
+    assert not await safe.admit_unleased()
+    for number in (1, 2):
+        await safe.set_clock(300 * number)
+        assert [await safe.admit_unleased() for _ in range(3)] == [True, False, False]
+        await safe.launch()
+        events = await safe.events()
+        (told,) = [event for event in events if isinstance(event, LeaseUnleasedReported)]
+        (left,) = [event for event in events if isinstance(event, LeaseCancelRequested)]
+        assert (told.lease_pool_id, told.units, told.tenant, told.started_at) == (
+            "sim-a", 1, "linux", after(300 * number),
+        )  # fmt: skip
+        assert (left.request_id, left.units) == (asked.request_id, 1)
+        assert not [event for event in events if isinstance(event, LeaseConfirmRequested | LeaseRenewRequested)]
+        assert sum(call.count for call in safe.cloud.calls) == 4 + number
+    assert await safe.pool.fetchval("SELECT count(*) FROM lease WHERE state = 'unleased'") == 2
+
+
+async def test_launches_wait_for_the_broker_unless_they_may_not(provisioner: Provisioner, safe: Provisioner) -> None:
+    """By default; while it is heard; and where it never granted anything, so that no pace is known."""
+    for waiting in (provisioner, safe):
+        await outage(waiting, 4, 3)
+        await waiting.set_clock(300)
+    safe.broker_silent_seconds = 0.0
+    assert not await provisioner.admit_unleased()
+    assert not await safe.admit_unleased()
+    await safe.pool.execute("UPDATE lease SET granted_units = 0")
+    safe.broker_silent_seconds = 1.0
+    assert not await safe.admit_unleased()
+
+
+async def test_a_start_without_a_lease_becomes_one_when_it_is_charged(safe: Provisioner) -> None:
+    """Its token comes with the confirm; then it is renewed and given back like any other. One that is given back before
+    has no token to do it with, and stays charged until its hold is over."""
+    await outage(safe, 4, 3)
+    for seconds in (300, 600):
+        await safe.set_clock(seconds)
+        await safe.admit_unleased()
+    kept, early = await safe.told(LeaseUnleasedReported)
+    async with safe.pool.acquire() as db, db.transaction():
+        await leases.release_units(db, early.lease_id, 1, "registered")
+    for told, token in ((kept, 71), (early, 72)):
+        await safe.leases(
+            LeaseConfirmed(
+                lease_pool_id="sim-a", lease_id=told.lease_id, fencing_token=token, expires_at=after(1500)
+            )
+        )  # fmt: skip
+    async with safe.pool.acquire() as db, db.transaction():
+        for told in (kept, early):
+            await leases.release_units(db, told.lease_id, 1, "registered")
+    assert [(back.lease_id, back.fencing_token) for back in await safe.told(LeaseReleaseRequested)] == [
+        (kept.lease_id, 71)
+    ]

@@ -24,6 +24,7 @@ from slipway_common.events.lease import (
     LeaseReleaseRequested,
     LeaseRenewRequested,
     LeaseRequested,
+    LeaseUnleasedReported,
 )
 from slipway_common.events.pool import PoolResumed, PoolUnfrozen
 from slipway_common.events.signal import SignalRaised
@@ -441,6 +442,45 @@ async def test_two_that_ask_again_ask_once(provisioner: Provisioner) -> None:
     await provisioner.set_clock(31)
     await asyncio.gather(*(provisioner.ask_again() for _ in range(3)))
     assert await provisioner.told(LeaseRequested) == [asked]
+
+
+@locking("store.unleased.LOCK", "store.unleased.SPEND")
+async def test_replicas_without_a_broker_keep_one_pace(postgres: EmbeddedPostgres) -> None:
+    """One start for all of them, and none of one that waited for the pace while another started."""
+    async with provisioner_on(postgres, broker_silent_mode="safe") as provisioner:
+        (request,) = await provisioner.requested(2)
+        await provisioner.leases(provisioner.granted(request))
+        await provisioner.set_clock(1)
+        await provisioner.demand(report(5, at=1))
+        await provisioner.plan()
+        await provisioner.set_clock(600)
+        provisioner.broker_silent_seconds = 1.0
+        async with stopped_at(provisioner, "outbox", provisioner.admit_unleased()) as first:
+            others = [provisioner.start(provisioner.admit_unleased()) for _ in range(3)]
+            await provisioner.until_waiting(first, *others)
+        assert [await first, *(await asyncio.gather(*others))] == [True, False, False, False]
+        assert len(await provisioner.told(LeaseUnleasedReported)) == 1
+
+
+@locking("store.unleased.LOCK", "store.leases.LOCK_REQUESTS", "store.leases.TAKE", "store.workers.BY_REQUEST")
+async def test_a_grant_that_comes_as_an_intent_starts_without_one(postgres: EmbeddedPostgres) -> None:
+    """No intent has two leases: the unit that nobody waits for any more is given back."""
+    async with provisioner_on(postgres, broker_silent_mode="safe") as provisioner:
+        (request,) = await provisioner.requested(2)
+        await provisioner.leases(provisioner.granted(request))
+        await provisioner.set_clock(1)
+        await provisioner.demand(report(3, at=1))
+        await provisioner.plan()
+        (asked,) = await provisioner.told(LeaseRequested)
+        await provisioner.set_clock(600)
+        provisioner.broker_silent_seconds = 1.0
+        async with stopped_at(provisioner, "outbox", provisioner.admit_unleased()) as admitting:
+            granting = provisioner.start(provisioner.leases(provisioner.granted(asked)))
+            await provisioner.until_waiting(admitting, granting)
+        await asyncio.gather(admitting, granting)
+        (started,) = await provisioner.pool.fetch("SELECT lease_id FROM worker WHERE request_id = $1", asked.request_id)
+        states = await provisioner.pool.fetch("SELECT id, state FROM lease WHERE state <> 'reserved'")
+        assert {row["id"]: row["state"] for row in states} == {started["lease_id"]: "unleased", "lease-2": "ended"}
 
 
 @locking("store.leases.CONFIRM", "store.leases.LOCK_MANY", "store.leases.RELEASE")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -63,12 +64,14 @@ class Bus:
         await future
 
     async def read(self) -> None:
-        async for record in self.consumer:
-            type_ = next((value for name, value in record.headers if name == "ce_type"), b"").decode()
-            if (read := READ.get(type_)) is not None:
-                event = read(record.value)
-                if (heard := self.hears.get(event.lease_pool_id)) is not None:
-                    heard(event)
+        while True:  # in batches, as a subscriber does
+            found = await self.consumer.getmany(timeout_ms=1_000)
+            for record in chain.from_iterable(found.values()):
+                type_ = next((value for name, value in record.headers if name == "ce_type"), b"").decode()
+                if (read := READ.get(type_)) is not None:
+                    event = read(record.value)
+                    if (heard := self.hears.get(event.lease_pool_id)) is not None:
+                        heard(event)
 
 
 @contextlib.asynccontextmanager

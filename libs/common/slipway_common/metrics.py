@@ -354,6 +354,10 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Starts without a lease while no lease-broker answered, reported and charged afterwards",
     ),
     Metric(
+        name="slipway_unleased_launches_total", kind="counter", services=PROVISIONER, labels=("lease_pool",),
+        help="Intents admitted without a lease while no lease-broker was heard",
+    ),
+    Metric(
         name="slipway_lease_drift_total", kind="counter", services=BROKER, labels=("lease_pool",),
         help="Times that a lease pool's counters differed from its rows and were repaired; never, or there is a bug",
         alerts=(Alert(

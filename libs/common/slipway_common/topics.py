@@ -106,7 +106,7 @@ LEASE_REQUEST: Final = Topic(
     "slipway.lease.request.v1",
     events=(
         lease.LeaseRequested, lease.LeaseConfirmRequested, lease.LeaseRenewRequested, lease.LeaseCancelRequested,
-        lease.LeaseReleaseRequested,
+        lease.LeaseReleaseRequested, lease.LeaseUnleasedReported,
     ),
     key=lambda event: event.lease_pool_id,
     subject=lambda event: getattr(event, "lease_id", None) or event.request_id,

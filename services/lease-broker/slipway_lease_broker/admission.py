@@ -6,7 +6,12 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from slipway_common import outbox
-from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
+from slipway_common.events.lease import (
+    LeaseCancelRequested,
+    LeaseReleaseRequested,
+    LeaseRequested,
+    LeaseUnleasedReported,
+)
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
 from slipway_common.telemetry import logger
@@ -23,6 +28,7 @@ from slipway_lease_broker.metrics import (
     LIMIT_CHANGES,
     REFUSED_FACTS,
     THROTTLES,
+    UNLEASED_STARTS,
     WAITED_SECONDS,
 )
 from slipway_lease_broker.store import gangs, groups, history, leases, pools, requests, tenants
@@ -42,7 +48,8 @@ async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact
     lease_ids = {fact.lease_id for fact in facts if not isinstance(fact, LeaseRequested | LeaseCancelRequested)}
     replaced = {fact.replaces.lease_id for fact in asked if fact.replaces is not None}
     named = await leases.named(tx, lease_ids | replaced)
-    request_keys = {(fact.lease_pool_id, fact.request_id) for fact in asks}
+    started = [fact for fact in facts if isinstance(fact, LeaseUnleasedReported)]
+    request_keys = {(fact.lease_pool_id, fact.request_id) for fact in [*asks, *started]}
     request_keys |= {(lease.lease_pool_id, lease.request_id) for lease in named if lease.id in replaced}
     judged = any(isinstance(fact, LeaseReleaseRequested) for fact in facts)
     return Ledger(
@@ -56,13 +63,48 @@ async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact
 
 async def save(tx: Connection, ledger: Ledger, now: datetime) -> None:
     """Write what facts changed, but for their pools: those are marked due, or decided for in the same transaction."""
+    await _save_rows(tx, ledger)
+    await history.add(tx, ledger.history)
+    await outbox.enqueue(tx, traced(ledger.answers, ledger.leases.values()), at=now)
+
+
+async def _save_rows(tx: Connection, ledger: Ledger) -> None:
     await leases.save(tx, ledger.leases_to_save())
     await requests.save(tx, ledger.requests_to_save())
     await requests.add(tx, ledger.requests_to_add())
+    await leases.add(tx, ledger.leases_to_add())
     await tenants.save(tx, ledger.tenants_to_save())
     await groups.save(tx, ledger.groups_to_save())
-    await history.add(tx, ledger.history)
-    await outbox.enqueue(tx, traced(ledger.answers, ledger.leases.values()), at=now)
+
+
+async def save_and_decide(
+    tx: Connection,
+    ledger: Ledger,
+    now: datetime,
+    *,
+    expire: Callable[[str], bool],
+    lost_linger_seconds: float,
+    waiter_ttl_seconds: float,
+    here: Container[str] = (),
+) -> list[Decision]:
+    """Write what facts changed, and decide for each pool that they ask a decision of; `decide_pool` has the rest.
+
+    One commit, one wait for the lock and one batch of events, where recording and deciding apart would pay for two.
+    """
+    await _save_rows(tx, ledger)
+    made, events = [], traced(ledger.answers, ledger.leases.values())
+    for name in sorted(ledger.dirty):
+        decision, told = await _decide_rows(
+            tx, ledger.pools[name], now, expire=expire(name), lost_linger_seconds=lost_linger_seconds,
+            waiter_ttl_seconds=waiter_ttl_seconds, here=here,
+        )  # fmt: skip
+        made.append(decision)
+        events += told
+    later = [pool for pool in ledger.pools_to_save() if pool.id not in ledger.dirty]
+    await pools.mark(tx, later, (), ledger.deadlines)
+    await history.add(tx, [*ledger.history, *(entry for decision in made for entry in decision.history)])
+    await outbox.enqueue(tx, events, at=now)
+    return made
 
 
 async def decide_pool(
@@ -81,21 +123,49 @@ async def decide_pool(
     With `expire` off no deadline passes and nobody is taken for silent: what they say may be waiting to be read. Leases
     of requests that are `here` are confirmed by the answer that the caller sends once it has committed.
     """
-    due = await leases.due(tx, pool.id, now, limit=ROWS_MAX) if expire else []
+    decision, events = await _decide_rows(
+        tx, pool, now, expire=expire, lost_linger_seconds=lost_linger_seconds, waiter_ttl_seconds=waiter_ttl_seconds,
+        here=here,
+    )  # fmt: skip
+    await history.add(tx, decision.history)
+    await outbox.enqueue(tx, events, at=now)
+    return decision
+
+
+async def _decide_rows(
+    tx: Connection,
+    pool: LeasePool,
+    now: datetime,
+    *,
+    expire: bool,
+    lost_linger_seconds: float,
+    waiter_ttl_seconds: float,
+    here: Container[str],
+) -> tuple[Decision, list[outbox.Traced]]:
+    """Decide and write all but history and events; returns the events too. Asks for no rows that cannot matter."""
+    due: list[Lease] = []
     lapsed: list[Request] = []
     waiters: list[Request] = []
     untold: list[Request] = []
     per_queue = 1
-    next_deadline = await leases.next_deadline(tx, pool.id, now if expire else None)
+    next_deadline = await leases.next_deadline(tx, pool.id, None)
+    if expire and next_deadline is not None and next_deadline <= now:
+        due = await leases.due(tx, pool.id, now, limit=ROWS_MAX)
+        next_deadline = await leases.next_deadline(tx, pool.id, now)
     if pool.waiting_requests:
         patience = timedelta(seconds=waiter_ttl_seconds)
-        if expire:
+        asked_at = await requests.longest_silent(tx, pool.id)
+        if expire and asked_at is not None and asked_at < now - patience:
             lapsed = await requests.lapse(tx, pool.id, silent_since=now - patience, limit=ROWS_MAX)
+            asked_at = await requests.longest_silent(tx, pool.id)
         # Passed over in time, not when a unit is free: that may be noticed where nobody may be taken for silent.
-        if (asked_at := await requests.longest_silent(tx, pool.id)) is not None:
+        if asked_at is not None:
             next_deadline = min(asked_at + patience, next_deadline or asked_at + patience)
         waiters, per_queue = await requests.heads(tx, pool.id, enough=enough(pool, due))
-        untold = await requests.untold(tx, pool.id, limit=ROWS_MAX)
+        if len(waiters) < pool.waiting_requests:
+            untold = await requests.untold(tx, pool.id, limit=ROWS_MAX)
+        else:  # none waits beyond the heads
+            untold = sorted((one for one in waiters if one.queued_at is None), key=lambda one: one.place)
     decision = decide(
         pool, due, waiters, now,
         new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, untold=untold, lapsed=lapsed,
@@ -105,8 +175,8 @@ async def decide_pool(
         more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
     )  # fmt: skip
     decision = confirmed(decision, here, now)
-    await _write(tx, decision, now, [*due, *decision.granted], [*waiters, *untold])
-    return decision
+    await _write_rows(tx, decision, now)
+    return decision, traced(decision.events, [*due, *decision.granted], [*waiters, *untold])
 
 
 async def ask_gang(
@@ -156,7 +226,9 @@ async def decide_gang(tx: Connection, gang_id: str, *, lost_linger_seconds: floa
             return []
         decisions.append(decision)
     for decision, member in zip(decisions, members, strict=True):
-        await _write(tx, decision, now, decision.granted, [member])
+        await _write_rows(tx, decision, now)
+        await history.add(tx, decision.history)
+        await outbox.enqueue(tx, traced(decision.events, decision.granted, [member]), at=now)
     await gangs.done(tx, gang_id, now)
     return decisions
 
@@ -180,18 +252,14 @@ async def _give_up(
     await gangs.done(tx, gang.id, now)
 
 
-async def _write(
-    tx: Connection, decision: Decision, now: datetime, known: Sequence[Lease], asked: Sequence[Request]
-) -> None:
+async def _write_rows(tx: Connection, decision: Decision, now: datetime) -> None:
     await leases.save(tx, decision.ended)
     await leases.add(tx, decision.granted)
     await requests.save(tx, decision.requests)
     await tenants.save(tx, decision.tenants)
     await groups.save(tx, decision.groups)
     await gangs.have_turn(tx, decision.gangs, now)
-    await history.add(tx, decision.history)
     await pools.settle(tx, decision, now)
-    await outbox.enqueue(tx, traced(decision.events, known, asked), at=now)
 
 
 def enough(pool: LeasePool, due: Sequence[Lease]) -> int:
@@ -206,6 +274,8 @@ def count(ledger: Ledger) -> None:
     """Count what facts said, once it is committed."""
     for reason in ledger.refusals:
         REFUSED_FACTS.labels(reason).inc()
+    for lease in ledger.leases_to_add():
+        UNLEASED_STARTS.labels(lease.lease_pool_id).inc()
     for pool in ledger.throttles:
         THROTTLES.labels(pool).inc()
 

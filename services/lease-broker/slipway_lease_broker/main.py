@@ -1,5 +1,7 @@
 """What the lease-broker consumes, does and answers, on one screen."""
 
+from functools import partial
+
 from slipway_common.measure import MEASURE_SECONDS, Measure
 from slipway_common.relay import partition_for
 from slipway_common.runtime import Runtime
@@ -7,8 +9,9 @@ from slipway_common.service import Loop, Service
 from slipway_common.settings import from_environment
 from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import LEASE_REQUEST, TOPICS
+from slipway_lease_broker.admission import save_and_decide
 from slipway_lease_broker.boskos.server import Port
-from slipway_lease_broker.handlers import requests
+from slipway_lease_broker.handlers.requests import Recorder
 from slipway_lease_broker.http import gangs as http_gangs
 from slipway_lease_broker.http import lease_pools, leases, slots
 from slipway_lease_broker.http.desk import Desk
@@ -43,6 +46,13 @@ def build(settings: Settings) -> Service:
         database=lambda: service.runtime.pool,
         look=desk.look,
     )
+    recorder = Recorder(
+        partial(
+            save_and_decide, expire=may_expire, lost_linger_seconds=settings.lost_linger_seconds,
+            waiter_ttl_seconds=settings.waiter_ttl_seconds,
+        ),
+        committed=desk.decided,
+    )  # fmt: skip
     decide = DecideLoop(
         caught_up=may_expire,
         committed=desk.decided,
@@ -56,7 +66,7 @@ def build(settings: Settings) -> Service:
     service = Service(
         "lease-broker",
         settings,
-        consumes={LEASE_REQUEST: requests.record_requests},
+        consumes={LEASE_REQUEST: recorder.record},
         loops=[
             Loop("decide", decide.step, tick_seconds=0.5),  # deadlines pass on a tick; grants and releases ring
             Loop("gangs", gangs.step, tick_seconds=1.0),
@@ -67,7 +77,7 @@ def build(settings: Settings) -> Service:
         routers=[leases.router, lease_pools.router, http_gangs.router, slots.router],
         resources=[wakes.running(), *([boskos.running()] if settings.boskos_port is not None else ())],
         state={"desk": desk, "wakes": wakes, "boskos": boskos},
-        schema_minimum="0003",
+        schema_minimum="0004",
     )
     return service
 

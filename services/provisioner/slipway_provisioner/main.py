@@ -12,10 +12,10 @@ from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.http import decisions, fleet, pools, workers
-from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
+from slipway_provisioner.loops import expire, plan, reap, resolve, sweep, unleased
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
-from slipway_provisioner.loops.watch import Watch
+from slipway_provisioner.loops.watch import Watch, effects
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.providers.process import Processes
 from slipway_provisioner.providers.simulated import Simulated
@@ -36,6 +36,8 @@ def build(settings: Settings) -> Service:
     silent = partial(heartbeats.silent_seconds, after_seconds=settings.silent_after_seconds)
     calculator_silent = partial(silent, "weight-calculator")
     plan_next = partial(plan.plan_next, settings=settings, calculator_silent_seconds=calculator_silent)
+    broker_silent = partial(silent, "lease-broker")
+    admit_unleased = partial(unleased.admit_unleased, settings=settings, broker_silent_seconds=broker_silent)
     sweep_next = partial(sweep.sweep_next, settings=settings, calculator_silent_seconds=calculator_silent)
 
     @contextlib.asynccontextmanager
@@ -55,12 +57,13 @@ def build(settings: Settings) -> Service:
         loops=[
             Loop("plan", plan_next),
             Loop("ask-again", partial(plan.ask_again, resend_seconds=settings.resend_seconds)),
+            Loop("admit-unleased", admit_unleased),
             Loop("launch", launcher.launch_next),
             Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
             Loop("expire", partial(expire.expire_next, settings=settings, providers=providers)),
             Loop("end-instances", partial(expire.end_instances, settings=settings, providers=providers)),
             Loop("reap", partial(reap.reap_next, settings=settings, providers=providers)),
-            Loop("watch", Watch(silent).step),
+            Loop("watch", Watch(silent, effects(settings.broker_silent_mode)).step),
             Loop("sweep", sweep_next),
             Loop("measure", measure(partial(heartbeats.silent_seconds, after_seconds=0)).step, MEASURE_SECONDS),
         ],

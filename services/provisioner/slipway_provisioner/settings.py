@@ -1,5 +1,7 @@
 """Settings of the provisioner; durations in seconds. Read once, in main.py."""
 
+from typing import Literal
+
 from slipway_common.signal_settings import SignalSettings
 
 
@@ -43,6 +45,9 @@ class Settings(SignalSettings):
 
     silent_after_seconds: float = 30.0
     """No heartbeat for this long: the service counts as away. Not a product time: heartbeats are real seconds."""
+    broker_silent_mode: Literal["wait", "safe"] = "wait"
+    """What launches do while the lease-broker is silent: wait for it, or (safe) start without leases at the pace that
+    it last kept, each told and charged afterwards."""
     calls_in_flight_max: int = 64
     send_within_seconds: float = 2.0
     """A committed call that is not on the wire after this (monotonic) is put back instead."""

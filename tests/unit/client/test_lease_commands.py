@@ -20,7 +20,7 @@ from slipway_client.cli import app
 from slipway_client.leases import LeaseLost, NotAdmitted, Refused, Unreachable, lease
 from slipway_client.leases.attempts import Attempt
 from slipway_client.leases.state import State
-from slipway_client.leases.terms import Lease, Wanted
+from slipway_client.leases.terms import Lease, Start, Wanted
 from slipway_common.clock import monotonic_seconds
 from slipway_common.events.lease import ReplacedLease
 from tests import lease_answers
@@ -192,6 +192,22 @@ def test_leases_are_listed_by_name_for_scripts(broker: LeaseBroker, environment:
     assert slipway(environment, "ls", "-o", "name").stdout == f"{LEASE}\n"
     assert slipway(environment, "ls", "-o", "name").stdout == ""
     assert slipway(environment, "ls").stdout == "no leases\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ((), {"mine": "true"}), (("--all",), {}), (("--pool", "aws-ci"), {"pool": "aws-ci"}),
+        (("--tenant", "ci"), {"tenant": "ci"}),
+    ],
+)
+def test_whose_leases_are_listed(
+    broker: LeaseBroker, environment: dict[str, str], arguments: tuple[str, ...], asked: dict[str, str]
+) -> None:
+    """One's own, unless a pool, a tenant or everybody's are asked for."""
+    broker.answers["GET /leases"] = [(200, {"items": []})]
+    assert slipway(environment, "ls", *arguments).exit_code == 0
+    assert broker.bodies("GET /leases") == [asked]
 
 
 CHANGES = [
@@ -475,6 +491,21 @@ def test_unleased_starts_are_told_when_the_broker_is_back(broker: LeaseBroker, e
     (start,) = broker.bodies(UNLEASED)[0]["starts"]
     assert (start["operation"], start["units"]) == ("install", 1)
     assert datetime.fromisoformat(start["started_at"]).tzinfo is not None
+
+
+def test_a_start_is_kept_until_it_is_charged(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """What this token or this clock may not tell is kept, and keeps back no other; what nobody could tell is not."""
+    said: list[str] = []
+    state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], said.append)
+    for n, name in enumerate(("another's", "fast clock", "nonsense", "charged")):
+        start = Start(request_id=name, operation="install", units=1, started_at=f"2026-01-01T12:00:0{n}+00:00")
+        state.spool("aws-ci", start)
+    broker.answers[UNLEASED] = [
+        problem(403, "scope-missing"), problem(422, "clock-ahead"), problem(422, "invalid-request"), (200, {}),
+    ]  # fmt: skip
+    assert run(environment, "--", "true").returncode == 0
+    assert broker.count(UNLEASED) == 4
+    assert [entry.start.request_id for entry in state.spooled()] == ["another's", "fast clock"]
 
 
 def test_safe_waits_for_its_place_in_the_pace(environment: dict[str, str]) -> None:

@@ -84,6 +84,13 @@ def test_past_its_maximum_wait_says_so() -> None:
     assert round_([soon], held={"install": 5}, policy=DESTROY_KEPT).overdue_at() == at(500)
 
 
+def test_the_age_of_an_attempt_before_is_no_maximum_wait() -> None:
+    """Most of it was spent holding a lease: what went over the limit for it would go over it for ever."""
+    heir = waiter("d", operation="destroy", since=601, asked_at=at(-100))
+    round_before = round_([heir], held={"install": 5}, policy=DESTROY_KEPT)
+    assert (started(round_before), round_before.overdue_at()) == ([], at(500))
+
+
 #   weight, waiting units, whole → started units, of 5
 COSTS = [(1, 7, False, 5), (2, 7, False, 2), (3, 7, False, 1), (6, 1, False, 0), (0, 99, False, 99), (2, 2, True, 2),
          (2, 3, True, 0)]  # fmt: skip
@@ -121,6 +128,14 @@ def test_the_first_holds_back_the_later(held: int, waiters: list[Request], expec
     assert [name for name, _ in started(round_(waiters, held={"install": held}))] == expected
 
 
+def test_a_unit_that_weighs_more_than_the_limit_holds_back_nobody() -> None:
+    """Nor does it start in parts ever. However many they are, that they were looked at is all there is to decide."""
+    policy = Policy(pacing="off", operations={"heavy": Operation(weight=6)})
+    admission = round_([waiter("heavy", 3, operation="heavy"), waiter("small")], policy=policy)
+    assert (started(admission), list(admission.waiting)) == ([("small", 1)], ["heavy"])
+    assert round_([a, b, c], limit=0, per_queue=3).complete
+
+
 #   waiting → order of starts
 ORDER = [
     ([waiter("low"), waiter("high", priority=5)], ["high", "low"]),
@@ -155,6 +170,15 @@ def test_pacing() -> None:
     held_back = round_([waiter("big", 2, whole=True), b], policy=Policy(pacing=Pacing(10, 2)), paced_until=at(10),
                        paced_interval_seconds=10.0)  # fmt: skip
     assert (started(held_back), held_back.wake) == ([], [at(10)])
+
+
+def test_what_goes_over_the_limit_is_paced_like_a_limit() -> None:
+    """It closes the pool for a hold or a limit's worth of starts, not for as long as its units would take."""
+    policy = Policy(operations={"destroy": Operation(max_wait_seconds=600)})
+    late = [waiter(f"d{n}", 1_000_000, operation="destroy", since=600) for n in range(7)]
+    assert round_(late, policy=policy).paced_until == at(1200)
+    slow = msgspec.structs.replace(policy, pacing=Pacing(600, 3))
+    assert round_(late, policy=slow).paced_until == at(3000)
 
 
 def test_pacing_follows_the_limit_in_force() -> None:
@@ -194,10 +218,27 @@ def test_nobody_waits_unless_enforced(mode: Mode) -> None:
     assert [grant.spared_seconds for grant in paced.grants] == [None, 120, 240]
 
 
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("stopped", [{"drained_reason": "maintenance"}, {"retired": True}])
+def test_nobody_starts_in_a_pool_that_people_stopped(mode: Mode, stopped: dict[str, Any]) -> None:
+    """Neither in shadow, nor what weighs nothing, nor a gang."""
+    policy = Policy(pacing="off", mode=mode, operations={"look": Operation(weight=0)})
+    waiting = [waiter("i"), waiter("l", operation="look", tenant="other"), waiter("g", tenant="third", gang_id="g")]
+    admission = round_(waiting, policy=policy, **stopped)
+    assert (started(admission), admission.gangs, admission.complete) == ([], [], True)
+    assert set(admission.waiting) == {"i", "l", "g"}
+
+
 def test_a_gang_is_kept_for() -> None:
     """Its units stay free for it; what else is free others may take. Nothing of it starts here alone."""
     admission = round_([waiter("g", 3, gang_id="g"), waiter("x", 1), waiter("y", 2)])
     assert (started(admission), admission.gangs) == ([("x", 1), ("y", 1)], ["g"])
+    weightless = Policy(pacing="off", operations={"install": Operation(weight=0)})
+    for alone in (
+        round_([waiter("g", gang_id="g")], policy=weightless),
+        round_([waiter("g", gang_id="g", operation="destroy", since=600)], policy=DESTROY_KEPT),
+    ):
+        assert (started(alone), alone.gangs) == ([], ["g"])
     short = round_([waiter("g", 3, gang_id="g"), waiter("x", 1)], held={"install": 3})
     assert (started(short), short.gangs) == ([], [])
 

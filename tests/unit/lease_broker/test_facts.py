@@ -16,6 +16,7 @@ from slipway_common.events.lease import (
     LeaseReleaseRequested,
     LeaseRenewRequested,
     LeaseRequested,
+    LeaseUnleasedReported,
 )
 from slipway_lease_broker.domain.facts import Fact, Ledger
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State, counted, queued
@@ -109,6 +110,7 @@ PROLONG: list[tuple[Lease, Fact, LeaseConfirmed, State]] = [
     (lease(State.CONFIRMED), renew(), confirmed(300), State.CONFIRMED),
     (lease(State.CONFIRMED), confirm(), confirmed(300), State.CONFIRMED),
     (lease(State.CONFIRMED, hold=50), renew(), confirmed(50), State.CONFIRMED),  # the hold is the end
+    (lease(State.CONFIRMED, expires_at=at(600)), renew(), confirmed(600), State.CONFIRMED),  # none is shortened
 ]
 
 
@@ -221,3 +223,45 @@ def test_bad_values_are_dead_letters(fact: Fact) -> None:
     """What no ledger could hold is the record's fault, not the database's."""
     with pytest.raises(BadEvent):
         after(fact, leases=(lease(State.CONFIRMED),))
+
+
+def started(seconds: float, **changes: Any) -> LeaseUnleasedReported:
+    made = LeaseUnleasedReported(
+        lease_pool_id="sim-a", lease_id="u", request_id="u-request", units=2, tenant="linux", started_at=at(seconds)
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_a_start_without_a_lease_is_charged_once_and_gets_a_token() -> None:
+    """It counts as granted when it started, whatever its starter's clock says; said again it is answered again."""
+    ledger = after(started(-60), started(-60))
+    (charged,) = ledger.leases_to_add()
+    assert (charged.state, charged.units, charged.tenant, charged.hold_until) == (State.CONFIRMED, 2, "linux", at(1140))
+    assert (ledger.pools["sim-a"].held_units, ledger.leases_to_save(), len(ledger.requests_to_add())) == (2, [], 1)
+    assert ledger.answers == [
+        LeaseConfirmed(lease_pool_id="sim-a", lease_id="u", fencing_token=1, expires_at=at(1140))
+    ] * 2
+    assert (ledger.dirty, ledger.deadlines) == ({"sim-a"}, {"sim-a": at(1140)})
+    assert after(started(999)).leases_to_add()[0].granted_at == NOW
+
+
+def test_a_start_whose_hold_has_passed_counts_no_more() -> None:
+    ledger = after(started(-1200))
+    assert [lease.state for lease in ledger.leases_to_add()] == [State.RELEASED]
+    assert ledger.pools["sim-a"].held_units == 0
+    assert [(type(told), told.remaining) for told in ledger.answers] == [(LeaseReleased, 0)]
+
+
+def test_a_start_under_a_request_that_is_known_is_refused() -> None:
+    ledger = after(started(0, request_id="r"), requests=(asked(4),))
+    assert (ledger.leases_to_add(), ledger.refusals, ledger.answers) == ([], ["known request"], [])
+
+
+def test_a_charged_start_is_given_back_like_a_lease() -> None:
+    """Also in the batch that charges it."""
+    back = LeaseReleaseRequested(
+        lease_pool_id="sim-a", lease_id="u", fencing_token=1, units=2, result="registered"
+    )
+    ledger = after(started(0), back)
+    assert [lease.state for lease in ledger.leases_to_add()] == [State.RELEASED]
+    assert (ledger.pools["sim-a"].held_units, ledger.leases_to_save()) == (0, [])

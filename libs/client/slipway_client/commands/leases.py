@@ -442,16 +442,20 @@ def list_leases(
     context: typer.Context,
     pool: OfLeasePool = None,
     tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Everybody's, of all pools.")] = False,
     output: Annotated[Listing, typer.Option("-o", "--output", help="A table, JSON, or an id a line.")] = Listing.TABLE,
 ) -> None:
-    """List leases that count against the limit of a lease pool.
+    """List leases that count against a limit: those that your own token acquired.
+
+    With --pool, --tenant or --all everybody's, Slipway's own launches among them.
 
     \b
     Examples:
-      slipway lease ls --pool sim-a
       slipway lease ls -o name
+      slipway lease ls --pool sim-a
     """
-    rows = context.obj.get("lease-broker", "/leases", pool=pool, tenant=tenant)["items"]
+    mine = not (everybody or pool or tenant) or None
+    rows = context.obj.get("lease-broker", "/leases", pool=pool, tenant=tenant, mine=mine)["items"]
     if output is Listing.NAME:
         for row in rows:
             print(_id(row))

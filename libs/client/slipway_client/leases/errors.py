@@ -13,6 +13,8 @@ LOST: Final = 76  # EX_PROTOCOL: what was held is not held any more
 REFUSED: Final = 77  # EX_NOPERM
 WRONG: Final = 78  # EX_CONFIG
 
+# The same start told again, by whomever and whenever, would be refused like this again.
+UNCHARGEABLE_SLUGS: Final = frozenset({"invalid-request", "unknown-lease-pool"})
 LOST_SLUGS: Final = frozenset({"stale-token", "lease-ended"})
 
 

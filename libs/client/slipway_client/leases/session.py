@@ -250,8 +250,8 @@ class Session:
                         await self._charge(entry)
                     except Refused as refused:
                         self._say(f"an unleased start in {entry.lease_pool_id} was not accepted: {refused}")
-                        if refused.exit_code == errors.REFUSED:
-                            return  # kept for a process with another token
+                        if refused.slug not in errors.UNCHARGEABLE_SLUGS:
+                            continue  # kept for a process with another token, or for a host whose clock is set
                     self._state.told(entry.start.request_id)
                 return
             except NoAnswer:

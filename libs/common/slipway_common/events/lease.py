@@ -90,6 +90,21 @@ class LeaseReleaseRequested(msgspec.Struct, frozen=True, kw_only=True):
     quota_remaining: int | None = None
 
 
+class LeaseUnleasedReported(msgspec.Struct, frozen=True, kw_only=True):
+    """`units` were started without a lease while no broker was heard. They count as a lease of this id, granted at
+    `started_at`, until it is given back or its hold has passed; the answer is a confirm with its token. Repeating the
+    id changes nothing."""
+
+    type: ClassVar[str] = "io.slipway.lease.unleased_reported.v1"
+    lease_pool_id: str
+    lease_id: str
+    request_id: str
+    units: int
+    tenant: str
+    started_at: Time
+    operation: str = "launch"
+
+
 class LeaseQueued(msgspec.Struct, frozen=True, kw_only=True):
     """No unit is free: `position` is 1 for the head of the queue."""
 

@@ -137,6 +137,7 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     service.ServiceHeartbeat(service="lease-broker", instance="0", at=AT, version="0.1.0"),
     alert.AlertRaised(**ALERT),
     alert.AlertResolved(**ALERT),
+    lease.LeaseUnleasedReported(**FOR_LEASE, request_id=REQUEST, units=1, tenant="linux", started_at=AT),
 )  # fmt: skip
 
 

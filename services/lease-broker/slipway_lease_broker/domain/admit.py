@@ -7,6 +7,7 @@ would pass a large one for ever. Who may not start by itself (its tenant backs o
 passed over, and keeps its place. A member of a gang is granted nowhere alone: at its turn its units are kept for it.
 
 In shadow and advisory pools everybody starts at once, and the same rules say what would have waited, and how long.
+In a pool that was drained or retired nobody starts, whatever its mode.
 """
 
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from slipway_lease_broker.domain.adaptive import even_pacing
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.fairness import Head, Shares
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
-from slipway_lease_broker.domain.limits import adaptive_terms
+from slipway_lease_broker.domain.limits import adaptive_terms, in_force
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Mode
 
@@ -34,7 +35,7 @@ class Holds(Enum):
     """Whom a request that may not start holds back."""
 
     NOBODY = "nobody"  # it asks for more than there will be
-    QUEUE = "queue"  # its own tenant or group, which may not start by itself
+    QUEUE = "queue"  # its own tenant, group or operation, which may not start by itself
     LATER = "later"  # all that come later, but for what is kept for their own operation
     ALL = "all"  # everything that is paced
     UNITS = "units"  # its own units only: they are kept until its gang can start everywhere
@@ -85,6 +86,7 @@ class Admission:
         self.pool, self.limit, self.now, self.for_gang = pool, limit_units, now, for_gang
         self.pacing = pacing_of(pool, limit_units)
         self.paced_until = repaced(pool, self.pacing, now)
+        self.most_ahead = pacing.most_ahead(self.pacing, limit_units, pool.hold_seconds)
         self.held = dict(pool.held)
         self.tenants = {tenant.tenant: tenant for tenant in tenants}
         self.groups = {group.name: group for group in groups}
@@ -110,7 +112,7 @@ class Admission:
             verdict = self.verdict(request)
             if verdict.units:
                 self._grant(Grant(request, verdict.units, verdict.reason))
-            elif self.pool.policy.mode is not Mode.ENFORCE and verdict.holds is not Holds.UNITS:
+            elif self._lets_all_start() and verdict.holds is not Holds.UNITS:
                 spared = self._spared_seconds(request, verdict)
                 self._grant(Grant(request, request.waiting_units, verdict.reason, spared))
             else:
@@ -121,6 +123,9 @@ class Admission:
                     self.complete = False
                     break
         return self
+
+    def _lets_all_start(self) -> bool:
+        return self.pool.policy.mode is not Mode.ENFORCE and not self.pool.stopped
 
     # Whose turn it is
 
@@ -149,7 +154,11 @@ class Admission:
         longest = self.pool.policy.operation(request.operation).max_wait_seconds
         if longest is None or self.pool.stopped or self._is_gated():
             return False
-        return self.now >= request.since + timedelta(seconds=longest)
+        return self.now >= _waits_since(request) + timedelta(seconds=longest)
+
+    def _is_apart(self, request: Request) -> bool:
+        """Whether it starts with its gang alone, whatever this pool says."""
+        return request.gang_id is not None and not self.for_gang
 
     def _is_gated(self) -> bool:
         return self.pool.blocked_until is not None and self.now < self.pool.blocked_until
@@ -157,12 +166,16 @@ class Admission:
     # Whether it may start
 
     def verdict(self, request: Request) -> Verdict:
-        weight, is_apart = self._weight(request), request.gang_id is not None and not self.for_gang
+        if self.pool.stopped:  # by people: whatever its mode and whatever it weighs
+            return Verdict(0, in_force(self.pool).reason, Holds.QUEUE)
+        weight, is_apart = self._weight(request), self._is_apart(request)
         if is_apart and self.pool.policy.mode is not Mode.ENFORCE:
             return WITH_ITS_GANG
         if weight == 0 and request.since <= self.now:
-            return Verdict(request.waiting_units)
+            return WITH_ITS_GANG if is_apart else Verdict(request.waiting_units)
         if self._is_overdue(request):
+            if is_apart:
+                return WITH_ITS_GANG
             fits = self.free_cost(request.operation) >= request.waiting_units * weight
             return Verdict(request.waiting_units, "" if fits else OVER_THE_LIMIT)
         if (not_yet := self._not_yet(request)) is not None:
@@ -188,8 +201,10 @@ class Admission:
 
     def _by_units(self, request: Request, weight: int) -> Verdict:
         is_whole = request.whole or request.gang_id is not None
-        if is_whole and request.waiting_units * weight > self.limit - self._reserved_for_others(request.operation):
-            return Verdict(0, f"asks for more than the limit of {self.limit} allows at any time", Holds.NOBODY)
+        room = self.limit - self._reserved_for_others(request.operation)
+        if request.waiting_units * weight > room and (is_whole or weight > room):
+            holds = Holds.QUEUE if weight > room else Holds.NOBODY  # those behind it are of the same operation
+            return Verdict(0, f"asks for more than the limit of {self.limit} allows at any time", holds)
         units = min(request.waiting_units, max(0, self.free_cost(request.operation)) // weight)
         if units == 0 or (is_whole and units < request.waiting_units):
             return Verdict(0, self._lacking(request), Holds.LATER)
@@ -199,7 +214,7 @@ class Admission:
             until = pacing.free_at(self.paced_until, self.now, max(1, units), self.pacing)
             if until > self.now:
                 return Verdict(0, "starts are paced", Holds.ALL, until)
-        return WITH_ITS_GANG if request.gang_id is not None and not self.for_gang else Verdict(units)
+        return WITH_ITS_GANG if self._is_apart(request) else Verdict(units)
 
     def free_cost(self, operation: str) -> int:
         """What an operation may still cost, below zero when more is held than the limit has."""
@@ -238,7 +253,7 @@ class Admission:
             queue.pop()
         if cost:
             self.held[request.operation] = self.held.get(request.operation, 0) + cost
-            self.paced_until = pacing.spend(self.paced_until, self.now, grant.units, self.pacing)
+            self.paced_until = pacing.spend(self.paced_until, self.now, grant.units, self.pacing, self.most_ahead)
             self.shares = fairness.charged(self.shares, request.tenant, cost, self.pool.policy.tenants)
             self.finish[request.tenant] = self.shares.finish[request.tenant]
         if (group := self.groups.get(request.group_name)) is not None:
@@ -279,7 +294,7 @@ class Admission:
     def overdue_at(self) -> datetime | None:
         """When the first of those still waiting will have waited for as long as its operation may."""
         times = [
-            requests[-1].since + timedelta(seconds=longest)
+            _waits_since(requests[-1]) + timedelta(seconds=longest)
             for requests in self._queues.values()
             if (longest := self.pool.policy.operation(requests[-1].operation).max_wait_seconds) is not None
         ]
@@ -305,6 +320,12 @@ def repaced(pool: LeasePool, terms: Pacing | None, now: datetime) -> datetime | 
         return pool.paced_until if terms is not None else None
     before = None if pool.paced_interval_seconds is None else Pacing(pool.paced_interval_seconds)
     return pacing.repaced(pool.paced_until, now, before, terms)
+
+
+def _waits_since(request: Request) -> datetime:
+    """What its maximum wait counts from. The age of the attempt before gives a place in the queue, no way past it: most
+    of it was spent holding."""
+    return max(request.since, request.asked_at)
 
 
 def _arrival(request: Request) -> tuple[datetime, int]:

@@ -18,9 +18,10 @@ from slipway_common.events.lease import (
     LeaseReleaseRequested,
     LeaseRenewRequested,
     LeaseRequested,
+    LeaseUnleasedReported,
     ReplacedLease,
 )
-from slipway_lease_broker.domain import backoff, spread
+from slipway_lease_broker.domain import backoff, spread, unleased
 from slipway_lease_broker.domain.adaptive import Evidence
 from slipway_lease_broker.domain.endings import RELEASED, REPLACED, lost_event
 from slipway_lease_broker.domain.ledger import (
@@ -40,7 +41,8 @@ from slipway_lease_broker.domain.ledger import (
 
 Fact: TypeAlias = (
     LeaseRequested | LeaseConfirmRequested | LeaseRenewRequested | LeaseCancelRequested | LeaseReleaseRequested
-)
+    | LeaseUnleasedReported
+)  # fmt: skip
 Key: TypeAlias = tuple[str, str]  # lease pool id, id of a lease or request of that pool
 
 # Ids are keys of indexes, which take some 2,700 bytes, and PostgreSQL's text takes no NUL; units are its integers. A
@@ -76,6 +78,7 @@ class Ledger:
         self.groups = {(group.lease_pool_id, group.name): group for group in groups}
         self.known = frozenset(self.requests)
         self.changed_leases: set[Key] = set()
+        self.charged: set[Key] = set()  # leases that are new: of starts without one
         self.changed_requests: dict[Key, None] = {}  # in order of arrival
         self.changed_tenants: set[Key] = set()
         self.changed_groups: set[Key] = set()
@@ -108,6 +111,8 @@ class Ledger:
                 self._cancel(pool, fact, now, owner)
             case LeaseReleaseRequested():
                 self._release(pool, fact, now, owner)
+            case LeaseUnleasedReported():
+                self._charge(pool, fact, now, owner)
             case LeaseConfirmRequested() | LeaseRenewRequested():
                 self._prolong(pool, fact, now, owner)
 
@@ -130,7 +135,7 @@ class Ledger:
                 self.pools[pool.id] = queued(pool, 0, asked.waiting_units)
                 self.dirty.add(pool.id)
             return
-        since = self._replace(pool, fact.replaces, now, owner) if fact.replaces is not None else now
+        since = self._replace(pool, fact, fact.replaces, now, owner) if fact.replaces is not None else now
         if fact.group is not None:
             since = max(since, self._join(pool, fact.group, now))
         self._keep_request(
@@ -156,14 +161,21 @@ class Ledger:
         self.pools[pool.id] = queued(self.pools[pool.id], 0, fact.units)
         self.dirty.add(pool.id)
 
-    def _replace(self, pool: LeasePool, replaced: ReplacedLease, now: datetime, owner: str) -> datetime:
-        """End the lease of the attempt before; returns since when the new request waits: as long as the old one."""
+    def _replace(
+        self, pool: LeasePool, fact: LeaseRequested, replaced: ReplacedLease, now: datetime, owner: str
+    ) -> datetime:
+        """End the lease of the attempt before; returns since when the new request waits: as long as the old one, if it
+        is its first successor and of the same kind. Else one old lease would make any number of requests old."""
         lease = self.leases.get((pool.id, replaced.lease_id))
         if lease is None or lease.fencing_token != replaced.fencing_token or lease.owner not in ("", owner):
             self.refusals.append(refusal(lease, replaced.fencing_token))
             return now
         if lease.live:
             self._give_back(pool, lease, lease.units, REPLACED, now, owner)
+        if lease.replaced or (lease.tenant, lease.operation) != (fact.tenant, fact.operation):
+            self.refusals.append("no attempt before")
+            return now
+        self._keep_lease(msgspec.structs.replace(self.leases[pool.id, lease.id], replaced=True))
         before = self.requests.get((pool.id, lease.request_id))
         return min(now, lease.granted_at if before is None else before.since)
 
@@ -281,6 +293,8 @@ class Ledger:
             return
         state = advance(lease.state, "confirmed" if isinstance(fact, LeaseConfirmRequested) else "renewed")
         expires_at = alive_until(pool, state, now, lease.hold_until)
+        if isinstance(fact, LeaseRenewRequested):  # it may have been let live for longer, and nothing said ends it
+            expires_at = max(expires_at, min(lease.expires_at, lease.hold_until))
         after = msgspec.structs.replace(lease, state=state, expires_at=expires_at)
         progress = fact.progress if isinstance(fact, LeaseRenewRequested) else None
         if progress is not None and progress != lease.progress:
@@ -299,6 +313,41 @@ class Ledger:
                 pool, "confirmed", "its holder uses it", now, owner, lease_id=lease.id, request_id=lease.request_id
             )
 
+    def _charge(self, pool: LeasePool, fact: LeaseUnleasedReported, now: datetime, owner: str) -> None:
+        """Its answer tells the token: from then on it is a lease like any other. One whose hold is over has ended."""
+        lease = self.leases.get((pool.id, fact.lease_id))
+        if lease is None:
+            if (pool.id, fact.request_id) in self.requests:
+                self.refusals.append("known request")
+                return
+            start = unleased.Start(
+                request_id=fact.request_id, operation=fact.operation, units=fact.units, started_at=fact.started_at,
+                tenant=fact.tenant,
+            )  # fmt: skip
+            charge = unleased.charge(pool, start, now, lease_id=fact.lease_id, owner=owner)
+            lease = charge.lease
+            self._keep_lease(lease)
+            self.charged.add((pool.id, lease.id))
+            self._keep_request(charge.request)
+            self.pools[pool.id] = charge.pool
+            self.dirty.add(pool.id)
+            self.history.append(charge.entry)
+        if lease.live:
+            self.deadlines[pool.id] = min(lease.deadline, self.deadlines.get(pool.id, lease.deadline))
+            self.answers.append(
+                LeaseConfirmed(
+                    lease_pool_id=pool.id, lease_id=lease.id, fencing_token=lease.fencing_token,
+                    expires_at=lease.expires_at,
+                )
+            )  # fmt: skip
+        else:
+            self.answers.append(
+                LeaseReleased(
+                    lease_pool_id=pool.id, lease_id=lease.id, request_id=lease.request_id, units=lease.granted_units,
+                    remaining=0, reason=lease.reason,
+                )
+            )  # fmt: skip
+
     def _note(self, pool: LeasePool, kind: str, reason: str, now: datetime, owner: str, **about: Any) -> None:
         self.history.append(Entry(lease_pool_id=pool.id, at=now, kind=kind, reason=reason, actor=owner, **about))
 
@@ -316,8 +365,12 @@ class Ledger:
         """Those whose counters or deadlines changed, in ascending order of ids."""
         return [self.pools[name] for name in sorted({*self.dirty, *self.deadlines})]
 
+    def leases_to_add(self) -> list[Lease]:
+        """Of starts without one that are charged."""
+        return [self.leases[key] for key in sorted(self.charged)]
+
     def leases_to_save(self) -> list[Lease]:
-        return [self.leases[key] for key in sorted(self.changed_leases)]
+        return [self.leases[key] for key in sorted(self.changed_leases - self.charged)]
 
     def tenants_to_save(self) -> list[Tenant]:
         return [self.tenants[key] for key in sorted(self.changed_tenants)]

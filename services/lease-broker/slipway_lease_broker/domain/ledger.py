@@ -114,6 +114,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     advised_wait_seconds: float | None = None  # what it would have waited if the pool enforced
     reason: str = ""  # of the grant, then of the end
     gang_id: str | None = None
+    replaced: bool = False  # a request replaced it: no other may
 
     @property
     def live(self) -> bool:

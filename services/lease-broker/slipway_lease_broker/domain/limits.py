@@ -13,6 +13,7 @@ import msgspec
 
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, adapt, began, rises_at
+from slipway_lease_broker.domain.facts import UNITS_MAX
 from slipway_lease_broker.domain.ledger import LeasePool
 from slipway_lease_broker.domain.terms import Bounds
 
@@ -37,7 +38,7 @@ def in_force(pool: LeasePool) -> Limit:
     policy = pool.policy
     if policy.derived is not None and pool.derived_units is not None:
         # Exact: in floats 100 × 0.29 is 28.999….
-        units = int(Fraction(str(policy.derived.per_unit)) * pool.derived_units)
+        units = min(UNITS_MAX, int(Fraction(str(policy.derived.per_unit)) * pool.derived_units))
         stale = ", reported too long ago" if pool.derived_alerted else ""
         return Limit(units, "derived", f"derived: {policy.derived.per_unit:g} × {pool.derived_units} units{stale}")
     if policy.adaptive is not None and pool.adaptive is not None:

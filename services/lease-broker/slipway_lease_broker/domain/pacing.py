@@ -48,11 +48,20 @@ def units_now(paced_until: datetime | None, now: datetime, pacing: Pacing) -> in
     return max(0, (pacing.burst * pacing.interval - ahead) // pacing.interval)
 
 
-def spend(paced_until: datetime | None, now: datetime, units: int, pacing: Pacing | None) -> datetime | None:
-    """`paced_until` after `units` started now. Unchanged without pacing."""
+def most_ahead(pacing: Pacing | None, limit_units: int, hold_seconds: float) -> timedelta:
+    """What may lie ahead at most: a whole limit, and at least a hold. Starts over the limit (of shadow pools, or past
+    their maximum wait) would else close a pool for years."""
+    units, interval_seconds = (0, 0.0) if pacing is None else (max(limit_units, pacing.burst), pacing.interval_seconds)
+    return timedelta(seconds=max(hold_seconds, units * interval_seconds))
+
+
+def spend(
+    paced_until: datetime | None, now: datetime, units: int, pacing: Pacing | None, most: timedelta = timedelta.max
+) -> datetime | None:
+    """`paced_until` after `units` started now, at `most` so far ahead. Unchanged without pacing."""
     if pacing is None:
         return paced_until
-    return max(paced_until or now, now) + units * pacing.interval
+    return now + min(max(paced_until or now, now) - now + units * pacing.interval, most)
 
 
 def repaced(

@@ -16,6 +16,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     units: int
     started_at: datetime
+    tenant: str = ""  # its owner, where it is not told
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
         expires_at=hold_until,
         hold_until=hold_until,
         ended_at=hold_until if over else None,
-        tenant=owner,
+        tenant=start.tenant or owner,
         operation=start.operation,
         weight=pool.policy.operation(start.operation).weight,
         owner=owner,
@@ -55,7 +56,7 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
     request = Request(
         id=start.request_id,
         lease_pool_id=pool.id,
-        tenant=owner,
+        tenant=start.tenant or owner,
         operation=start.operation,
         asked_units=start.units,
         waiting_units=0,

@@ -21,16 +21,18 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def told(
-    pool: LeasePool, request: Request, position: int, now: datetime, *, granted_units: int, granted_seconds: float
-) -> Waiting:
-    """`granted_units` were granted lately, in `granted_seconds`: that is the pace, where it is known."""
+    pool: LeasePool, request: Request, position: int, now: datetime, *, granted_units: int, granted_seconds: float,
+    backoff_until: datetime | None = None,
+) -> Waiting:  # fmt: skip
+    """`granted_units` were granted lately, in `granted_seconds`: that is the pace, where it is known. `backoff_until`
+    is when the request's tenant may start again after its failures."""
     limit = in_force(pool)
     per_minute = round(60 * granted_units / granted_seconds) if granted_seconds > 1 else 0
     eta = eta_seconds(
         limit_units=limit.units, held_units=pool.held_cost, waiting_units=position + request.waiting_units - 2,
         granted_per_minute=per_minute, hold_seconds=pool.hold_seconds,
     )  # fmt: skip
-    not_before = max((until for until in (pool.paced_until, pool.blocked_until) if until), default=now)
+    not_before = max((until for until in (pool.paced_until, pool.blocked_until, backoff_until) if until), default=now)
     if eta is not None:
         eta = max(eta, (not_before - now).total_seconds(), 0.0)
     shortest, longest = RETRY_SECONDS
@@ -38,11 +40,13 @@ def told(
         position=position,
         eta_seconds=None if eta is None else round(eta, 1),
         retry_after_seconds=longest if eta is None else min(longest, max(shortest, round(eta, 1))),
-        reason=reason(pool, request, position, now),
+        reason=reason(pool, request, position, now, backoff_until),
     )
 
 
-def reason(pool: LeasePool, request: Request, position: int, now: datetime) -> str:
+def reason(
+    pool: LeasePool, request: Request, position: int, now: datetime, backoff_until: datetime | None = None
+) -> str:
     """Why it was not granted yet, in words."""
     limit = in_force(pool)
     held = f"{pool.held_cost} of {limit.units} units are held"
@@ -51,6 +55,9 @@ def reason(pool: LeasePool, request: Request, position: int, now: datetime) -> s
         return f"nothing starts: {limit.reason}"
     if request.since > now:
         return f"its group lets it start at {request.since.isoformat(timespec='seconds')}"
+    if backoff_until is not None and backoff_until > now:
+        until = backoff_until.isoformat(timespec="seconds")
+        return f"{request.tenant} backs off until {until}: what it started failed"
     if pool.blocked_until is not None and pool.blocked_until > now:
         return f"the provider asked to wait until {pool.blocked_until.isoformat(timespec='seconds')}{ahead}"
     if pool.held_cost + request.waiting_units > limit.units:

@@ -1,9 +1,10 @@
 """What requests may say, and within which bounds: whatever passes here can be stored."""
 
-from typing import Annotated, Any, Final, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import Path
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from slipway_common.declaration import LeasePacing
 from slipway_lease_broker.domain.facts import TEXT_CHARACTERS_MAX, UNITS_MAX
@@ -24,6 +25,16 @@ LeaseId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
 RequestId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
 
 
+def _in_utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("lies outside the years 1 to 9999 of UTC") from None
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+
+
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -42,6 +53,12 @@ class Group(Body):
     size: Annotated[int, Field(strict=True, ge=1, le=100_000)]
     spread_seconds: Seconds
     member: Annotated[int, Field(strict=True, ge=0, le=100_000)] | None = None
+
+    @model_validator(mode="after")
+    def _has_member(self) -> Self:
+        if self.member is not None and self.member >= self.size:
+            raise ValueError(f"member {self.member} of {self.size}: they count from 0")
+        return self
 
 
 class Acquire(Body):
@@ -66,11 +83,20 @@ class Renew(Prolong):
 
 
 class Release(Prolong):
-    units: Units | None = Field(None, description="Without it, all.")
+    units: Units | None = Field(None, description="Without it, all. Said again, as many again are given back.")
+    remaining: Annotated[int, Field(strict=True, ge=0, le=UNITS_MAX)] | None = Field(
+        None, description="Instead of units, how many stay held: said again it changes nothing."
+    )
     result: Text = "done"
     throttled: bool = Field(False, strict=True, description="Whether the provider throttled it.")
     retry_after_seconds: Annotated[float, Field(strict=True, ge=0, le=86_400, allow_inf_nan=False)] | None = None
     quota_remaining: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
+
+    @model_validator(mode="after")
+    def _says_how_many_once(self) -> Self:
+        if self.units is not None and self.remaining is not None:
+            raise ValueError("either units or remaining, not both")
+        return self
 
 
 class Because(Body):
@@ -111,7 +137,7 @@ class Start(Body):
     request_id: Text
     operation: Text = "install"
     units: Units = 1
-    started_at: AwareDatetime
+    started_at: Moment
 
 
 class Starts(Body):

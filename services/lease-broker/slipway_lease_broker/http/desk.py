@@ -19,7 +19,7 @@ from slipway_common.events.lease import LeaseRequested
 from slipway_common.postgres import Connection, Pool, is_infrastructure
 from slipway_common.problem import Problem
 from slipway_common.telemetry import logger
-from slipway_lease_broker.admission import ask_gang, count, decide_pool, load, save, tell
+from slipway_lease_broker.admission import ask_gang, count, load, save_and_decide, tell
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.facts import Ledger
 from slipway_lease_broker.domain.ledger import Gang, Lease, State
@@ -169,7 +169,6 @@ class Desk:
 
     async def _commit(self, database: Pool, lease_pool_id: str, errands: Sequence[Errand]) -> list[Outcome]:
         """One transaction for all; what is refused in it is as if it had not been said."""
-        decision = None
         async with self._batches, database.acquire() as db, db.transaction():
             locked = await pools.lock(db, [lease_pool_id])
             if not locked:
@@ -180,16 +179,13 @@ class Desk:
             for lease in await answers.of_requests(db, lease_pool_id, asked):
                 ledger.leases[lease_pool_id, lease.id] = lease
             outcomes = [refusal(errand, ledger) or record(errand, ledger, now) for errand in errands]
-            await save(db, ledger, now)
-            if ledger.dirty:
-                decision = await decide_pool(
-                    db, ledger.pools[lease_pool_id], now, expire=self._caught_up(lease_pool_id),
-                    lost_linger_seconds=self._lost_linger_seconds, waiter_ttl_seconds=self._waiter_ttl_seconds,
-                    here=Here(lease_pool_id, asking(errands, outcomes), self._confirming),
-                )  # fmt: skip
-            else:
-                await pools.mark(db, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
+            decisions = await save_and_decide(
+                db, ledger, now, expire=self._caught_up,
+                lost_linger_seconds=self._lost_linger_seconds, waiter_ttl_seconds=self._waiter_ttl_seconds,
+                here=Here(lease_pool_id, asking(errands, outcomes), self._confirming),
+            )  # fmt: skip
         count(ledger)
+        decision = decisions[0] if decisions else None
         if decision is not None:
             granted = {lease.request_id: lease for lease in decision.granted}
             for outcome in outcomes:

@@ -14,22 +14,25 @@ from slipway_common.events.lease import (
     LeaseRequested,
 )
 from slipway_common.problem import Problem
-from slipway_lease_broker.domain.facts import UNITS_MAX, Fact, Ledger
+from slipway_lease_broker.domain.facts import UNITS_MAX, Ledger
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
 
 OfLease = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseRequested
+Said = LeaseRequested | LeaseCancelRequested | OfLease
 # Ends of a released lease that its holder did not ask for.
 TAKEN = frozenset({"hold", "no-progress", "replaced"})
 
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
-    """One fact, and who says it. With `confirm` the grant is confirmed as it is told; with `wait` its caller stays."""
+    """One fact, and who says it. With `confirm` the grant is confirmed as it is told; with `wait` its caller stays.
+    With `remaining` a release gives back all but so many units."""
 
-    fact: Fact
+    fact: Said
     caller: str
     admin: bool = False
     confirm: bool = False
     wait: bool = False
+    remaining: int | None = None
     traceparent: str = ""
 
     @property
@@ -119,7 +122,9 @@ def _not_its(errand: Errand, lease: Lease | None, lease_id: str, token: int) -> 
 
 
 def _not_new(errand: Errand, fact: LeaseRequested, ledger: Ledger) -> Problem | None:
-    """Of a request that is not known yet: the lease that it replaces has to be its caller's."""
+    """Of a request that is not known yet: its pool is in use, and the lease that it replaces has to be its caller's."""
+    if ledger.pools[fact.lease_pool_id].retired:  # it would wait for ever
+        return unknown_lease_pool(fact.lease_pool_id)
     if fact.replaces is None:
         return None
     lease = ledger.leases.get((fact.lease_pool_id, fact.replaces.lease_id))
@@ -173,6 +178,10 @@ def record(errand: Errand, ledger: Ledger, now: datetime) -> Answer:
         return Answer(pool=before, now=now, lease=lease, request=ledger.requests[pool_id, fact.request_id])
     lease = ledger.leases[pool_id, fact.lease_id]
     units = lease.units
+    if isinstance(fact, LeaseReleaseRequested) and errand.remaining is not None:
+        if units <= errand.remaining:  # it was said before
+            return Answer(pool=before, now=now, lease=lease)
+        fact = msgspec.structs.replace(fact, units=units - errand.remaining)
     if lease.live:
         ledger.record(fact, now, owner=errand.caller, admin=errand.admin)
         lease = ledger.leases[pool_id, fact.lease_id]

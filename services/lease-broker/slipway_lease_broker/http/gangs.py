@@ -109,7 +109,8 @@ async def load(db: Connection, locked: Sequence[LeasePool], body: Gang, call: Ca
             )  # fmt: skip
         if refused := refusal(Errand(fact=fact, caller=call.name, admin=call.admin), of_pool(ledger, fact)):
             raise refused
-    if ledger.requests and len(ledger.requests) != len(facts):
+    members = await gangs.pools_of(db, body.request_id)
+    if members and set(members) != known:
         raise Problem(
             409, "request-conflict", "The request id was used for something else",
             f"{body.request_id} was a gang of other lease pools; a new gang needs a new id",

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from slipway_common.access import permit
+from slipway_common.access import Credentials, identify, permit
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmRequested,
@@ -16,6 +16,7 @@ from slipway_common.events.lease import (
     ReplacedLease,
 )
 from slipway_common.postgres import Pool
+from slipway_common.problem import Problem
 from slipway_common.runtime import database
 from slipway_common.telemetry import current_trace
 from slipway_lease_broker.domain.facts import UNITS_MAX
@@ -32,6 +33,7 @@ from slipway_lease_broker.http.errands import (
     unknown_request,
 )
 from slipway_lease_broker.http.shown import answered
+from slipway_lease_broker.metrics import REFUSED_FACTS
 from slipway_lease_broker.store import answers, history, leases, pools
 
 router = APIRouter()
@@ -48,7 +50,7 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
         fact=wanted(lease_pool_id, body, call.name), caller=call.name, admin=call.admin, confirm=body.confirm,
         wait=body.wait_seconds > 0, traceparent=current_trace(),
     )  # fmt: skip
-    answer = await call.desk.settle(call.database, errand)
+    answer = await settle(call, errand)
     if answer.woken is not None and await call.desk.stay(answer, body.wait_seconds, left(request)):
         lease = answer.woken.result()
         answer = await once_more(call, errand) if lease is None else granted(answer, lease)
@@ -62,9 +64,20 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
     return answered(shown.lease(answer.lease, answer.now))
 
 
+async def settle(call: Call, errand: Errand) -> Answer:
+    """What the desk answers. Raises the Problem it is refused with; a token that is not the lease's is counted, here as
+    on the topic."""
+    try:
+        return await call.desk.settle(call.database, errand)
+    except Problem as refused:
+        if str(refused.body["type"]).endswith(":stale-token"):
+            REFUSED_FACTS.labels("stale token").inc()
+        raise
+
+
 async def once_more(call: Call, errand: Errand) -> Answer:
     """The answer of the same request, which has probably been granted meanwhile."""
-    return await call.desk.settle(call.database, msgspec.structs.replace(errand, wait=False))
+    return await settle(call, msgspec.structs.replace(errand, wait=False))
 
 
 def granted(answer: Answer, lease: Lease) -> Answer:
@@ -119,14 +132,15 @@ async def confirm(lease_id: LeaseId, body: Prolong, call: Caller) -> Response:
 
 @router.post("/leases/{lease_id}/release")
 async def release(lease_id: LeaseId, body: Release, call: Caller) -> Response:
-    """Give a lease back, or some of its units. Said again it changes nothing."""
+    """Give a lease back, or some of its units. Said again it changes nothing, but for `units`: say what is `remaining`
+    where an answer may be lost."""
     pool_id = await writable(call, lease_id)
     fact = LeaseReleaseRequested(
         lease_pool_id=pool_id, lease_id=lease_id, fencing_token=body.fencing_token, units=body.units or UNITS_MAX,
         result=body.result, throttled=body.throttled, retry_after_seconds=body.retry_after_seconds,
         quota_remaining=body.quota_remaining,
     )  # fmt: skip
-    answer = await of_lease(call, fact)
+    answer = await of_lease(call, fact, remaining=body.remaining)
     assert answer.lease is not None
     units = answer.lease.units if answer.lease.live else 0
     return answered({"lease_id": lease_id, "released_units": answer.released_units, "remaining": units})
@@ -143,18 +157,21 @@ async def writable(call: Call, lease_id: str) -> str:
     return pool_id
 
 
-async def of_lease(call: Call, fact: OfLease) -> Answer:
-    return await call.desk.settle(call.database, Errand(fact=fact, caller=call.name, admin=call.admin))
+async def of_lease(call: Call, fact: OfLease, *, remaining: int | None = None) -> Answer:
+    return await settle(call, Errand(fact=fact, caller=call.name, admin=call.admin, remaining=remaining))
 
 
 @router.get("/leases")
 async def list_leases(
-    db_pool: Database, pool: str | None = None, tenant: str | None = None, limit: Items = 1_000
-) -> Response:
-    """Leases that count against the limit of a pool, or of all pools, of a tenant or of all; oldest first."""
+    request: Request, credentials: Credentials, db_pool: Database, pool: str | None = None, tenant: str | None = None,
+    mine: bool = False, limit: Items = 1_000,
+) -> Response:  # fmt: skip
+    """Leases that count against the limit of a pool, or of all pools, of a tenant or of all; oldest first. With `mine`
+    only those that the caller's own token acquired, which needs that token."""
+    owner = identify(request, credentials).name if mine else None
     if pool is not None and await answers.pool(db_pool, pool) is None:
         raise unknown_lease_pool(pool)
-    rows, now = await answers.held(db_pool, pool, tenant, limit=limit), await pools.clock(db_pool)
+    rows, now = await answers.held(db_pool, pool, tenant, owner, limit=limit), await pools.clock(db_pool)
     return answered({"items": [shown.lease(row, now) for row in rows]})
 
 
@@ -214,7 +231,7 @@ async def cancel(lease_pool_id: LeasePoolId, request_id: RequestId, call: Caller
     fact = LeaseCancelRequested(
         lease_pool_id=lease_pool_id, request_id=request_id, units=UNITS_MAX, reason="cancelled"
     )
-    answer = await call.desk.settle(call.database, Errand(fact=fact, caller=call.name, admin=call.admin))
+    answer = await settle(call, Errand(fact=fact, caller=call.name, admin=call.admin))
     return answered(
         {
             "request_id": request_id, "cancelled_units": answer.cancelled_units,

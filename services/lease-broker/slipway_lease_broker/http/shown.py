@@ -70,6 +70,7 @@ def told(standing: Standing) -> Waiting:
     return waiting.told(
         standing.pool, standing.request, standing.position, standing.now,
         granted_units=standing.granted_units, granted_seconds=standing.granted_seconds,
+        backoff_until=standing.backoff_until,
     )  # fmt: skip
 
 

@@ -2,13 +2,18 @@
 replica; a lease pool's row lock makes one decision at a time of it."""
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Pool, is_infrastructure
+from slipway_common.telemetry import logger
 from slipway_lease_broker.admission import decide_pool, tell
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.store import pools
+
+LOG = logger(__name__)
+RETRY_SECONDS: Final = 30.0  # of a pool that cannot be decided for
 
 
 class DecideLoop(msgspec.Struct, frozen=True):
@@ -21,19 +26,30 @@ class DecideLoop(msgspec.Struct, frozen=True):
     committed: Callable[[Decision], None] = tell  # called after each commit
 
     async def step(self, database: Pool) -> bool:
-        """Decide for one due lease pool and commit the decision; False when none is due."""
+        """Decide for one due lease pool and commit the decision; False when none is due.
+
+        A pool that no decision can be made for stops none but itself: it is put behind the others, and tried again.
+        """
         async with database.acquire() as db:
             wanted = [name for name, dirty in await pools.due(db) if dirty or self.caught_up(name)]
             if not wanted:
                 return False
-            async with db.transaction():
-                pool = await pools.claim(db, wanted)
-                if pool is None:
-                    return False
-                decision = await decide_pool(
-                    db, pool, await pools.clock(db),
-                    expire=self.caught_up(pool.id), lost_linger_seconds=self.lost_linger_seconds,
-                    waiter_ttl_seconds=self.waiter_ttl_seconds,
-                )  # fmt: skip
+            pool = None
+            try:
+                async with db.transaction():
+                    pool = await pools.claim(db, wanted)
+                    if pool is None:
+                        return False
+                    decision = await decide_pool(
+                        db, pool, await pools.clock(db),
+                        expire=self.caught_up(pool.id), lost_linger_seconds=self.lost_linger_seconds,
+                        waiter_ttl_seconds=self.waiter_ttl_seconds,
+                    )  # fmt: skip
+            except Exception as error:
+                if pool is None or is_infrastructure(error):
+                    raise
+                LOG.exception("no decision could be made for a lease pool", lease_pool=pool.id)
+                await pools.put_off(db, pool.id, f"no decision could be made: {error!r}", seconds=RETRY_SECONDS)
+                return True
         self.committed(decision)
         return True

@@ -9,7 +9,7 @@ import msgspec
 
 from slipway_common.postgres import Connection
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
-from slipway_lease_broker.store import leases, pools, requests
+from slipway_lease_broker.store import leases, pools, requests, tenants
 from slipway_lease_broker.store.rows import structs
 
 OF_REQUESTS: Final = f"""
@@ -64,8 +64,8 @@ ASKED: Final = f"""
 ORDER BY priority DESC, since, place LIMIT $3"""
 HELD: Final = f"""
 {leases.SELECT} WHERE ended_at IS NULL AND ($1::text IS NULL OR lease_pool_id = $1)
-    AND ($2::text IS NULL OR tenant = $2)
-ORDER BY lease_pool_id, fencing_token LIMIT $3"""
+    AND ($2::text IS NULL OR tenant = $2) AND ($3::text IS NULL OR owner = $3)
+ORDER BY lease_pool_id, fencing_token LIMIT $4"""
 
 NOTIFY: Final = "SELECT pg_notify($1, $2)"
 
@@ -78,6 +78,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     request: Request
     position: int
+    backoff_until: datetime | None = None  # of its tenant
     pool: LeasePool
     now: datetime
     granted_units: int  # lately
@@ -114,8 +115,11 @@ async def standing(db: Connection, lease_pool_id: str, request_id: str) -> Stand
     if found is None or row is None:
         return None
     pace: Any = await db.fetchrow(PACE, lease_pool_id)
+    request = msgspec.convert(dict(row), Request)
+    known = await tenants.named(db, {(lease_pool_id, request.tenant)})
     return Standing(
-        request=msgspec.convert(dict(row), Request), position=int(row["position"]), pool=found[0], now=found[1],
+        request=request, position=int(row["position"]), pool=found[0], now=found[1],
+        backoff_until=known[0].backoff_until if known else None,
         granted_units=pace["units"],
         granted_seconds=(found[1] - pace["since"]).total_seconds() if pace["since"] else 0.0,
     )  # fmt: skip
@@ -126,9 +130,11 @@ async def waiting(db: Connection, lease_pool_id: str, tenant: str | None, *, lim
     return structs(await db.fetch(ASKED, lease_pool_id, tenant, limit), Request)
 
 
-async def held(db: Connection, lease_pool_id: str | None, tenant: str | None, *, limit: int) -> list[Lease]:
+async def held(
+    db: Connection, lease_pool_id: str | None, tenant: str | None, owner: str | None, *, limit: int
+) -> list[Lease]:
     """Leases that count against the limit of a pool, or of all pools."""
-    return structs(await db.fetch(HELD, lease_pool_id, tenant, limit), Lease)
+    return structs(await db.fetch(HELD, lease_pool_id, tenant, owner, limit), Lease)
 
 
 async def notify(db: Connection, channel: str, payload: str) -> None:

@@ -18,7 +18,11 @@ LOCK: Final = f"{NAMED} FOR UPDATE"
 POOLS: Final = "SELECT DISTINCT lease_pool_id FROM requests WHERE gang_id = $1"
 MEMBERS: Final = f"{requests.SELECT} WHERE gang_id = $1 ORDER BY lease_pool_id"
 TURN: Final = "UPDATE gangs SET turn_at = $2 WHERE id = ANY($1::text[]) AND turn_at IS NULL"
-READY: Final = "SELECT id FROM gangs WHERE turn_at IS NOT NULL AND done_at IS NULL ORDER BY asked_at LIMIT 100"
+# One whose asker is silent would be tried in vain, and hundreds of them would keep the others from being tried.
+READY: Final = """
+SELECT id FROM gangs AS g WHERE turn_at IS NOT NULL AND done_at IS NULL
+    AND NOT EXISTS (SELECT FROM requests WHERE gang_id = g.id AND lapsed)
+ORDER BY asked_at LIMIT 100"""
 DONE: Final = "UPDATE gangs SET done_at = $2 WHERE id = $1"
 FORGET: Final = """
 DELETE FROM gangs AS g WHERE last_asked_at < slipway_clock() - make_interval(secs => $1)

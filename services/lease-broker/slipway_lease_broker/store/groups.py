@@ -14,7 +14,8 @@ SAVE: Final = f"""
 INSERT INTO groups ({", ".join(FIELDS)})
 SELECT * FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::integer[], $6::timestamptz[],
     $7::timestamptz[])
-ON CONFLICT (lease_pool_id, name) DO UPDATE SET members = excluded.members, last_start_at = excluded.last_start_at"""
+ON CONFLICT (lease_pool_id, name) DO UPDATE SET size = excluded.size, spread_seconds = excluded.spread_seconds,
+    members = excluded.members, first_at = excluded.first_at, last_start_at = excluded.last_start_at"""
 
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Group]:

@@ -45,6 +45,10 @@ UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $2
 FROM unnest($1::text[], {STATES}, $19::boolean[], $20::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
 WHERE p.id = s.id"""
 
+PUT_OFF: Final = """
+UPDATE lease_pools SET dirty = false, wake_at = slipway_clock() + make_interval(secs => $3),
+    decided_at = slipway_clock(), why = $2 WHERE id = $1"""
+
 CLAIM_UNPROVED: Final = f"""
 SELECT {TERMS} FROM lease_pools
 WHERE proved_at IS NULL OR proved_at < slipway_clock() - make_interval(secs => $1)
@@ -82,7 +86,7 @@ SELECT {DECLARED}, why, limit_in_force, limit_reason, pinned_reason, drained_rea
     blocked_until, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
     oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
     LATERAL (SELECT extract(epoch FROM slipway_clock() - min(asked_at))::float8 AS oldest_wait_seconds FROM requests
-             WHERE lease_pool_id = p.id AND waiting_units > 0) AS queue,
+             WHERE lease_pool_id = p.id AND waiting_units > 0 AND NOT lapsed) AS queue,
     LATERAL (SELECT coalesce(sum(granted_units), 0) AS granted_per_minute FROM leases
              WHERE lease_pool_id = p.id AND granted_at > (SELECT slipway_clock()) - interval '1 minute') AS pace
 WHERE NOT retired OR held_units > 0 OR waiting_units > 0 ORDER BY id"""
@@ -158,6 +162,11 @@ async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
     why = decision.summary() if decision.events else None
     state = columns([decision.pool], "id", *STATE)
     await tx.execute(SETTLE, *state, [decision.again], [decision.wake_at], now, why)
+
+
+async def put_off(db: Connection, lease_pool_id: str, why: str, *, seconds: float) -> None:
+    """No decision can be made for it now: it is due again after so many seconds, behind those that wait then."""
+    await db.execute(PUT_OFF, lease_pool_id, why, seconds)
 
 
 async def claim_unproved(tx: Connection, *, not_for_seconds: float) -> LeasePool | None:

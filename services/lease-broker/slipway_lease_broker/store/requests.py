@@ -57,8 +57,9 @@ FROM unnest($1::text[], $2::text[], $3::integer[], $4::timestamptz[], $5::timest
     AS s (lease_pool_id, id, waiting_units, last_asked_at, queued_at, lapsed)
 WHERE r.lease_pool_id = s.lease_pool_id AND r.id = s.id"""
 FORGET: Final = """
-DELETE FROM requests WHERE lease_pool_id = $1 AND waiting_units = 0
-    AND last_asked_at < slipway_clock() - make_interval(secs => $2)"""
+DELETE FROM requests AS r WHERE lease_pool_id = $1 AND (waiting_units = 0 OR lapsed)
+    AND last_asked_at < slipway_clock() - make_interval(secs => $2)
+    AND NOT EXISTS (SELECT FROM leases WHERE lease_pool_id = r.lease_pool_id AND request_id = r.id)"""
 
 
 async def heads(tx: Connection, lease_pool_id: str, *, enough: int) -> tuple[list[Request], int]:
@@ -108,4 +109,6 @@ async def save(tx: Connection, requests: Sequence[Request]) -> None:
 
 
 async def forget(tx: Connection, lease_pool_id: str, *, done_for_seconds: float) -> None:
+    """Those that are done, or whose askers are gone, unless a lease of theirs is kept: asked again, such a request
+    would be granted twice. So leases are forgotten first."""
     await tx.execute(FORGET, lease_pool_id, done_for_seconds)

@@ -30,7 +30,7 @@ async def record_leases(tx: Connection, received: Sequence[Received]) -> None:
         if isinstance(event, events.LeaseGranted):
             await _granted(tx, event, record.traceparent)
         elif isinstance(event, events.LeaseConfirmed):
-            await leases.confirm(tx, event.lease_id, event.expires_at)
+            await leases.confirm(tx, event)
         elif isinstance(event, events.LeaseReleased) and event.remaining == 0:
             await _ended(tx, event.lease_id, f"lease ended: {event.reason}")
         elif isinstance(event, events.LeaseExpired | events.LeaseLost):

@@ -1,7 +1,7 @@
 """The provisioner's side of leases: requests under way, leases held, units given back once."""
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -9,10 +9,12 @@ import msgspec
 from slipway_common import outbox
 from slipway_common.events.lease import (
     LeaseCancelRequested,
+    LeaseConfirmed,
     LeaseGranted,
     LeaseReleaseRequested,
     LeaseRenewRequested,
     LeaseRequested,
+    LeaseUnleasedReported,
 )
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
@@ -35,13 +37,19 @@ TRY_LOCK: Final = f"{LOCK} SKIP LOCKED"
 CONFIG_OF: Final = "SELECT launch_config_id FROM lease WHERE id = $1"
 LOCK_MANY: Final = "SELECT FROM lease WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
 CONFIRM: Final = """
-UPDATE lease SET state = 'confirmed', expires_at = $2,
+UPDATE lease SET state = 'confirmed', fencing_token = $3, expires_at = $2,
     ttl_seconds = greatest(0.1, extract(epoch FROM $2 - slipway_clock()))
 WHERE id = $1 AND state <> 'ended'"""
 INSERT: Final = """
 INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
+    renewed_at, traceparent, granted_units)
+VALUES ($1, $2, $3, $4, $5, $6, 'reserved', $7, $8, slipway_clock(), $9, $6)
+ON CONFLICT (id) DO NOTHING RETURNING true"""
+# Until the broker has charged it, it has no token: it is neither renewed nor given back.
+INSERT_UNLEASED: Final = """
+INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
     renewed_at, traceparent)
-VALUES ($1, $2, $3, $4, $5, $6, 'reserved', $7, $8, slipway_clock(), $9) ON CONFLICT (id) DO NOTHING RETURNING true"""
+VALUES ($1, $2, $3, $4, 0, $5, 'unleased', $6, $6, slipway_clock(), $7)"""
 END: Final = "UPDATE lease SET state = 'ended', units = 0 WHERE id = $1"
 RELEASE: Final = """
 UPDATE lease SET units = units - $2, state = CASE WHEN units <= $2 THEN 'ended' ELSE state END
@@ -172,9 +180,19 @@ async def insert(tx: Connection, event: LeaseGranted, launch_config_id: str, tra
     return bool(new)
 
 
-async def confirm(tx: Connection, lease_id: str, expires_at: datetime) -> None:
-    """Confirmed or renewed; what has ended stays so."""
-    await tx.execute(CONFIRM, lease_id, expires_at)
+async def insert_unleased(
+    tx: Connection, started: LeaseUnleasedReported, launch_config_id: str, traceparent: str, *, hold_seconds: float
+) -> None:
+    """What was admitted without the broker; it covers as long as a lease would."""
+    await tx.execute(
+        INSERT_UNLEASED, started.lease_id, started.request_id, started.lease_pool_id, launch_config_id, started.units,
+        started.started_at + timedelta(seconds=hold_seconds), traceparent,
+    )  # fmt: skip
+
+
+async def confirm(tx: Connection, event: LeaseConfirmed) -> None:
+    """Confirmed, renewed, or charged and given a token; what has ended stays so."""
+    await tx.execute(CONFIRM, event.lease_id, event.expires_at, event.fencing_token)
 
 
 async def release(tx: Connection, workers: Sequence[Worker], result: str, **evidence: Any) -> list[Worker]:
@@ -191,8 +209,8 @@ async def release(tx: Connection, workers: Sequence[Worker], result: str, **evid
 async def release_units(tx: Connection, lease_id: str, units: int, result: str, **evidence: Any) -> None:
     """Tell the broker that units of a lease are free; nothing to tell once it has ended."""
     row = await tx.fetchrow(RELEASE, lease_id, units)
-    if row is None:
-        return
+    if row is None or not row["fencing_token"]:
+        return  # what has no token yet stays charged until its hold is over
     event = LeaseReleaseRequested(
         lease_pool_id=row["lease_pool_id"], lease_id=lease_id, fencing_token=row["fencing_token"], units=units,
         result=result, **evidence,

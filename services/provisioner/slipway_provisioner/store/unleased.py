@@ -1,0 +1,57 @@
+"""The pace of starts without a lease: what was granted last, when the next may begin. All replicas share one row for
+each lease pool, so that together they keep one pace, however many they are."""
+
+from datetime import datetime
+from typing import Final
+
+from slipway_common.postgres import Connection
+from slipway_provisioner.domain.unleased import Pace
+from slipway_provisioner.store.configs import MAY_START
+
+WAITING: Final = "SELECT DISTINCT lease_pool_id FROM lease_request ORDER BY lease_pool_id"
+LOCK: Final = """
+INSERT INTO unleased_pace AS p (lease_pool_id) VALUES ($1)
+ON CONFLICT (lease_pool_id) DO UPDATE SET next_at = p.next_at RETURNING next_at"""
+SPEND: Final = "UPDATE unleased_pace SET next_at = $2 WHERE lease_pool_id = $1"
+PACE: Final = """
+SELECT sum(l.granted_units)::int AS units, last.hold_seconds, last.granted_at AS last_at
+FROM (
+    SELECT granted_at, extract(epoch FROM hold_until - granted_at)::float8 AS hold_seconds FROM lease
+    WHERE lease_pool_id = $1 AND granted_units > 0 ORDER BY granted_at DESC LIMIT 1) AS last
+JOIN lease l ON l.granted_at > last.granted_at - last.hold_seconds * interval '1 s'
+WHERE l.lease_pool_id = $1 AND last.hold_seconds > 0 GROUP BY last.granted_at, last.hold_seconds"""
+# Ids of requests are in the order of time.
+LONGEST: Final = f"""
+SELECT r.id FROM lease_request r
+JOIN launch_config c ON c.id = r.launch_config_id JOIN worker_pool p ON p.id = c.pool_id
+WHERE r.lease_pool_id = $1 AND {MAY_START}
+    AND EXISTS (SELECT FROM worker w WHERE w.request_id = r.id AND w.state = 'requested' AND w.lease_id IS NULL)
+ORDER BY r.id LIMIT 1"""
+
+
+async def waiting(db: Connection) -> list[str]:
+    """Lease pools that somebody waits for."""
+    return [row["lease_pool_id"] for row in await db.fetch(WAITING)]
+
+
+async def lock(tx: Connection, lease_pool_id: str) -> datetime | None:
+    """Hold the pace of a lease pool until the transaction ends; returns before when nothing may begin. Taken before
+    any other lock."""
+    not_before: datetime | None = await tx.fetchval(LOCK, lease_pool_id)
+    return not_before
+
+
+async def pace(tx: Connection, lease_pool_id: str) -> Pace | None:
+    """None when nothing was ever granted."""
+    row = await tx.fetchrow(PACE, lease_pool_id)
+    return None if row is None else Pace(**row)
+
+
+async def longest_waiting(tx: Connection, lease_pool_id: str) -> str | None:
+    """The oldest request for which something may start."""
+    request_id: str | None = await tx.fetchval(LONGEST, lease_pool_id)
+    return request_id
+
+
+async def spend(tx: Connection, lease_pool_id: str, next_at: datetime) -> None:
+    await tx.execute(SPEND, lease_pool_id, next_at)
