@@ -135,6 +135,20 @@ async def test_a_fact_during_a_decision_is_not_missed(broker: Broker) -> None:
     assert [grant.request_id for grant in await broker.grants()] == ["first", "second"]
 
 
+@locking("pools.LOCK", "pools.MARK", "pools.PUT_OFF")
+async def test_a_fact_before_a_pool_is_put_off_is_not_lost(broker: Broker) -> None:
+    """Its mark goes with the put-off, which waited for it; it is decided for when the pool is due again."""
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await broker.tell_in(db, ask("r"))
+            putting = broker.start(pools.put_off(broker.pool, "sim-a", "it failed", seconds=30))
+            await broker.until_waiting(putting)
+        await putting
+    assert await broker.grants() == []
+    await broker.set_clock(30)
+    assert [grant.request_id for grant in await broker.grants()] == ["r"]
+
+
 @locking("pools.LOCK", "pools.MARK", "pools.CLAIM")
 async def test_a_decision_during_a_fact_comes_after_it(broker: Broker) -> None:
     """The pool is skipped while the fact is being written, and due once it has committed."""

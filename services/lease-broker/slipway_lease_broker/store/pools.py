@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.postgres import Connection
+from slipway_common.postgres import Connection, Pool
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.drift import COUNTERS, Counted
@@ -164,7 +164,7 @@ async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
     await tx.execute(SETTLE, *state, [decision.again], [decision.wake_at], now, why)
 
 
-async def put_off(db: Connection, lease_pool_id: str, why: str, *, seconds: float) -> None:
+async def put_off(db: Connection | Pool, lease_pool_id: str, why: str, *, seconds: float) -> None:
     """No decision can be made for it now: it is due again after so many seconds, behind those that wait then."""
     await db.execute(PUT_OFF, lease_pool_id, why, seconds)
 
