@@ -76,6 +76,7 @@ def build(settings: Settings) -> Service:
                 call_timeout_seconds=settings.call_timeout_seconds, clock_skew_seconds=settings.clock_skew_seconds
             ),
         },
+        schema_minimum="0002",
     )  # fmt: skip
 
 
