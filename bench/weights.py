@@ -21,6 +21,7 @@ from bench.events import surroundings
 from bench.fold import Fold
 from bench.telling import Telling
 from bench.turns import Turns
+from bench.verdict import verdict
 from slipway_local.guard import guard
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.postgres import EmbeddedPostgres
@@ -102,9 +103,7 @@ def tell(results: Results) -> int:
         name = f"replay of {replayed.configs:,} configs ≥ {claim:,}/s"
         claims[name] = replayed.folded_per_second.median >= claim
     claims[f"told p99 ≤ {TELLING_CLAIM:g} ms"] = told.told_p99 <= TELLING_CLAIM
-    false = [name for name, holds in claims.items() if not holds]
-    print(f"FALSE: {'; '.join(false)}" if false else f"all hold: {'; '.join(claims)}")
-    return 1 if false else 0
+    return verdict(claims)
 
 
 if __name__ == "__main__":

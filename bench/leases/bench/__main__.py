@@ -24,6 +24,7 @@ from bench.leases.bench.handover import Handover
 from bench.leases.bench.pairs import Askers, Pairs, measured, over_http, pairs
 from bench.leases.bench.system import SERVICE, System, commits_per_second
 from bench.spread import Spread, spread
+from bench.verdict import verdict
 from slipway_common.clock import monotonic_seconds
 from slipway_common.events.lease import LeaseGranted
 from slipway_local.guard import guard
@@ -210,9 +211,7 @@ def tell(results: Results) -> int:
         f"HTTP handover p99 ≤ {HTTP_MS_CLAIM:g} ms": results.http_handover.p99 <= HTTP_MS_CLAIM,
         f"Kafka handover p99 ≤ {KAFKA_MS_CLAIM:g} ms": results.kafka_handover.p99 <= KAFKA_MS_CLAIM,
     }
-    false = [name for name, holds in claims.items() if not holds]
-    print(f"FALSE: {'; '.join(false)}" if false else f"all hold: {'; '.join(claims)}")
-    return 1 if false else 0
+    return verdict(claims)
 
 
 if __name__ == "__main__":

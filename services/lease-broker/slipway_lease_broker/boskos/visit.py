@@ -15,7 +15,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
 )
 from slipway_common.postgres import Connection, Pool
-from slipway_lease_broker.admission import count, decide_pool, load, save
+from slipway_lease_broker.admission import count, load, save_and_decide
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.facts import UNITS_MAX, Fact, Ledger
 from slipway_lease_broker.domain.ledger import Lease, LeasePool
@@ -44,6 +44,7 @@ class Visit:
     ) -> None:  # fmt: skip
         self.tx, self.now, self.caller, self.terms = tx, now, caller, terms
         self.pools = {pool.id: pool for pool in locked}
+        self.ledgers: list[Ledger] = []
         self.decisions: list[Decision] = []
         self._caught_up = caught_up
 
@@ -56,13 +57,6 @@ class Visit:
         for fact in facts:
             ledger.record(fact, self.now, owner=self.caller, admin=True)
         await self._write(ledger)
-        for pool_id in sorted(ledger.dirty):
-            decision = await decide_pool(
-                self.tx, ledger.pools[pool_id], self.now, expire=self._caught_up(pool_id),
-                lost_linger_seconds=self.terms.lost_linger_seconds, waiter_ttl_seconds=self.terms.waiter_ttl_seconds,
-            )  # fmt: skip
-            self.decisions.append(decision)
-            self.pools[pool_id] = decision.pool
 
     async def grant(self, asks: Sequence[LeaseRequested], *earlier: Fact) -> dict[str, Lease] | None:
         """The leases of these requests by their ids, confirmed; None unless all of them are granted. What is not
@@ -134,11 +128,13 @@ class Visit:
         return facts
 
     async def _write(self, ledger: Ledger) -> None:
-        await save(self.tx, ledger, self.now)
-        undecided = [pool for pool in ledger.pools_to_save() if pool.id not in ledger.dirty]
-        await pools.mark(self.tx, undecided, (), ledger.deadlines)
-        self.pools |= ledger.pools
-        count(ledger)
+        made = await save_and_decide(
+            self.tx, ledger, self.now, expire=self._caught_up,
+            lost_linger_seconds=self.terms.lost_linger_seconds, waiter_ttl_seconds=self.terms.waiter_ttl_seconds,
+        )  # fmt: skip
+        self.ledgers.append(ledger)
+        self.decisions += made
+        self.pools |= ledger.pools | {decision.pool.id: decision.pool for decision in made}
 
 
 class Visits:
@@ -165,6 +161,8 @@ class Visits:
                 await slots.free_ended(db, [pool.id for pool in locked], self.terms.expired_state, now)
                 visit = Visit(db, locked, now, caller, terms=self.terms, caught_up=self._caught_up)
                 yield visit
+            for ledger in visit.ledgers:
+                count(ledger)
             for decision in visit.decisions:
                 self._decided(decision)
             self._published(any(decision.again for decision in visit.decisions))

@@ -1,5 +1,5 @@
-"""Due lease pools are decided for: the one place where units are granted and where time ends leases. Runs in every
-replica; a lease pool's row lock makes one decision at a time of it."""
+"""Due lease pools are decided for: what time alone changes, and what was not decided upon where it was said. Runs in
+every replica; a lease pool's row lock makes one decision at a time of it."""
 
 from collections.abc import Callable
 from typing import Final

@@ -33,17 +33,7 @@ ahead AS (
         WHERE r.lease_pool_id = $1 AND r.waiting_units > 0 AND NOT r.lapsed AND r.operation = m.operation
             AND r.tenant = m.tenant AND r.priority = m.priority AND r.group_name = m.group_name
             AND (r.since, r.place) < (m.since, m.place) LIMIT $3) AS before
-), queue AS (
-    (SELECT operation, tenant, priority, group_name FROM requests
-     WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
-     ORDER BY operation, tenant, priority, group_name LIMIT 1)
-    UNION ALL
-    SELECT next.* FROM queue AS q, LATERAL (
-        SELECT operation, tenant, priority, group_name FROM requests
-        WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
-            AND (operation, tenant, priority, group_name) > (q.operation, q.tenant, q.priority, q.group_name)
-        ORDER BY operation, tenant, priority, group_name LIMIT 1) AS next
-), others AS (
+), {requests.QUEUES}, others AS (
     SELECT coalesce(sum(counted.number), 0) AS number FROM mine AS m, ahead AS a, queue AS q, LATERAL (
         SELECT count(*) AS number FROM (SELECT FROM requests AS r
             WHERE r.lease_pool_id = $1 AND r.waiting_units > 0 AND NOT r.lapsed AND r.operation = q.operation

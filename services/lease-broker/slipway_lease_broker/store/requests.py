@@ -13,10 +13,10 @@ NEW: Final = tuple(name for name in FIELDS if name != "place")
 SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM requests"
 
 PER_QUEUE_MIN: Final = 16
-# One row per queue, found by skipping from key to key of the index, then the heads of each: what it costs grows with
-# the queues, not with those who wait in them.
-HEADS: Final = f"""
-WITH RECURSIVE queue AS (
+# One row per queue of $1, found by skipping from key to key of the index: what it costs grows with the queues, not with
+# those who wait in them.
+QUEUES: Final = """
+queue AS (
     (SELECT operation, tenant, priority, group_name FROM requests
      WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
      ORDER BY operation, tenant, priority, group_name LIMIT 1)
@@ -26,7 +26,10 @@ WITH RECURSIVE queue AS (
         WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
             AND (operation, tenant, priority, group_name) > (q.operation, q.tenant, q.priority, q.group_name)
         ORDER BY operation, tenant, priority, group_name LIMIT 1) AS next
-)
+)"""
+# The first of each queue.
+HEADS: Final = f"""
+WITH RECURSIVE {QUEUES}
 SELECT heads.* FROM queue AS q, LATERAL (
     {SELECT} AS r WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND r.operation = q.operation
         AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
