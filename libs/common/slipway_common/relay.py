@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import asyncpg
@@ -25,9 +26,13 @@ from slipway_common.telemetry import PUBLISHED, logger
 LOG = logger(__name__)
 
 LOCK: Final = "SELECT pg_try_advisory_lock(hashtext('slipway.relay'), hashtext(current_schema()))"
+RECORD: Final = (
+    "id", "event_id::text", "topic", "type", "subject", "key", "revision", "value", "at", "traceparent", "headers",
+    "partition", "number", "previous",
+)  # fmt: skip
 UNNUMBERED: Final = "SELECT id, topic, key FROM outbox WHERE number IS NULL ORDER BY id LIMIT 2000"
 # The position moves with the numbers and outlives the rows: a number is never given twice.
-NUMBER: Final = """
+NUMBER: Final = f"""
 WITH given AS (
     SELECT * FROM unnest($1::bigint[], $2::text[], $3::integer[]) AS g (id, topic, partition)
 ), placed AS (
@@ -40,13 +45,12 @@ WITH given AS (
 ), sizes AS (SELECT topic, partition, count(*) AS size FROM placed GROUP BY topic, partition)
 UPDATE outbox o SET partition = placed.partition, number = m.number - s.size + placed.place,
     previous = m.number - s.size + placed.place - 1
-FROM placed JOIN moved m USING (topic, partition) JOIN sizes s USING (topic, partition) WHERE o.id = placed.id"""
+FROM placed JOIN moved m USING (topic, partition) JOIN sizes s USING (topic, partition) WHERE o.id = placed.id
+RETURNING {", ".join(f"o.{column}" for column in RECORD)}"""
 # Some of every partition: one whose rows cannot be sent holds up no other.
-LOWEST: Final = """
+LOWEST: Final = f"""
 SELECT o.* FROM relay_position p CROSS JOIN LATERAL (
-    SELECT id, event_id::text, topic, type, subject, key, revision, value, at, traceparent, headers, partition, number,
-        previous
-    FROM outbox WHERE number IS NOT NULL AND topic = p.topic AND partition = p.partition
+    SELECT {", ".join(RECORD)} FROM outbox WHERE number IS NOT NULL AND topic = p.topic AND partition = p.partition
     ORDER BY number LIMIT 500) o
 ORDER BY o.topic, o.partition, o.number"""
 ACKNOWLEDGED: Final = "DELETE FROM outbox WHERE id = ANY($1::bigint[])"
@@ -82,6 +86,7 @@ class Relay:
         self.stalled_seconds = stalled_seconds
         self.ping_seconds = min(PING_SECONDS_MAX, stalled_seconds / 4)
         self.leading = False
+        self._behind = True  # rows may be numbered that were not acknowledged: by whoever led before, or by a round
         self._wake = asyncio.Event()
         self._notify: asyncio.Task[None] | None = None
         self._channel = f"slipway_relay_{schema_of(service)}"
@@ -133,11 +138,10 @@ class Relay:
             await producer.start()
             try:
                 await self._check_partitions(producer)
-                self.leading = True
+                self.leading = self._behind = True
                 while True:
                     self._wake.clear()
-                    if not await self.publish(db, producer, source):
-                        await db.execute(PING)
+                    if not await self.publish(db, producer, source):  # which asks, so that the session is not idle
                         with contextlib.suppress(TimeoutError):
                             await asyncio.wait_for(self._wake.wait(), self.ping_seconds)
             finally:
@@ -158,13 +162,12 @@ class Relay:
 
     async def publish(self, db: Connection, producer: Any, source: str) -> int:
         """Number, send and delete one round of rows; returns how many were acknowledged."""
-        unnumbered = await db.fetch(UNNUMBERED)
-        if unnumbered:
-            ids, topics, keys = zip(*unnumbered, strict=True)
-            partitions = [partition_for(k, self._count(t)) for t, k in zip(topics, keys, strict=True)]
-            await db.execute(NUMBER, list(ids), list(topics), partitions)
-        rows = await db.fetch(LOWEST)
+        behind, self._behind = self._behind, True
+        rows = await self._number(db)
+        if behind:
+            rows = await db.fetch(LOWEST)
         if not rows:
+            self._behind = False
             return 0
         sends = [
             asyncio.create_task(self._send(producer, source, list(group)))
@@ -180,7 +183,18 @@ class Relay:
         await db.execute(ACKNOWLEDGED, acknowledged)
         for send in sends:
             send.result()  # raises what one partition met, after the others' rows are done with
+        self._behind = behind or len(acknowledged) < len(rows)
         return len(acknowledged)
+
+    async def _number(self, db: Connection) -> Sequence[Any]:
+        """Give numbers to rows that have none; returns these rows as LOWEST would, if none are older."""
+        unnumbered = await db.fetch(UNNUMBERED)
+        if not unnumbered:
+            return []
+        ids, topics, keys = zip(*unnumbered, strict=True)
+        partitions = [partition_for(k, self._count(t)) for t, k in zip(topics, keys, strict=True)]
+        rows = await db.fetch(NUMBER, list(ids), list(topics), partitions)
+        return sorted(rows, key=itemgetter("topic", "partition", "number"))
 
     def _count(self, topic: str) -> int:
         return self.partitions.get(topic, 1)  # dead-letter topics have one partition

@@ -5,6 +5,8 @@ from collections.abc import Callable, Container, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
+
 from slipway_common import outbox
 from slipway_common.events.lease import (
     LeaseCancelRequested,
@@ -17,7 +19,7 @@ from slipway_common.postgres import Connection
 from slipway_common.telemetry import logger
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.facts import Fact, Ledger
-from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool, Request
+from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool, Request, Tenant
 from slipway_lease_broker.domain.presence import confirmed
 from slipway_lease_broker.domain.terms import Mode
 from slipway_lease_broker.metrics import (
@@ -41,6 +43,13 @@ LOG = logger(__name__)
 ROWS_MAX: Final = 1_000
 
 
+class Newcomers(msgspec.Struct, frozen=True):
+    """All that wait for a lease pool, where they are new: in order of arrival, not written yet; and their tenants."""
+
+    requests: Sequence[Request] = ()
+    tenants: Sequence[Tenant] = ()
+
+
 async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact]) -> Ledger:
     """The rows that facts about locked pools name."""
     asks = [fact for fact in facts if isinstance(fact, LeaseRequested | LeaseCancelRequested)]
@@ -56,7 +65,11 @@ async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact
         locked,
         named,
         await requests.named(tx, request_keys),
-        await tenants.named(tx, {(lease.lease_pool_id, lease.tenant) for lease in named} if judged else ()),
+        await tenants.named(
+            tx,
+            {(fact.lease_pool_id, fact.tenant) for fact in asked}
+            | {(lease.lease_pool_id, lease.tenant) for lease in named if judged},
+        ),
         await groups.named(tx, {(fact.lease_pool_id, fact.group.name) for fact in asked if fact.group is not None}),
     )
 
@@ -68,10 +81,11 @@ async def save(tx: Connection, ledger: Ledger, now: datetime) -> None:
     await outbox.enqueue(tx, traced(ledger.answers, ledger.leases.values()), at=now)
 
 
-async def _save_rows(tx: Connection, ledger: Ledger) -> None:
+async def _save_rows(tx: Connection, ledger: Ledger, *, but: Container[str] = ()) -> None:
+    """All but the new requests of some lease pools."""
     await leases.save(tx, ledger.leases_to_save())
     await requests.save(tx, ledger.requests_to_save())
-    await requests.add(tx, ledger.requests_to_add())
+    await requests.add(tx, [request for request in ledger.requests_to_add() if request.lease_pool_id not in but])
     await leases.add(tx, ledger.leases_to_add())
     await tenants.save(tx, ledger.tenants_to_save())
     await groups.save(tx, ledger.groups_to_save())
@@ -90,13 +104,15 @@ async def save_and_decide(
     """Write what facts changed, and decide for each pool that they ask a decision of; `decide_pool` has the rest.
 
     One commit, one wait for the lock and one batch of events, where recording and deciding apart would pay for two.
+    Where nobody else waits, new requests are decided upon before they are written, and written once.
     """
-    await _save_rows(tx, ledger)
+    alone = newcomers(ledger)
+    await _save_rows(tx, ledger, but=alone)
     made, events = [], traced(ledger.answers, ledger.leases.values())
     for name in sorted(ledger.dirty):
         decision, told = await _decide_rows(
             tx, ledger.pools[name], now, expire=expire(name), lost_linger_seconds=lost_linger_seconds,
-            waiter_ttl_seconds=waiter_ttl_seconds, here=here,
+            waiter_ttl_seconds=waiter_ttl_seconds, here=here, new=alone.get(name, Newcomers()),
         )  # fmt: skip
         made.append(decision)
         events += told
@@ -141,6 +157,7 @@ async def _decide_rows(
     lost_linger_seconds: float,
     waiter_ttl_seconds: float,
     here: Container[str],
+    new: Newcomers = Newcomers(),
 ) -> tuple[Decision, list[outbox.Traced]]:
     """Decide and write all but history and events; returns the events too. Asks for no rows that cannot matter."""
     due: list[Lease] = []
@@ -152,8 +169,12 @@ async def _decide_rows(
     if expire and next_deadline is not None and next_deadline <= now:
         due = await leases.due(tx, pool.id, now, limit=ROWS_MAX)
         next_deadline = await leases.next_deadline(tx, pool.id, now)
-    if pool.waiting_requests:
-        patience = timedelta(seconds=waiter_ttl_seconds)
+    patience = timedelta(seconds=waiter_ttl_seconds)
+    if new.requests:
+        waiters, per_queue = sorted(new.requests, key=lambda one: (*one.queue, one.since, one.place)), ROWS_MAX
+        untold = list(new.requests)
+        next_deadline = min(now + patience, next_deadline or now + patience)
+    elif pool.waiting_requests:
         asked_at = await requests.longest_silent(tx, pool.id)
         if expire and asked_at is not None and asked_at < now - patience:
             lapsed = await requests.lapse(tx, pool.id, silent_since=now - patience, limit=ROWS_MAX)
@@ -169,12 +190,16 @@ async def _decide_rows(
     decision = decide(
         pool, due, waiters, now,
         new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, untold=untold, lapsed=lapsed,
-        tenants=await tenants.named(tx, {(pool.id, waiter.tenant) for waiter in waiters}),
+        tenants=new.tenants or await tenants.named(tx, {(pool.id, waiter.tenant) for waiter in waiters}),
         groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
         next_deadline=next_deadline,
         more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
     )  # fmt: skip
     decision = confirmed(decision, here, now)
+    if new.requests:
+        decided = {request.id: request for request in decision.requests}
+        await requests.add(tx, [decided.get(request.id, request) for request in new.requests])
+        decision = msgspec.structs.replace(decision, requests=())
     await _write_rows(tx, decision, now)
     return decision, traced(decision.events, [*due, *decision.granted], [*waiters, *untold])
 
@@ -260,6 +285,21 @@ async def _write_rows(tx: Connection, decision: Decision, now: datetime) -> None
     await groups.save(tx, decision.groups)
     await gangs.have_turn(tx, decision.gangs, now)
     await pools.settle(tx, decision, now)
+
+
+def newcomers(ledger: Ledger) -> dict[str, Newcomers]:
+    """By lease pool, of those to be decided for where nobody else waits."""
+    asked: dict[str, list[Request]] = {}
+    for place, request in enumerate(ledger.requests_to_add()):
+        asked.setdefault(request.lease_pool_id, []).append(msgspec.structs.replace(request, place=place))
+    return {
+        name: Newcomers(
+            new, [ledger.tenants[key] for key in {(name, one.tenant): None for one in new} if key in ledger.tenants]
+        )
+        for name, new in asked.items()
+        if name in ledger.dirty and all(one.waiting_units for one in new)
+        and len(new) == ledger.pools[name].waiting_requests < ROWS_MAX
+    }  # fmt: skip
 
 
 def enough(pool: LeasePool, due: Sequence[Lease]) -> int:

@@ -77,7 +77,7 @@ def build(settings: Settings) -> Service:
         routers=[leases.router, lease_pools.router, http_gangs.router, slots.router],
         resources=[wakes.running(), *([boskos.running()] if settings.boskos_port is not None else ())],
         state={"desk": desk, "wakes": wakes, "boskos": boskos},
-        schema_minimum="0004",
+        schema_minimum="0005",
     )
     return service
 

@@ -43,12 +43,11 @@ ahead AS (
         AND (q.operation, q.tenant, q.priority, q.group_name) <> (m.operation, m.tenant, m.priority, m.group_name)
 )
 SELECT m.*, 1 + a.number + o.number AS position FROM mine AS m, ahead AS a, others AS o"""
-# The last grants tell the pace, however many there were in the last minute.
+# The last grants tell the pace, however many there were in the last minute. Tokens are in the order of grants.
 PACE: Final = """
 SELECT coalesce(sum(granted_units), 0)::int AS units, min(granted_at) AS since FROM (
-    SELECT granted_units, granted_at FROM leases
-    WHERE lease_pool_id = $1 AND granted_at > slipway_clock() - interval '1 minute'
-    ORDER BY granted_at DESC LIMIT 100) AS lately"""
+    SELECT granted_units, granted_at FROM leases WHERE lease_pool_id = $1 ORDER BY fencing_token DESC LIMIT 100) AS last
+WHERE granted_at > slipway_clock() - interval '1 minute'"""
 ASKED: Final = f"""
 {requests.SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND ($2::text IS NULL OR tenant = $2)
 ORDER BY priority DESC, since, place LIMIT $3"""
