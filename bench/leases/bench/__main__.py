@@ -99,7 +99,7 @@ async def measure(supervisor: Supervisor) -> int:
         }
         async with bus(kafka.bootstrap) as kafka_bus:
             print("pairs …", flush=True)
-            found = await _pairs(system, kafka_bus, seconds / 36, commits)
+            found = await _pairs(system, kafka_bus, seconds / 28, commits)
             print("many held, many waiting …", flush=True)
             held, waiting = await _sizes(system, kafka_bus, seconds / 40)
             print("release → next grant …", flush=True)

@@ -22,6 +22,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
 )
 from slipway_common.ids import new_id
+from slipway_common.telemetry import child_of
 from slipway_common.topics import DECODERS, LEASE_REQUEST, TOPIC_OF
 
 SOURCE: Final = "/slipway/bench"
@@ -44,14 +45,14 @@ class Bus:
     async def send(self, facts: Sequence[Any]) -> None:
         """One batch, acknowledged by all replicas; all of one lease pool."""
         partition = partition_of(facts[0].lease_pool_id)
-        now = utc_now()
+        now, trace = utc_now(), child_of("")
         async with self._locks[partition]:  # numbers go up in the order of the records
             batch = self.producer.create_batch()
             for fact in facts:
                 number = self._numbers[partition] + 1
                 envelope = Envelope(
                     id=new_id(), type=fact.type, source=SOURCE, subject=LEASE_REQUEST.subject(fact), time=now,
-                    number=number, previous=number - 1, number_source=f"{SOURCE}/1", revision=1,
+                    number=number, previous=number - 1, number_source=f"{SOURCE}/1", revision=1, traceparent=trace,
                 )  # fmt: skip
                 key = fact.lease_pool_id.encode()
                 added = batch.append(

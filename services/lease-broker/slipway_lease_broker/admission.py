@@ -1,8 +1,9 @@
 """What is between the store and the rules: facts about locked lease pools, and the decision for one of them, are
 loaded, worked out by the domain and written, in the caller's transaction. Kafka, the decide loop and HTTP share it."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -18,7 +19,7 @@ from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
 from slipway_common.telemetry import logger
 from slipway_lease_broker.domain.decide import Decision, decide
-from slipway_lease_broker.domain.facts import Fact, Ledger
+from slipway_lease_broker.domain.facts import Fact, Key, Ledger
 from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool, Request, Tenant
 from slipway_lease_broker.domain.presence import confirmed
 from slipway_lease_broker.domain.terms import Mode
@@ -41,13 +42,6 @@ LOG = logger(__name__)
 # What one decision takes on at most: a transaction must stay far below the server's statement time-out. A pool with
 # more stays due, so the next decision follows at once.
 ROWS_MAX: Final = 1_000
-
-
-class Newcomers(msgspec.Struct, frozen=True):
-    """All that wait for a lease pool, where they are new: in order of arrival, not written yet; and their tenants."""
-
-    requests: Sequence[Request] = ()
-    tenants: Sequence[Tenant] = ()
 
 
 async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact]) -> Ledger:
@@ -112,7 +106,7 @@ async def save_and_decide(
     for name in sorted(ledger.dirty):
         decision, told = await _decide_rows(
             tx, ledger.pools[name], now, expire=expire(name), lost_linger_seconds=lost_linger_seconds,
-            waiter_ttl_seconds=waiter_ttl_seconds, here=here, new=alone.get(name, Newcomers()),
+            waiter_ttl_seconds=waiter_ttl_seconds, here=here, known=ledger.tenants, new=alone.get(name, ()),
         )  # fmt: skip
         made.append(decision)
         events += told
@@ -157,48 +151,51 @@ async def _decide_rows(
     lost_linger_seconds: float,
     waiter_ttl_seconds: float,
     here: Container[str],
-    new: Newcomers = Newcomers(),
+    known: Mapping[Key, Tenant] = MappingProxyType({}),
+    new: Sequence[Request] = (),
 ) -> tuple[Decision, list[outbox.Traced]]:
-    """Decide and write all but history and events; returns the events too. Asks for no rows that cannot matter."""
+    """Decide and write all but history and events; returns the events too. Asks for no rows that cannot matter: not
+    for tenants that are `known`, and for no waiters where all that wait are `new` and not written yet."""
     due: list[Lease] = []
     lapsed: list[Request] = []
     waiters: list[Request] = []
     untold: list[Request] = []
     per_queue = 1
-    next_deadline = await leases.next_deadline(tx, pool.id, None)
-    if expire and next_deadline is not None and next_deadline <= now:
-        due = await leases.due(tx, pool.id, now, limit=ROWS_MAX)
-        next_deadline = await leases.next_deadline(tx, pool.id, now)
     patience = timedelta(seconds=waiter_ttl_seconds)
-    if new.requests:
-        waiters, per_queue = sorted(new.requests, key=lambda one: (*one.queue, one.since, one.place)), ROWS_MAX
-        untold = list(new.requests)
-        next_deadline = min(now + patience, next_deadline or now + patience)
+    next_deadline, asked_at = await pools.coming(tx, pool.id, None)
+    is_due = expire and next_deadline is not None and next_deadline <= now
+    is_silent = expire and asked_at is not None and asked_at < now - patience
+    if is_due:
+        due = await leases.due(tx, pool.id, now, limit=ROWS_MAX)
+    if is_silent:
+        lapsed = await requests.lapse(tx, pool.id, silent_since=now - patience, limit=ROWS_MAX)
+    if is_due or is_silent:
+        next_deadline, asked_at = await pools.coming(tx, pool.id, now)
+    if new:
+        waiters, untold = sorted(new, key=lambda one: (*one.queue, one.since, one.place)), list(new)
+        per_queue, asked_at = ROWS_MAX, now
     elif pool.waiting_requests:
-        asked_at = await requests.longest_silent(tx, pool.id)
-        if expire and asked_at is not None and asked_at < now - patience:
-            lapsed = await requests.lapse(tx, pool.id, silent_since=now - patience, limit=ROWS_MAX)
-            asked_at = await requests.longest_silent(tx, pool.id)
-        # Passed over in time, not when a unit is free: that may be noticed where nobody may be taken for silent.
-        if asked_at is not None:
-            next_deadline = min(asked_at + patience, next_deadline or asked_at + patience)
         waiters, per_queue = await requests.heads(tx, pool.id, enough=enough(pool, due))
         if len(waiters) < pool.waiting_requests:
             untold = await requests.untold(tx, pool.id, limit=ROWS_MAX)
         else:  # none waits beyond the heads
             untold = sorted((one for one in waiters if one.queued_at is None), key=lambda one: one.place)
+    # Passed over in time, not when a unit is free: that may be noticed where nobody may be taken for silent.
+    if asked_at is not None:
+        next_deadline = min(asked_at + patience, next_deadline or asked_at + patience)
+    asking = {(pool.id, waiter.tenant) for waiter in waiters}
     decision = decide(
         pool, due, waiters, now,
         new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, untold=untold, lapsed=lapsed,
-        tenants=new.tenants or await tenants.named(tx, {(pool.id, waiter.tenant) for waiter in waiters}),
+        tenants=[known[key] for key in asking & known.keys()] + await tenants.named(tx, asking - known.keys()),
         groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
         next_deadline=next_deadline,
         more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
     )  # fmt: skip
     decision = confirmed(decision, here, now)
-    if new.requests:
+    if new:
         decided = {request.id: request for request in decision.requests}
-        await requests.add(tx, [decided.get(request.id, request) for request in new.requests])
+        await requests.add(tx, [decided.get(request.id, request) for request in new])
         decision = msgspec.structs.replace(decision, requests=())
     await _write_rows(tx, decision, now)
     return decision, traced(decision.events, [*due, *decision.granted], [*waiters, *untold])
@@ -287,17 +284,15 @@ async def _write_rows(tx: Connection, decision: Decision, now: datetime) -> None
     await pools.settle(tx, decision, now)
 
 
-def newcomers(ledger: Ledger) -> dict[str, Newcomers]:
-    """By lease pool, of those to be decided for where nobody else waits."""
-    asked: dict[str, list[Request]] = {}
+def newcomers(ledger: Ledger) -> dict[str, list[Request]]:
+    """New requests in order of arrival, of those lease pools to be decided for where nobody else waits."""
+    found: dict[str, list[Request]] = {}
     for place, request in enumerate(ledger.requests_to_add()):
-        asked.setdefault(request.lease_pool_id, []).append(msgspec.structs.replace(request, place=place))
+        found.setdefault(request.lease_pool_id, []).append(msgspec.structs.replace(request, place=place))
     return {
-        name: Newcomers(
-            new, [ledger.tenants[key] for key in {(name, one.tenant): None for one in new} if key in ledger.tenants]
-        )
-        for name, new in asked.items()
-        if name in ledger.dirty and all(one.waiting_units for one in new)
+        name: new
+        for name, new in found.items()
+        if name in ledger.dirty and all(request.waiting_units for request in new)
         and len(new) == ledger.pools[name].waiting_requests < ROWS_MAX
     }  # fmt: skip
 

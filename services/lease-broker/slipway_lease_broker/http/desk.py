@@ -117,8 +117,8 @@ class Desk:
         """Call after the commit of any decision of this process: counts it, wakes who stays here, tells the others."""
         tell(decision)
         pool_id = decision.pool.id
-        heard = [self._wake(pool_id, lease.request_id, lease) for lease in decision.granted]
-        if not all(heard):
+        unheard = [lease for lease in decision.granted if not self._wake(pool_id, lease.request_id, lease)]
+        if any(lease.waited_seconds > 0 for lease in unheard):  # for what was granted as it was asked nobody stays
             self._wakes(pool_id)
 
     async def look(self, database: Pool, lease_pool_ids: Collection[str] | None = None) -> None:
@@ -175,8 +175,8 @@ class Desk:
                 return [unknown_lease_pool(lease_pool_id) for _ in errands]
             now = await pools.clock(db)
             ledger = await load(db, locked, [errand.fact for errand in errands])
-            asked = {errand.request_id for errand in errands if errand.request_id is not None}
-            for lease in await answers.of_requests(db, lease_pool_id, asked):
+            known = {request_id for _, request_id in ledger.requests}
+            for lease in await answers.of_requests(db, lease_pool_id, known):
                 ledger.leases[lease_pool_id, lease.id] = lease
             outcomes = [refusal(errand, ledger) or record(errand, ledger, now) for errand in errands]
             decisions = await save_and_decide(

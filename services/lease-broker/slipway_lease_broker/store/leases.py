@@ -18,9 +18,6 @@ SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM leases"
 # An index has the deadlines: what it costs does not depend on how many leases are held.
 DUE: Final = f"""
 {SELECT} WHERE lease_pool_id = $1 AND ended_at IS NULL AND deadline <= $2 ORDER BY deadline, fencing_token LIMIT $3"""
-NEXT_DEADLINE: Final = """
-SELECT min(deadline) FROM leases
-WHERE lease_pool_id = $1 AND ended_at IS NULL AND deadline > coalesce($2, '-infinity'::timestamptz)"""
 NAMED: Final = f"{SELECT} WHERE id = ANY($1::text[])"
 LISTED: Final = f"""
 {SELECT} WHERE ended_at IS NULL AND ($1::text IS NULL OR lease_pool_id = $1)
@@ -46,12 +43,6 @@ DELETE FROM leases WHERE lease_pool_id = $1 AND ended_at < slipway_clock() - mak
 async def due(tx: Connection, lease_pool_id: str, now: datetime, *, limit: int) -> list[Lease]:
     """Counted leases whose deadline has passed, the earliest first."""
     return structs(await tx.fetch(DUE, lease_pool_id, now, limit), Lease)
-
-
-async def next_deadline(tx: Connection, lease_pool_id: str, after: datetime | None) -> datetime | None:
-    """The earliest after a time, or of all, of the counted leases."""
-    earliest: datetime | None = await tx.fetchval(NEXT_DEADLINE, lease_pool_id, after)
-    return earliest
 
 
 async def named(tx: Connection, ids: Collection[str]) -> list[Lease]:

@@ -45,6 +45,12 @@ UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $2
 FROM unnest($1::text[], {STATES}, $19::boolean[], $20::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
 WHERE p.id = s.id"""
 
+# Indexes have both: what it costs does not depend on how many are held or wait.
+COMING: Final = """
+SELECT (SELECT min(deadline) FROM leases
+        WHERE lease_pool_id = $1 AND ended_at IS NULL AND deadline > coalesce($2, '-infinity'::timestamptz)),
+    (SELECT min(last_asked_at) FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed)"""
+
 PUT_OFF: Final = """
 UPDATE lease_pools SET dirty = false, wake_at = slipway_clock() + make_interval(secs => $3),
     decided_at = slipway_clock(), why = $2 WHERE id = $1"""
@@ -166,6 +172,15 @@ async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
     why = decision.summary() if decision.events else None
     state = columns([decision.pool], "id", *STATE)
     await tx.execute(SETTLE, *state, [decision.again], [decision.wake_at], now, why)
+
+
+async def coming(
+    tx: Connection, lease_pool_id: str, after: datetime | None
+) -> tuple[datetime | None, datetime | None]:
+    """What time alone will change: the earliest deadline, after a time or of all, of the counted leases; and when
+    whoever has been silent for longest of those that wait asked last."""
+    deadline, asked_at = await tx.fetchrow(COMING, lease_pool_id, after)
+    return deadline, asked_at
 
 
 async def put_off(db: Connection | Pool, lease_pool_id: str, why: str, *, seconds: float) -> None:

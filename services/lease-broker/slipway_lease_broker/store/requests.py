@@ -40,8 +40,6 @@ UPDATE requests SET lapsed = true WHERE (lease_pool_id, id) IN (
     SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
         AND last_asked_at < $2 ORDER BY last_asked_at LIMIT $3)
 RETURNING {", ".join(FIELDS)}"""
-LONGEST_SILENT: Final = """
-SELECT min(last_asked_at) FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed"""
 UNTOLD: Final = f"""
 {SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND queued_at IS NULL ORDER BY place LIMIT $2"""
 NAMED: Final = f"{SELECT} WHERE (lease_pool_id, id) IN (SELECT * FROM unnest($1::text[], $2::text[]))"
@@ -78,12 +76,6 @@ async def heads(tx: Connection, lease_pool_id: str, *, enough: int) -> tuple[lis
 async def lapse(tx: Connection, lease_pool_id: str, *, silent_since: datetime, limit: int) -> list[Request]:
     """Pass over those that nobody has asked for since then, until somebody does; returns them."""
     return structs(await tx.fetch(LAPSE, lease_pool_id, silent_since, limit), Request)
-
-
-async def longest_silent(tx: Connection, lease_pool_id: str) -> datetime | None:
-    """When whoever has been silent for longest of those that wait asked last."""
-    at: datetime | None = await tx.fetchval(LONGEST_SILENT, lease_pool_id)
-    return at
 
 
 async def untold(tx: Connection, lease_pool_id: str, *, limit: int) -> list[Request]:
