@@ -110,6 +110,22 @@ async def test_what_a_batch_asks_for_is_granted_in_its_transaction(broker: Broke
     assert await broker.decide() == 0
 
 
+async def test_who_asks_as_units_come_back_passes_nobody(broker: Broker) -> None:
+    """What one batch gives back goes to who waits, not to who asks in that batch."""
+    decide = partial(save_and_decide, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await record_requests(db, [received(ask("r1", 5), 1), received(ask("r2", 1), 2)], decide=decide)
+        (held, _) = await broker.told()
+        async with db.transaction():
+            facts = [received(release(held, 1), 3), received(ask("r3", 1), 4)]
+            await record_requests(db, facts, decide=decide)
+    told = await broker.told()
+    assert {type(event): event.request_id for event in told} == {
+        LeaseReleased: "r1", LeaseGranted: "r2", LeaseQueued: "r3",
+    }  # fmt: skip
+
+
 async def test_facts_outlive_a_decision_that_fails(broker: Broker) -> None:
     """They are not at fault: said again they are recorded, and their pool is left to the loop."""
 
