@@ -110,8 +110,12 @@ class Service:
         telemetry.configure_logs(self.name)
         # A batch of records is many objects and no garbage: looking for cycles among them takes a third of the time.
         gc.set_threshold(GARBAGE_OBJECTS)
+        app = self.app()
+        # What is there by now stays: each full collection would stop the process for 40 ms to look at it again.
+        gc.collect()
+        gc.freeze()
         uvicorn.run(
-            self.app(), host=self.settings.host, port=self.settings.port, log_config=None, access_log=False,
+            app, host=self.settings.host, port=self.settings.port, log_config=None, access_log=False,
             timeout_graceful_shutdown=5,
         )  # fmt: skip
 
