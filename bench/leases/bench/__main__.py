@@ -106,6 +106,7 @@ async def measure(supervisor: Supervisor) -> int:
             print("many held, many waiting …", flush=True)
             held, waiting = await _sizes(system, kafka_bus, seconds / 40)
             print("release → next grant …", flush=True)
+            hop_ms, commit_ms = await handover.plain(kafka_bus), 1000 / commits[CLIENTS[0]]
             turns = range(LANES)
             told = await asyncio.gather(*(handover.over_http(system, f"http-turns-{n}", seconds / 8) for n in turns))
             heard = await asyncio.gather(
@@ -120,7 +121,7 @@ async def measure(supervisor: Supervisor) -> int:
     results = Results(
         command=f"make bench-leases SECONDS={seconds:g}", on=surroundings() | {"postgres": version, "load": load},
         commits_per_second=commits, pairs=found, held=held, waiting=waiting,
-        http_handover=handover.handover(told), kafka_handover=handover.handover(heard),
+        http_handover=handover.handover(told, commit_ms), kafka_handover=handover.handover(heard, hop_ms),
         restart_waiters=RESTART_WAITERS, restart_seconds=round(restart, 2),
     )  # fmt: skip
     RESULTS.parent.mkdir(exist_ok=True)
@@ -202,8 +203,13 @@ def tell(results: Results) -> int:
         for number, rate in zip(sized.numbers, sized.pairs_per_second, strict=True):
             print(f"{what:<9} {number:>6,}: {rate} pairs/s")
         print(f"{'':<9} ratio {sized.ratio}")
-    for way, handed in (("HTTP", results.http_handover), ("Kafka", results.kafka_handover)):
-        print(f"handover  {way}: p50 {handed.p50} ms, p99 {handed.p99} ms, {handed.samples} samples")
+    for way, handed, plain in (
+        ("HTTP", results.http_handover, "one commit"), ("Kafka", results.kafka_handover, "one record's way")
+    ):  # fmt: skip
+        print(
+            f"handover  {way}: p50 {handed.p50} ms, p99 {handed.p99} ms, {handed.samples} samples; "
+            f"p50 ÷ {plain} of {handed.plain_ms} ms {handed.ratio}"
+        )
     print(f"restart   with {results.restart_waiters:,} waiters: first grant after {results.restart_seconds} s")
     best = {way: max(found.pairs_per_second.median for found in results.pairs if found.way == way)
             for way in ("HTTP", "Kafka")}  # fmt: skip

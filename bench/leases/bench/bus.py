@@ -39,6 +39,7 @@ class Bus:
         self.producer = producer
         self.consumer = consumer
         self.hears: dict[str, Heard] = {}
+        self.plain: asyncio.Queue[bytes] = asyncio.Queue()  # records of the yardstick
         self._numbers: Counter[int] = Counter()
         self._locks = [asyncio.Lock() for _ in range(PARTITIONS)]
 
@@ -64,11 +65,17 @@ class Bus:
             future = await self.producer.send_batch(batch, PREFIX + LEASE_REQUEST.name, partition=partition)
         await future
 
+    async def append(self, value: bytes) -> None:
+        """A record that says nothing, where the answers are; `plain` has it once it was read."""
+        await self.producer.send_and_wait(PREFIX + ANSWERS, value, partition=0)
+
     async def read(self) -> None:
         while True:  # in batches, as a subscriber does
             found = await self.consumer.getmany(timeout_ms=1_000)
             for record in chain.from_iterable(found.values()):
                 type_ = next((value for name, value in record.headers if name == "ce_type"), b"").decode()
+                if not type_:
+                    self.plain.put_nowait(record.value)
                 if (read := READ.get(type_)) is not None:
                     event = read(record.value)
                     if (heard := self.hears.get(event.lease_pool_id)) is not None:
