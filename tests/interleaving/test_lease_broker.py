@@ -476,6 +476,47 @@ async def test_units_that_come_free_while_a_gang_is_tried(broker: Broker) -> Non
     assert len(await broker.grants()) == 2
 
 
+@locking("gangs.LOSE_TURN", "terms.DRAIN", "pools.MARK")
+async def test_a_pool_that_is_drained_as_a_gang_is_tried(broker: Broker) -> None:
+    """The try waits for it, and sees that the gang cannot start: what it kept is another's by the next decision."""
+    await broker.declare(terms("a", 1), terms("b", 1))
+    await broker.tell(ask("other", pool="b"))
+    (other,) = await broker.grants()
+    await broker.ask_gang("g", a=1, b=1)
+    await broker.tell(ask("next", pool="a"))
+    assert await broker.grants() == []
+    await broker.tell(release(other))
+    async with broker.pool.acquire() as db, db.transaction():
+        await live.drain(db, "b", "maintenance")
+        trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
+        await broker.until_waiting(trying)
+    assert await trying is False
+    assert [grant.request_id for grant in await broker.grants()] == ["next"]
+
+
+@locking("gangs.PUT_OFF", "gangs.ADD")
+async def test_a_gang_that_is_asked_for_as_it_is_put_off(broker: Broker) -> None:
+    """Asking again neither undoes that nor is lost by it."""
+    await broker.declare(terms("a", 1), terms("b", 1))
+    await broker.tell(ask("other", pool="b"))
+    await broker.decide()
+    await broker.ask_gang("g", a=1, b=1)
+    await broker.set_clock(5)
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await broker.ask_gang_in(db, "g", a=1, b=1)
+            putting = broker.start(gangs.put_off(broker.pool, "g", seconds=30))
+            await broker.until_waiting(putting)
+        await putting
+        await broker.decide()
+        assert await gangs.ready(db) == []
+        await broker.set_clock(35)
+        assert await gangs.ready(db) == ["g"]
+        gang = await gangs.named(db, "g")
+    assert gang is not None
+    assert (gang.asked_at, gang.last_asked_at) == (after(0), after(5))
+
+
 @locking("gangs.FORGET", "gangs.ADD")
 async def test_a_gang_that_is_asked_for_as_it_is_forgotten(broker: Broker) -> None:
     """Its row is there whenever its requests are."""
