@@ -37,7 +37,7 @@ from slipway_common.records import Record
 from slipway_common.topics import LEASE_REQUEST
 from slipway_lease_broker.admission import save_and_decide
 from slipway_lease_broker.domain.decide import Decision
-from slipway_lease_broker.domain.terms import Bounds, Derived, Mode, Operation, Policy
+from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.handlers.requests import Recorder, record_requests
 from slipway_lease_broker.http import lease_pools, leases
 from slipway_lease_broker.loops.gangs import GangLoop
@@ -545,6 +545,35 @@ async def test_however_many_ask_for_too_much_others_start(broker: Broker) -> Non
     await broker.tell(*(ask(f"n{n}", 6, whole=True) for n in range(40)), ask("own"), ask("other", tenant="mac"))
     assert sorted(names(await broker.grants())) == ["other", "own"]
     assert await broker.decide() == 0
+
+
+async def test_what_is_remembered_of_tenants_and_groups_is_forgotten(broker: Broker) -> None:
+    """Once it changes nothing: not while it says who is served next, who backs off, or when a member starts."""
+    day = 86_400.0
+    group = LeaseGroup(name="g", size=2, spread_seconds=10 * day)
+    await broker.declare(terms(limit=4, policy=Policy(pacing="off", backoff=Backoff(seconds=60))))
+    await broker.tell(
+        ask("m", 1, tenant="grouped", group=group), ask("f", 1, tenant="failed"), ask("s", 2, tenant="served")
+    )
+    by_request = {grant.request_id: grant for grant in await broker.grants()}
+    assert len(by_request) == 3
+    await broker.tell(release(by_request["f"], result="failed"), release(by_request["m"], result="done"))
+    await broker.tell(*(ask(f"x{n}", 3, tenant="served", whole=True) for n in range(2)), ask("y", 3, whole=True))
+    assert await broker.grants() == []
+
+    async def remembered() -> tuple[list[str], list[str]]:
+        await PruneLoop(ended_kept_days=8).step(broker.pool)
+        tenants = await broker.pool.fetch("SELECT tenant FROM tenants ORDER BY tenant")
+        groups = await broker.pool.fetch("SELECT name FROM groups")
+        return [row["tenant"] for row in tenants], [row["name"] for row in groups]
+
+    assert await remembered() == (["failed", "served"], ["g"])
+    await broker.tell(release(by_request["s"]))
+    assert names(await broker.grants()) == ["y"], "the other was served before"
+    await broker.set_clock(9 * day)
+    assert await remembered() == (["served"], ["g"])
+    await broker.set_clock(11 * day)
+    assert await remembered() == (["served"], [])
 
 
 async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:

@@ -517,6 +517,28 @@ async def test_a_gang_that_is_asked_for_as_it_is_put_off(broker: Broker) -> None
     assert (gang.asked_at, gang.last_asked_at) == (after(0), after(5))
 
 
+@locking("groups.FORGET", "groups.SAVE", "tenants.FORGET", "tenants.SAVE")
+async def test_a_group_and_a_tenant_that_are_back_as_they_are_forgotten(broker: Broker) -> None:
+    """Forgetting waits for who asks, and then sees them: what is remembered of them stays, what is of others goes."""
+    nightly = LeaseGroup(name="nightly", size=2, spread_seconds=60)
+    await broker.tell(ask("r1", tenant="back", group=nightly), ask("r2", 2, tenant="gone"))
+    first = await broker.grants()
+    assert await broker.pool.fetchval("SELECT count(*) FROM tenants") == 2
+    await broker.set_clock(9 * 86_400)
+    await broker.decide()
+    await broker.tell(ask("full", 3, tenant="gone"))
+    assert len(await broker.grants()) == 1
+    assert len(first) == 2
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await broker.tell_in(db, ask("r3", tenant="back", group=nightly))
+            pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
+            await broker.until_waiting(pruning)
+        await pruning
+    assert await broker.pool.fetchval("SELECT array_agg(tenant) FROM tenants") == ["back"]
+    assert await broker.pool.fetchval("SELECT first_at FROM groups") == after(9 * 86_400)
+
+
 @locking("gangs.FORGET", "gangs.ADD")
 async def test_a_gang_that_is_asked_for_as_it_is_forgotten(broker: Broker) -> None:
     """Its row is there whenever its requests are."""

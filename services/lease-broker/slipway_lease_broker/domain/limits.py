@@ -62,6 +62,13 @@ def most_units(pool: LeasePool, operation: str, limit_units: int) -> int | None:
     return max(0, limit_units - reserved_for_others(pool, operation)) // terms.weight
 
 
+def most_ever(pool: LeasePool, operation: str) -> int | None:
+    """How many units of an operation may ever start together; None: any number, or nobody knows. A limit of 0 is a pool
+    that was closed for a while."""
+    limit = highest(pool)
+    return most_units(pool, operation, limit) if limit else None
+
+
 def reserved_for_others(pool: LeasePool, operation: str) -> int:
     operations = pool.policy.operations.items()
     return sum(terms.reserved_units for other, terms in operations if other != operation)
