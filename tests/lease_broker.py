@@ -31,7 +31,7 @@ from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import record_requests
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
-from slipway_lease_broker.store import pools
+from slipway_lease_broker.store import gangs, pools
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
 
@@ -133,8 +133,9 @@ class Broker:
         ledger = await admission.load(tx, locked, facts)
         for fact in facts:
             ledger.record(fact, now, gang_id=name)
+        asked = Gang(id=name, owner="", size=len(facts), asked_at=now, last_asked_at=now)
         await admission.ask_gang(
-            tx, Gang(id=name, owner="", size=len(facts), asked_at=now, last_asked_at=now), ledger, now,
+            tx, await gangs.add(tx, asked), ledger, now,
             expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000,
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ import pytest
 from slipway_common.clock import utc_now
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseLimitChanged
-from slipway_lease_broker.domain.terms import Backoff, Derived, Policy
+from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.http import wakes
 from slipway_lease_broker.http.bodies import Acquire
 from slipway_lease_broker.http.errands import Answer, Errand
@@ -399,6 +399,42 @@ async def test_a_report_of_the_past(world: World) -> None:
     assert (what_if["limit_units"], what_if["hold_seconds"], what_if["cut_short"]) == (1, 60.0, 2)
     held = next(row for row in told["spreads"] if row["of"] == "seconds held")
     assert (held["count"], held["p50"]) == (2, 100.0)
+
+
+async def test_more_than_is_ever_granted_at_once(world: World) -> None:
+    """Refused at the door, with what may be asked for; accepted where the limit may rise to it, or does not count."""
+    kept = {"heavy": Operation(weight=2), "destroy": Operation(reserved_units=1, max_wait_seconds=60)}
+    never = {
+        "declared": terms("declared", 4), "kept": terms("kept", 4, policy=Policy(pacing="off", operations=kept)),
+        "adaptive": terms("adaptive", 2, policy=Policy(pacing="off", adaptive=Bounds(floor=1, ceiling=4))),
+    }  # fmt: skip
+    accepted = {
+        "closed": terms("closed", 0), "shadow": terms("shadow", 4, policy=Policy(mode=Mode.SHADOW)),
+        "derived": terms("derived", 4, policy=Policy(pacing="off", derived=Derived(per_unit=1))),
+    }  # fmt: skip
+    await world.broker.declare(*never.values(), *accepted.values())
+    here = world.replica
+    before = await world.rows()
+    for name, most, operation in (("declared", 4, "install"), ("adaptive", 4, "install"), ("kept", 3, "install"),
+                                  ("kept", 1, "heavy")):  # fmt: skip
+        refused = await here.acquire("r", name, units=most + 1, operation=operation)
+        assert (refused.status_code, slug(refused)) == (422, "too-many-units")
+        assert refused.json()["units_max"] == most
+        assert f"at most {most} at once" in refused.json()["detail"]
+        gang_of = {"request_id": "g", "operation": operation, "members": [{"pool": name, "units": most + 1}]}
+        refused = await here.call("POST", "/lease-gangs", gang_of)
+        assert (refused.status_code, slug(refused)) == (422, "too-many-units")
+    assert await world.rows() == before
+    for name, units, operation in (("declared", 4, "install"), ("adaptive", 4, "install"), ("kept", 5, "destroy"),
+                                   ("closed", 1, "install"), ("shadow", 9, "install"),
+                                   ("derived", 9, "install")):  # fmt: skip
+        assert (await here.acquire("r", name, units=units, operation=operation)).status_code in (200, 202)
+    await world.broker.declare(terms("declared", 3), *accepted.values())
+    assert (await here.acquire("late", "declared", units=3)).status_code == 202
+    await world.broker.declare(terms("declared", 2), *accepted.values())
+    waits = (await here.acquire("late", "declared", units=3)).json()
+    assert (waits["eta_seconds"], waits["retry_after_seconds"]) == (None, 60.0)
+    assert waits["reason"] == "asks for 3 units, more than the limit of 2 allows: as declared"
 
 
 def gang(*pools: str, request_id: str = "g", **body: Any) -> dict[str, Any]:

@@ -37,10 +37,12 @@ from slipway_common.records import Record
 from slipway_common.topics import LEASE_REQUEST
 from slipway_lease_broker.admission import save_and_decide
 from slipway_lease_broker.domain.decide import Decision
-from slipway_lease_broker.domain.terms import Bounds, Derived, Mode, Operation, Policy
+from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.handlers.requests import Recorder, record_requests
 from slipway_lease_broker.http import lease_pools, leases
+from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
+from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import gangs, history, pools
 from slipway_local.postgres import EmbeddedPostgres
 from tests.lease_broker import (
@@ -295,19 +297,45 @@ async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
 
 
 async def test_a_pool_that_cannot_be_decided_for_stops_no_other(broker: Broker) -> None:
-    """It is put off, says why, and goes on once it can."""
+    """It is put off, counted, says why, and goes on once it can."""
     await broker.declare(terms(), terms("sim-b", policy=Policy()))
     await broker.tell(ask("b", pool="sim-b"), ask("a"))
     await broker.pool.execute(
         "UPDATE lease_pools SET paced_until = '9999-12-01', paced_interval_seconds = 1e-6 WHERE id = 'sim-b'"
     )
+    counted = UNDECIDED.labels("sim-b")._value.get()
     assert names(await broker.grants()) == ["a"]
+    assert UNDECIDED.labels("sim-b")._value.get() == counted + 1
     why = "SELECT why FROM lease_pools WHERE id = 'sim-b'"
     assert (await broker.pool.fetchval(why)).startswith("no decision could be made: OverflowError")
     await broker.pool.execute("UPDATE lease_pools SET paced_until = NULL WHERE id = 'sim-b'")
     assert await broker.grants() == []
     await broker.set_clock(30)
     assert names(await broker.grants()) == ["b"]
+
+
+async def test_a_gang_that_cannot_be_decided_for_stops_no_other(broker: Broker) -> None:
+    """It is counted, and tried again later, at its old place."""
+    await broker.declare(terms(), terms("sim-b", 1), terms("sim-c", 1, policy=Policy()))
+    await broker.tell(ask("b", pool="sim-b"), ask("c", pool="sim-c"))
+    b, c = await broker.grants()
+    await broker.ask_gang("broken", **{"sim-a": 1, "sim-c": 1})
+    await broker.ask_gang("fine", **{"sim-a": 1, "sim-b": 1})
+    await broker.tell(release(b), release(c))
+    await broker.decide()
+    await broker.pool.execute(
+        "UPDATE lease_pools SET paced_until = '9999-12-01', paced_interval_seconds = 1e-6 WHERE id = 'sim-c'"
+    )
+    counted = UNDECIDED.labels("sim-c")._value.get()
+    loop = GangLoop(lost_linger_seconds=70)
+    assert await loop.step(broker.pool) is True
+    assert names(await broker.grants()) == ["fine", "fine"]
+    assert UNDECIDED.labels("sim-c")._value.get() == counted + 1
+    await broker.pool.execute("UPDATE lease_pools SET paced_until = NULL, wake_at = NULL WHERE id = 'sim-c'")
+    assert await loop.step(broker.pool) is False
+    await broker.set_clock(30)
+    assert await loop.step(broker.pool) is True
+    assert names(await broker.grants()) == ["broken", "broken"]
 
 
 async def test_an_undeclared_pool_is_a_data_error(broker: Broker) -> None:
@@ -484,6 +512,84 @@ async def test_an_asker_that_is_gone_is_forgotten(broker: Broker) -> None:
     await PruneLoop(ended_kept_days=8).step(broker.pool)
     assert await broker.pool.fetchval("SELECT count(*) FROM requests WHERE id = 'gone'") == 0
     assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 0
+
+
+async def test_a_gang_keeps_units_only_while_it_could_start(broker: Broker) -> None:
+    """What it kept goes to others once a pool of it is drained; then it goes on at its old place."""
+    await broker.declare(terms("sim-a", 2), terms("sim-b", 1))
+    await broker.tell(ask("b", pool="sim-b"))
+    (b,) = await broker.grants()
+    await broker.ask_gang("g", **{"sim-a": 2, "sim-b": 1})
+    await broker.tell(ask("r1"))
+    assert not await broker.try_gangs()
+    assert await broker.grants() == [], "its units are kept while it waits for its turn elsewhere"
+
+    await broker.pool.execute("UPDATE lease_pools SET drained_reason = 'maintenance', dirty = true WHERE id = 'sim-b'")
+    assert not await broker.try_gangs()
+    (r1,) = await broker.grants()
+    assert r1.request_id == "r1"
+    assert not await broker.try_gangs()
+    assert await broker.decide() == 0, "it is not looked at again and again"
+
+    await broker.pool.execute("UPDATE lease_pools SET drained_reason = NULL, dirty = true WHERE id = 'sim-b'")
+    await broker.tell(ask("r2"), release(b))
+    assert not await broker.try_gangs()
+    assert await broker.grants() == [], "r2 came later"
+    await broker.tell(release(r1))
+    assert await broker.try_gangs()
+    assert names(await broker.grants()) == ["g", "g"]
+
+
+async def test_a_gang_that_asks_for_too_much_keeps_nothing(broker: Broker) -> None:
+    """Until a limit allows it."""
+    await broker.declare(terms("sim-a", 2), terms("sim-b", 1))
+    await broker.ask_gang("g", **{"sim-a": 1, "sim-b": 2})
+    await broker.tell(ask("r", 2))
+    (r,) = await broker.grants()
+    assert (r.request_id, r.units) == ("r", 2)
+    why = await broker.pool.fetchval("SELECT reason FROM history WHERE kind = 'queued' AND lease_pool_id = 'sim-a'")
+    assert why == "its gang cannot start in sim-b: it asks for more than the limit allows"
+    await broker.tell(release(r))
+    assert not await broker.try_gangs()
+    await broker.declare(terms("sim-a", 2), terms("sim-b", 2))
+    assert await broker.try_gangs()
+    assert names(await broker.grants()) == ["g", "g"]
+
+
+async def test_however_many_ask_for_too_much_others_start(broker: Broker) -> None:
+    """Of their own tenant too, and no decision is made in vain."""
+    await broker.tell(*(ask(f"n{n}", 6, whole=True) for n in range(40)), ask("own"), ask("other", tenant="mac"))
+    assert sorted(names(await broker.grants())) == ["other", "own"]
+    assert await broker.decide() == 0
+
+
+async def test_what_is_remembered_of_tenants_and_groups_is_forgotten(broker: Broker) -> None:
+    """Once it changes nothing: not while it says who is served next, who backs off, or when a member starts."""
+    day = 86_400.0
+    group = LeaseGroup(name="g", size=2, spread_seconds=10 * day)
+    await broker.declare(terms(limit=4, policy=Policy(pacing="off", backoff=Backoff(seconds=60))))
+    await broker.tell(
+        ask("m", 1, tenant="grouped", group=group), ask("f", 1, tenant="failed"), ask("s", 2, tenant="served")
+    )
+    by_request = {grant.request_id: grant for grant in await broker.grants()}
+    assert len(by_request) == 3
+    await broker.tell(release(by_request["f"], result="failed"), release(by_request["m"], result="done"))
+    await broker.tell(*(ask(f"x{n}", 3, tenant="served", whole=True) for n in range(2)), ask("y", 3, whole=True))
+    assert await broker.grants() == []
+
+    async def remembered() -> tuple[list[str], list[str]]:
+        await PruneLoop(ended_kept_days=8).step(broker.pool)
+        tenants = await broker.pool.fetch("SELECT tenant FROM tenants ORDER BY tenant")
+        groups = await broker.pool.fetch("SELECT name FROM groups")
+        return [row["tenant"] for row in tenants], [row["name"] for row in groups]
+
+    assert await remembered() == (["failed", "served"], ["g"])
+    await broker.tell(release(by_request["s"]))
+    assert names(await broker.grants()) == ["y"], "the other was served before"
+    await broker.set_clock(9 * day)
+    assert await remembered() == (["served"], ["g"])
+    await broker.set_clock(11 * day)
+    assert await remembered() == (["served"], [])
 
 
 async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:

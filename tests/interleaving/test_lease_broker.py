@@ -476,6 +476,69 @@ async def test_units_that_come_free_while_a_gang_is_tried(broker: Broker) -> Non
     assert len(await broker.grants()) == 2
 
 
+@locking("gangs.LOSE_TURN", "terms.DRAIN", "pools.MARK")
+async def test_a_pool_that_is_drained_as_a_gang_is_tried(broker: Broker) -> None:
+    """The try waits for it, and sees that the gang cannot start: what it kept is another's by the next decision."""
+    await broker.declare(terms("a", 1), terms("b", 1))
+    await broker.tell(ask("other", pool="b"))
+    (other,) = await broker.grants()
+    await broker.ask_gang("g", a=1, b=1)
+    await broker.tell(ask("next", pool="a"))
+    assert await broker.grants() == []
+    await broker.tell(release(other))
+    async with broker.pool.acquire() as db, db.transaction():
+        await live.drain(db, "b", "maintenance")
+        trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
+        await broker.until_waiting(trying)
+    assert await trying is False
+    assert [grant.request_id for grant in await broker.grants()] == ["next"]
+
+
+@locking("gangs.PUT_OFF", "gangs.ADD")
+async def test_a_gang_that_is_asked_for_as_it_is_put_off(broker: Broker) -> None:
+    """Asking again neither undoes that nor is lost by it."""
+    await broker.declare(terms("a", 1), terms("b", 1))
+    await broker.tell(ask("other", pool="b"))
+    await broker.decide()
+    await broker.ask_gang("g", a=1, b=1)
+    await broker.set_clock(5)
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await broker.ask_gang_in(db, "g", a=1, b=1)
+            putting = broker.start(gangs.put_off(broker.pool, "g", seconds=30))
+            await broker.until_waiting(putting)
+        await putting
+        await broker.decide()
+        assert await gangs.ready(db) == []
+        await broker.set_clock(35)
+        assert await gangs.ready(db) == ["g"]
+        gang = await gangs.named(db, "g")
+    assert gang is not None
+    assert (gang.asked_at, gang.last_asked_at) == (after(0), after(5))
+
+
+@locking("groups.FORGET", "groups.SAVE", "tenants.FORGET", "tenants.SAVE")
+async def test_a_group_and_a_tenant_that_are_back_as_they_are_forgotten(broker: Broker) -> None:
+    """Forgetting waits for who asks, and then sees them: what is remembered of them stays, what is of others goes."""
+    nightly = LeaseGroup(name="nightly", size=2, spread_seconds=60)
+    await broker.tell(ask("r1", tenant="back", group=nightly), ask("r2", 2, tenant="gone"))
+    first = await broker.grants()
+    assert await broker.pool.fetchval("SELECT count(*) FROM tenants") == 2
+    await broker.set_clock(9 * 86_400)
+    await broker.decide()
+    await broker.tell(ask("full", 3, tenant="gone"))
+    assert len(await broker.grants()) == 1
+    assert len(first) == 2
+    async with broker.pool.acquire() as db:
+        async with db.transaction():
+            await broker.tell_in(db, ask("r3", tenant="back", group=nightly))
+            pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
+            await broker.until_waiting(pruning)
+        await pruning
+    assert await broker.pool.fetchval("SELECT array_agg(tenant) FROM tenants") == ["back"]
+    assert await broker.pool.fetchval("SELECT first_at FROM groups") == after(9 * 86_400)
+
+
 @locking("gangs.FORGET", "gangs.ADD")
 async def test_a_gang_that_is_asked_for_as_it_is_forgotten(broker: Broker) -> None:
     """Its row is there whenever its requests are."""

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipway_common.events.lease import LeaseGranted, LeaseReleased
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
-from tests.lease_broker_http import World, world_on
+from tests.lease_broker import terms
+from tests.lease_broker_http import Replica, World, world_on
 
 
 @pytest.fixture
@@ -46,6 +48,30 @@ async def test_a_renewal_behind_a_replacement_is_told(world: World) -> None:
     assert [answer.status_code for answer in answers] == [200, 410]
     assert answers[1].json()["reason"] == "replaced"
     assert await world.broker.held() == 2
+
+
+async def test_two_gangs_of_one_name(world: World) -> None:
+    """They ask different pools for the first time, so no pool's lock puts them in order: the gang's own does. One is
+    refused as if it had come later, and leaves nothing."""
+    names = ["sim-a", "sim-b"]
+    await world.broker.declare(*(terms(name, limit=2) for name in names))
+
+    async def ask(replica: Replica, pool: str) -> Any:
+        return await replica.call("POST", "/lease-gangs", {"request_id": "g", "members": [{"pool": pool}]})
+
+    async with world.broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE gangs IN SHARE MODE")  # both have their pool, and cannot write
+            asked = [
+                asyncio.create_task(ask(replica, name)) for replica, name in zip(world.replicas, names, strict=True)
+            ]
+            await world.broker.until_waiting(*asked)
+        accepted, refused = sorted(await asyncio.gather(*asked), key=lambda answer: answer.status_code)
+    assert (accepted.status_code, refused.status_code) == (200, 409)
+    (lease,) = accepted.json()["leases"]
+    assert await world.broker.pool.fetchval("SELECT array_agg(lease_pool_id) FROM requests") == [lease["lease_pool_id"]]
+    names.remove(lease["lease_pool_id"])
+    assert refused.json() == (await ask(world.replica, names[0])).json()
 
 
 async def test_two_desks_and_a_decide_loop(world: World) -> None:

@@ -358,6 +358,19 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Intents admitted without a lease while no lease-broker was heard",
     ),
     Metric(
+        name="slipway_lease_undecided_total", kind="counter", services=BROKER, labels=("lease_pool",),
+        help="Decisions on a lease pool, or on a gang that names it, which failed; never, or there is a bug",
+        alerts=(Alert(
+            name="SlipwayLeasePoolUndecided",
+            expr="sum by (lease_pool) (increase(slipway_lease_undecided_total[2m])) > 0",
+            for_seconds=0, severity="critical",
+            summary="no decision can be made for {{ $labels.lease_pool }}, or for a gang that names it",
+            effect="what waits for it does not start and its leases do not end in time; or that gang alone waits",
+            doing="keeps all that is said to it, and tries again every 30 s; its why, or the log, has the error",
+            command="slipway lease pools",
+        ),),
+    ),
+    Metric(
         name="slipway_lease_drift_total", kind="counter", services=BROKER, labels=("lease_pool",),
         help="Times that a lease pool's counters differed from its rows and were repaired; never, or there is a bug",
         alerts=(Alert(

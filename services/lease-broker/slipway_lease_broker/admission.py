@@ -18,6 +18,7 @@ from slipway_common.events.lease import (
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
 from slipway_common.telemetry import logger
+from slipway_lease_broker.domain.admit import gangs_held_up
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.facts import Fact, Key, Ledger
 from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool, Request, Tenant
@@ -183,15 +184,23 @@ async def _decide_rows(
     # Passed over in time, not when a unit is free: that may be noticed where nobody may be taken for silent.
     if asked_at is not None:
         next_deadline = min(asked_at + patience, next_deadline or asked_at + patience)
-    asking = {(pool.id, waiter.tenant) for waiter in waiters}
-    decision = decide(
-        pool, due, waiters, now,
-        new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, untold=untold, lapsed=lapsed,
-        tenants=[known[key] for key in asking & known.keys()] + await tenants.named(tx, asking - known.keys()),
-        groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
-        next_deadline=next_deadline,
-        more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
-    )  # fmt: skip
+
+    async def among(waiters: Sequence[Request], per_queue: int) -> Decision:
+        asking = {(pool.id, waiter.tenant) for waiter in waiters}
+        return decide(
+            pool, due, waiters, now,
+            new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, untold=untold, lapsed=lapsed,
+            tenants=[known[key] for key in asking & known.keys()] + await tenants.named(tx, asking - known.keys()),
+            groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
+            next_deadline=next_deadline,
+            more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
+            held_up=await _held_up(tx, pool, waiters),
+        )  # fmt: skip
+
+    decision = await among(waiters, per_queue)
+    if decision.hidden:
+        waiters, per_queue = await requests.heads(tx, pool.id, enough=ROWS_MAX)
+        decision = await among(waiters, per_queue)
     decision = confirmed(decision, here, now)
     if new:
         decided = {request.id: request for request in decision.requests}
@@ -201,13 +210,23 @@ async def _decide_rows(
     return decision, traced(decision.events, [*due, *decision.granted], [*waiters, *untold])
 
 
+async def _held_up(tx: Connection, pool: LeasePool, waiters: Sequence[Request]) -> dict[str, str]:
+    """The gangs among those that wait in `pool` which cannot start elsewhere. Other pools are read without a lock: who
+    keeps units wrongly for that is found by `decide_gang`, under all locks."""
+    waiting = {waiter.gang_id for waiter in waiters if waiter.gang_id is not None}
+    if not waiting:
+        return {}
+    members = await gangs.elsewhere(tx, waiting, pool.id)
+    others = await pools.named(tx, {member.lease_pool_id for member in members})
+    return gangs_held_up(members, {other.id: other for other in others})
+
+
 async def ask_gang(
     tx: Connection, gang: Gang, ledger: Ledger, now: datetime, *,
     expire: Callable[[str], bool], lost_linger_seconds: float, waiter_ttl_seconds: float,
 ) -> list[Decision]:  # fmt: skip
-    """Write what a gang asks, recorded in `ledger` under the locks of all its pools, and decide for each of them; then
-    for the gang, if one of them lets it start. The caller commits, then calls `tell` with each decision."""
-    await gangs.add(tx, gang)
+    """Write what a gang asks, recorded in `ledger` under the locks of all its pools and its own, and decide for each of
+    them; then for the gang, if one of them lets it start. The caller commits, then calls `tell` with each decision."""
     await save(tx, ledger, now)
     decisions = [
         await decide_pool(
@@ -235,6 +254,10 @@ async def decide_gang(tx: Connection, gang_id: str, *, lost_linger_seconds: floa
     members = await gangs.members(tx, gang_id)
     if any(member.waiting_units == 0 for member in members):
         await _give_up(tx, gang, list(locked.values()), members, now)
+        return []
+    if gangs_held_up(members, locked):  # what it keeps goes to others; no pool gives it a turn before it can start
+        await gangs.lose_turn(tx, gang_id)
+        await pools.mark(tx, list(locked.values()), locked, {})
         return []
     decisions = []
     for member in members:

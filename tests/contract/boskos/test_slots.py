@@ -361,6 +361,16 @@ async def test_the_proxy_waits_no_longer_than_it_may(garage: Garage) -> None:
     assert answer.text.startswith("not acquired within 0 s: no car is free")
 
 
+async def test_the_proxy_waits_for_nothing_in_vain(garage: Garage) -> None:
+    """Slots beyond the limit are never leased at once."""
+    await garage.open(limit=1)
+    garage.use(boskos_proxy_wait_seconds=0)
+    before = await garage.rows()
+    answer = await garage.say(f"{PROXY}&count=2")
+    assert (answer.status_code, answer.text) == (500, "2 of car can never be acquired: the limit allows 1 at once\n")
+    assert await garage.rows() == before
+
+
 async def test_nobody_renews_what_the_proxy_leases(garage: Garage) -> None:
     """It lives until its hold passes."""
     await garage.done(f"{PROXY}&count=2")

@@ -1,13 +1,13 @@
 """Who starts now, by operation, priority, tenant, group and mode: one case a line."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
-from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission
+from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission, gangs_held_up
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Mode, Operation, Policy
@@ -30,14 +30,17 @@ def waiter(name: str, units: int = 1, *, since: float = 0, **fields: Any) -> Req
 
 def round_(
     waiters: Sequence[Request], *, limit: int = 5, held: dict[str, int] | None = None, policy: Policy | None = None,
-    tenants: Sequence[Tenant] = (), groups: Sequence[Group] = (), per_queue: int = 100, **state: Any,
+    tenants: Sequence[Tenant] = (), groups: Sequence[Group] = (), per_queue: int = 100,
+    held_up: Mapping[str, str] | None = None, **state: Any,
 ) -> Admission:  # fmt: skip
     pool = LeasePool(
         id="p", limit_units=limit, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, held=held or {},
         policy=policy or Policy(pacing="off"), **state,
     )  # fmt: skip
     placed = [msgspec.structs.replace(waiter, place=place) for place, waiter in enumerate(waiters)]
-    admission = Admission(pool, limit, placed, NOW, tenants=tenants, groups=groups, per_queue=per_queue)
+    admission = Admission(
+        pool, limit, placed, NOW, tenants=tenants, groups=groups, per_queue=per_queue, held_up=held_up or {}
+    )
     return admission.run()
 
 
@@ -134,6 +137,17 @@ def test_a_unit_that_weighs_more_than_the_limit_holds_back_nobody() -> None:
     admission = round_([waiter("heavy", 3, operation="heavy"), waiter("small")], policy=policy)
     assert (started(admission), list(admission.waiting)) == ([("small", 1)], ["heavy"])
     assert round_([a, b, c], limit=0, per_queue=3).complete
+
+
+def test_however_many_can_never_start_others_do() -> None:
+    """Neither tenants whose turn comes later wait for them, nor who stands behind them: there are more to be read."""
+    never = [waiter(f"n{n}", 6, whole=True, since=9) for n in range(3)]
+    admission = round_([*never, waiter("x", tenant="other"), waiter("y", tenant="other")], per_queue=3)
+    assert (started(admission), admission.complete, admission.hidden) == ([("x", 1), ("y", 1)], True, True)
+    assert not round_([*never, waiter("x", tenant="other")], per_queue=4).hidden
+    # Of a queue that something starts of, the next may come before others: the round ends, and another one follows.
+    first = round_([waiter("w", since=10), *never[1:], waiter("x"), waiter("y", tenant="other")], per_queue=4)
+    assert (started(first), first.complete, first.hidden) == ([("w", 1), ("y", 1), ("x", 1)], False, False)
 
 
 #   waiting → order of starts
@@ -248,3 +262,50 @@ def test_a_queue_that_runs_out_ends_the_round() -> None:
     admission = round_([waiter("x1", since=2), waiter("y1", since=1, tenant="y")], per_queue=1)
     assert (started(admission), admission.complete) == ([("x1", 1)], False)
     assert round_([a, b], per_queue=3).complete
+
+
+def test_a_gang_that_is_held_up_keeps_nothing() -> None:
+    """Neither what it would keep at its turn, nor what it lacks, is kept from others; and it starts nowhere alone."""
+    gang = waiter("g", 3, gang_id="g")
+    at_its_turn = round_([gang, waiter("x", 4)], held_up={"g": "b is drained"})
+    assert (started(at_its_turn), at_its_turn.gangs) == ([("x", 4)], [])
+    assert at_its_turn.waiting["g"] == "b is drained"
+    lacking = round_([gang, waiter("x")], held={"install": 4}, held_up={"g": "b is drained"})
+    assert started(lacking) == [("x", 1)]
+    shadow = round_([gang, waiter("x")], policy=Policy(pacing="off", mode=Mode.SHADOW), held_up={"g": "b is drained"})
+    assert (started(shadow), shadow.gangs) == ([("x", 1)], [])
+
+
+#   the pool of its other member, that member → whether the gang is held up
+NEVER = [
+    ({}, {}, False),
+    ({"held": {"install": 5}}, {}, False),  # units come back
+    ({"blocked_until": at(9)}, {}, False),  # time passes
+    ({"drained_reason": "maintenance"}, {}, True),
+    ({"drained_reason": "maintenance", "policy": Policy(mode=Mode.SHADOW)}, {}, True),
+    ({"retired": True}, {}, True),
+    ({}, {"waiting_units": 6}, True),
+    ({"policy": Policy(operations={"install": Operation(weight=2)})}, {"waiting_units": 3}, True),
+    ({"policy": DESTROY_KEPT}, {"waiting_units": 4}, True),  # of five, two are kept for destroys
+    ({"policy": DESTROY_KEPT}, {"waiting_units": 6, "operation": "destroy"}, False),  # goes over the limit in time
+    ({"policy": Policy(operations={"install": Operation(weight=0)})}, {"waiting_units": 6}, False),
+    ({"policy": Policy(mode=Mode.SHADOW)}, {"waiting_units": 6}, False),
+    ({}, {"lapsed": True}, True),
+    ({"drained_reason": "maintenance"}, {"waiting_units": 0}, False),  # cancelled: it is given up at its turn
+]
+
+
+@pytest.mark.parametrize(("pool", "member", "expected"), NEVER)
+def test_what_holds_a_gang_up(pool: dict[str, Any], member: dict[str, Any], expected: bool) -> None:
+    """What neither time nor units that come back will change: people, terms, and askers that are gone."""
+    other = LeasePool(id="p", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180)
+    other = msgspec.structs.replace(other, **pool)
+    assert bool(gangs_held_up([waiter("g", **({"gang_id": "g"} | member))], {"p": other})) is expected
+
+
+def test_a_gang_is_told_what_holds_it_up() -> None:
+    drained = LeasePool(
+        id="p", limit_units=5, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, drained_reason="maintenance"
+    )
+    told = gangs_held_up([waiter("g", gang_id="g")], {"p": drained})
+    assert told == {"g": "its gang cannot start in p: drained: maintenance"}

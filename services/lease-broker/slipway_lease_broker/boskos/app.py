@@ -202,8 +202,7 @@ class App:
             raise Refused(400, f"count: {given[:50]!r} is not a number from 0 to {UNITS_MAX}")
         if (number := int(given)) == 0:
             return json({"names": []})
-        if number > (there := await self._calls.number(ask.database, type_)):
-            raise Refused(500, f"{number} of {type_} can never be acquired: there are {there}")
+        await self._calls.check_number(ask.database, type_, number)
         wanted, until = leased(type_, ask.caller.name, number), monotonic_seconds() + self._proxy_wait_seconds
         while isinstance(answer := await self._calls.acquire(ask.database, ask.caller, wanted), NotNow):
             left_seconds = until - monotonic_seconds()

@@ -10,6 +10,7 @@ from slipway_common.events.lease import LeaseRenewRequested, LeaseRequested
 from slipway_common.ids import new_id
 from slipway_common.postgres import Pool
 from slipway_lease_broker.boskos.visit import Visit, Visits, reasons
+from slipway_lease_broker.domain.limits import most_ever
 from slipway_lease_broker.domain.slots import FREE, LEASED, Slot, given_back, is_grant, merged, taken
 from slipway_lease_broker.store import answers, leases, slots
 
@@ -176,11 +177,18 @@ class Calls:
                 owners[owner] = owners.get(owner, 0) + number
             return {"type": lease_pool_id, "current": current, "owner": owners}
 
-    async def number(self, database: Pool, lease_pool_id: str) -> int:
-        """How many slots there are; Refused for none."""
-        if not (number := await slots.count(database, lease_pool_id)):
+    async def check_number(self, database: Pool, lease_pool_id: str, number: int) -> None:
+        """Refused where so many slots would be waited for in vain: more than there are, or than are ever leased at
+        once."""
+        if not (there := await slots.count(database, lease_pool_id)):
             raise unknown_type(lease_pool_id)
-        return number
+        never = f"{number} of {lease_pool_id} can never be acquired"
+        if number > there:
+            raise Refused(500, f"{never}: there are {there}")
+        found = await answers.pool(database, lease_pool_id)
+        most = None if found is None else most_ever(found[0], OPERATION)
+        if most is not None and number > most:
+            raise Refused(500, f"{never}: the limit allows {most} at once")
 
 
 async def _take(visit: Visit, wanted: Wanted) -> list[Slot] | NotNow:

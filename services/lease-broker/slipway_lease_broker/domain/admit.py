@@ -6,13 +6,17 @@ units holds back all that come later, but for units kept for their own operation
 would pass a large one for ever. Who may not start by itself (its tenant backs off, its group starts it later) is
 passed over, and keeps its place. A member of a gang is granted nowhere alone: at its turn its units are kept for it.
 
+A gang keeps nothing while it is held up: a member of it can start in its own pool under no circumstances that are to be
+waited for. Whoever is passed over like that holds back nobody, however many they are.
+
 In shadow and advisory pools everybody starts at once, and the same rules say what would have waited, and how long.
 In a pool that was drained or retired nobody starts, whatever its mode.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import Enum
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import msgspec
@@ -22,7 +26,7 @@ from slipway_lease_broker.domain.adaptive import even_pacing
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.fairness import Head, Shares
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
-from slipway_lease_broker.domain.limits import adaptive_terms, in_force
+from slipway_lease_broker.domain.limits import adaptive_terms, in_force, most_units, reserved_for_others
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Mode
 
@@ -67,8 +71,11 @@ class Grant(msgspec.Struct, frozen=True):
 class Admission:
     """One round over the heads of the queues: what it grants, and the state after it.
 
-    Of each queue at most `per_queue` requests were loaded. When one runs out, the round ends and is not `complete`:
-    who comes next there is not known.
+    Of each queue at most `per_queue` requests were loaded. When one runs out, who comes next there is not known. If
+    some of it started, the round ends and is not `complete`. If all of it was passed over, the others go on, since they
+    would never have a turn otherwise, and whoever stands behind is `hidden`.
+
+    `held_up` names gangs that keep nothing, and why: see `gangs_held_up`.
     """
 
     def __init__(
@@ -82,8 +89,9 @@ class Admission:
         groups: Iterable[Group],
         per_queue: int,
         for_gang: bool = False,
+        held_up: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.pool, self.limit, self.now, self.for_gang = pool, limit_units, now, for_gang
+        self.pool, self.limit, self.now, self.for_gang, self.held_up = pool, limit_units, now, for_gang, held_up
         self.pacing = pacing_of(pool, limit_units)
         self.paced_until = repaced(pool, self.pacing, now)
         self.most_ahead = pacing.most_ahead(self.pacing, limit_units, pool.hold_seconds)
@@ -98,11 +106,13 @@ class Admission:
         self.finish: dict[str, float] = {}  # tenant → virtual finish of its last grant
         self.gangs: list[str] = []  # that may start as far as this pool is concerned
         self.complete = True
+        self.hidden = False
 
         self._queues: dict[Queue, list[Request]] = {}  # the first one last
         for request in sorted(waiters, key=_arrival, reverse=True):
             self._queues.setdefault(request.queue, []).append(request)
         self._cut = {queue for queue, requests in self._queues.items() if len(requests) >= per_queue}
+        self._started: set[Queue] = set()  # of which something starts
         self._kept = 0  # units of gangs at their turn
         self._closed: set[str] = set()  # operations whose first lacks units
         self._stopped = False  # nothing paced may start
@@ -112,16 +122,17 @@ class Admission:
             verdict = self.verdict(request)
             if verdict.units:
                 self._grant(Grant(request, verdict.units, verdict.reason))
-            elif self._lets_all_start() and verdict.holds is not Holds.UNITS:
+            elif self._lets_all_start() and not self._is_apart(request):
                 spared = self._spared_seconds(request, verdict)
                 self._grant(Grant(request, request.waiting_units, verdict.reason, spared))
             else:
                 self._hold_back(request, verdict)
             if not self._queues.get(request.queue, True):
                 del self._queues[request.queue]
-                if request.queue in self._cut:
+                if request.queue in self._cut and request.queue in self._started:
                     self.complete = False
                     break
+                self.hidden = self.hidden or request.queue in self._cut
         return self
 
     def _lets_all_start(self) -> bool:
@@ -169,6 +180,8 @@ class Admission:
         if self.pool.stopped:  # by people: whatever its mode and whatever it weighs
             return Verdict(0, in_force(self.pool).reason, Holds.QUEUE)
         weight, is_apart = self._weight(request), self._is_apart(request)
+        if is_apart and (why := self.held_up.get(request.gang_id or "")) is not None:
+            return Verdict(0, why)
         if is_apart and self.pool.policy.mode is not Mode.ENFORCE:
             return WITH_ITS_GANG
         if weight == 0 and request.since <= self.now:
@@ -201,7 +214,7 @@ class Admission:
 
     def _by_units(self, request: Request, weight: int) -> Verdict:
         is_whole = request.whole or request.gang_id is not None
-        room = self.limit - self._reserved_for_others(request.operation)
+        room = self.limit - reserved_for_others(self.pool, request.operation)
         if request.waiting_units * weight > room and (is_whole or weight > room):
             holds = Holds.QUEUE if weight > room else Holds.NOBODY  # those behind it are of the same operation
             return Verdict(0, f"asks for more than the limit of {self.limit} allows at any time", holds)
@@ -228,10 +241,6 @@ class Admission:
             if other != operation
         )
 
-    def _reserved_for_others(self, operation: str) -> int:
-        operations = self.pool.policy.operations.items()
-        return sum(terms.reserved_units for other, terms in operations if other != operation)
-
     def _lacking(self, request: Request) -> str:
         held = sum(self.held.values())
         kept = f", {self._kept} kept for gangs" if self._kept else ""
@@ -245,6 +254,7 @@ class Admission:
         request, weight = grant.request, self._weight(grant.request)
         cost = grant.units * weight
         self.grants.append(grant)
+        self._started.add(request.queue)
         left = request.waiting_units - grant.units
         queue = self._queues[request.queue]
         if left:
@@ -299,6 +309,25 @@ class Admission:
             if (longest := self.pool.policy.operation(requests[-1].operation).max_wait_seconds) is not None
         ]
         return min((at for at in times if at > self.now), default=None)
+
+
+def gangs_held_up(members: Iterable[Request], pools: Mapping[str, LeasePool]) -> dict[str, str]:
+    """Which gangs cannot start, by their members and the pools of these, and why. What only time, or units coming back,
+    keeps from starting holds up nothing; nor does a cancelled member, whose gang is given up at its turn."""
+    held_up: dict[str, str] = {}
+    for member in members:
+        if member.gang_id is None or not member.waiting_units:
+            continue
+        pool = pools[member.lease_pool_id]
+        limit = in_force(pool)
+        most = most_units(pool, member.operation, limit.units)
+        if pool.stopped:
+            held_up[member.gang_id] = f"its gang cannot start in {pool.id}: {limit.reason}"
+        elif member.lapsed:
+            held_up[member.gang_id] = f"nobody asks for its gang in {pool.id} any more"
+        elif most is not None and member.waiting_units > most:
+            held_up[member.gang_id] = f"its gang cannot start in {pool.id}: it asks for more than the limit allows"
+    return held_up
 
 
 def pacing_of(pool: LeasePool, limit_units: int) -> Pacing | None:

@@ -49,6 +49,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     gangs: tuple[str, ...] = ()  # that may start as far as this pool is concerned
     wake_at: datetime | None  # when time alone will change something next
     again: bool = False  # more could be decided than was loaded
+    hidden: bool = False  # some stand behind so many who cannot start that they were not loaded
     idle_unit_seconds: float = 0.0  # of free units since the last decision, while somebody waited
     grant_gap_seconds: float | None = None  # since the grant before, when something was granted
     limit_cause: str = ""  # one word, when the limit in force changed
@@ -82,13 +83,15 @@ def decide(
     next_deadline: datetime | None = None,
     more: bool = False,
     for_gang: bool = False,
+    held_up: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
     """`due` are counted leases whose deadline has passed, `waiters` the first `per_queue` of each queue.
 
     `untold` wait, beyond the heads or among them, and were not told so yet, in order of arrival; `lapsed` are those
     that are passed over from now on. `next_deadline` is the earliest of the counted leases that are not due. `more`
     says that more ended, waits untold or fell silent than was loaded. With `for_gang` the waiter is a gang's and may
-    start: its other pools are decided for in the same transaction. The durations are in seconds.
+    start: its other pools are decided for in the same transaction. `held_up` are gangs that keep nothing, and why. The
+    durations are in seconds.
     """
     pool = idled(pool, now)
     pool, ended = _pass_time(pool, due, now, lost_linger_seconds)
@@ -99,8 +102,9 @@ def decide(
     limit = limits.in_force(pool)
 
     admission = Admission(
-        pool, limit.units, waiters, now, tenants=tenants, groups=groups, per_queue=per_queue, for_gang=for_gang
-    ).run()
+        pool, limit.units, waiters, now, tenants=tenants, groups=groups, per_queue=per_queue, for_gang=for_gang,
+        held_up=held_up,
+    ).run()  # fmt: skip
     granted = [lease_of(pool, grant, now, new_id(), number) for number, grant in enumerate(admission.grants, start=1)]
     rows = {request.id: request for request in (*untold, *waiters)}
     before = dict(rows)
@@ -159,6 +163,7 @@ def decide(
             default=None,
         ),
         again=more or not admission.complete,
+        hidden=admission.hidden,
         idle_unit_seconds=idle_unit_seconds,
         grant_gap_seconds=(now - last_granted_at).total_seconds() if granted and last_granted_at else None,
         limit_cause=limit.cause if changed else "",

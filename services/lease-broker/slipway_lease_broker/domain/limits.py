@@ -15,7 +15,7 @@ from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, adapt, began, rises_at
 from slipway_lease_broker.domain.facts import UNITS_MAX
 from slipway_lease_broker.domain.ledger import LeasePool
-from slipway_lease_broker.domain.terms import Bounds
+from slipway_lease_broker.domain.terms import Bounds, Mode
 
 IN_USE: Final = 0.9  # of the limit: starts are paced, so that it is seldom in use to the last unit
 
@@ -44,6 +44,34 @@ def in_force(pool: LeasePool) -> Limit:
     if policy.adaptive is not None and pool.adaptive is not None:
         return Limit(pool.adaptive.units, "adaptive", "adaptive")
     return Limit(pool.limit_units, "declared", "as declared")
+
+
+def highest(pool: LeasePool) -> int | None:
+    """What the limit may reach while its terms stay as they are; None: nobody knows."""
+    policy = pool.policy
+    if policy.derived is not None:
+        return None
+    return pool.limit_units if policy.adaptive is None else max(pool.limit_units, policy.adaptive.ceiling)
+
+
+def most_units(pool: LeasePool, operation: str, limit_units: int) -> int | None:
+    """How many units of an operation may start together under a limit, were nothing held; None: any number."""
+    terms = pool.policy.operation(operation)
+    if pool.policy.mode is not Mode.ENFORCE or terms.weight == 0 or terms.max_wait_seconds is not None:
+        return None
+    return max(0, limit_units - reserved_for_others(pool, operation)) // terms.weight
+
+
+def most_ever(pool: LeasePool, operation: str) -> int | None:
+    """How many units of an operation may ever start together; None: any number, or nobody knows. A limit of 0 is a pool
+    that was closed for a while."""
+    limit = highest(pool)
+    return most_units(pool, operation, limit) if limit else None
+
+
+def reserved_for_others(pool: LeasePool, operation: str) -> int:
+    operations = pool.policy.operations.items()
+    return sum(terms.reserved_units for other, terms in operations if other != operation)
 
 
 def adapted(pool: LeasePool, now: datetime) -> tuple[LeasePool, str]:

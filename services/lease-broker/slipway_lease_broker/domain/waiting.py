@@ -8,14 +8,14 @@ import msgspec
 
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.ledger import LeasePool, Request
-from slipway_lease_broker.domain.limits import in_force
+from slipway_lease_broker.domain.limits import in_force, most_units
 
 RETRY_SECONDS: Final = (1.0, 60.0)  # at least and at most
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     position: int
-    eta_seconds: float | None  # None while no unit will come free by itself
+    eta_seconds: float | None  # None while time alone will not let it start
     retry_after_seconds: float
     reason: str
 
@@ -33,6 +33,8 @@ def told(
         granted_per_minute=per_minute, hold_seconds=pool.hold_seconds,
     )  # fmt: skip
     not_before = max((until for until in (pool.paced_until, pool.blocked_until, backoff_until) if until), default=now)
+    if never_fits(pool, request):
+        eta = None
     if eta is not None:
         eta = max(eta, (not_before - now).total_seconds(), 0.0)
     shortest, longest = RETRY_SECONDS
@@ -44,6 +46,13 @@ def told(
     )
 
 
+def never_fits(pool: LeasePool, request: Request) -> bool:
+    """Whether it asks for more than the limit in force allows, were nothing held."""
+    most = most_units(pool, request.operation, in_force(pool).units)
+    is_whole = request.whole or request.gang_id is not None
+    return most is not None and (most == 0 or (is_whole and request.waiting_units > most))
+
+
 def reason(
     pool: LeasePool, request: Request, position: int, now: datetime, backoff_until: datetime | None = None
 ) -> str:
@@ -53,6 +62,8 @@ def reason(
     ahead = f"; {position - 1} ahead" if position > 1 else ""
     if limit.units == 0:
         return f"nothing starts: {limit.reason}"
+    if never_fits(pool, request):
+        return f"asks for {request.waiting_units} units, more than the limit of {limit.units} allows: {limit.reason}"
     if request.since > now:
         return f"its group lets it start at {request.since.isoformat(timespec='seconds')}"
     if backoff_until is not None and backoff_until > now:

@@ -16,6 +16,7 @@ from slipway_common.events.lease import (
 from slipway_common.problem import Problem
 from slipway_lease_broker.domain.facts import UNITS_MAX, Ledger
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
+from slipway_lease_broker.domain.limits import most_ever
 
 OfLease = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseRequested
 Said = LeaseRequested | LeaseCancelRequested | OfLease
@@ -73,6 +74,16 @@ def unknown_request(lease_pool_id: str, request_id: str) -> Problem:
     return Problem(404, "unknown-request", "There is no such request", detail)
 
 
+def too_many_units(fact: LeaseRequested, most: int) -> Problem:
+    detail = (
+        f"{fact.units} units for {fact.operation}: under its limit {fact.lease_pool_id} grants at most {most} at once; "
+        "ask for fewer, or have the limit raised"
+    )
+    return Problem(
+        422, "too-many-units", "It asks for more than is ever granted at once", detail, units_max=most
+    )  # fmt: skip
+
+
 def lease_ended(what: str, reason: str) -> Problem:
     return Problem(410, "lease-ended", "The lease has ended", f"{what}: {reason}", reason=reason)
 
@@ -122,9 +133,14 @@ def _not_its(errand: Errand, lease: Lease | None, lease_id: str, token: int) -> 
 
 
 def _not_new(errand: Errand, fact: LeaseRequested, ledger: Ledger) -> Problem | None:
-    """Of a request that is not known yet: its pool is in use, and the lease that it replaces has to be its caller's."""
-    if ledger.pools[fact.lease_pool_id].retired:  # it would wait for ever
+    """Of a request that is not known yet: its pool is in use and can ever grant it, and the lease that it replaces has
+    to be its caller's."""
+    pool = ledger.pools[fact.lease_pool_id]
+    if pool.retired:  # it would wait for ever
         return unknown_lease_pool(fact.lease_pool_id)
+    most = most_ever(pool, fact.operation)
+    if fact.whole and most is not None and fact.units > most:  # so would this
+        return too_many_units(fact, most)
     if fact.replaces is None:
         return None
     lease = ledger.leases.get((fact.lease_pool_id, fact.replaces.lease_id))

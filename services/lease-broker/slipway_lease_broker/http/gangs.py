@@ -59,9 +59,10 @@ async def asked(call: Call, body: Gang) -> tuple[Answer, Sequence[Lease]]:
         async with db.transaction():
             locked = await pools.lock(db, {member.pool for member in body.members})
             now = await pools.clock(db)
+            gang = Row(id=body.request_id, owner=call.name, size=len(body.members), asked_at=now, last_asked_at=now)
+            gang = await gangs.add(db, gang)
             ledger = await load(db, locked, body, call)
-            before = await gangs.named(db, body.request_id)
-            if before is not None and before.owner != call.name and not call.admin:
+            if gang.owner != call.name and not call.admin:
                 raise wrong_owner(f"gang {body.request_id}")
             granted = granted_to(ledger.leases.values(), body)
             decisions: list[Decision] = []
@@ -70,9 +71,6 @@ async def asked(call: Call, body: Gang) -> tuple[Answer, Sequence[Lease]]:
                     ledger.record(
                         fact, now, current_trace(), owner=call.name, admin=call.admin, gang_id=body.request_id
                     )
-                gang = Row(
-                    id=body.request_id, owner=call.name, size=len(body.members), asked_at=now, last_asked_at=now
-                )
                 decisions = await call.desk.ask_gang(db, gang, ledger, now)
                 granted = granted_to([lease for decision in decisions for lease in decision.granted], body)
             after = {pool.id: pool for pool in locked} | {decision.pool.id: decision.pool for decision in decisions}

@@ -10,6 +10,7 @@ from slipway_common.postgres import Pool, is_infrastructure
 from slipway_common.telemetry import logger
 from slipway_lease_broker.admission import decide_pool, tell
 from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import pools
 
 LOG = logger(__name__)
@@ -49,6 +50,7 @@ class DecideLoop(msgspec.Struct, frozen=True):
                 if pool is None or is_infrastructure(error):
                     raise
                 LOG.exception("no decision could be made for a lease pool", lease_pool=pool.id)
+                UNDECIDED.labels(pool.id).inc()
                 await pools.put_off(db, pool.id, f"no decision could be made: {error!r}", seconds=RETRY_SECONDS)
                 return True
         self.committed(decision)

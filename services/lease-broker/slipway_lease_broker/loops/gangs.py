@@ -2,13 +2,19 @@
 them at once."""
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Pool, is_infrastructure
+from slipway_common.telemetry import logger
 from slipway_lease_broker.admission import decide_gang, tell
 from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import gangs
+
+LOG = logger(__name__)
+RETRY_SECONDS: Final = 30.0  # of a gang that cannot be decided for
 
 
 class GangLoop(msgspec.Struct, frozen=True):
@@ -16,12 +22,24 @@ class GangLoop(msgspec.Struct, frozen=True):
     committed: Callable[[Decision], None] = tell  # called after each commit
 
     async def step(self, database: Pool) -> bool:
-        """Try each once; True when one started, since what it no longer keeps may be another's."""
+        """Try each once; True when one started, since what it no longer keeps may be another's.
+
+        One that no decision can be made for stops none but itself: it is tried again later.
+        """
         async with database.acquire() as db:
             started = False
             for gang_id in await gangs.ready(db):
-                async with db.transaction():
-                    decisions = await decide_gang(db, gang_id, lost_linger_seconds=self.lost_linger_seconds)
+                try:
+                    async with db.transaction():
+                        decisions = await decide_gang(db, gang_id, lost_linger_seconds=self.lost_linger_seconds)
+                except Exception as error:
+                    if is_infrastructure(error):
+                        raise
+                    LOG.exception("no decision could be made for a gang", gang=gang_id)
+                    for lease_pool_id in await gangs.pools_of(db, gang_id):
+                        UNDECIDED.labels(lease_pool_id).inc()
+                    await gangs.put_off(db, gang_id, seconds=RETRY_SECONDS)
+                    continue
                 for decision in decisions:
                     self.committed(decision)
                 started = started or bool(decisions)

@@ -1,8 +1,9 @@
-"""Leases and requests that ended long ago are forgotten. Touches nothing that counts or waits."""
+"""Leases and requests that ended long ago are forgotten, and what was remembered of whoever asked for them. Touches
+nothing that counts or waits."""
 
 from slipway_common.clock import monotonic_seconds
 from slipway_common.postgres import Pool
-from slipway_lease_broker.store import gangs, history, leases, pools, requests
+from slipway_lease_broker.store import gangs, groups, history, leases, pools, requests, tenants
 
 EVERY_SECONDS = 3600.0
 DAY_SECONDS = 86_400.0
@@ -23,6 +24,8 @@ class PruneLoop:
                 await pools.lock(db, [pool.id])
                 await leases.forget(db, pool.id, ended_for_seconds=self.kept_seconds)
                 await requests.forget(db, pool.id, done_for_seconds=self.kept_seconds)
+                await groups.forget(db, pool.id, over_for_seconds=self.kept_seconds)
+                await tenants.forget(db, pool.id, backed_off_for_seconds=self.kept_seconds)
                 await history.forget(db, pool.id, older_than_seconds=self.kept_seconds)
         async with database.acquire() as db:
             await gangs.forget(db, silent_for_seconds=self.kept_seconds)

@@ -17,6 +17,14 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::in
 ON CONFLICT (lease_pool_id, name) DO UPDATE SET size = excluded.size, spread_seconds = excluded.spread_seconds,
     members = excluded.members, first_at = excluded.first_at, last_start_at = excluded.last_start_at"""
 
+# While its spread lasts it says when its next member starts; so does its last start for a while, also to one that
+# begins anew with a longer step.
+FORGET: Final = """
+DELETE FROM groups AS g WHERE lease_pool_id = $1
+    AND greatest(first_at, last_start_at) < slipway_clock() - make_interval(secs => greatest(spread_seconds, $2))
+    AND NOT EXISTS (SELECT FROM requests
+        WHERE lease_pool_id = g.lease_pool_id AND group_name = g.name AND waiting_units > 0 AND NOT lapsed)"""
+
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Group]:
     """By (lease pool id, name)."""
@@ -29,3 +37,9 @@ async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Group
 async def save(tx: Connection, groups: Sequence[Group]) -> None:
     if groups:
         await tx.execute(SAVE, *columns(groups, *FIELDS))
+
+
+async def forget(tx: Connection, lease_pool_id: str, *, over_for_seconds: float) -> None:
+    """Those whose spread is over, that started nothing for so long and of which nobody waits: the next to ask begins it
+    anew either way."""
+    await tx.execute(FORGET, lease_pool_id, over_for_seconds)

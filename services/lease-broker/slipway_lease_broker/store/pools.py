@@ -19,6 +19,7 @@ DECLARED: Final = ", ".join(Declared.__struct_fields__)
 
 CLOCK: Final = "SELECT slipway_clock()"
 LOCK: Final = f"SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
+NAMED: Final = f"SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[])"
 DUE: Final = "SELECT id, dirty FROM lease_pools WHERE dirty OR wake_at <= slipway_clock()"
 # Those not decided for longest come first, so that a busy lease pool keeps none waiting. The condition is checked
 # again once the row is locked: another replica may have decided meanwhile.
@@ -138,6 +139,11 @@ async def clock(tx: Connection) -> datetime:
 async def lock(tx: Connection, ids: Collection[str]) -> list[LeasePool]:
     """Lock those that exist, in ascending order; waits for whoever decides for one now."""
     return structs(await tx.fetch(LOCK, sorted(ids)), LeasePool)
+
+
+async def named(db: Connection, ids: Collection[str]) -> list[LeasePool]:
+    """As they were committed last. Locks nothing."""
+    return structs(await db.fetch(NAMED, sorted(ids)), LeasePool)
 
 
 async def due(db: Connection) -> list[tuple[str, bool]]:

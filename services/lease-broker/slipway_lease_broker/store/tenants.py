@@ -17,6 +17,12 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::float8[], $4::integer[], $5::ti
 ON CONFLICT (lease_pool_id, tenant) DO UPDATE SET virtual_finish = excluded.virtual_finish,
     failures = excluded.failures, backoff_until = excluded.backoff_until"""
 
+FORGET: Final = """
+DELETE FROM tenants AS t WHERE lease_pool_id = $1
+    AND (failures = 0 OR backoff_until < slipway_clock() - make_interval(secs => $2))
+    AND NOT EXISTS (SELECT FROM requests
+        WHERE lease_pool_id = t.lease_pool_id AND tenant = t.tenant AND waiting_units > 0 AND NOT lapsed)"""
+
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Tenant]:
     """By (lease pool id, tenant); those never seen are left out."""
@@ -29,3 +35,9 @@ async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Tenan
 async def save(tx: Connection, tenants: Sequence[Tenant]) -> None:
     if tenants:
         await tx.execute(SAVE, *columns(tenants, *FIELDS))
+
+
+async def forget(tx: Connection, lease_pool_id: str, *, backed_off_for_seconds: float) -> None:
+    """Those that wait for nothing, and whose last failure is over for so long. What they were served beyond virtual
+    time is forgotten with them: at most their last grant, since that began at virtual time, which never goes back."""
+    await tx.execute(FORGET, lease_pool_id, backed_off_for_seconds)
