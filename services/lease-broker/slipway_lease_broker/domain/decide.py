@@ -42,6 +42,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[Lease, ...] = ()  # expired, lost, released by their hold, or lost and no longer counted
     granted: tuple[Lease, ...] = ()
     requests: tuple[Request, ...] = ()  # those that got units or were told to wait
+    awaited: frozenset[str] = frozenset()  # requests that got units after they had been told to wait
     tenants: tuple[Tenant, ...] = ()  # those that were served
     groups: tuple[Group, ...] = ()  # those that started a member
     history: tuple[Entry, ...] = ()
@@ -142,6 +143,7 @@ def decide(
         ended=tuple(then for _, then in ended),
         granted=tuple(granted),
         requests=tuple(row for name, row in rows.items() if row is not before[name]),
+        awaited=frozenset(grant.request.id for grant in admission.grants if grant.request.queued_at is not None),
         tenants=_served(pool.id, tenants, admission.finish),
         groups=tuple(group for group in admission.groups.values() if group not in groups),
         history=history,

@@ -117,8 +117,8 @@ class Desk:
         """Call after the commit of any decision of this process: counts it, wakes who stays here, tells the others."""
         tell(decision)
         pool_id = decision.pool.id
-        unheard = [lease for lease in decision.granted if not self._wake(pool_id, lease.request_id, lease)]
-        if any(lease.waited_seconds > 0 for lease in unheard):  # for what was granted as it was asked nobody stays
+        unheard = {lease.request_id for lease in decision.granted if not self._wake(pool_id, lease.request_id, lease)}
+        if not unheard.isdisjoint(decision.awaited):  # for what was granted as it was asked nobody stays
             self._wakes(pool_id)
 
     async def look(self, database: Pool, lease_pool_ids: Collection[str] | None = None) -> None:
