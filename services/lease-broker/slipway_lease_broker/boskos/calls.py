@@ -81,6 +81,17 @@ class Calls:
                 raise Refused(404, answer.reason)  # it waits nowhere, so nothing of it stays
             return answer
 
+    async def withdraw(self, database: Pool, caller: Caller, wanted: Wanted) -> None:
+        """Nobody takes the answer to what is wanted with a request id: neither its place nor its slots stay."""
+        assert wanted.request_id is not None
+        pool_id, state, owner = wanted.lease_pool_id, wanted.state, wanted.owner
+        async with self._visits.begin(database, [pool_id], caller.name) as visit:
+            held = await slots.of_request(visit.tx, pool_id, owner, wanted.request_id)
+            await visit.give_back(held, "cancelled")
+            await slots.save(visit.tx, [given_back(slot, state, visit.now) for slot in held])
+            left = await slots.leave(visit.tx, pool_id, state, owner, wanted.request_id)
+            await visit.say(*await visit.leave(pool_id, left, "nobody takes the answer"))
+
     async def acquire_by_state(
         self, database: Pool, caller: Caller, *, state: str, dest: str, owner: str, names: Sequence[str]
     ) -> list[Slot]:
@@ -187,7 +198,8 @@ async def _take(visit: Visit, wanted: Wanted) -> list[Slot] | NotNow:
     """At its turn in the queue for slots, then at the pool's decision."""
     tx, pool_id, state = visit.tx, wanted.lease_pool_id, wanted.state
     silent_since = visit.now - timedelta(seconds=visit.terms.request_ttl_seconds)
-    earlier = await visit.leave(pool_id, await slots.forget_silent(tx, pool_id, silent_since))
+    silent = await slots.forget_silent(tx, pool_id, silent_since)
+    earlier = await visit.leave(pool_id, silent, "its asker fell silent")
     ledger_id, place = new_id(), None
     if wanted.request_id is not None:
         stands = await slots.join(
