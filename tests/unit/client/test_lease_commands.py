@@ -471,6 +471,26 @@ def test_a_lease_that_cannot_be_replaced_costs_its_credit_only(
     assert ["replaces" in body for body in broker.bodies(ACQUIRE)] == [True, False]
 
 
+# In a shell script
+
+
+TRAPS: Final = """
+trap 'echo "own $?" # and nothing more' EXIT
+add_trap "false; echo one" EXIT
+add_trap "echo two; false" EXIT
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 9", 9), ("false", 1), ("true", 0)])
+def test_the_guide_s_add_trap_chains_traps(end: str, code: int) -> None:
+    """Also under `set -e`, after a command of the trap that failed, and with whatever stood in the trap before."""
+    guide = (Path(__file__).parents[3] / "docs/guides/leases.md").read_text()
+    add_trap = "add_trap() {" + guide.partition("add_trap() {")[2].partition("\n}\n")[0] + "\n}\n"
+    script = f"set -eu\n{add_trap}{TRAPS}{end}"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (ran.stdout, ran.stderr, ran.returncode) == (f"two\none\nown {code}\n", "", code)
+
+
 # A silent broker
 
 
