@@ -109,13 +109,21 @@ class Services:
 def served() -> Iterator[tuple[Services, str]]:
     """The services, and where they are."""
     services = Services()
-    config = uvicorn.Config(services.app, port=0, log_level="warning")
+    with serving(services.app) as url:
+        yield services, url
+
+
+@contextlib.contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Where an application answers, from a thread of its own."""
+    config = uvicorn.Config(app, port=0, log_level="warning")
     server = uvicorn.Server(config)
     socket = config.bind_socket()
+    socket.listen()  # whoever asks before the thread has begun waits for it
     thread = threading.Thread(target=server.run, args=([socket],))
     thread.start()
     try:
-        yield services, f"http://127.0.0.1:{socket.getsockname()[1]}"
+        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

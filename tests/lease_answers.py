@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+
+from tests.answers import serving
 
 Answer = tuple[int, dict[str, Any]]
 LEASE = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
@@ -83,14 +83,5 @@ class LeaseBroker:
 def served() -> Iterator[tuple[LeaseBroker, str]]:
     """The broker, and where it is."""
     broker = LeaseBroker()
-    config = uvicorn.Config(broker.app, port=0, log_level="warning")
-    server = uvicorn.Server(config)
-    socket = config.bind_socket()
-    thread = threading.Thread(target=server.run, args=([socket],))
-    thread.start()
-    try:
-        yield broker, f"http://127.0.0.1:{socket.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        socket.close()
+    with serving(broker.app) as url:
+        yield broker, url

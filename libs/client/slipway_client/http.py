@@ -24,7 +24,6 @@ ADVICE: Final = {
     "starting": "`slipway doctor` says what it waits for",
     "wrong-config-state": "`slipway lc ls` lists those that exist, with their states",
     "unknown-decision": "`slipway pool show POOL` lists a pool's last ones",
-    "unknown-lease-pool": "`slipway lease pools` lists those that exist",
     "unknown-target": "`slipway pool ls` and `slipway lc ls` show pools and accounts",
 }
 

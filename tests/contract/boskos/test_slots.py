@@ -340,6 +340,13 @@ async def test_a_sign_of_life_is_an_update(garage: Garage) -> None:
 PROXY = "POST /lease/acquire?type=car"
 
 
+async def over_tcp(garage: Garage, line: str) -> None:
+    """A call on a line of its own, which is cut when it is cancelled."""
+    method, path = line.split(" ")
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{garage.port.number}", timeout=None) as client:
+        await client.request(method, path)
+
+
 async def test_the_proxy_waits_on_the_line(garage: Garage) -> None:
     """Until all are there, and in the queue with all others."""
     await garage.done(acquire())
@@ -356,9 +363,50 @@ async def test_the_proxy_waits_no_longer_than_it_may(garage: Garage) -> None:
     """500 then."""
     await garage.done(acquire(), acquire())
     garage.use(boskos_proxy_wait_seconds=0)
+    before = await garage.rows()
     answer = await garage.say(PROXY)
     assert answer.status_code == 500
     assert answer.text.startswith("not acquired within 0 s: no car is free")
+    assert await garage.rows() == before
+
+
+async def test_the_proxy_keeps_no_unit_for_who_was_answered(garage: Garage) -> None:
+    """Nobody asks again: the unit goes to who waits, at once."""
+    await garage.open(limit=1)
+    lease = (await garage.replica.acquire(pool="car")).json()
+    garage.use(boskos_proxy_wait_seconds=0)
+    answer = await garage.say(PROXY)
+    assert (answer.status_code, answer.text) == (500, "not acquired within 0 s: no lease of car now: 1 of 1 held\n")
+    await garage.replica.call("POST", f"/leases/{lease['lease_id']}/release", {"fencing_token": 1})
+    assert await outcome(garage, acquire()) == "car-1"
+
+
+async def test_the_proxy_keeps_no_place_for_who_hung_up(garage: Garage) -> None:
+    """While it waits."""
+    await garage.done(acquire())
+    async with garage.port.running():
+        asking = asyncio.create_task(over_tcp(garage, f"{PROXY}&count=2"))
+        await harness.until(lambda: garage.broker.pool.fetchval("SELECT count(*) FROM slot_requests"))
+        asking.cancel()
+        await asyncio.wait({asking})
+        await harness.until(lambda: garage.broker.pool.fetchval("SELECT count(*) = 0 FROM slot_requests"))
+    assert await outcome(garage, asks("later")) == "car-2"
+
+
+async def test_the_proxy_keeps_no_slot_for_who_hung_up(garage: Garage) -> None:
+    """While it was granted: nobody would give it back before its hold passes."""
+    pool = garage.broker.pool
+    async with garage.port.running():
+        async with pool.acquire() as db, db.transaction():
+            await db.execute("SELECT FROM lease_pools WHERE id = 'car' FOR UPDATE")
+            asking = asyncio.create_task(over_tcp(garage, PROXY))
+            await harness.until_waiting(pool, asking)
+            asking.cancel()
+            await asyncio.wait({asking})
+            await over_tcp(garage, "GET /healthz")  # by then it is known that the other line is cut
+        await harness.until(lambda: pool.fetchval("SELECT count(*) FROM history WHERE kind = 'released'"))
+    assert await garage.broker.held("car") == 0
+    assert await garage.slots() == {"car-1": ("free", ""), "car-2": ("free", ""), "van-1": ("dirty", "")}
 
 
 async def test_the_proxy_waits_for_nothing_in_vain(garage: Garage) -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from slipway_client.cli import app
 from slipway_client.leases import LeaseLost, NotAdmitted, Refused, Unreachable, lease
 from slipway_client.leases.attempts import Attempt
-from slipway_client.leases.state import State
+from slipway_client.leases.state import Spooled, State
 from slipway_client.leases.terms import Lease, Start, Wanted
 from slipway_common.clock import monotonic_seconds
 from slipway_common.events.lease import ReplacedLease
@@ -471,6 +471,26 @@ def test_a_lease_that_cannot_be_replaced_costs_its_credit_only(
     assert ["replaces" in body for body in broker.bodies(ACQUIRE)] == [True, False]
 
 
+# In a shell script
+
+
+TRAPS: Final = """
+trap 'echo "own $?" # and nothing more' EXIT
+add_trap "false; echo one" EXIT
+add_trap "echo two; false" EXIT
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 9", 9), ("false", 1), ("true", 0)])
+def test_the_guide_s_add_trap_chains_traps(end: str, code: int) -> None:
+    """Also under `set -e`, after a command of the trap that failed, and with whatever stood in the trap before."""
+    guide = (Path(__file__).parents[3] / "docs/guides/leases.md").read_text()
+    add_trap = "add_trap() {" + guide.partition("add_trap() {")[2].partition("\n}\n")[0] + "\n}\n"
+    script = f"set -eu\n{add_trap}{TRAPS}{end}"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (ran.stdout, ran.stderr, ran.returncode) == (f"two\none\nown {code}\n", "", code)
+
+
 # A silent broker
 
 
@@ -485,9 +505,12 @@ def test_unleased_starts_are_told_when_the_broker_is_back(broker: LeaseBroker, e
     state = Path(environment["SLIPWAY_STATE_DIR"])
     (down,) = (state / "leases").iterdir()
     down.rename(State(state, environment["SLIPWAY_LEASE_BROKER_URL"], print).folder)
+    broker.answers[UNLEASED] = [(200, {"items": [lease_answers.lease(lease_id="l-0", fencing_token=1)[1]]})]
+    broker.answers["POST /leases/l-0/release"] = [lease_answers.RELEASED]
     for _ in range(2):
         assert run(environment, "--", "true").returncode == 0
     assert broker.count(UNLEASED) == 1
+    assert [body["result"] for body in broker.bodies("POST /leases/l-0/release")] == ["failed"]  # it has ended, with 7
     (start,) = broker.bodies(UNLEASED)[0]["starts"]
     assert (start["operation"], start["units"]) == ("install", 1)
     assert datetime.fromisoformat(start["started_at"]).tzinfo is not None
@@ -499,13 +522,29 @@ def test_a_start_is_kept_until_it_is_charged(broker: LeaseBroker, environment: d
     state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], said.append)
     for n, name in enumerate(("another's", "fast clock", "nonsense", "charged")):
         start = Start(request_id=name, operation="install", units=1, started_at=f"2026-01-01T12:00:0{n}+00:00")
-        state.spool("aws-ci", start)
+        state.spool(Spooled(lease_pool_id="aws-ci", start=start))
     broker.answers[UNLEASED] = [
         problem(403, "scope-missing"), problem(422, "clock-ahead"), problem(422, "invalid-request"), (200, {}),
     ]  # fmt: skip
     assert run(environment, "--", "true").returncode == 0
     assert broker.count(UNLEASED) == 4
     assert [entry.start.request_id for entry in state.spooled()] == ["another's", "fast clock"]
+
+
+def test_what_has_started_counts_before_what_asks(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """A broker that is back would grant beside it. What has ended is given back once it is charged, also when the
+    answer to that was lost."""
+    state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], print)
+    start = Start(request_id="r-0", operation="install", units=1, started_at="2026-01-01T12:00:00+00:00")
+    state.spool(Spooled(lease_pool_id="aws-ci", start=start, result="failed"))
+    broker.answers[UNLEASED] = [(200, {"items": [lease_answers.lease(lease_id="l-0", fencing_token=1)[1]]})]
+    give_back = "POST /leases/l-0/release"
+    broker.answers[give_back] = [problem(503, "unavailable"), problem(410, "lease-ended", reason="released")]
+    assert run(environment, "--", "true").returncode == 0
+    told = [asked for asked, _ in broker.told if asked in {UNLEASED, give_back, ACQUIRE}]
+    assert told == [UNLEASED, give_back, ACQUIRE, UNLEASED, give_back]
+    assert broker.bodies(give_back)[0] == {"fencing_token": 1, "result": "failed", "throttled": False}
+    assert state.spooled() == []
 
 
 def test_safe_waits_for_its_place_in_the_pace(environment: dict[str, str]) -> None:

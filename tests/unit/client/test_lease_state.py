@@ -14,8 +14,9 @@ URL = "http://broker:7303"
 POOL = {"id": "aws-ci", "limit": 2, "hold_seconds": 100.0, "waiting": 0}
 
 
-def start(name: str, at: str) -> Start:
-    return Start(request_id=name, operation="install", units=1, started_at=at)
+def started(name: str, at: str, pool: str = "aws-ci", result: str = "") -> Spooled:
+    start = Start(request_id=name, operation="install", units=1, started_at=at)
+    return Spooled(lease_pool_id=pool, start=start, result=result)
 
 
 @pytest.fixture
@@ -42,16 +43,25 @@ def test_what_one_broker_says_is_not_another_s(tmp_path: Path, state: State) -> 
 
 
 def test_starts_are_told_once_the_oldest_first(tmp_path: Path, state: State) -> None:
-    later, earlier = start("b/../x", "2026-01-01T12:00:01+00:00"), start("a", "2026-01-01T12:00:00+00:00")
-    state.spool("aws-ci", later)
-    state.spool("quay", earlier)
-    state.spool("quay", earlier)
+    later, earlier = started("b/../x", "2026-01-01T12:00:01+00:00"), started("a", "2026-01-01T12:00:00+00:00", "quay")
+    for entry in (later, earlier, earlier):
+        state.spool(entry)
     other = State(tmp_path, URL, print)
-    assert other.spooled() == [
-        Spooled(lease_pool_id="quay", start=earlier), Spooled(lease_pool_id="aws-ci", start=later),
-    ]  # fmt: skip
-    other.told("b/../x")
-    assert [entry.start for entry in state.spooled()] == [earlier]
+    assert other.spooled() == [earlier, later]
+    other.told(later)
+    assert state.spooled() == [earlier]
+
+
+def test_an_end_is_told_of_a_start_that_was_told(tmp_path: Path, state: State) -> None:
+    """Who told of the start did not know of it."""
+    running, ended = (started("a", "2026-01-01T12:00:00+00:00", result=result) for result in ("", "done"))
+    state.spool(running)
+    state.spool(ended)
+    other = State(tmp_path, URL, print)
+    other.told(running)
+    assert state.spooled() == [ended]
+    other.told(ended)
+    assert state.spooled() == []
 
 
 def test_an_attempt_finds_the_lease_before_it(state: State) -> None:
@@ -75,9 +85,10 @@ def test_a_folder_that_cannot_be_written_costs_no_start(tmp_path: Path, said: li
     (tmp_path / "leases").write_text("a file")
     state = State(tmp_path, URL, said.append)
     assert state.slot("aws-ci", 1, 100.0, 0.25) == pytest.approx(25.0, abs=1.0)
-    state.spool("aws-ci", start("a", "2026-01-01T12:00:00+00:00"))
-    assert [entry.start.request_id for entry in state.spooled()] == ["a"]
-    state.told("a")
+    entry = started("a", "2026-01-01T12:00:00+00:00")
+    state.spool(entry)
+    assert state.spooled() == [entry]
+    state.told(entry)
     assert state.spooled() == []
     assert len(said) == 1
     assert "SLIPWAY_STATE_DIR" in said[0]

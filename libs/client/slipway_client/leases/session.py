@@ -60,6 +60,7 @@ class Session:
         self._beside: set[asyncio.Task[None]] = set()
         self._sent = False
         self._own_start: Spooled | None = None  # until it is charged
+        self._unaccepted: set[str] = set()  # starts of others that this token may not tell of
         self._learned = False
 
     # Admission
@@ -91,6 +92,8 @@ class Session:
                 await self._broker.cancel(self._wanted)
 
     async def _ask(self, wait_seconds: float) -> Lease | None:
+        with contextlib.suppress(NoAnswer):  # first, so that nothing is granted beside what has started already
+            await self._tell_unleased()
         asked_at = monotonic_seconds()
         self._sent = True
         try:
@@ -133,7 +136,7 @@ class Session:
         # An id of its own: the broker may have the request, although nobody has heard so.
         start = Start(request_id=new_id(), operation=wanted.operation, units=wanted.units, started_at=started_at)
         self._own_start = Spooled(lease_pool_id=wanted.lease_pool_id, start=start)
-        self._state.spool(wanted.lease_pool_id, start)
+        self._state.spool(self._own_start)
         self._say("starting without a lease: the lease-broker is silent; it will be told")
         self._begin_beside(self.report_unleased())
         return Unleased(start)
@@ -194,6 +197,9 @@ class Session:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_TRY_SECONDS):
                     await self.report_unleased()
+        if self._own_start is not None:  # whoever tells of it gives it back at once
+            self._own_start = replace(self._own_start, result=result)
+            self._state.spool(self._own_start)
         held, self._holding = self._holding, None
         if held is not None and (self._over is None or not self._over.told):
             await self._release(held.lease, result, throttled=throttled)
@@ -243,35 +249,44 @@ class Session:
     async def report_unleased(self) -> None:
         """Tell of every start that nobody has been told of; goes on until somebody listens."""
         silence = Silence()
-        while entries := self._untold():
+        while True:
             try:
-                for entry in entries:
-                    try:
-                        await self._charge(entry)
-                    except Refused as refused:
-                        self._say(f"an unleased start in {entry.lease_pool_id} was not accepted: {refused}")
-                        if refused.slug not in errors.UNCHARGEABLE_SLUGS:
-                            continue  # kept for a process with another token, or for a host whose clock is set
-                    self._state.told(entry.start.request_id)
-                return
+                return await self._tell_unleased()
             except NoAnswer:
                 silence = longer(silence, monotonic_seconds(), self._rng.random())
                 await asyncio.sleep(max(0.0, silence.retry_at - monotonic_seconds()))
 
+    async def _tell_unleased(self) -> None:
+        for entry in self._untold():
+            try:
+                await self._charge(entry)
+            except Refused as refused:
+                self._say(f"an unleased start in {entry.lease_pool_id} was not accepted: {refused}")
+                if refused.slug not in errors.UNCHARGEABLE_SLUGS:
+                    self._unaccepted.add(entry.start.request_id)
+                    continue  # kept for a process with another token, or for a host whose clock is set
+            self._state.told(entry)
+
     def _untold(self) -> list[Spooled]:
         """Also our own start that another process has told of: only the answer says what there is to give back."""
         entries, own = self._state.spooled(), self._own_start
-        return entries if own is None or own in entries else [*entries, own]
+        entries = entries if own is None or own in entries else [*entries, own]
+        return [entry for entry in entries if entry.start.request_id not in self._unaccepted]
 
     async def _charge(self, entry: Spooled) -> None:
-        """Have a start charged. Our own becomes a lease that is given back like any other, and waits no more."""
+        """Have a start charged. Our own becomes a lease that is given back like any other, and waits no more; one that
+        has ended meanwhile is given back at once."""
         asked_at = monotonic_seconds()
         lease = await self._broker.report_unleased(entry.lease_pool_id, entry.start)
-        if entry == self._own_start:
-            self._own_start = None
+        own, result = self._own_start, entry.result
+        if own is not None and own.start == entry.start:
+            self._own_start, result = None, own.result
             await self.withdraw()
-            if lease is not None:
+            if lease is not None and not result:
                 self._holding = holding.granted(lease, asked_at)
+        if lease is not None and result:
+            with contextlib.suppress(Ended):
+                await self._broker.release(lease, result)
 
 
 def _outlook(waiting: Waiting) -> str:

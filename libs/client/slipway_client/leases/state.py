@@ -27,10 +27,11 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Spooled(msgspec.Struct, frozen=True, kw_only=True):
-    """A start that nobody has been told of yet."""
+    """A start that nobody has been told of yet. `result`: how it has ended; empty while it may still run."""
 
     lease_pool_id: str
     start: Start
+    result: str = ""
 
 
 def folder(environment: Mapping[str, str]) -> Path:
@@ -75,11 +76,10 @@ class State:
 
     # Starts without a lease
 
-    def spool(self, lease_pool_id: str, start: Start) -> None:
+    def spool(self, entry: Spooled) -> None:
         """Keep a start until somebody has been told of it, by this process or by the next."""
-        entry = Spooled(lease_pool_id=lease_pool_id, start=start)
-        if not self._write(self._unleased / _name(start.request_id), entry):
-            self._unwritten[start.request_id] = entry
+        if not self._write(self._unleased / _name(entry.start.request_id), entry):
+            self._unwritten[entry.start.request_id] = entry
 
     def spooled(self) -> list[Spooled]:
         """Starts to tell of, the oldest first."""
@@ -88,11 +88,15 @@ class State:
             entries += filter(None, (_read(path, Spooled) for path in self._unleased.iterdir()))
         return sorted(entries, key=lambda entry: entry.start.started_at)
 
-    def told(self, request_id: str) -> None:
-        """The broker knows of this start."""
-        self._unwritten.pop(request_id, None)
-        with contextlib.suppress(OSError):
-            (self._unleased / _name(request_id)).unlink(missing_ok=True)
+    def told(self, entry: Spooled) -> None:
+        """The broker knows of this start. What was added to it since stays to be told."""
+        request_id = entry.start.request_id
+        if self._unwritten.get(request_id) == entry:
+            del self._unwritten[request_id]
+        path = self._unleased / _name(request_id)
+        if _read(path, Spooled) == entry:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
     # Attempts
 

@@ -195,20 +195,30 @@ class App:
         return json(await self._calls.metric(ask.database, ask.caller, type_))
 
     async def _lease_acquire(self, ask: Ask) -> Response:
-        """Waits on the line until all are there; 500 when that took too long."""
+        """Waits on the line until all are there; 500 when that took too long. What nobody is told of stays nowhere."""
         (type_,) = ask.text("type")
         given = ask.given.get("count", "1")
         if not (given.isascii() and given.isdecimal()) or len(given) > 7 or int(given) > UNITS_MAX:
             raise Refused(400, f"count: {given[:50]!r} is not a number from 0 to {UNITS_MAX}")
         if (number := int(given)) == 0:
             return json({"names": []})
-        await self._calls.check_number(ask.database, type_, number)
-        wanted, until = leased(type_, ask.caller.name, number), monotonic_seconds() + self._proxy_wait_seconds
+        await self._calls.check_number(ask.database, ask.caller, type_, number)
+        wanted = leased(type_, ask.caller.name, number)
+        try:
+            return json({"names": [slot.name for slot in await self._on_the_line(ask, wanted)]})
+        except BaseException:
+            await asyncio.shield(self._calls.withdraw(ask.database, ask.caller, wanted))
+            raise
+
+    async def _on_the_line(self, ask: Ask, wanted: Wanted) -> Sequence[Slot]:
+        until = monotonic_seconds() + self._proxy_wait_seconds
         while isinstance(answer := await self._calls.acquire(ask.database, ask.caller, wanted), NotNow):
             left_seconds = until - monotonic_seconds()
             if left_seconds <= 0 or await _hung_up(ask.request, min(LOOK_SECONDS, left_seconds)):
                 raise Refused(500, f"not acquired within {self._proxy_wait_seconds:g} s: {answer.reason}")
-        return json({"names": [slot.name for slot in answer]})
+        if await _hung_up(ask.request, 0.0):
+            raise Refused(500, "nobody takes the answer")
+        return answer
 
     async def _lease_release(self, ask: Ask) -> Response:
         """204 when all of them were released; else 500, which says which were."""

@@ -82,6 +82,17 @@ class Calls:
                 raise Refused(404, answer.reason)  # it waits nowhere, so nothing of it stays
             return answer
 
+    async def withdraw(self, database: Pool, caller: Caller, wanted: Wanted) -> None:
+        """Nobody takes the answer to what is wanted with a request id: neither its place nor its slots stay."""
+        assert wanted.request_id is not None
+        pool_id, state, owner = wanted.lease_pool_id, wanted.state, wanted.owner
+        async with self._visits.begin(database, [pool_id], caller.name) as visit:
+            held = await slots.of_request(visit.tx, pool_id, owner, wanted.request_id)
+            await visit.give_back(held, "cancelled")
+            await slots.save(visit.tx, [given_back(slot, state, visit.now) for slot in held])
+            left = await slots.leave(visit.tx, pool_id, state, owner, wanted.request_id)
+            await visit.say(*await visit.leave(pool_id, left, "nobody takes the answer"))
+
     async def acquire_by_state(
         self, database: Pool, caller: Caller, *, state: str, dest: str, owner: str, names: Sequence[str]
     ) -> list[Slot]:
@@ -177,11 +188,12 @@ class Calls:
                 owners[owner] = owners.get(owner, 0) + number
             return {"type": lease_pool_id, "current": current, "owner": owners}
 
-    async def check_number(self, database: Pool, lease_pool_id: str, number: int) -> None:
+    async def check_number(self, database: Pool, caller: Caller, lease_pool_id: str, number: int) -> None:
         """Refused where so many slots would be waited for in vain: more than there are, or than are ever leased at
         once."""
         if not (there := await slots.count(database, lease_pool_id)):
             raise unknown_type(lease_pool_id)
+        caller.may_write(lease_pool_id)
         never = f"{number} of {lease_pool_id} can never be acquired"
         if number > there:
             raise Refused(500, f"{never}: there are {there}")
@@ -195,7 +207,8 @@ async def _take(visit: Visit, wanted: Wanted) -> list[Slot] | NotNow:
     """At its turn in the queue for slots, then at the pool's decision."""
     tx, pool_id, state = visit.tx, wanted.lease_pool_id, wanted.state
     silent_since = visit.now - timedelta(seconds=visit.terms.request_ttl_seconds)
-    earlier = await visit.leave(pool_id, await slots.forget_silent(tx, pool_id, silent_since))
+    silent = await slots.forget_silent(tx, pool_id, silent_since)
+    earlier = await visit.leave(pool_id, silent, "its asker fell silent")
     ledger_id, place = new_id(), None
     if wanted.request_id is not None:
         stands = await slots.join(

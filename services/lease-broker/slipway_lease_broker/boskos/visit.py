@@ -104,7 +104,7 @@ class Visit:
         """Let a lease live until its hold passes: nobody will renew it."""
         await leases.save(self.tx, [msgspec.structs.replace(granted, expires_at=granted.hold_until)])
 
-    async def leave(self, lease_pool_id: str, ledger_ids: Collection[str]) -> list[Fact]:
+    async def leave(self, lease_pool_id: str, ledger_ids: Collection[str], reason: str) -> list[Fact]:
         """Facts that end requests whose askers are gone, and what was granted to them meanwhile."""
         if not ledger_ids:
             return []
@@ -120,7 +120,7 @@ class Visit:
         ]  # fmt: skip
         facts += [
             LeaseCancelRequested(
-                lease_pool_id=lease_pool_id, request_id=request.id, units=UNITS_MAX, reason="its asker fell silent"
+                lease_pool_id=lease_pool_id, request_id=request.id, units=UNITS_MAX, reason=reason
             )
             for request in waiting
             if request.waiting_units

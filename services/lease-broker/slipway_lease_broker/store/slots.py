@@ -58,7 +58,8 @@ SELECT coalesce(sum(number), 0)::int FROM slot_requests
 WHERE lease_pool_id = $1 AND state = $2 AND ($3::bigint IS NULL OR place < $3)"""
 FORGET_SILENT: Final = """
 DELETE FROM slot_requests WHERE lease_pool_id = $1 AND last_asked_at < $2 RETURNING ledger_id"""
-LEAVE: Final = "DELETE FROM slot_requests WHERE lease_pool_id = $1 AND state = $2 AND owner = $3 AND id = $4"
+LEAVE: Final = """
+DELETE FROM slot_requests WHERE lease_pool_id = $1 AND state = $2 AND owner = $3 AND id = $4 RETURNING ledger_id"""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -152,5 +153,6 @@ async def forget_silent(tx: Connection, lease_pool_id: str, since: datetime) -> 
     return [row["ledger_id"] for row in await tx.fetch(FORGET_SILENT, lease_pool_id, since)]
 
 
-async def leave(tx: Connection, lease_pool_id: str, state: str, owner: str, request_id: str) -> None:
-    await tx.execute(LEAVE, lease_pool_id, state, owner, request_id)
+async def leave(tx: Connection, lease_pool_id: str, state: str, owner: str, request_id: str) -> list[str]:
+    """Stand in the queue no more; returns the request for a lease, if there was any."""
+    return [row["ledger_id"] for row in await tx.fetch(LEAVE, lease_pool_id, state, owner, request_id)]
