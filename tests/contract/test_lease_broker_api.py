@@ -20,7 +20,7 @@ from slipway_lease_broker.http.bodies import Acquire
 from slipway_lease_broker.http.errands import Answer, Errand
 from slipway_lease_broker.http.leases import wanted
 from slipway_lease_broker.loops.gangs import GangLoop
-from slipway_lease_broker.metrics import REFUSED_FACTS
+from slipway_lease_broker.metrics import REFUSED_FACTS, THROTTLES
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
 from tests.lease_broker import after, ask, release, terms
@@ -381,6 +381,34 @@ async def test_a_partial_release_said_again(world: World) -> None:
     assert await world.broker.held() == 1
     both = await world.replica.call("POST", f"/leases/{lease['lease_id']}/release", body | {"units": 1})
     assert (both.status_code, slug(both)) == (422, "invalid-request")
+
+
+async def test_a_release_after_the_hold_is_heard_once(world: World) -> None:
+    """Its answer says that nothing was given back, however often; what its holder met closes the pool and is counted
+    once. A partial release is no last word: it may have been said while the lease lived."""
+    await world.broker.declare(terms(limit=2, ttl_seconds=1200))
+    lease = (await world.replica.acquire("r", units=2)).json()
+    await world.broker.set_clock(1200)
+    await world.broker.decide()
+    path, before = f"/leases/{lease['lease_id']}", THROTTLES.labels("sim-a")._value.get()
+    shown = (await world.replica.call("GET", path)).json()
+    body = {"fencing_token": 1, "throttled": True, "retry_after_seconds": 60.0, "result": "failed"}
+    for last_word, counted in (({"remaining": 1}, 0), ({"remaining": 0}, 1), ({}, 1), ({"units": 1}, 1)):
+        answer = await world.replica.call("POST", f"{path}/release", body | last_word)
+        assert (answer.status_code, answer.json()) == (
+            200, {"lease_id": lease["lease_id"], "released_units": 0, "remaining": 0}
+        )  # fmt: skip
+        assert THROTTLES.labels("sim-a")._value.get() == before + counted
+    for call, status in ((body | {"fencing_token": 9}, 409), (body, 403)):
+        answer = await world.replica.call("POST", f"{path}/release", call, by="ann" if status == 409 else "ben")
+        assert answer.status_code == status
+    waits = await world.replica.acquire("next")
+    assert (waits.status_code, waits.json()["reason"][:28]) == (202, "the provider asked to wait u")
+    assert (await world.replica.call("GET", path)).json() == shown
+    late = await world.replica.call("POST", f"{path}/renew", {"fencing_token": 1})
+    assert (late.status_code, late.json()["reason"]) == (410, "hold")
+    trail = (await world.replica.call("GET", f"{path}/history")).json()["items"]
+    assert [(entry["kind"], entry["by"]) for entry in trail[-2:]] == [("heard", "ann"), ("throttled", "ann")]
 
 
 async def test_a_report_of_the_past(world: World) -> None:

@@ -41,11 +41,13 @@ class AdaptiveTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What one release said of the cloud. `granted_at` is its lease's grant."""
+    """What one release said of the cloud. `granted_at` is its lease's grant; a `late` one came after the hold had ended
+    its lease, and says nothing of how long leases are held."""
 
     granted_at: datetime
     throttled: bool = False
     quota_remaining: int | None = None
+    late: bool = False
 
 
 class Adaptive(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,9 +132,10 @@ def _cut(state: Adaptive, terms: AdaptiveTerms, now: datetime) -> tuple[Adaptive
 
 
 def _noted(state: Adaptive, terms: AdaptiveTerms, one: Evidence, now: datetime) -> Adaptive:
-    held = (now - one.granted_at).total_seconds()
-    mean = held if state.held_seconds is None else state.held_seconds + (held - state.held_seconds) * SMOOTHING
-    state = msgspec.structs.replace(state, held_seconds=mean)
+    if not one.late:
+        held = (now - one.granted_at).total_seconds()
+        mean = held if state.held_seconds is None else state.held_seconds + (held - state.held_seconds) * SMOOTHING
+        state = msgspec.structs.replace(state, held_seconds=mean)
     if state.cut_at is None or one.granted_at >= state.cut_at:  # those before, the cut has answered
         share = state.throttled + (one.throttled - state.throttled) * SMOOTHING
         state = msgspec.structs.replace(state, throttled=share)

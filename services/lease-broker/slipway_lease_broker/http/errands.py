@@ -14,7 +14,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
 )
 from slipway_common.problem import Problem
-from slipway_lease_broker.domain.facts import UNITS_MAX, Ledger
+from slipway_lease_broker.domain.facts import UNITS_MAX, Ledger, tells_late
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
 
 OfLease = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseRequested
@@ -179,10 +179,10 @@ def record(errand: Errand, ledger: Ledger, now: datetime) -> Answer:
     lease = ledger.leases[pool_id, fact.lease_id]
     units = lease.units
     if isinstance(fact, LeaseReleaseRequested) and errand.remaining is not None:
-        if units <= errand.remaining:  # it was said before
+        if units <= errand.remaining and (lease.live or errand.remaining):  # it was said before
             return Answer(pool=before, now=now, lease=lease)
-        fact = msgspec.structs.replace(fact, units=units - errand.remaining)
-    if lease.live:
+        fact = msgspec.structs.replace(fact, units=max(1, units - errand.remaining))
+    if lease.live or (isinstance(fact, LeaseReleaseRequested) and tells_late(before, lease, fact)):
         ledger.record(fact, now, owner=errand.caller, admin=errand.admin)
         lease = ledger.leases[pool_id, fact.lease_id]
     return Answer(pool=before, now=now, lease=lease, released_units=units - lease.units)
