@@ -248,6 +248,45 @@ async def test_ends_are_told_with_their_reason(world: World) -> None:
     assert (again.status_code, slug(again), again.json()["reason"]) == (410, "lease-ended", "lost")
 
 
+#   what is said as the deadline passes, status, reason of a refusal
+OVERTAKEN = [
+    (300.0, "", {"request_id": "r", "units": 2}, 410, "lost"),
+    (1200.0, "", {"request_id": "r", "units": 2}, 410, "hold"),
+    (1200.0, "renew", {"fencing_token": 1}, 410, "hold"),
+    (1200.0, "confirm", {"fencing_token": 1}, 410, "hold"),
+    (1200.0, "release", {"fencing_token": 1, "remaining": 1}, 200, None),
+]
+
+
+@pytest.mark.parametrize(("ttl", "what", "body", "status", "reason"), OVERTAKEN)
+async def test_an_end_in_the_very_commit_is_told(
+    world: World, ttl: float, what: str, body: dict[str, Any], status: int, reason: str | None
+) -> None:
+    """Though the lease still lived when it was asked about. A release has given back what it said."""
+    await world.broker.declare(terms(limit=2, ttl_seconds=ttl))
+    here, pool = world.replica, world.broker.pool
+    here.desk._caught_up = lambda _: True
+    held = (await here.acquire("r", units=2)).json()
+    await world.broker.set_clock(ttl)
+    path = f"/leases/{held['lease_id']}/{what}" if what else "/lease-pools/sim-a/leases"
+    async with pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("SELECT 1 FROM lease_pools FOR UPDATE")
+            first = asyncio.create_task(here.call("DELETE", "/lease-pools/sim-a/requests/none"))
+            await world.broker.until_waiting(first)
+            asked = asyncio.create_task(here.call("POST", path, body))
+            new = asyncio.create_task(here.acquire("new"))
+            await harness.until(lambda: len(here.desk._queues.get("sim-a", ())) == 2)
+        answer, _, _ = await asyncio.gather(asked, new, first)
+    assert (answer.status_code, answer.json().get("reason")) == (status, reason), answer.text
+    if status == 200:
+        assert (answer.json()["released_units"], answer.json()["remaining"]) == (1, 0)
+    else:
+        assert slug(answer) == "lease-ended"
+    again = await here.call("POST", path, body)
+    assert (again.status_code, again.json().get("reason")) == (status, reason)
+
+
 async def test_giving_up(world: World) -> None:
     """What waits is cancelled, what was granted meanwhile given back; then the id is spent."""
     await world.replica.acquire("held", units=2)

@@ -157,6 +157,18 @@ def _not_again(errand: Errand, fact: LeaseRequested, asked: Request, ledger: Led
     return None
 
 
+def overtaken(errand: Errand, then: Lease) -> Problem | None:
+    """Of an errand about a lease that time ended in the transaction that recorded it: what its caller would hear if it
+    had come a moment later. None for a release, which had its effect."""
+    match errand.fact:
+        case LeaseRequested():
+            return lease_ended(f"lease {then.id} of request {then.request_id}", end_of(then))
+        case LeaseConfirmRequested() | LeaseRenewRequested():
+            return lease_ended(f"lease {then.id}", end_of(then))
+        case _:
+            return None
+
+
 def of_request(leases: Iterable[Lease], request_id: str) -> Lease | None:
     """The lease of a request; the last one, should it have been granted in parts."""
     found = [lease for lease in leases if lease.request_id == request_id]
