@@ -19,6 +19,7 @@ from slipway_lease_broker.http import wakes
 from slipway_lease_broker.http.bodies import Acquire
 from slipway_lease_broker.http.errands import Answer, Errand
 from slipway_lease_broker.http.leases import wanted
+from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.metrics import REFUSED_FACTS, THROTTLES
 from slipway_local.postgres import EmbeddedPostgres
@@ -385,6 +386,38 @@ async def test_a_drained_pool_grants_nothing(world: World) -> None:
     assert (await world.replica.acquire("next")).status_code == 200
     told = (await world.replica.call("GET", "/lease-pools/sim-a/history")).json()["items"]
     assert [row["kind"] for row in told if row["by"] == "operator"] == ["undrained", "drained"]
+
+
+#   what closes a pool, what opens it
+OPENED = [("POST", "/drain", {}, "POST", "/undrain", {}), ("PATCH", "", {"limit": 0}, "PATCH", "", {"limit": 1})]
+
+
+@pytest.mark.parametrize(("method", "path", "closing", "again", "where", "opening"), OPENED)
+async def test_a_pool_that_is_opened_grants_at_once(
+    world: World, method: str, path: str, closing: dict[str, Any], again: str, where: str, opening: dict[str, Any]
+) -> None:
+    """To whoever asked before and asks again to stay: what people change rings for a decision, no tick has to come."""
+    here, bell = world.replica, asyncio.Event()
+    here.runtime.bells.append(bell)
+    loop = DecideLoop(
+        caught_up=lambda _: False, lost_linger_seconds=70, waiter_ttl_seconds=120, committed=here.desk.decided
+    )
+
+    async def decide() -> None:
+        while await bell.wait():
+            bell.clear()
+            while await loop.step(here.pool):
+                pass
+
+    world.broker.start(decide())
+    pool, why = "/lease-pools/sim-a", {"reason": "moving"}
+    assert (await here.call(method, pool + path, closing | why, by="operator")).is_success
+    assert (await here.acquire("next")).status_code == 202
+    stays = asyncio.create_task(here.acquire("next", wait_seconds=10.0))
+    await harness.until(lambda: here.desk.staying == 1)
+    assert (await here.call(again, pool + where, opening | why, by="operator")).is_success
+    answer = await stays
+    assert (answer.status_code, answer.json()["state"]) == (200, "confirmed")
 
 
 async def test_what_started_without_a_lease_is_charged_once(world: World) -> None:
