@@ -49,7 +49,7 @@ NEXT = [
     ([head("a", 3), head("b", 2, 600)], {"a": 9}, "b600"),
     ([head("a", 3), head("b", 2, 600)], {"b": 1}, "a0"),  # aged to the top, it shares with those it waited for
     ([head("a", 1), head("b", 2, 900), head("c", 5)], {"b": 1, "c": 0.5}, "c0"),
-    ([head("a", 3), head("b", 2, 900), head("c", 5)], {"b": 1, "c": 1}, "a0"),  # it would be at 5, had it waited as long
+    ([head("a", 3), head("b", 2, 900), head("c", 5)], {"b": 1, "c": 1}, "a0"),  # it would be at 5 as well
     ([head("a", 0, 600), head("a", 5)], {}, "a0"),  # of one tenant the higher level first
     ([head("a", 0, 2700), head("a", 9, 5)], {}, "a2700"),  # then who asked first
     ([head("a", place=4), head("b", place=3)], {}, "b0"),
