@@ -19,8 +19,9 @@ from slipway_lease_broker.http import wakes
 from slipway_lease_broker.http.bodies import Acquire
 from slipway_lease_broker.http.errands import Answer, Errand
 from slipway_lease_broker.http.leases import wanted
+from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
-from slipway_lease_broker.metrics import REFUSED_FACTS
+from slipway_lease_broker.metrics import REFUSED_FACTS, THROTTLES
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
 from tests.lease_broker import after, ask, release, terms
@@ -248,6 +249,45 @@ async def test_ends_are_told_with_their_reason(world: World) -> None:
     assert (again.status_code, slug(again), again.json()["reason"]) == (410, "lease-ended", "lost")
 
 
+#   what is said as the deadline passes, status, reason of a refusal
+OVERTAKEN = [
+    (300.0, "", {"request_id": "r", "units": 2}, 410, "lost"),
+    (1200.0, "", {"request_id": "r", "units": 2}, 410, "hold"),
+    (1200.0, "renew", {"fencing_token": 1}, 410, "hold"),
+    (1200.0, "confirm", {"fencing_token": 1}, 410, "hold"),
+    (1200.0, "release", {"fencing_token": 1, "remaining": 1}, 200, None),
+]
+
+
+@pytest.mark.parametrize(("ttl", "what", "body", "status", "reason"), OVERTAKEN)
+async def test_an_end_in_the_very_commit_is_told(
+    world: World, ttl: float, what: str, body: dict[str, Any], status: int, reason: str | None
+) -> None:
+    """Though the lease still lived when it was asked about. A release has given back what it said."""
+    await world.broker.declare(terms(limit=2, ttl_seconds=ttl))
+    here, pool = world.replica, world.broker.pool
+    here.desk._caught_up = lambda _: True
+    held = (await here.acquire("r", units=2)).json()
+    await world.broker.set_clock(ttl)
+    path = f"/leases/{held['lease_id']}/{what}" if what else "/lease-pools/sim-a/leases"
+    async with pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("SELECT 1 FROM lease_pools FOR UPDATE")
+            first = asyncio.create_task(here.call("DELETE", "/lease-pools/sim-a/requests/none"))
+            await world.broker.until_waiting(first)
+            asked = asyncio.create_task(here.call("POST", path, body))
+            new = asyncio.create_task(here.acquire("new"))
+            await harness.until(lambda: len(here.desk._queues.get("sim-a", ())) == 2)
+        answer, _, _ = await asyncio.gather(asked, new, first)
+    assert (answer.status_code, answer.json().get("reason")) == (status, reason), answer.text
+    if status == 200:
+        assert (answer.json()["released_units"], answer.json()["remaining"]) == (1, 0)
+    else:
+        assert slug(answer) == "lease-ended"
+    again = await here.call("POST", path, body)
+    assert (again.status_code, again.json().get("reason")) == (status, reason)
+
+
 async def test_giving_up(world: World) -> None:
     """What waits is cancelled, what was granted meanwhile given back; then the id is spent."""
     await world.replica.acquire("held", units=2)
@@ -348,6 +388,38 @@ async def test_a_drained_pool_grants_nothing(world: World) -> None:
     assert [row["kind"] for row in told if row["by"] == "operator"] == ["undrained", "drained"]
 
 
+#   what closes a pool, what opens it
+OPENED = [("POST", "/drain", {}, "POST", "/undrain", {}), ("PATCH", "", {"limit": 0}, "PATCH", "", {"limit": 1})]
+
+
+@pytest.mark.parametrize(("method", "path", "closing", "again", "where", "opening"), OPENED)
+async def test_a_pool_that_is_opened_grants_at_once(
+    world: World, method: str, path: str, closing: dict[str, Any], again: str, where: str, opening: dict[str, Any]
+) -> None:
+    """To whoever asked before and asks again to stay: what people change rings for a decision, no tick has to come."""
+    here, bell = world.replica, asyncio.Event()
+    here.runtime.bells.append(bell)
+    loop = DecideLoop(
+        caught_up=lambda _: False, lost_linger_seconds=70, waiter_ttl_seconds=120, committed=here.desk.decided
+    )
+
+    async def decide() -> None:
+        while await bell.wait():
+            bell.clear()
+            while await loop.step(here.pool):
+                pass
+
+    world.broker.start(decide())
+    pool, why = "/lease-pools/sim-a", {"reason": "moving"}
+    assert (await here.call(method, pool + path, closing | why, by="operator")).is_success
+    assert (await here.acquire("next")).status_code == 202
+    stays = asyncio.create_task(here.acquire("next", wait_seconds=10.0))
+    await harness.until(lambda: here.desk.staying == 1)
+    assert (await here.call(again, pool + where, opening | why, by="operator")).is_success
+    answer = await stays
+    assert (answer.status_code, answer.json()["state"]) == (200, "confirmed")
+
+
 async def test_what_started_without_a_lease_is_charged_once(world: World) -> None:
     """It holds back others until its hold passes, from when it started; what is over by then counts nothing."""
     await world.broker.set_clock(2000)
@@ -381,6 +453,34 @@ async def test_a_partial_release_said_again(world: World) -> None:
     assert await world.broker.held() == 1
     both = await world.replica.call("POST", f"/leases/{lease['lease_id']}/release", body | {"units": 1})
     assert (both.status_code, slug(both)) == (422, "invalid-request")
+
+
+async def test_a_release_after_the_hold_is_heard_once(world: World) -> None:
+    """Its answer says that nothing was given back, however often; what its holder met closes the pool and is counted
+    once. A partial release is no last word: it may have been said while the lease lived."""
+    await world.broker.declare(terms(limit=2, ttl_seconds=1200))
+    lease = (await world.replica.acquire("r", units=2)).json()
+    await world.broker.set_clock(1200)
+    await world.broker.decide()
+    path, before = f"/leases/{lease['lease_id']}", THROTTLES.labels("sim-a")._value.get()
+    shown = (await world.replica.call("GET", path)).json()
+    body = {"fencing_token": 1, "throttled": True, "retry_after_seconds": 60.0, "result": "failed"}
+    for last_word, counted in (({"remaining": 1}, 0), ({"remaining": 0}, 1), ({}, 1), ({"units": 1}, 1)):
+        answer = await world.replica.call("POST", f"{path}/release", body | last_word)
+        assert (answer.status_code, answer.json()) == (
+            200, {"lease_id": lease["lease_id"], "released_units": 0, "remaining": 0}
+        )  # fmt: skip
+        assert THROTTLES.labels("sim-a")._value.get() == before + counted
+    for call, status in ((body | {"fencing_token": 9}, 409), (body, 403)):
+        answer = await world.replica.call("POST", f"{path}/release", call, by="ann" if status == 409 else "ben")
+        assert answer.status_code == status
+    waits = await world.replica.acquire("next")
+    assert (waits.status_code, waits.json()["reason"][:28]) == (202, "the provider asked to wait u")
+    assert (await world.replica.call("GET", path)).json() == shown
+    late = await world.replica.call("POST", f"{path}/renew", {"fencing_token": 1})
+    assert (late.status_code, late.json()["reason"]) == (410, "hold")
+    trail = (await world.replica.call("GET", f"{path}/history")).json()["items"]
+    assert [(entry["kind"], entry["by"]) for entry in trail[-2:]] == [("heard", "ann"), ("throttled", "ann")]
 
 
 async def test_a_report_of_the_past(world: World) -> None:

@@ -301,14 +301,14 @@ async def test_a_pool_that_cannot_be_decided_for_stops_no_other(broker: Broker) 
     await broker.declare(terms(), terms("sim-b", policy=Policy()))
     await broker.tell(ask("b", pool="sim-b"), ask("a"))
     await broker.pool.execute(
-        "UPDATE lease_pools SET paced_until = '9999-12-01', paced_interval_seconds = 1e-6 WHERE id = 'sim-b'"
+        """UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}' WHERE id = 'sim-b'"""
     )
     counted = UNDECIDED.labels("sim-b")._value.get()
     assert names(await broker.grants()) == ["a"]
     assert UNDECIDED.labels("sim-b")._value.get() == counted + 1
     why = "SELECT why FROM lease_pools WHERE id = 'sim-b'"
-    assert (await broker.pool.fetchval(why)).startswith("no decision could be made: OverflowError")
-    await broker.pool.execute("UPDATE lease_pools SET paced_until = NULL WHERE id = 'sim-b'")
+    assert (await broker.pool.fetchval(why)).startswith("no decision could be made: ZeroDivisionError")
+    await broker.pool.execute("UPDATE lease_pools SET policy = policy - 'ageing_seconds' WHERE id = 'sim-b'")
     assert await broker.grants() == []
     await broker.set_clock(30)
     assert names(await broker.grants()) == ["b"]
@@ -685,6 +685,54 @@ async def test_throttling_cuts_an_adaptive_limit(broker: Broker) -> None:
     await broker.decide()
     assert await broker.pool.fetchval("SELECT limit_reason FROM lease_pools") == "pinned: ratchet"
     assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == 20
+
+
+async def test_what_a_holder_tells_after_its_hold_is_heard_once(broker: Broker) -> None:
+    """Of the cloud, that is: nothing comes back by it, its tenant backs off from nothing, and again it is refused."""
+    await broker.tell(ask("r1", 3))
+    (lease,) = await broker.grants()
+    await broker.tell(confirm(lease))
+    for seconds in range(200, 1200, 200):
+        await broker.set_clock(seconds)
+        await broker.tell(renew(lease))
+    await broker.set_clock(1200)
+    await broker.decide()
+    ended = await broker.pool.fetchrow("SELECT state, units, ended_at, reason FROM leases")
+    assert ended["reason"] == "hold"
+    await broker.told()
+    await broker.set_clock(1300)
+    late = release(lease, result="failed", throttled=True, retry_after_seconds=45)
+    for again_after in (0, 30):
+        await broker.set_clock(1300 + again_after)
+        await broker.tell(late, late, ask(f"after {again_after}"))
+        assert await broker.grants() == []
+    await broker.set_clock(1345)
+    assert names(await broker.grants()) == ["after 0", "after 30"]
+    assert await broker.pool.fetchrow("SELECT state, units, ended_at, reason FROM leases WHERE id = $1",
+                                      lease.lease_id) == ended  # fmt: skip
+    assert await broker.pool.fetchval("SELECT coalesce(sum(failures), 0) FROM tenants") == 0
+    told = [(entry.kind, entry.at) for entry in await history.of_lease(broker.pool, lease.lease_id)]
+    assert told[-3:] == [("released", after(1200)), ("heard", after(1300)), ("throttled", after(1300))]
+
+
+@pytest.mark.parametrize(("throttled", "limit"), [([True] * 10, 18), ([True] * 5 + [False] * 5 + [True] * 4, 20)])
+async def test_an_adaptive_limit_hears_of_operations_that_outlast_their_hold(
+    broker: Broker, throttled: list[bool], limit: int
+) -> None:
+    """Of those that went well, too. How long leases are held is told by those that are given back."""
+    await declared(broker, Policy(pacing="off", adaptive=Bounds(floor=2, ceiling=30)), limit=20, ttl_seconds=1200)
+    await broker.tell(*(ask(f"r{n}") for n in range(20)))
+    grants = await broker.grants()
+    await broker.tell(*map(confirm, grants))
+    await broker.set_clock(1200)
+    await broker.decide()
+    await broker.set_clock(5000)
+    for _ in range(2):
+        await broker.tell(*(release(lease, throttled=met) for lease, met in zip(grants, throttled, strict=False)))
+        await broker.decide()
+    state = msgspec.json.decode(await broker.pool.fetchval("SELECT adaptive::text FROM lease_pools"))
+    assert int(state["limit"]) == limit
+    assert state["held_seconds"] is None
 
 
 async def test_a_derived_limit_outlives_its_report_with_an_alert(broker: Broker) -> None:

@@ -10,6 +10,7 @@ from slipway_common.events.lease import LeaseGranted, LeaseLost, LeaseReleased
 from slipway_common.runtime import Runtime
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.main import build
+from slipway_lease_broker.metrics import REFUSED_FACTS
 from slipway_lease_broker.settings import Settings
 from tests import harness
 from tests.contract.boskos.garage import Garage
@@ -504,3 +505,18 @@ async def test_before_the_database_answers(garage: Garage) -> None:
     answer = await garage.say(acquire())
     assert (answer.status_code, answer.text) == (500, "the lease-broker is starting, try again in a moment\n")
     assert (await garage.say("GET /healthz/ready")).status_code == 503
+
+
+async def test_writes_of_former_owners_are_counted(garage: Garage) -> None:
+    """Each that comes too late, as those with a stale token are; nothing else that is refused."""
+    await garage.done(acquire())
+    await garage.broker.set_clock(300)
+    await garage.broker.decide()
+    await garage.done(acquire(owner="ben"))
+    before = REFUSED_FACTS.labels("stale token")._value.get()
+    late = (update(), release(), update(state="busy"))
+    assert [(await garage.say(line)).status_code for line in late] == [401] * 3
+    assert REFUSED_FACTS.labels("stale token")._value.get() == before + 3
+    others = (update("car-9"), update("car-2", owner="ben", state="busy"), release(dest=""))
+    assert [(await garage.say(line)).status_code for line in others] == [404, 409, 400]
+    assert REFUSED_FACTS.labels("stale token")._value.get() == before + 3

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, Evidence, adapt, began, even_pacing, rises_at
+from slipway_lease_broker.domain.adaptive import (
+    QUOTA_WINDOWS,
+    Adaptive,
+    AdaptiveTerms,
+    Evidence,
+    adapt,
+    began,
+    even_pacing,
+    rises_at,
+)
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TERMS = AdaptiveTerms(floor=5, ceiling=60, window_seconds=1200)
@@ -61,6 +70,42 @@ def test_silence_changes_nothing() -> None:
     """A limit that was not used proves nothing, however long."""
     state = began(50, TERMS, NOW)
     assert adapt(state, TERMS, [], saturated=False, now=at(1e6)) == (state, "")
+
+
+@pytest.mark.parametrize("absurd", [10**4, 10**9, 2**63])
+@pytest.mark.parametrize("told_after", [0, 1000])
+def test_an_absurd_reading_is_forgotten(absurd: int, told_after: float) -> None:
+    """After so many windows, however large it was: till then each later reading looks like little, and nothing rises.
+    What really is little is seen all the while."""
+    terms = AdaptiveTerms(floor=5, ceiling=100, window_seconds=1200)
+    window, state = terms.window_seconds, began(50, terms, NOW)
+    state, _ = adapt(state, terms, told("q900", 0), saturated=True, now=NOW)
+    state, _ = adapt(state, terms, told(f"q{absurd}", 0), saturated=True, now=at(told_after))
+    rose = []
+    for number in range(1, 3 * QUOTA_WINDOWS):
+        state, why = adapt(state, terms, told("q900", 0), saturated=True, now=at(number * window))
+        if why:
+            rose.append(number)
+    assert rose == list(range(2 * QUOTA_WINDOWS, 3 * QUOTA_WINDOWS))
+    state, why = adapt(state, terms, told("q89", 0), saturated=True, now=at(3 * QUOTA_WINDOWS * window))
+    assert why == ""
+
+
+def test_the_most_that_was_left_is_remembered_for_a_while() -> None:
+    """A quota that runs low for hours is still low; nor does a silence of weeks bring back what was seen before it."""
+    window = TERMS.window_seconds
+    state, _ = adapt(began(50, TERMS, NOW), TERMS, told("q900", 0), saturated=False, now=NOW)
+    low = []
+    for number in range(1, 3 * QUOTA_WINDOWS):
+        now = at(number * window)
+        state, _ = adapt(state, TERMS, told("q60", 0), saturated=False, now=now)
+        low.append(state.quota_low_at == now)
+    assert all(low[:QUOTA_WINDOWS])
+    assert not any(low[2 * QUOTA_WINDOWS :])
+    state, _ = adapt(state, TERMS, told("q900", 0), saturated=False, now=at(3 * QUOTA_WINDOWS * window))
+    weeks = at(10 * QUOTA_WINDOWS * window)
+    state, _ = adapt(state, TERMS, told("q60", 0), saturated=False, now=weeks)
+    assert state.quota_low_at != weeks
 
 
 def test_a_pin_holds_everything() -> None:

@@ -49,6 +49,7 @@ NEXT = [
     ([head("a", 3), head("b", 2, 600)], {"a": 9}, "b600"),
     ([head("a", 3), head("b", 2, 600)], {"b": 1}, "a0"),  # aged to the top, it shares with those it waited for
     ([head("a", 1), head("b", 2, 900), head("c", 5)], {"b": 1, "c": 0.5}, "c0"),
+    ([head("a", 3), head("b", 2, 900), head("c", 5)], {"b": 1, "c": 1}, "a0"),  # it would be at 5 as well
     ([head("a", 0, 600), head("a", 5)], {}, "a0"),  # of one tenant the higher level first
     ([head("a", 0, 2700), head("a", 9, 5)], {}, "a2700"),  # then who asked first
     ([head("a", place=4), head("b", place=3)], {}, "b0"),
@@ -62,6 +63,33 @@ def test_next(heads: list[Head], finish: dict[str, float], expected: str | None)
         found = next_head(given_heads, Shares(0, finish), NOW, AGEING)
         told = None if found is None else f"{found.tenant}{(NOW - found.asked_at).total_seconds():g}"
         assert told == expected
+
+
+def by_the_rule(heads: Sequence[Head], shares: Shares) -> Head | None:
+    """As `next_head` describes it, each of them looked at alone."""
+    levels = {one: level(one.priority, (NOW - one.asked_at).total_seconds(), AGEING) for one in heads}
+    top = max(levels.values(), default=0)
+    least = min((one.priority for one in heads if levels[one] == top), default=0)
+    return min(
+        (one for one in heads if one.priority >= least),
+        key=lambda one: (shares.start(one.tenant), -levels[one], one.asked_at, one.place), default=None,
+    )  # fmt: skip
+
+
+waiting = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.sampled_from([-100, 0, 100, 300, 600, 900, 3000])),
+    max_size=8,
+)
+
+
+@given(waiting, st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)), st.integers(0, 2))
+def test_next_is_who_comes_first_by_the_rule(
+    waiting: list[tuple[str, int, float]], finish: dict[str, int], virtual_time: int
+) -> None:
+    """However few of them it looks at."""
+    heads = [head(*one, place=place) for place, one in enumerate(waiting)]
+    shares = Shares(float(virtual_time), {tenant: float(at) for tenant, at in finish.items()})
+    assert next_head(heads, shares, NOW, AGEING) == by_the_rule(heads, shares)
 
 
 def serve(

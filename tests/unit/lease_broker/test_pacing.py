@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_lease_broker.domain.pacing import Pacing, default_pacing, free_at, repaced, spend, units_now
+from slipway_lease_broker.domain.pacing import (
+    AHEAD_SECONDS_MAX,
+    Pacing,
+    default_pacing,
+    free_at,
+    most_ahead,
+    repaced,
+    spend,
+    units_now,
+)
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TWELVE = Pacing(12)
@@ -102,13 +111,42 @@ def test_parts_and_times_agree(pacing: Pacing, paced: float, units: int) -> None
 
 @given(pacings, pacings, st.integers(-100, 5000))
 def test_new_terms_count_for_what_lies_ahead(before: Pacing, after: Pacing, paced: int) -> None:
-    """As many starts as before, at the new interval: no pool stays closed for as long as a mistake had said."""
+    """As many starts as before, at the new interval: no pool stays closed for as long as a mistake had said. A longer
+    one closes none beyond a burst for longer than it was."""
     found = repaced(at(paced), NOW, before, after)
     if paced <= 0:
         assert found is None
     else:
         assert found is not None
+        starts = (at(paced) - NOW) / before.interval
+        most = max(at(paced) - NOW, after.burst * after.interval) / after.interval
         assert (found - NOW) / after.interval == pytest.approx(
-            (at(paced) - NOW) / before.interval, abs=timedelta(microseconds=1) / after.interval, rel=1e-6
+            min(starts, most), abs=timedelta(microseconds=1) / after.interval, rel=1e-6
         )
     assert repaced(at(paced), NOW, None, after) is repaced(at(paced), NOW, before, None) is None
+
+
+#   before, seconds ahead, after, seconds ahead then
+SLOWED = [
+    (Pacing(0.6), 300, Pacing(600), 600),  # 500 units started together; then the limit fell to 1
+    (Pacing(0.6), 900, Pacing(600), 900),
+    (Pacing(1e-6), 1200, Pacing(24), 1200),  # a whole hold of a shadow pool that was hardly paced
+    (Pacing(0.6), 300, Pacing(600, burst=2), 1200),
+    (Pacing(12), 30, Pacing(20, burst=3), 50),  # within a burst: as many starts
+    (Pacing(1e-6), 31_536_000, Pacing(31_536_000, burst=1_000_000), 31_536_000),
+]
+
+
+@pytest.mark.parametrize(("before", "ahead", "after", "expected"), SLOWED)
+def test_a_pool_that_is_slowed_down_is_not_closed(before: Pacing, ahead: int, after: Pacing, expected: int) -> None:
+    """However many starts lay ahead at the old interval."""
+    assert repaced(at(ahead), NOW, before, after) == at(expected)
+
+
+@pytest.mark.parametrize("units", [1, 1_000_000])
+def test_no_terms_lead_beyond_the_calendar(units: int) -> None:
+    """The slowest pace and the largest burst that can be declared: a year ahead at most."""
+    slowest = Pacing(31_536_000, burst=1_000_000)
+    paced = spend(None, NOW, 1_000_000, slowest, most_ahead(slowest, 1_000_000, 1200))
+    assert paced == at(AHEAD_SECONDS_MAX)
+    assert free_at(paced, NOW, units, slowest) == (NOW if units == 1 else paced)

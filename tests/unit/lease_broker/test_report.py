@@ -102,6 +102,24 @@ def test_who_asks_for_more_than_the_limit_holds_nobody_up() -> None:
     assert (found.never, found.waited) == (1, 0)
 
 
+def test_a_past_of_great_demand_is_played_under_any_terms() -> None:
+    """What would start when no calendar has a date for it starts never."""
+    year = 31_536_000
+    for asked in (1_000, 20_000):
+        for pacing in (None, Pacing(year)):
+            past = [stay(second) for second in range(asked)]
+            found = what_if(past, limit_units=1, hold_seconds=year, pacing=pacing)
+            assert (found.waited, found.never) == (101, asked - 102)
+            assert found.waiting.most == pytest.approx(101 * year, abs=asked)
+
+
+def test_the_past_is_played_at_the_pace_that_counts() -> None:
+    """Also what is spent ahead is what admission lets lie ahead: of one request of a million units, a year at most."""
+    past = [stay(0, 0, 1, units=1_000_000), stay(1, 1, 2)]
+    found = what_if(past, limit_units=1_000_000, hold_seconds=60, pacing=Pacing(3600))
+    assert found.waiting.most == 31_536_000 - 1
+
+
 #   starts after so many seconds, most within a minute
 MINUTES = [([], 0), ([0], 1), ([0, 59.9], 2), ([0, 60], 1), ([0, 30, 60, 89, 91], 3)]
 

@@ -12,6 +12,7 @@ from slipway_common.postgres import Pool
 from slipway_lease_broker.boskos.visit import Visit, Visits, reasons
 from slipway_lease_broker.domain.limits import most_ever
 from slipway_lease_broker.domain.slots import FREE, LEASED, Slot, given_back, is_grant, merged, taken
+from slipway_lease_broker.metrics import REFUSED_FACTS
 from slipway_lease_broker.store import answers, leases, slots
 
 # Of one slot, all of it: a place for a project's name or a key, not for files.
@@ -265,6 +266,7 @@ async def _owned(visit: Visit, lease_pool_id: str, name: str, owner: str) -> Slo
     if not found:
         raise unknown_slot(name)
     if found[0].owner != owner:
+        REFUSED_FACTS.labels("stale token").inc()  # the owner's name is all the token that Boskos has
         raise Refused(401, f'resource "{name}" is owned by "{found[0].owner}", not by "{owner}"')
     return found[0]
 

@@ -27,6 +27,7 @@ CUT_AGAIN: Final = 0.75
 AGAIN_WINDOWS: Final = 2  # a cut within so many windows of another one follows up on it
 TOLERATED: Final = 0.35  # share of leases that were throttled in some call
 LOW_QUOTA: Final = 0.1  # of the most that was seen left
+QUOTA_WINDOWS: Final = 12  # for so many windows at least, and twice as many at most, the most is remembered
 SMOOTHING: Final = 0.05  # weight of one lease in the share of throttled ones, and in the mean time that they are held
 HEADROOM: Final = 1.05  # starts per lease that ends: the limit fills up again, though slowly
 
@@ -40,11 +41,13 @@ class AdaptiveTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What one release said of the cloud. `granted_at` is its lease's grant."""
+    """What one release said of the cloud. `granted_at` is its lease's grant; a `late` one came after the hold had ended
+    its lease, and says nothing of how long leases are held."""
 
     granted_at: datetime
     throttled: bool = False
     quota_remaining: int | None = None
+    late: bool = False
 
 
 class Adaptive(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +57,9 @@ class Adaptive(msgspec.Struct, frozen=True, kw_only=True):
     changed_at: datetime
     cut_at: datetime | None = None
     throttled: float = 0.0  # share of the leases granted since the last cut
-    quota_most: int = 0  # the largest remaining quota seen
+    quota_most: int = 0  # the largest remaining quota seen since `quota_since`
+    quota_most_before: int = 0  # and in the QUOTA_WINDOWS before that
+    quota_since: datetime | None = None
     quota_low_at: datetime | None = None
     held_seconds: float | None = None  # mean time from grant to release
 
@@ -82,7 +87,7 @@ def adapt(
     `saturated`: more is wanted than the limit has, and it is in use. A `pinned` limit stays, whatever is said.
     """
     for one in evidence:
-        state = _noted(state, one, now)
+        state = _noted(state, terms, one, now)
     if pinned:
         return state, ""
     bounded = min(max(state.limit, terms.floor), terms.ceiling)
@@ -126,15 +131,26 @@ def _cut(state: Adaptive, terms: AdaptiveTerms, now: datetime) -> tuple[Adaptive
     )
 
 
-def _noted(state: Adaptive, one: Evidence, now: datetime) -> Adaptive:
-    held = (now - one.granted_at).total_seconds()
-    mean = held if state.held_seconds is None else state.held_seconds + (held - state.held_seconds) * SMOOTHING
-    state = msgspec.structs.replace(state, held_seconds=mean)
+def _noted(state: Adaptive, terms: AdaptiveTerms, one: Evidence, now: datetime) -> Adaptive:
+    if not one.late:
+        held = (now - one.granted_at).total_seconds()
+        mean = held if state.held_seconds is None else state.held_seconds + (held - state.held_seconds) * SMOOTHING
+        state = msgspec.structs.replace(state, held_seconds=mean)
     if state.cut_at is None or one.granted_at >= state.cut_at:  # those before, the cut has answered
         share = state.throttled + (one.throttled - state.throttled) * SMOOTHING
         state = msgspec.structs.replace(state, throttled=share)
-    if one.quota_remaining is not None:
-        most = max(state.quota_most, one.quota_remaining)
-        low_at = now if one.quota_remaining < LOW_QUOTA * most else state.quota_low_at
-        state = msgspec.structs.replace(state, quota_most=most, quota_low_at=low_at)
-    return state
+    return state if one.quota_remaining is None else _quota_noted(state, terms, one.quota_remaining, now)
+
+
+def _quota_noted(state: Adaptive, terms: AdaptiveTerms, remaining: int, now: datetime) -> Adaptive:
+    """What counts as little is a share of the most seen lately: of the most ever, one absurd reading would make every
+    later one little, and the limit would never rise again."""
+    since, most, before = state.quota_since or now, state.quota_most, state.quota_most_before
+    period = timedelta(seconds=QUOTA_WINDOWS * terms.window_seconds)
+    if now >= since + period:
+        since, most, before = now, 0, most if now < since + 2 * period else 0
+    most = max(most, remaining)
+    low_at = now if remaining < LOW_QUOTA * max(most, before) else state.quota_low_at
+    return msgspec.structs.replace(
+        state, quota_most=most, quota_most_before=before, quota_since=since, quota_low_at=low_at
+    )

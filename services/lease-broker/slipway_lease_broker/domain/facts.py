@@ -23,7 +23,7 @@ from slipway_common.events.lease import (
 )
 from slipway_lease_broker.domain import backoff, spread, unleased
 from slipway_lease_broker.domain.adaptive import Evidence
-from slipway_lease_broker.domain.endings import RELEASED, REPLACED, lost_event
+from slipway_lease_broker.domain.endings import HOLD, RELEASED, REPLACED, lost_event
 from slipway_lease_broker.domain.ledger import (
     Entry,
     Group,
@@ -54,6 +54,9 @@ SECONDS_MAX: Final = 31_536_000
 # A cloud that asks for more would close a pool for as long as it was mistaken.
 RETRY_AFTER_SECONDS_MAX: Final = 3_600
 EVIDENCE_MAX: Final = 1_000
+
+# Progress of a lease that its hold ended, once its holder has said how it went: said again, it counts no second time.
+HEARD: Final = "given back after its hold"
 
 # Results of a release that say something of its tenant. All others are about machines, images or clouds.
 FAILED: Final = "failed"
@@ -211,6 +214,9 @@ class Ledger:
 
     def _release(self, pool: LeasePool, fact: LeaseReleaseRequested, now: datetime, owner: str) -> None:
         lease = self.leases.get((pool.id, fact.lease_id))
+        if lease is not None and lease.fencing_token == fact.fencing_token and tells_late(pool, lease, fact):
+            self._hear(pool, lease, fact, now, owner)
+            return
         # A lost lease is not shortened by its release: what its holder knows may be older than what it did.
         if lease is None or not lease.live or lease.fencing_token != fact.fencing_token:
             self.refusals.append(refusal(lease, fact.fencing_token))
@@ -245,6 +251,13 @@ class Ledger:
             lease_id=lease.id, request_id=lease.request_id, units=units,
         )  # fmt: skip
 
+    def _hear(self, pool: LeasePool, lease: Lease, fact: LeaseReleaseRequested, now: datetime, owner: str) -> None:
+        """What a holder says of the cloud is true after its hold as well; nothing is given back by it."""
+        self._keep_lease(msgspec.structs.replace(lease, progress=HEARD))
+        self.dirty.add(pool.id)
+        self._note(pool, "heard", f"{HEARD}: {fact.result}", now, owner, lease_id=lease.id, request_id=lease.request_id)
+        self._heed(lease, fact, now)
+
     def _heed(self, lease: Lease, fact: LeaseReleaseRequested, now: datetime) -> None:
         """Keep what a release says of the cloud: a Retry-After closes any pool, the rest moves adaptive limits."""
         pool = self.pools[lease.lease_pool_id]
@@ -259,8 +272,9 @@ class Ledger:
             pool = msgspec.structs.replace(pool, blocked_until=max(until, pool.blocked_until or until))
         if pool.policy.adaptive is not None and len(pool.evidence) < EVIDENCE_MAX:
             evidence = Evidence(
-                granted_at=lease.granted_at, throttled=fact.throttled, quota_remaining=fact.quota_remaining
-            )
+                granted_at=lease.granted_at, throttled=fact.throttled, quota_remaining=fact.quota_remaining,
+                late=not lease.live,
+            )  # fmt: skip
             pool = msgspec.structs.replace(pool, evidence=(*pool.evidence, evidence))
         self.pools[pool.id] = pool
 
@@ -420,6 +434,15 @@ def _check_request(fact: LeaseRequested) -> None:
 def _check_text(name: str, value: str) -> None:
     if len(value) > TEXT_CHARACTERS_MAX or "\0" in value:
         raise BadEvent(f"{name}: at most {TEXT_CHARACTERS_MAX} characters and no NUL, not {value[:50]!r}…")
+
+
+def tells_late(pool: LeasePool, lease: Lease, fact: LeaseReleaseRequested) -> bool:
+    """Whether a release of a lease that its hold ended is heard: once, and if it says something of the cloud. An
+    adaptive limit also counts those that were not throttled, or it would hear of trouble alone."""
+    if lease.state is not State.RELEASED or lease.reason != HOLD or lease.progress == HEARD:
+        return False
+    says = fact.throttled or fact.retry_after_seconds is not None or fact.quota_remaining is not None
+    return says or pool.policy.adaptive is not None
 
 
 def refusal(lease: Lease | None, token: int) -> str:

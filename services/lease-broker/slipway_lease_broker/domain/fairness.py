@@ -14,8 +14,9 @@ starves below others of a higher priority; it is no claim against those who came
 tenant's long queue would come before everybody else's first request.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -43,6 +44,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     place: int
 
 
+_arrival: Callable[[Head], tuple[datetime, int]] = attrgetter("asked_at", "place")
+
+
 def level(priority: int, waited_seconds: float, ageing_seconds: float) -> int:
     """0 … 9. The highest is reached after (9 − priority) × ageing_seconds at the latest."""
     return min(LEVEL_MAX, priority + int(max(0.0, waited_seconds) // ageing_seconds))
@@ -54,16 +58,37 @@ def next_head(heads: Iterable[Head], shares: Shares, now: datetime, ageing_secon
     Those at the highest level contend, and with them whoever asked with at least the priority of one of them: it
     would be at that level too, had it waited as long. Among them the tenant that is served first by its share;
     of one tenant the highest level, then who asked first.
+
+    Called for each grant, with all heads: of one priority the level follows from the age, so that it is reckoned for
+    the oldest of each alone.
     """
-    levels = {head: level(head.priority, (now - head.asked_at).total_seconds(), ageing_seconds) for head in heads}
-    if not levels:
-        return None
-    top = max(levels.values())
-    least = min(head.priority for head, reached in levels.items() if reached == top)
+    contending = list(heads)
+    if len(eldest := _eldest(contending)) > 1:
+        levels = {head.priority: _level(head, now, ageing_seconds) for head in eldest}
+        top = max(levels.values())
+        least = min(priority for priority, reached in levels.items() if reached == top)
+        contending = [head for head in contending if head.priority >= least]
+    ahead = {tenant for tenant, finish in shares.finish.items() if finish > shares.virtual_time}
+    if first := [head for head in contending if head.tenant not in ahead]:
+        contending = first
+    elif contending:
+        start = min(shares.start(head.tenant) for head in contending)
+        contending = [head for head in contending if shares.start(head.tenant) == start]
     return min(
-        (head for head in levels if head.priority >= least),
-        key=lambda head: (shares.start(head.tenant), -levels[head], head.asked_at, head.place),
+        _eldest(contending), key=lambda head: (-_level(head, now, ageing_seconds), *_arrival(head)), default=None
     )
+
+
+def _eldest(heads: Sequence[Head]) -> list[Head]:
+    """Who asked first, of each priority."""
+    priorities = {head.priority for head in heads}
+    if len(priorities) == 1:
+        return [min(heads, key=_arrival)]
+    return [min((head for head in heads if head.priority == one), key=_arrival) for one in priorities]
+
+
+def _level(head: Head, now: datetime, ageing_seconds: float) -> int:
+    return level(head.priority, (now - head.asked_at).total_seconds(), ageing_seconds)
 
 
 def charged(shares: Shares, tenant: str, cost: float, weights: Mapping[str, float]) -> Shares:

@@ -14,6 +14,7 @@ START_RATIO: Final = 2
 """Starts per hold and unit of limit. At 1 a pool that was let in at once takes a whole hold to fill; at 2 half of one,
 and the highest rate of starts is twice the lowest that still uses the limit."""
 INTERVAL_SECONDS_MIN: Final = 1e-6  # what a timestamp resolves
+AHEAD_SECONDS_MAX: Final = 31_536_000  # as much as any duration that can be declared; beyond it lies what no date holds
 
 
 class Pacing(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ def free_at(paced_until: datetime | None, now: datetime, units: int, pacing: Pac
     """
     if pacing is None or paced_until is None:
         return now
-    return max(now, paced_until - (pacing.burst - min(units, pacing.burst)) * pacing.interval)
+    return now + max(timedelta(), paced_until - now - (pacing.burst - min(units, pacing.burst)) * pacing.interval)
 
 
 def units_now(paced_until: datetime | None, now: datetime, pacing: Pacing) -> int:
@@ -49,10 +50,10 @@ def units_now(paced_until: datetime | None, now: datetime, pacing: Pacing) -> in
 
 
 def most_ahead(pacing: Pacing | None, limit_units: int, hold_seconds: float) -> timedelta:
-    """What may lie ahead at most: a whole limit, and at least a hold. Starts over the limit (of shadow pools, or past
-    their maximum wait) would else close a pool for years."""
+    """What may lie ahead at most: a whole limit, at least a hold, and no more than a year. Starts over the limit (of
+    shadow pools, or past their maximum wait) would else close a pool for years."""
     units, interval_seconds = (0, 0.0) if pacing is None else (max(limit_units, pacing.burst), pacing.interval_seconds)
-    return timedelta(seconds=max(hold_seconds, units * interval_seconds))
+    return timedelta(seconds=min(max(hold_seconds, units * interval_seconds), AHEAD_SECONDS_MAX))
 
 
 def spend(
@@ -67,10 +68,16 @@ def spend(
 def repaced(
     paced_until: datetime | None, now: datetime, before: Pacing | None, after: Pacing | None
 ) -> datetime | None:
-    """`paced_until` when the terms change: as many starts lie ahead as before, each at its new interval.
+    """`paced_until` when the terms change: as many starts lie ahead as before, each at its new interval, but no longer
+    than they did before and one burst takes.
 
-    Without this a pool that was slow by mistake would stay closed for as long as the mistake had said.
+    Without this a pool that was slow by mistake would stay closed for as long as the mistake had said. Without the
+    bound a pool that is slowed down after many starts would be closed for days: what lies ahead may be a whole limit
+    at once, and a tiny interval counts millions of starts in it.
     """
     if after is None or before is None or paced_until is None or paced_until <= now:
         return None
-    return now + (paced_until - now) / before.interval * after.interval
+    ahead = paced_until - now
+    starts, burst = ahead / before.interval, min(after.burst * after.interval, timedelta(seconds=AHEAD_SECONDS_MAX))
+    most = max(ahead, burst)
+    return now + (most if starts >= most / after.interval else starts * after.interval)

@@ -12,11 +12,12 @@ from typing import Final
 
 import msgspec
 
-from slipway_lease_broker.domain.pacing import Pacing, free_at, spend
+from slipway_lease_broker.domain.pacing import Pacing, free_at, most_ahead, spend
 
 BANDS: Final = 10
 TOLERATED: Final = 0.05  # share of throttled starts that is still called quiet
 MINUTE: Final = timedelta(minutes=1)
+FAR: Final = timedelta(days=36_525)  # later nobody starts: a hundred years from the first who asked
 
 
 class Stay(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +50,8 @@ class Band(msgspec.Struct, frozen=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """The same requests under given terms, first come first served. `never` asked for more than the limit."""
+    """The same requests under given terms, first come first served. `never` asked for more than the limit, or would
+    start when nobody waits any more."""
 
     limit_units: int
     hold_seconds: float
@@ -112,11 +114,13 @@ def what_if(stays: Sequence[Stay], *, limit_units: int, hold_seconds: float, pac
     held = most = never = cut_short = 0
     paced_until: datetime | None = None
     last: datetime | None = None  # nobody passes who came before
-    for stay in sorted(stays, key=lambda stay: stay.asked_at):
-        if stay.units > limit_units:
+    ahead_most = most_ahead(pacing, limit_units, hold_seconds)
+    arrivals = sorted(stays, key=lambda stay: stay.asked_at)
+    for stay in arrivals:
+        now = max(stay.asked_at, last or stay.asked_at)
+        if stay.units > limit_units or now - arrivals[0].asked_at > FAR:
             never += 1
             continue
-        now = max(stay.asked_at, last or stay.asked_at)
         now = free_at(paced_until, now, stay.units, pacing)
         while ends and (ends[0][0] <= now or held + stay.units > limit_units):
             end, units = heapq.heappop(ends)
@@ -127,7 +131,7 @@ def what_if(stays: Sequence[Stay], *, limit_units: int, hold_seconds: float, pac
         heapq.heappush(ends, (now + timedelta(seconds=min(seconds or hold_seconds, hold_seconds)), stay.units))
         held += stay.units
         most = max(most, held)
-        paced_until = spend(paced_until, now, stay.units, pacing)
+        paced_until = spend(paced_until, now, stay.units, pacing, ahead_most)
         last = now
         starts.append((now, stay.units))
         if now > stay.asked_at:

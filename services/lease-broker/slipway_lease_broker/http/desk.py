@@ -23,7 +23,7 @@ from slipway_lease_broker.admission import ask_gang, count, load, save_and_decid
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.facts import Ledger
 from slipway_lease_broker.domain.ledger import Gang, Lease, State
-from slipway_lease_broker.http.errands import Answer, Errand, record, refusal, unknown_lease_pool
+from slipway_lease_broker.http.errands import Answer, Errand, overtaken, record, refusal, unknown_lease_pool
 from slipway_lease_broker.store import answers, pools
 
 LOG = logger(__name__)
@@ -187,10 +187,7 @@ class Desk:
         count(ledger)
         decision = decisions[0] if decisions else None
         if decision is not None:
-            granted = {lease.request_id: lease for lease in decision.granted}
-            for outcome in outcomes:
-                if isinstance(outcome, Answer):
-                    complete(outcome, decision, granted)
+            outcomes = completed(errands, outcomes, decision)
             self.decided(decision)
         for outcome in outcomes:
             if isinstance(outcome, Answer) and outcome.lease is not None:
@@ -247,8 +244,18 @@ def asking(errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> set[str]:
     }
 
 
-def complete(answer: Answer, decision: Decision, granted: Mapping[str, Lease]) -> None:
-    """What the decision made of an errand that was recorded just before it."""
-    answer.pool = decision.pool
-    if answer.request is not None and answer.lease is None:
-        answer.lease = granted.get(answer.request.id)
+def completed(errands: Sequence[Errand], outcomes: Sequence[Outcome], decision: Decision) -> list[Outcome]:
+    """What the decision made of errands that were recorded just before it."""
+    granted = {lease.request_id: lease for lease in decision.granted}
+    ended = {lease.id: lease for lease in decision.ended}
+    found: list[Outcome] = []
+    for errand, outcome in zip(errands, outcomes, strict=True):
+        if isinstance(outcome, Answer):
+            outcome.pool = decision.pool
+            if outcome.request is not None and outcome.lease is None:
+                outcome.lease = granted.get(outcome.request.id)
+            elif outcome.lease is not None and (then := ended.get(outcome.lease.id)) is not None:
+                outcome.lease = then
+                outcome = overtaken(errand, then) or outcome
+        found.append(outcome)
+    return found

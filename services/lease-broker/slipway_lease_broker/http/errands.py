@@ -14,7 +14,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
 )
 from slipway_common.problem import Problem
-from slipway_lease_broker.domain.facts import UNITS_MAX, Ledger
+from slipway_lease_broker.domain.facts import UNITS_MAX, Ledger, tells_late
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
 from slipway_lease_broker.domain.limits import most_ever
 
@@ -173,6 +173,18 @@ def _not_again(errand: Errand, fact: LeaseRequested, asked: Request, ledger: Led
     return None
 
 
+def overtaken(errand: Errand, then: Lease) -> Problem | None:
+    """Of an errand about a lease that time ended in the transaction that recorded it: what its caller would hear if it
+    had come a moment later. None for a release, which had its effect."""
+    match errand.fact:
+        case LeaseRequested():
+            return lease_ended(f"lease {then.id} of request {then.request_id}", end_of(then))
+        case LeaseConfirmRequested() | LeaseRenewRequested():
+            return lease_ended(f"lease {then.id}", end_of(then))
+        case _:
+            return None
+
+
 def of_request(leases: Iterable[Lease], request_id: str) -> Lease | None:
     """The lease of a request; the last one, should it have been granted in parts."""
     found = [lease for lease in leases if lease.request_id == request_id]
@@ -195,10 +207,10 @@ def record(errand: Errand, ledger: Ledger, now: datetime) -> Answer:
     lease = ledger.leases[pool_id, fact.lease_id]
     units = lease.units
     if isinstance(fact, LeaseReleaseRequested) and errand.remaining is not None:
-        if units <= errand.remaining:  # it was said before
+        if units <= errand.remaining and (lease.live or errand.remaining):  # it was said before
             return Answer(pool=before, now=now, lease=lease)
-        fact = msgspec.structs.replace(fact, units=units - errand.remaining)
-    if lease.live:
+        fact = msgspec.structs.replace(fact, units=max(1, units - errand.remaining))
+    if lease.live or (isinstance(fact, LeaseReleaseRequested) and tells_late(before, lease, fact)):
         ledger.record(fact, now, owner=errand.caller, admin=errand.admin)
         lease = ledger.leases[pool_id, fact.lease_id]
     return Answer(pool=before, now=now, lease=lease, released_units=units - lease.units)
