@@ -324,14 +324,14 @@ async def test_a_gang_that_cannot_be_decided_for_stops_no_other(broker: Broker) 
     await broker.tell(release(b), release(c))
     await broker.decide()
     await broker.pool.execute(
-        "UPDATE lease_pools SET paced_until = '9999-12-01', paced_interval_seconds = 1e-6 WHERE id = 'sim-c'"
+        """UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}' WHERE id = 'sim-c'"""
     )
     counted = UNDECIDED.labels("sim-c")._value.get()
     loop = GangLoop(lost_linger_seconds=70)
     assert await loop.step(broker.pool) is True
     assert names(await broker.grants()) == ["fine", "fine"]
     assert UNDECIDED.labels("sim-c")._value.get() == counted + 1
-    await broker.pool.execute("UPDATE lease_pools SET paced_until = NULL, wake_at = NULL WHERE id = 'sim-c'")
+    await broker.pool.execute("UPDATE lease_pools SET policy = policy - 'ageing_seconds' WHERE id = 'sim-c'")
     assert await loop.step(broker.pool) is False
     await broker.set_clock(30)
     assert await loop.step(broker.pool) is True

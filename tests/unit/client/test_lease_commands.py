@@ -178,11 +178,11 @@ def test_why_a_lease_is_not_renewed(
 
 def test_evidence_goes_with_the_release(broker: LeaseBroker, environment: dict[str, str]) -> None:
     slipway(
-        environment, "release", HANDLE, "--units", "2", "--result", "failed", "--retry-after", "2m",
+        environment, "release", HANDLE, "--remaining", "2", "--result", "failed", "--retry-after", "2m",
         "--quota-remaining", "9",
     )  # fmt: skip
     assert broker.bodies(RELEASE) == [{
-        "fencing_token": 7, "units": 2, "result": "failed", "throttled": True, "retry_after_seconds": 120.0,
+        "fencing_token": 7, "remaining": 2, "result": "failed", "throttled": True, "retry_after_seconds": 120.0,
         "quota_remaining": 9,
     }]  # fmt: skip
 

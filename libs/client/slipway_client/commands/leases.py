@@ -351,7 +351,7 @@ def confirm(context: typer.Context, lease: Held = None, output: AsOutput = Outpu
 def release(
     context: typer.Context,
     lease: Held = None,
-    units: Annotated[int | None, typer.Option(min=1, help="Only so many; without it all.")] = None,
+    remaining: Annotated[int | None, typer.Option(min=0, help="Keep so many units; without it none.")] = None,
     result: Annotated[str, typer.Option(help="How it went; what fails slows its tenant down.")] = "done",
     throttled: Annotated[bool, typer.Option("--throttled", help="The account has throttled it.")] = False,
     retry_after: Annotated[
@@ -368,7 +368,7 @@ def release(
       slipway lease release --result failed --throttled --retry-after 2m
     """
     evidence = {
-        "units": units, "retry_after_seconds": _duration(retry_after), "quota_remaining": quota_remaining,
+        "remaining": remaining, "retry_after_seconds": _duration(retry_after), "quota_remaining": quota_remaining,
     }  # fmt: skip
     for id_, token in _held(lease):
         body = {"fencing_token": token, "result": result, "throttled": throttled or retry_after is not None}

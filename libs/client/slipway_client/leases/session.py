@@ -191,8 +191,8 @@ class Session:
             pass  # next_step says what that means
 
     async def release(self, result: str, *, throttled: bool = False) -> None:
-        """Give the lease back, unless it has ended; once, however often this is called. What is left to tell is tried
-        a last time, and first if that may still become a lease."""
+        """Give the lease back, unless it was lost; once, however often this is called. After its hold that tells how it
+        went. What is left to tell is tried a last time, and first if that may still become a lease."""
         if self._own_start is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_TRY_SECONDS):
@@ -201,7 +201,7 @@ class Session:
             self._own_start = replace(self._own_start, result=result)
             self._state.spool(self._own_start)
         held, self._holding = self._holding, None
-        if held is not None and (self._over is None or not self._over.told):
+        if held is not None and (self._over is None or not (self._over.told and self._over.lost)):
             await self._release(held.lease, result, throttled=throttled)
         await self._last_try()
 

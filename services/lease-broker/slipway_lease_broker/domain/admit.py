@@ -113,6 +113,9 @@ class Admission:
             self._queues.setdefault(request.queue, []).append(request)
         self._cut = {queue for queue, requests in self._queues.items() if len(requests) >= per_queue}
         self._started: set[Queue] = set()  # of which something starts
+        self._hurries = any(  # what goes before all others: it weighs nothing, or has a maximum wait
+            one.weight == 0 or one.max_wait_seconds is not None for one in pool.policy.operations.values()
+        )
         self._kept = 0  # units of gangs at their turn
         self._closed: set[str] = set()  # operations whose first lacks units
         self._stopped = False  # nothing paced may start
@@ -144,10 +147,10 @@ class Admission:
         heads = [requests[-1] for requests in self._queues.values()]
         if not heads:
             return None
-        free = [head for head in heads if self._weight(head) == 0]
-        overdue = free or [head for head in heads if self._is_overdue(head)]
-        if overdue:
-            return min(overdue, key=_arrival)
+        if self._hurries:
+            free = [head for head in heads if self._weight(head) == 0]
+            if overdue := free or [head for head in heads if self._is_overdue(head)]:
+                return min(overdue, key=_arrival)
         if self._stopped:
             return None
         of = {

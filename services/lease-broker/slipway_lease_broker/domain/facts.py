@@ -55,9 +55,6 @@ SECONDS_MAX: Final = 31_536_000
 RETRY_AFTER_SECONDS_MAX: Final = 3_600
 EVIDENCE_MAX: Final = 1_000
 
-# Progress of a lease that its hold ended, once its holder has said how it went: said again, it counts no second time.
-HEARD: Final = "given back after its hold"
-
 # Results of a release that say something of its tenant. All others are about machines, images or clouds.
 FAILED: Final = "failed"
 DONE: Final = "done"
@@ -253,9 +250,12 @@ class Ledger:
 
     def _hear(self, pool: LeasePool, lease: Lease, fact: LeaseReleaseRequested, now: datetime, owner: str) -> None:
         """What a holder says of the cloud is true after its hold as well; nothing is given back by it."""
-        self._keep_lease(msgspec.structs.replace(lease, progress=HEARD))
+        self._keep_lease(msgspec.structs.replace(lease, heard=True))
         self.dirty.add(pool.id)
-        self._note(pool, "heard", f"{HEARD}: {fact.result}", now, owner, lease_id=lease.id, request_id=lease.request_id)
+        self._note(
+            pool, "heard", f"given back after its hold: {fact.result}", now, owner,
+            lease_id=lease.id, request_id=lease.request_id,
+        )  # fmt: skip
         self._heed(lease, fact, now)
 
     def _heed(self, lease: Lease, fact: LeaseReleaseRequested, now: datetime) -> None:
@@ -439,7 +439,7 @@ def _check_text(name: str, value: str) -> None:
 def tells_late(pool: LeasePool, lease: Lease, fact: LeaseReleaseRequested) -> bool:
     """Whether a release of a lease that its hold ended is heard: once, and if it says something of the cloud. An
     adaptive limit also counts those that were not throttled, or it would hear of trouble alone."""
-    if lease.state is not State.RELEASED or lease.reason != HOLD or lease.progress == HEARD:
+    if lease.state is not State.RELEASED or lease.reason != HOLD or lease.heard:
         return False
     says = fact.throttled or fact.retry_after_seconds is not None or fact.quota_remaining is not None
     return says or pool.policy.adaptive is not None

@@ -115,6 +115,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # of the grant, then of the end
     gang_id: str | None = None
     replaced: bool = False  # a request replaced it: no other may
+    heard: bool = False  # its hold ended it, and its holder told afterwards how it went
 
     @property
     def live(self) -> bool:

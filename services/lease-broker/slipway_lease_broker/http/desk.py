@@ -213,6 +213,8 @@ class Desk:
         staying = self._staying.get(key, ())
         if granted is not None and granted.state is State.RESERVED and self._confirming[key]:
             granted = None
+        if staying and granted is not None:
+            self._remember(granted.id, lease_pool_id)
         for woken in staying:
             if not woken.done():
                 woken.set_result(granted)

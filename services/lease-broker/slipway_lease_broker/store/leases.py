@@ -11,7 +11,7 @@ from slipway_lease_broker.store.rows import columns, structs
 FIELDS: Final = Lease.__struct_fields__
 CHANGING: Final = (
     "id", "units", "state", "expires_at", "counted_until", "ended_at", "progress", "progress_until", "reason",
-    "replaced",
+    "replaced", "heard",
 )  # fmt: skip
 SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM leases"
 
@@ -27,14 +27,14 @@ INSERT INTO leases ({", ".join(FIELDS)})
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::integer[], $6::integer[], $7::text[],
     $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::timestamptz[], $13::text[],
     $14::text[], $15::text[], $16::integer[], $17::text[], $18::text[], $19::timestamptz[], $20::float8[],
-    $21::text[], $22::float8[], $23::text[], $24::text[], $25::boolean[])"""
+    $21::text[], $22::float8[], $23::text[], $24::text[], $25::boolean[], $26::boolean[])"""
 SAVE: Final = """
 UPDATE leases AS l SET units = s.units, state = s.state, expires_at = s.expires_at, counted_until = s.counted_until,
     ended_at = s.ended_at, progress = s.progress, progress_until = s.progress_until, reason = s.reason,
-    replaced = s.replaced
+    replaced = s.replaced, heard = s.heard
 FROM unnest($1::text[], $2::integer[], $3::text[], $4::timestamptz[], $5::timestamptz[], $6::timestamptz[],
-    $7::text[], $8::timestamptz[], $9::text[], $10::boolean[])
-    AS s (id, units, state, expires_at, counted_until, ended_at, progress, progress_until, reason, replaced)
+    $7::text[], $8::timestamptz[], $9::text[], $10::boolean[], $11::boolean[])
+    AS s (id, units, state, expires_at, counted_until, ended_at, progress, progress_until, reason, replaced, heard)
 WHERE l.id = s.id"""
 FORGET: Final = """
 DELETE FROM leases WHERE lease_pool_id = $1 AND ended_at < slipway_clock() - make_interval(secs => $2)"""

@@ -1,4 +1,5 @@
-"""Fewer rows and checks behind each lease: what a lease costs to write is what a lease pool can grant."""
+"""Fewer checks and indexes behind each lease: what one costs to write is what a pool can grant. And whether its holder
+was heard after the hold."""
 
 from alembic import op
 
@@ -16,6 +17,7 @@ ALTER TABLE requests DROP CONSTRAINT requests_lease_pool_id_fkey;
 DROP INDEX leases_granted;
 DROP INDEX leases_ended;
 CREATE INDEX leases_ended ON leases USING brin (ended_at);
+ALTER TABLE leases ADD heard boolean NOT NULL DEFAULT false;
 """
 
 
