@@ -331,7 +331,9 @@ async def test_a_gang_that_cannot_be_decided_for_stops_no_other(broker: Broker) 
     assert await loop.step(broker.pool) is True
     assert names(await broker.grants()) == ["fine", "fine"]
     assert UNDECIDED.labels("sim-c")._value.get() == counted + 1
-    await broker.pool.execute("UPDATE lease_pools SET policy = policy - 'ageing_seconds' WHERE id = 'sim-c'")
+    await broker.pool.execute(
+        "UPDATE lease_pools SET policy = policy - 'ageing_seconds', paced_until = NULL WHERE id = 'sim-c'"
+    )
     assert await loop.step(broker.pool) is False
     await broker.set_clock(30)
     assert await loop.step(broker.pool) is True
