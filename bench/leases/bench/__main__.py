@@ -104,13 +104,13 @@ async def measure(supervisor: Supervisor) -> int:
             print("pairs …", flush=True)
             found = await _pairs(system, kafka_bus, seconds / 28, commits)
             print("many held, many waiting …", flush=True)
-            held, waiting = await _sizes(system, kafka_bus, seconds / 40)
+            held, waiting = await _sizes(system, kafka_bus, seconds / 30)
             print("release → next grant …", flush=True)
             hop_ms, commit_ms = await handover.plain(kafka_bus), 1000 / commits[CLIENTS[0]]
             turns = range(LANES)
-            told = await asyncio.gather(*(handover.over_http(system, f"http-turns-{n}", seconds / 8) for n in turns))
+            told = await asyncio.gather(*(handover.over_http(system, f"http-turns-{n}", seconds / 5) for n in turns))
             heard = await asyncio.gather(
-                *(handover.over_kafka(kafka_bus, f"kafka-turns-{n}", seconds / 8) for n in turns)
+                *(handover.over_kafka(kafka_bus, f"kafka-turns-{n}", seconds / 5) for n in turns)
             )
             print(f"restart with {RESTART_WAITERS:,} waiters …", flush=True)
             restart = await _restart(supervisor, system, kafka_bus)

@@ -16,7 +16,7 @@ from slipway_common.clock import monotonic_seconds
 from slipway_common.events.lease import LeaseGranted, LeaseReleased
 
 BATCH: Final = 50  # requests that one asker on Kafka has under way
-WARM_UP: Final = 0.5  # of the time that is measured
+WARM_UP: Final = 0.4  # of the time that is measured
 REFILL: Final = "refill"  # begins the ids of requests that others follow
 _names = count()
 

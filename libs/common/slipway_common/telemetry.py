@@ -1,7 +1,6 @@
 """Logs as JSON lines, what all services count, and the trace that is carried from event to event (W3C traceparent)."""
 
 import logging
-import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Final
 import structlog
 
 from slipway_common import metrics
+from slipway_common.ids import random_bytes
 
 _traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 
@@ -68,8 +68,8 @@ def _add_trace(_: object, __: str, event: dict[str, object]) -> dict[str, object
 def child_of(traceparent: str) -> str:
     """A new span in the same trace; a new trace when `traceparent` is absent or malformed."""
     parts = traceparent.split("-")
-    trace_id = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else secrets.token_hex(16)
-    return f"00-{trace_id}-{secrets.token_hex(8)}-01"
+    trace_id = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else random_bytes(16).hex()
+    return f"00-{trace_id}-{random_bytes(8).hex()}-01"
 
 
 def current_trace() -> str:
