@@ -15,6 +15,7 @@ import msgspec
 
 from slipway_common.events.lease import LeaseGroup, LeaseReleaseRequested, LeaseRequested
 from slipway_lease_broker.domain.decide import Decision, decide
+from slipway_lease_broker.domain.endings import HOLD
 from slipway_lease_broker.domain.facts import Fact, Ledger
 from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Request, Tenant
 from slipway_lease_broker.domain.terms import Policy
@@ -41,6 +42,7 @@ class Broker:
             reserve_seconds=hold_seconds, policy=policy,
         )  # fmt: skip
         self.leases: dict[str, Lease] = {}  # that are counted
+        self.over: dict[str, Lease] = {}  # that their hold ended, until their holders told how it went
         self.requests: dict[str, Request] = {}  # that wait
         self.tenants: dict[str, Tenant] = {}
         self.groups: dict[str, Group] = {}
@@ -71,7 +73,7 @@ class Broker:
         self, lease: Lease, now: float, *, result: str = "done", throttled: bool = False,
         retry_after_seconds: float | None = None, quota_remaining: int | None = None,
     ) -> None:  # fmt: skip
-        """A lease that its hold ended already is refused, and nothing changes."""
+        """Of a lease that its hold ended nothing is given back; what it tells of the cloud is heard."""
         self._record(
             LeaseReleaseRequested(
                 lease_pool_id=POOL, lease_id=lease.id, fencing_token=lease.fencing_token, units=lease.units,
@@ -90,15 +92,11 @@ class Broker:
             yield from decision.granted
 
     def _record(self, fact: Fact, now: float) -> None:
-        ledger = Ledger(
-            [self.pool],
-            [self.leases[fact.lease_id]]
-            if isinstance(fact, LeaseReleaseRequested) and fact.lease_id in self.leases
-            else [],
-            [],
-            self.tenants.values(),
-            self.groups.values(),
-        )
+        named = []
+        if isinstance(fact, LeaseReleaseRequested):
+            lease = self.leases.get(fact.lease_id) or self.over.get(fact.lease_id)
+            named = [] if lease is None else [lease]
+        ledger = Ledger([self.pool], named, [], self.tenants.values(), self.groups.values())
         ledger.record(fact, at(now))
         self.pool = ledger.pools[POOL]
         for lease in ledger.leases_to_save():
@@ -141,6 +139,9 @@ class Broker:
     def _keep(self, lease: Lease) -> None:
         if lease.ended_at is not None:
             self.leases.pop(lease.id, None)
+            self.over.pop(lease.id, None)
+            if lease.reason == HOLD and not lease.heard:
+                self.over[lease.id] = lease
         else:
             self.leases[lease.id] = lease
             heapq.heappush(self._deadlines, (lease.deadline, lease.id))

@@ -263,7 +263,12 @@ async def test_two_releases_give_back_what_was_held(broker: Broker) -> None:
     """The second counts from what the first left."""
     await broker.tell(ask("r", 3))
     (lease,) = await broker.grants()
-    await asyncio.gather(broker.tell(release(lease, 2)), broker.tell(release(lease, 2)))
+    async with broker.pool.acquire() as blocker:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the first has read, and cannot write
+            releases = [broker.start(broker.tell(release(lease, 2))) for _ in range(2)]
+            await broker.until_waiting(*releases)
+        await asyncio.gather(*releases)
     told = [(e.units, e.remaining) for e in await broker.told() if isinstance(e, LeaseReleased)]
     assert told == [(2, 1), (1, 0)]
     assert await broker.held() == 0
