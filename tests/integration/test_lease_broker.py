@@ -37,13 +37,14 @@ from slipway_common.records import Record
 from slipway_common.topics import LEASE_REQUEST
 from slipway_lease_broker.admission import save_and_decide
 from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.domain.report import Stay
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
 from slipway_lease_broker.handlers.requests import Recorder, record_requests
 from slipway_lease_broker.http import lease_pools, leases
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.metrics import UNDECIDED
-from slipway_lease_broker.store import gangs, history, pools
+from slipway_lease_broker.store import gangs, history, pools, stays
 from slipway_local.postgres import EmbeddedPostgres
 from tests.lease_broker import (
     SERVICE,
@@ -803,6 +804,35 @@ async def test_every_decision_has_a_line_of_history(broker: Broker) -> None:
     assert [entry.kind for entry in await history.of_lease(broker.pool, lease.lease_id)] == [
         "granted", "confirmed", "released", "lost",
     ]  # fmt: skip
+
+
+async def test_the_past_knows_what_was_given_back_on_the_way(broker: Broker) -> None:
+    """What goes with the lease is no part of that; what history has forgotten counts until the end."""
+    await broker.tell(ask("r", 4))
+    (lease,) = await broker.grants()
+    for seconds, units in ((100, 1), (200, 2), (300, 1)):
+        await broker.set_clock(seconds)
+        await broker.tell(release(lease, units))
+    await broker.tell(ask("s", 5))
+    (other,) = await broker.grants()
+    await broker.set_clock(400)
+    await broker.tell(release(other, 2), ask("t", 9))
+    assert len(await broker.grants()) == 1
+
+    async def past() -> list[Stay]:
+        async with broker.pool.acquire() as db:
+            return await stays.since(db, "sim-a", START, limit=100)
+
+    assert {(stay.units, stay.ended_at): stay.returned for stay in await past()} == {
+        (4, after(300)): ((after(100), 1), (after(200), 2)),
+        (5, None): ((after(400), 2),),
+        (2, None): (),
+        (7, None): (),  # waits
+    }
+    await broker.set_clock(450)
+    async with broker.pool.acquire() as db:
+        await history.forget(db, "sim-a", older_than_seconds=0)
+    assert [stay.returned for stay in await past()] == [(), (), (), ()]
 
 
 async def test_more_than_one_decision_takes_on(broker: Broker) -> None:

@@ -27,11 +27,12 @@ def at(seconds: float) -> datetime:
 
 
 def stay(asked: float, granted: float | None = None, ended: float | None = None, *, units: int = 1,
-         confirmed: float | None = None, throttled: bool = False) -> Stay:  # fmt: skip
+         confirmed: float | None = None, throttled: bool = False,
+         returned: tuple[tuple[float, int], ...] = ()) -> Stay:  # fmt: skip
     times = [None if seconds is None else at(seconds) for seconds in (granted, confirmed, ended)]
     return Stay(
         asked_at=at(asked), units=units, granted_at=times[0], confirmed_at=times[1], ended_at=times[2],
-        throttled=throttled,
+        throttled=throttled, returned=tuple((at(seconds), back) for seconds, back in returned),
     )  # fmt: skip
 
 
@@ -62,6 +63,25 @@ def test_a_past_reckoned_by_hand() -> None:
         quiet_units=2,
         what_if=None,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def test_what_was_given_back_counts_no_more() -> None:
+    """Also of a lease that goes on: neither in the past nor when it is played again; it stays one lease."""
+    found = reported([
+        stay(0, 0, 900, units=4, returned=((100, 1), (300, 2))),
+        stay(300, 300, 900, units=3),
+    ], until=900, limit=4)  # fmt: skip
+    assert found.concurrency == Spread(3, 4, 4, 4)  # 4 held for 100 s, 3 for 200, 4 for 600
+    assert found.bands == (Band(1, 1, 0, 0), Band(2, 2, 0, 0), Band(3, 3, 0, 0), Band(4, 4, 2, 0))
+    assert (found.requests, found.held) == (2, Spread(2, 600, 900, 900))
+    assert (found.what_if.waited, found.what_if.concurrency_most, found.what_if.cut_short) == (0, 4, 1)
+
+
+def test_no_time_counts_before_anybody_asked() -> None:
+    """A pool of ten minutes was not idle all day; one that was held when the time began is looked at from there."""
+    found = reported([stay(400, 400, 1000), stay(600, 600)])
+    assert (found.since, found.concurrency) == (at(400), Spread(2, 2, 2, 2))
+    assert reported([stay(-10, -10, 100)]).since == START
 
 
 def test_nothing_at_all() -> None:
@@ -138,8 +158,12 @@ def test_weights_count() -> None:
 
 pasts = st.lists(
     st.builds(
-        lambda asked, wait, held, units: stay(asked, asked + wait, asked + wait + held, units=units),
+        lambda asked, wait, held, units, back: stay(
+            asked, asked + wait, asked + wait + held, units=units,
+            returned=tuple((asked + wait + held * share, 1) for share in sorted(back)[: units - 1]),
+        ),
         st.floats(0, 500), st.floats(0, 100), st.floats(1, 300), st.integers(1, 4),
+        st.lists(st.floats(0.01, 0.99), max_size=3),
     ),
     max_size=30,
 )  # fmt: skip

@@ -24,11 +24,12 @@ class Stay(msgspec.Struct, frozen=True, kw_only=True):
     """One lease, or one request that has none yet, from asking to ending; None for what has not come."""
 
     asked_at: datetime
-    units: int
+    units: int  # all that were granted, or that wait
     granted_at: datetime | None = None
     confirmed_at: datetime | None = None
     ended_at: datetime | None = None
     throttled: bool = False  # as told at its release
+    returned: tuple[tuple[datetime, int], ...] = ()  # when, how many units: what its holder gave back before its end
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -86,7 +87,9 @@ def report(
     stays: Sequence[Stay], since: datetime, until: datetime, *, limit_units: int, hold_seconds: float,
     pacing: Pacing | None,
 ) -> Report:  # fmt: skip
-    """`stays` are all that touched the time from `since` to `until`, in any order; units held before it count."""
+    """`stays` are all that touched the time from `since` to `until`, in any order; units held before it count. The
+    report begins no earlier than the first of them: that nobody knew the pool yet says nothing about its limit."""
+    since = max(since, min((stay.asked_at for stay in stays), default=since))
     granted = [stay for stay in stays if stay.granted_at is not None]
     started = [stay for stay in granted if _granted(stay) >= since]
     bands = tuple(_bands(granted, since))
@@ -128,7 +131,9 @@ def what_if(stays: Sequence[Stay], *, limit_units: int, hold_seconds: float, pac
             now = max(now, end)
         seconds = _held_seconds(stay)
         cut_short += seconds is not None and seconds > hold_seconds
-        heapq.heappush(ends, (now + timedelta(seconds=min(seconds or hold_seconds, hold_seconds)), stay.units))
+        for units, ended_at in _parts(stay):
+            lasted = hold_seconds if ended_at is None else (ended_at - _granted(stay)).total_seconds()
+            heapq.heappush(ends, (now + timedelta(seconds=min(lasted, hold_seconds)), units))
         held += stay.units
         most = max(most, held)
         paced_until = spend(paced_until, now, stay.units, pacing, ahead_most)
@@ -193,10 +198,19 @@ def _held_seconds(stay: Stay) -> float | None:
     return (stay.ended_at - stay.granted_at).total_seconds()
 
 
-def _steps(granted: Iterable[Stay]) -> list[tuple[datetime, int, Stay]]:
+def _parts(stay: Stay) -> Iterator[tuple[int, datetime | None]]:
+    """Units that went at once, and when: what was given back on the way, then the rest."""
+    left = stay.units
+    for at, units in stay.returned:
+        yield units, at
+        left -= units
+    yield left, stay.ended_at
+
+
+def _steps(granted: Sequence[Stay]) -> list[tuple[datetime, int, Stay]]:
     """Units that came and went, in order of time; at the same instant those that went first."""
     steps = [(_granted(stay), stay.units, stay) for stay in granted]
-    steps += [(stay.ended_at, -stay.units, stay) for stay in granted if stay.ended_at is not None]
+    steps += [(ended_at, -units, stay) for stay in granted for units, ended_at in _parts(stay) if ended_at is not None]
     return sorted(steps, key=lambda step: step[:2])
 
 
