@@ -53,6 +53,7 @@ WHY = {
 LEASE_POOL = {
     "id": "sim-a", "limit": 45, "held": 40, "waiting": 2, "oldest_wait_seconds": 3.0, "granted_per_minute": 30,
     "eta_seconds": 4.0, "why": f"first\nlease {ID}: 8 units free",
+    "mode": "shadow", "pinned_reason": "ratchet", "drained_reason": None,
 }  # fmt: skip
 ANSWERS: dict[str, Any] = {
     "pools": {"items": [POOL]},

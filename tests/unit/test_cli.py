@@ -13,7 +13,9 @@ import yaml
 from fastapi import FastAPI, Request
 from typer.testing import CliRunner, Result
 
+from slipway_client import tokens
 from slipway_client.cli import app
+from slipway_client.commands.tokens import create_token
 from slipway_common import problem
 from slipway_common.access import Tokens, allows
 from slipway_common.ids import hash_secret
@@ -287,6 +289,9 @@ BAD_TOKENS = [
     (["--name", "C I", "--scope", "admin"], "--name: 'C I' is not"),
     (["--name", "ci", "--scope", "everything"], "--scope: 'everything' is not area:verb"),
     (["--name", "known", "--scope", "admin"], "has a token 'known' already"),
+    (["--name", "ci", "--scope", "lease:write:demo"], "--scope: 'lease:write:demo' allows nothing; scopes are"),
+    (["--name", "ci", "--scope", "leases:write"], "--scope: 'leases:write' allows nothing"),
+    (["--name", "ci", "--scope", "pools:write:linux"], "--scope: 'pools:write:linux' allows nothing"),
 ]
 
 
@@ -298,6 +303,26 @@ def test_bad_token_changes_no_file(tmp_path: Path, arguments: list[str], reason:
     answer = slipway("token", "create", *arguments, "--file", str(file))
     assert (answer.exit_code, answer.stdout, file.read_text()) == (2, "", before)
     assert reason in answer.stderr
+
+
+@pytest.mark.parametrize("scope", [*tokens.SCOPES, "*", "leases:*", "leases:write:*", "leases:write:aws-*"])
+def test_every_scope_can_be_given(scope: str) -> None:
+    assert slipway("token", "create", "--name", "ci", "--scope", scope).exit_code == 0
+
+
+def test_every_scope_is_told() -> None:
+    helps = create_token.__doc__ or ""
+    guide = (ROOT / "docs/guides/operators.md").read_text()
+    assert [scope for scope in tokens.SCOPES if scope not in helps or f"`{scope}`" not in guide] == []
+
+
+@pytest.mark.parametrize("before", ['[{"name": "known", "sha256": "00", "scopes": []}]', "- {name: a}\n...\n"])
+def test_no_token_is_added_where_a_line_would_break_the_file(tmp_path: Path, before: str) -> None:
+    file = tmp_path / "tokens.yaml"
+    file.write_text(before)
+    answer = slipway("token", "create", "--name", "ci", "--scope", "admin", "--file", str(file))
+    assert (answer.exit_code, answer.stdout, file.read_text()) == (2, "", before)
+    assert f"{file}:1: no line can be added here" in answer.stderr
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ class Deployment:
         entry = {"name": "local", "sha256": hash_secret(self.token), "scopes": ["admin"]}
         path = self.folder / "tokens.yaml"
         path.touch(0o600)
-        path.write_bytes(msgspec.json.encode([entry]))
+        path.write_text(f"- {msgspec.json.encode(entry).decode()}\n")  # a line each: `token create` may add its own
 
     async def replicate(self, service: str, times: int) -> list[str]:
         """Start so many more processes of a service, beside the one that runs: service-1, service-2 … Their names."""
@@ -179,7 +179,11 @@ class Deployment:
 
     def environment_of(self, name: str) -> dict[str, str]:
         """All variables of a service's process."""
-        env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
+        passed_on = "SLIPWAY_BOSKOS_" if name == "lease-broker" else None  # a port that only its user can choose
+        env = {
+            key: value for key, value in os.environ.items()
+            if not key.startswith("SLIPWAY_") or (passed_on and key.startswith(passed_on))
+        }  # fmt: skip
         env |= {
             "SLIPWAY_KAFKA": self.kafka,
             "SLIPWAY_TOPIC_PREFIX": self.prefix,

@@ -232,7 +232,8 @@ def test_a_pool_is_changed_with_a_reason(
     broker.answers["PATCH /lease-pools/aws-ci"] = [(200, {"id": "aws-ci", "revision": 4})]
     assert slipway(environment, *command).exit_code == 2
     told = slipway(environment, *command, "--reason", "why")
-    assert (told.exit_code, told.stdout) == (0, "aws-ci is changed, revision 4\n")
+    done = {"pin": "pinned", "unpin": "unpinned"}.get(command[0], "changed")
+    assert (told.exit_code, told.stdout) == (0, f"aws-ci is {done}, revision 4\n")
     assert broker.told == [("PATCH /lease-pools/aws-ci", body | {"reason": "why"})]
 
 
@@ -268,6 +269,8 @@ def test_a_gang_is_one_request(broker: LeaseBroker, environment: dict[str, str])
         ("acquire", "--pool", "p", "--priority", "10"), ("acquire", "--pool", "p", "--replaces", "l-1"),
         ("run", "--pool", "p"), ("run", "--pool", "p", "--on-loss", "STOP", "--", "true"),
         ("run", "--pool", "p", "--fail-open", "maybe", "--", "true"), ("gang", "--member", "p:x"),
+        ("acquire", "--pool", ""), ("run", "--pool", "", "--", "true"), ("cancel", "--pool", "", "r"),
+        ("cancel", "--pool", "p", ""),
         ("set", "p", "--reason", "r"), ("set", "p", "--reason", "r", "--pacing", "5s/x"),
     ],
 )  # fmt: skip
@@ -276,10 +279,59 @@ def test_wrong_usage_asks_nobody(broker: LeaseBroker, environment: dict[str, str
     assert (answer.exit_code, answer.stdout, broker.told) == (2, "", [])
 
 
+def test_an_empty_pool_is_an_unset_variable(environment: dict[str, str], options: dict[str, Any]) -> None:
+    assert "--pool: the id of the lease pool is empty" in slipway(environment, "acquire", "--pool", "").stderr
+    with pytest.raises(ValueError, match="lease pool is empty"):
+        lease("", **options)
+
+
+def test_a_wrong_duration_is_told_with_its_option(environment: dict[str, str]) -> None:
+    told = slipway(environment, "acquire", "--pool", "p", "--hold", "soon").stderr
+    assert "--hold: 'soon' is not a duration" in told
+
+
+def test_a_hold_that_the_pool_shortens_is_told(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """The lease of the table is held for 20 min; who asks for no more hears nothing."""
+    words = "the hold of this lease is 20 min, not 30 min: aws-ci grants no longer ones"
+    longer = slipway(environment, "acquire", "--pool", "aws-ci", "--hold", "30m")
+    assert (longer.stdout, words in longer.stderr) == (f"{HANDLE}\n", True)
+    assert words in run(environment, "--hold", "30m", "--", "true").stderr
+    broker.answers["POST /lease-gangs"] = [(200, {"leases": [lease_answers.lease()[1]]})]
+    assert words in slipway(environment, "gang", "--member", "aws-ci", "--hold", "30m").stderr
+    for given in (("--hold", "20m"), ()):
+        assert slipway(environment, "acquire", "--pool", "aws-ci", *given).stderr == ""
+
+
+def test_somebody_else_s_refusal_says_who_was_asked(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    broker.answers[ACQUIRE] = [(404, {"detail": "Not Found"})]
+    told = slipway(environment, "acquire", "--pool", "aws-ci")
+    where = f"{environment['SLIPWAY_LEASE_BROKER_URL']}/lease-pools/aws-ci/leases"
+    assert (told.exit_code, f"POST {where} was refused (404: Not Found): is it a lease-broker?" in told.stderr) == (
+        78, True,
+    )  # fmt: skip
+
+
+def test_one_row_of_a_report_is_shown_as_pairs(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    bands = [{"units": 1, "starts": 4}, {"units": 2, "starts": 5}]
+    body = {"id": "aws-ci", "bands": bands, "what_if": [{"limit": 40, "wait_seconds_p95": 12.0}]}
+    broker.answers["GET /lease-pools/aws-ci/report"] = [(200, body)]
+    lines = slipway(environment, "report", "aws-ci").stdout.splitlines()
+    assert lines[lines.index("bands:") + 1].split() == ["units", "starts"]
+    assert lines[lines.index("what if:") + 1 :] == ["limit             40", "wait seconds p95  12"]
+
+
+def test_a_lease_is_shown_with_one_id(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    broker.answers[f"GET /leases/{LEASE}"] = [(200, {"id": LEASE} | lease_answers.lease()[1])]
+    assert slipway(environment, "status", LEASE).stdout.count(LEASE) == 1
+    assert json.loads(slipway(environment, "status", LEASE, "-o", "json").stdout)["id"] == LEASE
+
+
 def test_switched_off_nothing_is_asked_and_nothing_is_held(
     broker: LeaseBroker, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script's own calls become nothing; its command runs as if nobody stood before it."""
+    for word in ("OFF", "0", "false"):
+        assert slipway(environment | {"SLIPWAY_LEASE": word}, "acquire", "--pool", "").exit_code == 0
     off = environment | {"SLIPWAY_LEASE": "off"}
     for command in (("acquire", "--pool", "aws-ci", "-o", "env"), ("renew",), ("release",)):
         answer = slipway(off, *command)

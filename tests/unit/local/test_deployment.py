@@ -37,6 +37,16 @@ def test_the_calculators_profiles_are_as_fast_as_the_run(tmp_path: Path, monkeyp
             assert getattr(policies[profile], name) == pytest.approx(getattr(told, name) / divisor), name
 
 
+def test_only_the_boskos_port_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only to the service that opens it; everything else a run decides itself."""
+    monkeypatch.setenv("SLIPWAY_BOSKOS_PORT", "8080")
+    monkeypatch.setenv("SLIPWAY_PORT", "1")
+    deployment = Deployment(Supervisor(), tmp_path, speed=20.0, seconds={})
+    told = {name: deployment.environment_of(name) for name in deployment.ports}
+    assert [name for name, given in told.items() if "SLIPWAY_BOSKOS_PORT" in given] == ["lease-broker"]
+    assert all(given["SLIPWAY_PORT"] == str(deployment.ports[name]) for name, given in told.items())
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{"DURATION": "soon"}, {"SPEED": "fast"}, {"SPEED": "0"}, {"DEMAND": "/no/such/file"}, {"FAULTS": "locusts"},

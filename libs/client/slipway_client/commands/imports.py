@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from slipway_client import moments
-from slipway_client.commands.declared import NOTHING_TO_CHANGE, File, InvalidFile
+from slipway_client.commands.declared import NOTHING_TO_CHANGE, InvalidFile
 from slipway_client.foreign import printable
 from slipway_client.options import AsOutput, noun
 from slipway_client.tables import Field, Output, as_json, show
@@ -15,6 +16,8 @@ from slipway_client.tables import Field, Output, as_json, show
 app: Final = noun("Take over what other systems have declared.")
 
 SHOWN_NAMES_MAX: Final = 5
+
+File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="A _boskos.yaml.")]
 
 
 @app.callback()

@@ -33,8 +33,14 @@ def _why(row: Mapping[str, Any]) -> str:
     return UUID.sub(lambda id_: short(id_[0]), (row.get("why") or "").rpartition("\n")[2])
 
 
+def _mode(row: Mapping[str, Any]) -> str | None:
+    said = [word for word in ("pinned", "drained") if row.get(f"{word}_reason") is not None]
+    return ", ".join([row["mode"], *said]) if row.get("mode") else None
+
+
 POOLS: Final[tuple[Field, ...]] = (
     "id",
+    ("mode", _mode),
     "limit",
     "held",
     "waiting",
@@ -48,6 +54,7 @@ POOLS: Final[tuple[Field, ...]] = (
 @app.command("pools")
 def list_lease_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List lease pools: units held and waiting against the limit, and how long one asked for now would wait (ETA).
+    The mode says also who is pinned or drained.
 
     \b
     Example:
@@ -83,7 +90,10 @@ def report(
     pairs({name: value for name, value in row.items() if name not in tables}, now())
     for name, rows in tables.items():
         print(f"\n{printable(name.replace('_', ' '))}:")
-        show(rows, tuple(rows[0]) if rows else (), output, nothing="none")
+        if len(rows) == 1:  # as a table, one with many figures is wider than a terminal
+            pairs(rows[0], now())
+        else:
+            show(rows, tuple(rows[0]) if rows else (), output, nothing="none")
 
 
 def _is_rows(value: Any) -> bool:
@@ -143,7 +153,7 @@ def pin(context: typer.Context, pool: LeasePoolId, reason: Reason, output: AsOut
     Example:
       slipway lease pin aws-ci --reason "ratchet of this month"
     """
-    _change(context, pool, {"pinned": True}, reason, output)
+    _change(context, pool, {"pinned": True}, reason, output, done="pinned")
 
 
 @app.command("unpin")
@@ -154,7 +164,7 @@ def unpin(context: typer.Context, pool: LeasePoolId, reason: Reason, output: AsO
     Example:
       slipway lease unpin aws-ci --reason "new quota"
     """
-    _change(context, pool, {"pinned": False}, reason, output)
+    _change(context, pool, {"pinned": False}, reason, output, done="unpinned")
 
 
 @app.command("drain")
@@ -217,11 +227,13 @@ def history(
     show(rows, HISTORY, output, nothing="nothing was decided yet")
 
 
-def _change(context: typer.Context, pool: str, body: dict[str, Any], reason: str, output: Output) -> None:
+def _change(
+    context: typer.Context, pool: str, body: dict[str, Any], reason: str, output: Output, *, done: str = "changed"
+) -> None:  # fmt: skip
     body = {name: value for name, value in body.items() if value is not None or name == "pacing"}
     told = context.obj.patch("lease-broker", path("lease-pools", pool), body | {"reason": reason})
     if output is Output.JSON:
         as_json(told)
     else:
         revision = (told or {}).get("revision")
-        print(f"{pool} is changed" + (f", revision {revision}" if revision is not None else ""))
+        print(f"{pool} is {done}" + (f", revision {revision}" if revision is not None else ""))

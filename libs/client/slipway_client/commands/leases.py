@@ -18,14 +18,13 @@ from slipway_client.commands import lease_pools
 from slipway_client.http import Api, Failed, path
 from slipway_client.options import AsOutput, OfLeasePool, now
 from slipway_client.options import lease_pools as pool_ids
+from slipway_client.switch import switched_off
 from slipway_client.tables import Field, Output, as_json, pairs, short, show
 
 if TYPE_CHECKING:
     from slipway_client.leases.session import Session
     from slipway_client.leases.terms import Lease, Wanted
     from slipway_common.events.lease import LeaseGroup, ReplacedLease
-
-SWITCH: Final = "SLIPWAY_LEASE"
 
 
 class _Exits(TyperGroup):
@@ -69,18 +68,18 @@ class OnLoss(StrEnum):
     TERM, INT, HUP, QUIT, USR1, USR2, KILL, NONE = "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL", "none"
 
 
-def _duration(text: str | None) -> float | None:
+def _duration(option: str, text: str | None) -> float | None:
     """Seconds of a duration such as 20m; 0 is one too."""
     if text is None or not text.strip("0s"):
         return None if text is None else 0.0
     try:
         return moments.seconds(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(f"{option}: {error}") from error
 
 
-def _seconds(text: str) -> float:
-    return _duration(text) or 0.0
+def _seconds(option: str, text: str) -> float:
+    return _duration(option, text) or 0.0
 
 
 FailOpenWord = Literal["safe", "optimistic", "pessimistic"]
@@ -126,7 +125,9 @@ def run_leased(
     silent_after: Annotated[
         str, typer.Option(metavar="DURATION", help="In mode safe: how long a broker may be silent.")
     ] = "10s",
-    on_loss: Annotated[OnLoss, typer.Option(help="Signal for the command when the lease is lost.")] = OnLoss.TERM,
+    on_loss: Annotated[
+        OnLoss, typer.Option(help="Signal for the command when its lease is lost: not renewed in time, or replaced.")
+    ] = OnLoss.TERM,
     throttled_exit: Annotated[
         list[int] | None,
         typer.Option(metavar="CODE", help="The command's exit code that means: the account throttled it."),
@@ -153,7 +154,7 @@ def run_leased(
     Exit codes: the command's, 128+n for signal n, 127 and 126 when it is not found and cannot be run. Before it
     runs: 75 not admitted within the wait, 69 the broker does not answer, 77 and 78 refused, 2 wrong usage.
     """
-    if os.environ.get(SWITCH) == "off":
+    if switched_off(os.environ):
         _become(command)
     import asyncio
 
@@ -166,13 +167,18 @@ def run_leased(
         pool, request_id=request_id, operation=operation, units=units, tenant=tenant, priority=priority, hold=hold,
         replaces=replaces, group=_group(group, group_size, spread, member),
     )  # fmt: skip
+
+    def granted(lease: "Lease") -> None:
+        numbered.granted(lease)
+        _tell_hold(wanted.hold_seconds, [lease])
+
     numbered = Attempt(api.urls["lease-broker"], attempt, wanted, given_id=bool(request_id), say=log.say)
     session = _session(api, numbered.wanted, max_wait, fail_open, silent_after)
     signum = None if on_loss is OnLoss.NONE else signal.Signals[f"SIG{on_loss.value}"]
     ended = asyncio.run(
         run(
             session, pool, command, on_loss=signum, throttled=frozenset(throttled_exit or ()),
-            granted=numbered.granted, say=log.say,
+            granted=granted, say=log.say,
         )
     )  # fmt: skip
     if ended.resend is not None:  # so that our caller sees what Ctrl-C has done
@@ -223,7 +229,7 @@ def acquire(
 
     Exit codes: 0 granted, 75 not admitted within the wait, 69 the broker does not answer, 77 and 78 refused.
     """
-    if os.environ.get(SWITCH) == "off":
+    if switched_off(os.environ):
         return
     import asyncio
 
@@ -244,7 +250,18 @@ def acquire(
             as_json({"request_id": wanted.request_id, "state": "waiting", **msgspec.structs.asdict(error.waiting)})
         raise
     assert isinstance(lease, Lease)
+    _tell_hold(wanted.hold_seconds, [lease])
     _hand([lease], output)
+
+
+def _tell_hold(asked_seconds: float | None, leases: "list[Lease]") -> None:
+    """No lease is held for longer than its pool's hold: whoever asked for more has to know."""
+    from slipway_client.leases import log
+
+    for lease in leases:
+        if asked_seconds is not None and lease.hold_seconds is not None and lease.hold_seconds < 0.99 * asked_seconds:
+            given, asked = moments.spelled(lease.hold_seconds), moments.spelled(asked_seconds)
+            log.say(f"the hold of this lease is {given}, not {asked}: {lease.lease_pool_id} grants no longer ones")
 
 
 def _hand(leases: "list[Lease]", output: Handed) -> None:
@@ -286,7 +303,7 @@ def acquire_gang(
     Example:
       slipway lease gang --member aws-ci --member quay-pulls:10 --max-wait 10m
     """
-    if os.environ.get(SWITCH) == "off":
+    if switched_off(os.environ):
         return
     import asyncio
 
@@ -294,7 +311,7 @@ def acquire_gang(
     from slipway_client.leases.terms import Gang, Member
     from slipway_common.ids import new_id
 
-    hold_seconds = _duration(hold)
+    hold_seconds = _duration("--hold", hold)
     members = []
     for text in member:
         pool, _, units = text.partition(":")
@@ -303,9 +320,11 @@ def acquire_gang(
         members.append(Member(pool=pool, units=int(units or 1), hold_seconds=hold_seconds))
     wanted = Gang(request_id=request_id or new_id(), operation=operation, tenant=tenant, members=tuple(members))
     api: Api = context.obj
+    max_wait_seconds = _seconds("--max-wait", max_wait)
     leases = asyncio.run(
-        gang.acquire(api.urls["lease-broker"], api.token, wanted, max_wait_seconds=_seconds(max_wait), say=log.say)
+        gang.acquire(api.urls["lease-broker"], api.token, wanted, max_wait_seconds=max_wait_seconds, say=log.say)
     )
+    _tell_hold(hold_seconds, leases)
     _hand(leases, Handed(output))
 
 
@@ -368,7 +387,8 @@ def release(
       slipway lease release --result failed --throttled --retry-after 2m
     """
     evidence = {
-        "remaining": remaining, "retry_after_seconds": _duration(retry_after), "quota_remaining": quota_remaining,
+        "remaining": remaining, "retry_after_seconds": _duration("--retry-after", retry_after),
+        "quota_remaining": quota_remaining,
     }  # fmt: skip
     for id_, token in _held(lease):
         body = {"fencing_token": token, "result": result, "throttled": throttled or retry_after is not None}
@@ -387,6 +407,8 @@ def cancel(
     Example:
       slipway lease cancel --pool aws-ci "$HOST_UID"
     """
+    if not (pool and request):
+        raise typer.BadParameter("--pool or REQUEST_ID is empty: is a variable not set?")
     context.obj.delete("lease-broker", path("lease-pools", pool, "requests", request))
 
 
@@ -410,7 +432,7 @@ def status(
     if output is Output.JSON:
         as_json(row)
     else:
-        pairs(row, now())
+        pairs({name: value for name, value in row.items() if name != "id"}, now())  # lease_id says it too
 
 
 def _clock(field: str) -> Field:
@@ -472,7 +494,7 @@ def _tell(told: Mapping[str, Any], value: str, output: Output) -> None:
 
 def _held(given: str | None) -> "Iterator[tuple[str, int]]":
     """The lease that a command is about: one, or none where leases are switched off."""
-    if os.environ.get(SWITCH) == "off":
+    if switched_off(os.environ):
         return
     environment = os.environ
     text = given or f"{environment.get('SLIPWAY_LEASE_ID', '')}:{environment.get('SLIPWAY_FENCING_TOKEN', '')}"
@@ -498,7 +520,7 @@ def _group(name: str, size: int, spread: str | None, member: int | None) -> "Lea
         return None
     from slipway_common.events.lease import LeaseGroup
 
-    if (seconds := _duration(spread)) is None:
+    if (seconds := _duration("--spread", spread)) is None:
         raise typer.BadParameter("--group needs --spread, over which it starts")
     if member is not None and member >= size:
         raise typer.BadParameter(f"--member counts from 0 to {size - 1} in a group of {size}")
@@ -512,10 +534,14 @@ def _wanted(
     from slipway_client.leases.terms import Wanted
     from slipway_common.ids import new_id
 
-    return Wanted(
-        lease_pool_id=pool, request_id=request_id or new_id(), operation=operation, units=units, tenant=tenant,
-        priority=priority, hold_seconds=_duration(hold), replaces=_handle(replaces) if replaces else None, group=group,
-    )  # fmt: skip
+    hold_seconds, before = _duration("--hold", hold), _handle(replaces) if replaces else None
+    try:
+        return Wanted(
+            lease_pool_id=pool, request_id=request_id or new_id(), operation=operation, units=units, tenant=tenant,
+            priority=priority, hold_seconds=hold_seconds, replaces=before, group=group,
+        )  # fmt: skip
+    except ValueError as error:
+        raise typer.BadParameter(f"--pool: {error}") from error
 
 
 def _session(
@@ -527,7 +553,7 @@ def _session(
     from slipway_common.clock import monotonic_seconds
 
     patience = Asking(
-        begun_at=monotonic_seconds(), max_wait_seconds=_seconds(max_wait), fail_open=FailOpen(fail_open),
-        silent_seconds=_seconds(silent_after),
+        begun_at=monotonic_seconds(), max_wait_seconds=_seconds("--max-wait", max_wait), fail_open=FailOpen(fail_open),
+        silent_seconds=_seconds("--silent-after", silent_after),
     )  # fmt: skip
     return open_session(api.urls["lease-broker"], api.token, wanted, patience, log.say, comes_back=comes_back)

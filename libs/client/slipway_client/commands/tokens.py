@@ -22,8 +22,8 @@ def create_token(
     """Make a token: the secret goes to stdout, once; only its hash is kept.
 
     Scopes: declaration:write, demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write,
-    workers:terminate, lease-pools:write, launching:stop, dead-letters:write, positions:write, admin; a trailing *
-    matches the rest.
+    workers:terminate, leases:write:POOL, lease-pools:write, launching:stop, dead-letters:write, positions:write,
+    admin; a trailing * matches the rest.
 
     \b
     Examples:

@@ -128,5 +128,7 @@ def _read(body: dict[str, Any], kind: type[Answered]) -> Answered:
 def _refused(method: str, url: str, status: int, problem: dict[str, Any]) -> Refused:
     slug = str(problem.get("type", "")).removeprefix(PROBLEM)
     words = ": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))
+    if not slug:  # somebody else's words, such as "Not Found" for the wrong address
+        words = f"{method} {url} was refused ({status}{f': {words}' if words else ''}): is it a lease-broker?"
     lines = [words or f"{method} {url} was refused ({status})", *([ADVICE[slug]] if slug in ADVICE else [])]
     return Refused("\n".join(map(printable, lines)), slug, status, reason=str(problem.get("reason") or ""))

@@ -22,9 +22,9 @@ from slipway_client.http import SERVICES
 from slipway_client.leases import log
 from slipway_client.leases.asking import SILENT_SECONDS, Asking, FailOpen
 from slipway_client.leases.errors import LeaseLost
-from slipway_client.leases.run import SWITCH
 from slipway_client.leases.session import Session, Unleased, open_session
 from slipway_client.leases.terms import Lease, Wanted, parse_handle
+from slipway_client.switch import switched_off
 from slipway_common.clock import monotonic_seconds
 from slipway_common.events.lease import LeaseGroup
 from slipway_common.ids import new_id
@@ -98,7 +98,7 @@ def lease(
         where = url or environment.get("SLIPWAY_LEASE_BROKER_URL") or SERVICES["lease-broker"]
         return open_session(where, token or _token(environment), wanted, patience, say)
 
-    return Leasing(None if environment.get(SWITCH) == "off" else new_session)
+    return Leasing(None if switched_off(environment) else new_session)
 
 
 class Leasing:

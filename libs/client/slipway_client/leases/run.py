@@ -14,7 +14,6 @@ from slipway_client.leases.session import Session, Unleased
 from slipway_client.leases.terms import Lease
 from slipway_client.worker.process import CannotStart
 
-SWITCH: Final = "SLIPWAY_LEASE"
 LEASE_ID: Final = "SLIPWAY_LEASE_ID"
 FENCING_TOKEN: Final = "SLIPWAY_FENCING_TOKEN"  # noqa: S105 (a number that grows, no secret)
 LEASE_POOL: Final = "SLIPWAY_LEASE_POOL"

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from slipway_client import moments
 from slipway_common.events.lease import LeaseGroup, ReplacedLease
 
 
@@ -19,6 +20,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     hold_seconds: float | None = None
     replaces: ReplacedLease | None = None
     group: LeaseGroup | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a pool without a name, as an unset variable gives it."""
+        if not self.lease_pool_id:
+            raise ValueError("the id of the lease pool is empty: is a variable not set?")
 
     def body(self, wait_seconds: float) -> dict[str, Any]:
         """As the broker is asked; what is not given is the broker's to choose."""
@@ -73,6 +79,13 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = "enforce"
     advised_wait_seconds: float | None = None
     reason: str | None = None
+
+    @property
+    def hold_seconds(self) -> float | None:
+        """What it covers in all; None where the broker does not say."""
+        if self.granted_at is None or self.hold_until is None:
+            return None
+        return (moments.at(self.hold_until) - moments.at(self.granted_at)).total_seconds()
 
     @property
     def handle(self) -> str:
