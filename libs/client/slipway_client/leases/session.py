@@ -86,7 +86,11 @@ class Session:
 
     async def withdraw(self) -> None:
         """Stop waiting, and keep nothing that was granted meanwhile. Nothing if nothing was asked."""
-        if self._sent and self._holding is None:
+        if self._holding is None:
+            await self._cancel()
+
+    async def _cancel(self) -> None:
+        if self._sent:
             self._sent = False
             with contextlib.suppress(NoAnswer, Refused):  # an answer that nobody takes ends by the reserve deadline
                 await self._broker.cancel(self._wanted)
@@ -206,8 +210,10 @@ class Session:
         await self._last_try()
 
     async def _last_try(self) -> None:
-        if self._beside:
-            await asyncio.wait(self._beside, timeout=LAST_TRY_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_TRY_SECONDS):
+                while self._beside:  # what is charged only now begins to cancel its request
+                    await asyncio.wait(self._beside)
         for task in list(self._beside):
             task.cancel()
         self._beside.clear()
@@ -280,10 +286,11 @@ class Session:
         lease = await self._broker.report_unleased(entry.lease_pool_id, entry.start)
         own, result = self._own_start, entry.result
         if own is not None and own.start == entry.start:
+            # In one step, so that a release meanwhile finds one of them; the request in the queue is cancelled after.
             self._own_start, result = None, own.result
-            await self.withdraw()
             if lease is not None and not result:
                 self._holding = holding.granted(lease, asked_at)
+            self._begin_beside(self._cancel())
         if lease is not None and result:
             with contextlib.suppress(Ended):
                 await self._broker.release(lease, result)
