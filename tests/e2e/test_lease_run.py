@@ -31,8 +31,9 @@ NAME: Final = "lease-run"
 PROGRAM: Final = "from slipway_client.cli import app; app(prog_name='slipway')"
 SECRET: Final = "secret-of-everybody"
 SECONDS: Final = 60.0
+PATIENT: Final = "patient"  # of a pace at which nobody starts while the broker is down
 POOLS: Final = (
-    "exit", "crash", "int", "term", "trap", "script", "waits", "attempt", "optimistic", "patient", "pessimistic",
+    "exit", "crash", "int", "term", "trap", "script", "waits", "attempt", "optimistic", PATIENT, "pessimistic",
 )  # fmt: skip
 # Of those who are to lose their lease; nothing but time ends it.
 SHORT: Final = ("killed", "stopped", "silent")
@@ -151,7 +152,8 @@ async def broker(
         )  # fmt: skip
         broker = Broker(supervisor, folder, f"http://127.0.0.1:{port}")
         terms = {"limit": 1, "hold_seconds": 600.0, "reserve_seconds": 60.0, "pacing": "off"}
-        pools = [{"id": name, **terms, "ttl_seconds": 120.0} for name in POOLS]
+        pools = [{"id": name, **terms, "ttl_seconds": 120.0} for name in POOLS if name != PATIENT]
+        pools.append({"id": PATIENT, **terms, "ttl_seconds": 120.0, "hold_seconds": 86_400.0})
         pools += [{"id": name, **terms, "ttl_seconds": SHORT_TTL_SECONDS} for name in SHORT]
         paced = dict.fromkeys(("hold_seconds", "ttl_seconds", "reserve_seconds"), PACED_HOLD_SECONDS)
         pools.append({"id": PACED, "limit": 1, "pacing": "off"} | paced)
@@ -319,17 +321,17 @@ async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
     """
     held = await broker.run("silent", "--", "sh", "-c", f"trap 'echo told; exit 4' TERM; {UP}{FOREVER}")
     await held.up()
-    for pool in (PACED, "patient"):  # so that their paces are known here
+    for pool in (PACED, PATIENT):  # so that their paces are known here
         assert await ended(await broker.run(pool, "--", "true")) == (0, [])
     await broker.supervisor.kill(NAME)
-    patient = await broker.run("patient", "--silent-after", "0", "--", "sh", "-c", UP + "exit 8")
+    patient = await broker.run(PATIENT, "--silent-after", "0", "--", "sh", "-c", UP + "exit 8")
     optimistic = ("--fail-open", "optimistic", "--", "sh", "-c")
     running = await broker.run("optimistic", *optimistic, UP + FOREVER)
     await running.up()
     safe = [await broker.run(PACED, "--silent-after", "0", "--", "echo", "started") for _ in range(2)]
     others = [
         await broker.run("pessimistic", "--fail-open", "pessimistic", "--max-wait", "1s", "--", "echo", "x"),
-        await broker.run("patient", "--silent-after", "0", "--max-wait", "1s", "--", "echo", "x"),
+        await broker.run(PATIENT, "--silent-after", "0", "--max-wait", "1s", "--", "echo", "x"),
         await broker.run("optimistic", *optimistic, "echo $SLIPWAY_LEASE_ID.; exit 7"),
     ]
     assert [await ended(run) for run in [*others, *safe]] == [
@@ -353,7 +355,7 @@ async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
 
 async def all_charged(broker: Broker) -> bool:
     """Two starts of each mode that starts, and none of others."""
-    return [await broker.charged(pool) for pool in ("optimistic", PACED, "pessimistic", "patient")] == [2, 2, 0, 0]
+    return [await broker.charged(pool) for pool in ("optimistic", PACED, "pessimistic", PATIENT)] == [2, 2, 0, 0]
 
 
 async def holds(broker: Broker, pool: str, leases: int) -> bool:
