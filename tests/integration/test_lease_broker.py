@@ -566,6 +566,14 @@ async def test_however_many_ask_for_too_much_others_start(broker: Broker) -> Non
     assert await broker.decide() == 0
 
 
+async def test_nobody_stands_hidden_however_many_queues_there_are(broker: Broker) -> None:
+    """With many queues few are read of each, and all of one may be passed over: it is read further."""
+    others = (ask(f"o{n}", 6, whole=True, tenant=f"t{n}") for n in range(130))
+    await broker.tell(*others, *(ask(f"n{n}", 6, whole=True) for n in range(40)), ask("own"), ask("next"))
+    assert names(await broker.grants()) == ["own", "next"]
+    assert await broker.decide() == 0
+
+
 async def test_what_is_remembered_of_tenants_and_groups_is_forgotten(broker: Broker) -> None:
     """Once it changes nothing: not while it says who is served next, who backs off, or when a member starts."""
     day = 86_400.0

@@ -18,7 +18,7 @@ from slipway_common.events.lease import (
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
 from slipway_common.telemetry import logger
-from slipway_lease_broker.domain.admit import gangs_held_up
+from slipway_lease_broker.domain.admit import Queue, gangs_held_up
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.facts import Fact, Key, Ledger
 from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool, Request, Tenant
@@ -43,6 +43,8 @@ LOG = logger(__name__)
 # What one decision takes on at most: a transaction must stay far below the server's statement time-out. A pool with
 # more stays due, so the next decision follows at once.
 ROWS_MAX: Final = 1_000
+# Read of those queues whose first were all passed over, shared by them: rows that are read, and hardly written.
+HIDDEN_ROWS_MAX: Final = 4 * ROWS_MAX
 
 
 async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact]) -> Ledger:
@@ -185,11 +187,12 @@ async def _decide_rows(
     if asked_at is not None:
         next_deadline = min(asked_at + patience, next_deadline or asked_at + patience)
 
-    async def among(waiters: Sequence[Request], per_queue: int) -> Decision:
+    async def among(waiters: Sequence[Request], deeper: Mapping[Queue, int]) -> Decision:
         asking = {(pool.id, waiter.tenant) for waiter in waiters}
         return decide(
             pool, due, waiters, now,
-            new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, untold=untold, lapsed=lapsed,
+            new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, deeper=deeper,
+            untold=untold, lapsed=lapsed,
             tenants=[known[key] for key in asking & known.keys()] + await tenants.named(tx, asking - known.keys()),
             groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
             next_deadline=next_deadline,
@@ -197,10 +200,12 @@ async def _decide_rows(
             held_up=await _held_up(tx, pool, waiters),
         )  # fmt: skip
 
-    decision = await among(waiters, per_queue)
-    if decision.hidden:
-        waiters, per_queue = await requests.heads(tx, pool.id, enough=ROWS_MAX)
-        decision = await among(waiters, per_queue)
+    decision = await among(waiters, {})
+    if hidden := decision.hidden:
+        deep = min(ROWS_MAX, max(2 * requests.PER_QUEUE_MIN, HIDDEN_ROWS_MAX // len(hidden)))
+        waiters = [waiter for waiter in waiters if waiter.queue not in hidden]
+        waiters += await requests.of_queues(tx, pool.id, hidden, per_queue=deep)
+        decision = await among(waiters, dict.fromkeys(hidden, deep))
     decision = confirmed(decision, here, now)
     if new:
         decided = {request.id: request for request in decision.requests}

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission, gangs_held_up
+from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission, Queue, gangs_held_up
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Mode, Operation, Policy
@@ -31,7 +31,7 @@ def waiter(name: str, units: int = 1, *, since: float = 0, **fields: Any) -> Req
 def round_(
     waiters: Sequence[Request], *, limit: int = 5, held: dict[str, int] | None = None, policy: Policy | None = None,
     tenants: Sequence[Tenant] = (), groups: Sequence[Group] = (), per_queue: int = 100,
-    held_up: Mapping[str, str] | None = None, **state: Any,
+    deeper: Mapping[Queue, int] | None = None, held_up: Mapping[str, str] | None = None, **state: Any,
 ) -> Admission:  # fmt: skip
     pool = LeasePool(
         id="p", limit_units=limit, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, held=held or {},
@@ -39,8 +39,9 @@ def round_(
     )  # fmt: skip
     placed = [msgspec.structs.replace(waiter, place=place) for place, waiter in enumerate(waiters)]
     admission = Admission(
-        pool, limit, placed, NOW, tenants=tenants, groups=groups, per_queue=per_queue, held_up=held_up or {}
-    )
+        pool, limit, placed, NOW, tenants=tenants, groups=groups, per_queue=per_queue, deeper=deeper or {},
+        held_up=held_up or {},
+    )  # fmt: skip
     return admission.run()
 
 
@@ -94,6 +95,37 @@ def test_the_age_of_an_attempt_before_is_no_maximum_wait() -> None:
     assert (started(round_before), round_before.overdue_at()) == ([], at(500))
 
 
+def test_the_age_of_an_attempt_before_hides_nobody_past_its_maximum_wait() -> None:
+    """It stands ahead of them in their queue, and they proceed all the same."""
+    heir = waiter("h", operation="destroy", since=5000, asked_at=at(-1))
+    late = waiter("d", operation="destroy", since=700)
+    admission = round_([heir, late], held={"install": 5}, policy=DESTROY_KEPT)
+    assert (started(admission), admission.overdue_at()) == ([("d", 1)], at(599))
+
+
+#   waiting, state → when its maximum wait is over
+WAITS: list[tuple[Request, dict[str, Any], datetime | None]] = [
+    (waiter("never", 6, whole=True), {}, at(600)),  # asks for more than there will be
+    (waiter("never", 6, gang_id="g"), {}, at(600)),
+    (waiter("kept", gang_id="g"), {}, at(600)),
+    (waiter("failing", tenant="f", since=10), {}, at(590)),
+    (waiter("failing", tenant="f", since=700), {"blocked_until": at(30)}, at(30)),
+    (waiter("parts", 7), {}, at(600)),
+    (waiter("starts"), {}, None),
+    (waiter("never"), {"drained_reason": "maintenance"}, None),
+]
+
+
+@pytest.mark.parametrize(("request_", "state", "expected"), WAITS)
+def test_whatever_holds_it_back_its_maximum_wait_ends(
+    request_: Request, state: dict[str, Any], expected: datetime | None
+) -> None:
+    """So the decision then is not missed; but for a pool that people closed."""
+    failing = Tenant(lease_pool_id="p", tenant="f", failures=9, backoff_until=at(3600))
+    asked = msgspec.structs.replace(request_, operation="destroy")
+    assert round_([asked], policy=DESTROY_KEPT, tenants=[failing], **state).overdue_at() == expected
+
+
 #   weight, waiting units, whole → started units, of 5
 COSTS = [(1, 7, False, 5), (2, 7, False, 2), (3, 7, False, 1), (6, 1, False, 0), (0, 99, False, 99), (2, 2, True, 2),
          (2, 3, True, 0)]  # fmt: skip
@@ -143,11 +175,15 @@ def test_however_many_can_never_start_others_do() -> None:
     """Neither tenants whose turn comes later wait for them, nor who stands behind them: there are more to be read."""
     never = [waiter(f"n{n}", 6, whole=True, since=9) for n in range(3)]
     admission = round_([*never, waiter("x", tenant="other"), waiter("y", tenant="other")], per_queue=3)
-    assert (started(admission), admission.complete, admission.hidden) == ([("x", 1), ("y", 1)], True, True)
+    assert (started(admission), admission.complete) == ([("x", 1), ("y", 1)], True)
+    assert admission.hidden == {never[0].queue}
     assert not round_([*never, waiter("x", tenant="other")], per_queue=4).hidden
+    # Read further, it is known to its end: only what was read as far as it was to be may go on.
+    further = round_([*never, waiter("w"), waiter("x", tenant="other")], per_queue=2, deeper={never[0].queue: 5})
+    assert (started(further), further.complete, further.hidden) == ([("w", 1), ("x", 1)], True, set())
     # Of a queue that something starts of, the next may come before others: the round ends, and another one follows.
     first = round_([waiter("w", since=10), *never[1:], waiter("x"), waiter("y", tenant="other")], per_queue=4)
-    assert (started(first), first.complete, first.hidden) == ([("w", 1), ("y", 1), ("x", 1)], False, False)
+    assert (started(first), first.complete, first.hidden) == ([("w", 1), ("y", 1), ("x", 1)], False, set())
 
 
 #   waiting → order of starts
@@ -199,6 +235,15 @@ def test_pacing_follows_the_limit_in_force() -> None:
     """As many starts lie ahead as before, each at its new interval."""
     twice = round_([a], limit=10, policy=Policy(), paced_until=at(120), paced_interval_seconds=120.0)
     assert (started(twice), twice.paced_until) == ([], at(60))
+
+
+def test_a_pool_that_is_closed_for_a_while_owes_what_it_owed() -> None:
+    """A drain and its end are no terms: neither forgives the starts that lie ahead."""
+    closed = round_([a], limit=0, policy=Policy(), paced_until=at(600), paced_interval_seconds=12.0, drained_reason="d")
+    assert closed.paced_until == at(600)
+    assert closed.pacing == Pacing(12)
+    never_open = round_([a], limit=0, policy=Policy())
+    assert never_open.pacing == Pacing(600)
 
 
 def test_a_tenant_backs_off() -> None:

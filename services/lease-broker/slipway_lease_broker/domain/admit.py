@@ -71,9 +71,10 @@ class Grant(msgspec.Struct, frozen=True):
 class Admission:
     """One round over the heads of the queues: what it grants, and the state after it.
 
-    Of each queue at most `per_queue` requests were loaded. When one runs out, who comes next there is not known. If
-    some of it started, the round ends and is not `complete`. If all of it was passed over, the others go on, since they
-    would never have a turn otherwise, and whoever stands behind is `hidden`.
+    Of each queue at most `per_queue` requests were loaded, or as many as `deeper` says. When one runs out, who comes
+    next there is not known. If some of it started, the round ends and is not `complete`. If all of it was passed over,
+    the others go on, since they would never have a turn otherwise, and `hidden` names the queue: who stands behind is
+    to be read.
 
     `held_up` names gangs that keep nothing, and why: see `gangs_held_up`.
     """
@@ -88,6 +89,7 @@ class Admission:
         tenants: Iterable[Tenant],
         groups: Iterable[Group],
         per_queue: int,
+        deeper: Mapping[Queue, int] = MappingProxyType({}),
         for_gang: bool = False,
         held_up: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -106,16 +108,18 @@ class Admission:
         self.finish: dict[str, float] = {}  # tenant → virtual finish of its last grant
         self.gangs: list[str] = []  # that may start as far as this pool is concerned
         self.complete = True
-        self.hidden = False
+        self.hidden: set[Queue] = set()
 
+        waiters = list(waiters)
+        self._late_at = self._when_late(waiters)  # request id → when its maximum wait is over, of those still waiting
         self._queues: dict[Queue, list[Request]] = {}  # the first one last
-        for request in sorted(waiters, key=_arrival, reverse=True):
+        # The age of an attempt before gives a place ahead of one that is past its maximum wait, and must not hide it.
+        for request in sorted(waiters, key=lambda one: (not self._is_overdue(one), *_arrival(one)), reverse=True):
             self._queues.setdefault(request.queue, []).append(request)
-        self._cut = {queue for queue, requests in self._queues.items() if len(requests) >= per_queue}
+        self._cut = {queue for queue, requests in self._queues.items() if len(requests) >= deeper.get(queue, per_queue)}
         self._started: set[Queue] = set()  # of which something starts
-        self._hurries = any(  # what goes before all others: it weighs nothing, or has a maximum wait
-            one.weight == 0 or one.max_wait_seconds is not None for one in pool.policy.operations.values()
-        )
+        # What goes before all others: it weighs nothing, or has a maximum wait.
+        self._hurries = bool(self._late_at) or any(one.weight == 0 for one in pool.policy.operations.values())
         self._kept = 0  # units of gangs at their turn
         self._closed: set[str] = set()  # operations whose first lacks units
         self._stopped = False  # nothing paced may start
@@ -135,7 +139,8 @@ class Admission:
                 if request.queue in self._cut and request.queue in self._started:
                     self.complete = False
                     break
-                self.hidden = self.hidden or request.queue in self._cut
+                if request.queue in self._cut:
+                    self.hidden.add(request.queue)
         return self
 
     def _lets_all_start(self) -> bool:
@@ -164,11 +169,21 @@ class Admission:
     def _weight(self, request: Request) -> int:
         return self.pool.policy.operation(request.operation).weight
 
+    def _when_late(self, waiters: Iterable[Request]) -> dict[str, datetime]:
+        operations = self.pool.policy.operations.items()
+        longest = {name: one.max_wait_seconds for name, one in operations if one.max_wait_seconds is not None}
+        if not longest or self.pool.stopped:
+            return {}
+        from_then = self.pool.blocked_until or self.now  # a Retry-After comes first
+        return {
+            request.id: max(_waits_since(request) + timedelta(seconds=longest[request.operation]), from_then)
+            for request in waiters
+            if request.operation in longest
+        }
+
     def _is_overdue(self, request: Request) -> bool:
-        longest = self.pool.policy.operation(request.operation).max_wait_seconds
-        if longest is None or self.pool.stopped or self._is_gated():
-            return False
-        return self.now >= _waits_since(request) + timedelta(seconds=longest)
+        late_at = self._late_at.get(request.id)
+        return late_at is not None and self.now >= late_at
 
     def _is_apart(self, request: Request) -> bool:
         """Whether it starts with its gang alone, whatever this pool says."""
@@ -264,6 +279,7 @@ class Admission:
             queue[-1] = msgspec.structs.replace(request, waiting_units=left)
         else:
             queue.pop()
+            self._late_at.pop(request.id, None)
         if cost:
             self.held[request.operation] = self.held.get(request.operation, 0) + cost
             self.paced_until = pacing.spend(self.paced_until, self.now, grant.units, self.pacing, self.most_ahead)
@@ -305,13 +321,9 @@ class Admission:
         return None if for_units is None else max(for_units, (until - self.now).total_seconds())
 
     def overdue_at(self) -> datetime | None:
-        """When the first of those still waiting will have waited for as long as its operation may."""
-        times = [
-            _waits_since(requests[-1]) + timedelta(seconds=longest)
-            for requests in self._queues.values()
-            if (longest := self.pool.policy.operation(requests[-1].operation).max_wait_seconds) is not None
-        ]
-        return min((at for at in times if at > self.now), default=None)
+        """When the first of those still waiting, whatever holds it back, will have waited for as long as its operation
+        may."""
+        return min((at for at in self._late_at.values() if at > self.now), default=None)
 
 
 def gangs_held_up(members: Iterable[Request], pools: Mapping[str, LeasePool]) -> dict[str, str]:
@@ -343,6 +355,9 @@ def pacing_of(pool: LeasePool, limit_units: int) -> Pacing | None:
     bounds, state = pool.policy.adaptive, pool.adaptive
     if bounds is not None and state is not None and state.units == limit_units:  # it is the limit in force
         return even_pacing(state, adaptive_terms(pool, bounds))
+    if limit_units == 0 and pool.paced_interval_seconds is not None:
+        # Closed for a while: what lies ahead, told at the pace of a limit of 0 and back, would be next to nothing.
+        return Pacing(pool.paced_interval_seconds)
     return pacing.default_pacing(limit_units, pool.hold_seconds)
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseQueued
 from slipway_lease_broker.domain import limits
-from slipway_lease_broker.domain.admit import Admission, Grant
+from slipway_lease_broker.domain.admit import Admission, Grant, Queue
 from slipway_lease_broker.domain.endings import because, ending, pass_time
 from slipway_lease_broker.domain.ledger import (
     Entry,
@@ -50,7 +50,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     gangs: tuple[str, ...] = ()  # that may start as far as this pool is concerned
     wake_at: datetime | None  # when time alone will change something next
     again: bool = False  # more could be decided than was loaded
-    hidden: bool = False  # some stand behind so many who cannot start that they were not loaded
+    hidden: frozenset[Queue] = frozenset()  # some stand there behind so many who cannot start that they were not loaded
     idle_unit_seconds: float = 0.0  # of free units since the last decision, while somebody waited
     grant_gap_seconds: float | None = None  # since the grant before, when something was granted
     limit_cause: str = ""  # one word, when the limit in force changed
@@ -77,6 +77,7 @@ def decide(
     new_id: Ids,
     lost_linger_seconds: float,
     per_queue: int,
+    deeper: Mapping[Queue, int] = MappingProxyType({}),
     untold: Sequence[Request] = (),
     lapsed: Sequence[Request] = (),
     tenants: Sequence[Tenant] = (),
@@ -86,7 +87,8 @@ def decide(
     for_gang: bool = False,
     held_up: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
-    """`due` are counted leases whose deadline has passed, `waiters` the first `per_queue` of each queue.
+    """`due` are counted leases whose deadline has passed, `waiters` the first `per_queue` of each queue, or
+    as many as `deeper` says.
 
     `untold` wait, beyond the heads or among them, and were not told so yet, in order of arrival; `lapsed` are those
     that are passed over from now on. `next_deadline` is the earliest of the counted leases that are not due. `more`
@@ -103,8 +105,8 @@ def decide(
     limit = limits.in_force(pool)
 
     admission = Admission(
-        pool, limit.units, waiters, now, tenants=tenants, groups=groups, per_queue=per_queue, for_gang=for_gang,
-        held_up=held_up,
+        pool, limit.units, waiters, now, tenants=tenants, groups=groups, per_queue=per_queue, deeper=deeper,
+        for_gang=for_gang, held_up=held_up,
     ).run()  # fmt: skip
     granted = [lease_of(pool, grant, now, new_id(), number) for number, grant in enumerate(admission.grants, start=1)]
     rows = {request.id: request for request in (*untold, *waiters)}
@@ -165,7 +167,7 @@ def decide(
             default=None,
         ),
         again=more or not admission.complete,
-        hidden=admission.hidden,
+        hidden=frozenset(admission.hidden),
         idle_unit_seconds=idle_unit_seconds,
         grant_gap_seconds=(now - last_granted_at).total_seconds() if granted and last_granted_at else None,
         limit_cause=limit.cause if changed else "",

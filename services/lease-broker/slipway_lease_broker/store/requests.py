@@ -35,6 +35,13 @@ SELECT heads.* FROM queue AS q, LATERAL (
         AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
     ORDER BY since, place
     LIMIT (SELECT least($2, greatest({PER_QUEUE_MIN}, ceil(2.0 * $2 / count(*))))::int FROM queue)) AS heads"""
+# The first $6 of each queue named.
+OF_QUEUES: Final = f"""
+SELECT heads.* FROM unnest($2::text[], $3::text[], $4::integer[], $5::text[])
+    AS q (operation, tenant, priority, group_name), LATERAL (
+    {SELECT} AS r WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND r.operation = q.operation
+        AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
+    ORDER BY since, place LIMIT $6) AS heads"""
 LAPSE: Final = f"""
 UPDATE requests SET lapsed = true WHERE (lease_pool_id, id) IN (
     SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
@@ -71,6 +78,14 @@ async def heads(tx: Connection, lease_pool_id: str, *, enough: int) -> tuple[lis
     found = structs(await tx.fetch(HEADS, lease_pool_id, enough), Request)
     queues = len({request.queue for request in found}) or 1
     return found, min(enough, max(PER_QUEUE_MIN, -(-2 * enough // queues)))
+
+
+async def of_queues(
+    tx: Connection, lease_pool_id: str, queues: Collection[tuple[str, str, int, str]], *, per_queue: int
+) -> list[Request]:
+    """The first `per_queue` of each of these queues: operation, tenant, priority, group."""
+    names = [list(column) for column in zip(*queues, strict=True)]
+    return structs(await tx.fetch(OF_QUEUES, lease_pool_id, *names, per_queue), Request)
 
 
 async def lapse(tx: Connection, lease_pool_id: str, *, silent_since: datetime, limit: int) -> list[Request]:
