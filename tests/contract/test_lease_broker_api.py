@@ -773,6 +773,29 @@ async def stays(replica: Replica, request_id: str = "next") -> Answer:
     return await replica.desk.settle(replica.pool, Errand(fact=fact, caller="ann", confirm=True, wait=True))
 
 
+async def test_who_waits_for_what_is_cancelled_is_told(world: World) -> None:
+    """At once, and not when its patience ends."""
+    await world.replica.acquire("held", units=2)
+    staying = asyncio.create_task(world.replica.desk.stay(await stays(world.replica), 60.0, never()))
+    await world.replica.call("DELETE", "/lease-pools/sim-a/requests/next")
+    assert await staying is True
+    late = await world.replica.acquire("next", wait_seconds=60)
+    assert (late.status_code, late.json()["reason"]) == (410, "cancelled")
+
+
+async def test_units_come_back_though_no_decision_can_be_made(world: World) -> None:
+    """What is said is recorded, and the deciding left to the loop, which tells of its failure."""
+    held = (await world.replica.acquire("held", units=2)).json()
+    assert (await world.replica.acquire("next")).status_code == 202
+    await world.broker.pool.execute("""UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}'""")
+    released = await world.replica.call(
+        "POST", f"/leases/{held['lease_id']}/release", {"fencing_token": held["fencing_token"]}
+    )
+    assert released.status_code == 200
+    assert (await world.replica.acquire("later")).status_code == 202
+    assert await world.broker.held() == 0
+
+
 async def never() -> None:
     await asyncio.Event().wait()
 

@@ -18,6 +18,7 @@ from slipway_common.events.lease import (
 from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
 from slipway_common.telemetry import logger
+from slipway_lease_broker.domain import spread
 from slipway_lease_broker.domain.admit import Queue, gangs_held_up
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.facts import Fact, Key, Ledger
@@ -67,7 +68,7 @@ async def load(tx: Connection, locked: Sequence[LeasePool], facts: Sequence[Fact
             {(fact.lease_pool_id, fact.tenant) for fact in asked}
             | {(lease.lease_pool_id, lease.tenant) for lease in named if judged},
         ),
-        await groups.named(tx, {(fact.lease_pool_id, fact.group.name) for fact in asked if fact.group is not None}),
+        await groups.named(tx, {(fact.lease_pool_id, spread.group_key(fact.group)) for fact in asked if fact.group}),
     )
 
 
@@ -76,6 +77,13 @@ async def save(tx: Connection, ledger: Ledger, now: datetime) -> None:
     await _save_rows(tx, ledger)
     await history.add(tx, ledger.history)
     await outbox.enqueue(tx, traced(ledger.answers, ledger.leases.values()), at=now)
+
+
+async def leave_to_the_loop(tx: Connection, ledger: Ledger, now: datetime) -> list[Decision]:
+    """Write what facts changed, and let the decide loop decide."""
+    await save(tx, ledger, now)
+    await pools.mark(tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
+    return []
 
 
 async def _save_rows(tx: Connection, ledger: Ledger, *, but: Container[str] = ()) -> None:

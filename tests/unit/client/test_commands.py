@@ -176,7 +176,7 @@ TABLES = [
     (["pool", "ls"], ["linux", "enforce", "0–60", "9", "2", "min", "3", "12", "10", "2"]),
     (["lc", "ls"], ["zone-a", "active", "open", "0.5", "3", "4", "50", "6", "sim-a"]),
     (["lease", "pools"],
-     ["sim-a", "shadow,", "pinned", "45", "40", "2", "3", "s", "30", "4", "s", "lease", f"{ID}:", "8", "units",
+     ["sim-a", "shadow", "45", "pinned", "40", "2", "3", "s", "30", "4", "s", "lease", f"{ID}:", "8", "units",
       "free"]),
 ]  # fmt: skip
 

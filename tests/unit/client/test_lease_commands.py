@@ -302,13 +302,14 @@ def test_a_hold_that_the_pool_shortens_is_told(broker: LeaseBroker, environment:
         assert slipway(environment, "acquire", "--pool", "aws-ci", *given).stderr == ""
 
 
-def test_somebody_else_s_refusal_says_who_was_asked(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    broker.answers[ACQUIRE] = [(404, {"detail": "Not Found"})]
+@pytest.mark.parametrize("body", [{"detail": "Not Found"}, problem(404, "not-found")[1] | {"title": "Not Found"}])
+def test_a_wrong_address_is_told(broker: LeaseBroker, environment: dict[str, str], body: dict[str, Any]) -> None:
+    """Whether somebody else answers there, or a Slipway service that has no such path."""
+    broker.answers[ACQUIRE] = [(404, body)]
     told = slipway(environment, "acquire", "--pool", "aws-ci")
     where = f"{environment['SLIPWAY_LEASE_BROKER_URL']}/lease-pools/aws-ci/leases"
-    assert (told.exit_code, f"POST {where} was refused (404: Not Found): is it a lease-broker?" in told.stderr) == (
-        78, True,
-    )  # fmt: skip
+    assert told.exit_code == 78
+    assert f"POST {where} was refused (404: Not Found): is it a lease-broker?" in told.stderr
 
 
 def test_one_row_of_a_report_is_shown_as_pairs(broker: LeaseBroker, environment: dict[str, str]) -> None:
@@ -318,6 +319,12 @@ def test_one_row_of_a_report_is_shown_as_pairs(broker: LeaseBroker, environment:
     lines = slipway(environment, "report", "aws-ci").stdout.splitlines()
     assert lines[lines.index("bands:") + 1].split() == ["units", "starts"]
     assert lines[lines.index("what if:") + 1 :] == ["limit             40", "wait seconds p95  12"]
+
+
+def test_a_drained_pool_has_no_other_mode(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    pool = lease_answers.POOL | {"mode": "enforce", "held": 0, "drained_reason": "replaced", "pinned_reason": None}
+    broker.answers["GET /lease-pools"] = [(200, {"items": [pool]})]
+    assert slipway(environment, "pools").stdout.splitlines()[1].split()[:3] == ["aws-ci", "drained", "50"]
 
 
 def test_a_lease_is_shown_with_one_id(broker: LeaseBroker, environment: dict[str, str]) -> None:

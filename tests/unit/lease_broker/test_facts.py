@@ -11,12 +11,14 @@ from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
     LeaseConfirmRequested,
+    LeaseGroup,
     LeaseLost,
     LeaseReleased,
     LeaseReleaseRequested,
     LeaseRenewRequested,
     LeaseRequested,
     LeaseUnleasedReported,
+    ReplacedLease,
 )
 from slipway_lease_broker.domain.facts import Fact, Ledger
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State, counted, queued
@@ -215,6 +217,10 @@ BAD: list[Fact] = [
     request(request_id="x" * 501),
     request(tenant="a\0b"),
     release(0),
+    msgspec.structs.replace(release(1), quota_remaining=10**400),
+    msgspec.structs.replace(release(1), quota_remaining=-5),
+    request(replaces=ReplacedLease(lease_id="a\0b", fencing_token=1)),
+    request(group=LeaseGroup(name="g", size=100_000, spread_seconds=86_401, member=99_999)),
 ]
 
 

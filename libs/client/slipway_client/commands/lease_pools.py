@@ -33,15 +33,14 @@ def _why(row: Mapping[str, Any]) -> str:
     return UUID.sub(lambda id_: short(id_[0]), (row.get("why") or "").rpartition("\n")[2])
 
 
-def _mode(row: Mapping[str, Any]) -> str | None:
-    said = [word for word in ("pinned", "drained") if row.get(f"{word}_reason") is not None]
-    return ", ".join([row["mode"], *said]) if row.get("mode") else None
+def _limit(row: Mapping[str, Any]) -> Any:
+    return row["limit"] if row.get("pinned_reason") is None else f"{row['limit']} pinned"
 
 
 POOLS: Final[tuple[Field, ...]] = (
     "id",
-    ("mode", _mode),
-    "limit",
+    ("mode", lambda row: row.get("mode") if row.get("drained_reason") is None else "drained"),
+    ("limit", _limit),
     "held",
     "waiting",
     ("wait", waits),
@@ -54,7 +53,7 @@ POOLS: Final[tuple[Field, ...]] = (
 @app.command("pools")
 def list_lease_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
     """List lease pools: units held and waiting against the limit, and how long one asked for now would wait (ETA).
-    The mode says also who is pinned or drained.
+    A limit that is pinned says so, and the mode of a pool that is drained.
 
     \b
     Example:

@@ -16,6 +16,8 @@ CALL_SECONDS: Final = 5.0
 PROBLEM: Final = "urn:slipway:problem:"
 # An answer that says: not now. Everything else below 500 is the same however often one asks.
 NOT_NOW: Final = frozenset({408, 425, 429})
+# What any other server says too, such as "Not Found" at a wrong address.
+NO_SUCH_ROUTE: Final = frozenset({"", "not-found", "method-not-allowed", "http"})
 
 Answered = TypeVar("Answered", bound=msgspec.Struct)
 
@@ -128,7 +130,7 @@ def _read(body: dict[str, Any], kind: type[Answered]) -> Answered:
 def _refused(method: str, url: str, status: int, problem: dict[str, Any]) -> Refused:
     slug = str(problem.get("type", "")).removeprefix(PROBLEM)
     words = ": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))
-    if not slug:  # somebody else's words, such as "Not Found" for the wrong address
+    if slug in NO_SUCH_ROUTE:
         words = f"{method} {url} was refused ({status}{f': {words}' if words else ''}): is it a lease-broker?"
     lines = [words or f"{method} {url} was refused ({status})", *([ADVICE[slug]] if slug in ADVICE else [])]
     return Refused("\n".join(map(printable, lines)), slug, status, reason=str(problem.get("reason") or ""))

@@ -54,6 +54,9 @@ SECONDS_MAX: Final = 31_536_000
 # A cloud that asks for more would close a pool for as long as it was mistaken.
 RETRY_AFTER_SECONDS_MAX: Final = 3_600
 EVIDENCE_MAX: Final = 1_000
+QUOTA_MAX: Final = 2**31 - 1
+# A group is of one event, and its members of one day.
+SPREAD_SECONDS_MAX: Final = 86_400
 
 # Results of a release that say something of its tenant. All others are about machines, images or clouds.
 FAILED: Final = "failed"
@@ -154,7 +157,7 @@ class Ledger:
                 whole=fact.whole,
                 hold_seconds=fact.hold_seconds,
                 owner=owner,
-                group_name="" if fact.group is None else fact.group.name,
+                group_name="" if fact.group is None else spread.group_key(fact.group),
                 gang_id=gang_id,
             )
         )
@@ -181,12 +184,12 @@ class Ledger:
 
     def _join(self, pool: LeasePool, wanted: LeaseGroup, now: datetime) -> datetime:
         """Count a member in; returns when it may start. A group whose spread is over begins anew."""
-        key = pool.id, wanted.name
+        key = pool.id, spread.group_key(wanted)
         group = self.groups.get(key)
         if group is None or now - group.first_at > timedelta(seconds=group.spread_seconds):
             group = Group(
                 lease_pool_id=pool.id,
-                name=wanted.name,
+                name=key[1],
                 size=wanted.size,
                 spread_seconds=wanted.spread_seconds,
                 first_at=now,
@@ -334,6 +337,9 @@ class Ledger:
             if (pool.id, fact.request_id) in self.requests:
                 self.refusals.append("known request")
                 return
+            if any(lease_id == fact.lease_id for _, lease_id in self.leases):  # of another pool
+                self.refusals.append("known lease")
+                return
             start = unleased.Start(
                 request_id=fact.request_id, operation=fact.operation, units=fact.units, started_at=fact.started_at,
                 tenant=fact.tenant,
@@ -412,11 +418,15 @@ def check(fact: Fact) -> None:
             raise BadEvent(f"{value} units: 1 to {UNITS_MAX} can be asked for or given back")
         elif name.endswith("_seconds") and value is not None and not 0 <= value <= SECONDS_MAX:
             raise BadEvent(f"{name} {value:g}: 0 to {SECONDS_MAX}")
+        elif name == "quota_remaining" and value is not None and not 0 <= value <= QUOTA_MAX:
+            raise BadEvent(f"quota_remaining: 0 to {QUOTA_MAX}")
     if isinstance(fact, LeaseRequested):
         _check_request(fact)
 
 
 def _check_request(fact: LeaseRequested) -> None:
+    if fact.replaces is not None:
+        _check_text("replaces.lease_id", fact.replaces.lease_id)
     if not 0 <= fact.priority <= PRIORITY_MAX:
         raise BadEvent(f"priority {fact.priority}: 0 to {PRIORITY_MAX}, {PRIORITY_MAX} first")
     if fact.hold_seconds is not None and fact.hold_seconds <= 0:
@@ -425,8 +435,10 @@ def _check_request(fact: LeaseRequested) -> None:
         _check_text("group.name", group.name)
         if not group.name:
             raise BadEvent("group.name is empty")
-        if not (1 <= group.size <= UNITS_MAX and 0 < group.spread_seconds <= SECONDS_MAX):
-            raise BadEvent(f"group {group.name}: a size from 1 to {UNITS_MAX} and a spread from 0 to {SECONDS_MAX} s")
+        if not (1 <= group.size <= UNITS_MAX and 0 < group.spread_seconds <= SPREAD_SECONDS_MAX):
+            raise BadEvent(
+                f"group {group.name}: a size from 1 to {UNITS_MAX} and a spread from 0 to {SPREAD_SECONDS_MAX} s"
+            )
         if group.member is not None and not 0 <= group.member < group.size:
             raise BadEvent(f"group {group.name}: member {group.member} of {group.size}; they count from 0")
 

@@ -8,6 +8,14 @@ starts the same way every time.
 
 from datetime import datetime, timedelta
 
+from slipway_common.events.lease import LeaseGroup
+
+
+def group_key(group: LeaseGroup) -> str:
+    """What makes two members one group: its name and its terms. Whoever takes a name with other terms is another
+    group, and moves nobody's start."""
+    return f"{group.name} ({group.size} in {group.spread_seconds:g} s)"
+
 
 def step(size: int, spread_seconds: float) -> timedelta:
     """Between two starts of a group. Both are above zero."""

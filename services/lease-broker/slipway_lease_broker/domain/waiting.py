@@ -32,7 +32,8 @@ def told(
         limit_units=limit.units, held_units=pool.held_cost, waiting_units=position + request.waiting_units - 2,
         granted_per_minute=per_minute, hold_seconds=pool.hold_seconds,
     )  # fmt: skip
-    not_before = max((until for until in (pool.paced_until, pool.blocked_until, backoff_until) if until), default=now)
+    gates = (request.since, pool.paced_until, pool.blocked_until, backoff_until)
+    not_before = max(until for until in gates if until)
     if never_fits(pool, request):
         eta = None
     if eta is not None:

@@ -6,18 +6,19 @@ the decide loop uses. What is left to the loop is time, and whatever one transac
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
 from slipway_common.postgres import Connection, is_infrastructure
 from slipway_common.records import Received
-from slipway_lease_broker.admission import count, load, save, tell
+from slipway_lease_broker.admission import count, leave_to_the_loop, load, tell
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.facts import Ledger
 from slipway_lease_broker.store import pools
 
 # The locks of a batch are held until it commits: with more pools than these, each is left to the loop.
 AT_ONCE_MAX: Final = 4
+RETRY_SECONDS: Final = 30.0
 
 Decide: TypeAlias = Callable[[Connection, Ledger, datetime], Awaitable[list[Decision]]]
 
@@ -29,28 +30,22 @@ class Recorder:
     def __init__(self, decide: Decide, *, committed: Callable[[Decision], None] = tell) -> None:
         self._decide = decide
         self._committed = committed
-        # Facts must not be taken for bad because a decision failed: such pools are the loop's from then on.
-        self._failed: set[str] = set()
+        # Facts must not be taken for bad because a decision failed: for so long such pools are the loop's.
+        self._failed: dict[str, datetime] = {}
 
     async def record(self, tx: Connection, received: Sequence[Received]) -> Callable[[], None]:
         """As `record_requests`."""
         return await record_requests(tx, received, decide=self._at_once, committed=self._committed)
 
     async def _at_once(self, tx: Connection, ledger: Ledger, now: datetime) -> list[Decision]:
-        if len(ledger.dirty) > AT_ONCE_MAX or not self._failed.isdisjoint(ledger.dirty):
+        if len(ledger.dirty) > AT_ONCE_MAX or any(self._failed.get(name, now) > now for name in ledger.dirty):
             return await leave_to_the_loop(tx, ledger, now)
         try:
             return await self._decide(tx, ledger, now)
         except Exception as error:
             if not is_infrastructure(error):
-                self._failed |= ledger.dirty
+                self._failed |= dict.fromkeys(ledger.dirty, now + timedelta(seconds=RETRY_SECONDS))
             raise
-
-
-async def leave_to_the_loop(tx: Connection, ledger: Ledger, now: datetime) -> list[Decision]:
-    await save(tx, ledger, now)
-    await pools.mark(tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
-    return []
 
 
 async def record_requests(

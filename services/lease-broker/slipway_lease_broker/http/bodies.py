@@ -7,7 +7,7 @@ from fastapi import Path
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from slipway_common.declaration import LeasePacing
-from slipway_lease_broker.domain.facts import TEXT_CHARACTERS_MAX, UNITS_MAX
+from slipway_lease_broker.domain.facts import SPREAD_SECONDS_MAX, TEXT_CHARACTERS_MAX, UNITS_MAX
 
 WAIT_SECONDS_MAX: Final = 60.0
 NO_NUL: Final = r"^[^\x00]*$"
@@ -51,7 +51,7 @@ class Group(Body):
 
     name: Text
     size: Annotated[int, Field(strict=True, ge=1, le=100_000)]
-    spread_seconds: Seconds
+    spread_seconds: Annotated[Seconds, Field(le=SPREAD_SECONDS_MAX)]
     member: Annotated[int, Field(strict=True, ge=0, le=100_000)] | None = None
 
     @model_validator(mode="after")

@@ -9,17 +9,17 @@ request waits in the database, not here.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 import msgspec
 
-from slipway_common.events.lease import LeaseRequested
+from slipway_common.events.lease import LeaseCancelRequested, LeaseRequested
 from slipway_common.postgres import Connection, Pool, is_infrastructure
 from slipway_common.problem import Problem
 from slipway_common.telemetry import logger
-from slipway_lease_broker.admission import ask_gang, count, load, save_and_decide, tell
+from slipway_lease_broker.admission import ask_gang, count, leave_to_the_loop, load, save_and_decide, tell
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.facts import Ledger
 from slipway_lease_broker.domain.ledger import Gang, Lease, State
@@ -34,6 +34,7 @@ BATCHES_MAX: Final = 4
 REMEMBERED_LEASES: Final = 100_000
 
 Outcome = Answer | Problem
+Decide = Callable[[Connection, Ledger, datetime, Container[str]], Awaitable[list[Decision]]]
 
 
 class Desk:
@@ -146,15 +147,19 @@ class Desk:
             del self._serving[lease_pool_id]
 
     async def _answer(
-        self, database: Pool, lease_pool_id: str, waiting: Sequence[tuple[Errand, asyncio.Future[Outcome]]]
-    ) -> None:
+        self, database: Pool, lease_pool_id: str, waiting: Sequence[tuple[Errand, asyncio.Future[Outcome]]],
+        decide: Decide | None = None,
+    ) -> None:  # fmt: skip
+        """What is said must not fail because no decision can be made: then it is recorded, and left to the loop."""
         try:
-            outcomes = await self._commit(database, lease_pool_id, [errand for errand, _ in waiting])
+            outcomes = await self._commit(
+                database, lease_pool_id, [errand for errand, _ in waiting], decide or self._decide
+            )
         except Exception as error:
-            if len(waiting) > 1 and not is_infrastructure(error):
+            if decide is None and not is_infrastructure(error):
                 LOG.warning("a batch is redone one by one", lease_pool=lease_pool_id, error=repr(error))
                 for one in waiting:
-                    await self._answer(database, lease_pool_id, [one])
+                    await self._answer(database, lease_pool_id, [one], _left_to_the_loop)
                 return
             for _, future in waiting:
                 if not future.done():
@@ -163,11 +168,19 @@ class Desk:
         for (errand, future), outcome in zip(waiting, outcomes, strict=True):
             if future.done():
                 continue
-            if errand.wait and isinstance(outcome, Answer) and outcome.lease is None:
+            if errand.wait and isinstance(outcome, Answer) and outcome.lease is None and outcome.waits:
                 self.stays(outcome, confirm=errand.confirm)
             future.set_result(outcome)
 
-    async def _commit(self, database: Pool, lease_pool_id: str, errands: Sequence[Errand]) -> list[Outcome]:
+    async def _decide(self, tx: Connection, ledger: Ledger, now: datetime, here: Container[str]) -> list[Decision]:
+        return await save_and_decide(
+            tx, ledger, now, expire=self._caught_up, lost_linger_seconds=self._lost_linger_seconds,
+            waiter_ttl_seconds=self._waiter_ttl_seconds, here=here,
+        )  # fmt: skip
+
+    async def _commit(
+        self, database: Pool, lease_pool_id: str, errands: Sequence[Errand], decide: Decide
+    ) -> list[Outcome]:
         """One transaction for all; what is refused in it is as if it had not been said."""
         async with self._batches, database.acquire() as db, db.transaction():
             locked = await pools.lock(db, [lease_pool_id])
@@ -179,20 +192,21 @@ class Desk:
             for lease in await answers.of_requests(db, lease_pool_id, known):
                 ledger.leases[lease_pool_id, lease.id] = lease
             outcomes = [refusal(errand, ledger) or record(errand, ledger, now) for errand in errands]
-            decisions = await save_and_decide(
-                db, ledger, now, expire=self._caught_up,
-                lost_linger_seconds=self._lost_linger_seconds, waiter_ttl_seconds=self._waiter_ttl_seconds,
-                here=Here(lease_pool_id, asking(errands, outcomes), self._confirming),
-            )  # fmt: skip
+            for outcome in outcomes:  # a later errand of the batch may be about the same request
+                if isinstance(outcome, Answer) and outcome.request is not None:
+                    outcome.request = ledger.requests[lease_pool_id, outcome.request.id]
+            decisions = await decide(db, ledger, now, Here(lease_pool_id, asking(errands, outcomes), self._confirming))
         count(ledger)
         decision = decisions[0] if decisions else None
         if decision is not None:
             outcomes = completed(errands, outcomes, decision)
             self.decided(decision)
-        for outcome in outcomes:
+        for errand, outcome in zip(errands, outcomes, strict=True):
             if isinstance(outcome, Answer) and outcome.lease is not None:
                 self._remember(outcome.lease.id, lease_pool_id)
-        self._published(decision is not None and decision.again)
+            if isinstance(outcome, Answer) and isinstance(errand.fact, LeaseCancelRequested):
+                self._wake(lease_pool_id, errand.fact.request_id)  # who stays for it is told that it is cancelled
+        self._published(bool(ledger.dirty) if decision is None else decision.again)
         return outcomes
 
     def _leave(self, answer: Answer) -> None:
@@ -224,6 +238,12 @@ class Desk:
         if len(self._pool_of) >= REMEMBERED_LEASES:
             self._pool_of.clear()
         self._pool_of[lease_id] = lease_pool_id
+
+
+async def _left_to_the_loop(
+    tx: Connection, ledger: Ledger, now: datetime, here: Container[str]
+) -> list[Decision]:
+    return await leave_to_the_loop(tx, ledger, now)
 
 
 class Here(msgspec.Struct, frozen=True):

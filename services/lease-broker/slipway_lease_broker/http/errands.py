@@ -59,6 +59,10 @@ class Answer(msgspec.Struct, kw_only=True):
     woken: Any = None  # of an errand that waits: a future of the lease, or of None where that is to be asked for again
     confirm: bool = False  # whether its caller confirms by hearing of it
 
+    @property
+    def waits(self) -> bool:
+        return self.request is not None and self.request.waiting_units > 0
+
 
 def unknown_lease_pool(lease_pool_id: str) -> Problem:
     detail = f"no lease pool {lease_pool_id[:100]!r} is declared; see `slipway lease pools`"

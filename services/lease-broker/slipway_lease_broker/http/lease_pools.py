@@ -18,7 +18,7 @@ from slipway_common.runtime import database, ring
 from slipway_lease_broker.domain import declaration, ledger, unleased
 from slipway_lease_broker.domain.admit import pacing_of
 from slipway_lease_broker.domain.declaration import Declared
-from slipway_lease_broker.domain.ledger import Entry
+from slipway_lease_broker.domain.ledger import Entry, idled
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.http import shown
@@ -160,7 +160,7 @@ async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller
         charges: dict[str, unleased.Charge] = {}
         for start in starts:
             if start.request_id not in known and start.request_id not in charges:
-                charge = unleased.charge(pool, start, now, lease_id=new_id(), owner=call.name)
+                charge = unleased.charge(idled(pool, now), start, now, lease_id=new_id(), owner=call.name)
                 charges[start.request_id], pool = charge, charge.pool
         made = list(charges.values())
         await requests.add(db, [charge.request for charge in made])

@@ -17,8 +17,7 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::in
 ON CONFLICT (lease_pool_id, name) DO UPDATE SET size = excluded.size, spread_seconds = excluded.spread_seconds,
     members = excluded.members, first_at = excluded.first_at, last_start_at = excluded.last_start_at"""
 
-# While its spread lasts it says when its next member starts; so does its last start for a while, also to one that
-# begins anew with a longer step.
+# While its spread lasts it says when its next member starts; so does its last start for a while.
 FORGET: Final = """
 DELETE FROM groups AS g WHERE lease_pool_id = $1
     AND greatest(first_at, last_start_at) < slipway_clock() - make_interval(secs => greatest(spread_seconds, $2))
