@@ -514,22 +514,18 @@ async def test_a_new_attempt_replaces_the_old(broker: Broker) -> None:
 
 
 async def test_a_group_begins_anew(broker: Broker) -> None:
-    """Under a name that was used before, after its spread is over: its members start apart from each other again."""
+    """Under a name and terms that were used before, after its spread is over: its members start apart again."""
     await broker.declare(terms(limit=20))
     day = 86_400
-
-    def member(number: int) -> Any:
-        return ask(f"r{number}", group=LeaseGroup(name="nightly", size=2, spread_seconds=600))
-
-    await broker.tell(member(0), member(1))
+    nightly = LeaseGroup(name="nightly", size=4, spread_seconds=3600)
+    await broker.tell(ask("r0", group=nightly), ask("r1", group=nightly))
     assert names(await broker.grants()) == ["r0"]
     await broker.set_clock(day)
     await broker.grants()
-    wider = LeaseGroup(name="nightly", size=4, spread_seconds=3600)
     await broker.set_clock(2 * day)
-    await broker.tell(*(ask(f"w{number}", group=wider) for number in range(3)))
+    await broker.tell(*(ask(f"w{number}", group=nightly) for number in range(3)))
     assert names(await broker.grants()) == ["w0"]
-    await broker.tell(ask("w3", group=wider))
+    await broker.tell(ask("w3", group=nightly))
     rows = await broker.pool.fetch("SELECT since FROM requests WHERE group_name <> '' ORDER BY place")
     assert [row["since"] for row in rows[-4:]] == [after(2 * day + seconds) for seconds in (0, 900, 1800, 2700)]
 
