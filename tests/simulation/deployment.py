@@ -448,6 +448,7 @@ async def deployment_on(
 
     monkeypatch.setattr(ids, "time", Time)
     monkeypatch.setattr(ids, "secrets", Secrets)
+    monkeypatch.setattr(ids, "random_bytes", lambda size: chance.getrandbits(8 * size).to_bytes(size, "big"))
     monkeypatch.setattr(ids, "_last_ms", 0)
     monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
     _crash_at_commits(deployment, monkeypatch)
