@@ -1,9 +1,9 @@
 """One history: what happens in its own lease pools while a round of them shares the system and its faults.
 
 Most is left to chance. Four things happen in every history, because sound brokers show their worth only there: a lease
-is renewed on Kafka in a batch that waits for another pool's lock, and meanwhile over HTTP; one is renewed late while a
-replica that takes long lets it pass away; a former holder speaks under its old token, and a stranger under the right
-one. The first two take all histories of a round at once: `cross` and `renew_late` are their parts of it.
+is confirmed on Kafka in a batch that waits for another pool's lock, and meanwhile renewed over HTTP; one is renewed
+late while a replica that takes long lets it pass away; a former holder speaks under its old token, and a stranger under
+the right one. The first two take all histories of a round at once: `cross` and `renew_late` are their parts of it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Final
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.events.lease import LeaseRenewRequested, LeaseRequested
+from slipway_common.events.lease import LeaseConfirmRequested, LeaseRequested
 from slipway_common.relay import partition_for
 from tests.histories.actor import Actor
 from tests.histories.bus import Asker, Bus
@@ -32,7 +32,7 @@ POLL_SECONDS: Final = 0.3
 JUMP_WITHIN_SECONDS: Final = 8.0
 UNITS: Final = 3  # of the pool that is shared
 # A pool's row is held up that a batch on Kafka names first. Seconds after that: when the batch is sent, until when the
-# row is held, and when the lease that the batch renews is renewed over HTTP, last after its deadline in the batch.
+# row is held, and when the lease that the batch confirms is renewed over HTTP, last after its deadline in the batch.
 BATCH_AFTER: Final = 0.2
 HELD_SECONDS: Final = 2.2
 CROSSED_TTL_SECONDS: Final = 2.0
@@ -112,16 +112,17 @@ class Play:
         return await self.wait(self.holder, pool, f"{pool}-1", 3.0)
 
     def batch(self, lease: Lease) -> list[Any]:
-        """Facts of one batch: one of a pool whose lock is held up, then a renewal."""
+        """Facts of one batch: one of a pool whose lock is held up, then a confirmation. By the clock of its begin that
+        would give the lease a shorter life than the renewals that overtook it; a renewal never gives a shorter one."""
         pool = self.crossed
         held = HELD_POOLS[partition_for(pool, PARTITIONS)]
         return [
             LeaseRequested(lease_pool_id=held, request_id=f"{pool}-held", units=1, tenant=self.name),
-            LeaseRenewRequested(lease_pool_id=pool, lease_id=lease.lease_id, fencing_token=lease.fencing_token),
+            LeaseConfirmRequested(lease_pool_id=pool, lease_id=lease.lease_id, fencing_token=lease.fencing_token),
         ]
 
     async def cross(self, lease: Lease, began: float) -> None:
-        """Renew over HTTP what the batch renews too, which must not shorten its life. Then a former holder and a
+        """Renew over HTTP what the batch confirms, which must not shorten its life. Then a former holder and a
         stranger speak."""
         pool = self.crossed
         waiting = asyncio.create_task(self.wait(self.waiter, pool, f"{pool}-2", 6.0))
