@@ -41,6 +41,8 @@ from slipway_lease_broker.store.traces import traced
 
 LOG = logger(__name__)
 
+RETRY_SECONDS: Final = 30.0  # until what no decision could be made for is tried again
+
 # What one decision takes on at most: a transaction must stay far below the server's statement time-out. A pool with
 # more stays due, so the next decision follows at once.
 ROWS_MAX: Final = 1_000

@@ -11,14 +11,13 @@ from typing import Final, TypeAlias
 
 from slipway_common.postgres import Connection, is_infrastructure
 from slipway_common.records import Received
-from slipway_lease_broker.admission import count, leave_to_the_loop, load, tell
+from slipway_lease_broker.admission import RETRY_SECONDS, count, leave_to_the_loop, load, tell
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.facts import Ledger
 from slipway_lease_broker.store import pools
 
 # The locks of a batch are held until it commits: with more pools than these, each is left to the loop.
 AT_ONCE_MAX: Final = 4
-RETRY_SECONDS: Final = 30.0
 
 Decide: TypeAlias = Callable[[Connection, Ledger, datetime], Awaitable[list[Decision]]]
 

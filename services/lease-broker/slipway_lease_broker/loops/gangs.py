@@ -2,19 +2,17 @@
 them at once."""
 
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
 from slipway_common.postgres import Pool, is_infrastructure
 from slipway_common.telemetry import logger
-from slipway_lease_broker.admission import decide_gang, tell
+from slipway_lease_broker.admission import RETRY_SECONDS, decide_gang, tell
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import gangs
 
 LOG = logger(__name__)
-RETRY_SECONDS: Final = 30.0  # of a gang that cannot be decided for
 
 
 class GangLoop(msgspec.Struct, frozen=True):
