@@ -2,6 +2,7 @@
 Each story has a lease pool of its own, of one unit; the broker's history says what was done to it."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -87,6 +88,15 @@ class Broker:
         self.folder = folder
         self.url = url
         self.http = httpx2.AsyncClient(base_url=url, timeout=30.0, headers={"Authorization": f"Bearer {SECRET}"})
+        self.started: list[asyncio.subprocess.Process] = []
+
+    async def close(self) -> None:
+        """End what a test that failed has left, with all that it started."""
+        await self.http.aclose()
+        for process in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
     async def run(self, pool: str, *arguments: str) -> Run:
         return await self.start(sys.executable, "-c", PROGRAM, "lease", "run", "--pool", pool, *arguments)
@@ -97,11 +107,11 @@ class Broker:
             "SLIPWAY_LEASE_BROKER_URL": self.url, "SLIPWAY_TOKEN": SECRET, "SLIPWAY_STATE_DIR": str(self.folder),
             **variables,
         }  # fmt: skip
-        return Run(
-            await asyncio.create_subprocess_exec(
-                *command, env=own, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
-            )
+        process = await asyncio.create_subprocess_exec(
+            *command, env=own, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
         )
+        self.started.append(process)
+        return Run(process)
 
     async def get(self, path: str) -> Any:
         answer = await self.http.get(path)
@@ -159,7 +169,7 @@ async def broker(
         pools.append({"id": PACED, "limit": 1, "pacing": "off"} | paced)
         (await broker.http.put("/lease-pools", json=pools)).raise_for_status()
         yield broker
-        await broker.http.aclose()
+        await broker.close()
 
 
 # The command's end, and the client's
