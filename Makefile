@@ -15,7 +15,7 @@ ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOL
 	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS N LANDING
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
-# MUTANT=name runs a target on a copy of the tree in which that row of mutants.toml is broken.
+# MUTANT=name runs a target on a copy of the tree in which that row of tests/*/mutants.toml is broken.
 BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 # Requirements 1 to 8, 16 and 20 make a first, smaller lease-broker.
@@ -59,6 +59,7 @@ demo: $(READY) ## Whole system on simulated clouds, or PROVIDER=process: DURATIO
 
 check: $(READY) ## ruff, mypy, import contracts
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check --quiet .
 	.venv/bin/mypy libs services tests examples $(if $(wildcard bench/*.py),bench)
 	.venv/bin/lint-imports --no-logo
 

@@ -52,9 +52,12 @@ def measure(seconds: float) -> Fold:
     gc.unfreeze()
     yardstick = spread(replaced)
     return Fold(
-        events=EVENTS, configs=CONFIGS, folded_per_second=spread(folded), yardstick_per_second=yardstick,
+        events=EVENTS,
+        configs=CONFIGS,
+        folded_per_second=spread(folded),
+        yardstick_per_second=yardstick,
         ratio=round(yardstick.median / spread(folded).median, 2),
-    )  # fmt: skip
+    )
 
 
 def _fold(world: World, told: Sequence[Told]) -> float:

@@ -88,9 +88,14 @@ async def measure(place: Place) -> Hop:
 
     broker = kafka.connect(place.kafka.bootstrap, SERVICE)
     subscription = kafka.Subscription(
-        broker, place.pool, Consumer(SERVICE, WORKER_LIFECYCLE, handle), prefix=place.prefix, instance="",
-        cluster=await kafka.cluster_id(place.kafka.bootstrap), ring=ring,
-    )  # fmt: skip
+        broker,
+        place.pool,
+        Consumer(SERVICE, WORKER_LIFECYCLE, handle),
+        prefix=place.prefix,
+        instance="",
+        cluster=await kafka.cluster_id(place.kafka.bootstrap),
+        ring=ring,
+    )
     await broker.start()
     producer = AIOKafkaProducer(bootstrap_servers=place.kafka.bootstrap, enable_idempotence=True, acks="all")
     await producer.start()
@@ -138,13 +143,20 @@ async def _send_all(place: Place, producer: AIOKafkaProducer, watch: Watch) -> N
             numbers[partition] += not delay
             headers = encode(
                 Envelope(
-                    id=new_id(), type=event.type, source="/slipway/bench", subject=name, time=utc_now(),
-                    number=numbers[partition], previous=numbers[partition] - 1, revision=1,
+                    id=new_id(),
+                    type=event.type,
+                    source="/slipway/bench",
+                    subject=name,
+                    time=utc_now(),
+                    number=numbers[partition],
+                    previous=numbers[partition] - 1,
+                    revision=1,
                 )
-            )  # fmt: skip
+            )
             watch.sent[name] = time.perf_counter()
-            await producer.send(topic, msgspec.json.encode(event), key=name.encode(), partition=partition,
-                                headers=headers)  # fmt: skip
+            await producer.send(
+                topic, msgspec.json.encode(event), key=name.encode(), partition=partition, headers=headers
+            )
 
 
 async def _see(place: Place, topic: str, watch: Watch) -> None:
@@ -163,10 +175,15 @@ async def _see(place: Place, topic: str, watch: Watch) -> None:
 
 def launched(worker_id: str) -> WorkerLaunched:
     return WorkerLaunched(
-        worker_id=worker_id, pool_id="linux", launch_config_id="linux-zone-a", account_id="sim-a",
-        image_revision="linux-1", instance_id=f"i-{worker_id}", batch_id=new_id(),
+        worker_id=worker_id,
+        pool_id="linux",
+        launch_config_id="linux-zone-a",
+        account_id="sim-a",
+        image_revision="linux-1",
+        instance_id=f"i-{worker_id}",
+        batch_id=new_id(),
         outcome=Outcome(Stage.LAUNCH, Result.OK),
-    )  # fmt: skip
+    )
 
 
 def weight(name: str) -> WeightChanged:

@@ -40,13 +40,20 @@ def declared(number: int) -> list[LaunchConfigCreated]:
     """So many configs: pools of 20 over zones of four accounts, each pool with one of a few images."""
     return [
         LaunchConfigCreated(
-            launch_config_id=f"config-{n}", pool_id=f"pool-{n // POOL_SIZE}", account_id=f"account-{n % ACCOUNTS}",
-            region="r", zone=f"zone-{n % POOL_SIZE}", instance_type=f"m{n % 8}.large",
-            image_revision=f"image-{n // POOL_SIZE % IMAGES}", base_weight=1.0, price_factor=1.0, state="active",
+            launch_config_id=f"config-{n}",
+            pool_id=f"pool-{n // POOL_SIZE}",
+            account_id=f"account-{n % ACCOUNTS}",
+            region="r",
+            zone=f"zone-{n % POOL_SIZE}",
+            instance_type=f"m{n % 8}.large",
+            image_revision=f"image-{n // POOL_SIZE % IMAGES}",
+            base_weight=1.0,
+            price_factor=1.0,
+            state="active",
             revision=1,
         )
         for n in range(number)
-    ]  # fmt: skip
+    ]
 
 
 def told(configs: Sequence[LaunchConfigCreated], number: int) -> list[Told]:
@@ -71,9 +78,12 @@ def told(configs: Sequence[LaunchConfigCreated], number: int) -> list[Told]:
 def _life(config: LaunchConfigCreated, worker_id: str, at: float, chance: Random) -> Iterator[Told]:
     """What becomes of one start, within a minute: sooner than in life, so that soon every stage is as busy as any."""
     ids: dict[str, Any] = {
-        "worker_id": worker_id, "pool_id": config.pool_id, "launch_config_id": config.launch_config_id,
-        "account_id": config.account_id, "image_revision": config.image_revision,
-    }  # fmt: skip
+        "worker_id": worker_id,
+        "pool_id": config.pool_id,
+        "launch_config_id": config.launch_config_id,
+        "account_id": config.account_id,
+        "image_revision": config.image_revision,
+    }
     instance = f"i-{worker_id}"
     yield WorkerRequested(decision_id="decision", **ids), at
     at += chance.uniform(1, 3)

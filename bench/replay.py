@@ -67,14 +67,23 @@ async def _fill(place: Place) -> None:
             partition = partition_for(event.worker_id, PARTITIONS)
             numbers[partition] += 1
             envelope = Envelope(
-                id=new_id(), type=event.type, source="/slipway/bench", subject=event.worker_id, time=now,
-                number=numbers[partition], previous=numbers[partition] - 1, number_source="/slipway/bench/1",
-                revision=n // WORKERS + 1, traceparent=f"00-{n:032x}-{n:016x}-01",
-            )  # fmt: skip
+                id=new_id(),
+                type=event.type,
+                source="/slipway/bench",
+                subject=event.worker_id,
+                time=now,
+                number=numbers[partition],
+                previous=numbers[partition] - 1,
+                number_source="/slipway/bench/1",
+                revision=n // WORKERS + 1,
+                traceparent=f"00-{n:032x}-{n:016x}-01",
+            )
             record = {
-                "key": event.worker_id.encode(), "value": msgspec.json.encode(event), "timestamp": None,
+                "key": event.worker_id.encode(),
+                "value": msgspec.json.encode(event),
+                "timestamp": None,
                 "headers": encode(envelope),
-            }  # fmt: skip
+            }
             if batches[partition].append(**record) is None:
                 sent.append(await producer.send_batch(batches[partition], topic, partition=partition))
                 batches[partition] = producer.create_batch()
@@ -112,9 +121,10 @@ async def _apply(place: Place) -> float:
         await until(lambda: subscription.owned, "a partition is owned")
         began = time.perf_counter()
         await until(
-            lambda: sum(owned.next_offset for owned in subscription.owned.values()) == EVENTS, "all is applied",
+            lambda: sum(owned.next_offset for owned in subscription.owned.values()) == EVENTS,
+            "all is applied",
             seconds=60,
-        )  # fmt: skip
+        )
         seconds = time.perf_counter() - began
     finally:
         await member.stop()

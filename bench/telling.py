@@ -87,9 +87,10 @@ async def measure(
         plain[record.key.decode()] = time.perf_counter()
 
     async with (
-        _producer(kafka.bootstrap) as send, _reading(kafka.bootstrap, LAUNCH_CONFIG_WEIGHT.name, see_weight),
+        _producer(kafka.bootstrap) as send,
+        _reading(kafka.bootstrap, LAUNCH_CONFIG_WEIGHT.name, see_weight),
         _reading(kafka.bootstrap, POOL_DEMAND.name, see_plain),
-    ):  # fmt: skip
+    ):
         for config in configs:
             await send(config)
         await until(lambda: len(seen) == CONFIGS, "every config is told of")
@@ -111,10 +112,15 @@ async def measure(
     told = [(_told_at(seen[config_id], record) - sent.at) * 1000 for config_id, sent, record in appended]
     others = [(plain[sent.key] - sent.at) * 1000 for sent in plains if sent.at - began >= WARM_UP_SECONDS]
     return Telling(
-        per_second=PER_SECOND, events=len(told), told=spread(told), told_p50=percentile(told, 50),
-        told_p99=percentile(told, 99), plain_p50=percentile(others, 50), plain_p99=percentile(others, 99),
+        per_second=PER_SECOND,
+        events=len(told),
+        told=spread(told),
+        told_p50=percentile(told, 50),
+        told_p99=percentile(told, 99),
+        plain_p50=percentile(others, 50),
+        plain_p99=percentile(others, 99),
         ratio=round(percentile(told, 50) / percentile(others, 50), 2),
-    )  # fmt: skip
+    )
 
 
 def _told_at(told: Sequence[tuple[float, WeightChanged]], record: Any) -> float:
@@ -127,9 +133,12 @@ def _calculator(kafka: str, url: str, folder: Path) -> Service:
     """As it is deployed, with everything at its default."""
     (port,) = free_ports(1)
     env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")} | {
-        "SLIPWAY_KAFKA": kafka, "SLIPWAY_TOPIC_PREFIX": PREFIX, "SLIPWAY_PARTITIONS": str(PARTITIONS),
-        "SLIPWAY_DATABASE_URL": url, "SLIPWAY_PORT": str(port),
-    }  # fmt: skip
+        "SLIPWAY_KAFKA": kafka,
+        "SLIPWAY_TOPIC_PREFIX": PREFIX,
+        "SLIPWAY_PARTITIONS": str(PARTITIONS),
+        "SLIPWAY_DATABASE_URL": url,
+        "SLIPWAY_PORT": str(port),
+    }
     argv = [sys.executable, "-m", "slipway_weight_calculator.main"]
     return Service(
         SERVICE, argv, env=env, log=folder / f"{SERVICE}.log", ready=partial(http_ready, port), start_seconds=60.0
@@ -149,14 +158,24 @@ async def _producer(bootstrap: str) -> AsyncIterator[Any]:
         numbers[topic.name, partition] += 1
         number = numbers[topic.name, partition]
         envelope = Envelope(
-            id=new_id(), type=event.type, source="/slipway/bench", subject=topic.subject(event), time=utc_now(),
-            number=number, previous=number - 1, number_source="/slipway/bench/1", revision=1,
-        )  # fmt: skip
+            id=new_id(),
+            type=event.type,
+            source="/slipway/bench",
+            subject=topic.subject(event),
+            time=utc_now(),
+            number=number,
+            previous=number - 1,
+            number_source="/slipway/bench/1",
+            revision=1,
+        )
         at = time.perf_counter()
         appended = await producer.send(
-            PREFIX + topic.name, msgspec.json.encode(event), key=key.encode(), partition=partition,
+            PREFIX + topic.name,
+            msgspec.json.encode(event),
+            key=key.encode(),
+            partition=partition,
             headers=encode(envelope),
-        )  # fmt: skip
+        )
         return Sent(at, key, appended)
 
     await producer.start()
@@ -190,9 +209,12 @@ async def _reading(bootstrap: str, topic: str, see: Any) -> AsyncIterator[None]:
 
 def _outcome(config_id: str, worker_id: str, *, failed: bool) -> WorkerEvent:
     ids: dict[str, Any] = {
-        "worker_id": worker_id, "pool_id": "pool", "launch_config_id": config_id, "account_id": "account",
+        "worker_id": worker_id,
+        "pool_id": "pool",
+        "launch_config_id": config_id,
+        "account_id": "account",
         "image_revision": "image",
-    }  # fmt: skip
+    }
     if failed:
         outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.NOTHING, code="Throttled")
         return WorkerLaunchFailed(batch_id="batch", outcome=outcome, **ids)

@@ -150,9 +150,13 @@ async def measure(server: EmbeddedPostgres, number: int) -> Turns:
         folded.append(EVENTS / work.seconds)
     gc.unfreeze()
     return Turns(
-        events=EVENTS, configs=number, folded_per_second=spread(folded), applied_per_second=spread(applied),
-        read_per_second=spread(read), ratio=round(spread(folded).median / spread(read).median, 2),
-    )  # fmt: skip
+        events=EVENTS,
+        configs=number,
+        folded_per_second=spread(folded),
+        applied_per_second=spread(applied),
+        read_per_second=spread(read),
+        ratio=round(spread(folded).median / spread(read).median, 2),
+    )
 
 
 async def _seconds(url: str, work: Work, records: Log) -> float:
@@ -188,10 +192,17 @@ def written(told: Sequence[tuple[Any, float]]) -> Log:
         place = (topic.name, partition_for(key, PARTITIONS))
         offset = len(places[place])
         envelope = Envelope(
-            id=new_id(), type=event.type, source="/slipway/bench", subject=topic.subject(event),
-            time=datetime.fromtimestamp(at, UTC), number=offset + 1, previous=offset,
-            number_source="/slipway/bench/1", revision=1, traceparent=f"00-{offset + 1:032x}-{offset + 1:016x}-01",
-        )  # fmt: skip
+            id=new_id(),
+            type=event.type,
+            source="/slipway/bench",
+            subject=topic.subject(event),
+            time=datetime.fromtimestamp(at, UTC),
+            number=offset + 1,
+            previous=offset,
+            number_source="/slipway/bench/1",
+            revision=1,
+            traceparent=f"00-{offset + 1:032x}-{offset + 1:016x}-01",
+        )
         value = msgspec.json.encode(event)
         # Kafka's client makes a name of its own for each header.
         headers = tuple((name.encode().decode(), text) for name, text in encode(envelope))

@@ -70,9 +70,12 @@ async def measure(supervisor: Supervisor) -> int:
     # Of the last minute: a machine that others use gives other figures.
     load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     results = Results(
-        command=f"make bench-weights SECONDS={seconds:g}", on=surroundings() | {"postgres": version, "load": load},
-        fold=folded, turns=replayed, telling=told,
-    )  # fmt: skip
+        command=f"make bench-weights SECONDS={seconds:g}",
+        on=surroundings() | {"postgres": version, "load": load},
+        fold=folded,
+        turns=replayed,
+        telling=told,
+    )
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
     return tell(results)

@@ -1,4 +1,5 @@
 """Alerts of Slipway as notifications, in plain aiokafka: each at least once, and a restart goes on where it was."""
+
 import asyncio
 import json
 import os
@@ -8,9 +9,13 @@ from urllib.request import Request, urlopen
 from aiokafka import AIOKafkaConsumer
 
 TOPICS = [(PREFIX := os.getenv("TOPIC_PREFIX", "")) + "slipway.alert.v1", PREFIX + "slipway.worker.lifecycle.v1"]
-ACTIONS = {b"io.slipway.alert.raised.v1": "trigger", b"io.slipway.alert.resolved.v1": "resolve",
-           b"io.slipway.worker.launch_failed.v1": "count"}  # fmt: skip
+ACTIONS = {
+    b"io.slipway.alert.raised.v1": "trigger",
+    b"io.slipway.alert.resolved.v1": "resolve",
+    b"io.slipway.worker.launch_failed.v1": "count",
+}
 WEBHOOK = Request(url, headers={"content-type": "application/json"}) if (url := os.getenv("WEBHOOK_URL")) else None
+
 
 async def main() -> None:
     told: Counter[str] = Counter()
@@ -26,5 +31,6 @@ async def main() -> None:
             if WEBHOOK and body["action"] != "count":  # a refusal ends us, and the next run tells it again
                 await asyncio.to_thread(urlopen, WEBHOOK, json.dumps(body).encode(), timeout=10)
             await consumer.commit()
+
 
 asyncio.run(main())

@@ -1,4 +1,5 @@
 """Alerts of Slipway as notifications, in FastStream: each at least once, and a restart goes on where it was."""
+
 import asyncio
 import json
 import os
@@ -13,8 +14,15 @@ ACTIONS = {"alert.raised.v1": "trigger", "alert.resolved.v1": "resolve", "worker
 WEBHOOK = Request(url, headers={"content-type": "application/json"}) if (url := os.getenv("WEBHOOK_URL")) else None
 broker, told = KafkaBroker(os.environ["KAFKA"], allow_auto_create_topics=False), Counter[str]()
 
-@broker.subscriber(*TOPICS, group_id=PREFIX + "alerts-faststream", group_instance_id="1", auto_offset_reset="earliest",
-                   ack_policy=AckPolicy.NACK_ON_ERROR, decoder=lambda message: message.body)  # the defaults lose
+
+@broker.subscriber(
+    *TOPICS,
+    group_id=PREFIX + "alerts-faststream",
+    group_instance_id="1",
+    auto_offset_reset="earliest",
+    ack_policy=AckPolicy.NACK_ON_ERROR,
+    decoder=lambda message: message.body,
+)  # the defaults lose
 async def notify(message: annotations.KafkaMessage) -> None:
     try:
         body = {"action": ACTIONS[message.headers["ce_type"].removeprefix("io.slipway.")], **json.loads(message.body)}
@@ -26,5 +34,6 @@ async def notify(message: annotations.KafkaMessage) -> None:
         return
     except OSError as error:
         raise await asyncio.sleep(5, error) from None  # then the same record comes again
+
 
 asyncio.run(FastStream(broker).run())

@@ -28,15 +28,28 @@ def count(queue: Path) -> tuple[int, int]:
 async def report(producer: AIOKafkaProducer, pool: str, source: str, queue: Path, valid_for_seconds: float) -> None:
     observed_at = datetime.now(UTC)  # before counting: what changes meanwhile is the next report's
     pending, claimed = await asyncio.to_thread(count, queue)
-    data = {"pool_id": pool, "source": source, "pending": pending, "claimed": claimed,
-            "observed_at": observed_at.isoformat(), "valid_for_seconds": valid_for_seconds}  # fmt: skip
-    headers = {"ce_specversion": "1.0", "ce_id": str(uuid.uuid4()), "ce_source": f"/monitors/{source}",
-               "ce_type": "io.slipway.pool.demand_reported.v1", "content-type": "application/json"}  # fmt: skip
+    data = {
+        "pool_id": pool,
+        "source": source,
+        "pending": pending,
+        "claimed": claimed,
+        "observed_at": observed_at.isoformat(),
+        "valid_for_seconds": valid_for_seconds,
+    }
+    headers = {
+        "ce_specversion": "1.0",
+        "ce_id": str(uuid.uuid4()),
+        "ce_source": f"/monitors/{source}",
+        "ce_type": "io.slipway.pool.demand_reported.v1",
+        "content-type": "application/json",
+    }
     # The newest report per key is kept; another key would add up with this one, or be kept for ever beside it.
     await producer.send_and_wait(
-        TOPIC, json.dumps(data).encode(), key=f"{pool}/{source}".encode(),
+        TOPIC,
+        json.dumps(data).encode(),
+        key=f"{pool}/{source}".encode(),
         headers=[(name, value.encode()) for name, value in headers.items()],
-    )  # fmt: skip
+    )
     print(f"{pool}: {pending} pending, {claimed} claimed", flush=True)
 
 

@@ -44,12 +44,19 @@ def look(where: str) -> tuple[str, str]:
 
 async def publish(producer: AIOKafkaProducer, target: tuple[str, str], kind: str, reason: str, **rest: object) -> None:
     data = {"target_kind": target[0], "target_id": target[1], "kind": kind, "reason": reason, **rest}
-    headers = {"ce_specversion": "1.0", "ce_id": str(uuid.uuid4()), "ce_source": f"/monitors/{rest['source']}",
-               "ce_type": "io.slipway.signal.raised.v1", "content-type": "application/json"}  # fmt: skip
+    headers = {
+        "ce_specversion": "1.0",
+        "ce_id": str(uuid.uuid4()),
+        "ce_source": f"/monitors/{rest['source']}",
+        "ce_type": "io.slipway.signal.raised.v1",
+        "content-type": "application/json",
+    }
     await producer.send_and_wait(
-        TOPIC, json.dumps(data).encode(), key=target[1].encode(),
+        TOPIC,
+        json.dumps(data).encode(),
+        key=target[1].encode(),
         headers=[(name, value.encode()) for name, value in headers.items()],
-    )  # fmt: skip
+    )
     print(f"{' '.join(target)}: {kind}, {reason}", flush=True)
 
 
@@ -71,8 +78,15 @@ async def main() -> None:
             runs_out = state != "fine" and now + 2 * asked.every >= told_at + asked.ttl
             if state != before or runs_out:
                 for kind in SIGNALS[state]:
-                    await publish(producer, target, kind, reason, source=asked.source, observed_at=observed_at,
-                                  ttl_seconds=asked.ttl)  # fmt: skip
+                    await publish(
+                        producer,
+                        target,
+                        kind,
+                        reason,
+                        source=asked.source,
+                        observed_at=observed_at,
+                        ttl_seconds=asked.ttl,
+                    )
                 before, told_at = state, now
             await asyncio.sleep(asked.every)
 

@@ -23,45 +23,97 @@ AT = "2026-08-01T14:03:07Z"
 
 def worker(id_: str, **fields: Any) -> dict[str, Any]:
     return {
-        "id": id_, "pool_id": "linux", "launch_config_id": "zone-a", "account_id": "sim-a", "state": "running",
-        "instance_id": "i-7", "requested_at": AT, "reason": "", "decision_id": DECISION, "probe_permit": None,
-        "registered_at": AT, "launched_at": AT, "batch": None, "lease": None,
+        "id": id_,
+        "pool_id": "linux",
+        "launch_config_id": "zone-a",
+        "account_id": "sim-a",
+        "state": "running",
+        "instance_id": "i-7",
+        "requested_at": AT,
+        "reason": "",
+        "decision_id": DECISION,
+        "probe_permit": None,
+        "registered_at": AT,
+        "launched_at": AT,
+        "batch": None,
+        "lease": None,
         "timeline": [{"at": AT, "what": "requested", "detail": "on zone-a"}],
-    } | fields  # fmt: skip
+    } | fields
 
 
 STAGES = {name: {"in_flight": 1, "unfolded": 2, "window": 9} for name in ("launch", "boot", "claim")}
 CONFIG = {
-    "id": "zone-a", "pool_id": "linux", "account_id": "sim-a", "zone": "a", "state": "active", "circuit": "open",
-    "weight": 0.5, "starting": 3, "running": 4, "ok": 50, "failed": 6, "reason": "a: open", "stages": STAGES,
-}  # fmt: skip
+    "id": "zone-a",
+    "pool_id": "linux",
+    "account_id": "sim-a",
+    "zone": "a",
+    "state": "active",
+    "circuit": "open",
+    "weight": 0.5,
+    "starting": 3,
+    "running": 4,
+    "ok": 50,
+    "failed": 6,
+    "reason": "a: open",
+    "stages": STAGES,
+}
 POOL = {
-    "id": "linux", "mode": "enforce", "min_capacity": 0, "max_capacity": 60, "scaling_ratio": "1", "pending": 9,
-    "claimed": 3, "wanted": 12, "serving": 10, "running": 6, "leaving": 0, "needed": 2, "oldest_wait_seconds": 130.0,
-}  # fmt: skip
+    "id": "linux",
+    "mode": "enforce",
+    "min_capacity": 0,
+    "max_capacity": 60,
+    "scaling_ratio": "1",
+    "pending": 9,
+    "claimed": 3,
+    "wanted": 12,
+    "serving": 10,
+    "running": 6,
+    "leaving": 0,
+    "needed": 2,
+    "oldest_wait_seconds": 130.0,
+}
 WHY = {
-    "id": DECISION, "pool_id": "linux", "at": AT, "last_at": AT, "times": 1, "launched": 2, "because": "2 needed",
+    "id": DECISION,
+    "pool_id": "linux",
+    "at": AT,
+    "last_at": AT,
+    "times": 1,
+    "launched": 2,
+    "because": "2 needed",
     "why": {
-        "tasks": 12, "wanted": 12, "serving": 10, "needed": 2,
+        "tasks": 12,
+        "wanted": 12,
+        "serving": 10,
+        "needed": 2,
         "sources": {"queue": {"pending": 9, "claimed": 3, "gone": 0, "stale": False}},
         "configs": {
             "zone-a": {"weight": 0.5, "room": 8, "launched": 2},
             "zone-b": {"weight": 0.4, "room": 0, "launched": 0, "lost": "the boot window is full"},
         },
     },
-}  # fmt: skip
+}
 LEASE_POOL = {
-    "id": "sim-a", "limit": 45, "held": 40, "waiting": 2, "oldest_wait_seconds": 3.0, "granted_per_minute": 30,
-    "eta_seconds": 4.0, "why": f"first\nlease {ID}: 8 units free",
-    "mode": "shadow", "pinned_reason": "ratchet", "drained_reason": None,
-}  # fmt: skip
+    "id": "sim-a",
+    "limit": 45,
+    "held": 40,
+    "waiting": 2,
+    "oldest_wait_seconds": 3.0,
+    "granted_per_minute": 30,
+    "eta_seconds": 4.0,
+    "why": f"first\nlease {ID}: 8 units free",
+    "mode": "shadow",
+    "pinned_reason": "ratchet",
+    "drained_reason": None,
+}
 ANSWERS: dict[str, Any] = {
     "pools": {"items": [POOL]},
     "pools/linux": POOL,
     "pools/linux/decisions": {"items": [WHY]},
     "launch-configs": {"items": [CONFIG]},
-    "launch-configs/zone-a": CONFIG | {
-        "settings": {"disk_gb": 40}, "record": {"stages": {"boot": {"probability": 0.75}}},
+    "launch-configs/zone-a": CONFIG
+    | {
+        "settings": {"disk_gb": 40},
+        "record": {"stages": {"boot": {"probability": 0.75}}},
         "recent_failures": [{"worker_id": ID, "at": AT, "reason": "InsufficientCapacity"}],
     },
     "workers": {"items": [worker(ID), worker(TWIN, state="stopped")]},
@@ -69,11 +121,13 @@ ANSWERS: dict[str, Any] = {
     f"decisions/{DECISION}": WHY,
     "brakes": {"items": []},
     "lease-pools": {"items": [LEASE_POOL]},
-}  # fmt: skip
+}
 REFUSALS = {
-    "workers": "unknown-worker", "pools": "unknown-pool", "launch-configs": "unknown-config",
+    "workers": "unknown-worker",
+    "pools": "unknown-pool",
+    "launch-configs": "unknown-config",
     "decisions": "unknown-decision",
-}  # fmt: skip
+}
 
 
 class Services:
@@ -88,11 +142,19 @@ class Services:
         @self.app.get("/{service}/status")
         async def status(service: str) -> dict[str, Any]:
             return {
-                "service": service, "version": "0.1.0", "ready": True, "reasons": [],
-                "now": utc_now(), "database_now": utc_now(), "schema_revision": "0001", "partitions": [],
-                "dead_letters": self.dead_letters if service == "lease-broker" else 0, "outbox_oldest_seconds": 0.0,
-                "stopped_partitions": [], "standing": None,
-            }  # fmt: skip
+                "service": service,
+                "version": "0.1.0",
+                "ready": True,
+                "reasons": [],
+                "now": utc_now(),
+                "database_now": utc_now(),
+                "schema_revision": "0001",
+                "partitions": [],
+                "dead_letters": self.dead_letters if service == "lease-broker" else 0,
+                "outbox_oldest_seconds": 0.0,
+                "stopped_partitions": [],
+                "standing": None,
+            }
 
         @self.app.get("/{service}/{path:path}")
         async def get(path: str) -> Any:

@@ -54,9 +54,7 @@ async def postgres(session_folder: Path) -> "AsyncIterator[EmbeddedPostgres]":
 
 
 @pytest.fixture(scope="session")
-async def servers(
-    kafka: "EmbeddedKafka", postgres: "EmbeddedPostgres"
-) -> "tuple[EmbeddedKafka, EmbeddedPostgres]":
+async def servers(kafka: "EmbeddedKafka", postgres: "EmbeddedPostgres") -> "tuple[EmbeddedKafka, EmbeddedPostgres]":
     from tests import harness
 
     await harness.make_template(postgres)

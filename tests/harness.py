@@ -124,9 +124,13 @@ class Place:
 
     def relay(self, *topics: Topic, partitions: int = PARTITIONS, stalled_seconds: float = 10.0) -> Relay:
         return Relay(
-            SERVICE, database_url=self.url, kafka=self.kafka.bootstrap, topic_prefix=self.prefix,
-            partitions=topic_admin.partition_counts(topics, partitions), stalled_seconds=stalled_seconds,
-        )  # fmt: skip
+            SERVICE,
+            database_url=self.url,
+            kafka=self.kafka.bootstrap,
+            topic_prefix=self.prefix,
+            partitions=topic_admin.partition_counts(topics, partitions),
+            stalled_seconds=stalled_seconds,
+        )
 
     async def effects(self) -> Counter[tuple[str, str]]:
         """How often each (subject, word) took effect."""
@@ -171,8 +175,8 @@ async def new_place(servers: tuple[EmbeddedKafka, EmbeddedPostgres], name: str =
 def report(subject: str, word: str) -> WorkerErrorReported:
     """An event of WORKER_LIFECYCLE that says one word."""
     return WorkerErrorReported(
-        worker_id=subject, pool_id="p", launch_config_id="c", account_id="a", image_revision="i", kind=word, detail="",
-    )  # fmt: skip
+        worker_id=subject, pool_id="p", launch_config_id="c", account_id="a", image_revision="i", kind=word, detail=""
+    )
 
 
 async def record_words(tx: Connection, events: Sequence[Received]) -> None:
@@ -181,8 +185,10 @@ async def record_words(tx: Connection, events: Sequence[Received]) -> None:
         word = "tombstone" if received.event is None else received.event.kind
         await tx.execute(
             "INSERT INTO effect (subject, word, partition) VALUES ($1, $2, $3)",
-            received.subject, word, received.partition,
-        )  # fmt: skip
+            received.subject,
+            word,
+            received.partition,
+        )
         if word == "raise":
             raise ValueError("the handler has a bug")
 
@@ -245,8 +251,10 @@ class Diary:
             word = received.event.kind if received.topic == WORKER_LIFECYCLE.name else f"{received.event.pending}"
             await tx.execute(
                 "INSERT INTO effect (subject, word, partition) VALUES ($1, $2, $3)",
-                received.subject, word, received.partition,
-            )  # fmt: skip
+                received.subject,
+                word,
+                received.partition,
+            )
             if word == "raise":
                 raise ValueError("the handler has a bug")
         self.coming += len(events)
@@ -268,9 +276,13 @@ class Diary:
 async def replica(place: Place, instance: str, diary: Diary | None = None) -> AsyncIterator[Exclusive]:
     """One that bids until the end of the block, and then lets go as a service does that is told to stop."""
     exclusive = Exclusive(
-        diary or Diary(), service=SERVICE, bootstrap_servers=place.kafka.bootstrap, prefix=place.prefix,
-        instance=instance, ring=lambda: None,
-    )  # fmt: skip
+        diary or Diary(),
+        service=SERVICE,
+        bootstrap_servers=place.kafka.bootstrap,
+        prefix=place.prefix,
+        instance=instance,
+        ring=lambda: None,
+    )
     running = asyncio.create_task(exclusive.run(place.pool))
     try:
         await until(lambda: exclusive.standing, "it is known who is active", seconds=60)
@@ -291,10 +303,17 @@ class Publisher:
         self.numbers: Counter[int] = Counter()
 
     async def send(
-        self, event: Any, *, partition: int | None = None, key: Any = USUAL, value: Any = USUAL,
-        headers: Sequence[tuple[str, bytes | None]] | None = None, numbered: bool = True,
-        stored_at: datetime | None = None, **attributes: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        event: Any,
+        *,
+        partition: int | None = None,
+        key: Any = USUAL,
+        value: Any = USUAL,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
+        numbered: bool = True,
+        stored_at: datetime | None = None,
+        **attributes: Any,
+    ) -> Any:
         """Send one record and wait for it; whatever is not given is what the relay would have written. `stored_at`:
         what the record says of when that was, if not now."""
         topic = TOPIC_OF[type(event)]
@@ -347,16 +366,28 @@ class Member:
 
 
 async def join(
-    place: Place, handle: Handler = record_words, *, topic: Topic = WORKER_LIFECYCLE, pool: Pool = None,
-    instance: str = "", cluster: str | None = None, session_seconds: float = 10.0,
-) -> Member:  # fmt: skip
+    place: Place,
+    handle: Handler = record_words,
+    *,
+    topic: Topic = WORKER_LIFECYCLE,
+    pool: Pool = None,
+    instance: str = "",
+    cluster: str | None = None,
+    session_seconds: float = 10.0,
+) -> Member:
     """Start a member of the group; by default one that the group lets go as soon as it stops."""
     broker = kafka.connect(place.kafka.bootstrap, SERVICE)
     subscription = kafka.Subscription(
-        broker, pool or place.pool, Consumer(SERVICE, topic, handle), prefix=place.prefix, instance=instance,
-        cluster=cluster or await kafka.cluster_id(place.kafka.bootstrap), ring=lambda: None, heartbeat_seconds=0.1,
+        broker,
+        pool or place.pool,
+        Consumer(SERVICE, topic, handle),
+        prefix=place.prefix,
+        instance=instance,
+        cluster=cluster or await kafka.cluster_id(place.kafka.bootstrap),
+        ring=lambda: None,
+        heartbeat_seconds=0.1,
         session_seconds=session_seconds,
-    )  # fmt: skip
+    )
     await broker.start()
     return Member(place, broker, subscription)
 

@@ -57,9 +57,11 @@ def main(names: list[str]) -> int:
     wanted = [name for name in LAYERS if name in names or not names]
     outcomes: dict[str, tuple[str, str]] = {}
     with ThreadPoolExecutor(max_workers=1) as aside:
-        beside = {} if set(wanted).isdisjoint(WAITING) else {
-            name: aside.submit(run, name, quiet=True) for name in wanted if name in PURE
-        }
+        beside = (
+            {}
+            if set(wanted).isdisjoint(WAITING)
+            else {name: aside.submit(run, name, quiet=True) for name in wanted if name in PURE}
+        )
         outcomes |= {name: run(name) for name in wanted if name in WAITING}
         outcomes |= {name: layer.result() for name, layer in beside.items()}
     outcomes |= {name: run(name) for name in wanted if name not in outcomes}

@@ -22,19 +22,35 @@ UNLEASED = "POST /lease-pools/aws-ci/unleased"
 
 def lease(**changes: Any) -> Answer:
     return 200, {
-        "lease_id": LEASE, "lease_pool_id": "aws-ci", "request_id": "r", "tenant": "ci", "operation": "install",
-        "units": 1, "fencing_token": 7, "state": "confirmed", "granted_at": "2026-08-01T14:03:07Z",
-        "expires_at": "2026-08-01T14:08:07Z", "hold_until": "2026-08-01T14:23:07Z", "ttl_seconds_left": 300.0,
-        "hold_seconds_left": 1200.0, "waited_seconds": 0.0, "mode": "enforce", "advised_wait_seconds": None,
+        "lease_id": LEASE,
+        "lease_pool_id": "aws-ci",
+        "request_id": "r",
+        "tenant": "ci",
+        "operation": "install",
+        "units": 1,
+        "fencing_token": 7,
+        "state": "confirmed",
+        "granted_at": "2026-08-01T14:03:07Z",
+        "expires_at": "2026-08-01T14:08:07Z",
+        "hold_until": "2026-08-01T14:23:07Z",
+        "ttl_seconds_left": 300.0,
+        "hold_seconds_left": 1200.0,
+        "waited_seconds": 0.0,
+        "mode": "enforce",
+        "advised_wait_seconds": None,
         "reason": "a unit was free",
-    } | changes  # fmt: skip
+    } | changes
 
 
 def waiting(**changes: Any) -> Answer:
     return 202, {
-        "request_id": "r", "state": "waiting", "position": 3, "eta_seconds": 60.0, "retry_after_seconds": 0.05,
+        "request_id": "r",
+        "state": "waiting",
+        "position": 3,
+        "eta_seconds": 60.0,
+        "retry_after_seconds": 0.05,
         "reason": "50 of 50 units are held",
-    } | changes  # fmt: skip
+    } | changes
 
 
 def problem(status: int, slug: str, **extra: Any) -> Answer:
@@ -68,9 +84,12 @@ class LeaseBroker:
         self.told.clear()
         self.wait_seconds = 0.0
         self.answers = {
-            ACQUIRE: [lease()], RENEW: [lease()], RELEASE: [RELEASED], "GET /lease-pools": [(200, {"items": [POOL]})],
+            ACQUIRE: [lease()],
+            RENEW: [lease()],
+            RELEASE: [RELEASED],
+            "GET /lease-pools": [(200, {"items": [POOL]})],
             UNLEASED: [(200, {})],
-        }  # fmt: skip
+        }
 
     def count(self, asked: str) -> int:
         return sum(name == asked for name, _ in self.told)

@@ -80,16 +80,29 @@ def release(
     grant: LeaseGranted, units: int | None = None, *, result: str = "registered", **evidence: Any
 ) -> LeaseReleaseRequested:
     return LeaseReleaseRequested(
-        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token,
-        units=units or grant.units, result=result, **evidence,
-    )  # fmt: skip
+        lease_pool_id=grant.lease_pool_id,
+        lease_id=grant.lease_id,
+        fencing_token=grant.fencing_token,
+        units=units or grant.units,
+        result=result,
+        **evidence,
+    )
 
 
 def received(fact: Any, offset: int) -> Received:
     return Received(
-        event=fact, type=fact.type, id=new_id(), source="provisioner", subject=LEASE_REQUEST.subject(fact), time=START,
-        number=offset, revision=None, topic=LEASE_REQUEST.name, partition=0, offset=offset,
-    )  # fmt: skip
+        event=fact,
+        type=fact.type,
+        id=new_id(),
+        source="provisioner",
+        subject=LEASE_REQUEST.subject(fact),
+        time=START,
+        number=offset,
+        revision=None,
+        topic=LEASE_REQUEST.name,
+        partition=0,
+        offset=offset,
+    )
 
 
 class Broker:
@@ -100,9 +113,7 @@ class Broker:
         self.offsets = count()
         self.caught_up = True
         # Askers in tests say once what they want, then the clock leaps.
-        self.loop = DecideLoop(
-            caught_up=lambda _: self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=100_000
-        )
+        self.loop = DecideLoop(caught_up=lambda _: self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
         self._told = 0
         self._started: list[asyncio.Task[Any]] = []
 
@@ -135,9 +146,14 @@ class Broker:
             ledger.record(fact, now, gang_id=name)
         asked = Gang(id=name, owner="", size=len(facts), asked_at=now, last_asked_at=now)
         await admission.ask_gang(
-            tx, await gangs.add(tx, asked), ledger, now,
-            expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000,
-        )  # fmt: skip
+            tx,
+            await gangs.add(tx, asked),
+            ledger,
+            now,
+            expire=lambda _: True,
+            lost_linger_seconds=70,
+            waiter_ttl_seconds=100_000,
+        )
 
     async def decide(self) -> int:
         """Until nothing is due; returns how many decisions that took."""

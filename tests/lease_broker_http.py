@@ -62,8 +62,7 @@ class Replica:
 def write_tokens(folder: Path) -> Path:
     path = folder / "tokens.yaml"
     tokens = [
-        {"name": name, "sha256": hash_secret(f"secret of {name}"), "scopes": scopes}
-        for name, scopes in CALLERS.items()
+        {"name": name, "sha256": hash_secret(f"secret of {name}"), "scopes": scopes} for name, scopes in CALLERS.items()
     ]
     path.write_bytes(msgspec.json.encode(tokens))
     return path

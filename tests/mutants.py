@@ -1,5 +1,5 @@
-"""Prove that the tests named for our main claims can fail: break the code as mutants.toml lists it, in a copy, and see
-the named test turn red. The product has no switch for any of this.
+"""Prove that the tests named for our main claims can fail: break the code as tests/*/mutants.toml list it, in a copy,
+and expect the named test to fail. The product has no switch for any of this.
 
 `python -m tests.mutants check [--fast] [ONLY=group] [NAME…]`   without arguments all of them
 `python -m tests.mutants run NAME -- COMMAND…`                  anything on a broken copy: `make demo MUTANT=NAME`
@@ -26,9 +26,21 @@ from slipway_local.supervisor import run as run_supervised
 
 ROOT: Final = Path(__file__).parents[1]
 COPIED: Final = (
-    "libs", "services", "tests", "bench", "contracts", "docs", "examples", "infra", "pyproject.toml", "mutants.toml",
-    "Makefile", "docker-compose.yml", ".dockerignore", "requirements.lock", "requirements.services.lock",
-)  # fmt: skip
+    "libs",
+    "services",
+    "tests",
+    "bench",
+    "contracts",
+    "docs",
+    "examples",
+    "infra",
+    "pyproject.toml",
+    "Makefile",
+    "docker-compose.yml",
+    ".dockerignore",
+    "requirements.lock",
+    "requirements.services.lock",
+)
 LEFT_OUT: Final = shutil.ignore_patterns(".*", "*.egg-info")
 AT_A_TIME: Final = 2
 TEST_SECONDS: Final = 120.0
@@ -40,9 +52,9 @@ REASON: Final = re.compile(r"^(?:FAILED|ERROR) .*", re.MULTILINE)
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One claim: `test` guards it if it turns red once `old`, which occurs once in `file`, reads `new`.
+    """One claim: `test` guards it if it fails once `old`, which occurs once in `file`, reads `new`.
 
-    `fast` ones need no server.
+    `test` is a path relative to the file that lists the row. `fast` rows need no server.
     """
 
     name: str
@@ -55,23 +67,30 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fast: bool = False
 
     def broken(self, source: str) -> str:
-        """The source with the one line broken; raises Stale when there is not exactly one."""
+        """Source with the line broken; raises Stale unless `old` occurs exactly once."""
         if (count := source.count(self.old)) != 1:
             raise Stale(f"stale: `old` occurs {count} times in {self.file}, not once")
         return source.replace(self.old, self.new)
 
 
 class Stale(Exception):
-    """The listed line is not in the code any more: the claim is unguarded until the row is mended."""
+    """The line of a row is no longer in the code: the claim is unguarded until the row is updated."""
 
 
-class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mutant: list[Mutant]
 
 
-def listed(root: Path = ROOT) -> dict[str, Mutant]:
-    rows = msgspec.toml.decode((root / "mutants.toml").read_bytes(), type=Listed).mutant
-    return {row.name: row for row in rows}
+def rows_of(root: Path = ROOT) -> dict[str, Mutant]:
+    """Rows of all layers by name, with `test` relative to the root. Raises Stale for two rows of one name."""
+    found: dict[str, Mutant] = {}
+    for file in sorted(root.glob("tests/*/mutants.toml")):
+        for row in msgspec.toml.decode(file.read_bytes(), type=Rows).mutant:
+            if row.name in found:
+                raise Stale(f"two rows are named {row.name}")
+            test = f"{file.parent.relative_to(root).as_posix()}/{row.test}"
+            found[row.name] = msgspec.structs.replace(row, test=test)
+    return found
 
 
 def survives(code: int | None, output: str) -> str:
@@ -205,7 +224,7 @@ def chosen(rows: Mapping[str, Mutant], names: Sequence[str], *, fast: bool) -> l
 
 
 def main(argv: Sequence[str]) -> int:
-    given, rows = arguments(argv), listed()
+    given, rows = arguments(argv), rows_of()
     try:
         if given.verb == "run":
             (mutant,) = chosen(rows, [given.name], fast=False)

@@ -52,17 +52,27 @@ class Place:
     @property
     def ids(self) -> dict[str, Any]:
         return {
-            "pool_id": self.pool, "launch_config_id": self.name, "account_id": self.account,
+            "pool_id": self.pool,
+            "launch_config_id": self.name,
+            "account_id": self.account,
             "image_revision": self.image,
-        }  # fmt: skip
+        }
 
     def declared(self, *, archived: bool = False) -> Any:
         kind = LaunchConfigArchived if archived else LaunchConfigCreated
         return kind(
-            launch_config_id=self.name, pool_id=self.pool, account_id=self.account, region=self.region,
-            zone=self.zone, instance_type=f"{self.family}.large", image_revision=self.image, base_weight=1.0,
-            price_factor=1.0, state="archived" if archived else "active", revision=2 if archived else 1,
-        )  # fmt: skip
+            launch_config_id=self.name,
+            pool_id=self.pool,
+            account_id=self.account,
+            region=self.region,
+            zone=self.zone,
+            instance_type=f"{self.family}.large",
+            image_revision=self.image,
+            base_weight=1.0,
+            price_factor=1.0,
+            state="archived" if archived else "active",
+            revision=2 if archived else 1,
+        )
 
     def fault(self, at: float) -> Outcome | None:
         """What a launch that is asked for at `at` seconds comes to, if it is refused."""
@@ -77,11 +87,13 @@ class Place:
 
 
 PLACES: Final = (
-    Place("linux-a", "linux", "sim-a", "m5", "linux-1"), Place("linux-b", "linux", "sim-a", "m5", "linux-1"),
+    Place("linux-a", "linux", "sim-a", "m5", "linux-1"),
+    Place("linux-b", "linux", "sim-a", "m5", "linux-1"),
     Place("linux-c", "linux", "sim-b", "m5", "linux-1"),
     Place("linux-d", "linux", "sim-b", "m5", "linux-2", begin=35, end=80),  # the image that never registers
-    Place("win-a", "win", "sim-b", "c5", "win-1"), Place("win-b", "win", "sim-b", "c5", "win-1"),
-)  # fmt: skip
+    Place("win-a", "win", "sim-b", "c5", "win-1"),
+    Place("win-b", "win", "sim-b", "c5", "win-1"),
+)
 
 
 def life(place: Place, at: float, chance: Random) -> Iterator[Told]:
@@ -103,21 +115,23 @@ def life(place: Place, at: float, chance: Random) -> Iterator[Told]:
         yield answered, worker.WorkerLaunchFailed(batch_id=batch, outcome=refused, **ids)
         return
     instance = f"i-{chance.getrandbits(40):010x}"
-    yield answered, worker.WorkerLaunched(
-        instance_id=instance, batch_id=batch, outcome=Outcome(Stage.LAUNCH, Result.OK), **ids
+    yield (
+        answered,
+        worker.WorkerLaunched(instance_id=instance, batch_id=batch, outcome=Outcome(Stage.LAUNCH, Result.OK), **ids),
     )
     if place.image == "linux-2":
         late = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, place.image, "boot_timeout")
         told = answered + BOOT_TIMEOUT_SECONDS
-        yield told, worker.WorkerStopping(
-            reason="did not register in time", outcome=late, instance_id=instance, **ids
-        )
+        yield told, worker.WorkerStopping(reason="did not register in time", outcome=late, instance_id=instance, **ids)
         yield told + 30, worker.WorkerStopped(reason="did not register in time", **ids)
         return
     boot = 90 * chance.lognormvariate(0.0, 0.35)
     at = answered + boot
-    yield at, worker.WorkerRegistered(
-        instance_id=instance, boot_seconds=round(boot, 3), outcome=Outcome(Stage.BOOT, Result.OK), **ids
+    yield (
+        at,
+        worker.WorkerRegistered(
+            instance_id=instance, boot_seconds=round(boot, 3), outcome=Outcome(Stage.BOOT, Result.OK), **ids
+        ),
     )
     at += chance.expovariate(1 / 5.0)
     first = Outcome(Stage.CLAIM, Result.OK)
@@ -134,10 +148,20 @@ def happened(chance: Random) -> list[Told]:
         if place.end < MINUTES:
             told.append((place.end * 60, place.declared(archived=True)))
     for minute, kind in ((22, "degraded"), (52, "recovered")):
-        told.append((minute * 60, SignalRaised(
-            source="status-page", target_kind="zone", target_id="b", kind=kind, reason="the zone's page says so",
-            observed_at=START + timedelta(minutes=minute), ttl_seconds=3600.0,
-        )))  # fmt: skip
+        told.append(
+            (
+                minute * 60,
+                SignalRaised(
+                    source="status-page",
+                    target_kind="zone",
+                    target_id="b",
+                    kind=kind,
+                    reason="the zone's page says so",
+                    observed_at=START + timedelta(minutes=minute),
+                    ttl_seconds=3600.0,
+                ),
+            )
+        )
     at, turn = 0.0, 0
     while (at := at + chance.expovariate(STARTS_PER_MINUTE / 60)) < (MINUTES - 5) * 60:
         open_ = [place for place in PLACES if place.begin * 60 + 5 <= at < place.end * 60]
@@ -156,11 +180,20 @@ def lines(seed: int = SEED) -> Iterator[str]:
         partition = sum(subject.encode()) % PARTITIONS
         offset = ends[topic.name, partition] = ends.get((topic.name, partition), -1) + 1
         source = "/monitors/status-page" if isinstance(event, SignalRaised) else "/slipway/provisioner"
-        yield json.dumps({
-            "specversion": "1.0", "id": id_, "type": event.type, "source": source, "subject": subject,
-            "time": (START + timedelta(seconds=round(at, 3))).isoformat(), "topic": topic.name,
-            "partition": partition, "offset": offset, "data": _said(msgspec.to_builtins(event)),
-        })  # fmt: skip
+        yield json.dumps(
+            {
+                "specversion": "1.0",
+                "id": id_,
+                "type": event.type,
+                "source": source,
+                "subject": subject,
+                "time": (START + timedelta(seconds=round(at, 3))).isoformat(),
+                "topic": topic.name,
+                "partition": partition,
+                "offset": offset,
+                "data": _said(msgspec.to_builtins(event)),
+            }
+        )
 
 
 def _said(value: Any) -> Any:

@@ -34,8 +34,10 @@ class Process:
     def __init__(self, role: str, url: str, bootstrap: str, prefix: str, *rest: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.processes", role, url, bootstrap, prefix, *rest],
-            cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            cwd=Path(__file__).parents[1],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._output = b""
@@ -88,9 +90,15 @@ async def consume(url: str, bootstrap: str, prefix: str) -> None:
     broker = kafka.connect(bootstrap, SERVICE)
     pool = await postgres.connect(url, SERVICE, settings=QUICK)
     kafka.Subscription(
-        broker, pool, Consumer(SERVICE, WORKER_LIFECYCLE, record_slowly), prefix=prefix, instance=INSTANCE,
-        cluster=await kafka.cluster_id(bootstrap), ring=lambda: None, heartbeat_seconds=0.1,
-    )  # fmt: skip
+        broker,
+        pool,
+        Consumer(SERVICE, WORKER_LIFECYCLE, record_slowly),
+        prefix=prefix,
+        instance=INSTANCE,
+        cluster=await kafka.cluster_id(bootstrap),
+        ring=lambda: None,
+        heartbeat_seconds=0.1,
+    )
     await broker.start()
     await asyncio.Event().wait()
 
@@ -109,17 +117,25 @@ async def alone(url: str, bootstrap: str, prefix: str) -> None:
 
     pool = await postgres.connect(url, SERVICE, settings=QUICK)
     await Exclusive(
-        Waiting(), service=SERVICE, bootstrap_servers=bootstrap, prefix=prefix, instance=INSTANCE,
+        Waiting(),
+        service=SERVICE,
+        bootstrap_servers=bootstrap,
+        prefix=prefix,
+        instance=INSTANCE,
         ring=lambda: print("turned", flush=True),
-    ).run(pool)  # fmt: skip
+    ).run(pool)
 
 
 async def relay(url: str, bootstrap: str, prefix: str, stalled_seconds: str) -> None:
     """Publishes; in pieces so small that it is always in the middle of something."""
     relay = Relay(
-        SERVICE, database_url=url, kafka=bootstrap, topic_prefix=prefix,
-        partitions=partition_counts((WORKER_LIFECYCLE,), PARTITIONS), stalled_seconds=float(stalled_seconds),
-    )  # fmt: skip
+        SERVICE,
+        database_url=url,
+        kafka=bootstrap,
+        topic_prefix=prefix,
+        partitions=partition_counts((WORKER_LIFECYCLE,), PARTITIONS),
+        stalled_seconds=float(stalled_seconds),
+    )
     publish = relay.publish
 
     async def told(*arguments: Any) -> int:
@@ -141,13 +157,20 @@ def service(url: str, bootstrap: str, prefix: str, port: str) -> None:
         return False
 
     settings = ServiceSettings(
-        database_url=url, kafka=bootstrap, topic_prefix=prefix, partitions=PARTITIONS, port=int(port),
+        database_url=url,
+        kafka=bootstrap,
+        topic_prefix=prefix,
+        partitions=PARTITIONS,
+        port=int(port),
         heartbeat_seconds=0.5,
-    )  # fmt: skip
+    )
     Service(
-        SERVICE, settings, consumes={WORKER_LIFECYCLE: harness.record_words}, views=[harness.Words()],
+        SERVICE,
+        settings,
+        consumes={WORKER_LIFECYCLE: harness.record_words},
+        views=[harness.Words()],
         loops=[Loop("count", count)],
-    ).run()  # fmt: skip
+    ).run()
 
 
 if __name__ == "__main__":

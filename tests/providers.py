@@ -31,7 +31,7 @@ def account(**settings: Any) -> Account:
     settings = {"command": list(WAITING), "processes_max": 3} | settings
     return Account(
         id="here", provider="process", region="r", identity=socket.gethostname(), lease_pool_id="l", settings=settings
-    )  # fmt: skip
+    )
 
 
 async def creating(deployment: str, batch_id: str, folder: str) -> None:

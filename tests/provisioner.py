@@ -64,27 +64,39 @@ def after(seconds: float) -> datetime:
 def declared(*configs: str, **changes: Any) -> dict[str, Any]:
     """One pool "linux" whose configs are named for their zones, in the account "sim-a"."""
     account = {
-        "id": "sim-a", "provider": "simulated", "region": "sim-1", "credential": "none", "identity": "sim-a",
-        "lease_pool": "sim-a", "settings": {"url": "http://cloud"} | changes.pop("settings", {}),
-    }  # fmt: skip
+        "id": "sim-a",
+        "provider": "simulated",
+        "region": "sim-1",
+        "credential": "none",
+        "identity": "sim-a",
+        "lease_pool": "sim-a",
+        "settings": {"url": "http://cloud"} | changes.pop("settings", {}),
+    }
     launch_configs = [
         {"id": name, "account": "sim-a", "zone": name, "instance_type": "m5.large", "image": "linux-1"}
         for name in configs or ("zone-a",)
     ]
     pool = {"id": "linux", "max_capacity": 100, "launch_configs": launch_configs} | changes
-    return {
-        "version": 1, "lease_pools": [{"id": "sim-a", "limit": 24}], "accounts": [account], "worker_pools": [pool],
-    }  # fmt: skip
+    return {"version": 1, "lease_pools": [{"id": "sim-a", "limit": 24}], "accounts": [account], "worker_pools": [pool]}
 
 
 def received(*events: Any, source: str = "test") -> list[Received]:
     return [
         Received(
-            event=event, type=event.type, id=new_id(), source=source, subject=TOPIC_OF[type(event)].subject(event),
-            time=START, number=n, revision=n + 1, topic=TOPIC_OF[type(event)].name, partition=0, offset=n,
+            event=event,
+            type=event.type,
+            id=new_id(),
+            source=source,
+            subject=TOPIC_OF[type(event)].subject(event),
+            time=START,
+            number=n,
+            revision=n + 1,
+            topic=TOPIC_OF[type(event)].name,
+            partition=0,
+            offset=n,
         )
         for n, event in enumerate(events)
-    ]  # fmt: skip
+    ]
 
 
 def report(pending: int, claimed: int = 0, *, at: float = 0, source: str = "q", **changes: Any) -> DemandReported:
@@ -165,8 +177,10 @@ class Provisioner:
     def __init__(self, pool: Pool, provider: Provider | None = None, **settings: Any) -> None:
         self.pool = pool
         usual: dict[str, Any] = {
-            "registration_key": KEY, "call_timeout_seconds": 5.0, "send_within_seconds": PATIENCE_SECONDS,
-        }  # fmt: skip
+            "registration_key": KEY,
+            "call_timeout_seconds": 5.0,
+            "send_within_seconds": PATIENCE_SECONDS,
+        }
         self.settings = Settings(database_url="", kafka="", **(usual | settings))
         self.cloud = Cloud()
         self.providers: dict[str, Provider] = {"simulated": provider or self.cloud}
@@ -264,10 +278,15 @@ class Provisioner:
         """An answer to a request that was told."""
         token = next(self.tokens)
         usual: dict[str, Any] = {
-            "lease_pool_id": request.lease_pool_id, "lease_id": f"lease-{token}", "request_id": request.request_id,
-            "units": units or request.units, "fencing_token": token, "expires_at": after(180),
-            "hold_until": after(1200), "waited_seconds": 0.0,
-        }  # fmt: skip
+            "lease_pool_id": request.lease_pool_id,
+            "lease_id": f"lease-{token}",
+            "request_id": request.request_id,
+            "units": units or request.units,
+            "fencing_token": token,
+            "expires_at": after(180),
+            "hold_until": after(1200),
+            "waited_seconds": 0.0,
+        }
         return LeaseGranted(**(usual | changes))
 
     async def trust(self) -> None:
@@ -369,9 +388,15 @@ def weight(config_id: str = "zone-a", **changes: Any) -> WeightChanged:
     """A record of a healthy config."""
     stage = StageHealth(probability=0.95, successes=0, failures=0, window=64, failures_folded=0)
     usual: dict[str, Any] = {
-        "launch_config_id": config_id, "pool_id": "linux", "config_revision": 1, "weight": 1.0, "health": 0.9,
-        "stages": dict.fromkeys(("launch", "boot", "claim"), stage), "state": "open", "reason": "open",
-    }  # fmt: skip
+        "launch_config_id": config_id,
+        "pool_id": "linux",
+        "config_revision": 1,
+        "weight": 1.0,
+        "health": 0.9,
+        "stages": dict.fromkeys(("launch", "boot", "claim"), stage),
+        "state": "open",
+        "reason": "open",
+    }
     return WeightChanged(**(usual | changes))
 
 

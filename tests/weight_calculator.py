@@ -58,9 +58,13 @@ def after(seconds: float) -> datetime:
 
 def of(config_id: str, permit: int | None = None) -> dict[str, Any]:
     return {
-        "worker_id": new_id(), "pool_id": "linux", "account_id": "sim-a", "image_revision": "linux-1",
-        "launch_config_id": config_id, "probe_permit": permit,
-    }  # fmt: skip
+        "worker_id": new_id(),
+        "pool_id": "linux",
+        "account_id": "sim-a",
+        "image_revision": "linux-1",
+        "launch_config_id": config_id,
+        "probe_permit": permit,
+    }
 
 
 def ok(permit: int | None = None, *, config_id: str = "zone-b") -> WorkerLaunched:
@@ -86,9 +90,15 @@ def stopped(permit: int | None = None, *, cancelled: bool) -> WorkerStopped:
 
 def declared(config_id: str, *, pool_id: str = "linux", revision: int = 1, **changes: Any) -> LaunchConfigCreated:
     body: dict[str, Any] = {
-        "account_id": "sim-a", "region": "sim-1", "zone": config_id, "instance_type": "m5", "image_revision": "linux-1",
-        "base_weight": 1.0, "price_factor": 1.0, "state": "active",
-    }  # fmt: skip
+        "account_id": "sim-a",
+        "region": "sim-1",
+        "zone": config_id,
+        "instance_type": "m5",
+        "image_revision": "linux-1",
+        "base_weight": 1.0,
+        "price_factor": 1.0,
+        "state": "active",
+    }
     return LaunchConfigCreated(launch_config_id=config_id, pool_id=pool_id, revision=revision, **(body | changes))
 
 
@@ -148,8 +158,9 @@ class Calculator:
         """Revision and record (None: a tombstone) of what was published since the last call."""
         rows = await self.pool.fetch(
             "SELECT id, revision, value FROM outbox WHERE id > $1 AND topic = $2 ORDER BY id",
-            self._published, LAUNCH_CONFIG_WEIGHT.name,
-        )  # fmt: skip
+            self._published,
+            LAUNCH_CONFIG_WEIGHT.name,
+        )
         self._published = rows[-1]["id"] if rows else self._published
         return [
             (row["revision"], row["value"] and msgspec.json.decode(row["value"], type=WeightChanged)) for row in rows
@@ -180,8 +191,12 @@ def replayed(journal: Sequence[Entry], log: Mapping[Place, Sequence[Record]]) ->
         told = alerts.after(told, alerts.changes(folding.draft, told, entry.at))
         folding.draft.commit()
     values: dict[str, Mapping[str, Any]] = {
-        "config": world.configs, "health": world.rows, "boot": world.boots, "signal": world.signals, "alert": told,
-    }  # fmt: skip
+        "config": world.configs,
+        "health": world.rows,
+        "boot": world.boots,
+        "signal": world.signals,
+        "alert": told,
+    }
     return {
         name: {key: msgspec.json.encode(value).decode() for key, value in sorted(values[name].items())}
         for name in TABLES
@@ -213,13 +228,24 @@ def encoded(topic: Topic, event: Any, offset: int, at: datetime, **attributes: A
     """As the relay would have written it; `value` replaces the event's own bytes."""
     value = attributes.pop("value", msgspec.json.encode(event))
     envelope = {
-        "id": new_id(), "type": event.type, "source": "provisioner", "subject": topic.subject(event), "time": at,
-        "number": offset + 1, "previous": offset, "revision": 1,
-    }  # fmt: skip
+        "id": new_id(),
+        "type": event.type,
+        "source": "provisioner",
+        "subject": topic.subject(event),
+        "time": at,
+        "number": offset + 1,
+        "previous": offset,
+        "revision": 1,
+    }
     return Record(
-        topic=topic.name, partition=0, offset=offset, key=topic.key(event).encode(), value=value,
-        headers=encode(Envelope(**(envelope | attributes))), timestamp_ms=int(at.timestamp() * 1000),
-    )  # fmt: skip
+        topic=topic.name,
+        partition=0,
+        offset=offset,
+        key=topic.key(event).encode(),
+        value=value,
+        headers=encode(Envelope(**(envelope | attributes))),
+        timestamp_ms=int(at.timestamp() * 1000),
+    )
 
 
 @contextlib.asynccontextmanager

@@ -45,9 +45,15 @@ Told = tuple[str, Any, float]
 
 def config(config_id: str, *, pool: str = "linux", account: str = "sim-a", **changes: Any) -> LaunchConfigCreated:
     body: dict[str, Any] = {
-        "region": "sim-1", "zone": config_id, "instance_type": "m5.large", "image_revision": "linux-1",
-        "base_weight": 1.0, "price_factor": 1.0, "state": "active", "revision": 1,
-    }  # fmt: skip
+        "region": "sim-1",
+        "zone": config_id,
+        "instance_type": "m5.large",
+        "image_revision": "linux-1",
+        "base_weight": 1.0,
+        "price_factor": 1.0,
+        "state": "active",
+        "revision": 1,
+    }
     return LaunchConfigCreated(launch_config_id=config_id, pool_id=pool, account_id=account, **(body | changes))
 
 
@@ -56,9 +62,13 @@ A, B, C = config("a"), config("b"), config("c")
 
 def of(of_config: LaunchConfigState, worker_id: str = "w", permit: int | None = None) -> dict[str, Any]:
     return {
-        "worker_id": worker_id, "pool_id": of_config.pool_id, "launch_config_id": of_config.launch_config_id,
-        "account_id": of_config.account_id, "image_revision": of_config.image_revision, "probe_permit": permit,
-    }  # fmt: skip
+        "worker_id": worker_id,
+        "pool_id": of_config.pool_id,
+        "launch_config_id": of_config.launch_config_id,
+        "account_id": of_config.account_id,
+        "image_revision": of_config.image_revision,
+        "probe_permit": permit,
+    }
 
 
 def fails(scope: Scope, stage: Stage = Stage.LAUNCH, *, key: str = "", classified: bool = True) -> Outcome:
@@ -83,9 +93,14 @@ def launched(
 
 
 def refused(
-    c: LaunchConfigState, scope: Scope = Scope.CAPACITY, worker_id: str = "w", permit: int | None = None, *,
-    key: str = "", classified: bool = True,
-) -> WorkerLaunchFailed:  # fmt: skip
+    c: LaunchConfigState,
+    scope: Scope = Scope.CAPACITY,
+    worker_id: str = "w",
+    permit: int | None = None,
+    *,
+    key: str = "",
+    classified: bool = True,
+) -> WorkerLaunchFailed:
     outcome = fails(scope, key=key, classified=classified)
     return WorkerLaunchFailed(batch_id="b", outcome=outcome, **of(c, worker_id, permit))
 
@@ -207,8 +222,10 @@ def stored(world: World) -> dict[str, bytes]:
     """All values as bytes, by kind and key: what a database would hold."""
     kinds: dict[str, Mapping[str, Any]] = {
         "config": {id_: (c.declared, c.archived_at) for id_, c in world.configs.items()},
-        "row": world.rows, "boot": world.boots, "signal": world.signals,
-    }  # fmt: skip
+        "row": world.rows,
+        "boot": world.boots,
+        "signal": world.signals,
+    }
     return {
         f"{kind} {key}": msgspec.json.encode(value) for kind, values in kinds.items() for key, value in values.items()
     }
@@ -292,14 +309,17 @@ class Fleet:
             }
             odd: dict[str, list[tuple[str, WorkerEvent]]] = {
                 "requested": [
-                    ("requested", delayed(c, *of_it)), ("hasty", registered(c, *of_it)), ("", stopped(c, *of_it)),
+                    ("requested", delayed(c, *of_it)),
+                    ("hasty", registered(c, *of_it)),
+                    ("", stopped(c, *of_it)),
                 ],
                 "starting": [
-                    ("leaving", stopping(c, None, *of_it)), ("", lost(c, fails(Scope.CONFIG, Stage.BOOT), *of_it)),
+                    ("leaving", stopping(c, None, *of_it)),
+                    ("", lost(c, fails(Scope.CONFIG, Stage.BOOT), *of_it)),
                 ],
                 "running": [("leaving", stopping(c, None, *of_it))],
                 "busy": [("", lost(c, None, *of_it))],
-            }  # fmt: skip
+            }
             after = rng.choice(odd[state]) if state in odd and rng.random() < 0.15 else good[state]
         if after is None:
             return

@@ -117,12 +117,15 @@ def _keep(cells: dict[str, dict[str, Figures]], text: Sequence[str], wanted: Seq
         Results(command=command, on={"python": platform.python_version(), "seeds": list(wanted)}, cells=cells),
     )
     head = [
-        "# The adaptive limit", "",
+        "# The adaptive limit",
+        "",
         f"`{command}`: {len(wanted)} seeds, means. Every run's figures stand in `leases-adaptive.json`;",
         "`make adaptive CELL=bucket-2ps/3` computes one cloud and seed again. A star marks the fixed limit with the",
         "highest goodput. `converged`: minutes until the limit was first within a tenth of what the cloud bears;",
-        "`over`: minutes in which it was more than a tenth above.", "", "![limits](leases-adaptive.png)",
-    ]  # fmt: skip
+        "`over`: minutes in which it was more than a tenth above.",
+        "",
+        "![limits](leases-adaptive.png)",
+    ]
     (folder / "leases-adaptive.md").write_text("\n".join([*head, *text]) + "\n")
     plots.draw(folder / "leases-adaptive.png", cells, wanted[0])
 

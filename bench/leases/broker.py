@@ -38,9 +38,13 @@ class Broker:
 
     def __init__(self, limit_units: int, hold_seconds: float, policy: Policy) -> None:
         self.pool = LeasePool(
-            id=POOL, limit_units=limit_units, hold_seconds=hold_seconds, ttl_seconds=hold_seconds,
-            reserve_seconds=hold_seconds, policy=policy,
-        )  # fmt: skip
+            id=POOL,
+            limit_units=limit_units,
+            hold_seconds=hold_seconds,
+            ttl_seconds=hold_seconds,
+            reserve_seconds=hold_seconds,
+            policy=policy,
+        )
         self.leases: dict[str, Lease] = {}  # that are counted
         self.over: dict[str, Lease] = {}  # that their hold ended, until their holders told how it went
         self.requests: dict[str, Request] = {}  # that wait
@@ -53,9 +57,15 @@ class Broker:
         self._places = count(1)
 
     def ask(
-        self, name: str, now: float, *, tenant: str = "t", units: int = 1, priority: int = 0,
+        self,
+        name: str,
+        now: float,
+        *,
+        tenant: str = "t",
+        units: int = 1,
+        priority: int = 0,
         group: LeaseGroup | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._record(
             LeaseRequested(
                 lease_pool_id=POOL,
@@ -70,18 +80,29 @@ class Broker:
         )
 
     def release(
-        self, lease: Lease, now: float, *, result: str = "done", throttled: bool = False,
-        retry_after_seconds: float | None = None, quota_remaining: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        lease: Lease,
+        now: float,
+        *,
+        result: str = "done",
+        throttled: bool = False,
+        retry_after_seconds: float | None = None,
+        quota_remaining: int | None = None,
+    ) -> None:
         """Of a lease that its hold ended nothing is given back; what it tells of the cloud is heard."""
         self._record(
             LeaseReleaseRequested(
-                lease_pool_id=POOL, lease_id=lease.id, fencing_token=lease.fencing_token, units=lease.units,
-                result=result, throttled=throttled, retry_after_seconds=retry_after_seconds,
+                lease_pool_id=POOL,
+                lease_id=lease.id,
+                fencing_token=lease.fencing_token,
+                units=lease.units,
+                result=result,
+                throttled=throttled,
+                retry_after_seconds=retry_after_seconds,
                 quota_remaining=quota_remaining,
             ),
             now,
-        )  # fmt: skip
+        )
 
     def decide(self, now: float) -> Iterator[Lease]:
         """What is granted now. Due whenever something was recorded, and at `wake_at`."""
@@ -117,10 +138,17 @@ class Broker:
             heapq.heappop(self._deadlines)
         heads = [self.requests[name] for queue in self._queues.values() for _, _, name in queue[:PER_QUEUE]]
         decision = decide(
-            self.pool, due, heads, now, new_id=lambda: next(self._ids), lost_linger_seconds=0, per_queue=PER_QUEUE,
-            tenants=tuple(self.tenants.values()), groups=tuple(self.groups.values()),
+            self.pool,
+            due,
+            heads,
+            now,
+            new_id=lambda: next(self._ids),
+            lost_linger_seconds=0,
+            per_queue=PER_QUEUE,
+            tenants=tuple(self.tenants.values()),
+            groups=tuple(self.groups.values()),
             next_deadline=self._deadlines[0][0] if self._deadlines else None,
-        )  # fmt: skip
+        )
         self.pool = decision.pool
         for lease in (*decision.ended, *decision.granted):
             self._keep(lease)

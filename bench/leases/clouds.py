@@ -48,43 +48,82 @@ CLOUDS: Final = {
     cloud.name: cloud
     for cloud in (
         CloudTerms(
-            name="bucket-2ps", tokens=1000, refill=2, calls=45,
+            name="bucket-2ps",
+            tokens=1000,
+            refill=2,
+            calls=45,
             about="EC2's resource bucket of RunInstances: 1,000 tokens, 2/s; installations of 45 calls",
         ),
         CloudTerms(
-            name="bucket-5ps", tokens=200, refill=5, calls=110,
+            name="bucket-5ps",
+            tokens=200,
+            refill=5,
+            calls=110,
             about="EC2's mutating calls: 200 tokens, 5/s; installations of 110 calls",
         ),
         CloudTerms(
-            name="azure-10ps", tokens=200, refill=10, calls=220, tells=True,
+            name="azure-10ps",
+            tokens=200,
+            refill=10,
+            calls=220,
+            tells=True,
             about="Azure's writes: 200 tokens, 10/s, remaining calls and Retry-After; installations of 220 calls",
         ),
         CloudTerms(
-            name="launch-2ps", tokens=5, refill=2, calls=1, job_seconds=20, hold_seconds=30, hours=2, patience=1,
-            attempts=8, about="EC2's request bucket of RunInstances: 5 tokens, 2/s; launches of one call",
+            name="launch-2ps",
+            tokens=5,
+            refill=2,
+            calls=1,
+            job_seconds=20,
+            hold_seconds=30,
+            hours=2,
+            patience=1,
+            attempts=8,
+            about="EC2's request bucket of RunInstances: 5 tokens, 2/s; launches of one call",
         ),
         CloudTerms(
-            name="step", tokens=200, refill=5, calls=110, profile=lambda part: 0.5 if 1 / 3 <= part < 2 / 3 else 1.0,
+            name="step",
+            tokens=200,
+            refill=5,
+            calls=110,
+            profile=lambda part: 0.5 if 1 / 3 <= part < 2 / 3 else 1.0,
             about="bucket-5ps, whose refill is halved for the second third of the time",
         ),
         CloudTerms(
-            name="drift", tokens=200, refill=5, calls=110, profile=lambda part: 1 + math.sin(2 * math.pi * part) / 3,
+            name="drift",
+            tokens=200,
+            refill=5,
+            calls=110,
+            profile=lambda part: 1 + math.sin(2 * math.pi * part) / 3,
             about="bucket-5ps, whose refill rises and falls by a third",
         ),
         CloudTerms(
-            name="surge", tokens=200, refill=5, calls=110, load=lambda part: 0.6 if part < 0.5 else 1.25,
+            name="surge",
+            tokens=200,
+            refill=5,
+            calls=110,
+            load=lambda part: 0.6 if part < 0.5 else 1.25,
             about="bucket-5ps at 60 % of its load for the first half, then at 125 %",
         ),
         CloudTerms(
-            name="cold", tokens=200, refill=5, calls=110, declared=10, claimed=False,
+            name="cold",
+            tokens=200,
+            refill=5,
+            calls=110,
+            declared=10,
+            claimed=False,
             about="bucket-5ps, begun at a quarter of what it bears: how long a limit takes to grow",
         ),
         CloudTerms(
-            name="tight-2ps", tokens=5, refill=2, calls=45, claimed=False,
+            name="tight-2ps",
+            tokens=5,
+            refill=2,
+            calls=45,
+            claimed=False,
             about="a bucket of 5 tokens, 2/s, under installations of 45 calls: it refuses some whatever the limit",
         ),
     )
-}  # fmt: skip
+}
 
 
 class Cloud:

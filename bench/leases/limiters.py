@@ -136,9 +136,13 @@ class Slipway:
 
     def release(self, job: int, now: float, told: Told) -> None:
         self._broker.release(
-            self._leases.pop(job), now, result="done" if told.done else "failed", throttled=told.throttled,
-            retry_after_seconds=told.retry_after_seconds, quota_remaining=told.quota_remaining,
-        )  # fmt: skip
+            self._leases.pop(job),
+            now,
+            result="done" if told.done else "failed",
+            throttled=told.throttled,
+            retry_after_seconds=told.retry_after_seconds,
+            quota_remaining=told.quota_remaining,
+        )
 
     def start(self, now: float) -> Iterator[int]:
         for lease in self._broker.decide(now):

@@ -90,11 +90,14 @@ class Loop:
         limits = [limit for _, limit in self.samples]
         over = sum(limit > 1.1 * fair for _, limit, fair in bears) * self.sample_seconds / 60
         return Figures(
-            throttles=self.cloud.throttled, done=self.done, failed=self.failed, gave_up=self.gave_up,
+            throttles=self.cloud.throttled,
+            done=self.done,
+            failed=self.failed,
+            gave_up=self.gave_up,
             limit_mean=float(f"{sum(limits) / len(limits):.4g}"),
             converged_minutes=next((at / 60 for at, limit, fair in bears if abs(limit - fair) <= 0.1 * fair), None),
             over_minutes=float(f"{over:.4g}"),
-        )  # fmt: skip
+        )
 
     def _push(self, when: float, what: Callable[..., Any], about: Any) -> None:
         heapq.heappush(self._heap, (when, next(self._order), what, about))
@@ -135,9 +138,13 @@ class Loop:
         job.began = now
         job.seconds = terms.job_seconds * math.exp(chance.gauss(0, SPREAD))
         early = terms.calls // 2
-        job.plan = sorted(
-            now + job.seconds * chance.random() * (0.25 if number < early else 1.0) for number in range(terms.calls)
-        ) if terms.calls > 1 else [now + CALL_SECONDS]  # fmt: skip
+        job.plan = (
+            sorted(
+                now + job.seconds * chance.random() * (0.25 if number < early else 1.0) for number in range(terms.calls)
+            )
+            if terms.calls > 1
+            else [now + CALL_SECONDS]
+        )
         self._push(job.plan[0], self._call, job)
 
     def _call(self, now: float, job: Job) -> None:

@@ -52,8 +52,11 @@ def _limits(axis: Any, cloud: str, seed: int) -> None:
         loop = Loop(terms, limiters()[name](terms), seed).run()
         axis.plot([at / 3600 for at, _ in loop.samples], [limit for _, limit in loop.samples], lw=0.9, label=name)
     axis.plot(
-        [at / 3600 for at, _ in loop.samples], [terms.fair(at / loop.until) for at, _ in loop.samples], "k:", lw=0.9,
+        [at / 3600 for at, _ in loop.samples],
+        [terms.fair(at / loop.until) for at, _ in loop.samples],
+        "k:",
+        lw=0.9,
         label="the cloud bears",
-    )  # fmt: skip
+    )
     axis.set_xlabel("hours")
     axis.set_ylim(0, 80)

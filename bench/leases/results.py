@@ -55,12 +55,14 @@ def rows(cloud: str, cells: Cells) -> list[Row]:
 def _row(limiter: str, runs: Sequence[Figures], hours: float) -> Row:
     reached = [run.converged_minutes for run in runs if run.converged_minutes is not None]
     return Row(
-        limiter=limiter, goodput=fmean(run.done for run in runs) / hours,
-        throttles=fmean(run.throttles for run in runs) / hours, failed=fmean(run.failed for run in runs) / hours,
+        limiter=limiter,
+        goodput=fmean(run.done for run in runs) / hours,
+        throttles=fmean(run.throttles for run in runs) / hours,
+        failed=fmean(run.failed for run in runs) / hours,
         limit=fmean(run.limit_mean for run in runs),
         converged_minutes=fmean(reached) if len(reached) == len(runs) else None,
         over_minutes=fmean(run.over_minutes for run in runs),
-    )  # fmt: skip
+    )
 
 
 def best_static(found: Iterable[Row]) -> Row:
@@ -83,12 +85,16 @@ def table(found: Sequence[Row]) -> list[str]:
     lines = [["limiter", "jobs/h", "throttles/h", "failed/h", "mean limit", "converged min", "over min"]]
     lines += [
         [
-            f"{row.limiter} *" if row.limiter == best else row.limiter, f"{row.goodput:.1f}", f"{row.throttles:.1f}",
-            f"{row.failed:.2f}", "–" if row.limit > 10_000 else f"{row.limit:.1f}",
-            "–" if row.converged_minutes is None else f"{row.converged_minutes:.0f}", f"{row.over_minutes:.0f}",
+            f"{row.limiter} *" if row.limiter == best else row.limiter,
+            f"{row.goodput:.1f}",
+            f"{row.throttles:.1f}",
+            f"{row.failed:.2f}",
+            "–" if row.limit > 10_000 else f"{row.limit:.1f}",
+            "–" if row.converged_minutes is None else f"{row.converged_minutes:.0f}",
+            f"{row.over_minutes:.0f}",
         ]
         for row in found
-    ]  # fmt: skip
+    ]
     widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
     told = [
         "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) + " |" for line in lines

@@ -122,12 +122,15 @@ def row(policy: str, wanted: Sequence[int]) -> Row:
     peaks = [peak(run) for run in runs]
     lasts = [max(start for _, start in run) / 60 for run in runs]
     return Row(
-        policy=policy, peak=fmean(peaks), peak_most=max(peaks),
+        policy=policy,
+        peak=fmean(peaks),
+        peak_most=max(peaks),
         later=fmean(peak([(asked, start) for asked, start in run if start >= 600]) for run in runs),
         wait=fmean(median(start - asked for asked, start in run) for run in runs) / 60,
-        last=fmean(lasts), last_most=max(lasts),
+        last=fmean(lasts),
+        last_most=max(lasts),
         lone=fmean(start - asked for seed in wanted for asked, start in play([seed * 1000.0], seed)),
-    )  # fmt: skip
+    )
 
 
 def peak(starts: Sequence[Start]) -> int:
@@ -155,13 +158,17 @@ def main(environment: Mapping[str, str]) -> int:
     except BadSeed as error:
         print(f"square-wave: {error}", file=sys.stderr)
         return 2
-    print(f"{FIRST} at once, then {LATER} over {LATER_SECONDS / 60:g} min; cap {CAP}, hold {HOLD_SECONDS / 60:g} min;"
-          f" {len(wanted)} seed{'s' if len(wanted) > 1 else ''}, means")  # fmt: skip
+    print(
+        f"{FIRST} at once, then {LATER} over {LATER_SECONDS / 60:g} min; cap {CAP}, hold {HOLD_SECONDS / 60:g} min;"
+        f" {len(wanted)} seed{'s' if len(wanted) > 1 else ''}, means"
+    )
     print(f"{'policy':<22}{'peak/min':>10}{'after 10 min':>14}{'median wait':>13}{'last start':>12}{'lone job':>10}")
     rows = {policy: row(policy, wanted) for policy in POLICIES}
     for one in rows.values():
-        print(f"{one.policy:<22}{one.peak:>10.1f}{one.later:>14.1f}{one.wait:>9.1f} min{one.last:>8.1f} min"
-              f"{one.lone:>8.0f} s")  # fmt: skip
+        print(
+            f"{one.policy:<22}{one.peak:>10.1f}{one.later:>14.1f}{one.wait:>9.1f} min{one.last:>8.1f} min"
+            f"{one.lone:>8.0f} s"
+        )
     return told(verdicts(rows["slipway"], [group_starts(0), group_starts(FIRST)]))
 
 

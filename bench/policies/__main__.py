@@ -176,17 +176,25 @@ def _keep(
     results.write(
         folder / "policies.json",
         Results(
-            command=command, on={"python": platform.python_version(), "seeds": wish.seeds}, traces=given.of,
-            digest=results.digest(given), offsets=len(given.offsets()), fields=results.FIELDS,
+            command=command,
+            on={"python": platform.python_version(), "seeds": wish.seeds},
+            traces=given.of,
+            digest=results.digest(given),
+            offsets=len(given.offsets()),
+            fields=results.FIELDS,
             cells={cell.name: results.row(figures) for cell, figures in found.items()},
         ),
-    )  # fmt: skip
+    )
     head = [
-        "# Launch policies", "",
+        "# Launch policies",
+        "",
         f"`{command}`: {wish.seeds} seeds, {given.of}, {len(given.offsets())} offsets. Every run's figures stand in",
-        "`policies.json`; `make policies CELL=all-out/slipway/7` computes one of them again.", "",
-        "![shares](policies-shares.png)", "![failures](policies-failures.png)", "![failed/ok](policies-ratios.png)",
-    ]  # fmt: skip
+        "`policies.json`; `make policies CELL=all-out/slipway/7` computes one of them again.",
+        "",
+        "![shares](policies-shares.png)",
+        "![failures](policies-failures.png)",
+        "![failed/ok](policies-ratios.png)",
+    ]
     (folder / "policies.md").write_text("\n".join([*head, *text]) + "\n")
     drawn = [policy for policy in DRAWN if policy in wish.policies]
     for name, draw in (("one-out", plots.shares), ("all-out", plots.failures)):

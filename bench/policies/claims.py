@@ -29,10 +29,16 @@ MEASURED_HERE: Final = {
 }
 MORE_IS_BETTER: Final = ("share_left",)
 WORDS: Final = {
-    "failed": "failed launches", "detect_minutes": "minutes to detect", "recover_minutes": "minutes to recover",
-    "share_left": "share left", "unfairness": "unfairness", "on_bad_image": "launches on the bad image",
-    "wait_mean": "mean wait s", "ratio": "failed/ok", "peak": "failures in a minute",
-}  # fmt: skip
+    "failed": "failed launches",
+    "detect_minutes": "minutes to detect",
+    "recover_minutes": "minutes to recover",
+    "share_left": "share left",
+    "unfairness": "unfairness",
+    "on_bad_image": "launches on the bad image",
+    "wait_mean": "mean wait s",
+    "ratio": "failed/ok",
+    "peak": "failures in a minute",
+}
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -124,8 +130,9 @@ def _by_rule(
     return Verdict(
         f"{scenario}: {WORDS[metric]} ≤ the same rule here, on the same seeds",
         ours is not None and ours.low <= theirs.high,
-        f"{say(ours)} against {say(theirs)}, {say(more)} more by pairs{missed}", by_rule=not met,
-    )  # fmt: skip
+        f"{say(ours)} against {say(theirs)}, {say(more)} more by pairs{missed}",
+        by_rule=not met,
+    )
 
 
 def counted(judged: Sequence[Verdict]) -> str:
@@ -145,8 +152,9 @@ def _better(found: Summaries) -> Iterator[Verdict]:
     if failed is not None and share is not None:
         yield Verdict(
             f"steady-30: failed launches < {STEADY_FAILED:g} at a share ≥ {STEADY_SHARE_MIN}",
-            _least(failed) < STEADY_FAILED and _most(share) >= STEADY_SHARE_MIN, f"{say(failed)} at {say(share)}",
-        )  # fmt: skip
+            _least(failed) < STEADY_FAILED and _most(share) >= STEADY_SHARE_MIN,
+            f"{say(failed)} at {say(share)}",
+        )
     if (scenario := ("one-out", OURS)) in found:
         recover = found[scenario]["recover_minutes"]
         claim = f"one-out: minutes to recover ≤ {RECOVER_MINUTES_MAX:g}"

@@ -78,11 +78,17 @@ def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds:
                 unregistered[config] = bytes(a or b for a, b in zip(active, before, strict=True))
     factors = scenario.price_factors or (1.0,) * len(names)
     return Conditions(
-        scenario=scenario, names=names, regions=regions, refusal=refusal, unregistered=unregistered, caps=caps,
-        scopes=scopes, shares=[factor / sum(factors) for factor in factors],
+        scenario=scenario,
+        names=names,
+        regions=regions,
+        refusal=refusal,
+        unregistered=unregistered,
+        caps=caps,
+        scopes=scopes,
+        shares=[factor / sum(factors) for factor in factors],
         faulty=sorted({config for fault in scenario.faults for config in fault.configs}),
         rates=_rates(scenario, traces),
-    )  # fmt: skip
+    )
 
 
 def _rates(scenario: Scenario, traces: Traces | None) -> Sequence[float]:

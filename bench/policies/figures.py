@@ -50,9 +50,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 def figures(run: Run) -> Figures:
     scenario, shares = run.conditions.scenario, run.conditions.shares
     ticks = scenario.ticks
-    tries = [
-        [yes + no for yes, no in zip(*pair, strict=True)] for pair in zip(run.accepted, run.refused, strict=True)
-    ]
+    tries = [[yes + no for yes, no in zip(*pair, strict=True)] for pair in zip(run.accepted, run.refused, strict=True)]
     meanwhile = detect = recover = left = surge = None
     if scenario.faults:
         first = scenario.faults[0]

@@ -9,9 +9,37 @@ import msgspec
 
 # Student's t at 97.5 % for 1 … 30 degrees of freedom (any table of it); beyond that the normal value is near enough.
 T_975: Final = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+    2.080,
+    2.074,
+    2.069,
+    2.064,
+    2.060,
+    2.056,
+    2.052,
+    2.048,
+    2.045,
+    2.042,
+)
 NORMAL_975: Final = 1.960
 
 
@@ -32,8 +60,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def as_of(mean: float, count: int, like: Interval | None) -> Interval:
-    """A mean of `count` runs of which the spread is not known: as wide as theirs would be if they spread like others.
-    """
+    """A mean of `count` runs of unknown spread, given the spread of `like`."""
     if like is None or like.count < 2:
         return Interval(mean, 0.0, count)
     deviation = like.half * sqrt(like.count) / _t(like.count - 1)

@@ -13,9 +13,16 @@ from bench.policies.simulator import Run
 
 SMOOTH_MINUTES: Final = 5
 COLOURS: Final = {
-    "uniform": "#999999", "rfc191": "#0072b2", "taskcluster": "#56b4e9", "ttl": "#e69f00", "autoscaler": "#f0e442",
-    "thompson": "#cc79a7", "recommended": "#009e73", "slipway": "#d55e00", "oracle": "#000000",
-}  # fmt: skip
+    "uniform": "#999999",
+    "rfc191": "#0072b2",
+    "taskcluster": "#56b4e9",
+    "ttl": "#e69f00",
+    "autoscaler": "#f0e442",
+    "thompson": "#cc79a7",
+    "recommended": "#009e73",
+    "slipway": "#d55e00",
+    "oracle": "#000000",
+}
 PLAIN: Final[dict[str, Any]] = {"Software": None}  # the same bytes for the same figures
 
 
@@ -43,9 +50,12 @@ def failures(path: Path, runs: Mapping[str, Run]) -> None:
     figure, axes = _axes("Failed launches a minute; everything is down from 60 to 90 min")
     for policy, run in runs.items():
         axes.plot(
-            range(len(run.failing) // TICKS_A_MINUTE), _minutes(run.failing), label=policy, color=COLOURS[policy],
+            range(len(run.failing) // TICKS_A_MINUTE),
+            _minutes(run.failing),
+            label=policy,
+            color=COLOURS[policy],
             linewidth=_width(policy),
-        )  # fmt: skip
+        )
     axes.axvspan(60, 90, color="#dddddd")
     axes.set_xlim(50, 120)
     axes.set_yscale("symlog", linthresh=1)
@@ -63,8 +73,14 @@ def ratios(path: Path, found: Summaries, policies: Sequence[str]) -> None:
         if ratio is None or ratio.mean <= 0:
             continue
         axes.bar(place, ratio.mean, yerr=ratio.half, color=COLOURS[policy])
-        axes.annotate(f"{ratio.mean:.3f}", (place, ratio.mean), ha="center", va="bottom", xytext=(0, 4),
-                      textcoords="offset points")  # fmt: skip
+        axes.annotate(
+            f"{ratio.mean:.3f}",
+            (place, ratio.mean),
+            ha="center",
+            va="bottom",
+            xytext=(0, 4),
+            textcoords="offset points",
+        )
         if (known := published.get(policy)) is not None:
             axes.plot([place - 0.4, place + 0.4], [known, known], color="#000000", linestyle=":", linewidth=2)
     axes.plot([], [], color="#000000", linestyle=":", linewidth=2, label="published")

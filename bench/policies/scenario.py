@@ -237,10 +237,16 @@ def _bad_for_ever(name: str, configs: int, timeout_seconds: float, replicas: int
     about = "an image that never registers" + (f", in {configs} configs of as many accounts" if configs > 1 else "")
     about += ", time-out 15 min" if timeout_seconds < DAYS_4_SECONDS else ", time-out 4 days"
     return Scenario(
-        name=name, about=about + (f", {replicas} replicas" if replicas > 1 else ""), hours=2.0, configs=configs,
-        background=0.0, image="shared", registration_timeout_seconds=timeout_seconds, replicas=replicas,
+        name=name,
+        about=about + (f", {replicas} replicas" if replicas > 1 else ""),
+        hours=2.0,
+        configs=configs,
+        background=0.0,
+        image="shared",
+        registration_timeout_seconds=timeout_seconds,
+        replicas=replicas,
         faults=(Fault(kind="unregistered", configs=tuple(range(configs)), scope="image"),),
-    )  # fmt: skip
+    )
 
 
 BUILT_IN: Final[dict[str, Scenario]] = {
@@ -251,23 +257,28 @@ BUILT_IN: Final[dict[str, Scenario]] = {
         Scenario(name="three-out", about="3 of 4 down for 60 min", faults=(_refused((0, 1, 2), 60, 120),)),
         Scenario(name="all-out", about="all down for 30 min", faults=(_refused(EVERYONE, 60, 90),)),
         Scenario(
-            name="quota-cap", about="one may have 40 workers, from 1 h on",
+            name="quota-cap",
+            about="one may have 40 workers, from 1 h on",
             faults=(Fault(kind="capped", configs=(0,), begin_minute=60, workers=40, scope="quota"),),
         ),
         Scenario(
-            name="slow-decay", about="1 of 4 falls to 10 % within an hour, and stays there for another",
+            name="slow-decay",
+            about="1 of 4 falls to 10 % within an hour, and stays there for another",
             faults=(_refused((0,), 60, 180, probability=0.9, ramp_minutes=60),),
         ),
         Scenario(
-            name="bad-image", about="boots of 1 of 4 come to nothing for 60 min, time-out 15 min",
+            name="bad-image",
+            about="boots of 1 of 4 come to nothing for 60 min, time-out 15 min",
             faults=(Fault(kind="unregistered", configs=(0,), begin_minute=60, end_minute=120, scope="image"),),
         ),
         Scenario(
-            name="flapping", about="1 of 4 down for 5 min of every 10, for 2 h",
+            name="flapping",
+            about="1 of 4 down for 5 min of every 10, for 2 h",
             faults=(_refused((0,), 60, 180, period_minutes=10, active_minutes=5),),
         ),
         Scenario(
-            name="steady-30", about="1 of 4 refuses 30 %, from 1 h on",
+            name="steady-30",
+            about="1 of 4 refuses 30 %, from 1 h on",
             faults=(_refused((0,), 60, None, probability=0.3),),
         ),
         *(
@@ -281,25 +292,39 @@ BUILT_IN: Final[dict[str, Scenario]] = {
             "duplicates", "1 of 10 events twice, all up to 30 s late", duplicates=0.1, reordered_seconds=30.0
         ),
         _one_then_all(
-            "calculator-down", "no calculator when outages begin",
+            "calculator-down",
+            "no calculator when outages begin",
             calculator_down=(Span(begin_minute=55, end_minute=75), Span(begin_minute=175, end_minute=195)),
         ),
         Scenario(
-            name="prices", about="shares 4 : 2 : 1 : 1, the cheapest down for 60 min",
-            price_factors=(1.0, 0.5, 0.25, 0.25), faults=(_refused((0,), 60, 120),),
+            name="prices",
+            about="shares 4 : 2 : 1 : 1, the cheapest down for 60 min",
+            price_factors=(1.0, 0.5, 0.25, 0.25),
+            faults=(_refused((0,), 60, 120),),
         ),
         Scenario(
-            name="burst", about="all down for 30 min, and fivefold demand as they recover",
+            name="burst",
+            about="all down for 30 min, and fivefold demand as they recover",
             faults=(_refused(EVERYONE, 60, 90),),
             bursts=(Span(begin_minute=88, end_minute=98, launches_per_minute=120.0),),
         ),
         Scenario(
-            name="low-rate", about="3 launches a minute over the zones of the trace", hours=HOURS,
-            launches_per_minute=3.0, background=0.0, availability="trace", profile="spot",
+            name="low-rate",
+            about="3 launches a minute over the zones of the trace",
+            hours=HOURS,
+            launches_per_minute=3.0,
+            background=0.0,
+            availability="trace",
+            profile="spot",
         ),
         Scenario(
-            name="real", about="demand and zones of the traces, from three instants", hours=HOURS, background=0.0,
-            demand="trace", availability="trace", profile="spot",
+            name="real",
+            about="demand and zones of the traces, from three instants",
+            hours=HOURS,
+            background=0.0,
+            demand="trace",
+            availability="trace",
+            profile="spot",
         ),
     )
-}  # fmt: skip
+}

@@ -47,6 +47,8 @@ class Run(msgspec.Struct, kw_only=True):
     waiting_seconds: float = 0.0
     on_bad_image: int = 0
     seconds: float = 0.0
+
+
 """Wall time is the caller's to fill in."""
 
 
@@ -60,9 +62,13 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
     caps = [conditions.caps.get(config) for config in range(configs)]
     held = [0] * configs
     run = Run(
-        conditions=conditions, seed=seed, accepted=[[0] * ticks for _ in range(configs)],
-        refused=[[0] * ticks for _ in range(configs)], failing=[0] * ticks, waits=[],
-    )  # fmt: skip
+        conditions=conditions,
+        seed=seed,
+        accepted=[[0] * ticks for _ in range(configs)],
+        refused=[[0] * ticks for _ in range(configs)],
+        failing=[0] * ticks,
+        waits=[],
+    )
     accepted, refused, failing = run.accepted, run.refused, run.failing
     queue: deque[list[float]] = deque()  # arrival and how many of it still wait, oldest first
     due: list[tuple[float, int, int, int, float]] = []

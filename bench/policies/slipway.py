@@ -42,12 +42,16 @@ CAPACITY: Final = 1_000_000
 # What the provisioner assumes of windows before a record has come, and which of them bound a share.
 WINDOWS: Final = {"launch": 4, "boot": 8, "claim": 64}
 SHARE_WINDOWS: Final[dict[str, dict[str, int | None]]] = {
-    "image": {"launch": None, "boot": 8, "claim": 64}, "quota": {"launch": 64}, "credential": {"launch": None},
-}  # fmt: skip
+    "image": {"launch": None, "boot": 8, "claim": 64},
+    "quota": {"launch": 64},
+    "credential": {"launch": None},
+}
 CODES: Final = {
-    Scope.CAPACITY: "InsufficientInstanceCapacity", Scope.QUOTA: "VcpuLimitExceeded", Scope.CONFIG: "InternalError",
+    Scope.CAPACITY: "InsufficientInstanceCapacity",
+    Scope.QUOTA: "VcpuLimitExceeded",
+    Scope.CONFIG: "InternalError",
     Scope.IMAGE: "InvalidAMIID",
-}  # fmt: skip
+}
 
 
 class Log:
@@ -183,9 +187,7 @@ class Spent(msgspec.Struct):
 class Slipway(Policy):
     """`policies` are the coefficients by profile: others than production's show what each of them is worth."""
 
-    def __init__(
-        self, conditions: Conditions, rng: Random, policies: Mapping[str, Coefficients] = PROFILES
-    ) -> None:
+    def __init__(self, conditions: Conditions, rng: Random, policies: Mapping[str, Coefficients] = PROFILES) -> None:
         scenario = conditions.scenario
         self.configs = [_declared(conditions, place) for place in range(conditions.configs)]
         self.place_of = {config.launch_config_id: place for place, config in enumerate(self.configs)}
@@ -247,9 +249,7 @@ class Slipway(Policy):
         running = sum(spent.running for spent in self.spent)
         since = self.calculator.away_since(now)
         return pool.Observed(
-            pool=pool.Pool(
-                id=POOL, min_capacity=0, max_capacity=CAPACITY, scaling_ratio=Fraction(1), drawn=self.drawn
-            ),
+            pool=pool.Pool(id=POOL, min_capacity=0, max_capacity=CAPACITY, scaling_ratio=Fraction(1), drawn=self.drawn),
             demands=[
                 pool.Demand(
                     source="queue", pending=tries + under_way, claimed=running, gone=0, stale=False, fresh_seconds=60.0
@@ -270,14 +270,21 @@ class Slipway(Policy):
         permit = known.probe_permit if known is not None else None
         is_free = known is not None and known.probe_ready and (place, permit) not in self.used
         return pool.Config(
-            id=config.launch_config_id, account_id=config.account_id, lease_pool_id=config.account_id,
-            image_revision=config.image_revision, active=True, weight=known.weight if known is not None else prior,
-            prior_weight=prior, closed=known is not None and known.state == "closed",
-            permit=permit if is_free and known is not None and known.state == "closed" else None, last_permit=permit,
+            id=config.launch_config_id,
+            account_id=config.account_id,
+            lease_pool_id=config.account_id,
+            image_revision=config.image_revision,
+            active=True,
+            weight=known.weight if known is not None else prior,
+            prior_weight=prior,
+            closed=known is not None and known.state == "closed",
+            permit=permit if is_free and known is not None and known.state == "closed" else None,
+            last_permit=permit,
             launch=_stage(known, "launch", spent.launching, spent.failed_launches),
             boot=_stage(known, "boot", spent.booting, spent.failed_boots),
-            claim=_stage(known, "claim", 0, 0), shares=self.shares[place],
-        )  # fmt: skip
+            claim=_stage(known, "claim", 0, 0),
+            shares=self.shares[place],
+        )
 
     def _shared(self, view: View) -> list[pool.Shared]:
         launching = [spent.launching for spent in self.spent]
@@ -289,13 +296,15 @@ class Slipway(Policy):
             under_way = launching if stage == "launch" else starting
             found.append(
                 pool.Shared(
-                    key=key, stage=stage, in_flight=sum(under_way[place] for place in places),
+                    key=key,
+                    stage=stage,
+                    in_flight=sum(under_way[place] for place in places),
                     unfolded=sum(failed[place] for place in places),
                     window=size if size is None or known is None else known.window,
                     closed=known is not None and known.state == "closed",
                     reason=known.reason if known is not None else "",
                 )
-            )  # fmt: skip
+            )
         return found
 
     def _unfolded(self, view: View, stage: str) -> list[int]:
@@ -313,18 +322,24 @@ class Slipway(Policy):
         self.spent[config].launching -= 1
         self.spent[config].booting += 1
         self._tell(
-            now, config, worker, events.WorkerLaunched, instance_id=f"i-{worker}", batch_id="",
+            now,
+            config,
+            worker,
+            events.WorkerLaunched,
+            instance_id=f"i-{worker}",
+            batch_id="",
             outcome=Outcome(Stage.LAUNCH, Result.OK),
-        )  # fmt: skip
+        )
 
     def refused(self, now: float, config: int, worker: int, scope: str) -> None:
         self.spent[config].launching -= 1
         self.spent[config].failed_launches += 1
         kind, declared = Scope(scope), self.configs[config]
         key = {
-            Scope.QUOTA: f"{declared.account_id}/{declared.region}/{FAMILY}", Scope.IMAGE: declared.image_revision,
+            Scope.QUOTA: f"{declared.account_id}/{declared.region}/{FAMILY}",
+            Scope.IMAGE: declared.image_revision,
             Scope.CAPACITY: f"{declared.instance_type}/{declared.zone}/on-demand",
-        }.get(kind, "")  # fmt: skip
+        }.get(kind, "")
         outcome = Outcome(Stage.LAUNCH, Result.FAILED, kind, key, CODES[kind], kind is not Scope.CONFIG)
         self._tell(now, config, worker, events.WorkerLaunchFailed, batch_id="", outcome=outcome)
         self.permits.pop(worker, None)
@@ -333,13 +348,23 @@ class Slipway(Policy):
         self.spent[config].booting -= 1
         self.spent[config].running += 1
         self._tell(
-            now, config, worker, events.WorkerRegistered, instance_id=f"i-{worker}", boot_seconds=boot_seconds,
+            now,
+            config,
+            worker,
+            events.WorkerRegistered,
+            instance_id=f"i-{worker}",
+            boot_seconds=boot_seconds,
             outcome=Outcome(Stage.BOOT, Result.OK),
-        )  # fmt: skip
+        )
         self._tell(
-            now, config, worker, events.WorkerClaimed, task_id="", source="queue",
+            now,
+            config,
+            worker,
+            events.WorkerClaimed,
+            task_id="",
+            source="queue",
             outcome=Outcome(Stage.CLAIM, Result.OK),
-        )  # fmt: skip
+        )
         self.permits.pop(worker, None)
 
     def unregistered(self, now: float, config: int, worker: int) -> None:
@@ -357,23 +382,33 @@ class Slipway(Policy):
     def _tell(self, now: float, config: int, worker: int, kind: type[WorkerEvent], **fields: Any) -> None:
         declared = self.configs[config]
         event = kind(
-            worker_id=str(worker), pool_id=POOL, launch_config_id=declared.launch_config_id,
-            account_id=declared.account_id, image_revision=declared.image_revision,
-            probe_permit=self.permits.get(worker), **fields,
-        )  # fmt: skip
+            worker_id=str(worker),
+            pool_id=POOL,
+            launch_config_id=declared.launch_config_id,
+            account_id=declared.account_id,
+            image_revision=declared.image_revision,
+            probe_permit=self.permits.get(worker),
+            **fields,
+        )
         self.log.append(worker, event, now)
 
 
 def _declared(conditions: Conditions, place: int) -> LaunchConfigCreated:
     scenario = conditions.scenario
     return LaunchConfigCreated(
-        launch_config_id=conditions.names[place], pool_id=POOL,
+        launch_config_id=conditions.names[place],
+        pool_id=POOL,
         account_id="account" if scenario.account == "shared" else f"account-{place}",
-        region=conditions.regions[place], zone=conditions.names[place], instance_type=f"{FAMILY}.large",
-        image_revision="image" if scenario.image == "shared" else f"image-{place}", base_weight=1.0,
-        price_factor=scenario.price_factors[place] if scenario.price_factors else 1.0, state="active", revision=1,
+        region=conditions.regions[place],
+        zone=conditions.names[place],
+        instance_type=f"{FAMILY}.large",
+        image_revision="image" if scenario.image == "shared" else f"image-{place}",
+        base_weight=1.0,
+        price_factor=scenario.price_factors[place] if scenario.price_factors else 1.0,
+        state="active",
+        revision=1,
         profile=scenario.profile,
-    )  # fmt: skip
+    )
 
 
 def _shares(config: LaunchConfigCreated) -> list[pool.Share]:
@@ -381,13 +416,16 @@ def _shares(config: LaunchConfigCreated) -> list[pool.Share]:
     quota = quota_key(config.account_id, config.region, config.instance_type)
     return [
         *((image, stage) for stage in ("boot", "claim", "launch")),
-        (quota, "launch"), (credential_key(config.account_id), "launch"),
-    ]  # fmt: skip
+        (quota, "launch"),
+        (credential_key(config.account_id), "launch"),
+    ]
 
 
 def _stage(known: WeightChanged | None, name: str, in_flight: int, failures: int) -> pool.Stage:
     told = known.stages[name] if known is not None else None
     return pool.Stage(
-        in_flight=in_flight, failures=failures, folded=told.failures_folded if told is not None else 0,
+        in_flight=in_flight,
+        failures=failures,
+        folded=told.failures_folded if told is not None else 0,
         window=told.window if told is not None else WINDOWS[name],
-    )  # fmt: skip
+    )

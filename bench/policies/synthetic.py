@@ -26,9 +26,16 @@ AVAILABILITY_SEED: Final = 25
 GAP_SECONDS: Final = 195.0
 SAMPLES: Final = 20_158  # 45.5 days
 UP: Final = {
-    "east-1a": 0.19, "east-1b": 0.49, "east-1c": 0.47, "east-1d": 0.61, "east-2a": 0.78, "east-2b": 0.70,
-    "west-1a": 0.90, "west-1b": 0.92, "west-1c": 0.91,
-}  # fmt: skip
+    "east-1a": 0.19,
+    "east-1b": 0.49,
+    "east-1c": 0.47,
+    "east-1d": 0.61,
+    "east-2a": 0.78,
+    "east-2b": 0.70,
+    "west-1a": 0.90,
+    "west-1b": 0.92,
+    "west-1c": 0.91,
+}
 WORLD: Final = 0.32  # parts of the variance that zones share
 REGION: Final = 0.46
 TIMES: Final = ((0.06, 1_500.0), (0.44, 10_000.0), (0.50, 80_000.0))  # part of the variance, seconds to revert

@@ -9,11 +9,21 @@ from bench.policies.results import Summary
 from bench.policies.scenario import Scenario
 
 COLUMNS: Final = {
-    "failed": "failed", "failed_meanwhile": "meanwhile", "ratio": "failed/ok", "detect_minutes": "detect min",
-    "recover_minutes": "recover min", "share_left": "share left", "on_bad_image": "on bad image",
-    "wait_mean": "wait s", "wait_p95": "wait p95 s", "peak": "peak/min", "surge": "surge", "regret": "regret",
-    "unfairness": "unfairness", "jain": "Jain",
-}  # fmt: skip
+    "failed": "failed",
+    "failed_meanwhile": "meanwhile",
+    "ratio": "failed/ok",
+    "detect_minutes": "detect min",
+    "recover_minutes": "recover min",
+    "share_left": "share left",
+    "on_bad_image": "on bad image",
+    "wait_mean": "wait s",
+    "wait_p95": "wait p95 s",
+    "peak": "peak/min",
+    "surge": "surge",
+    "regret": "regret",
+    "unfairness": "unfairness",
+    "jain": "Jain",
+}
 LEGEND: Final = (
     "Means and 95 % confidence intervals. `meanwhile`: failures between the first fault's begin and the last one's "
     "end. `detect`: until the faulty configs got below a quarter of their fair share of tries within a minute; "

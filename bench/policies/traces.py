@@ -26,7 +26,7 @@ class Zone(msgspec.Struct, frozen=True):
 
     @property
     def region(self) -> str:
-        """"us-east-1a_v100" lies in "us-east-1"; a name without a number and a letter behind it is its own region."""
+        """us-east-1a_v100" lies in "us-east-1"; a name without a number and a letter behind it is its own region."""
         match = re.match(r"(.*\d)[a-z](?:_|$)", self.name)
         return match[1] if match else self.name
 

@@ -12,9 +12,20 @@ from typing import Final
 import msgspec
 
 KNOWN: Final = {
-    "FROM", "ARG", "ENV", "WORKDIR", "COPY", "RUN", "USER", "CMD", "ENTRYPOINT", "HEALTHCHECK", "LABEL", "EXPOSE",
+    "FROM",
+    "ARG",
+    "ENV",
+    "WORKDIR",
+    "COPY",
+    "RUN",
+    "USER",
+    "CMD",
+    "ENTRYPOINT",
+    "HEALTHCHECK",
+    "LABEL",
+    "EXPOSE",
     "STOPSIGNAL",
-}  # fmt: skip
+}
 FLAGS: Final = {
     "COPY": {"from", "chown", "chmod"},
     "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},

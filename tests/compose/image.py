@@ -183,9 +183,14 @@ class Builder:
 
     def _run(self, one: Instruction, place: Path, working_dir: str, known: Mapping[str, str]) -> None:
         ended = subprocess.run(
-            ["/bin/sh", "-c", one.text], cwd=_below(place, working_dir), env={**host_environment(), **known},
-            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            ["/bin/sh", "-c", one.text],
+            cwd=_below(place, working_dir),
+            env={**host_environment(), **known},
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
         if ended.returncode != 0:
             raise BuildFailed(f"{self.path}:{one.line}: exit code {ended.returncode}\n{ended.stdout}{ended.stderr}")
 

@@ -54,17 +54,36 @@ OTHERS: Final = {
     "apache/kafka": Foreign("/opt/kafka/bin/kafka-broker-api-versions.sh", "/var/lib/kafka/data", 1024),
     # Since 18 the volume lies above the data. Its entry point begins as root and cannot, without capabilities.
     "postgres": Foreign(
-        "pg_isready", "/var/lib/postgresql", 256, ("5432",), user="999:999",
-        tmpfs=frozenset({"/tmp", "/run/postgresql"}), keys=frozenset({"user", "group_add", "shm_size"}),
+        "pg_isready",
+        "/var/lib/postgresql",
+        256,
+        ("5432",),
+        user="999:999",
+        tmpfs=frozenset({"/tmp", "/run/postgresql"}),
+        keys=frozenset({"user", "group_add", "shm_size"}),
     ),
     "prom/prometheus": Foreign("wget", "/prometheus", 256, ("9090",), keys=frozenset({"command"})),
     "grafana/grafana": Foreign("wget", "/var/lib/grafana", 256, ("3000",), tmpfs=frozenset({"/tmp"})),
-}  # fmt: skip
+}
 # What is judged here. Another key could undo what the rules say, so it needs a rule first.
 KEYS: Final = {
-    "image", "environment", "ports", "volumes", "depends_on", "profiles", "restart", "init", "cap_drop", "security_opt",
-    "logging", "read_only", "tmpfs", "stop_grace_period", "deploy", "network_mode",
-}  # fmt: skip
+    "image",
+    "environment",
+    "ports",
+    "volumes",
+    "depends_on",
+    "profiles",
+    "restart",
+    "init",
+    "cap_drop",
+    "security_opt",
+    "logging",
+    "read_only",
+    "tmpfs",
+    "stop_grace_period",
+    "deploy",
+    "network_mode",
+}
 HEALTH_KEYS: Final = {"test", "interval", "timeout", "retries", "start_period", "start_interval"}
 # Who cannot begin before whom.
 NEEDS: Final = {

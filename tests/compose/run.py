@@ -150,8 +150,11 @@ async def main(supervisor: Supervisor) -> int:
         judge("Dockerfiles", [str(error)])
         return 1
     checks: dict[str, Callable[[House], list[str]]] = {
-        "schema": schema, "hadolint": hadolint, "house": problems, "wheels": wheels,
-    }  # fmt: skip
+        "schema": schema,
+        "hadolint": hadolint,
+        "house": problems,
+        "wheels": wheels,
+    }
     fine = all([judge(name, await asyncio.to_thread(check, judged)) for name, check in checks.items()])
     fine &= judge("broker settings", await unknown_broker_settings(judged))
     fine &= await start(judged, supervisor)

@@ -91,10 +91,12 @@ class Stack:
         self.postgres = EmbeddedPostgres(
             folder / "postgres",
             {
-                "listen_addresses": "127.0.0.1", "port": str(self.ports["postgres", "5432"]), "hba_file": str(access),
+                "listen_addresses": "127.0.0.1",
+                "port": str(self.ports["postgres", "5432"]),
+                "hba_file": str(access),
                 "fsync": "off",
             },
-        )  # fmt: skip
+        )
 
     async def start(self) -> None:
         """Return when every entry of the default profile is as `up --wait` would have it. Raises StackFailed or
@@ -217,9 +219,13 @@ class Stack:
             environment |= {"SLIPWAY_HOST": "127.0.0.1", "SLIPWAY_PORT": str(self.ports[one.name, port])}
         may_change = os.geteuid() == 0
         return Child(
-            one.name, [image.find(program), *arguments], log=self.logs / f"{log or one.name}.log", env=environment,
-            cwd=temporary, account=Account(image.uid, image.gid) if may_change else None,
-        )  # fmt: skip
+            one.name,
+            [image.find(program), *arguments],
+            log=self.logs / f"{log or one.name}.log",
+            env=environment,
+            cwd=temporary,
+            account=Account(image.uid, image.gid) if may_change else None,
+        )
 
     def _outside(self, text: str, one: Container) -> str:
         """The same address or path, as it is outside of containers."""

@@ -28,8 +28,12 @@ def test_the_sdk_reads_what_we_write(event: Any) -> None:
     ours = decode(headers.items(), received_at=RECEIVED)
     assert (read.get_specversion(), read.get_datacontenttype()) == ("1.0", "application/json")
     assert (read.get_id(), read.get_type(), read.get_source(), read.get_subject(), read.get_time()) == (
-        ours.id, ours.type, ours.source, ours.subject, ours.time,
-    )  # fmt: skip
+        ours.id,
+        ours.type,
+        ours.source,
+        ours.subject,
+        ours.time,
+    )
     assert (read.get_extension("slipwaynumber"), read.get_extension("slipwayrevision")) == (
         None if ours.number is None else str(ours.number),
         None if ours.revision is None else str(ours.revision),

@@ -40,10 +40,7 @@ def test_consumers_read_every_example(topic: Topic, event: type[Any]) -> None:
     decoded = read(example)
     assert (type(decoded), example["topic"]) == (event, topic.name)
     assert json.loads(msgspec.json.encode(decoded)) == example["data"]
-    assert (topic.key(decoded), topic.subject(decoded)) == (
-        example["key"],
-        example["headers"]["ce_subject"],
-    )
+    assert (topic.key(decoded), topic.subject(decoded)) == (example["key"], example["headers"]["ce_subject"])
 
 
 @pytest.mark.parametrize(("topic", "event"), EVENTS)

@@ -51,12 +51,26 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
     assert answer.status_code == 200
     assert lease.pop("id") == lease["lease_id"]
     assert lease | {"lease_id": ""} == {
-        "lease_id": "", "lease_pool_id": "sim-a", "request_id": "r", "tenant": "ann", "operation": "install",
-        "owner": "ann", "units": 2, "fencing_token": 1, "state": "confirmed", "granted_at": instant(0),
-        "expires_at": instant(300), "hold_until": instant(600), "ended_at": None, "ttl_seconds_left": 300.0,
-        "hold_seconds_left": 600.0, "waited_seconds": 0.0, "mode": "enforce", "advised_wait_seconds": None,
+        "lease_id": "",
+        "lease_pool_id": "sim-a",
+        "request_id": "r",
+        "tenant": "ann",
+        "operation": "install",
+        "owner": "ann",
+        "units": 2,
+        "fencing_token": 1,
+        "state": "confirmed",
+        "granted_at": instant(0),
+        "expires_at": instant(300),
+        "hold_until": instant(600),
+        "ended_at": None,
+        "ttl_seconds_left": 300.0,
+        "hold_seconds_left": 600.0,
+        "waited_seconds": 0.0,
+        "mode": "enforce",
+        "advised_wait_seconds": None,
         "reason": "",
-    }  # fmt: skip
+    }
     path, token = f"/leases/{lease['lease_id']}", {"fencing_token": 1}
     await world.broker.set_clock(100)
     renewed = await broker.call("POST", f"{path}/renew", token | {"progress": "20 %"})
@@ -66,8 +80,9 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
     assert (await broker.call("POST", f"{path}/heartbeat", token)).json()["expires_at"] == instant(500)
     partly = await broker.call("POST", f"{path}/release", token | {"units": 1})
     assert (partly.status_code, partly.json()) == (
-        200, {"lease_id": lease["lease_id"], "released_units": 1, "remaining": 1},
-    )  # fmt: skip
+        200,
+        {"lease_id": lease["lease_id"], "released_units": 1, "remaining": 1},
+    )
     assert await world.broker.held() == 1
     assert (await broker.call("POST", f"{path}/release", token)).json()["released_units"] == 1
     again = await broker.call("POST", f"{path}/release", token)
@@ -164,16 +179,21 @@ async def test_who_waits_is_told_where_and_why(world: World) -> None:
     first, second = await world.replica.acquire("first"), await world.replica.acquire("second", units=2)
     assert first.status_code == 202
     assert first.json() | {"eta_seconds": 0, "retry_after_seconds": 0} == {
-        "request_id": "first", "state": "waiting", "position": 1, "eta_seconds": 0, "retry_after_seconds": 0,
+        "request_id": "first",
+        "state": "waiting",
+        "position": 1,
+        "eta_seconds": 0,
+        "retry_after_seconds": 0,
         "reason": "2 of 2 units are held, limit as declared",
-    }  # fmt: skip
+    }
     assert second.json()["position"] == 2
     assert second.json()["eta_seconds"] > first.json()["eta_seconds"] > 0
     assert second.headers["Retry-After"] == str(round(second.json()["retry_after_seconds"]))
     listed = (await world.replica.call("GET", "/lease-pools/sim-a/requests")).json()["items"]
     assert [(row["request_id"], row["units"], row["state"]) for row in listed] == [
-        ("first", 1, "waiting"), ("second", 2, "waiting"),
-    ]  # fmt: skip
+        ("first", 1, "waiting"),
+        ("second", 2, "waiting"),
+    ]
     one = (await world.replica.call("GET", "/lease-pools/sim-a/requests/second")).json()
     assert (one["position"], one["waiting_units"], one["leases"]) == (2, 2, [])
 
@@ -294,9 +314,7 @@ async def test_giving_up(world: World) -> None:
     await world.replica.acquire("next")
     path = "/lease-pools/sim-a/requests"
     first, again = [await world.replica.call("DELETE", f"{path}/next") for _ in range(2)]
-    assert (first.status_code, first.json()) == (
-        200, {"request_id": "next", "cancelled_units": 1, "released_units": 0},
-    )  # fmt: skip
+    assert (first.status_code, first.json()) == (200, {"request_id": "next", "cancelled_units": 1, "released_units": 0})
     assert (again.status_code, again.json()["cancelled_units"]) == (200, 0)
     assert (await world.replica.call("GET", f"{path}/next")).json()["state"] == "cancelled"
     late = await world.replica.acquire("next")
@@ -320,8 +338,12 @@ async def test_terms_are_changed_while_a_pool_works(world: World) -> None:
     answer = await world.replica.call("PATCH", path, change | {"revision": 1}, by=by)
     assert answer.status_code == 200, answer.text
     assert {name: answer.json()[name] for name in ("limit", "hold_seconds", "pacing", "revision", "pinned")} == {
-        "limit": 1, "hold_seconds": 600.0, "pacing": None, "revision": 2, "pinned": False,
-    }  # fmt: skip
+        "limit": 1,
+        "hold_seconds": 600.0,
+        "pacing": None,
+        "revision": 2,
+        "pinned": False,
+    }
     stale = await world.replica.call("PATCH", path, change | {"revision": 1}, by=by)
     assert (stale.status_code, slug(stale), stale.json()["revision"]) == (409, "revision-conflict", 2)
     same = await world.replica.call("PATCH", path, change, by=by)
@@ -337,8 +359,9 @@ async def test_terms_are_changed_while_a_pool_works(world: World) -> None:
     assert await world.broker.held() == 3
     set_ = [row for row in (await world.replica.call("GET", f"{path}/history")).json()["items"] if row["kind"] == "set"]
     assert [(row["by"], row["reason"].rpartition(": ")[2]) for row in set_] == [
-        ("operator", "and raised"), ("operator", "quota was cut"),
-    ]  # fmt: skip
+        ("operator", "and raised"),
+        ("operator", "quota was cut"),
+    ]
 
 
 async def test_a_pinned_pool_has_the_limit_that_was_set(world: World) -> None:
@@ -468,8 +491,9 @@ async def test_a_release_after_the_hold_is_heard_once(world: World) -> None:
     for last_word, counted in (({"remaining": 1}, 0), ({"remaining": 0}, 1), ({}, 1), ({"units": 1}, 1)):
         answer = await world.replica.call("POST", f"{path}/release", body | last_word)
         assert (answer.status_code, answer.json()) == (
-            200, {"lease_id": lease["lease_id"], "released_units": 0, "remaining": 0}
-        )  # fmt: skip
+            200,
+            {"lease_id": lease["lease_id"], "released_units": 0, "remaining": 0},
+        )
         assert THROTTLES.labels("sim-a")._value.get() == before + counted
     for call, status in ((body | {"fencing_token": 9}, 409), (body, 403)):
         answer = await world.replica.call("POST", f"{path}/release", call, by="ann" if status == 409 else "ben")
@@ -505,18 +529,24 @@ async def test_more_than_is_ever_granted_at_once(world: World) -> None:
     """Refused at the door, with what may be asked for; accepted where the limit may rise to it, or does not count."""
     kept = {"heavy": Operation(weight=2), "destroy": Operation(reserved_units=1, max_wait_seconds=60)}
     never = {
-        "declared": terms("declared", 4), "kept": terms("kept", 4, policy=Policy(pacing="off", operations=kept)),
+        "declared": terms("declared", 4),
+        "kept": terms("kept", 4, policy=Policy(pacing="off", operations=kept)),
         "adaptive": terms("adaptive", 2, policy=Policy(pacing="off", adaptive=Bounds(floor=1, ceiling=4))),
-    }  # fmt: skip
+    }
     accepted = {
-        "closed": terms("closed", 0), "shadow": terms("shadow", 4, policy=Policy(mode=Mode.SHADOW)),
+        "closed": terms("closed", 0),
+        "shadow": terms("shadow", 4, policy=Policy(mode=Mode.SHADOW)),
         "derived": terms("derived", 4, policy=Policy(pacing="off", derived=Derived(per_unit=1))),
-    }  # fmt: skip
+    }
     await world.broker.declare(*never.values(), *accepted.values())
     here = world.replica
     before = await world.rows()
-    for name, most, operation in (("declared", 4, "install"), ("adaptive", 4, "install"), ("kept", 3, "install"),
-                                  ("kept", 1, "heavy")):  # fmt: skip
+    for name, most, operation in (
+        ("declared", 4, "install"),
+        ("adaptive", 4, "install"),
+        ("kept", 3, "install"),
+        ("kept", 1, "heavy"),
+    ):
         refused = await here.acquire("r", name, units=most + 1, operation=operation)
         assert (refused.status_code, slug(refused)) == (422, "too-many-units")
         assert refused.json()["units_max"] == most
@@ -525,9 +555,14 @@ async def test_more_than_is_ever_granted_at_once(world: World) -> None:
         refused = await here.call("POST", "/lease-gangs", gang_of)
         assert (refused.status_code, slug(refused)) == (422, "too-many-units")
     assert await world.rows() == before
-    for name, units, operation in (("declared", 4, "install"), ("adaptive", 4, "install"), ("kept", 5, "destroy"),
-                                   ("closed", 1, "install"), ("shadow", 9, "install"),
-                                   ("derived", 9, "install")):  # fmt: skip
+    for name, units, operation in (
+        ("declared", 4, "install"),
+        ("adaptive", 4, "install"),
+        ("kept", 5, "destroy"),
+        ("closed", 1, "install"),
+        ("shadow", 9, "install"),
+        ("derived", 9, "install"),
+    ):
         assert (await here.acquire("r", name, units=units, operation=operation)).status_code in (200, 202)
     await world.broker.declare(terms("declared", 3), *accepted.values())
     assert (await here.acquire("late", "declared", units=3)).status_code == 202
@@ -559,20 +594,25 @@ async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
     assert answer.status_code == 200, answer.text
     leases = answer.json()["leases"]
     assert [(lease["lease_pool_id"], lease["state"]) for lease in leases] == [
-        ("sim-b", "confirmed"), ("sim-a", "confirmed"),
-    ]  # fmt: skip
+        ("sim-b", "confirmed"),
+        ("sim-a", "confirmed"),
+    ]
     again = await here.call("POST", "/lease-gangs", gang("sim-b", "sim-a"))
     assert [lease["lease_id"] for lease in again.json()["leases"]] == [lease["lease_id"] for lease in leases]
     assert [await world.broker.held(pool) for pool in ("sim-a", "sim-b")] == [1, 1]
     before = await world.rows()
     for body, by, status, expected in (
-        (gang("sim-a", "sim-a"), "ann", 422, "duplicate-pool"), (gang(), "ann", 422, "invalid-request"),
-        (gang("sim-a", "nowhere"), "ann", 404, "unknown-lease-pool"), (gang("sim-a"), "cid", 403, "scope-missing"),
-        (gang("sim-b", "sim-a"), "ben", 403, "wrong-owner"), (gang("sim-a", request_id="x"), "", 401, "no-token"),
+        (gang("sim-a", "sim-a"), "ann", 422, "duplicate-pool"),
+        (gang(), "ann", 422, "invalid-request"),
+        (gang("sim-a", "nowhere"), "ann", 404, "unknown-lease-pool"),
+        (gang("sim-a"), "cid", 403, "scope-missing"),
+        (gang("sim-b", "sim-a"), "ben", 403, "wrong-owner"),
+        (gang("sim-a", request_id="x"), "", 401, "no-token"),
         (gang("sim-b", request_id="held"), "ann", 409, "request-conflict"),
-        (gang("sim-a"), "ann", 409, "request-conflict"), (gang("sim-c"), "ann", 409, "request-conflict"),
+        (gang("sim-a"), "ann", 409, "request-conflict"),
+        (gang("sim-c"), "ann", 409, "request-conflict"),
         (gang("sim-a", "sim-b", "sim-c"), "ann", 409, "request-conflict"),
-    ):  # fmt: skip
+    ):
         refused = await here.call("POST", "/lease-gangs", body, by=by)
         assert (refused.status_code, slug(refused)) == (status, expected), refused.text
     assert await world.rows() == before
@@ -604,12 +644,22 @@ REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
     ("POST", "/lease-pools/sim-a/leases", "cid", {"request_id": "x"}, "", 403, "scope-missing"),
     ("POST", "/lease-pools/sim-a/leases", "operator", {"request_id": "x"}, "", 403, "scope-missing"),
     (
-        "POST", "/lease-pools/sim-a/leases", "ben",
-        {"request_id": "x", "replaces": {"lease_id": "HELD", "fencing_token": 1}}, "", 403, "wrong-owner",
+        "POST",
+        "/lease-pools/sim-a/leases",
+        "ben",
+        {"request_id": "x", "replaces": {"lease_id": "HELD", "fencing_token": 1}},
+        "",
+        403,
+        "wrong-owner",
     ),
     (
-        "POST", "/lease-pools/sim-a/leases", "ann",
-        {"request_id": "x", "replaces": {"lease_id": "HELD", "fencing_token": 7}}, "", 409, "stale-token",
+        "POST",
+        "/lease-pools/sim-a/leases",
+        "ann",
+        {"request_id": "x", "replaces": {"lease_id": "HELD", "fencing_token": 7}},
+        "",
+        409,
+        "stale-token",
     ),
     *(
         refused
@@ -642,8 +692,10 @@ REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
     *(
         refused
         for method, path, body in (
-            ("PATCH", "", {"limit": 5, "reason": "x"}), ("POST", "/drain", {"reason": "x"}),
-            ("POST", "/undrain", {"reason": "x"}), ("PUT", "/units", {"units": 1, "ttl_seconds": 5.0}),
+            ("PATCH", "", {"limit": 5, "reason": "x"}),
+            ("POST", "/drain", {"reason": "x"}),
+            ("POST", "/undrain", {"reason": "x"}),
+            ("PUT", "/units", {"units": 1, "ttl_seconds": 5.0}),
         )
         for refused in (
             (method, f"/lease-pools/sim-a{path}", "ann", body, "", 403, "scope-missing"),
@@ -657,18 +709,36 @@ REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
     ("PATCH", "/lease-pools/sim-a", "operator", {"limit": -1, "reason": "x"}, "", 422, "invalid-request"),
     ("PATCH", "/lease-pools/sim-a", "operator", {"hold_seconds": 10, "reason": "x"}, "", 422, "invalid-terms"),
     (
-        "PATCH", "/lease-pools/sim-a", "operator", {"limit": 5, "reason": "x", "revision": 9}, "", 409,
+        "PATCH",
+        "/lease-pools/sim-a",
+        "operator",
+        {"limit": 5, "reason": "x", "revision": 9},
+        "",
+        409,
         "revision-conflict",
     ),
     ("PUT", "/lease-pools/sim-a/units", "operator", {"units": 1, "ttl_seconds": 5.0}, "", 409, "not-derived"),
     ("PUT", "/lease-pools/sim-a/units", "operator", {"units": -1, "ttl_seconds": 5.0}, "", 422, "invalid-request"),
     ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": [START_NOW]}, "", 403, "wrong-owner"),
-    ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": [START_NOW | {"started_at": FIRST_YEAR}]}, "", 422,
-     "invalid-request"),
+    (
+        "POST",
+        "/lease-pools/sim-a/unleased",
+        "ann",
+        {"starts": [START_NOW | {"started_at": FIRST_YEAR}]},
+        "",
+        422,
+        "invalid-request",
+    ),
     ("GET", f"/lease-pools/sim-a/history?since={quote(FIRST_YEAR)}", "ann", None, "", 422, "invalid-request"),
-    ("POST", "/lease-pools/sim-a/leases", "ann",
-     {"request_id": "x", "group": {"name": "g", "size": 3, "spread_seconds": 60, "member": 3}}, "", 422,
-     "invalid-request"),
+    (
+        "POST",
+        "/lease-pools/sim-a/leases",
+        "ann",
+        {"request_id": "x", "group": {"name": "g", "size": 3, "spread_seconds": 60, "member": 3}},
+        "",
+        422,
+        "invalid-request",
+    ),
     ("POST", "/lease-pools/sim-a/unleased", "ann", {"starts": []}, "", 422, "invalid-request"),
     ("POST", "/lease-pools/sim-a/unleased", "cid", {"starts": [START_LATER]}, "", 403, "scope-missing"),
     ("POST", "/lease-pools/nowhere/unleased", "ann", {"starts": [START_NOW]}, "", 404, "unknown-lease-pool"),
@@ -676,7 +746,7 @@ REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
     ("GET", "/lease-pools/sim-a/history?since=noon", "", None, "", 422, "invalid-request"),
     ("GET", "/lease-pools/nowhere/report", "", None, "", 404, "unknown-lease-pool"),
     ("GET", "/lease-pools/sim-a/report?limit=0", "", None, "", 422, "invalid-request"),
-]  # fmt: skip
+]
 
 
 async def test_what_is_refused_changes_nothing(world: World) -> None:
@@ -691,9 +761,7 @@ async def test_what_is_refused_changes_nothing(world: World) -> None:
         case = f"{method} {path[:50]} by {by!r} {body}"
         sent = {"replaces": body["replaces"] | {"lease_id": held}} if body and "replaces" in body else {}
         headers = {header: told[header]} if header else {}
-        answer = await world.replica.call(
-            method, path.replace("HELD", held), body and body | sent, by=by, **headers
-        )
+        answer = await world.replica.call(method, path.replace("HELD", held), body and body | sent, by=by, **headers)
         assert (answer.status_code, slug(answer)) == (status, expected), f"{case}: {answer.text}"
         problem = answer.json()
         assert problem["status"] == status
@@ -717,18 +785,18 @@ async def test_a_former_holder(world: World) -> None:
 
 async def test_an_administrator_may_act_for_others(world: World) -> None:
     lease = (await world.replica.acquire("r")).json()
-    released = await world.replica.call(
-        "POST", f"/leases/{lease['lease_id']}/release", {"fencing_token": 1}, by="root"
-    )
+    released = await world.replica.call("POST", f"/leases/{lease['lease_id']}/release", {"fencing_token": 1}, by="root")
     assert (released.status_code, released.json()["released_units"]) == (200, 1)
 
 
 async def test_a_clock_that_is_nearly_right(world: World) -> None:
     """A minute ahead passes, and so does any time gone by; what is no time does not."""
     for said, status in (
-        (utc_now() + timedelta(seconds=50), 200), (utc_now() - timedelta(days=400), 200), ("soon", 422),
+        (utc_now() + timedelta(seconds=50), 200),
+        (utc_now() - timedelta(days=400), 200),
+        ("soon", 422),
         ("2026-01-01T12:00:00", 422),
-    ):  # fmt: skip
+    ):
         header = said if isinstance(said, str) else said.isoformat()
         answer = await world.replica.call(
             "POST", "/lease-pools/sim-a/leases", {"request_id": "r"}, **{"Slipway-Sent-At": header}
@@ -820,9 +888,7 @@ async def test_a_lost_notification_holds_nobody_up(world: World) -> None:
     await world.broker.tell(ask("held", 2))
     (held,) = await world.broker.grants()
     here = world.replica
-    staying = [
-        asyncio.create_task(here.desk.stay(await stays(here, name), 60.0, never())) for name in ("next", "last")
-    ]
+    staying = [asyncio.create_task(here.desk.stay(await stays(here, name), 60.0, never())) for name in ("next", "last")]
     await world.broker.tell(release(held, 1))
     await world.broker.decide()  # in a process that knows nothing of who stays here
     await here.desk.look(here.pool)

@@ -26,13 +26,17 @@ async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     name: str = request.param
     (port,) = free_ports(1)
     given = {
-        "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nowhere", "KAFKA": "127.0.0.1:1", "PORT": str(port),
+        "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nowhere",
+        "KAFKA": "127.0.0.1:1",
+        "PORT": str(port),
         "REGISTRATION_KEY": "key",
-    }  # fmt: skip
+    }
     child = Child(
-        name, [sys.executable, "-m", f"slipway_{name.replace('-', '_')}.main"], log=tmp_path / "log",
+        name,
+        [sys.executable, "-m", f"slipway_{name.replace('-', '_')}.main"],
+        log=tmp_path / "log",
         env=os.environ | {f"SLIPWAY_{variable}": value for variable, value in given.items()},
-    )  # fmt: skip
+    )
     child.start()
     yield name, port
     await child.kill()

@@ -159,15 +159,20 @@ async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
     asked = request(n=1, environment={"FROM_CONFIG": 7})
     here = account(
         command=["sh", "-c", "cat > data; env > env; pwd > pwd; echo logged; echo done > done; exec sleep 600"],
-        environment={"FROM_ACCOUNT": "here"}, queue_url="http://127.0.0.1:1/queue", work_folder=str(tmp_path),
+        environment={"FROM_ACCOUNT": "here"},
+        queue_url="http://127.0.0.1:1/queue",
+        work_folder=str(tmp_path),
         log_folder=str(tmp_path / "logs"),
-    )  # fmt: skip
+    )
     (created,) = await local.create(here, asked)
     await until(lambda: (tmp_path / "done").exists(), "the agent has looked at what it got")
     assert msgspec.json.decode((tmp_path / "data").read_bytes()) == {
-        "register_url": URL, "batch_id": asked.batch_id, "secret": "the-secret",
-        "queue_url": "http://127.0.0.1:1/queue", "settings": {"n": 1, "environment": {"FROM_CONFIG": 7}},
-    }  # fmt: skip
+        "register_url": URL,
+        "batch_id": asked.batch_id,
+        "secret": "the-secret",
+        "queue_url": "http://127.0.0.1:1/queue",
+        "settings": {"n": 1, "environment": {"FROM_CONFIG": 7}},
+    }
     environment = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
     assert environment[INSTANCE_TAG] == f"{local.deployment}/here/{asked.batch_id}/1/c"
     assert (environment["FROM_ACCOUNT"], environment["FROM_CONFIG"]) == ("here", "7")
@@ -244,14 +249,17 @@ async def test_children_are_collected_at_once(local: Processes) -> None:
 FAILURES = [
     ({"command": ["no-such-agent"]}, "InvalidCommand", "no-such-agent.*: command of account here .* install it"),
     ({"command": ["/etc/passwd"]}, "InvalidCommand", "/etc/passwd.*: command of account here"),
-    ({"command": ["true"], "work_folder": "/no/such/folder"}, "InvalidCommand",
-     "/no/such/folder.*: work_folder of account here .* create it"),
+    (
+        {"command": ["true"], "work_folder": "/no/such/folder"},
+        "InvalidCommand",
+        "/no/such/folder.*: work_folder of account here .* create it",
+    ),
     ({"log_folder": "/etc/passwd"}, "InvalidCommand", "/etc/passwd.*: log_folder of account here .* write there"),
     ({"log_folder": "/etc/passwd/logs"}, "InvalidCommand", "log_folder of account here"),
     ({"log_folder": "/" + 300 * "x"}, "InvalidCommand", "log_folder of account here"),
     ({"environment": {"LONG": 3_000_000 * "x"}}, "TooLarge", "too long"),
     ({"command": ["a\0b"]}, "InvalidCommand", "null byte"),
-]  # fmt: skip
+]
 
 
 @needs_linux
@@ -382,9 +390,7 @@ def test_the_instance_of_a_tag_is_its_leader() -> None:
             pid=pid, identity=str(pid), session=session, start_ticks=pid, started_at=utc_now(), tag=tag
         )
 
-    found = [
-        process(1, 9, "a"), process(2, 2, "a"), process(3, 3, "a"), process(4, 9, "b"), process(5, 9, "b"),
-    ]  # fmt: skip
+    found = [process(1, 9, "a"), process(2, 2, "a"), process(3, 3, "a"), process(4, 9, "b"), process(5, 9, "b")]
     assert [chosen.pid for chosen in instances(found)] == [2, 4]
     assert instances([]) == []
     assert Settings().command == ("slipway-worker", "run")

@@ -50,9 +50,15 @@ async def test_what_a_pool_misses_and_since_when(provisioner: Provisioner) -> No
     pool = await read(provisioner, "/pools/linux")
     shown = ("pending", "claimed", "wanted", "needed", "serving", "running", "leaving", "oldest_wait_seconds")
     assert {name: pool[name] for name in shown} == {
-        "pending": 5, "claimed": 2, "wanted": 3, "needed": 3, "serving": 3, "running": 0, "leaving": 0,
+        "pending": 5,
+        "claimed": 2,
+        "wanted": 3,
+        "needed": 3,
+        "serving": 3,
+        "running": 0,
+        "leaving": 0,
         "oldest_wait_seconds": 40.0,
-    }  # fmt: skip
+    }
     await provisioner.demand(report(4, at=50, source="ahead"))
     await provisioner.plan()
     assert (await read(provisioner, "/pools/linux"))["needed"] == 0
@@ -116,8 +122,10 @@ async def test_one_config(provisioner: Provisioner) -> None:
     everybody = [worker.id for worker in await provisioner.workers()]
     assert [failure["worker_id"] for failure in config["recent_failures"]] == everybody[:1:-1]
     assert config["recent_failures"][0] == {
-        "worker_id": everybody[-1], "at": after(1).isoformat().replace("+00:00", "Z"), "reason": "InsufficientCapacity",
-    }  # fmt: skip
+        "worker_id": everybody[-1],
+        "at": after(1).isoformat().replace("+00:00", "Z"),
+        "reason": "InsufficientCapacity",
+    }
     await provisioner.weights(weight())
     assert (await read(provisioner, "/launch-configs/zone-a"))["record"]["launch_config_id"] == "zone-a"
 
@@ -149,9 +157,13 @@ async def test_one_worker(provisioner: Provisioner) -> None:
         await say(provisioner, who, what, at=at(seconds), **body)
     worker = await read(provisioner, f"/workers/{who[0].id}")
     assert [(moment["what"], moment["detail"]) for moment in worker["timeline"]] == [
-        ("requested", "on zone-a"), ("calling", f"batch {worker['batch_id']}"), ("launched", "i-0001"),
-        ("registered", "i-0001"), ("claimed", "task t of q"), ("finished", "task t of q"),
-    ]  # fmt: skip
+        ("requested", "on zone-a"),
+        ("calling", f"batch {worker['batch_id']}"),
+        ("launched", "i-0001"),
+        ("registered", "i-0001"),
+        ("claimed", "task t of q"),
+        ("finished", "task t of q"),
+    ]
     assert worker["timeline"][-1]["at"].replace("Z", "+00:00") == at(9)
     decision = await read(provisioner, f"/decisions/{worker['decision']['id']}")
     assert worker["decision"] == {name: decision[name] for name in ("id", "at", "because", "launched")}
@@ -264,9 +276,11 @@ async def test_pausing_a_pool(provisioner: Provisioner, tmp_path: Path) -> None:
     await provisioner.expire()
     told = [event for event in await provisioner.events() if isinstance(event, PoolPaused | PoolResumed)]
     assert [(type(e), e.paused, e.reason, e.by) for e in told] == [
-        (PoolPaused, True, "drill", "admin"), (PoolResumed, False, "over", "admin"),
-        (PoolPaused, True, "again", "admin"), (PoolResumed, False, "the pause ran out", "provisioner"),
-    ]  # fmt: skip
+        (PoolPaused, True, "drill", "admin"),
+        (PoolResumed, False, "over", "admin"),
+        (PoolPaused, True, "again", "admin"),
+        (PoolResumed, False, "the pause ran out", "provisioner"),
+    ]
     assert [event.revision for event in told] == [2, 3, 4, 5]
     assert told[0].until == after(60)  # type: ignore[union-attr]
     pool = await read(provisioner, "/pools/linux")
@@ -282,8 +296,9 @@ async def test_brakes(provisioner: Provisioner, tmp_path: Path) -> None:
             assert (await client.post("/stop-launching", json=body)).status_code == 200
     both = (await read(provisioner, "/brakes"))["items"]
     assert [(brake["scope"], brake["scope_id"], brake["by"]) for brake in both] == [
-        ("all", "", "admin"), ("pool", "linux", "admin"),
-    ]  # fmt: skip
+        ("all", "", "admin"),
+        ("pool", "linux", "admin"),
+    ]
     await provisioner.set_clock(10)
     (left,) = (await read(provisioner, "/brakes"))["items"]
     assert left == both[1]

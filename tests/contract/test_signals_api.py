@@ -22,9 +22,13 @@ from tests.weight_calculator import Calculator, after, calculator_on, declared, 
 
 ZONES = ("zone-a", "zone-b", "zone-c")
 SAID: dict[str, Any] = {
-    "target_kind": "zone", "target_id": "zone-b", "kind": "degraded", "reason": "status page", "ttl_seconds": 600,
+    "target_kind": "zone",
+    "target_id": "zone-b",
+    "kind": "degraded",
+    "reason": "status page",
+    "ttl_seconds": 600,
     "observed_at": after(0).isoformat(),
-}  # fmt: skip
+}
 SOMEBODY = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
 BINARY = {"ce-specversion": "1.0", "ce-id": "7", "ce-source": "/page", "ce-type": SignalRaised.type}
 
@@ -39,9 +43,13 @@ async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
 
 @contextlib.asynccontextmanager
 async def caller(
-    calculator: Calculator, folder: Path, scopes: Sequence[str] = ("signal:write:*",), *, secret: str = "secret",
+    calculator: Calculator,
+    folder: Path,
+    scopes: Sequence[str] = ("signal:write:*",),
+    *,
+    secret: str = "secret",
     rules: str = "",
-) -> AsyncIterator[httpx2.AsyncClient]:  # fmt: skip
+) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of the real routes, with a token named "status-page"."""
     (folder / "tokens.yaml").write_bytes(
         msgspec.json.encode([{"name": "status-page", "sha256": hash_secret("secret"), "scopes": scopes}])
@@ -92,17 +100,28 @@ async def test_a_signal_takes_the_way_of_all_signals(
         assert (answer.status_code, answer.json()) == (202, {"source": "status-page", "configs": ["zone-b"]})
         (event,) = await raised(calculator)
         assert event == SignalRaised(
-            source="status-page", target_kind="zone", target_id="zone-b", kind="degraded", reason="status page",
-            observed_at=after(0), ttl_seconds=600.0,
-        )  # fmt: skip
+            source="status-page",
+            target_kind="zone",
+            target_id="zone-b",
+            kind="degraded",
+            reason="status page",
+            observed_at=after(0),
+            ttl_seconds=600.0,
+        )
         assert (await client.get("/signals")).json() == {"items": [], "refused": []}
         await calculator.tell(event)
         (told,) = (await client.get("/signals")).json()["items"]
     assert told == {
-        "source": "status-page", "kind": "degraded", "target_kind": "zone", "target_id": "zone-b", "value": 0.5,
-        "reason": "status page", "since": "2030-01-01T00:00:00Z", "until": "2030-01-01T00:10:00Z",
+        "source": "status-page",
+        "kind": "degraded",
+        "target_kind": "zone",
+        "target_id": "zone-b",
+        "value": 0.5,
+        "reason": "status page",
+        "since": "2030-01-01T00:00:00Z",
+        "until": "2030-01-01T00:10:00Z",
         "configs": ["zone-b"],
-    }  # fmt: skip
+    }
 
 
 async def test_a_signal_without_a_time_is_of_now(calculator: Calculator, tmp_path: Path) -> None:
@@ -162,16 +181,19 @@ async def test_a_token_says_what_its_scopes_name(
         ({"value": 2}, "value", "2 is not between 0 and 1"),
         ({"kind": "pause_request"}, "target", "a pause_request is of a config; of a zone it has no effect"),
         (
-            {"kind": "pause_request", "target_kind": "config", "target_id": "nope"}, "unreached",
+            {"kind": "pause_request", "target_kind": "config", "target_id": "nope"},
+            "unreached",
             "there is no launch config 'nope'",
         ),
         (
-            {"kind": "resume_request", "target_kind": "config", "target_id": "nope"}, "unreached",
+            {"kind": "resume_request", "target_kind": "config", "target_id": "nope"},
+            "unreached",
             "there is no launch config 'nope'",
         ),
         ({"kind": "down", "target_kind": "worker"}, "unreached", "does not boot"),
         (
-            {"kind": "spot_interruption", "target_kind": "worker", "target_id": "i-0001"}, "target",
+            {"kind": "spot_interruption", "target_kind": "worker", "target_id": "i-0001"},
+            "target",
             "'i-0001' is no worker's id",
         ),
         ({"kind": "capacity_hint"}, "value", "a capacity_hint needs one"),

@@ -348,9 +348,7 @@ async def test_a_worker_from_outside_waits_claims_renews_and_finishes(simulated:
     waiting = asyncio.create_task(simulated.claim("w-1", wait_seconds=20))
     await simulated.post("/tasks", {"pool_id": "linux", "count": 2, "duration_seconds": 1500})
     task = (await waiting).json()
-    assert task == {
-        "task_id": "linux-1", "command": ["sleep", "1.500"], "source": "simulator", "claim_seconds": 20.0,
-    }  # fmt: skip
+    assert task == {"task_id": "linux-1", "command": ["sleep", "1.500"], "source": "simulator", "claim_seconds": 20.0}
     assert (await simulated.claim("w-1")).json() == task
     assert (await simulated.claim("w-2")).json()["task_id"] == "linux-2"
     foreign = await simulated.client.post("/queue/linux/tasks/linux-1/renew", json={"worker_id": "w-2"})

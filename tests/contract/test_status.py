@@ -20,9 +20,20 @@ from tests.harness import PATIENCE_SECONDS, SERVICE, record_words, until
 from tests.provisioner import Provisioner, after, provisioner_on, report
 
 FIELDS = {
-    "service", "version", "instance", "ready", "reasons", "now", "database_now", "schema_revision", "partitions",
-    "dead_letters", "outbox_oldest_seconds", "stopped_partitions", "standing",
-}  # fmt: skip
+    "service",
+    "version",
+    "instance",
+    "ready",
+    "reasons",
+    "now",
+    "database_now",
+    "schema_revision",
+    "partitions",
+    "dead_letters",
+    "outbox_oldest_seconds",
+    "stopped_partitions",
+    "standing",
+}
 
 Answer = TypeVar("Answer")
 MIGRATIONS = Path(slipway_provisioner.__file__).parent / "migrations/versions"
@@ -60,7 +71,7 @@ async def test_what_the_database_says(provisioner: Provisioner, monkeypatch: pyt
     await provisioner.demand(report(1))
     await provisioner.set_clock(30)
     letter = (
-        "INSERT INTO dead_letter (topic, partition, \"offset\", subject, state, reason, headers, record_at) "
+        'INSERT INTO dead_letter (topic, partition, "offset", subject, state, reason, headers, record_at) '
         "VALUES ('t', 0, 0, 's', 'dead', 'r', '[]', slipway_clock())"
     )
     await provisioner.pool.execute(letter)

@@ -32,9 +32,9 @@ async def test_of_a_worker(provisioner: Provisioner) -> None:
     await provisioner.set_clock(30)
     registered = await provisioner.register(started.instance_id or "", started.batch_id)
     async with provisioner.client(token=registered.json()["token"]) as client:
-        await client.post(f"/workers/{started.id}/claimed", json={
-            "task_id": "t-1", "source": "q", "at": after(30).isoformat(),
-        })  # fmt: skip
+        await client.post(
+            f"/workers/{started.id}/claimed", json={"task_id": "t-1", "source": "q", "at": after(30).isoformat()}
+        )
     worker = await read(provisioner, f"/workers/{started.id}")
     decision = await read(provisioner, f"/decisions/{worker['decision_id']}")
     assert of_worker(worker, decision, [], now=after(30)) == [
@@ -54,10 +54,16 @@ async def test_of_a_pool(provisioner: Provisioner) -> None:
     """What it wants, who got nothing and why, and the circuit that binds."""
     await provisioner.declare()
     health = StageHealth(probability=0.1, successes=0, failures=2, window=8, failures_folded=0)
-    await provisioner.weights(weight(
-        stages={"launch": health}, state="closed", closed_stage="launch", probe_permit=1, next_probe_at=after(12),
-        reason="zone-a: closed, 2 capacity errors",
-    ))  # fmt: skip
+    await provisioner.weights(
+        weight(
+            stages={"launch": health},
+            state="closed",
+            closed_stage="launch",
+            probe_permit=1,
+            next_probe_at=after(12),
+            reason="zone-a: closed, 2 capacity errors",
+        )
+    )
     await provisioner.demand(report(5, 2))
     await provisioner.plan()
     facts = [

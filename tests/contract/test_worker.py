@@ -35,9 +35,12 @@ AGENT: Final = [sys.executable, "-m", "slipway_client.worker"]
 HOOK: Final = " ".join([*AGENT, "hook"])
 TAG: Final = "SLIPWAY_TEST_WORKER"
 EVENTS: Final[dict[Any, str]] = {
-    WorkerRegistered: "registered", WorkerClaimed: "claimed", WorkerIdle: "idle", WorkerErrorReported: "error",
+    WorkerRegistered: "registered",
+    WorkerClaimed: "claimed",
+    WorkerIdle: "idle",
+    WorkerErrorReported: "error",
     WorkerStopped: "stopped",
-}  # fmt: skip
+}
 # Tokens and secrets are of 43 and 64 of these.
 SECRET_LIKE: Final = re.compile(r"[A-Za-z0-9_-]{43,64}")
 
@@ -65,9 +68,11 @@ class Queue:
         task_id = f"task-{sum(what == 'claim' for what, _ in self.told) + 1}"
         self.told.append(("claim", task_id))
         return {
-            "task_id": task_id, "command": self.commands.popleft(), "source": "q",
+            "task_id": task_id,
+            "command": self.commands.popleft(),
+            "source": "q",
             "claim_seconds": self.claim_seconds,
-        }  # fmt: skip
+        }
 
     async def hear(self, task_id: str, what: str, body: dict[str, Any]) -> Any:
         if self.lost:
@@ -145,16 +150,22 @@ class Scene:
 
     async def start(self, *arguments: str, secret: str = "", **settings: Any) -> Agent:
         user_data = {
-            "register_url": f"http://127.0.0.1:{self.port}", "batch_id": self.batch_id,
-            "secret": secret or batch_secret(KEY, self.batch_id), "queue_url": self.queue.url,
+            "register_url": f"http://127.0.0.1:{self.port}",
+            "batch_id": self.batch_id,
+            "secret": secret or batch_secret(KEY, self.batch_id),
+            "queue_url": self.queue.url,
             "settings": {"poll_seconds": 0.2, "heartbeat_seconds": 0.2} | settings,
-        }  # fmt: skip
+        }
         tag = new_id()
         process = await asyncio.create_subprocess_exec(
-            *AGENT, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+            *AGENT,
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
             env=os.environ | {TAG: tag, "TMPDIR": str(self.folder)},
-        )  # fmt: skip
+        )
         self.agents.append(Agent(process, tag))
         assert process.stdin is not None
         process.stdin.write(json.dumps(user_data).encode())
@@ -214,13 +225,12 @@ def no_signals() -> Iterator[None]:
 
 
 @pytest.fixture
-async def scene(
-    postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Scene]:
+async def scene(postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
     monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
     queue = Queue()
-    async with provisioner_on(postgres) as provisioner, serving(
-        uvicorn.Config(queue.app, port=queue.port, log_config=None, lifespan="off")
+    async with (
+        provisioner_on(postgres) as provisioner,
+        serving(uvicorn.Config(queue.app, port=queue.port, log_config=None, lifespan="off")),
     ):
         provisioner.cloud.hold = asyncio.Event()  # no reply: whoever registers is the instance
         await provisioner.admitted()
@@ -517,4 +527,3 @@ import slipway_client.worker.cli, slipway_client.worker.run, slipway_client.work
 print([name for name in {heavy!r} if name in sys.modules])"""
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "[]"
-

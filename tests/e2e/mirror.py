@@ -82,7 +82,10 @@ class Mirror:
             await asyncio.sleep(max(0.0, written + late_seconds - utc_now().timestamp()))
             at = utc_now().timestamp()
             await producer.send_and_wait(
-                prefix + topic.name, record.value, key=record.key, partition=place.partition,
+                prefix + topic.name,
+                record.value,
+                key=record.key,
+                partition=place.partition,
                 headers=list(record.headers),
-            )  # fmt: skip
+            )
             self.crossed.append(Crossed(written, at, topic, tuple(record.headers), record.value))

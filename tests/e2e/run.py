@@ -72,45 +72,59 @@ def plan(environment: dict[str, str]) -> Plan:
     if full:
         stops = [(seconds * (0.2 + 0.25 * place), name, 20.0) for place, name in enumerate(PARTS[:3])]
     return Plan(
-        seed=seed, changes=changes, pools=int(environment.get("POOLS") or 20), seconds=seconds, kills=kills,
-        stops=stops,
-    )  # fmt: skip
+        seed=seed, changes=changes, pools=int(environment.get("POOLS") or 20), seconds=seconds, kills=kills, stops=stops
+    )
 
 
 def declaration(plan: Plan, url: str) -> Declaration:
     """Pools of three configs over two accounts, whose limits bind in every burst."""
     accounts = ("e2e-a", "e2e-b")
     zones = (("zone-a", 0), ("zone-b", 0), ("zone-c", 1))
-    return Declaration.model_validate({
-        "version": 1,
-        "lease_pools": [
-            {
-                "id": name, "limit": 3 * plan.pools // 2, "hold_seconds": 1200 / SPEED, "ttl_seconds": 300 / SPEED,
-                "reserve_seconds": 180 / SPEED, "pacing": "off",
-            }
-            for name in accounts
-        ],
-        "accounts": [
-            {
-                "id": name, "provider": "simulated", "region": "sim-1", "credential": "none", "identity": name,
-                "lease_pool": name, "settings": {"url": url},
-            }
-            for name in accounts
-        ],
-        "worker_pools": [
-            {
-                "id": f"pool-{number:02d}", "max_capacity": MAXIMUM,
-                "launch_configs": [
-                    {
-                        "id": f"pool-{number:02d}-{zone}", "account": accounts[account], "zone": zone,
-                        "instance_type": "m5", "image": "linux-1",
-                    }
-                    for zone, account in zones
-                ],
-            }
-            for number in range(plan.pools)
-        ],
-    })  # fmt: skip
+    return Declaration.model_validate(
+        {
+            "version": 1,
+            "lease_pools": [
+                {
+                    "id": name,
+                    "limit": 3 * plan.pools // 2,
+                    "hold_seconds": 1200 / SPEED,
+                    "ttl_seconds": 300 / SPEED,
+                    "reserve_seconds": 180 / SPEED,
+                    "pacing": "off",
+                }
+                for name in accounts
+            ],
+            "accounts": [
+                {
+                    "id": name,
+                    "provider": "simulated",
+                    "region": "sim-1",
+                    "credential": "none",
+                    "identity": name,
+                    "lease_pool": name,
+                    "settings": {"url": url},
+                }
+                for name in accounts
+            ],
+            "worker_pools": [
+                {
+                    "id": f"pool-{number:02d}",
+                    "max_capacity": MAXIMUM,
+                    "launch_configs": [
+                        {
+                            "id": f"pool-{number:02d}-{zone}",
+                            "account": accounts[account],
+                            "zone": zone,
+                            "instance_type": "m5",
+                            "image": "linux-1",
+                        }
+                        for zone, account in zones
+                    ],
+                }
+                for number in range(plan.pools)
+            ],
+        }
+    )
 
 
 class Run:
@@ -220,9 +234,11 @@ async def e2e(supervisor: Supervisor, wished: Plan) -> int:
         await deployment.start()
         await deployment.apply(declaration(wished, deployment.url("simulator")))
         await deployment.call(
-            "POST", "simulator", "/scenario",
+            "POST",
+            "simulator",
+            "/scenario",
             {"seed": wished.seed, "speed": SPEED, "accounts": {"*": {}}, "visibility_seconds": 5},
-        )  # fmt: skip
+        )
         print(f"started; SEED={wished.seed} CHANGES={wished.changes} POOLS={wished.pools}", flush=True)
         work = Run(supervisor, deployment, wished)
         await asyncio.gather(work.change(), work.kill(), work.stop())
@@ -230,9 +246,12 @@ async def e2e(supervisor: Supervisor, wished: Plan) -> int:
         await asyncio.sleep(0 if len(met) == wished.pools else 1)
         await asyncio.sleep(max(0.0, deployment.settle_seconds - MET_SECONDS))
         found = await evidence.gather(
-            ledger_path=deployment.ledger, kafka=deployment.kafka, prefix=deployment.prefix,
-            database_url=deployment.database_url, settle_seconds=deployment.settle_seconds,
-        )  # fmt: skip
+            ledger_path=deployment.ledger,
+            kafka=deployment.kafka,
+            prefix=deployment.prefix,
+            database_url=deployment.database_url,
+            settle_seconds=deployment.settle_seconds,
+        )
         return summarise(wished, work, met, check.judge(found))
     finally:
         keep(folder)

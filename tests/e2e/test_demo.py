@@ -54,9 +54,15 @@ async def interrupt(moment: str, tmp_path: Path) -> None:
     before = sockets(Path(tempfile.gettempdir()))
     env = os.environ | {"DURATION": "0", "SEED": "3", "TMPDIR": str(tmp_path)}
     demo = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "slipway_local.demo", cwd=ROOT, env=env, start_new_session=True,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "slipway_local.demo",
+        cwd=ROOT,
+        env=env,
+        start_new_session=True,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
     assert demo.stdout is not None
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -90,9 +96,15 @@ async def test_a_killed_demo_leaves_no_agent(tmp_path: Path) -> None:
     log = tmp_path / "demo.log"
     with log.open("wb") as output:
         demo = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "slipway_local.demo", cwd=ROOT, env=env, start_new_session=True,
-            stdout=output, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "slipway_local.demo",
+            cwd=ROOT,
+            env=env,
+            start_new_session=True,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+        )
     try:
         await until(
             lambda: demo.returncode is not None or len(agents(tmp_path)) >= 3, "agents run", seconds=START_SECONDS

@@ -34,8 +34,18 @@ SECRET: Final = "secret-of-everybody"
 SECONDS: Final = 60.0
 PATIENT: Final = "patient"  # of a pace at which nobody starts while the broker is down
 POOLS: Final = (
-    "exit", "crash", "int", "term", "trap", "script", "waits", "attempt", "optimistic", PATIENT, "pessimistic",
-)  # fmt: skip
+    "exit",
+    "crash",
+    "int",
+    "term",
+    "trap",
+    "script",
+    "waits",
+    "attempt",
+    "optimistic",
+    PATIENT,
+    "pessimistic",
+)
 # Of those who are to lose their lease; nothing but time ends it.
 SHORT: Final = ("killed", "stopped", "silent")
 SHORT_TTL_SECONDS: Final = 1.5
@@ -104,9 +114,11 @@ class Broker:
     async def start(self, *command: str, **variables: str) -> Run:
         own = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
         own |= {
-            "SLIPWAY_LEASE_BROKER_URL": self.url, "SLIPWAY_TOKEN": SECRET, "SLIPWAY_STATE_DIR": str(self.folder),
+            "SLIPWAY_LEASE_BROKER_URL": self.url,
+            "SLIPWAY_TOKEN": SECRET,
+            "SLIPWAY_STATE_DIR": str(self.folder),
             **variables,
-        }  # fmt: skip
+        }
         process = await asyncio.create_subprocess_exec(
             *command, env=own, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
         )
@@ -135,9 +147,7 @@ class Broker:
 
 
 @pytest.fixture(scope="module")
-async def broker(
-    kafka: EmbeddedKafka, postgres: EmbeddedPostgres, session_folder: Path
-) -> AsyncIterator[Broker]:
+async def broker(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, session_folder: Path) -> AsyncIterator[Broker]:
     folder = session_folder / NAME
     folder.mkdir()
     (folder / "tokens.yaml").write_bytes(
@@ -149,17 +159,25 @@ async def broker(
     await topic_admin.create(kafka.bootstrap, prefix=f"{NAME}.", partitions=1)
     env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
     env |= {
-        "SLIPWAY_KAFKA": kafka.bootstrap, "SLIPWAY_TOPIC_PREFIX": f"{NAME}.", "SLIPWAY_PARTITIONS": "1",
-        "SLIPWAY_DATABASE_URL": database_url, "SLIPWAY_PORT": str(port),
-        "SLIPWAY_TOKENS_FILE": str(folder / "tokens.yaml"), "SLIPWAY_LOST_LINGER_SECONDS": str(LOST_LINGER_SECONDS),
-    }  # fmt: skip
+        "SLIPWAY_KAFKA": kafka.bootstrap,
+        "SLIPWAY_TOPIC_PREFIX": f"{NAME}.",
+        "SLIPWAY_PARTITIONS": "1",
+        "SLIPWAY_DATABASE_URL": database_url,
+        "SLIPWAY_PORT": str(port),
+        "SLIPWAY_TOKENS_FILE": str(folder / "tokens.yaml"),
+        "SLIPWAY_LOST_LINGER_SECONDS": str(LOST_LINGER_SECONDS),
+    }
     async with Supervisor() as supervisor:
         await supervisor.start(
             Service(
-                NAME, [sys.executable, "-m", "slipway_lease_broker.main"], env=env, log=folder / "broker.log",
-                ready=partial(http_ready, port), start_seconds=120.0,
+                NAME,
+                [sys.executable, "-m", "slipway_lease_broker.main"],
+                env=env,
+                log=folder / "broker.log",
+                ready=partial(http_ready, port),
+                start_seconds=120.0,
             )
-        )  # fmt: skip
+        )
         broker = Broker(supervisor, folder, f"http://127.0.0.1:{port}")
         terms = {"limit": 1, "hold_seconds": 600.0, "reserve_seconds": 60.0, "pacing": "off"}
         pools = [{"id": name, **terms, "ttl_seconds": 120.0} for name in POOLS if name != PATIENT]
@@ -345,8 +363,12 @@ async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
         await broker.run("optimistic", *optimistic, "echo $SLIPWAY_LEASE_ID.; exit 7"),
     ]
     assert [await ended(run) for run in [*others, *safe]] == [
-        (69, []), (69, []), (7, ["."]), (0, ["started"]), (0, ["started"]),
-    ]  # fmt: skip
+        (69, []),
+        (69, []),
+        (7, ["."]),
+        (0, ["started"]),
+        (0, ["started"]),
+    ]
     code, said = await held.ended()
     assert (code, held.lines[-1]) == (4, "told")
     assert "the lease is lost: it was not renewed in time" in said

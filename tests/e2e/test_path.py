@@ -23,25 +23,39 @@ POOLS = {"reusable-1": 0, "one-task-1": 1, "reusable-2": 0, "one-task-2": 1}  # 
 
 def declared(url: str) -> Declaration:
     account = {
-        "id": "acc", "provider": "simulated", "region": "r", "credential": "none", "identity": "acc",
-        "lease_pool": "acc", "settings": {"url": url},
-    }  # fmt: skip
+        "id": "acc",
+        "provider": "simulated",
+        "region": "r",
+        "credential": "none",
+        "identity": "acc",
+        "lease_pool": "acc",
+        "settings": {"url": url},
+    }
     pools = [
         {
-            "id": pool, "max_capacity": 5,
+            "id": pool,
+            "max_capacity": 5,
             "launch_configs": [
                 {
-                    "id": f"{pool}-zone-a", "account": "acc", "zone": "zone-a", "instance_type": "m5", "image": "i",
+                    "id": f"{pool}-zone-a",
+                    "account": "acc",
+                    "zone": "zone-a",
+                    "instance_type": "m5",
+                    "image": "i",
                     "settings": {"tasks_per_worker": tasks} if tasks else {},
                 }
             ],
         }
         for pool, tasks in POOLS.items()
-    ]  # fmt: skip
+    ]
     lease_pool = {
-        "id": "acc", "limit": 20, "hold_seconds": 1200 / SPEED, "ttl_seconds": 300 / SPEED,
-        "reserve_seconds": 180 / SPEED, "pacing": "off",
-    }  # fmt: skip
+        "id": "acc",
+        "limit": 20,
+        "hold_seconds": 1200 / SPEED,
+        "ttl_seconds": 300 / SPEED,
+        "reserve_seconds": 180 / SPEED,
+        "pacing": "off",
+    }
     return Declaration.model_validate(
         {"version": 1, "lease_pools": [lease_pool], "accounts": [account], "worker_pools": pools}
     )
@@ -68,9 +82,10 @@ def launches(deployment: Deployment) -> Counter[str]:
 
 async def reported(deployment: Deployment, pool: str, since: float) -> list[facts.DemandReported]:
     return [
-        f for f in ledger.read(deployment.ledger)
+        f
+        for f in ledger.read(deployment.ledger)
         if isinstance(f, facts.DemandReported) and f.pool_id == pool and f.at > since
-    ]  # fmt: skip
+    ]
 
 
 async def wait(deployment: Deployment, pools: list[str], reports_after: int) -> None:
@@ -89,9 +104,14 @@ async def test_one_task_one_worker(deployment: Deployment) -> None:
     """One pending task launches one worker: with slow boots and a report each second; and when the only report that
     saw the task claimed is still the newest one after the task and its one-task worker have ended."""
     slow = {
-        "seed": 5, "speed": SPEED, "accounts": {"*": {}}, "report_seconds": SPEED, "report_on_change": True,
-        "boot_seconds_median": 180.0, "faults": "slow-boot:1.5",
-    }  # fmt: skip
+        "seed": 5,
+        "speed": SPEED,
+        "accounts": {"*": {}},
+        "report_seconds": SPEED,
+        "report_on_change": True,
+        "boot_seconds_median": 180.0,
+        "faults": "slow-boot:1.5",
+    }
     await deployment.call("POST", "simulator", "/scenario", slow)
     for pool in ("reusable-1", "one-task-1"):
         task = {"pool_id": pool, "count": 1, "duration_seconds": 40.0}

@@ -30,9 +30,7 @@ async def deployment() -> AsyncIterator[Deployment]:
     with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
         guard().remove(Path(folder))
         async with Supervisor() as supervisor:
-            started = Deployment(
-                supervisor, Path(folder), speed=SPEED, seconds={}, environment={"provisioner": SAFE}
-            )
+            started = Deployment(supervisor, Path(folder), speed=SPEED, seconds={}, environment={"provisioner": SAFE})
             await started.start()
             await started.apply(briefly_held(declared(started.url("simulator"))))
             yield started

@@ -49,37 +49,57 @@ LOOK_SECONDS: Final = 0.1
 SEEN_SECONDS: Final = 60.0
 # The product's times as these stories need them; whoever is told to leave gets the time that a task takes.
 SECONDS: Final = {
-    "call_timeout_seconds": 5.0, "visibility_seconds": 0.2, "boot_timeout_seconds": 20.0, "idle_timeout_seconds": 30.0,
-    "give_up_idle_seconds": 4.0, "stop_grace_seconds": 15.0, "clock_skew_seconds": 0.5, "resend_seconds": 2.0,
+    "call_timeout_seconds": 5.0,
+    "visibility_seconds": 0.2,
+    "boot_timeout_seconds": 20.0,
+    "idle_timeout_seconds": 30.0,
+    "give_up_idle_seconds": 4.0,
+    "stop_grace_seconds": 15.0,
+    "clock_skew_seconds": 0.5,
+    "resend_seconds": 2.0,
     "reap_seconds": 0.5,
-}  # fmt: skip
+}
 SETTINGS: Final = {"heartbeat_seconds": 0.5, "poll_seconds": 0.5, "stop_seconds": 5.0, "idle_exit_seconds": 60.0}
 
 
 def declared(queue_url: str) -> Declaration:
     accounts = [
         {
-            "id": name, "provider": "process", "region": "here", "credential": "none",
-            "identity": socket.gethostname(), "lease_pool": "here",
+            "id": name,
+            "provider": "process",
+            "region": "here",
+            "credential": "none",
+            "identity": socket.gethostname(),
+            "lease_pool": "here",
             "settings": {"command": command, "queue_url": queue_url, "processes_max": 3},
         }
         for name, command in COMMANDS.items()
-    ]  # fmt: skip
+    ]
     pools = [
         {
-            "id": name, "max_capacity": 1,
+            "id": name,
+            "max_capacity": 1,
             "launch_configs": [
                 {
-                    "id": f"{name}-here", "account": name, "zone": "here", "instance_type": "process", "image": name,
+                    "id": f"{name}-here",
+                    "account": name,
+                    "zone": "here",
+                    "instance_type": "process",
+                    "image": name,
                     "settings": SETTINGS,
                 }
             ],
         }
         for name in COMMANDS
-    ]  # fmt: skip
+    ]
     lease_pool = {
-        "id": "here", "limit": 20, "hold_seconds": 60.0, "ttl_seconds": 30.0, "reserve_seconds": 20.0, "pacing": "off",
-    }  # fmt: skip
+        "id": "here",
+        "limit": 20,
+        "hold_seconds": 60.0,
+        "ttl_seconds": 30.0,
+        "reserve_seconds": 20.0,
+        "pacing": "off",
+    }
     return Declaration.model_validate(
         {"version": 1, "lease_pools": [lease_pool], "accounts": accounts, "worker_pools": pools}
     )
@@ -205,8 +225,9 @@ class Stories:
         try:
             rows = await db.fetch(
                 "SELECT source, task_id, ended_at IS NOT NULL AS over FROM provisioner.claim WHERE worker_id = $1 "
-                "ORDER BY started_at", worker["id"],
-            )  # fmt: skip
+                "ORDER BY started_at",
+                worker["id"],
+            )
             return [(row["source"], row["task_id"], row["over"]) for row in rows]
         finally:
             await db.close()
@@ -218,9 +239,10 @@ class Stories:
     def ledger(self, pool: str) -> list[facts.TaskClaimed | facts.TaskEnded]:
         """Which tasks of a pool were claimed and ended, by the queue."""
         return [
-            fact for fact in ledger.read(self.deployment.ledger)
+            fact
+            for fact in ledger.read(self.deployment.ledger)
             if isinstance(fact, facts.TaskClaimed | facts.TaskEnded) and fact.pool_id == pool
-        ]  # fmt: skip
+        ]
 
     async def until_ended(self, pool: str, results: Sequence[str]) -> list[facts.TaskClaimed | facts.TaskEnded]:
         """The queue's words, once tasks of the pool have ended so."""
@@ -288,9 +310,8 @@ async def stories() -> AsyncIterator[Stories]:
             guard().tagged(f"{INSTANCE_TAG}={stories.tag}")
             await deployment.start()
             await deployment.call(
-                "POST", "simulator", "/scenario",
-                {"speed": 1.0, "report_seconds": 1.0, "claim_seconds": CLAIM_SECONDS},
-            )  # fmt: skip
+                "POST", "simulator", "/scenario", {"speed": 1.0, "report_seconds": 1.0, "claim_seconds": CLAIM_SECONDS}
+            )
             await deployment.apply(declared(deployment.url("simulator") + "/queue"))
             stories.reading = asyncio.create_task(stories.read())
             deeds = [stories.killed_agent, stories.killed_machine, stories.drained]
@@ -344,14 +365,20 @@ async def test_drain_between_jobs(stories: Stories) -> None:
     said = await stories.until_said(worker["id"], "stopped")
     # Told in the task, it does not say that it is idle; told only by the answer to that, it has.
     assert [word for word in said if word != "idle"] == [
-        "requested", "launched", "registered", "claimed", "stopping", "stopped",
-    ]  # fmt: skip
+        "requested",
+        "launched",
+        "registered",
+        "claimed",
+        "stopping",
+        "stopped",
+    ]
     assert await stories.exit_code(worker) == 0
     words = await stories.until_ended("drained", ["done", "done"])
     mine = [fact for fact in words if fact.instance_id == worker["instance_id"]]
     assert [(type(fact), fact.task_id) for fact in mine] == [
-        (facts.TaskClaimed, "drained-1"), (facts.TaskEnded, "drained-1"),
-    ]  # fmt: skip
+        (facts.TaskClaimed, "drained-1"),
+        (facts.TaskEnded, "drained-1"),
+    ]
     (end,) = [fact for fact in mine if isinstance(fact, facts.TaskEnded)]
     assert (end.exit_code, end.at - mine[0].at >= TASK_SECONDS) == (0, True)
     assert stories.processes(worker) == []

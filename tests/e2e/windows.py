@@ -58,9 +58,11 @@ FROM provisioner.launch_batch b JOIN provisioner.worker w ON w.batch_id = b.id G
 
 # Pool → launch configs as (account, zone, instance type, image), and its demand.
 SPREAD: Final = [
-    ("acc-a", "zone-a", "m5", "good-1"), ("acc-a", "zone-b", "m5", "good-1"),
-    ("acc-b", "zone-c", "m5", "good-1"), ("acc-b", "zone-d", "m5", "good-1"),
-]  # fmt: skip
+    ("acc-a", "zone-a", "m5", "good-1"),
+    ("acc-a", "zone-b", "m5", "good-1"),
+    ("acc-b", "zone-c", "m5", "good-1"),
+    ("acc-b", "zone-d", "m5", "good-1"),
+]
 METERED: Final = [("acc-q", "zone-e", "c5.large", "good-3"), ("acc-q", "zone-f", "c5.large", "good-3")]
 ALONE: Final = [("acc-b", "zone-g", "m5", "good-2")]
 LONELY: Final = [("acc-a", "zone-h", "m5", "good-4")]
@@ -86,36 +88,52 @@ class Work(msgspec.Struct, frozen=True):
 def declaration(url: str) -> Declaration:
     """Pools whose configs share images and quotas, in accounts whose limits never bind: windows alone hold back."""
     accounts = sorted({account for configs, _ in POOLS.values() for account, _, _, _ in configs})
-    return Declaration.model_validate({
-        "version": 1,
-        "lease_pools": [
-            {
-                "id": name, "limit": 1000, "hold_seconds": 3600 / SPEED, "ttl_seconds": 1200 / SPEED,
-                "reserve_seconds": 800 / SPEED, "pacing": "off",
-            }
-            for name in accounts
-        ],
-        "accounts": [
-            {
-                "id": name, "provider": "simulated", "region": "sim-1", "credential": "none", "identity": name,
-                "lease_pool": name, "settings": {"url": url},
-            }
-            for name in accounts
-        ],
-        "worker_pools": [
-            {
-                "id": pool, "max_capacity": 60,
-                "launch_configs": [
-                    {
-                        "id": f"{pool}-{zone}", "account": account, "zone": zone, "instance_type": kind, "image": image,
-                        "settings": {"tasks_per_worker": 1},
-                    }
-                    for account, zone, kind, image in configs
-                ],
-            }
-            for pool, (configs, _) in POOLS.items()
-        ],
-    })  # fmt: skip
+    return Declaration.model_validate(
+        {
+            "version": 1,
+            "lease_pools": [
+                {
+                    "id": name,
+                    "limit": 1000,
+                    "hold_seconds": 3600 / SPEED,
+                    "ttl_seconds": 1200 / SPEED,
+                    "reserve_seconds": 800 / SPEED,
+                    "pacing": "off",
+                }
+                for name in accounts
+            ],
+            "accounts": [
+                {
+                    "id": name,
+                    "provider": "simulated",
+                    "region": "sim-1",
+                    "credential": "none",
+                    "identity": name,
+                    "lease_pool": name,
+                    "settings": {"url": url},
+                }
+                for name in accounts
+            ],
+            "worker_pools": [
+                {
+                    "id": pool,
+                    "max_capacity": 60,
+                    "launch_configs": [
+                        {
+                            "id": f"{pool}-{zone}",
+                            "account": account,
+                            "zone": zone,
+                            "instance_type": kind,
+                            "image": image,
+                            "settings": {"tasks_per_worker": 1},
+                        }
+                        for account, zone, kind, image in configs
+                    ],
+                }
+                for pool, (configs, _) in POOLS.items()
+            ],
+        }
+    )
 
 
 def ways() -> dict[str, Way]:
@@ -133,20 +151,26 @@ def scenario(seed: int) -> dict[str, Any]:
     def fault(name: str, arg: str, begin: float, end: float) -> dict[str, Any]:
         shift = rng.uniform(-0.02, 0.02)
         return {
-            "name": name, "arg": arg, "from_seconds": max(0.0, begin + shift) * PRODUCT,
+            "name": name,
+            "arg": arg,
+            "from_seconds": max(0.0, begin + shift) * PRODUCT,
             "until_seconds": (end + shift) * PRODUCT,
-        }  # fmt: skip
+        }
 
     zones = rng.sample(["zone-a", "zone-b", "zone-c", "zone-d"], 4)
     pools = {
-        pool: {
-            "kind": "bursty", "burst_every_seconds": 100, "task_seconds_median": 30, "until_seconds": PRODUCT,
-        } | demand
+        pool: {"kind": "bursty", "burst_every_seconds": 100, "task_seconds_median": 30, "until_seconds": PRODUCT}
+        | demand
         for pool, (_, demand) in POOLS.items()
-    }  # fmt: skip
+    }
     return {
-        "seed": seed, "speed": SPEED, "pools": pools, "accounts": {"*": {}}, "visibility_seconds": 5,
-        "boot_seconds_median": 80, "faults": [
+        "seed": seed,
+        "speed": SPEED,
+        "pools": pools,
+        "accounts": {"*": {}},
+        "visibility_seconds": 5,
+        "boot_seconds_median": 80,
+        "faults": [
             fault("bad-image", "bad-1", 0.0, 0.45),
             fault("quota", "acc-q", 0.0, 0.1),
             *(fault("zone", zone, 0.0, 0.08) for zone in zones[2:]),
@@ -154,7 +178,7 @@ def scenario(seed: int) -> dict[str, Any]:
             fault("zone", zones[0], AWAY[0] + 0.03, AWAY[0] + 0.2),
             *(fault("zone", zone, 0.75 + 0.03 * place, 1.0) for place, zone in enumerate(zones)),
         ],
-    }  # fmt: skip
+    }
 
 
 async def away(supervisor: Supervisor, began: float) -> None:
@@ -174,21 +198,25 @@ async def windows(supervisor: Supervisor, seed: int) -> int:
     guard().remove(folder)
     inside = f"mirrored-{new_id()[-12:]}."
     deployment = Deployment(
-        supervisor, folder, speed=SPEED, seconds=SECONDS,
+        supervisor,
+        folder,
+        speed=SPEED,
+        seconds=SECONDS,
         environment={
-            "weight-calculator": {
-                "SLIPWAY_TOPIC_PREFIX": inside, "SLIPWAY_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
-            },
+            "weight-calculator": {"SLIPWAY_TOPIC_PREFIX": inside, "SLIPWAY_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS)},
             "provisioner": {"SLIPWAY_SILENT_AFTER_SECONDS": str(SILENT_SECONDS)},
         },
-    )  # fmt: skip
+    )
     try:
         await deployment.start()
         more = await deployment.replicate("provisioner", REPLICAS - 1)
         mirror = Mirror(
-            deployment.kafka, service="weight-calculator", outside=deployment.prefix, inside=inside,
+            deployment.kafka,
+            service="weight-calculator",
+            outside=deployment.prefix,
+            inside=inside,
             late={LAUNCH_CONFIG_WEIGHT: LATE_SECONDS / SPEED},
-        )  # fmt: skip
+        )
         async with mirror.running(PARTITIONS):
             await deployment.apply(declaration(deployment.url("simulator")))
             await deployment.call("POST", "simulator", "/scenario", scenario(seed))
@@ -229,14 +257,18 @@ async def done(deployment: Deployment, name: str) -> Work:
 def judged(played: list[facts.Fact], crossed: list[Crossed], decided: Mapping[str, float]) -> Report:
     records = [(c.at, event(c)) for c in crossed if c.topic is LAUNCH_CONFIG_WEIGHT]
     return judge(
-        played, [Visible(at, record) for at, record in records if record is not None],
-        [c.at for c in crossed if c.topic is SERVICE_HEARTBEAT], ways(),
+        played,
+        [Visible(at, record) for at, record in records if record is not None],
+        [c.at for c in crossed if c.topic is SERVICE_HEARTBEAT],
+        ways(),
         Times(
-            reading=READING_SECONDS, boot=SECONDS["boot_timeout_seconds"] / SPEED, silent=SILENT_SECONDS,
+            reading=READING_SECONDS,
+            boot=SECONDS["boot_timeout_seconds"] / SPEED,
+            silent=SILENT_SECONDS,
             attempt=PRODUCT_SECONDS["provisioner"]["silent_attempt_seconds"] / SPEED,
         ),
         decided=decided,
-    )  # fmt: skip
+    )
 
 
 def lags(played: list[facts.Fact], decided: Mapping[str, float]) -> list[float]:
@@ -249,9 +281,12 @@ def event(record: Crossed) -> Any:
 
 
 def summarise(
-    played: list[facts.Fact], crossed: list[Crossed], report: Report, decided: Mapping[str, float],
+    played: list[facts.Fact],
+    crossed: list[Crossed],
+    report: Report,
+    decided: Mapping[str, float],
     work: Mapping[str, Work],
-) -> int:  # fmt: skip
+) -> int:
     began = next(fact.at for fact in played if isinstance(fact, facts.ScenarioLoaded))
     taken = lags(played, decided)
     late = [(c.at - c.written) * SPEED for c in crossed if c.topic is LAUNCH_CONFIG_WEIGHT]
@@ -285,8 +320,9 @@ def missing(report: Report, *, silent: float, late: float, work: Mapping[str, Wo
     if (busy := sum(each.decisions > 0 and each.calls > 0 for each in work.values())) < REPLICAS:
         short.append(f"{busy} replicas decided and launched, not {REPLICAS}")
     for number, least, what in (
-        (report.launches, LAUNCHES_MIN, "launches"), (report.failures, FAILURES_MIN, "failures"),
-    ):  # fmt: skip
+        (report.launches, LAUNCHES_MIN, "launches"),
+        (report.failures, FAILURES_MIN, "failures"),
+    ):
         if number < least:
             short.append(f"{number} {what}; at least {least}, or the run shows nothing")
     return short

@@ -83,9 +83,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    ledger: Sequence[facts.Fact], seen: Sequence[Visible], heartbeats: Sequence[float], ways: Mapping[str, Way],
-    times: Times, *, decided: Mapping[str, float],
-) -> Report:  # fmt: skip
+    ledger: Sequence[facts.Fact],
+    seen: Sequence[Visible],
+    heartbeats: Sequence[float],
+    ways: Mapping[str, Way],
+    times: Times,
+    *,
+    decided: Mapping[str, float],
+) -> Report:
     """Replay the ledger against what could be known. `decided` says of a call's batch when it was decided: what could
     be read only later is not held against it, and what was in force only before does not excuse it."""
     known, levels = _Known(seen, heartbeats, times), _Levels(ways)
@@ -122,9 +127,14 @@ def judge(
         if len(tried) > (most := known.attempts_at_most()):
             told.append(Violation(tried[-1], pool_id, f"{len(tried)} attempts without a calculator, at most {most}"))
     return Report(
-        launches=launches, failures=levels.failed, probes=probes, attempts=sum(map(len, attempts.values())),
-        reached=reached, peaks=peaks, violations=told,
-    )  # fmt: skip
+        launches=launches,
+        failures=levels.failed,
+        probes=probes,
+        attempts=sum(map(len, attempts.values())),
+        reached=reached,
+        peaks=peaks,
+        violations=told,
+    )
 
 
 def _why(rooms: Sequence["dict[str, int] | None"], units: int) -> str:

@@ -31,9 +31,17 @@ class Actor:
     """`ports` are replicas to choose from by chance, for each call anew; `resource` is the guarded one's port."""
 
     def __init__(
-        self, name: str, *, owner: str, secret: str, ports: Sequence[int], journal: Journal, rng: Random,
-        resource: int = 0, clock: Own | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        *,
+        owner: str,
+        secret: str,
+        ports: Sequence[int],
+        journal: Journal,
+        rng: Random,
+        resource: int = 0,
+        clock: Own | None = None,
+    ) -> None:
         self.name = name
         self.owner = owner
         self.ports = ports
@@ -45,13 +53,22 @@ class Actor:
         self._resource = resource
 
     async def acquire(
-        self, pool: str, request_id: str, units: int = 1, *, wait_seconds: float = 0.0, replaces: Lease | None = None,
+        self,
+        pool: str,
+        request_id: str,
+        units: int = 1,
+        *,
+        wait_seconds: float = 0.0,
+        replaces: Lease | None = None,
         port: int | None = None,
-    ) -> Call:  # fmt: skip
+    ) -> Call:
         """Ask once; whoever was not answered asks again under the same id."""
         body: dict[str, Any] = {
-            "request_id": request_id, "units": units, "wait_seconds": wait_seconds, "tenant": self.owner,
-        }  # fmt: skip
+            "request_id": request_id,
+            "units": units,
+            "wait_seconds": wait_seconds,
+            "tenant": self.owner,
+        }
         if replaces is not None:
             body["replaces"] = {"lease_id": replaces.lease_id, "fencing_token": replaces.fencing_token}
         call = self._call("acquire", pool, request_id=request_id, units=units)
@@ -102,14 +119,25 @@ class Actor:
 
     def _call(self, does: Does, pool: str, **fields: Any) -> Call:
         return Call(
-            client=self.name, owner=self.owner, does=does, pool=pool, invoked=monotonic_seconds(), returned=EVER,
+            client=self.name,
+            owner=self.owner,
+            does=does,
+            pool=pool,
+            invoked=monotonic_seconds(),
+            returned=EVER,
             **fields,
-        )  # fmt: skip
+        )
 
     async def _made(
-        self, call: Call, method: str, path: str, body: Mapping[str, Any] | None = None, *,
-        seconds: float = ANSWER_SECONDS, port: int | None = None,
-    ) -> Call:  # fmt: skip
+        self,
+        call: Call,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        seconds: float = ANSWER_SECONDS,
+        port: int | None = None,
+    ) -> Call:
         number = self.journal.note(call)
         try:
             async with asyncio.timeout(seconds):
@@ -144,14 +172,14 @@ def answered(call: Call, status: int, said: Mapping[str, Any]) -> Call:
 
 def shown(said: Mapping[str, Any]) -> Lease:
     return Lease(
-        lease_id=said["lease_id"], fencing_token=said["fencing_token"], units=said["units"],
+        lease_id=said["lease_id"],
+        fencing_token=said["fencing_token"],
+        units=said["units"],
         seconds_left=min(said["ttl_seconds_left"], said["hold_seconds_left"]),
-    )  # fmt: skip
+    )
 
 
-async def request(
-    port: int, method: str, path: str, body: Any, secret: str
-) -> tuple[int, dict[str, Any]]:
+async def request(port: int, method: str, path: str, body: Any, secret: str) -> tuple[int, dict[str, Any]]:
     """One request on a connection of its own; status and decoded body. Raises one of LOST_ANSWERS when none came."""
     status, answer = await exchange(port, method, path, body, secret)
     return status, msgspec.json.decode(answer, type=dict[str, Any])

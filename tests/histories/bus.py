@@ -89,9 +89,11 @@ class Bus:
             )
             for _ in range(TWICE):
                 kept = batch.append(
-                    key=fact.lease_pool_id.encode(), value=msgspec.json.encode(fact), timestamp=None,
+                    key=fact.lease_pool_id.encode(),
+                    value=msgspec.json.encode(fact),
+                    timestamp=None,
                     headers=encode(envelope),
-                )  # fmt: skip
+                )
                 assert kept is not None, "the batch is full"
         topic = self._prefix + LEASE_REQUEST.name
         for partition, batch in batches.items():
@@ -156,8 +158,10 @@ class Asker:
 
     async def _use(self, grant: LeaseGranted) -> None:
         names: dict[str, Any] = {
-            "lease_pool_id": self.pool, "lease_id": grant.lease_id, "fencing_token": grant.fencing_token,
-        }  # fmt: skip
+            "lease_pool_id": self.pool,
+            "lease_id": grant.lease_id,
+            "fencing_token": grant.fencing_token,
+        }
         until = grant.expires_at
         for does, fact in (("confirm", LeaseConfirmRequested(**names)), ("renew", LeaseRenewRequested(**names))):
             begin = len(self.bus.told)
@@ -176,15 +180,22 @@ class Asker:
 
     def _call(self, does: Any, **fields: Any) -> Call:
         return Call(
-            client=self.name, owner=self.name, does=does, pool=self.pool, invoked=monotonic_seconds(), returned=EVER,
+            client=self.name,
+            owner=self.name,
+            does=does,
+            pool=self.pool,
+            invoked=monotonic_seconds(),
+            returned=EVER,
             **fields,
-        )  # fmt: skip
+        )
 
     def _answered(self, call: Call, at: float, grant: LeaseGranted, units: int, expires_at: Any) -> Call:
         lease = Lease(
-            lease_id=grant.lease_id, fencing_token=grant.fencing_token, units=units,
+            lease_id=grant.lease_id,
+            fencing_token=grant.fencing_token,
+            units=units,
             seconds_left=self.bus.monotonic(expires_at) - call.invoked,
-        )  # fmt: skip
+        )
         return msgspec.structs.replace(call, returned=at, answer="ok", lease=lease)
 
 

@@ -80,10 +80,16 @@ def check(history: History) -> list[Violation]:
     """Every violation that the history proves, in order of time."""
     holdings = held(history)
     found = [
-        *capacity(history, holdings), *grants(history, holdings), *tokens(holdings), *writes(history, holdings),
-        *facts(history, holdings), *cancels(history), *ends(history, holdings), *drains(history, holdings),
+        *capacity(history, holdings),
+        *grants(history, holdings),
+        *tokens(holdings),
+        *writes(history, holdings),
+        *facts(history, holdings),
+        *cancels(history),
+        *ends(history, holdings),
+        *drains(history, holdings),
         *conservation(history),
-    ]  # fmt: skip
+    ]
     return sorted(found, key=lambda violation: violation.at)
 
 
@@ -109,12 +115,18 @@ def held(history: History) -> list[Holding]:
         assert first.lease is not None
         holdings.append(
             Holding(
-                pool=first.pool, lease_id=lease_id, request_id=first.request_id, owner=first.owner,
-                fencing_token=first.lease.fencing_token, units=first.lease.units,
-                asked_at=asked[first.pool, first.request_id], known_at=first.returned,
-                promises=tuple(promised[lease_id]), given_up=tuple(given_up(history, first)),
+                pool=first.pool,
+                lease_id=lease_id,
+                request_id=first.request_id,
+                owner=first.owner,
+                fencing_token=first.lease.fencing_token,
+                units=first.lease.units,
+                asked_at=asked[first.pool, first.request_id],
+                known_at=first.returned,
+                promises=tuple(promised[lease_id]),
+                given_up=tuple(given_up(history, first)),
             )
-        )  # fmt: skip
+        )
     return sorted(holdings, key=lambda holding: holding.known_at)
 
 

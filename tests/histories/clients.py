@@ -56,9 +56,15 @@ class Working:
         self.over = over
         self.rng = Random(f"{plan.seed}/{worker.name}")
         self.actor = Actor(
-            worker.name, owner=worker.owner, secret=worker.secret, ports=plan.ports, journal=journal, rng=self.rng,
-            resource=plan.resource, clock=Own(worker.jumps),
-        )  # fmt: skip
+            worker.name,
+            owner=worker.owner,
+            secret=worker.secret,
+            ports=plan.ports,
+            journal=journal,
+            rng=self.rng,
+            resource=plan.resource,
+            clock=Own(worker.jumps),
+        )
         self._asked = 0
 
     async def run(self) -> None:

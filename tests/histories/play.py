@@ -25,9 +25,13 @@ TTL_SECONDS: Final = 0.8
 SKEW_SECONDS: Final = 0.05
 HOLDER, WAITER, STRANGER = OWNERS
 TERMS: Final[dict[str, Any]] = {
-    "hold_seconds": 4.0, "ttl_seconds": TTL_SECONDS, "reserve_seconds": 0.6, "lock_delay_seconds": 0.0,
-    "pacing": "off", "backoff": None,
-}  # fmt: skip
+    "hold_seconds": 4.0,
+    "ttl_seconds": TTL_SECONDS,
+    "reserve_seconds": 0.6,
+    "lock_delay_seconds": 0.0,
+    "pacing": "off",
+    "backoff": None,
+}
 POLL_SECONDS: Final = 0.3
 JUMP_WITHIN_SECONDS: Final = 8.0
 UNITS: Final = 3  # of the pool that is shared
@@ -74,16 +78,21 @@ class Play:
     def actor(self, name: str, owner: str) -> Actor:
         """One that lives in this process and whose answers are not dropped."""
         return Actor(
-            f"{self.name}-{name}", owner=owner, secret=self.system.secrets[owner], ports=self.system.ports,
-            journal=self.journal, rng=self.rng, resource=self.system.resource_port,
-        )  # fmt: skip
+            f"{self.name}-{name}",
+            owner=owner,
+            secret=self.system.secrets[owner],
+            ports=self.system.ports,
+            journal=self.journal,
+            rng=self.rng,
+            resource=self.system.resource_port,
+        )
 
     def declared(self) -> list[dict[str, Any]]:
         pools = [TERMS | {"id": pool, "limit": limit} for pool, limit in self.limits.items()]
         own = {
             self.crossed: {"ttl_seconds": CROSSED_TTL_SECONDS, "reserve_seconds": RESERVE_SECONDS},
             self.late: {"reserve_seconds": RESERVE_SECONDS},
-        }  # fmt: skip
+        }
         return [pool | own.get(pool["id"], {}) for pool in pools]
 
     def workers(self, group: str) -> Iterator[Worker]:
@@ -92,9 +101,14 @@ class Play:
             owner = self.rng.choice(OWNERS)
             jump = monotonic_seconds() + self.rng.uniform(0, JUMP_WITHIN_SECONDS), self.rng.uniform(-1.0, 1.0)
             yield Worker(
-                name=f"{pool}-{group}", owner=owner, secret=self.system.secrets[owner], pool=pool, units=units,
-                ttl_seconds=TTL_SECONDS, jumps=[jump],
-            )  # fmt: skip
+                name=f"{pool}-{group}",
+                owner=owner,
+                secret=self.system.secrets[owner],
+                pool=pool,
+                units=units,
+                ttl_seconds=TTL_SECONDS,
+                jumps=[jump],
+            )
 
     async def play(self, over: asyncio.Event) -> None:
         """What is left to chance."""
@@ -204,11 +218,13 @@ class Play:
         """All that was seen of its pools; `journals` are of the processes that histories share."""
         mine = [call for call in journals if call.pool in self.limits]
         return History(
-            limits=self.limits, calls=[*calls(self.lines), *mine, *self.asker.calls],
+            limits=self.limits,
+            calls=[*calls(self.lines), *mine, *self.asker.calls],
             ended=self.bus.ended(list(self.limits)),
             writes=[write for write in self.system.resource.writes if write.pool in self.limits],
-            skew_seconds=SKEW_SECONDS, quiet_at=quiet_at,
-        )  # fmt: skip
+            skew_seconds=SKEW_SECONDS,
+            quiet_at=quiet_at,
+        )
 
 
 async def until(at: float) -> None:

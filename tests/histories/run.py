@@ -110,9 +110,12 @@ class Round:
 
     def _clients(self, group: str) -> Service:
         plan = Plan(
-            workers=[worker for play in self.plays for worker in play.workers(group)], ports=self.system.proxy_ports,
-            resource=self.system.resource_port, seed=f"{self.seed}/{group}", skew_seconds=SKEW_SECONDS,
-        )  # fmt: skip
+            workers=[worker for play in self.plays for worker in play.workers(group)],
+            ports=self.system.proxy_ports,
+            resource=self.system.resource_port,
+            seed=f"{self.seed}/{group}",
+            skew_seconds=SKEW_SECONDS,
+        )
         path = self.system.folder / f"{self._name(group)}.plan"
         path.write_bytes(msgspec.json.encode(plan))
         argv: list[str | Path] = [sys.executable, "-m", "tests.histories.clients", path, self._journal(group)]
@@ -160,9 +163,10 @@ class Round:
         holding = await self._holding(lambda play: play.crossed)
         began = monotonic_seconds()
         await asyncio.gather(
-            self.system.hold_pools(HELD_POOLS, HELD_SECONDS), self._send(holding, began + BATCH_AFTER),
+            self.system.hold_pools(HELD_POOLS, HELD_SECONDS),
+            self._send(holding, began + BATCH_AFTER),
             *(play.cross(lease, began) for play, lease in holding),
-        )  # fmt: skip
+        )
         holding = await self._holding(lambda play: play.late)
         began = monotonic_seconds()
         slowly = self.system.decide_slowly(
@@ -239,9 +243,21 @@ def tell(judged: Judged) -> None:
 
 # Without these a run shows nothing, however few its violations.
 TO_HAPPEN: Final = (
-    "acquire ok", "acquire waiting", "acquire unknown", "renew ok", "renew refused", "release ok", "release refused",
-    "cancel ok", "limit ok", "drain ok", "lease lost", "lease expired", "write accepted", "write refused",
-)  # fmt: skip
+    "acquire ok",
+    "acquire waiting",
+    "acquire unknown",
+    "renew ok",
+    "renew refused",
+    "release ok",
+    "release refused",
+    "cancel ok",
+    "limit ok",
+    "drain ok",
+    "lease lost",
+    "lease expired",
+    "write accepted",
+    "write refused",
+)
 
 
 def summarise(judged: Sequence[Judged], faults: Mapping[str, int], mutant: str) -> int:

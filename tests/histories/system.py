@@ -34,13 +34,22 @@ OWNERS: Final = ("ann", "ben", "cid")
 OPERATOR: Final = "operator"
 LOCK_POOLS: Final = "SELECT id FROM lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
 
+
 class System:
     """Brokers with a database, topics and tokens of their own."""
 
     def __init__(
-        self, supervisor: Supervisor, folder: Path, kafka: EmbeddedKafka, postgres: EmbeddedPostgres, *,
-        name: str = "histories", seed: str = "", brokers: int = BROKERS, waiter_ttl_seconds: float = 4.0,
-    ) -> None:  # fmt: skip
+        self,
+        supervisor: Supervisor,
+        folder: Path,
+        kafka: EmbeddedKafka,
+        postgres: EmbeddedPostgres,
+        *,
+        name: str = "histories",
+        seed: str = "",
+        brokers: int = BROKERS,
+        waiter_ttl_seconds: float = 4.0,
+    ) -> None:
         self.supervisor = supervisor
         self.folder = folder
         self.kafka = kafka
@@ -100,16 +109,23 @@ class System:
     def _broker(self, number: int) -> Service:
         env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
         env |= {
-            "SLIPWAY_KAFKA": self.kafka.bootstrap, "SLIPWAY_TOPIC_PREFIX": self.prefix,
-            "SLIPWAY_PARTITIONS": str(PARTITIONS), "SLIPWAY_DATABASE_URL": self.database_url,
-            "SLIPWAY_PORT": str(self.ports[number]), "SLIPWAY_INSTANCE": str(number),
-            "SLIPWAY_TOKENS_FILE": str(self._tokens), "SLIPWAY_WAITER_TTL_SECONDS": str(self.waiter_ttl_seconds),
-        }  # fmt: skip
+            "SLIPWAY_KAFKA": self.kafka.bootstrap,
+            "SLIPWAY_TOPIC_PREFIX": self.prefix,
+            "SLIPWAY_PARTITIONS": str(PARTITIONS),
+            "SLIPWAY_DATABASE_URL": self.database_url,
+            "SLIPWAY_PORT": str(self.ports[number]),
+            "SLIPWAY_INSTANCE": str(number),
+            "SLIPWAY_TOKENS_FILE": str(self._tokens),
+            "SLIPWAY_WAITER_TTL_SECONDS": str(self.waiter_ttl_seconds),
+        }
         return Service(
-            self.brokers[number], [sys.executable, "-m", "slipway_lease_broker.main"], env=env,
-            log=self.folder / f"{self.brokers[number]}.log", ready=partial(http_ready, self.ports[number]),
+            self.brokers[number],
+            [sys.executable, "-m", "slipway_lease_broker.main"],
+            env=env,
+            log=self.folder / f"{self.brokers[number]}.log",
+            ready=partial(http_ready, self.ports[number]),
             start_seconds=START_SECONDS,
-        )  # fmt: skip
+        )
 
     async def declare(self, wanted: Sequence[dict[str, Any]]) -> None:
         """These pools, and no others."""
@@ -149,9 +165,13 @@ class System:
             await asyncio.sleep(decided_after)
             for pool in await pools.lock(session, names):
                 await decide_pool(
-                    session, pool, await pools.clock(session), expire=True, lost_linger_seconds=0.0,
+                    session,
+                    pool,
+                    await pools.clock(session),
+                    expire=True,
+                    lost_linger_seconds=0.0,
                     waiter_ttl_seconds=self.waiter_ttl_seconds,
-                )  # fmt: skip
+                )
             await asyncio.sleep(max(0.0, began + committed_after - monotonic_seconds()))
 
     @contextlib.asynccontextmanager

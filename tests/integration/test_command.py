@@ -80,9 +80,14 @@ async def test_programs_get_cloud_events(place: Place, events: Publisher) -> Non
     """With the envelope, and where the record is; also of what nobody can read, and of a type nobody knows."""
     refused = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
     failed = WorkerLaunchFailed(
-        worker_id=LAST_WORKER, pool_id="linux", launch_config_id="zone-b", account_id="a", image_revision="i",
-        batch_id="b", outcome=refused,
-    )  # fmt: skip
+        worker_id=LAST_WORKER,
+        pool_id="linux",
+        launch_config_id="zone-b",
+        account_id="a",
+        image_revision="i",
+        batch_id="b",
+        outcome=refused,
+    )
     await events.send(failed, partition=1, id="e-1", time=ago(9))
     await events.send(failed, partition=1, id="e-2", type="io.slipway.worker.reborn.v1", time=ago(8))
     await events.send(failed, partition=1, headers=[])
@@ -91,9 +96,13 @@ async def test_programs_get_cloud_events(place: Place, events: Publisher) -> Non
     found = {row["offset"]: row for row in map(json.loads, lines)}
     assert (code, sorted(found)) == (0, [0, 1, 2, 3])
     assert {name: found[0][name] for name in ("specversion", "id", "type", "source", "subject", "slipwaynumber")} == {
-        "specversion": "1.0", "id": "e-1", "type": WorkerLaunchFailed.type, "source": "/slipway/elsewhere",
-        "subject": LAST_WORKER, "slipwaynumber": 1,
-    }  # fmt: skip
+        "specversion": "1.0",
+        "id": "e-1",
+        "type": WorkerLaunchFailed.type,
+        "source": "/slipway/elsewhere",
+        "subject": LAST_WORKER,
+        "slipwaynumber": 1,
+    }
     assert (found[0]["topic"], found[0]["partition"]) == (WORKER_LIFECYCLE.name, 1)
     assert found[0]["data"]["outcome"]["code"] == "InsufficientCapacity"
     assert found[1]["type"] == "io.slipway.worker.reborn.v1"

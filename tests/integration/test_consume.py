@@ -148,8 +148,12 @@ async def test_parked_behind_dead(place: Place) -> None:
         await until_read(place, 8)
     assert await place.effects() == {("w1", "a"): 1, ("w2", "a"): 1, ("w2", "c"): 1}
     assert [(subject, state) for subject, state, _ in await place.dead()] == [
-        ("w1", "dead"), ("w1", "parked"), ("w3", "dead"), ("w1", "parked"), ("w3", "parked"),
-    ]  # fmt: skip
+        ("w1", "dead"),
+        ("w1", "parked"),
+        ("w3", "dead"),
+        ("w1", "parked"),
+        ("w3", "parked"),
+    ]
 
 
 async def test_latest_wins_is_not_parked(place: Place) -> None:
@@ -212,8 +216,10 @@ async def test_outside_partitioner(place: Place) -> None:
                 "INSERT INTO newest AS n VALUES ($1, $2, $3) ON CONFLICT (key) DO UPDATE "
                 "SET (pending, observed_at) = (excluded.pending, excluded.observed_at) "
                 "WHERE n.observed_at < excluded.observed_at",
-                received.subject, received.event.pending, received.event.observed_at,
-            )  # fmt: skip
+                received.subject,
+                received.event.pending,
+                received.event.observed_at,
+            )
 
     reports = [demand(n, f"pool-{key}", seconds=s) for key in range(8) for n, s in ((1, -1), (3, 0), (2, -2))]
     landed: dict[Any, set[Any]] = {}
@@ -227,9 +233,12 @@ async def test_outside_partitioner(place: Place) -> None:
             headers = encode(Envelope(id=f"{number}", type=event.type, source="/monitor", time=utc_now(), subject=key))
             for client in foreign.values():  # the same event through both
                 client.produce(
-                    place.prefix + POOL_DEMAND.name, msgspec.json.encode(event), key, headers=[*headers],
+                    place.prefix + POOL_DEMAND.name,
+                    msgspec.json.encode(event),
+                    key,
+                    headers=[*headers],
                     on_delivery=lambda _, m: landed.setdefault(m.key(), set()).add(m.partition()),
-                )  # fmt: skip
+                )
         for client in foreign.values():
             await asyncio.to_thread(client.flush)
         await until_read(place, 2 * len(reports))

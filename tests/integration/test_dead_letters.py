@@ -77,9 +77,7 @@ async def told(pool: Pool) -> list[tuple[int, str, str]]:
 
 async def test_replay(place: Place, pool: Pool, handler: Handler) -> None:
     """The dead record and those parked behind it, in their order; others are left alone."""
-    assert await told(pool) == [
-        (0, "w1", "dead"), (1, "w1", "parked"), (2, "w2", "dead"), (4, "w1", "parked"),
-    ]  # fmt: skip
+    assert await told(pool) == [(0, "w1", "dead"), (1, "w1", "parked"), (2, "w2", "dead"), (4, "w1", "parked")]
     handler.refused = set()
     async with pool.acquire() as db:
         assert await dead_letters.replay(db, consumer(handler), 0, 4) == Replayed(3, 0)

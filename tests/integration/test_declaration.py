@@ -52,16 +52,19 @@ async def test_how_health_is_judged_is_told_of_each_config(postgres: EmbeddedPos
         await provisioner.declare(body)
         told = {event.launch_config_id: event for event in await provisioner.told(LaunchConfigCreated)}
         assert {name: event.profile for name, event in told.items()} == {
-            "zone-a": "on-demand", "zone-b": "bare-metal", "zone-c": "on-demand",
-        }  # fmt: skip
+            "zone-a": "on-demand",
+            "zone-b": "bare-metal",
+            "zone-c": "on-demand",
+        }
         assert {(e.on_bad_image, e.freeze_after, e.boot_evidence) for e in told.values()} == {("freeze", 7, "register")}
         pool["profile"] = "spot"
         changes = await provisioner.declare(body)
         assert [(change.id, change.detail) for change in changes] == [("linux", "profile: on-demand → spot")]
         updated = await provisioner.told(LaunchConfigUpdated)
         assert [(e.launch_config_id, e.profile, e.revision) for e in updated] == [
-            ("zone-a", "spot", 2), ("zone-c", "spot", 2),
-        ]  # fmt: skip
+            ("zone-a", "spot", 2),
+            ("zone-c", "spot", 2),
+        ]
         pool["evidence"] = {"boot": "provider_running", "claim": "none"}
         pool["launch_configs"][2]["base_weight"] = 2.0
         changes = await provisioner.declare(body)

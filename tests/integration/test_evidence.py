@@ -11,15 +11,7 @@ import pytest
 
 from slipway_common.events.lease import LeaseLost, LeaseReleaseRequested, LeaseRequested
 from slipway_common.events.signal import SignalRaised
-from slipway_common.events.worker import (
-    Outcome,
-    Result,
-    Scope,
-    Stage,
-    WorkerEvent,
-    WorkerRegistered,
-    WorkerStopping,
-)
+from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRegistered, WorkerStopping
 from slipway_common.topics import DECODERS
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan
@@ -236,9 +228,12 @@ async def terminated(provisioner: Provisioner, folder: Path) -> None:
 async def lease_lost(provisioner: Provisioner, folder: Path) -> None:
     (grant,) = await provisioner.admitted(2)
     lost = LeaseLost(
-        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, request_id=grant.request_id, units=2,
+        lease_pool_id=grant.lease_pool_id,
+        lease_id=grant.lease_id,
+        request_id=grant.request_id,
+        units=2,
         counted_until=after(70),
-    )  # fmt: skip
+    )
     await provisioner.leases(lost)
 
 
@@ -272,9 +267,14 @@ async def interrupted(provisioner: Provisioner, folder: Path) -> None:
     await provisioner.starting()
     worker = await provisioner.worker()
     signal = SignalRaised(
-        source="spot-watch", target_kind="worker", target_id=worker.id, kind="spot_interruption", reason="reclaimed",
-        observed_at=after(0), ttl_seconds=timedelta(minutes=2).total_seconds(),
-    )  # fmt: skip
+        source="spot-watch",
+        target_kind="worker",
+        target_id=worker.id,
+        kind="spot_interruption",
+        reason="reclaimed",
+        observed_at=after(0),
+        ttl_seconds=timedelta(minutes=2).total_seconds(),
+    )
     await provisioner.signals(signal)
 
 
@@ -287,9 +287,19 @@ async def silent(provisioner: Provisioner, folder: Path) -> None:
 
 
 OWN: Final[list[Callable[[Provisioner, Path], Awaitable[None]]]] = [
-    paused, paused_while_booting, scaled_down, cancelled, archived, terminated, lease_lost, timed_out, reply_lost,
-    throttled, interrupted, silent,
-]  # fmt: skip
+    paused,
+    paused_while_booting,
+    scaled_down,
+    cancelled,
+    archived,
+    terminated,
+    lease_lost,
+    timed_out,
+    reply_lost,
+    throttled,
+    interrupted,
+    silent,
+]
 
 
 @pytest.mark.parametrize("act", OWN, ids=lambda act: act.__name__)

@@ -148,8 +148,12 @@ async def test_data_errors(place: Place) -> None:
             await until_effects(place, 3)
             assert await place.effects() == {("w1", "a"): 1, ("w3", "a"): 1, ("p/q", "2"): 1}
             assert sorted((subject, state) for subject, state, _ in await place.dead()) == [
-                ("p/q", "dead"), ("w1", "dead"), ("w1", "parked"), ("w2", "dead"), ("w2", "parked"),
-            ]  # fmt: skip
+                ("p/q", "dead"),
+                ("w1", "dead"),
+                ("w1", "parked"),
+                ("w2", "dead"),
+                ("w2", "parked"),
+            ]
             await publish.send(report("w1", "c"), partition=0)
             await until(lambda: parked(place, 3))
 
@@ -229,8 +233,10 @@ async def test_records_that_cannot_be_stored_are_found(place: Place) -> None:
             await publish.send(report("w7", "behind"), partition=1)
             await until(lambda: parked(place, 1))
     assert {(subject, state) for subject, state, _ in await place.dead()} == {
-        ("w7", "dead"), ("w7", "parked"), ("w13", "dead"),
-    }  # fmt: skip
+        ("w7", "dead"),
+        ("w7", "parked"),
+        ("w13", "dead"),
+    }
     assert set((await place.effects()).values()) == {1}
     assert len(await place.effects()) == 18
 

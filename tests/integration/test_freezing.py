@@ -27,14 +27,24 @@ def freezing(*configs: str, **changes: Any) -> dict[str, Any]:
 
 
 async def failing(
-    provisioner: Provisioner, unconfirmed: int, *, version: int, stage: str = "boot", image: str = "linux-1",
+    provisioner: Provisioner,
+    unconfirmed: int,
+    *,
+    version: int,
+    stage: str = "boot",
+    image: str = "linux-1",
     closed: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """A record by which so many starts of the image came to nothing in a row; and a decision by it."""
     share = SharedWindow(
-        key=f"image/{image}", stage=stage, version=version, window=64, unconfirmed=unconfirmed,
-        state="closed" if closed else "open", reason=f"closed, {unconfirmed} image errors (boot_timeout)",
-    )  # fmt: skip
+        key=f"image/{image}",
+        stage=stage,
+        version=version,
+        window=64,
+        unconfirmed=unconfirmed,
+        state="closed" if closed else "open",
+        reason=f"closed, {unconfirmed} image errors (boot_timeout)",
+    )
     await provisioner.weights(weight(shared=(share,)), revision=version)
     await provisioner.plan()
 

@@ -60,28 +60,34 @@ echo >> "$TOLD"
 """
 
 
-MODULES: Final = {"provisioner": "slipway_provisioner.main", "weight-calculator": "slipway_weight_calculator.main",
-    "lease-broker": "slipway_lease_broker.main"}  # fmt: skip
+MODULES: Final = {
+    "provisioner": "slipway_provisioner.main",
+    "weight-calculator": "slipway_weight_calculator.main",
+    "lease-broker": "slipway_lease_broker.main",
+}
 # Who may write and read what: by hand, against what the registry makes of it.
 WRITES: Final[dict[str, set[Topic]]] = {
-    "provisioner": {
-        POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, LEASE_REQUEST, SERVICE_HEARTBEAT, ALERT,
-    },
+    "provisioner": {POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, LEASE_REQUEST, SERVICE_HEARTBEAT, ALERT},
     "weight-calculator": {LAUNCH_CONFIG_SIGNAL, LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT, ALERT},
     "lease-broker": {LEASE_LIFECYCLE, SERVICE_HEARTBEAT, ALERT},
     "monitors": {POOL_DEMAND, LAUNCH_CONFIG_SIGNAL},
     "subscribers": set(),
-}  # fmt: skip
+}
 READS: Final[dict[str, set[Topic]]] = {
     "provisioner": {POOL_DEMAND, LAUNCH_CONFIG_SIGNAL, LAUNCH_CONFIG_WEIGHT, LEASE_LIFECYCLE, SERVICE_HEARTBEAT},
     "weight-calculator": {LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE},
     "lease-broker": {LEASE_REQUEST},
     "monitors": set(),
     "subscribers": {
-        POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE, LEASE_LIFECYCLE,
-        SERVICE_HEARTBEAT, ALERT,
+        POOL_LIFECYCLE,
+        LAUNCH_CONFIG_LIFECYCLE,
+        LAUNCH_CONFIG_WEIGHT,
+        WORKER_LIFECYCLE,
+        LEASE_LIFECYCLE,
+        SERVICE_HEARTBEAT,
+        ALERT,
     },
-}  # fmt: skip
+}
 
 
 def password(user: str) -> str:
@@ -120,10 +126,15 @@ class Guarded:
 
     def apply_scripts(self, prefix: str, **principals: str) -> None:
         """Topics and rights under a prefix."""
-        admin = AdminClient({
-            "bootstrap.servers": self.address, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
-            "sasl.username": ADMIN, "sasl.password": password(ADMIN),
-        })  # fmt: skip
+        admin = AdminClient(
+            {
+                "bootstrap.servers": self.address,
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": ADMIN,
+                "sasl.password": password(ADMIN),
+            }
+        )
         made = called("topics.sh", self.folder, "kafka-topics.sh", prefix, PARTITIONS="1", REPLICAS="1")
         allowed = called("acls.sh", self.folder, "kafka-acls.sh", prefix, **principals)
         created = admin.create_topics([new_topic(call) for call in made])
@@ -134,9 +145,12 @@ class Guarded:
     def aiokafka(self, user: str) -> dict[str, str]:
         """Arguments of a client of aiokafka."""
         return {
-            "bootstrap_servers": self.address, "security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN",
-            "sasl_plain_username": user, "sasl_plain_password": password(user),
-        }  # fmt: skip
+            "bootstrap_servers": self.address,
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_plain_username": user,
+            "sasl_plain_password": password(user),
+        }
 
     async def writes(self, user: str, topic: str) -> bool:
         producer = AIOKafkaProducer(**self.aiokafka(user))
@@ -167,9 +181,12 @@ class Guarded:
     async def joins(self, user: str, group_id: str, topic: str) -> bool:
         """Whether a record comes to a member of a group."""
         consumer = AIOKafkaConsumer(
-            PREFIX + topic, **self.aiokafka(user), group_id=PREFIX + group_id, enable_auto_commit=False,
+            PREFIX + topic,
+            **self.aiokafka(user),
+            group_id=PREFIX + group_id,
+            enable_auto_commit=False,
             auto_offset_reset="earliest",
-        )  # fmt: skip
+        )
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await consumer.start()
@@ -189,9 +206,10 @@ def called(script: str, folder: Path, tool: str, prefix: str, **env: str) -> lis
     stand_in.write_text(STAND_IN)
     stand_in.chmod(0o755)
     subprocess.run(
-        ["sh", path, "broker:9092", prefix, "admin.properties"], check=True,
+        ["sh", path, "broker:9092", prefix, "admin.properties"],
+        check=True,
         env={"PATH": f"{folder}:{os.environ['PATH']}", "TOLD": str(told), **env},
-    )  # fmt: skip
+    )
     calls = [call.splitlines() for call in told.read_text().strip().split("\n\n")]
     for call in calls:
         assert call[:4] == ["--bootstrap-server", "broker:9092", "--command-config", "admin.properties"]
@@ -210,9 +228,15 @@ def options(call: Sequence[str]) -> dict[str, list[str]]:
 def new_topic(call: Sequence[str]) -> Any:
     given = options(call)
     assert set(given) == {
-        "--bootstrap-server", "--command-config", "--create", "--if-not-exists", "--topic", "--partitions",
-        "--replication-factor", "--config",
-    }  # fmt: skip
+        "--bootstrap-server",
+        "--command-config",
+        "--create",
+        "--if-not-exists",
+        "--topic",
+        "--partitions",
+        "--replication-factor",
+        "--config",
+    }
     (name,), (partitions,), (replicas,) = given["--topic"], given["--partitions"], given["--replication-factor"]
     config = dict(pair.split("=") for pair in given["--config"])
     return NewTopic(name, num_partitions=int(partitions), replication_factor=int(replicas), config=config)
@@ -222,19 +246,29 @@ def bindings(call: Sequence[str]) -> list[Any]:
     given = options(call)
     kind = "topic" if "--topic" in given else "group"
     assert set(given) == {
-        "--bootstrap-server", "--command-config", "--add", "--allow-principal", "--operation", f"--{kind}",
+        "--bootstrap-server",
+        "--command-config",
+        "--add",
+        "--allow-principal",
+        "--operation",
+        f"--{kind}",
         "--resource-pattern-type",
-    }  # fmt: skip
+    }
     (pattern,), (principal,), (operation,) = (
         given[option] for option in ("--resource-pattern-type", "--allow-principal", "--operation")
     )
     return [
         AclBinding(
-            ResourceType[kind.upper()], name, ResourcePatternType[pattern.upper()], principal, "*",
-            AclOperation[operation.upper()], AclPermissionType.ALLOW,
+            ResourceType[kind.upper()],
+            name,
+            ResourcePatternType[pattern.upper()],
+            principal,
+            "*",
+            AclOperation[operation.upper()],
+            AclPermissionType.ALLOW,
         )
         for name in given[f"--{kind}"]
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -256,10 +290,11 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gua
 def test_topics_are_the_registrys(tmp_path: Path) -> None:
     made = {
         call[call.index("--topic") + 1]: (
-            int(call[call.index("--partitions") + 1]), dict(pair.split("=") for pair in options(call)["--config"])
+            int(call[call.index("--partitions") + 1]),
+            dict(pair.split("=") for pair in options(call)["--config"]),
         )
         for call in called("topics.sh", tmp_path, "kafka-topics.sh", PREFIX)
-    }  # fmt: skip
+    }
     assert made == {row.name: (row.partitions, row.config) for row in wanted(prefix=PREFIX)}
 
 
@@ -311,13 +346,19 @@ async def works(guarded: Guarded, service: str, url: str) -> None:
     await asyncio.to_thread(guarded.apply_scripts, prefix, **{service.upper().replace("-", "_"): "User:ANONYMOUS"})
     (port,) = free_ports(1)
     given = {
-        "DATABASE_URL": url, "KAFKA": guarded.open_address, "TOPIC_PREFIX": prefix, "PARTITIONS": "1",
-        "PORT": str(port), "REGISTRATION_KEY": "key",
-    }  # fmt: skip
+        "DATABASE_URL": url,
+        "KAFKA": guarded.open_address,
+        "TOPIC_PREFIX": prefix,
+        "PARTITIONS": "1",
+        "PORT": str(port),
+        "REGISTRATION_KEY": "key",
+    }
     child = Child(
-        service, [sys.executable, "-m", MODULES[service]], log=guarded.folder / f"{service}.log",
+        service,
+        [sys.executable, "-m", MODULES[service]],
+        log=guarded.folder / f"{service}.log",
         env=os.environ | {f"SLIPWAY_{name}": value for name, value in given.items()},
-    )  # fmt: skip
+    )
     child.start()
     try:
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:

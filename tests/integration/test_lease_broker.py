@@ -128,8 +128,10 @@ async def test_who_asks_as_units_come_back_passes_nobody(broker: Broker) -> None
             await record_requests(db, facts, decide=decide)
     told = await broker.told()
     assert {type(event): event.request_id for event in told} == {
-        LeaseReleased: "r1", LeaseGranted: "r2", LeaseQueued: "r3",
-    }  # fmt: skip
+        LeaseReleased: "r1",
+        LeaseGranted: "r2",
+        LeaseQueued: "r3",
+    }
 
 
 async def test_facts_outlive_a_decision_that_fails(broker: Broker) -> None:
@@ -177,9 +179,14 @@ async def test_a_start_is_not_charged_to_another_pool(broker: Broker) -> None:
     await broker.tell(ask("r"))
     (lease,) = await broker.grants()
     charged = LeaseUnleasedReported(
-        lease_pool_id="sim-b", lease_id=lease.lease_id, request_id="u", operation="launch", units=1, started_at=START,
+        lease_pool_id="sim-b",
+        lease_id=lease.lease_id,
+        request_id="u",
+        operation="launch",
+        units=1,
+        started_at=START,
         tenant="t",
-    )  # fmt: skip
+    )
     await broker.tell(charged, ask("other", pool="sim-b"))
     assert names(await broker.grants()) == ["other"]
     assert await broker.held("sim-b") == 1
@@ -344,8 +351,9 @@ async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
     assert await broker.decide() == 3  # the retired first pool is due as well
     told = [event for event in await broker.told() if isinstance(event, LeaseGranted)]
     assert sorted((grant.lease_pool_id, grant.request_id, grant.fencing_token) for grant in told) == [
-        ("a", "r1", 1), ("b", "r1", 1),
-    ]  # fmt: skip
+        ("a", "r1", 1),
+        ("b", "r1", 1),
+    ]
 
 
 async def test_a_pool_that_cannot_be_decided_for_stops_no_other(broker: Broker) -> None:
@@ -418,9 +426,14 @@ def _json(fact: Any) -> bytes:
 
 def _envelope(fact: Any, number: int) -> Envelope:
     return Envelope(
-        id=new_id(), type=fact.type, source="provisioner", subject=f"s{number}", time=START,
-        number=number + 1, previous=number,
-    )  # fmt: skip
+        id=new_id(),
+        type=fact.type,
+        source="provisioner",
+        subject=f"s{number}",
+        time=START,
+        number=number + 1,
+        previous=number,
+    )
 
 
 async def test_a_burst_is_decided_in_few_transactions(broker: Broker) -> None:
@@ -662,8 +675,11 @@ async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:
     await broker.tell(ask("r3", replaces=old))
     rows = await broker.pool.fetch("SELECT id, since FROM requests WHERE id <> 'r1' ORDER BY place")
     assert [tuple(row) for row in rows] == [
-        ("destroy", after(20)), ("mac", after(20)), ("r2", after(0)), ("r3", after(20)),
-    ]  # fmt: skip
+        ("destroy", after(20)),
+        ("mac", after(20)),
+        ("r2", after(0)),
+        ("r3", after(20)),
+    ]
 
 
 async def test_a_holder_whose_progress_stands_is_lost(broker: Broker) -> None:
@@ -766,8 +782,10 @@ async def test_what_a_holder_tells_after_its_hold_is_heard_once(broker: Broker) 
         assert await broker.grants() == []
     await broker.set_clock(1345)
     assert names(await broker.grants()) == ["after 0", "after 30"]
-    assert await broker.pool.fetchrow("SELECT state, units, ended_at, reason FROM leases WHERE id = $1",
-                                      lease.lease_id) == ended  # fmt: skip
+    assert (
+        await broker.pool.fetchrow("SELECT state, units, ended_at, reason FROM leases WHERE id = $1", lease.lease_id)
+        == ended
+    )
     assert await broker.pool.fetchval("SELECT coalesce(sum(failures), 0) FROM tenants") == 0
     told = [(entry.kind, entry.at) for entry in await history.of_lease(broker.pool, lease.lease_id)]
     assert told[-3:] == [("released", after(1200)), ("heard", after(1300)), ("throttled", after(1300))]
@@ -857,8 +875,11 @@ async def test_every_decision_has_a_line_of_history(broker: Broker) -> None:
         ("lost", f"not renewed in time: lost, 1 units counted until {after(2070)}", ""),
     ]
     assert [entry.kind for entry in await history.of_lease(broker.pool, lease.lease_id)] == [
-        "granted", "confirmed", "released", "lost",
-    ]  # fmt: skip
+        "granted",
+        "confirmed",
+        "released",
+        "lost",
+    ]
 
 
 async def test_the_past_knows_what_was_given_back_on_the_way(broker: Broker) -> None:
@@ -979,9 +1000,7 @@ async def test_what_started_without_a_lease_counts_against_the_limit(broker: Bro
     await broker.tell(told)
     assert await broker.held() == 5
     assert await broker.grants() == []
-    back = LeaseReleaseRequested(
-        lease_pool_id="sim-a", lease_id="u", fencing_token=2, units=2, result="registered"
-    )
+    back = LeaseReleaseRequested(lease_pool_id="sim-a", lease_id="u", fencing_token=2, units=2, result="registered")
     await broker.tell(back)
     assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("r2", 2)]
 
@@ -992,8 +1011,13 @@ async def test_pools_and_leases_are_shown(broker: Broker, client: httpx2.AsyncCl
     first, second = await broker.grants()
     (shown,) = (await client.get("/lease-pools")).json()["items"]
     assert {key: shown[key] for key in ("id", "limit", "held", "waiting", "requests", "granted_per_minute")} == {
-        "id": "sim-a", "limit": 5, "held": 5, "waiting": 2, "requests": 1, "granted_per_minute": 5,
-    }  # fmt: skip
+        "id": "sim-a",
+        "limit": 5,
+        "held": 5,
+        "waiting": 2,
+        "requests": 1,
+        "granted_per_minute": 5,
+    }
     assert (shown["oldest_wait_seconds"], shown["eta_seconds"]) == (0, 36)
     assert shown["why"].splitlines()[-1] == "1 requests wait for 2 units: 5 of 5 held"
     await broker.set_clock(61)
@@ -1001,8 +1025,9 @@ async def test_pools_and_leases_are_shown(broker: Broker, client: httpx2.AsyncCl
     assert (shown["granted_per_minute"], shown["oldest_wait_seconds"], shown["eta_seconds"]) == (0, 61, 720)
     listed = (await client.get("/leases", params={"pool": "sim-a"})).json()["items"]
     assert [(lease["id"], lease["units"], lease["state"]) for lease in listed] == [
-        (first.lease_id, 4, "reserved"), (second.lease_id, 1, "reserved"),
-    ]  # fmt: skip
+        (first.lease_id, 4, "reserved"),
+        (second.lease_id, 1, "reserved"),
+    ]
     assert listed == (await client.get("/leases")).json()["items"]
 
 
@@ -1033,8 +1058,10 @@ async def test_bad_declarations_change_nothing(broker: Broker, client: httpx2.As
 async def test_writing_needs_the_scope(broker: Broker, client: httpx2.AsyncClient) -> None:
     """Without it nothing changes."""
     for header, status, slug in [
-        ("", 401, "no-token"), ("Bearer wrong", 401, "unknown-token"), ("Bearer other", 403, "scope-missing"),
-    ]:  # fmt: skip
+        ("", 401, "no-token"),
+        ("Bearer wrong", 401, "unknown-token"),
+        ("Bearer other", 403, "scope-missing"),
+    ]:
         answer = await client.put("/lease-pools", json=[], headers={"Authorization": header})
         assert (answer.status_code, answer.json()["type"]) == (status, f"urn:slipway:problem:{slug}")
     assert await broker.told() == []

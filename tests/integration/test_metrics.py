@@ -106,9 +106,7 @@ async def test_leases(postgres: EmbeddedPostgres) -> None:
         assert told("slipway_lease_limit_units") == told("slipway_lease_held_units") == {("sim-a",): 2}
         assert told("slipway_lease_waiting_units") == {("sim-a",): 3}
         assert told("slipway_lease_oldest_wait_seconds") == {("sim-a",): 40}
-        assert told("slipway_leases") == {
-            ("sim-a", "reserved"): 1, ("sim-a", "confirmed"): 0, ("sim-a", "lost"): 0,
-        }  # fmt: skip
+        assert told("slipway_leases") == {("sim-a", "reserved"): 1, ("sim-a", "confirmed"): 0, ("sim-a", "lost"): 0}
         assert told("slipway_lease_tenant_held_units") == {("sim-a", "linux"): 2}
         assert told("slipway_lease_tenant_waiting_units") == {("sim-a", "linux"): 3}
 
@@ -116,9 +114,11 @@ async def test_leases(postgres: EmbeddedPostgres) -> None:
 async def test_admission_is_counted(postgres: EmbeddedPostgres) -> None:
     """What lay idle while somebody waited, gaps between grants, throttles, and why limits changed."""
     names = (
-        "slipway_lease_idle_unit_seconds_total", "slipway_lease_grant_gap_seconds_sum", "slipway_lease_throttles_total",
+        "slipway_lease_idle_unit_seconds_total",
+        "slipway_lease_grant_gap_seconds_sum",
+        "slipway_lease_throttles_total",
         "slipway_lease_limit_changes_total",
-    )  # fmt: skip
+    )
     before = {name: told(name) for name in names}
     async with broker_on(postgres) as broker:
         await broker.declare(terms("idle", limit=3, policy=Policy(pacing=Pacing(10))))
@@ -176,9 +176,7 @@ async def test_lag_counts_what_is_not_applied(place: Place) -> None:
 
 async def test_what_cannot_be_read_is_not_shown() -> None:
     """Rather no value than one from before."""
-    readings: list[Readings] = [{
-        "slipway_outbox_oldest_seconds": {(): 3}, "slipway_dead_letters": {("topic",): 4},
-    }]  # fmt: skip
+    readings: list[Readings] = [{"slipway_outbox_oldest_seconds": {(): 3}, "slipway_dead_letters": {("topic",): 4}}]
 
     async def read(_: Pool) -> Readings:
         return readings.pop()

@@ -65,9 +65,11 @@ async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatc
 
 def refused(scope: Scope, code: str, *, retry: float | None = None) -> Refused:
     return Refused(
-        Outcome(Stage.LAUNCH, Result.FAILED, scope, "", code), "no", throttled=scope is Scope.LIMITER,
+        Outcome(Stage.LAUNCH, Result.FAILED, scope, "", code),
+        "no",
+        throttled=scope is Scope.LIMITER,
         retry_after_seconds=retry,
-    )  # fmt: skip
+    )
 
 
 async def batch_states(provisioner: Provisioner) -> list[str]:
@@ -338,8 +340,9 @@ async def test_what_was_not_asked_for_is_given_back(provisioner: Provisioner) ->
     more = provisioner.granted(request, units=5)
     await provisioner.leases(provisioner.granted(stranger), more, more)
     assert [(e.units, e.result) for e in await provisioner.told(LeaseReleaseRequested)] == [
-        (3, "surplus"), (3, "surplus"),
-    ]  # fmt: skip
+        (3, "surplus"),
+        (3, "surplus"),
+    ]
     assert [worker.lease_id for worker in await provisioner.workers()] == [more.lease_id] * 2
 
 
@@ -432,9 +435,10 @@ async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Work
 CLAIM_FAILED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1", "never_claimed")
 
 
-@pytest.mark.parametrize(("pending_at", "outcome"), [
-    (0, CLAIM_FAILED), (9, Outcome(Stage.CLAIM, Result.FAILED, Scope.NOTHING, "", "never_claimed")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pending_at", "outcome"),
+    [(0, CLAIM_FAILED), (9, Outcome(Stage.CLAIM, Result.FAILED, Scope.NOTHING, "", "never_claimed"))],
+)
 async def test_idle_in_vain(provisioner: Provisioner, pending_at: float, outcome: Outcome) -> None:
     """Given up and replaced; evidence only if there was work throughout its idle time."""
     await running(provisioner)
@@ -611,9 +615,13 @@ async def test_a_doubtful_listing_is_told_once(provisioner: Provisioner) -> None
     await running(provisioner, 6)
     everybody = {f"i-000{n}" for n in range(1, 7)}
     story: list[tuple[set[str], list[type[Alert]]]] = [
-        (set(), []), (everybody, [AlertRaised]), (everybody, []), ({"i-0001", "i-0002"}, [AlertRaised]),
-        (set(), [AlertResolved]), (set(), []),
-    ]  # fmt: skip
+        (set(), []),
+        (everybody, [AlertRaised]),
+        (everybody, []),
+        ({"i-0001", "i-0002"}, [AlertRaised]),
+        (set(), [AlertResolved]),
+        (set(), []),
+    ]
     told: list[Alert] = []
     for round_, (hidden, expected) in enumerate(story, 1):
         provisioner.cloud.hidden = hidden
@@ -622,9 +630,7 @@ async def test_a_doubtful_listing_is_told_once(provisioner: Provisioner) -> None
         alerts = await provisioner.told(Alert)
         assert [type(alert) for alert in alerts] == expected, round_
         told += alerts
-    assert {(alert.kind, alert.dedup_key) for alert in told} == {
-        ("implausible-listing", "provisioner/listing/sim-a")
-    }
+    assert {(alert.kind, alert.dedup_key) for alert in told} == {("implausible-listing", "provisioner/listing/sim-a")}
 
 
 async def test_a_strangers_account_is_left_alone(provisioner: Provisioner) -> None:
@@ -671,9 +677,16 @@ async def test_a_stale_source(provisioner: Provisioner) -> None:
     assert await provisioner.why() == "nothing is needed"
 
 
-@pytest.mark.parametrize("bad", [
-    report(1, at=61), report(1, pool_id="unheard-of"), report(-1), report(1, valid_for_seconds=0), report(1, source=""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [
+        report(1, at=61),
+        report(1, pool_id="unheard-of"),
+        report(-1),
+        report(1, valid_for_seconds=0),
+        report(1, source=""),
+    ],
+)
 async def test_reports_that_cannot_be_believed(provisioner: Provisioner, bad: Any) -> None:
     """Are dead letters."""
     await provisioner.declare()
@@ -684,9 +697,14 @@ async def test_reports_that_cannot_be_believed(provisioner: Provisioner, bad: An
 
 def signal(kind: str, source: str = "monitor", at: float = 0, ttl: float = 60) -> SignalRaised:
     return SignalRaised(
-        source=source, target_kind="config", target_id="zone-a", kind=kind, reason="smoke", observed_at=after(at),
+        source=source,
+        target_kind="config",
+        target_id="zone-a",
+        kind=kind,
+        reason="smoke",
+        observed_at=after(at),
         ttl_seconds=ttl,
-    )  # fmt: skip
+    )
 
 
 async def test_pause_by_signal(provisioner: Provisioner) -> None:
@@ -825,8 +843,11 @@ async def test_a_pool_whose_decision_fails_stops_no_other(
 async def test_a_declaration_is_applied_whole_and_once(provisioner: Provisioner) -> None:
     """Again changes nothing; what is not declared any more is archived or deleted; it may come back."""
     assert [(c.kind, c.action) for c in await provisioner.declare(declared("zone-a", "zone-b"))] == [
-        ("account", "create"), ("pool", "create"), ("launch config", "create"), ("launch config", "create"),
-    ]  # fmt: skip
+        ("account", "create"),
+        ("pool", "create"),
+        ("launch config", "create"),
+        ("launch config", "create"),
+    ]
     first = await provisioner.events()
     assert await provisioner.declare(declared("zone-a", "zone-b")) == []
     assert await provisioner.events() == []
@@ -836,8 +857,12 @@ async def test_a_declaration_is_applied_whole_and_once(provisioner: Provisioner)
     assert (back.id, back.action) == ("zone-b", "create")
     again = await provisioner.events()
     assert [type(event).__name__ for event in (*first, *again)] == [
-        "PoolCreated", "LaunchConfigCreated", "LaunchConfigCreated", "LaunchConfigArchived", "LaunchConfigCreated",
-    ]  # fmt: skip
+        "PoolCreated",
+        "LaunchConfigCreated",
+        "LaunchConfigCreated",
+        "LaunchConfigArchived",
+        "LaunchConfigCreated",
+    ]
     assert [again[0].revision, again[1].revision] == [2, 3]
 
 
@@ -851,12 +876,19 @@ async def test_a_body_never_changes_under_its_id(provisioner: Provisioner) -> No
     assert await provisioner.pool.fetchval("SELECT max_capacity FROM worker_pool") == 100
 
 
-@pytest.mark.parametrize(("settings", "reserve_seconds", "reason"), [
-    ({"url": None}, 180, "accounts/0/settings: account sim-a: url is None; write the simulator's address"),
-    ({"url": "ftp://cloud"}, 180, "url is 'ftp://cloud'"),
-    ({}, 15, "lease pool sim-a: reserve_seconds 15 must be above 15, which is call_timeout_seconds 5 + 2 × "
-     "clock_skew_seconds 5 of the provisioner"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "reserve_seconds", "reason"),
+    [
+        ({"url": None}, 180, "accounts/0/settings: account sim-a: url is None; write the simulator's address"),
+        ({"url": "ftp://cloud"}, 180, "url is 'ftp://cloud'"),
+        (
+            {},
+            15,
+            "lease pool sim-a: reserve_seconds 15 must be above 15, which is call_timeout_seconds 5 + 2 × "
+            "clock_skew_seconds 5 of the provisioner",
+        ),
+    ],
+)
 async def test_a_declaration_that_nothing_could_start_by(
     provisioner: Provisioner, tmp_path: Path, settings: dict[str, Any], reserve_seconds: float, reason: str
 ) -> None:
@@ -893,11 +925,23 @@ BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
     ("POST", "/launch-configs/nobody/pause", {"reason": "r"}, ("admin",), 409, "wrong-config-state"),
     ("POST", "/launch-configs/zone-a/resume", {"reason": "r"}, ("admin",), 409, "wrong-config-state"),
     ("POST", "/launch-configs/zone-a/pause", {"reason": ""}, ("admin",), 422, "invalid-request"),
-    ("POST", "/stop-launching", {"scope": "pool", "scope_id": "linus", "reason": "r"}, ("admin",), 404,
-     "unknown-target"),
+    (
+        "POST",
+        "/stop-launching",
+        {"scope": "pool", "scope_id": "linus", "reason": "r"},
+        ("admin",),
+        404,
+        "unknown-target",
+    ),
     ("POST", "/stop-launching", {"scope": "all", "reason": "r"}, WRITE, 403, "scope-missing"),
-    ("POST", "/stop-launching", {"scope": "all", "reason": "r", "until": after(0).isoformat()}, ("admin",), 422,
-     "until-passed"),
+    (
+        "POST",
+        "/stop-launching",
+        {"scope": "all", "reason": "r", "until": after(0).isoformat()},
+        ("admin",),
+        422,
+        "until-passed",
+    ),
     ("POST", "/launch-configs/zone-a/pause", {"reason": "\0"}, ("admin",), 422, "invalid-text"),
     ("PUT", "/pools/linux/demand", demand_body(source="\0"), WRITE, 422, "invalid-text"),
     ("GET", "/pools/%00", None, (), 422, "invalid-text"),
@@ -928,7 +972,7 @@ BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
     ("POST", "/pools/linux/unfreeze", {"reason": "r"}, ("admin",), 409, "wrong-pool-state"),
     ("POST", "/workers/register", {"batch_id": "x", "secret": "s", "instance_id": "i"}, (), 422, "invalid-request"),
     ("POST", "/workers/nobody/heartbeat", None, (), 404, "unknown-worker"),
-]  # fmt: skip
+]
 CHANGED: Final = """
 SELECT (SELECT count(*) FROM demand) + (SELECT count(*) FROM brake) + (SELECT count(*) FROM outbox)
     + (SELECT sum(revision) FROM launch_config) + (SELECT sum(revision) FROM worker_pool)"""
@@ -936,9 +980,15 @@ SELECT (SELECT count(*) FROM demand) + (SELECT count(*) FROM brake) + (SELECT co
 
 @pytest.mark.parametrize(("method", "path", "body", "scopes", "status", "kind"), BAD)
 async def test_refused_requests(
-    provisioner: Provisioner, tmp_path: Path, method: str, path: str, body: Any, scopes: tuple[str, ...], status: int,
+    provisioner: Provisioner,
+    tmp_path: Path,
+    method: str,
+    path: str,
+    body: Any,
+    scopes: tuple[str, ...],
+    status: int,
     kind: str,
-) -> None:  # fmt: skip
+) -> None:
     """Say what is wrong as a problem with a stable type, and change nothing."""
     await provisioner.declare()
     before = await provisioner.pool.fetchval(CHANGED)
@@ -1012,14 +1062,20 @@ async def test_what_a_machine_says(provisioner: Provisioner) -> None:
     await provisioner.set_clock(1000)
     at = {"at": after(1000).isoformat()}
     said: list[tuple[str, dict[str, Any]]] = [
-        ("/idle", at), ("/claimed", {"task_id": "t", "source": "q", "at": after(0).isoformat()}),
+        ("/idle", at),
         ("/claimed", {"task_id": "t", "source": "q", "at": after(0).isoformat()}),
-        ("/idle", {"at": after(9999).isoformat()}), ("/error", {"kind": "disk", "detail": "full"}), ("/stopped", at),
-    ]  # fmt: skip
+        ("/claimed", {"task_id": "t", "source": "q", "at": after(0).isoformat()}),
+        ("/idle", {"at": after(9999).isoformat()}),
+        ("/error", {"kind": "disk", "detail": "full"}),
+        ("/stopped", at),
+    ]
     assert [(await client.post(path, json=body)).status_code for path, body in said] == [200] * len(said)
     assert [type(event).__name__ for event in await provisioner.events()] == [
-        "WorkerClaimed", "WorkerIdle", "WorkerErrorReported", "WorkerStopped",
-    ]  # fmt: skip
+        "WorkerClaimed",
+        "WorkerIdle",
+        "WorkerErrorReported",
+        "WorkerStopped",
+    ]
     claim = await provisioner.pool.fetchrow("SELECT started_at, ended_at FROM claim")
     assert tuple(claim) == (after(880), after(1000))
     for path, body in said:
@@ -1074,9 +1130,12 @@ async def simulator(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
         while not server.started:
             await asyncio.sleep(0.01)
     scenario = {
-        "seed": 3, "speed": 1000, "honours_tokens": False, "zones": {"zone-a": {}, "zone-b": {"capacity": 1}},
+        "seed": 3,
+        "speed": 1000,
+        "honours_tokens": False,
+        "zones": {"zone-a": {}, "zone-b": {"capacity": 1}},
         "accounts": {"sim-a": {}},
-    }  # fmt: skip
+    }
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
         assert (await client.post("/scenario", json=scenario)).status_code == 200
         yield client
@@ -1168,8 +1227,11 @@ async def test_starts_without_a_broker_keep_its_last_pace(safe: Provisioner) -> 
         (told,) = [event for event in events if isinstance(event, LeaseUnleasedReported)]
         (left,) = [event for event in events if isinstance(event, LeaseCancelRequested)]
         assert (told.lease_pool_id, told.units, told.tenant, told.started_at) == (
-            "sim-a", 1, "linux", after(300 * number),
-        )  # fmt: skip
+            "sim-a",
+            1,
+            "linux",
+            after(300 * number),
+        )
         assert (left.request_id, left.units) == (asked.request_id, 1)
         assert not [event for event in events if isinstance(event, LeaseConfirmRequested | LeaseRenewRequested)]
         assert sum(call.count for call in safe.cloud.calls) == 4 + number
@@ -1201,10 +1263,8 @@ async def test_a_start_without_a_lease_becomes_one_when_it_is_charged(safe: Prov
         await leases.release_units(db, early.lease_id, 1, "registered")
     for told, token in ((kept, 71), (early, 72)):
         await safe.leases(
-            LeaseConfirmed(
-                lease_pool_id="sim-a", lease_id=told.lease_id, fencing_token=token, expires_at=after(1500)
-            )
-        )  # fmt: skip
+            LeaseConfirmed(lease_pool_id="sim-a", lease_id=told.lease_id, fencing_token=token, expires_at=after(1500))
+        )
     async with safe.pool.acquire() as db, db.transaction():
         for told in (kept, early):
             await leases.release_units(db, told.lease_id, 1, "registered")

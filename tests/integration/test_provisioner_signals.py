@@ -23,9 +23,14 @@ async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatc
 
 def interruption(worker_id: str, *, ttl: float = 120, kind: str = "spot_interruption") -> SignalRaised:
     return SignalRaised(
-        source="spot-watch", target_kind="worker", target_id=worker_id, kind=kind, reason="reclaimed in 2 minutes",
-        observed_at=after(0), ttl_seconds=ttl,
-    )  # fmt: skip
+        source="spot-watch",
+        target_kind="worker",
+        target_id=worker_id,
+        kind=kind,
+        reason="reclaimed in 2 minutes",
+        observed_at=after(0),
+        ttl_seconds=ttl,
+    )
 
 
 async def test_an_interrupted_worker_is_told_to_leave(provisioner: Provisioner) -> None:
@@ -48,9 +53,11 @@ async def test_what_interrupts_nobody(provisioner: Provisioner) -> None:
     (worker,) = await provisioner.starting()
     await provisioner.set_clock(60)
     for signal, reason in (
-        (interruption(worker.id, ttl=60), "expired"), (interruption(worker.id, kind="down"), ""),
-        (interruption("00000000-0000-7000-8000-000000000000"), "unreached"), (interruption("i-0001"), "target"),
-    ):  # fmt: skip
+        (interruption(worker.id, ttl=60), "expired"),
+        (interruption(worker.id, kind="down"), ""),
+        (interruption("00000000-0000-7000-8000-000000000000"), "unreached"),
+        (interruption("i-0001"), "target"),
+    ):
         counted = refused(reason)
         await provisioner.signals(signal)
         assert refused(reason) == counted + bool(reason)
@@ -83,9 +90,7 @@ RULES = "sources: {status-page: {kinds: [degraded]}, spot-watch: {ids: ['0*']}}"
 
 
 def request(kind: str = "pause_request", **fields: Any) -> SignalRaised:
-    usual: dict[str, Any] = {
-        "source": "monitor", "observed_at": after(0), "ttl_seconds": 60.0, "target_id": "zone-a",
-    }  # fmt: skip
+    usual: dict[str, Any] = {"source": "monitor", "observed_at": after(0), "ttl_seconds": 60.0, "target_id": "zone-a"}
     return SignalRaised(kind=kind, target_kind="config", reason="smoke", **usual | fields)
 
 

@@ -13,14 +13,7 @@ import pytest
 
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.weight import SharedWindow, StageHealth
-from slipway_common.events.worker import (
-    Outcome,
-    Result,
-    Scope,
-    Stage,
-    WorkerEvent,
-    WorkerRequested,
-)
+from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRequested
 from slipway_common.lifecycle import State
 from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS, credential_key, image_key, quota_key
 from slipway_local.postgres import EmbeddedPostgres
@@ -116,9 +109,12 @@ async def test_keys_are_those_of_the_calculator(provisioner: Provisioner) -> Non
     rows = await provisioner.pool.fetch("SELECT key, stage, size FROM shared_window")
     image, quota = image_key("linux-1"), quota_key("sim-a", "sim-1", "m5.large")
     assert {tuple(row) for row in rows} == {
-        (image, "boot", 8), (image, "claim", 64), (image, "launch", None), (quota, "launch", 64),
+        (image, "boot", 8),
+        (image, "claim", 64),
+        (image, "launch", None),
+        (quota, "launch", 64),
         (credential_key("sim-a"), "launch", None),
-    }  # fmt: skip
+    }
 
 
 # What records say of shares
@@ -136,8 +132,10 @@ async def test_the_highest_version_counts(provisioner: Provisioner) -> None:
     await WeightView().apply(provisioner.pool, gone)
     rows = await provisioner.pool.fetch("SELECT stage, version, size, state FROM shared_window WHERE key = $1", IMAGE)
     assert {tuple(row) for row in rows} == {
-        ("boot", 9, 12, "closed"), ("claim", 7, 70, "open"), ("launch", 0, None, "open"),
-    }  # fmt: skip
+        ("boot", 9, 12, "closed"),
+        ("claim", 7, 70, "open"),
+        ("launch", 0, None, "open"),
+    }
     assert await provisioner.pool.fetchval("SELECT count(*) FROM weight") == 2
 
 
@@ -169,8 +167,9 @@ async def test_what_is_closed_closes_its_scope_and_no_other(
     assert await why(provisioner, "zone-a") == await why(provisioner, "zone-b", "other") == words
     await provisioner.weights(
         weight("zone-a", state="closed", probe_permit=3, probe_ready=True, reason="zone-a: closed, by the image"),
-        weight("zone-b", pool_id="other", probe_permit=2, probe_ready=True), revision=2,
-    )  # fmt: skip
+        weight("zone-b", pool_id="other", probe_permit=2, probe_ready=True),
+        revision=2,
+    )
     assert await demanded(provisioner, "linux", "other", at=1) == {"zone-a": 1, "zone-c": 8}
     assert await why(provisioner, "zone-b", "other") == words
     async with provisioner.client() as client:
@@ -450,13 +449,25 @@ async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, s
             truth.folded[place] = chance.randint(truth.folded[place], count)
         await provisioner.weights(
             *(
-                weight(name, pool_id=pool_id, shared=told, stages={
-                    stage: StageHealth(probability=0.9, successes=0, failures=0, window=size,
-                                       failures_folded=truth.folded[name, stage])
-                    for stage, size in WINDOWS.items()})
+                weight(
+                    name,
+                    pool_id=pool_id,
+                    shared=told,
+                    stages={
+                        stage: StageHealth(
+                            probability=0.9,
+                            successes=0,
+                            failures=0,
+                            window=size,
+                            failures_folded=truth.folded[name, stage],
+                        )
+                        for stage, size in WINDOWS.items()
+                    },
+                )
                 for name, pool_id in CONFIGS.items()
-            ), revision=revision,
-        )  # fmt: skip
+            ),
+            revision=revision,
+        )
 
     async def listen() -> None:
         for event in await provisioner.events():

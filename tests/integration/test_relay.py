@@ -20,17 +20,7 @@ from slipway_common.events.launch_config import LaunchConfigArchived
 from slipway_common.events.worker import WorkerErrorReported
 from slipway_common.relay import Relay, WrongPartitions, partition_for
 from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, dead_letter_topic
-from tests.harness import (
-    PARTITIONS,
-    SERVICE,
-    Place,
-    enqueue,
-    member,
-    publisher,
-    read_all,
-    report,
-    until,
-)
+from tests.harness import PARTITIONS, SERVICE, Place, enqueue, member, publisher, read_all, report, until
 from tests.processes import Process
 
 
@@ -82,9 +72,14 @@ async def read(place: Place) -> Log:
 
 
 async def write(
-    place: Place, writer: int, *, rounds: int, subjects: int = 7, ring: Relay | None = None,
+    place: Place,
+    writer: int,
+    *,
+    rounds: int,
+    subjects: int = 7,
+    ring: Relay | None = None,
     until_set: asyncio.Event | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Transactions of several subjects, some undone, some slow to commit; each tells the relay that leads. At least so
     many rounds, and on until an event is set."""
     chance = Random(writer)
@@ -288,9 +283,18 @@ async def test_deleted_key(place: Place) -> None:
     await place.create(LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE)
     trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     gone = LaunchConfigArchived(
-        launch_config_id="c1", pool_id="p", account_id="a", region="r", zone="z", instance_type="t", image_revision="i",
-        base_weight=1, price_factor=1, state="archived", revision=1,
-    )  # fmt: skip
+        launch_config_id="c1",
+        pool_id="p",
+        account_id="a",
+        region="r",
+        zone="z",
+        instance_type="t",
+        image_revision="i",
+        base_weight=1,
+        price_factor=1,
+        state="archived",
+        revision=1,
+    )
     await enqueue(place.pool, gone, outbox.Tombstone(gone), outbox.Traced(report("w1", "x"), trace))
     async with running(place.relay(LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE)):
         await until_published(place)

@@ -34,7 +34,7 @@ def said(kind: str, target_kind: str = "config", target_id: str = "zone-a", at: 
     usual: dict[str, Any] = {"source": "page", "reason": "smoke", "ttl_seconds": 600.0}
     return SignalRaised(
         kind=kind, target_kind=target_kind, target_id=target_id, observed_at=after(at), **usual | fields
-    )  # fmt: skip
+    )
 
 
 def counted() -> float:
@@ -57,9 +57,13 @@ async def test_refused_signals_change_nothing(calculator: Calculator) -> None:
     newest told first, and the rows stay as they were, byte for byte."""
     before, refused = await calculator.stored(), counted()
     wrong = [
-        said("up"), said("down", "planet"), said("down", target_id="zone-z"), said("down", at=-601),
-        said("down", "pool", "linux"), said("degraded", value=2.0),
-    ]  # fmt: skip
+        said("up"),
+        said("down", "planet"),
+        said("down", target_id="zone-z"),
+        said("down", at=-601),
+        said("down", "pool", "linux"),
+        said("degraded", value=2.0),
+    ]
     await calculator.tell(*wrong)
     assert await calculator.stored() == before
     assert await calculator.publish() == []
@@ -77,9 +81,13 @@ async def test_over_kafka(place: Place, postgres: EmbeddedPostgres) -> None:
     async with calculator_on(postgres.url()) as calculator, publisher(place) as publish:
         await calculator.pool.execute("DELETE FROM consumed")  # of the log that the tests beside this one make up
         reader = Exclusive(
-            Calculation(), service="weight-calculator", bootstrap_servers=place.kafka.bootstrap, prefix=place.prefix,
-            instance=calculator.instance, ring=lambda: None,
-        )  # fmt: skip
+            Calculation(),
+            service="weight-calculator",
+            bootstrap_servers=place.kafka.bootstrap,
+            prefix=place.prefix,
+            instance=calculator.instance,
+            ring=lambda: None,
+        )
         running = asyncio.create_task(reader.run(calculator.pool))
         try:
             for zone in ZONES:
@@ -106,7 +114,7 @@ async def test_over_kafka(place: Place, postgres: EmbeddedPostgres) -> None:
         after_ = await calculator.stored()
         assert {name: rows for name, rows in after_.items() if name != "signal"} == {
             name: rows for name, rows in before.items() if name != "signal"
-        }  # fmt: skip
+        }
         reasons = {row["why"].partition(":")[0] for row in await signals.refused(calculator.pool)}
         assert reasons == {"kind", "target", "expired", "share"}
         dead = await calculator.pool.fetch("SELECT subject, state FROM dead_letter")

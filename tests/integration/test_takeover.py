@@ -32,20 +32,25 @@ class Replica:
 
     def __init__(self, place: Place, folder: Path, name: str, port: int) -> None:
         tokens = folder / "tokens.yaml"
-        tokens.write_bytes(
-            msgspec.json.encode([{"name": "test", "sha256": hash_secret(TOKEN), "scopes": ["admin"]}])
-        )  # fmt: skip
+        tokens.write_bytes(msgspec.json.encode([{"name": "test", "sha256": hash_secret(TOKEN), "scopes": ["admin"]}]))
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
         self.child = Child(
-            name, [sys.executable, "-m", "slipway_weight_calculator.main"], log=folder / f"{name}.log",
+            name,
+            [sys.executable, "-m", "slipway_weight_calculator.main"],
+            log=folder / f"{name}.log",
             env={
-                **os.environ, "SLIPWAY_KAFKA": place.kafka.bootstrap, "SLIPWAY_DATABASE_URL": place.url,
-                "SLIPWAY_TOPIC_PREFIX": place.prefix, "SLIPWAY_PARTITIONS": str(PARTITIONS),
-                "SLIPWAY_PORT": str(port), "SLIPWAY_INSTANCE": name, "SLIPWAY_TOKENS_FILE": str(tokens),
+                **os.environ,
+                "SLIPWAY_KAFKA": place.kafka.bootstrap,
+                "SLIPWAY_DATABASE_URL": place.url,
+                "SLIPWAY_TOPIC_PREFIX": place.prefix,
+                "SLIPWAY_PARTITIONS": str(PARTITIONS),
+                "SLIPWAY_PORT": str(port),
+                "SLIPWAY_INSTANCE": name,
+                "SLIPWAY_TOKENS_FILE": str(tokens),
                 "SLIPWAY_HEARTBEAT_SECONDS": "0.2",
             },
-        )  # fmt: skip
+        )
         self.http = httpx2.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"})
 
     async def standing(self) -> str:

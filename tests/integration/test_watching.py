@@ -18,16 +18,28 @@ REFUSED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, code="Insufficien
 
 def weight(state: str, reason: str, next_probe_at: datetime | None = None) -> WeightChanged:
     return WeightChanged(
-        launch_config_id="linux-zone-b", pool_id="linux", config_revision=1, weight=0.5, health=0.5, stages={},
-        state=state, next_probe_at=next_probe_at, reason=f"zone-b: {reason}",
-    )  # fmt: skip
+        launch_config_id="linux-zone-b",
+        pool_id="linux",
+        config_revision=1,
+        weight=0.5,
+        health=0.5,
+        stages={},
+        state=state,
+        next_probe_at=next_probe_at,
+        reason=f"zone-b: {reason}",
+    )
 
 
 def refused(number: int) -> WorkerLaunchFailed:
     return WorkerLaunchFailed(
-        worker_id=f"w-{number}", pool_id="linux", launch_config_id="linux-zone-b", account_id="sim-a",
-        image_revision="linux-1", batch_id="b", outcome=REFUSED,
-    )  # fmt: skip
+        worker_id=f"w-{number}",
+        pool_id="linux",
+        launch_config_id="linux-zone-b",
+        account_id="sim-a",
+        image_revision="linux-1",
+        batch_id="b",
+        outcome=REFUSED,
+    )
 
 
 def narrated(watch: Watch) -> list[str]:
@@ -50,9 +62,13 @@ async def test_topics_are_told_from_a_while_ago(place: Place) -> None:
             await publish.send(refused(number), time=at + timedelta(milliseconds=number))
         await publish.send(refused(0), value=b"{", partition=0)
         watch = Watch(
-            ask, title="top", kafka=place.kafka.bootstrap, prefix=place.prefix, history_seconds=60,
+            ask,
+            title="top",
+            kafka=place.kafka.bootstrap,
+            prefix=place.prefix,
+            history_seconds=60,
             interval_seconds=3600,  # each is asked once: looks between two records would tell them apart
-        )  # fmt: skip
+        )
         running = asyncio.create_task(watch.run())
         try:
             await until(lambda: "kafka" not in watch.problems and watch.complete)

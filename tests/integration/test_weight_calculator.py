@@ -156,8 +156,10 @@ async def test_boot_and_claim_outcomes_have_their_own_stages(calculator: Calcula
     await calculator.tell(WorkerRegistered(instance_id="i", boot_seconds=9, outcome=registered, **of("zone-b")))
     record = (await calculator.publish())[-1]
     assert {name: stage.failures_folded for name, stage in record.stages.items()} == {
-        "launch": 0, "boot": 9, "claim": 0,
-    }  # fmt: skip
+        "launch": 0,
+        "boot": 9,
+        "claim": 0,
+    }
     assert (record.state, record.closed_stage) == ("closed", "boot")
 
 
@@ -287,9 +289,14 @@ async def test_nobody_is_late_whose_word_was_not_read_yet(calculator: Calculator
     starts = [ok() for _ in range(6)]
     await calculator.tell(*starts)
     down = SignalRaised(
-        source="monitor", kind="down", target_kind="config", target_id="zone-a", reason="seen", observed_at=START,
+        source="monitor",
+        kind="down",
+        target_kind="config",
+        target_id="zone-a",
+        reason="seen",
+        observed_at=START,
         ttl_seconds=600,
-    )  # fmt: skip
+    )
     await calculator.tell(down)
     await calculator.publish()
     await calculator.set_clock(3600)
@@ -344,8 +351,11 @@ async def test_a_successor_knows_all_and_tells_nothing_twice(calculator: Calcula
     await successor.take_over()
     now = successor.work.world
     assert (now.configs, now.rows, now.boots, now.signals) == (
-        before.configs, before.rows, before.boots, before.signals,
-    )  # fmt: skip
+        before.configs,
+        before.rows,
+        before.boots,
+        before.signals,
+    )
     assert now.due() == before.due()
     await successor.told()
     assert await successor.publish() == []
@@ -437,9 +447,13 @@ async def test_names_that_can_be_no_key_are_dead(calculator: Calculator, fields:
 
 def signal(**fields: object) -> SignalRaised:
     given = {
-        "source": "monitor", "target_kind": "config", "target_id": "zone-b", "kind": "down", "reason": "dark",
+        "source": "monitor",
+        "target_kind": "config",
+        "target_id": "zone-b",
+        "kind": "down",
+        "reason": "dark",
         "observed_at": START,
-    }  # fmt: skip
+    }
     return msgspec.convert(given | fields, SignalRaised)
 
 

@@ -29,17 +29,7 @@ from slipway_lease_broker.store import answers, gangs, gauges, groups, history, 
 from slipway_lease_broker.store import terms as live
 from slipway_local.postgres import EmbeddedPostgres
 from tests.harness import PATIENCE_SECONDS
-from tests.lease_broker import (
-    Broker,
-    after,
-    ask,
-    broker_on,
-    cancel,
-    confirm,
-    release,
-    renew,
-    terms,
-)
+from tests.lease_broker import Broker, after, ask, broker_on, cancel, confirm, release, renew, terms
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 STORE: Final = (answers, gangs, gauges, groups, history, leases, live, pools, requests, stays, tenants)
@@ -613,10 +603,15 @@ async def test_everybody_at_once(broker: Broker) -> None:
                     continue
                 seen.add(lease.id)
                 grant = LeaseGranted(
-                    lease_pool_id="sim-a", lease_id=lease.id, request_id=lease.request_id, units=lease.units,
-                    fencing_token=lease.fencing_token, expires_at=lease.expires_at, hold_until=lease.hold_until,
+                    lease_pool_id="sim-a",
+                    lease_id=lease.id,
+                    request_id=lease.request_id,
+                    units=lease.units,
+                    fencing_token=lease.fencing_token,
+                    expires_at=lease.expires_at,
+                    hold_until=lease.hold_until,
                     waited_seconds=0,
-                )  # fmt: skip
+                )
                 await broker.tell(confirm(grant), renew(grant))
                 await broker.tell(release(grant))
 

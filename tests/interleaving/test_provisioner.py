@@ -263,11 +263,19 @@ FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
     "drain": lambda db: db.execute("UPDATE launch_config SET state = 'draining'"),
 }
 SHARED: Final = (
-    "store.configs.SHARE", "store.brakes.EXCLUDE_STARTS", "store.brakes.PULL", "store.configs.PAUSE",
-    "store.configs.LOCK_ALL", "store.declarations.LOCK_POOLS", "store.declarations.PUT_POOL",
-    "store.declarations.PUT_CONFIG", "store.declarations._remove",
-    "store.declarations.DELETE_POOLS", "store.pauses.PAUSE", "store.pauses.FREEZE",
-)  # fmt: skip
+    "store.configs.SHARE",
+    "store.brakes.EXCLUDE_STARTS",
+    "store.brakes.PULL",
+    "store.configs.PAUSE",
+    "store.configs.LOCK_ALL",
+    "store.declarations.LOCK_POOLS",
+    "store.declarations.PUT_POOL",
+    "store.declarations.PUT_CONFIG",
+    "store.declarations._remove",
+    "store.declarations.DELETE_POOLS",
+    "store.pauses.PAUSE",
+    "store.pauses.FREEZE",
+)
 
 
 @locking(*SHARED)
@@ -299,8 +307,9 @@ async def test_a_command_waits_for_a_start_that_was_first(
         await provisioner.until_waiting(start, command)
     await asyncio.gather(start, command)
     assert await batch_count(provisioner) == 1
-    await provisioner.leases(provisioner.granted(LeaseRequested(
-        lease_pool_id="sim-a", request_id="again", units=1, tenant="linux")))  # fmt: skip
+    await provisioner.leases(
+        provisioner.granted(LeaseRequested(lease_pool_id="sim-a", request_id="again", units=1, tenant="linux"))
+    )
     await provisioner.launch()
     assert await batch_count(provisioner) == 1
 
@@ -366,9 +375,12 @@ async def test_a_start_while_its_lease_ends(provisioner: Provisioner) -> None:
 
 def lost(grant: lease_events.LeaseGranted) -> lease_events.LeaseLost:
     return lease_events.LeaseLost(
-        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, request_id=grant.request_id, units=grant.units,
+        lease_pool_id=grant.lease_pool_id,
+        lease_id=grant.lease_id,
+        request_id=grant.request_id,
+        units=grant.units,
         counted_until=after(70),
-    )  # fmt: skip
+    )
 
 
 def confirmed(lease_id: str, seconds: float = 300) -> lease_events.LeaseConfirmed:
@@ -381,9 +393,14 @@ def confirmed(lease_id: str, seconds: float = 300) -> lease_events.LeaseConfirme
 
 
 GRANT_AND_CANCEL: Final = (
-    "store.leases.LOCK_REQUESTS", "store.leases.REQUESTS_OF", "store.workers.BY_REQUEST", "store.workers.LOCK_FREE",
-    "store.leases.TAKE", "store.leases.FORGET_REQUEST", "store.leases.INSERT",
-)  # fmt: skip
+    "store.leases.LOCK_REQUESTS",
+    "store.leases.REQUESTS_OF",
+    "store.workers.BY_REQUEST",
+    "store.workers.LOCK_FREE",
+    "store.leases.TAKE",
+    "store.leases.FORGET_REQUEST",
+    "store.leases.INSERT",
+)
 
 
 @locking(*GRANT_AND_CANCEL)
@@ -535,8 +552,8 @@ async def test_leases_are_locked_in_one_order(provisioner: Provisioner) -> None:
     for n in range(4):
         some = [worker.id for worker in everybody[n::4]]
         await asyncio.gather(
-            provisioner.leases(*answers), reap.mark_gone(provisioner.pool, some, "gone"), provisioner.leases(*answers),
-        )  # fmt: skip
+            provisioner.leases(*answers), reap.mark_gone(provisioner.pool, some, "gone"), provisioner.leases(*answers)
+        )
     assert sum(event.units for event in await provisioner.told(LeaseReleaseRequested)) == 12
 
 
@@ -630,9 +647,12 @@ async def test_a_termination_that_waited_for_a_new_request(provisioner: Provisio
 
 
 BATCH: Final = (
-    "store.batches.LOCK", "store.batches.KNOWN", "store.workers.BATCH", "store.workers.BY_INSTANCE",
+    "store.batches.LOCK",
+    "store.batches.KNOWN",
+    "store.workers.BATCH",
+    "store.workers.BY_INSTANCE",
     "store.workers.UPDATE",
-)  # fmt: skip
+)
 
 
 async def in_flight(provisioner: Provisioner, pending: int) -> tuple[Batch, list[Worker]]:
@@ -697,8 +717,9 @@ async def test_a_boot_that_is_seen_and_told_at_once(provisioner: Provisioner, fi
     worker = await provisioner.worker()
     await provisioner.events()
     steps: dict[str, Awaitable[Any]] = {
-        "seen": provisioner.reap(), "told": provisioner.register(worker.instance_id or "", worker.batch_id)
-    }  # fmt: skip
+        "seen": provisioner.reap(),
+        "told": provisioner.register(worker.instance_id or "", worker.batch_id),
+    }
     async with stopped_at(provisioner, "outbox", steps.pop(first)) as one:
         other = provisioner.start(_awaited(*steps.values()))
         await provisioner.until_waiting(other)
@@ -1032,9 +1053,7 @@ async def test_configs_are_locked_in_one_order(provisioner: Provisioner) -> None
 
     def signals(kind: str, *names: str) -> list[SignalRaised]:
         return [
-            SignalRaised(
-                source="s", target_kind="config", target_id=name, kind=kind, reason="r", observed_at=after(0)
-            )
+            SignalRaised(source="s", target_kind="config", target_id=name, kind=kind, reason="r", observed_at=after(0))
             for name in names
         ]
 
@@ -1050,8 +1069,12 @@ async def test_configs_are_locked_in_one_order(provisioner: Provisioner) -> None
     assert await provisioner.pool.fetchval("SELECT min(price_factor) FROM launch_config") == 8
 
 
-@locking("store.declarations.ONE_AT_A_TIME", "store.declarations._account", "store.declarations.PUT_POOL",
-         "store.declarations.PUT_CONFIG")  # fmt: skip
+@locking(
+    "store.declarations.ONE_AT_A_TIME",
+    "store.declarations._account",
+    "store.declarations.PUT_POOL",
+    "store.declarations.PUT_CONFIG",
+)
 async def test_two_declarations_at_once(provisioner: Provisioner) -> None:
     """The second finds nothing left to change."""
     changes = await asyncio.gather(*(provisioner.declare(declared("zone-a", "zone-b")) for _ in range(3)))
@@ -1131,8 +1154,9 @@ async def test_declarations_while_records_speak_of_the_same_shares(provisioner: 
         await provisioner.set_clock(round_ * 9 * 86_400)
         shared = tuple(
             SharedWindow(key=f"image/{name}", stage=stage, version=round_, window=8)
-            for name in reversed(names) for stage in ("claim", "boot", "launch")
-        )  # fmt: skip
+            for name in reversed(names)
+            for stage in ("claim", "boot", "launch")
+        )
         await asyncio.gather(
             provisioner.weights(*(weight(name, shared=shared) for name in names), revision=round_),
             provisioner.declare(images(*names[::-1], "zone-z")),

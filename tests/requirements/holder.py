@@ -13,9 +13,14 @@ from tests.histories.journal import Journal
 
 async def hold(port: int, resource: int, secret: str, pool: str) -> None:
     actor = Actor(
-        "holder", owner="ann", secret=secret, ports=[port], journal=Journal(lambda _: None), rng=Random(1),
+        "holder",
+        owner="ann",
+        secret=secret,
+        ports=[port],
+        journal=Journal(lambda _: None),
+        rng=Random(1),
         resource=resource,
-    )  # fmt: skip
+    )
     lease = (await actor.acquire(pool, "holder", wait_seconds=5.0)).lease
     assert lease is not None
     said = {"write": "", "renew": ""}

@@ -12,9 +12,13 @@ from tests.histories.journal import Journal, calls
 from tests.histories.system import OPERATOR, OWNERS, SERVICE, System
 
 TERMS = {
-    "hold_seconds": 60.0, "ttl_seconds": 30.0, "reserve_seconds": 10.0, "lock_delay_seconds": 0.0, "pacing": "off",
+    "hold_seconds": 60.0,
+    "ttl_seconds": 30.0,
+    "reserve_seconds": 10.0,
+    "lock_delay_seconds": 0.0,
+    "pacing": "off",
     "backoff": None,
-}  # fmt: skip
+}
 # When each unit began and ceased to count, by the database's clock.
 COUNTED = """
 SELECT granted_at AS at, 1 AS step, units FROM (SELECT granted_at, granted_units * weight AS units FROM leases
@@ -41,9 +45,14 @@ class Live(System):
     def client(self, name: str = "client", owner: str = OWNERS[0], ports: Sequence[int] = ()) -> Actor:
         """One of any replica, or of those at these ports."""
         return Actor(
-            name, owner=owner, secret=self.secrets[owner], ports=ports or self.ports, journal=self._journal,
-            rng=Random(name), resource=self.resource_port,
-        )  # fmt: skip
+            name,
+            owner=owner,
+            secret=self.secrets[owner],
+            ports=ports or self.ports,
+            journal=self._journal,
+            rng=Random(name),
+            resource=self.resource_port,
+        )
 
     async def violations(self, pool: str) -> list[Violation]:
         """What the calls of all clients prove against the broker."""

@@ -7,7 +7,7 @@ ACQUIRES = 1000
 
 
 async def test_hard_cap(live: Live) -> None:
-    """"1,000 simultaneous acquires on cap 20, 8 replicas: max 20." """
+    """1,000 simultaneous acquires on cap 20, 8 replicas: max 20."""
     pool = await live.pool("hard-cap", CAP)
 
     async def once(number: int) -> int:

@@ -6,7 +6,7 @@ REQUESTS = 30
 
 
 async def test_idempotent_acquire(live: Live) -> None:
-    """"drop every reply once: no extra lease." Nor when the broker is killed that did not answer."""
+    """ "drop every reply once: no extra lease." Nor when the broker is killed that did not answer."""
     pool = await live.pool("idempotent", REQUESTS)
     first, other = live.ports[:2]
     proxy = live.proxies[0]

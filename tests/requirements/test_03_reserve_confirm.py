@@ -5,7 +5,7 @@ ROUNDS = 5
 
 
 async def test_reserve_and_confirm(broker: Broker) -> None:
-    """"fail all confirms: full capacity back within the deadline." """
+    """Fail all confirms: full capacity back within the deadline."""
     await broker.declare(terms(limit=LIMIT, reserve_seconds=60))
     for round_ in range(ROUNDS):
         await broker.tell(*(ask(f"r{round_}-{number}") for number in range(LIMIT)))

@@ -10,7 +10,7 @@ STEPS_AT_LEAST = 10
 
 
 async def test_exactly_once_under_crashes(broker: Broker, postgres: EmbeddedPostgres) -> None:
-    """"kill -9 at every step" of a grant: one lease, one event, and nobody left waiting."""
+    """ "kill -9 at every step" of a grant: one lease, one event, and nobody left waiting."""
     await broker.declare(terms(limit=1000))
     name = await broker.pool.fetchval("SELECT current_database()")
     victim = await asyncio.create_subprocess_exec(

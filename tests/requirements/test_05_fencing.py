@@ -7,12 +7,18 @@ from tests.requirements.live import Live
 
 
 async def test_fencing(live: Live) -> None:
-    """"SIGSTOP a holder past TTL: its late write is rejected." """
+    """SIGSTOP a holder past TTL: its late write is rejected."""
     pool = await live.pool("fencing", 1, ttl_seconds=0.6, reserve_seconds=0.6)
     holder = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.requirements.holder", str(live.ports[0]), str(live.resource_port),
-        live.secrets[OWNERS[0]], pool, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "tests.requirements.holder",
+        str(live.ports[0]),
+        str(live.resource_port),
+        live.secrets[OWNERS[0]],
+        pool,
+        stdout=asyncio.subprocess.PIPE,
+    )
     assert holder.stdout is not None
     try:
         assert {await holder.stdout.readline() for _ in range(2)} == {b"write accepted\n", b"renew accepted\n"}

@@ -3,8 +3,8 @@ from tests.lease_broker import Broker, after, ask, confirm, release, renew, term
 
 
 async def test_two_clocks(broker: Broker) -> None:
-    """"`hold` (≈20 min API-heavy window, released by the *broker*, not a `sleep 20m &`) and `ttl` (liveness). A phase
-    event may release early."
+    """`hold` (≈20 min API-heavy window, released by the *broker*, not a `sleep 20m &`) and `ttl` (liveness). A phase
+    event may release early.
     """
     await broker.declare(terms(limit=3, hold_seconds=1200, ttl_seconds=300))
     await broker.tell(ask("renewed"), ask("silent"), ask("early"))

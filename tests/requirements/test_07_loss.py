@@ -9,7 +9,7 @@ from tests.requirements.live import Live
 
 
 async def test_loss_is_signalled(live: Live) -> None:
-    """"renew returns 409/410 + reason, plus `lease.lost`; the client stops by monotonic clock minus skew margin." """
+    """Renew returns 409/410 + reason, plus `lease.lost`; the client stops by monotonic clock minus skew margin."""
     pool = await live.pool("loss", 1, ttl_seconds=3.0, reserve_seconds=3.0)
     mine = Lease(lease_id="", fencing_token=0, units=1, seconds_left=0.0)
     proxy, url = live.proxies[0], f"http://127.0.0.1:{live.proxy_ports[0]}"

@@ -2,8 +2,7 @@ from tests.requirements.live import Live
 
 
 async def test_attempt_reacquire(live: Live) -> None:
-    """"one operation (old lease ends, new request enters with age credit); no window holding two or none by accident."
-    """
+    """One operation (old lease ends, new request enters with age credit); no window holding two or none by accident."""
     pool = await live.pool("reacquire", 1)
     client, other = live.client("attempts"), live.client("other")
     first = (await client.acquire(pool, "attempt-1")).lease
@@ -16,8 +15,9 @@ async def test_attempt_reacquire(live: Live) -> None:
     assert again.lease_id == second.lease_id
     (row,) = await live.rows(
         "SELECT o.ended_at = n.granted_at AS same FROM leases AS o, leases AS n WHERE o.id = $1 AND n.id = $2",
-        first.lease_id, second.lease_id,
-    )  # fmt: skip
+        first.lease_id,
+        second.lease_id,
+    )
     assert row["same"], "one ends as the other begins"
     late = await client.say("renew", pool, first)
     assert (late.answer, late.reason) == ("refused", "replaced")

@@ -10,8 +10,8 @@ OPERATIONS = {
 
 
 async def test_destroys_are_counted_and_never_starve(broker: Broker) -> None:
-    """"Weighted cost per operation kind; destroy has reserved share and maximum wait, then proceeds fail-open; no
-    capacity check where no provider work happens."
+    """Weighted cost per operation kind; destroy has reserved share and maximum wait, then proceeds fail-open; no
+    capacity check where no provider work happens.
     """
     await broker.declare(paced(8, pacing="off", operations=OPERATIONS, hold_seconds=1e6))
     lived = Virtual(broker)

@@ -7,7 +7,7 @@ INTERVAL_SECONDS = 1200 / (2 * LIMIT)
 
 
 async def test_failing_holders(broker: Broker) -> None:
-    """"all holders fail: a healthy tenant still gets a slot within one pacing interval." """
+    """All holders fail: a healthy tenant still gets a slot within one pacing interval."""
     await broker.declare(paced(LIMIT, backoff=Backoff(seconds=120, max_seconds=900)))
     lived = Virtual(broker)
     await lived.ask(*(ask(f"bad-{number}", "broken") for number in range(3 * LIMIT)))

@@ -9,7 +9,7 @@ PER_MINUTE = 5  # 2 × limit / hold
 
 
 async def test_pacing(broker: Broker) -> None:
-    """"peak starts/min bound; lone-job delay 0." """
+    """Peak starts/min bound; lone-job delay 0."""
     # No offset by a hash of the request is needed: starts are spaced in one place, under the lease pool's lock, so that
     # no two come together that an offset would have to part, and whoever is alone waits for none.
     await broker.declare(paced(LIMIT))

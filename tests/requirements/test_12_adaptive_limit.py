@@ -15,8 +15,8 @@ WAITERS = 2000
 
 
 async def test_adaptive_limit(broker: Broker) -> None:
-    """"at most one multiplicative cut per window, +1 per hold window only when saturated, floor/ceiling, Retry-After
-    gates grants, silence changes nothing"
+    """At most one multiplicative cut per window, +1 per hold window only when saturated, floor/ceiling, Retry-After
+    gates grants, silence changes nothing
     """
     bounds = Bounds(floor=FLOOR, ceiling=CEILING)
     await broker.declare(paced(DECLARED, adaptive=bounds, pacing=Pacing(1.0, CEILING), hold_seconds=HOLD_SECONDS))
@@ -50,7 +50,7 @@ async def test_adaptive_limit(broker: Broker) -> None:
     await lived.ask(
         *(LeaseCancelRequested(lease_pool_id=POOL, request_id=name, units=1, reason="over") for name in waiting),
         *(release(grant) for _, grant, _ in held[1:]),
-    )  # fmt: skip
+    )
     known = len(lived.limits)
     await lived.until(lived.now + 20 * HOLD_SECONDS)
     assert len(lived.limits) == known

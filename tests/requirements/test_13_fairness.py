@@ -5,7 +5,7 @@ WAITERS = 1000
 
 
 async def test_fairness(broker: Broker) -> None:
-    """"1 tenant × 1,000 waiters vs 9 × 1: each of the 9 served within 10 grants." """
+    """1 tenant × 1,000 waiters vs 9 × 1: each of the 9 served within 10 grants."""
     await broker.declare(paced(1, pacing="off", hold_seconds=1e6))
     lived = Virtual(broker)
     (held,) = await lived.ask(*(ask(f"many-{number}", "many") for number in range(WAITERS)))

@@ -8,7 +8,7 @@ LEVELS = 9
 
 
 async def test_priority_without_starvation(broker: Broker) -> None:
-    """"Priority with ageing and optional reserved slots; proven starvation bound." """
+    """Priority with ageing and optional reserved slots; proven starvation bound."""
     await broker.declare(paced(1, pacing="off", ageing_seconds=AGEING_SECONDS, hold_seconds=1e6))
     lived = Virtual(broker)
     (held,) = await lived.ask(ask("first"))

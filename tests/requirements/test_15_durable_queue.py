@@ -6,7 +6,7 @@ from tests.requirements.live import Live
 
 
 async def test_durable_queue(live: Live) -> None:
-    """"position, ETA quantile, cancel, long-poll and event wake-up; a dead waiter is skipped, not waited out." """
+    """Position, ETA quantile, cancel, long-poll and event wake-up; a dead waiter is skipped, not waited out."""
     pool = await live.pool("queue", 1, reserve_seconds=30.0)
     first, second = live.ports[:2]
     names = ["holder", "cancelled", "dead", "alive"]

@@ -6,8 +6,7 @@ from tests.requirements.live import Live
 
 
 async def test_startup(live: Live) -> None:
-    """"Restart resumes from the ledger (no learning mode). In-flight work without a lease is adopted *and counted*."
-    """
+    """Restart resumes from the ledger (no learning mode). In-flight work without a lease is adopted *and counted*."""
     pool = await live.pool("startup", 2)
     client, waiter = live.client("holder"), live.client("waiter", owner="ben")
     held = [(await client.acquire(pool, f"r{number}")).lease for number in range(2)]

@@ -15,8 +15,8 @@ JOBS = 4
 
 
 async def test_fail_open(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """"total wait budget; modes pessimistic/optimistic/safe; safe = local limiter at last-known safe rate + jitter, so
-    an outage is not a herd; unleased starts are reported later and charged."
+    """Total wait budget; modes pessimistic/optimistic/safe; safe = local limiter at last-known safe rate + jitter, so
+    an outage is not a herd; unleased starts are reported later and charged.
     """
     monkeypatch.setenv("SLIPWAY_STATE_DIR", str(tmp_path))
     pool = await live.pool("outage", LIMIT, hold_seconds=HOLD_SECONDS, ttl_seconds=HOLD_SECONDS, reserve_seconds=1.0)
@@ -25,9 +25,14 @@ async def test_fail_open(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     async def job(mode: str, max_wait_seconds: float = 30.0) -> str:
         async with lease(
-            pool, url=url, token=live.secrets["ann"], fail_open=mode, max_wait_seconds=max_wait_seconds,
-            silent_seconds=0.1, say=lambda _: None,
-        ) as held:  # fmt: skip
+            pool,
+            url=url,
+            token=live.secrets["ann"],
+            fail_open=mode,
+            max_wait_seconds=max_wait_seconds,
+            silent_seconds=0.1,
+            say=lambda _: None,
+        ) as held:
             starts.append(monotonic_seconds())
             return held.lease_id
 
@@ -45,7 +50,5 @@ async def test_fail_open(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(b - a >= HOLD_SECONDS / LIMIT * 0.9 for a, b in pairwise(sorted(starts))), "no herd"
     assert await job("safe")
     await until(lambda: not any(tmp_path.rglob("unleased/*")), "every unleased start is reported")
-    charged = await live.rows(
-        "SELECT request_id FROM leases WHERE lease_pool_id = $1 AND granted_at IS NOT NULL", pool
-    )
+    charged = await live.rows("SELECT request_id FROM leases WHERE lease_pool_id = $1 AND granted_at IS NOT NULL", pool)
     assert len(charged) == 2 + 1 + JOBS, "and charged"

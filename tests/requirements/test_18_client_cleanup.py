@@ -25,8 +25,8 @@ with lease(sys.argv[1], say=lambda _: None) as held:
 
 
 async def test_client_cleanup(live: Live) -> None:
-    """"context manager; signal handlers *chained*, never replaced (the trap bug); release idempotent; errors never
-    returned in the value channel."
+    """Context manager; signal handlers *chained*, never replaced (the trap bug); release idempotent; errors never
+    returned in the value channel.
     """
     pool = await live.pool("cleanup", 1)
     url = f"http://127.0.0.1:{live.ports[0]}"

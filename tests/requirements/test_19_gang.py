@@ -5,7 +5,7 @@ from tests.requirements.live import Live
 
 
 async def test_gang(live: Live) -> None:
-    """"Gang acquire all-or-nothing, pools locked in order." """
+    """Gang acquire all-or-nothing, pools locked in order."""
     pools = [await live.pool(f"gang-{name}", 1) for name in ("a", "b")]
     client = live.client("alone", owner="ben")
     held = (await client.acquire(pools[1], "alone")).lease

@@ -3,7 +3,7 @@ from tests.requirements.live import Live
 
 
 async def test_live_limit_change(live: Live) -> None:
-    """"lowering drains, never revokes." """
+    """Lowering drains, never revokes."""
     pool = await live.pool("limit", 3)
     client, operator = live.client(), live.client("operator", owner=OPERATOR)
     held = [(await client.acquire(pool, f"r{number}")).lease for number in range(3)]

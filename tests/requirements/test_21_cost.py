@@ -12,7 +12,7 @@ WHERE schemaname = current_schema()"""
 
 
 async def test_cost(broker: Broker) -> None:
-    """"O(log n) in own pool's waiters, independent of other pools." """
+    """O(log n) in own pool's waiters, independent of other pools."""
     others = [terms(f"other-{number}", 1) for number in range(OTHERS)]
     await broker.declare(paced(1, pacing="off", hold_seconds=1e6), *others)
     lived = Virtual(broker)

@@ -14,19 +14,27 @@ from tests.requirements.live import Live
 # waited; the gap between grants, whose number is starts; throttles; limit changes with their cause; starts without a
 # lease; the oldest waiter.
 SEEN = (
-    "slipway_lease_granted_units_total", "slipway_lease_held_units", "slipway_lease_limit_units",
-    "slipway_lease_waiting_units", "slipway_lease_tenant_held_units", "slipway_lease_tenant_waiting_units",
-    "slipway_lease_waited_seconds_count", "slipway_lease_grant_gap_seconds_count", "slipway_lease_throttles_total",
-    "slipway_lease_limit_changes_total", "slipway_lease_unleased_starts_total", "slipway_lease_oldest_wait_seconds",
-)  # fmt: skip
+    "slipway_lease_granted_units_total",
+    "slipway_lease_held_units",
+    "slipway_lease_limit_units",
+    "slipway_lease_waiting_units",
+    "slipway_lease_tenant_held_units",
+    "slipway_lease_tenant_waiting_units",
+    "slipway_lease_waited_seconds_count",
+    "slipway_lease_grant_gap_seconds_count",
+    "slipway_lease_throttles_total",
+    "slipway_lease_limit_changes_total",
+    "slipway_lease_unleased_starts_total",
+    "slipway_lease_oldest_wait_seconds",
+)
 # Nothing of these happens in a broker that is well, or none in a pool whose units are all held: they are there to rise.
 DESCRIBED = ("slipway_lease_idle_unit_seconds", "slipway_lease_drift")
 FENCED = ("slipway_lease_refused_facts_total", "stale token")
 
 
 async def test_observability(live: Live) -> None:
-    """"granted/limit/waiting by tenant, slot-idle seconds while queue non-empty, wait histogram, grant gap, starts/min,
-    throttles, limit changes with cause, fail-open starts, fenced writes, drift, oldest waiter; per-lease audit trail."
+    """Granted/limit/waiting by tenant, slot-idle seconds while queue non-empty, wait histogram, grant gap, starts/min,
+    throttles, limit changes with cause, fail-open starts, fenced writes, drift, oldest waiter; per-lease audit trail.
     """
     pool = await live.pool("observed", 1)
     client, operator = live.client(), live.client("operator", owner=OPERATOR)

@@ -26,9 +26,13 @@ def ask(request_id: str, tenant: str = "linux", **more: Any) -> LeaseRequested:
 
 def release(grant: LeaseGranted, result: str = "done", **more: Any) -> LeaseReleaseRequested:
     return LeaseReleaseRequested(
-        lease_pool_id=POOL, lease_id=grant.lease_id, fencing_token=grant.fencing_token, units=grant.units,
-        result=result, **more,
-    )  # fmt: skip
+        lease_pool_id=POOL,
+        lease_id=grant.lease_id,
+        fencing_token=grant.fencing_token,
+        units=grant.units,
+        result=result,
+        **more,
+    )
 
 
 class Virtual:

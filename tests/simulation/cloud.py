@@ -81,11 +81,19 @@ class Cloud:
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
         call = Call(
-            at=self.now(), call_id=f"call-{len(self.facts)}", account=account.id, token=request.token,
-            deployment="d", batch=request.batch_id, config=request.config["id"], count=request.count,
-            zone=request.config["zone"], instance_type=request.config["instance_type"],
-            image=request.config["image"], request=request.token,
-        )  # fmt: skip
+            at=self.now(),
+            call_id=f"call-{len(self.facts)}",
+            account=account.id,
+            token=request.token,
+            deployment="d",
+            batch=request.batch_id,
+            config=request.config["id"],
+            count=request.count,
+            zone=request.config["zone"],
+            instance_type=request.config["instance_type"],
+            image=request.config["image"],
+            request=request.token,
+        )
         self.record([call])
         task = asyncio.current_task()
         assert task is not None
@@ -132,7 +140,9 @@ class Cloud:
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
         return [
             Instance(
-                id=i.instance_id, batch_id=i.batch, created_at=datetime.fromtimestamp(i.created_at, UTC),
+                id=i.instance_id,
+                batch_id=i.batch,
+                created_at=datetime.fromtimestamp(i.created_at, UTC),
                 running=i.state(self.now()) == "running",
             )
             for i in self.world.cloud.listed(account.id, "d", batch_id, now=self.now())

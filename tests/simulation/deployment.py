@@ -86,8 +86,8 @@ class Deployment:
         self.log = Log(chance)
         self.pools = pools
         self.settings = Settings(
-            database_url="", kafka="", registration_key="key", deployment="d", send_within_seconds=1e9,
-        )  # fmt: skip
+            database_url="", kafka="", registration_key="key", deployment="d", send_within_seconds=1e9
+        )
         self.body = declared(**pool)
         self.crashing = 0.0
         self.crash_in = 0
@@ -118,11 +118,13 @@ class Deployment:
     def handlers(self) -> dict[str, dict[Topic, consume.Handler]]:
         return {
             "provisioner": {
-                POOL_DEMAND: record_demand, LEASE_LIFECYCLE: record_leases, LAUNCH_CONFIG_SIGNAL: record_requests,
+                POOL_DEMAND: record_demand,
+                LEASE_LIFECYCLE: record_leases,
+                LAUNCH_CONFIG_SIGNAL: record_requests,
             },
             "weight-calculator": {},  # it reads whole topics
             "lease-broker": {LEASE_REQUEST: record_lease_requests},
-        }  # fmt: skip
+        }
 
     def boot(self, service: str) -> None:
         """A new process of a service: knows nothing but its rows."""
@@ -143,23 +145,29 @@ class Deployment:
         provisioner, _, broker = (self.pools[name] for name in SERVICES)
         settings, providers = self.settings, {"simulated": self.cloud}
         steps: list[tuple[str, str, Callable[[], Awaitable[Any]]]] = [
-            ("provisioner", "plan", lambda: plan.plan_next(
-                provisioner, settings=settings, calculator_silent_seconds=lambda: 0.0)),
+            (
+                "provisioner",
+                "plan",
+                lambda: plan.plan_next(provisioner, settings=settings, calculator_silent_seconds=lambda: 0.0),
+            ),
             ("provisioner", "ask-again", lambda: plan.ask_again(provisioner, resend_seconds=settings.resend_seconds)),
             ("provisioner", "launch", self.launch),
             ("provisioner", "resolve", self.resolve),
             ("provisioner", "expire", lambda: expire.expire_next(provisioner, settings=settings, providers=providers)),
             ("provisioner", "end", lambda: expire.end_instances(provisioner, settings=settings, providers=providers)),
             ("provisioner", "reap", lambda: reap.reap_next(provisioner, settings=settings, providers=providers)),
-            ("provisioner", "sweep", lambda: sweep.sweep_next(
-                provisioner, settings=settings, calculator_silent_seconds=lambda: 0.0)),
+            (
+                "provisioner",
+                "sweep",
+                lambda: sweep.sweep_next(provisioner, settings=settings, calculator_silent_seconds=lambda: 0.0),
+            ),
             ("provisioner", "view", self.view),
             ("weight-calculator", "turn", self.calculate),
             ("lease-broker", "decide", lambda: self.decide.step(broker)),
             ("", "report", self.report),
             ("", "machines", self.machines),
             ("", "answer", self.cloud.answer),
-        ]  # fmt: skip
+        ]
         for name in SERVICES:
             steps.append((name, "relay", partial(self.relay, name)))
             for consumer in self.consumers[name]:
@@ -297,9 +305,11 @@ class Deployment:
         )
         envelope = Envelope(id=ids.new_id(), type=event.type, source="/queue", subject="linux/q", time=at)
         row = {
-            "key": b"linux/q", "value": msgspec.json.encode(event), "headers": encode(envelope),
+            "key": b"linux/q",
+            "value": msgspec.json.encode(event),
+            "headers": encode(envelope),
             "timestamp": int(at.timestamp() * 1000),
-        }  # fmt: skip
+        }
         for _ in range(self.chance.choice((1, 1, 2))):
             self.log.append(POOL_DEMAND.name, self.chance.randrange(PARTITIONS), row)
 
@@ -341,9 +351,10 @@ class Deployment:
     async def say(self, machine: Machine, what: str, **body: Any) -> int:
         at = datetime.fromtimestamp(self.cloud.now(), UTC).isoformat()
         answer = await self.http.post(
-            f"/workers/{machine.worker_id}/{what}", json={"at": at} | body,
+            f"/workers/{machine.worker_id}/{what}",
+            json={"at": at} | body,
             headers={"Authorization": f"Bearer {machine.token}"},
-        )  # fmt: skip
+        )
         if 400 <= answer.status_code < 500:
             machine.refused = True  # given up: whatever it does now, somebody will end it
         status: int = answer.status_code
@@ -378,10 +389,14 @@ class Deployment:
         async with self.pools["lease-broker"].acquire() as db, db.transaction():
             wanted = [
                 Declared(
-                    id="sim-a", limit_units=limit, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180,
+                    id="sim-a",
+                    limit_units=limit,
+                    hold_seconds=1200,
+                    ttl_seconds=300,
+                    reserve_seconds=180,
                     policy=Policy(pacing="off"),
                 )
-            ]  # fmt: skip
+            ]
             changes = lease_declaration.compare(await lease_pools.lock_declared(db), wanted)
             changed = [made for made in changes if made.change != "unchanged"]
             await lease_pools.declare(db, [made.after for made in changed])
@@ -400,23 +415,34 @@ def declared(*, max_capacity: int, honours_tokens: bool) -> dict[str, Any]:
         for zone in ("zone-a", "zone-b", "zone-c")
     ]
     account = {
-        "id": "sim-a", "provider": "simulated", "region": "r", "credential": "none", "identity": "sim-a",
-        "lease_pool": "sim-a", "settings": {"honours_tokens": honours_tokens},
-    }  # fmt: skip
+        "id": "sim-a",
+        "provider": "simulated",
+        "region": "r",
+        "credential": "none",
+        "identity": "sim-a",
+        "lease_pool": "sim-a",
+        "settings": {"honours_tokens": honours_tokens},
+    }
     pool = {"id": "linux", "max_capacity": max_capacity, "launch_configs": launch_configs}
-    return {
-        "version": 1, "lease_pools": [{"id": "sim-a", "limit": 8}], "accounts": [account], "worker_pools": [pool],
-    }  # fmt: skip
+    return {"version": 1, "lease_pools": [{"id": "sim-a", "limit": 8}], "accounts": [account], "worker_pools": [pool]}
 
 
 def as_received(record: Record) -> Received:
     envelope = decode(record.headers, received_at=START)
     event = None if record.value is None else DECODERS[envelope.type].decode(record.value)
     return Received(
-        event=event, type=envelope.type, id=envelope.id, source=envelope.source, subject=envelope.subject,
-        time=envelope.time, number=envelope.number, revision=envelope.revision, topic=record.topic,
-        partition=record.partition, offset=record.offset,
-    )  # fmt: skip
+        event=event,
+        type=envelope.type,
+        id=envelope.id,
+        source=envelope.source,
+        subject=envelope.subject,
+        time=envelope.time,
+        number=envelope.number,
+        revision=envelope.revision,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+    )
 
 
 @contextlib.asynccontextmanager

@@ -52,10 +52,15 @@ class Log:
         records = self.partitions.setdefault((topic, partition), [])
         records.append(
             Record(
-                topic=topic, partition=partition, offset=len(records), key=row["key"], value=row["value"],
-                headers=row["headers"], timestamp_ms=row["timestamp"],
+                topic=topic,
+                partition=partition,
+                offset=len(records),
+                key=row["key"],
+                value=row["value"],
+                headers=row["headers"],
+                timestamp_ms=row["timestamp"],
             )
-        )  # fmt: skip
+        )
 
     def end(self, topic: str, partition: int) -> int:
         return len(self.partitions.get((topic, partition), []))

@@ -91,15 +91,17 @@ def failures_in(told: Mapping[str, str]) -> dict[tuple[str, str], int]:
 def happened(entries: Sequence[Entry], health: Mapping[str, Row]) -> Counter[str]:
     """A history in which nothing of all this happened would prove nothing."""
     gates = [getattr(row, name).gate for row in health.values() for name in STAGES]
-    return Counter({
-        "records": sum(len(offsets(entry.taken)) for entry in entries),
-        "turns": len(entries),
-        "by time alone": sum(not entry.taken for entry in entries),
-        "without effect": sum(1 for _ in left_out(entries)),
-        "dead or parked": sum(len(offsets(entry.buried)) for entry in entries),
-        "gates that closed": sum(gate.closed or gate.opened_at > 0 for gate in gates),
-        "configs that probed": sum(row.permit_at > 0 for row in health.values()),
-    })  # fmt: skip
+    return Counter(
+        {
+            "records": sum(len(offsets(entry.taken)) for entry in entries),
+            "turns": len(entries),
+            "by time alone": sum(not entry.taken for entry in entries),
+            "without effect": sum(1 for _ in left_out(entries)),
+            "dead or parked": sum(len(offsets(entry.buried)) for entry in entries),
+            "gates that closed": sum(gate.closed or gate.opened_at > 0 for gate in gates),
+            "configs that probed": sum(row.permit_at > 0 for row in health.values()),
+        }
+    )
 
 
 def marked(places: Iterable[Any]) -> dict[Any, bool]:

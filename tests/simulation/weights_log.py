@@ -100,12 +100,13 @@ class History:
         """What happened, by a fleet that spends the permits of a calculator that is never late."""
         chance = self.chance
         states = [
-            config("a", instance_type="m5.large"), config("b", instance_type="m5.xlarge", image_revision="linux-2"),
+            config("a", instance_type="m5.large"),
+            config("b", instance_type="m5.xlarge", image_revision="linux-2"),
             config("c", account="sim-b", image_revision="linux-2", profile="spot"),
             config("d", account="sim-b", pool="win", instance_type="c5.large", image_revision="win-1"),
             config("e", pool="win", instance_type="c5.large", image_revision="win-1", claim_evidence="none"),
             config("f", account="sim-b", image_revision="linux-3", on_bad_image="freeze", freeze_after=3),
-        ]  # fmt: skip
+        ]
         story = Story(*states[: chance.randint(3, len(states))])
         fleet = Fleet(story, [what for _, what, _ in story.log], chance)
         for config_id in chance.sample(sorted(fleet.configs), 2):
@@ -126,10 +127,14 @@ class History:
     def _changed(self, fleet: Fleet) -> LaunchConfigCreated:
         """A config as somebody has changed it: paused, resumed, with a new image, or archived."""
         known: Any = fleet.configs[self.chance.choice(sorted(fleet.configs))]
-        changes: dict[str, Any] = self.chance.choice([
-            {"state": "active" if known.state == "paused" else "paused"}, {"state": "active"},
-            {"image_revision": self.chance.choice(["linux-2", "linux-4"])}, {"state": "archived"},
-        ])  # fmt: skip
+        changes: dict[str, Any] = self.chance.choice(
+            [
+                {"state": "active" if known.state == "paused" else "paused"},
+                {"state": "active"},
+                {"image_revision": self.chance.choice(["linux-2", "linux-4"])},
+                {"state": "archived"},
+            ]
+        )
         changed: LaunchConfigCreated = msgspec.structs.replace(known, **changes)
         return changed
 
@@ -146,9 +151,13 @@ class History:
             numbered = {"number": number, "previous": number - 1, "number_source": incarnation}
         offset = len(self.records[place])
         envelope = Envelope(
-            id=f"{place[1]}-{offset}", type=one.type, source=source, subject=one.subject,
-            time=datetime.fromtimestamp(T0 + one.at, UTC), **numbered,
-        )  # fmt: skip
+            id=f"{place[1]}-{offset}",
+            type=one.type,
+            source=source,
+            subject=one.subject,
+            time=datetime.fromtimestamp(T0 + one.at, UTC),
+            **numbered,
+        )
         if one.type == UNKNOWN:
             self.left_out.add((*place, offset))
         self._append(place, one.written, one.key.encode(), one.value, encode(envelope))

@@ -22,7 +22,7 @@ SCOPES = [
     (["demand:*"], "declaration:write", False),
     (["administrator"], "declaration:write", False),
     ([], "declaration:write", False),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("scopes", "wanted", "allowed"), SCOPES)

@@ -178,9 +178,11 @@ def test_diff_tells_and_changes_nothing(services: Services, url: str) -> None:
     found = slipway("diff", EXAMPLE, "-o", "json", url=url)
     assert found.exit_code == 3
     assert [(row["kind"], row["id"], row["change"]) for row in json.loads(found.stdout)] == [
-        ("lease pool", "sim-a", "created"), ("lease pool", "sim-b", "created"), ("lease pool", "demo", "created"),
+        ("lease pool", "sim-a", "created"),
+        ("lease pool", "sim-b", "created"),
+        ("lease pool", "demo", "created"),
         ("pool", "linux", "update"),
-    ]  # fmt: skip
+    ]
     assert services.puts == []
     slipway("apply", EXAMPLE, url=url)
     none = slipway("diff", EXAMPLE, "-o", "json", url=url)
@@ -248,9 +250,14 @@ def test_demand_is_reported_with_its_time(services: Services, url: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["demand", "set", "linux", "--pending", "-1", "--claimed", "0"], ["pool", "ls", "-o", "xml"], ["pool", "fly"],
-     ["apply"], ["token", "create", "--name", "x"]],
-)  # fmt: skip
+    [
+        ["demand", "set", "linux", "--pending", "-1", "--claimed", "0"],
+        ["pool", "ls", "-o", "xml"],
+        ["pool", "fly"],
+        ["apply"],
+        ["token", "create", "--name", "x"],
+    ],
+)
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
     answer = slipway(*arguments)
     assert (answer.exit_code, answer.stdout) == (2, "")
@@ -327,9 +334,18 @@ def test_no_token_is_added_where_a_line_would_break_the_file(tmp_path: Path, bef
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["apply"], ["diff"], ["pool", "ls"], ["lc", "ls"], ["worker", "ls"], ["lease", "ls"], ["demand", "set"],
-     ["token", "create"]],
-)  # fmt: skip
+    [
+        [],
+        ["apply"],
+        ["diff"],
+        ["pool", "ls"],
+        ["lc", "ls"],
+        ["worker", "ls"],
+        ["lease", "ls"],
+        ["demand", "set"],
+        ["token", "create"],
+    ],
+)
 def test_help_has_an_example(command: list[str]) -> None:
     answer = slipway(*command, "--help")
     assert answer.exit_code == 0

@@ -15,9 +15,15 @@ from slipway_common.problem import Problem
 
 TOPIC = "slipway.lease.request.v1"
 LETTER = {
-    "topic": TOPIC, "partition": 3, "offset": 7, "state": "dead", "subject": "l-1", "reason": "no lease pool",
-    "at": "2026-01-01T00:00:00Z", "record_at": "2026-01-01T00:00:00Z",
-}  # fmt: skip
+    "topic": TOPIC,
+    "partition": 3,
+    "offset": 7,
+    "state": "dead",
+    "subject": "l-1",
+    "reason": "no lease pool",
+    "at": "2026-01-01T00:00:00Z",
+    "record_at": "2026-01-01T00:00:00Z",
+}
 
 
 @pytest.fixture(scope="module")

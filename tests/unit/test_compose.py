@@ -254,11 +254,18 @@ def test_parsing() -> None:
 @pytest.mark.parametrize(
     ("path", "kept_out"),
     [
-        ("README.md", True), (".slipway/env", True), ("tests/x.py", True), ("requirements.services.lock", False),
-        ("libs/common/a/b.py", False), ("libs/local/a.py", True), ("libs/common/__pycache__/a.pyc", True),
-        ("services/x/a/b.pyc", True), ("services/x/Dockerfile", True), ("services/x/main.py", False),
+        ("README.md", True),
+        (".slipway/env", True),
+        ("tests/x.py", True),
+        ("requirements.services.lock", False),
+        ("libs/common/a/b.py", False),
+        ("libs/local/a.py", True),
+        ("libs/common/__pycache__/a.pyc", True),
+        ("services/x/a/b.pyc", True),
+        ("services/x/Dockerfile", True),
+        ("services/x/main.py", False),
     ],
-)  # fmt: skip
+)
 def test_what_reaches_the_builder(path: str, kept_out: bool) -> None:
     assert ignored(path, (ROOT / ".dockerignore").read_text()) == kept_out
 

@@ -107,7 +107,7 @@ CHANGES: list[tuple[str, str, Any, list[str]]] = [
     ("$defs.Word", "enum", ["good"], ["e.words[]: value 'bad' removed"]),
     ("properties.words", "items", {"type": "integer"}, ["e.words[]: type changed from string to integer"]),
     ("$defs.Stage.properties", "window", None, [f"e.{at}.window: property removed" for at in ("stages.*", "last")]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("path", "name", "value", "said"), CHANGES)

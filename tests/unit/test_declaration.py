@@ -46,17 +46,24 @@ CASES = [
     (", limit: 24", "", 3, "lease_pools[0].limit", "is missing"),
     ("hold_seconds: 1200", "hold_second: 1200", 3, "lease_pools[0].hold_second", "known here: id, limit, mode"),
     ("hold_seconds: 1200", "hold_seconds: .nan", 3, "lease_pools[0].hold_seconds", "must be a finite number"),
-    *(("hold_seconds: 1200", written, 3, f"lease_pools[0]{path}", reason) for written, path, reason in (
-        ("pacing: fast", ".pacing", "\"fast\": must be 'off'"),
-        ("pacing: {interval_seconds: 1, brust: 3}", ".pacing.brust", "known here: interval_seconds, burst"),
-        ("operations: {destroy: {weigth: 2}}", ".operations.destroy.weigth", "known here: weight, reserved_units"),
-        ("operations: {weight: {weight: -1}}", ".operations.weight.weight", "-1: must be greater than or equal to 0"),
-        ("tenants: {x: 0}", ".tenants.x", "0: must be greater than 0"),
-        ("backoff: {seconds: 9, max_seconds: 3}", ".backoff", "seconds 9 is above max_seconds 3"),
-        ("adaptive: {floor: 3, ceiling: 2}", ".adaptive", "floor 3 is above ceiling 2"),
-        ("adaptive: {floor: 3, ceiling: 5}, derived: {per_unit: 2}", "", "declare one of them"),
-        ("operations: {a: {reserved_units: 25}}", "", "25, are above limit 24"),
-    )),
+    *(
+        ("hold_seconds: 1200", written, 3, f"lease_pools[0]{path}", reason)
+        for written, path, reason in (
+            ("pacing: fast", ".pacing", "\"fast\": must be 'off'"),
+            ("pacing: {interval_seconds: 1, brust: 3}", ".pacing.brust", "known here: interval_seconds, burst"),
+            ("operations: {destroy: {weigth: 2}}", ".operations.destroy.weigth", "known here: weight, reserved_units"),
+            (
+                "operations: {weight: {weight: -1}}",
+                ".operations.weight.weight",
+                "-1: must be greater than or equal to 0",
+            ),
+            ("tenants: {x: 0}", ".tenants.x", "0: must be greater than 0"),
+            ("backoff: {seconds: 9, max_seconds: 3}", ".backoff", "seconds 9 is above max_seconds 3"),
+            ("adaptive: {floor: 3, ceiling: 2}", ".adaptive", "floor 3 is above ceiling 2"),
+            ("adaptive: {floor: 3, ceiling: 5}, derived: {per_unit: 2}", "", "declare one of them"),
+            ("operations: {a: {reserved_units: 25}}", "", "25, are above limit 24"),
+        )
+    ),
     ("hold_seconds: 1200", "hold_seconds: 60", 3, "lease_pools[0]", "ttl_seconds 300 is above hold_seconds 60"),
     ("id: linux", "id: Linux_1", 7, "worker_pools[0].id", "lower-case letters, digits and inner hyphens"),
     ("id: linux", "id: " + "x" * 64, 7, "worker_pools[0].id", "at most 63"),
@@ -66,11 +73,21 @@ CASES = [
     ("{account", "{id: zone-a, account", 12, f"{CONFIGS}[1].id", "used already by worker_pools[0]"),
     ("max_capacity: 120", "max_capacity: 1\n    min_capacity: 2", 7, "worker_pools[0]", "min_capacity 2 is above"),
     ("max_capacity: 120", "max_capacity: 1\n    max_capacity: 1", 9, "worker_pools[0].max_capacity", "first on line 8"),
-    ("max_capacity: 120", "max_capacity: 120\n    evidence: {boots: register}", 9, "worker_pools[0].evidence.boots",
-     "known here: boot, claim"),
+    (
+        "max_capacity: 120",
+        "max_capacity: 120\n    evidence: {boots: register}",
+        9,
+        "worker_pools[0].evidence.boots",
+        "known here: boot, claim",
+    ),
     ("max_capacity: 120", "max_capacity: 120\n    evidence: hook", 9, "worker_pools[0].evidence", "must be a mapping"),
-    ("max_capacity: 120", "max_capacity: 120\n    evidence: {claim: 1}", 9, "worker_pools[0].evidence.claim",
-     "must be 'hook', 'queue' or 'none'"),
+    (
+        "max_capacity: 120",
+        "max_capacity: 120\n    evidence: {claim: 1}",
+        9,
+        "worker_pools[0].evidence.claim",
+        "must be 'hook', 'queue' or 'none'",
+    ),
     ("max_capacity: 120", "max_capacity: 120\n    freeze_after: 0", 9, "worker_pools[0].freeze_after", "or equal to 1"),
     ("zone: zone-a", "zone: zone-a, profile: fast", 11, f"{CONFIGS}[0].profile", "must be 'on-demand', 'spot' or"),
     ("idle_seconds: 60", "idle_seconds: .inf", 12, f"{CONFIGS}[1].settings", "must be a finite number"),
@@ -82,7 +99,7 @@ CASES = [
     ("version: 1", "version: 2", 1, "version", "must be 1"),
     ("version: 1", "version: !!python/name:os.system", 1, "version", "not supported"),
     ("version: 1", "1: 1\nversion: 1", 1, "", "a key must be text"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("old", "new", "line", "path", "reason"), CASES)
@@ -135,8 +152,10 @@ def test_every_problem_is_told_at_once() -> None:
 def test_example_is_sound_and_survives_json() -> None:
     declared = load(EXAMPLE)
     assert [config.id for config in declared.worker_pools[0].launch_configs] == [
-        "linux-zone-a", "linux-zone-b", "linux-zone-c",
-    ]  # fmt: skip
+        "linux-zone-a",
+        "linux-zone-b",
+        "linux-zone-c",
+    ]
     assert parse(declared.model_dump(mode="json")) == declared
 
 
@@ -201,8 +220,11 @@ def test_scaling_divides_durations_and_nothing_else(speed: float) -> None:
     fast = scaled(declared, speed)
     lease_pool, config = fast.lease_pools[0], fast.worker_pools[0].launch_configs[1]
     assert (lease_pool.hold_seconds, lease_pool.ttl_seconds, lease_pool.reserve_seconds, config.settings) == (
-        1200 / speed, 300 / speed, 180 / speed, {"idle_seconds": 60 / speed},
-    )  # fmt: skip
+        1200 / speed,
+        300 / speed,
+        180 / speed,
+        {"idle_seconds": 60 / speed},
+    )
     assert _without_durations(fast) == _without_durations(declared)
 
 

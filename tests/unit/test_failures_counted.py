@@ -38,9 +38,15 @@ def told(name: str) -> Iterator[Any]:
     """The event of a fact in every state that knows it, with every failed outcome and with none."""
     for state, outcome in product(State, [None, *OUTCOMES]):
         before = Worker(
-            id="w", pool_id=A.pool_id, launch_config_id=A.launch_config_id, account_id=A.account_id,
-            image_revision=A.image_revision, state=state, decision_id="d", requested_at=NOW - timedelta(seconds=9),
-        )  # fmt: skip
+            id="w",
+            pool_id=A.pool_id,
+            launch_config_id=A.launch_config_id,
+            account_id=A.account_id,
+            image_revision=A.image_revision,
+            state=state,
+            decision_id="d",
+            requested_at=NOW - timedelta(seconds=9),
+        )
         if (state, name) in TRANSITIONS and (change := FACTS[name](before, outcome)):
             yield change[1]
 

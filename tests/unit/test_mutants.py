@@ -1,4 +1,4 @@
-"""mutants.toml lists what is in the code, a broken copy is what its commands import, and only an assertion is proof."""
+"""Rows of mutants.toml match the code, a broken copy is what its commands import, and only an assertion is proof."""
 
 import asyncio
 import os
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import ROOT, Mutant, chosen, copied, environment, listed, survives
+from tests.mutants import ROOT, Mutant, chosen, copied, environment, rows_of, survives
 
-ROWS = listed()
+ROWS = rows_of()
 RED = "FAILED tests/x.py::test_a - assert 1 == 2\n1 failed"
 
 
@@ -26,8 +26,8 @@ def test_every_row_is_fresh(mutant: Mutant) -> None:
 
 
 def test_every_mutant_has_a_name_and_a_claim_of_its_own() -> None:
-    text = (ROOT / "mutants.toml").read_text()
-    assert len(ROWS) == text.count("[[mutant]]") >= 12
+    text = "".join(file.read_text() for file in ROOT.glob("tests/*/mutants.toml"))
+    assert len(ROWS) == text.count("[[mutant]]") >= 280
     assert Counter(mutant.claim for mutant in ROWS.values()).most_common(1)[0][1] == 1
 
 
@@ -43,7 +43,7 @@ ENDS = [
     (2, f"{RED}\nInterrupted", False),
     (4, "ERROR: not found: tests/x.py::test_a", False),
     (-9, "", False),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("code", "output", "proves"), ENDS)
@@ -62,9 +62,8 @@ async def test_children_of_a_broken_copy_import_the_copy(tmp_path: Path) -> None
     async with copied(mutant) as copy:
         assert (copy / mutant.file).read_text() == mutant.broken((ROOT / mutant.file).read_text())
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", again, env=environment(copy, os.environ), cwd=copy,
-            stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable, "-c", again, env=environment(copy, os.environ), cwd=copy, stdout=asyncio.subprocess.PIPE
+        )
         said, _ = await child.communicate()
         assert child.returncode == 0
         assert [line for line in said.decode().splitlines() if not Path(line).is_relative_to(copy)] == []

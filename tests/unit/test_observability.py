@@ -21,14 +21,28 @@ PROMETHEUS = Path(__file__).parents[2] / "infra" / "prometheus"
 SERIES = {"up"} | {
     name
     for metric in METRICS
-    for name in ([f"{metric.name}_{end}" for end in ("bucket", "sum", "count")] if metric.kind == "histogram" else
-                 [metric.name])
-}  # fmt: skip
+    for name in (
+        [f"{metric.name}_{end}" for end in ("bucket", "sum", "count")] if metric.kind == "histogram" else [metric.name]
+    )
+}
 BOUNDED = {
-    "pool", "launch_config", "account", "lease_pool", "topic", "stage", "state", "result", "scope", "kind", "to",
-    "reason", "loop", "service", "cause",
+    "pool",
+    "launch_config",
+    "account",
+    "lease_pool",
+    "topic",
+    "stage",
+    "state",
+    "result",
+    "scope",
+    "kind",
+    "to",
+    "reason",
+    "loop",
+    "service",
+    "cause",
     "tenant",  # the 50 of a lease pool that use it most
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -97,14 +111,18 @@ def test_alerts_tell_a_person_what_to_do(alert: Alert) -> None:
 
 def test_expressions_name_what_there_is() -> None:
     """Every metric of the table is found by its exact name, and every label is one of that metric's or a target's."""
-    labels = {name: {*metric.labels, "le", "job", "instance"} for metric in METRICS for name in SERIES
-              if name.startswith(metric.name)}  # fmt: skip
+    labels = {
+        name: {*metric.labels, "le", "job", "instance"}
+        for metric in METRICS
+        for name in SERIES
+        if name.startswith(metric.name)
+    }
     for expr in [*queries(), *(alert.expr for alert in alerts())]:
         names = set(re.findall(r"\b(?:slipway_\w+|up)\b", expr))
         assert names, expr
         assert names <= SERIES, expr
         for name, matchers in re.findall(r"\b(slipway_\w+)\{([^}]*)\}", expr):
-            assert set(re.findall(r'(\w+)(?:=|!|~)', matchers)) <= labels[name], expr
+            assert set(re.findall(r"(\w+)(?:=|!|~)", matchers)) <= labels[name], expr
 
 
 def test_every_query_of_the_dashboard_parses(folder: Path) -> None:
@@ -126,8 +144,11 @@ def test_dashboard_shows_every_row_in_place() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in panels:
         place = panel["gridPos"]
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
-                 for y in range(place["y"], place["y"] + place["h"])}  # fmt: skip
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert not cells & taken
         assert max(x for x, _ in cells) < 24
         taken |= cells

@@ -23,9 +23,12 @@ import pytest
     ],
 )
 def test_what_is_wrong_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    words: list[str], environment: dict[str, str], said: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    environment: dict[str, str],
+    said: str,
+) -> None:
     for name in ("SLIPWAY_DATABASE_URL", "SLIPWAY_KAFKA", "SLIPWAY_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

@@ -16,22 +16,54 @@ from slipway_local.contracts.examples import EXAMPLES
 
 AT = datetime(2026, 8, 1, 12, tzinfo=UTC)
 HEADERS = [
-    "ce_specversion", "ce_id", "ce_type", "ce_source", "ce_time", "content-type", "ce_subject", "ce_slipwaysource",
-    "ce_slipwaynumber", "ce_slipwayprevious", "ce_slipwayrevision", "traceparent",
-]  # fmt: skip
+    "ce_specversion",
+    "ce_id",
+    "ce_type",
+    "ce_source",
+    "ce_time",
+    "content-type",
+    "ce_subject",
+    "ce_slipwaysource",
+    "ce_slipwaynumber",
+    "ce_slipwayprevious",
+    "ce_slipwayrevision",
+    "traceparent",
+]
 STRANGE = [
-    b"", b"\xff", b"nul\0", b"x" * 1001, b"-1", b"1_0", b" 7 ", b"9" * 30, b"1.1", b"2.0", b"yesterday",
-    b"2026-08-01T12:00:00", b"2026-08-01T14:00:00.5+02:00", b"io.slipway.worker.beamed_up.v9", "ü".encode(),
-    b"application/json; charset=utf-8", None,
-]  # fmt: skip
+    b"",
+    b"\xff",
+    b"nul\0",
+    b"x" * 1001,
+    b"-1",
+    b"1_0",
+    b" 7 ",
+    b"9" * 30,
+    b"1.1",
+    b"2.0",
+    b"yesterday",
+    b"2026-08-01T12:00:00",
+    b"2026-08-01T14:00:00.5+02:00",
+    b"io.slipway.worker.beamed_up.v9",
+    "ü".encode(),
+    b"application/json; charset=utf-8",
+    None,
+]
 
 
 def record(event: Any, headers: list[tuple[str, bytes | None]] | None = None, value: bytes | None = b"") -> Record:
     topic = TOPIC_OF[type(event)]
     envelope = Envelope(
-        id="1", type=event.type, source="/slipway/x", subject=topic.subject(event), time=AT, number=8, previous=7,
-        number_source="/slipway/x/1", revision=3, traceparent=f"00-{8:032x}-{8:016x}-01",
-    )  # fmt: skip
+        id="1",
+        type=event.type,
+        source="/slipway/x",
+        subject=topic.subject(event),
+        time=AT,
+        number=8,
+        previous=7,
+        number_source="/slipway/x/1",
+        revision=3,
+        traceparent=f"00-{8:032x}-{8:016x}-01",
+    )
     if value == b"":
         value = msgspec.json.encode(event)
     return Record(topic.name, 3, 99, topic.key(event).encode(), value, headers or encode(envelope), 1_700_000_000_000)

@@ -83,8 +83,11 @@ echo after
 """
     found = await outcomes(tmp_path, text)
     assert [outcome.problem.partition("\n")[0] for outcome in found] == [
-        "exit 1", "its output has no 'green'", "exit 127", "",
-    ]  # fmt: skip
+        "exit 1",
+        "its output has no 'green'",
+        "exit 127",
+        "",
+    ]
     assert found[0].problem == "exit 1\nwhy"
     assert "no-such-program" in found[2].problem
     assert found[0].line().startswith("FAILED")

@@ -48,9 +48,12 @@ def test_the_environment_wins_over_a_file(monkeypatch: pytest.MonkeyPatch, tmp_p
     [(None, "No such file or directory"), (b" \n", "the file is empty"), (b"\xff\xfe", "it is not UTF-8 text")],
 )
 def test_a_file_without_a_value_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    content: bytes | None, said: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+    said: str,
+) -> None:
     path = tmp_path / "key"
     if content is not None:
         path.write_bytes(content)

@@ -62,7 +62,9 @@ def test_installs_what_is_missing_and_no_more(machine: Path, monkeypatch: pytest
     put(machine, "tmux")
     appears = f"if [ -e {machine}/fresh ]; then : > {machine}/kcat; : > {machine}/promtool; chmod 755 {machine}/*; fi"
     scripts = {
-        "id": "echo 1000", "systemctl": "", "chmod": '/bin/chmod "$@"',
+        "id": "echo 1000",
+        "systemctl": "",
+        "chmod": '/bin/chmod "$@"',
         # Stands for root: acts only inside the folder, and tells the rest.
         "sudo": f"""{TOLD}
 case "$*" in
@@ -70,7 +72,7 @@ case "$*" in
   *"apt-get install"*) test -e {machine}/fresh || exit 100; {appears} ;;
   *tee*) /bin/cat >/dev/null ;;
 esac""",
-    }  # fmt: skip
+    }
     for name, script in (scripts | {"apt-get": "exit 99"}).items():
         put(machine, name, script)
     done = run(machine, monkeypatch)

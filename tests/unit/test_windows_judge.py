@@ -22,9 +22,19 @@ BEATS: Final = [float(second) for second in range(200)]
 
 def call(at: float, name: str, count: int = 1, config: str = "c") -> facts.Call:
     return facts.Call(
-        at=at, call_id=name, account="a", token=name, deployment="d", batch=name, config=config, count=count, zone="z",
-        instance_type="m", image="i", request="r",
-    )  # fmt: skip
+        at=at,
+        call_id=name,
+        account="a",
+        token=name,
+        deployment="d",
+        batch=name,
+        config=config,
+        count=count,
+        zone="z",
+        instance_type="m",
+        image="i",
+        request="r",
+    )
 
 
 def refused(at: float, name: str, code: Any = "InsufficientCapacity") -> facts.Reply:
@@ -36,12 +46,25 @@ def given(at: float, name: str, count: int = 1, config: str = "c", boots_at: flo
     ids = tuple(f"{name}-{number}" for number in range(count))
     machines = [
         facts.InstanceCreated(
-            at=at, instance_id=instance, call_id=name, account="a", token=name, request="r", deployment="d", batch=name,
-            config=config, zone="z", instance_type="m", image="i", visible_at=at, boots_at=boots_at, claims=True,
+            at=at,
+            instance_id=instance,
+            call_id=name,
+            account="a",
+            token=name,
+            request="r",
+            deployment="d",
+            batch=name,
+            config=config,
+            zone="z",
+            instance_type="m",
+            image="i",
+            visible_at=at,
+            boots_at=boots_at,
+            claims=True,
             user_data={},
         )
         for instance in ids
-    ]  # fmt: skip
+    ]
     return [*machines, facts.Reply(at=at, call_id=name, account="a", code="OK", instance_ids=ids)]
 
 
@@ -54,17 +77,34 @@ def worked(at: float, instance: str) -> facts.TaskStarted:
 
 
 def visible(
-    at: float, config: str = "c", *, launch: int = 4, boot: int = 8, folded: int = 0, boots_folded: int = 0,
-    state: str = "open", permit: int | None = None, ready: bool = False, shared: Sequence[SharedWindow] = (),
-) -> Visible:  # fmt: skip
+    at: float,
+    config: str = "c",
+    *,
+    launch: int = 4,
+    boot: int = 8,
+    folded: int = 0,
+    boots_folded: int = 0,
+    state: str = "open",
+    permit: int | None = None,
+    ready: bool = False,
+    shared: Sequence[SharedWindow] = (),
+) -> Visible:
     def stage(window: int, folded: int = 0) -> StageHealth:
         return StageHealth(probability=0.9, successes=1.0, failures=0.0, window=window, failures_folded=folded)
 
     record = WeightChanged(
-        launch_config_id=config, pool_id="pool", config_revision=1, weight=1.0, health=1.0,
-        stages={"launch": stage(launch, folded), "boot": stage(boot, boots_folded), "claim": stage(64)}, state=state,
-        probe_permit=permit, probe_ready=ready, reason="", shared=tuple(shared),
-    )  # fmt: skip
+        launch_config_id=config,
+        pool_id="pool",
+        config_revision=1,
+        weight=1.0,
+        health=1.0,
+        stages={"launch": stage(launch, folded), "boot": stage(boot, boots_folded), "claim": stage(64)},
+        state=state,
+        probe_permit=permit,
+        probe_ready=ready,
+        reason="",
+        shared=tuple(shared),
+    )
     return Visible(at, record)
 
 
@@ -212,11 +252,14 @@ def test_a_slow_call_excuses_itself_alone() -> None:
     seen = [visible(0.0, config, launch=8), visible(10.0, config, launch=2)]
     crossed = [
         Crossed(
-            each.at, each.at, LAUNCH_CONFIG_WEIGHT, (("ce_type", b"io.slipway.weight.changed.v1"),),
+            each.at,
+            each.at,
+            LAUNCH_CONFIG_WEIGHT,
+            (("ce_type", b"io.slipway.weight.changed.v1"),),
             msgspec.json.encode(each.record),
         )
         for each in seen
-    ]  # fmt: skip
+    ]
     crossed += [Crossed(beat, beat, SERVICE_HEARTBEAT, (), None) for beat in BEATS]
     slow = [call(12, "slow", 4, config), *given(12.1, "slow", 4, config, boots_at=12.2)]
     slow += [registered(12.3, f"slow-{n}") for n in range(4)]

@@ -119,11 +119,17 @@ async def measure(supervisor: Supervisor) -> int:
     # Of the last minute: a machine that others use gives other figures.
     load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     results = Results(
-        command=f"make bench-leases SECONDS={seconds:g}", on=surroundings() | {"postgres": version, "load": load},
-        commits_per_second=commits, pairs=found, held=held, waiting=waiting,
-        http_handover=handover.handover(told, commit_ms), kafka_handover=handover.handover(heard, hop_ms),
-        restart_waiters=RESTART_WAITERS, restart_seconds=round(restart, 2),
-    )  # fmt: skip
+        command=f"make bench-leases SECONDS={seconds:g}",
+        on=surroundings() | {"postgres": version, "load": load},
+        commits_per_second=commits,
+        pairs=found,
+        held=held,
+        waiting=waiting,
+        http_handover=handover.handover(told, commit_ms),
+        kafka_handover=handover.handover(heard, hop_ms),
+        restart_waiters=RESTART_WAITERS,
+        restart_seconds=round(restart, 2),
+    )
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
     return tell(results)
@@ -204,15 +210,18 @@ def tell(results: Results) -> int:
             print(f"{what:<9} {number:>6,}: {rate} pairs/s")
         print(f"{'':<9} ratio {sized.ratio}")
     for way, handed, plain in (
-        ("HTTP", results.http_handover, "one commit"), ("Kafka", results.kafka_handover, "one record's way")
-    ):  # fmt: skip
+        ("HTTP", results.http_handover, "one commit"),
+        ("Kafka", results.kafka_handover, "one record's way"),
+    ):
         print(
             f"handover  {way}: p50 {handed.p50} ms, p99 {handed.p99} ms, {handed.samples} samples; "
             f"p50 ÷ {plain} of {handed.plain_ms} ms {handed.ratio}"
         )
     print(f"restart   with {results.restart_waiters:,} waiters: first grant after {results.restart_seconds} s")
-    best = {way: max(found.pairs_per_second.median for found in results.pairs if found.way == way)
-            for way in ("HTTP", "Kafka")}  # fmt: skip
+    best = {
+        way: max(found.pairs_per_second.median for found in results.pairs if found.way == way)
+        for way in ("HTTP", "Kafka")
+    }
     claims = {
         f"Kafka ≥ {KAFKA_CLAIM:,} pairs/s": best["Kafka"] >= KAFKA_CLAIM,
         f"HTTP ≥ {HTTP_CLAIM} pairs/s": best["HTTP"] >= HTTP_CLAIM,

@@ -52,13 +52,19 @@ class Bus:
             for fact in facts:
                 number = self._numbers[partition] + 1
                 envelope = Envelope(
-                    id=new_id(), type=fact.type, source=SOURCE, subject=LEASE_REQUEST.subject(fact), time=now,
-                    number=number, previous=number - 1, number_source=f"{SOURCE}/1", revision=1, traceparent=trace,
-                )  # fmt: skip
-                key = fact.lease_pool_id.encode()
-                added = batch.append(
-                    key=key, value=msgspec.json.encode(fact), timestamp=None, headers=encode(envelope)
+                    id=new_id(),
+                    type=fact.type,
+                    source=SOURCE,
+                    subject=LEASE_REQUEST.subject(fact),
+                    time=now,
+                    number=number,
+                    previous=number - 1,
+                    number_source=f"{SOURCE}/1",
+                    revision=1,
+                    traceparent=trace,
                 )
+                key = fact.lease_pool_id.encode()
+                added = batch.append(key=key, value=msgspec.json.encode(fact), timestamp=None, headers=encode(envelope))
                 if added is None:
                     raise RuntimeError(f"{len(facts)} facts fit into no batch")
                 self._numbers[partition] = number
@@ -111,6 +117,9 @@ def ask(pool: str, request_id: str) -> LeaseRequested:
 
 def release(grant: LeaseGranted) -> LeaseReleaseRequested:
     return LeaseReleaseRequested(
-        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token,
-        units=grant.units, result="done",
-    )  # fmt: skip
+        lease_pool_id=grant.lease_pool_id,
+        lease_id=grant.lease_id,
+        fencing_token=grant.fencing_token,
+        units=grant.units,
+        result="done",
+    )

@@ -34,9 +34,12 @@ def handover(milliseconds: Iterable[list[float]], plain_ms: float) -> Handover:
     kept = [one for lane in milliseconds for one in lane[WARM_UP:]]
     p50 = percentile(kept, 50)
     return Handover(
-        samples=len(kept), p50=p50, p99=percentile(kept, 99), plain_ms=round(plain_ms, 2),
+        samples=len(kept),
+        p50=p50,
+        p99=percentile(kept, 99),
+        plain_ms=round(plain_ms, 2),
         ratio=round(p50 / plain_ms, 1),
-    )  # fmt: skip
+    )
 
 
 async def plain(bus: Bus) -> float:

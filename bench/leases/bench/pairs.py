@@ -127,6 +127,9 @@ class Askers:
 def pairs(way: str, clients: int, found: Sequence[tuple[float, float]], commits_per_second: float) -> Pairs:
     rate = spread([pairs_per_second for pairs_per_second, _ in found])
     return Pairs(
-        way=way, clients=clients, pairs_per_second=rate, cpu_ms_per_pair=spread([cpu for _, cpu in found]),
+        way=way,
+        clients=clients,
+        pairs_per_second=rate,
+        cpu_ms_per_pair=spread([cpu for _, cpu in found]),
         ratio=round(rate.median / commits_per_second, 3),
-    )  # fmt: skip
+    )

@@ -31,9 +31,7 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 class System:
     """Started and stopped by the supervisor it is given."""
 
-    def __init__(
-        self, supervisor: Supervisor, folder: Path, kafka: EmbeddedKafka, server: EmbeddedPostgres
-    ) -> None:
+    def __init__(self, supervisor: Supervisor, folder: Path, kafka: EmbeddedKafka, server: EmbeddedPostgres) -> None:
         self.supervisor = supervisor
         self.folder = folder
         self.kafka = kafka
@@ -52,24 +50,37 @@ class System:
         tokens.write_bytes(msgspec.json.encode([{"name": "bench", "sha256": hash_secret(SECRET), "scopes": ["admin"]}]))
         env = {key: value for key, value in os.environ.items() if not key.startswith("SLIPWAY_")}
         env |= {
-            "SLIPWAY_KAFKA": self.kafka.bootstrap, "SLIPWAY_TOPIC_PREFIX": PREFIX,
-            "SLIPWAY_PARTITIONS": str(PARTITIONS), "SLIPWAY_DATABASE_URL": url, "SLIPWAY_PORT": str(self.port),
+            "SLIPWAY_KAFKA": self.kafka.bootstrap,
+            "SLIPWAY_TOPIC_PREFIX": PREFIX,
+            "SLIPWAY_PARTITIONS": str(PARTITIONS),
+            "SLIPWAY_DATABASE_URL": url,
+            "SLIPWAY_PORT": str(self.port),
             "SLIPWAY_TOKENS_FILE": str(tokens),
-        }  # fmt: skip
+        }
         await self.supervisor.start(
             Service(
-                SERVICE, [sys.executable, "-m", "slipway_lease_broker.main"], env=env,
-                log=self.folder / "lease-broker.log", ready=partial(http_ready, self.port), start_seconds=60,
+                SERVICE,
+                [sys.executable, "-m", "slipway_lease_broker.main"],
+                env=env,
+                log=self.folder / "lease-broker.log",
+                ready=partial(http_ready, self.port),
+                start_seconds=60,
             )
-        )  # fmt: skip
+        )
 
     async def declare(self, limits: dict[str, int]) -> None:
         """Lease pools that are not paced, so that nothing but the broker's work is measured."""
         body = [
-            {"id": name, "limit": limit, "hold_seconds": 3600.0, "ttl_seconds": 3600.0, "reserve_seconds": 3600.0,
-             "pacing": "off"}
+            {
+                "id": name,
+                "limit": limit,
+                "hold_seconds": 3600.0,
+                "ttl_seconds": 3600.0,
+                "reserve_seconds": 3600.0,
+                "pacing": "off",
+            }
             for name, limit in limits.items()
-        ]  # fmt: skip
+        ]
         async with Caller(self.port, SECRET) as caller:
             status, said = await caller.call("PUT", "/lease-pools", body)
         if status != 200:

@@ -158,14 +158,18 @@ def _kafka(seen: Gathered) -> Iterable[Finding]:
     differences = seen.differences or []
     if missing := [line.partition(":")[0] for line in differences if line.endswith(": missing")]:
         yield Finding(
-            FAIL, "topics", f"missing: {_some(missing)}",
+            FAIL,
+            "topics",
+            f"missing: {_some(missing)}",
             "check --topic-prefix; `python -m slipway_common.topic_admin` creates what is missing",
-        )  # fmt: skip
+        )
     if others := [line for line in differences if not line.endswith(": missing")]:
         yield Finding(
-            WARN, "topics", f"not as the registry wants them: {_some(others, '; ')}",
+            WARN,
+            "topics",
+            f"not as the registry wants them: {_some(others, '; ')}",
             "kafka-configs.sh changes configs; the count of partitions may never change: see --partitions",
-        )  # fmt: skip
+        )
     if not differences:
         yield Finding(OK, "topics", "as the registry wants them")
 

@@ -44,9 +44,14 @@ class Api:
     """Where one deployment is, and its services for one caller. `topic_prefix` stands before every topic's name."""
 
     def __init__(
-        self, urls: Mapping[str, str], token: str = "", *, kafka: str = KAFKA, topic_prefix: str = "",
+        self,
+        urls: Mapping[str, str],
+        token: str = "",
+        *,
+        kafka: str = KAFKA,
+        topic_prefix: str = "",
         timeout_seconds: float = 30.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.urls = {service: url.rstrip("/") for service, url in urls.items()}
         self.kafka = kafka
         self.topic_prefix = topic_prefix

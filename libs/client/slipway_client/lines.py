@@ -19,9 +19,7 @@ NOUNS: Final = {"": "", "worker": "", "launch_config": "lc ", "pool": "pool ", "
 IDS: Final = frozenset({"worker_id", "lease_id", "request_id", "batch_id", "decision_id"})
 
 
-def line(
-    type_: str, at: datetime, subject: str, data: Any, *, now: datetime, short: Callable[[str], str]
-) -> str:
+def line(type_: str, at: datetime, subject: str, data: Any, *, now: datetime, short: Callable[[str], str]) -> str:
     """One event. `short` makes ids fit; a tombstone has no `data`, other data of a known type fit its schema."""
     noun, word = "", type_
     if type_.startswith(OURS):
@@ -67,10 +65,7 @@ def _outcome(outcome: Data | None) -> str:
 
 
 def _config(word: str, data: Data, now: datetime) -> list[str]:
-    return [
-        f"of pool {data.get('pool_id', '?')}, {data.get('zone', '?')}, {data.get('state', '?')}",
-        _who(data, now),
-    ]
+    return [f"of pool {data.get('pool_id', '?')}, {data.get('zone', '?')}, {data.get('state', '?')}", _who(data, now)]
 
 
 def _pool(word: str, data: Data, now: datetime) -> list[str]:
@@ -113,12 +108,18 @@ def _anything(word: str, data: Any, now: datetime) -> list[str]:
         return [json.dumps(data, ensure_ascii=False)]
     return [
         " ".join(
-            f"{name}={value}" for name, value in data.items()
+            f"{name}={value}"
+            for name, value in data.items()
             if name not in IDS and isinstance(value, str | int | float) and value != ""
         )
-    ]  # fmt: skip
+    ]
 
 
 PARTS: Final[dict[str, Callable[[str, Data, datetime], list[str]]]] = {
-    "worker": _worker, "launch_config": _config, "pool": _pool, "lease": _lease, "alert": _alert, "weight": _weight,
-}  # fmt: skip
+    "worker": _worker,
+    "launch_config": _config,
+    "pool": _pool,
+    "lease": _lease,
+    "alert": _alert,
+    "weight": _weight,
+}

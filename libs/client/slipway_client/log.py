@@ -61,9 +61,11 @@ class Log:
 
     async def __aenter__(self) -> Self:
         self._consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.kafka, enable_auto_commit=False, auto_offset_reset="earliest",
+            bootstrap_servers=self.kafka,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
             request_timeout_ms=int(self.timeout_seconds * 1000),
-        )  # fmt: skip
+        )
         try:
             with self._in_words():
                 await asyncio.wait_for(self._consumer.start(), self.timeout_seconds)
@@ -95,8 +97,10 @@ class Log:
         present = cluster.topics()
         if missing := [topic for topic in topics if self.prefix + topic not in present]:
             other = sorted(name for name in present if name.endswith(missing[0]))
-            there = f"there is {', '.join(other[:5])}: does --topic-prefix or TOPIC_PREFIX say which?" if other else (
-                "it is of another deployment, or its topics were not created yet"
+            there = (
+                f"there is {', '.join(other[:5])}: does --topic-prefix or TOPIC_PREFIX say which?"
+                if other
+                else ("it is of another deployment, or its topics were not created yet")
             )
             raise Failed(f"Kafka at {self.kafka} has no topic {self.prefix + missing[0]}; {there}")
         partitions = [
@@ -176,7 +180,13 @@ class Log:
         except (BadEvent, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             unreadable = str(error)
         return Entry(
-            topic=record.topic.removeprefix(self.prefix), partition=record.partition, offset=record.offset,
-            time=envelope.time if envelope else stored_at, key=(record.key or b"").decode(errors="replace"),
-            envelope=envelope, data=data, unreadable=unreadable, stored_at=stored_at,
-        )  # fmt: skip
+            topic=record.topic.removeprefix(self.prefix),
+            partition=record.partition,
+            offset=record.offset,
+            time=envelope.time if envelope else stored_at,
+            key=(record.key or b"").decode(errors="replace"),
+            envelope=envelope,
+            data=data,
+            unreadable=unreadable,
+            stored_at=stored_at,
+        )

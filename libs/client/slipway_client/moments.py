@@ -47,8 +47,10 @@ def spelled(duration_seconds: float) -> str:
         return f"{total:.1f} s".replace(".0 s", " s")
     total = round(total)
     for unit, name, smaller, smaller_name in (
-        (DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "min"), (MINUTE, "min", 1.0, "s"),
-    ):  # fmt: skip
+        (DAY, "d", HOUR, "h"),
+        (HOUR, "h", MINUTE, "min"),
+        (MINUTE, "min", 1.0, "s"),
+    ):
         if total >= unit:
             rest = int(total % unit // smaller)
             return f"{total // unit:.0f} {name}" + (f" {rest} {smaller_name}" if rest else "")

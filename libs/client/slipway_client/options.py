@@ -78,15 +78,12 @@ WorkerId = Annotated[
     str, typer.Argument(metavar="WORKER", help="Id of the worker, or its last 8 digits.", autocompletion=workers)
 ]
 Subject = Annotated[
-    str,
-    typer.Argument(metavar="WORKER|POOL", help="Id of a worker or of a pool.", autocompletion=_workers_and_pools),
+    str, typer.Argument(metavar="WORKER|POOL", help="Id of a worker or of a pool.", autocompletion=_workers_and_pools)
 ]
 OfPool = Annotated[str | None, typer.Option("--pool", help="Only this pool's.", autocompletion=pools)]
 OfLeasePool = Annotated[str | None, typer.Option("--pool", help="Only this lease pool's.", autocompletion=lease_pools)]
 Reason = Annotated[str, typer.Option(help="Why, for whoever looks at it later.")]
-For = Annotated[
-    str | None, typer.Option("--for", metavar="DURATION", help="End by itself after 90s, 30m, 2h, 1d12h….")
-]
+For = Annotated[str | None, typer.Option("--for", metavar="DURATION", help="End by itself after 90s, 30m, 2h, 1d12h….")]
 Until = Annotated[
     str | None, typer.Option("--until", metavar="TIME", help="End by itself at 17:30, 2026-08-01T17:30, ….")
 ]

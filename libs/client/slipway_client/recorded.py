@@ -104,6 +104,11 @@ def _event(line: bytes, number: int) -> Event | None:
     except BadEvent as error:
         raise wrong(f"does not fit its schema: {error}") from error
     return Event(
-        topic=kept.topic, id=kept.id, source=kept.source, subject=kept.subject, time=kept.time, event=event,
+        topic=kept.topic,
+        id=kept.id,
+        source=kept.source,
+        subject=kept.subject,
+        time=kept.time,
+        event=event,
         stored_at=kept.stored,
-    )  # fmt: skip
+    )

@@ -25,11 +25,20 @@ EXTRA: Final = 10  # columns for those who have the room
 EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 STATES: Final = {  # sign and style
-    "open": ("●", "green"), "enforce": ("●", "green"), "free": ("●", "green"),
-    "closed": ("✗", "bold red"), "frozen": ("✗", "bold red"),
-    "probing": ("◐", "yellow"), "paused": ("‖", "yellow"), "draining": ("▽", "yellow"), "queueing": ("▲", "yellow"),
-    "full": ("▲", "cyan"), "observe": ("○", "cyan"), "canary": ("◑", "cyan"), "archived": ("-", "dim"),
-}  # fmt: skip
+    "open": ("●", "green"),
+    "enforce": ("●", "green"),
+    "free": ("●", "green"),
+    "closed": ("✗", "bold red"),
+    "frozen": ("✗", "bold red"),
+    "probing": ("◐", "yellow"),
+    "paused": ("‖", "yellow"),
+    "draining": ("▽", "yellow"),
+    "queueing": ("▲", "yellow"),
+    "full": ("▲", "cyan"),
+    "observe": ("○", "cyan"),
+    "canary": ("◑", "cyan"),
+    "archived": ("-", "dim"),
+}
 MOODS: Final = {"bad": ("!", "bold red"), "good": ("+", "green"), "": ("·", "dim")}
 NONE: Final = "-"
 
@@ -234,15 +243,18 @@ def _pools(snapshot: Snapshot, width: int, rows: int) -> list[Text]:
         _numbers("LIVE", [pool.serving for pool in shown], drop=3),
         _numbers("NEEDED", [pool.needed for pool in shown], short="NEED", drop=2, warn=True),
         Column(
-            "OLDEST WAIT", [Cell(span(_scaled(pool.oldest_wait_seconds, snapshot))) for pool in shown],
-            short="WAIT", right=True, drop=4,
+            "OLDEST WAIT",
+            [Cell(span(_scaled(pool.oldest_wait_seconds, snapshot))) for pool in shown],
+            short="WAIT",
+            right=True,
+            drop=4,
         ),
         _numbers("RUNNING", [pool.running for pool in shown], drop=10),
         _numbers("LEAVING", [pool.leaving for pool in shown], drop=11),
         _numbers("WANTED", [pool.wanted for pool in shown], drop=13),
         _numbers("MAX", [pool.max_capacity for pool in shown], drop=12),
         _numbers("MIN", [pool.min_capacity for pool in shown], drop=14),
-    ]  # fmt: skip
+    ]
     return _table(columns, width, cut, stale)
 
 
@@ -257,8 +269,13 @@ def _configs(snapshot: Snapshot, width: int, rows: int) -> list[Text]:
         Column("STATE", [_state(config.words) for config in shown]),
         Column("WEIGHT", [Cell(_weight(config.weight)) for config in shown], right=True, drop=1),
         Column(
-            "", [Cell(relative[config.id], "green" if config.launches else "red") for config in shown],
-            least=BAR_LEAST, most=BAR_MOST, grows=True, draw=bar, drop=5,
+            "",
+            [Cell(relative[config.id], "green" if config.launches else "red") for config in shown],
+            least=BAR_LEAST,
+            most=BAR_MOST,
+            grows=True,
+            draw=bar,
+            drop=5,
         ),
         Column("SHARE", [Cell(f"{share[config.id]:.0%}") for config in shown], right=True, drop=10),
         Column("WINDOW", [_window(config) for config in shown], right=True, drop=3),
@@ -267,13 +284,26 @@ def _configs(snapshot: Snapshot, width: int, rows: int) -> list[Text]:
         _numbers("FAILED", [config.failed for config in shown], short="FAIL", drop=2),
         Column("NEXT PROBE", [_probe(config, snapshot) for config in shown], short="PROBE", right=True, drop=4),
         _numbers("RUNNING", [config.running for config in shown], drop=11),
-        Column("POOL", [Cell(printable(config.pool_id)) for config in shown], drop=14, least=8, grows=True, most=24,
-               draw=shortened_name),
+        Column(
+            "POOL",
+            [Cell(printable(config.pool_id)) for config in shown],
+            drop=14,
+            least=8,
+            grows=True,
+            most=24,
+            draw=shortened_name,
+        ),
         Column("ZONE", [Cell(printable(config.zone)) for config in shown], drop=13),
         Column("ACCOUNT", [Cell(printable(config.account_id)) for config in shown], drop=15),
-        Column("REASON", [Cell(printable(_reason(config)), "dim") for config in shown], drop=12, least=20, most=100,
-               grows=True),
-    ]  # fmt: skip
+        Column(
+            "REASON",
+            [Cell(printable(_reason(config)), "dim") for config in shown],
+            drop=12,
+            least=20,
+            most=100,
+            grows=True,
+        ),
+    ]
     return _table(columns, width, cut, stale)
 
 
@@ -287,21 +317,31 @@ def _lease_pools(snapshot: Snapshot, width: int, rows: int) -> list[Text]:
         Column("STATE", [_state(pool.state) for pool in shown], drop=5),
         Column("HELD", [Cell(f"{count(pool.held)}/{count(pool.limit)}") for pool in shown], right=True, drop=1),
         Column(
-            "", [Cell(pool.held / pool.limit if pool.limit else 0.0, STATES[pool.state][1]) for pool in shown],
-            least=BAR_LEAST, most=BAR_MOST, grows=True, draw=bar, drop=6,
+            "",
+            [Cell(pool.held / pool.limit if pool.limit else 0.0, STATES[pool.state][1]) for pool in shown],
+            least=BAR_LEAST,
+            most=BAR_MOST,
+            grows=True,
+            draw=bar,
+            drop=6,
         ),
         _numbers("WAITING", [pool.waiting for pool in shown], drop=2, warn=True),
         Column(
-            "STARTS/MIN", [Cell(f"{snapshot.starts_per_minute(pool):.1f}") for pool in shown], short="/MIN",
-            right=True, drop=4,
+            "STARTS/MIN",
+            [Cell(f"{snapshot.starts_per_minute(pool):.1f}") for pool in shown],
+            short="/MIN",
+            right=True,
+            drop=4,
         ),
         Column("ETA", [Cell(_eta(pool, snapshot)) for pool in shown], right=True, drop=3),
         Column(
-            "OLDEST WAIT", [Cell(span(_scaled(pool.oldest_wait_seconds, snapshot))) for pool in shown],
-            right=True, drop=10,
+            "OLDEST WAIT",
+            [Cell(span(_scaled(pool.oldest_wait_seconds, snapshot))) for pool in shown],
+            right=True,
+            drop=10,
         ),
         _numbers("REQUESTS", [pool.requests for pool in shown], drop=11),
-    ]  # fmt: skip
+    ]
     return _table(columns, width, cut, stale)
 
 

@@ -13,10 +13,19 @@ NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 SCOPE: Final = re.compile(r"admin|\*|[a-z][a-z-]*:(\*|[a-z][a-z-]*(:[\w*.:/-]+)?)")
 # All that any service asks for; capitals stand for what the path or body names.
 SCOPES: Final = (
-    "declaration:write", "demand:write:POOL", "signal:write:KIND:ID", "pools:write", "launch-configs:write",
-    "workers:terminate", "leases:write:POOL", "lease-pools:write", "launching:stop", "dead-letters:write",
-    "positions:write", "admin",
-)  # fmt: skip
+    "declaration:write",
+    "demand:write:POOL",
+    "signal:write:KIND:ID",
+    "pools:write",
+    "launch-configs:write",
+    "workers:terminate",
+    "leases:write:POOL",
+    "lease-pools:write",
+    "launching:stop",
+    "dead-letters:write",
+    "positions:write",
+    "admin",
+)
 TARGETED: Final = ("demand:write:", "signal:write:", "leases:write:")
 
 

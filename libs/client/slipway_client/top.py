@@ -54,9 +54,13 @@ async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) ->
         asyncio.get_running_loop().add_signal_handler(signum, interrupt, signum)
     async with asking(api.urls, api.headers) as ask:
         watch = Watch(
-            ask, title=f"top  {api.urls['provisioner'].partition('://')[2]}", kafka=api.kafka, prefix=api.topic_prefix,
-            interval_seconds=interval_seconds, history_seconds=0.0 if plain and not once else HISTORY_SECONDS,
-        )  # fmt: skip
+            ask,
+            title=f"top  {api.urls['provisioner'].partition('://')[2]}",
+            kafka=api.kafka,
+            prefix=api.topic_prefix,
+            interval_seconds=interval_seconds,
+            history_seconds=0.0 if plain and not once else HISTORY_SECONDS,
+        )
         try:
             if once:
                 return await show_once(watch, plain=plain)

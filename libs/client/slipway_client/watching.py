@@ -60,10 +60,17 @@ class Watch:
     """`run` it as a task; `changed` is set whenever there is something new to show."""
 
     def __init__(
-        self, ask: Ask, *, title: str, kafka: str = "", prefix: str = "", interval_seconds: float = 1.0,
-        history_seconds: float = 0.0, demo: Demo | None = None,
+        self,
+        ask: Ask,
+        *,
+        title: str,
+        kafka: str = "",
+        prefix: str = "",
+        interval_seconds: float = 1.0,
+        history_seconds: float = 0.0,
+        demo: Demo | None = None,
         zones_out: ZonesOut | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Without a Kafka address circuits are told from the services' answers. `history_seconds` of the topics are
         told at the start. `zones_out` asks a simulated cloud."""
         self.changed = asyncio.Event()
@@ -141,9 +148,11 @@ class Watch:
             return Service(name=name)
         since = self._answered_at.get(name, self._began_at)
         return Service(
-            name=name, silent_seconds=monotonic_seconds() - since, answered=name in self._answered_at,
+            name=name,
+            silent_seconds=monotonic_seconds() - since,
+            answered=name in self._answered_at,
             problem=problem or "",
-        )  # fmt: skip
+        )
 
     def _tell(self, lines: Sequence[Line | None]) -> None:
         for line in lines:

@@ -160,9 +160,15 @@ def _clock(worker: Facts, field: str, now: datetime) -> str:
 
 
 def of_pool(
-    pool: Facts, decisions: Sequence[Facts], configs: Sequence[Facts], brakes: Sequence[Facts],
-    lease_pools: Sequence[Facts], *, calculator: str, now: datetime,
-) -> list[str]:  # fmt: skip
+    pool: Facts,
+    decisions: Sequence[Facts],
+    configs: Sequence[Facts],
+    brakes: Sequence[Facts],
+    lease_pools: Sequence[Facts],
+    *,
+    calculator: str,
+    now: datetime,
+) -> list[str]:
     """What a pool wants, what it has, what the newest decision did, and what binds.
 
     `decisions` newest first; `calculator` says why the weight-calculator is not heard, empty when it is.

@@ -70,9 +70,11 @@ def bearer(credentials: HTTPAuthorizationCredentials | None) -> str:
     """The secret of the Authorization header; a Problem 401 without one."""
     if credentials is None:
         raise Problem(
-            401, "no-token", "A token is needed",
+            401,
+            "no-token",
+            "A token is needed",
             "send it as 'Authorization: Bearer …'; `slipway token create` makes one",
-        )  # fmt: skip
+        )
     return credentials.credentials
 
 
@@ -88,9 +90,7 @@ def identify(request: Request, credentials: HTTPAuthorizationCredentials | None)
 def permit(token: Token, scope: str) -> None:
     """A Problem 403 unless the token has `scope`."""
     if not allows(token.scopes, scope):
-        raise Problem(
-            403, "scope-missing", "The token lacks a scope", f"{token.name} needs {scope}", needed=scope
-        )
+        raise Problem(403, "scope-missing", "The token lacks a scope", f"{token.name} needs {scope}", needed=scope)
 
 
 def check(request: Request, credentials: HTTPAuthorizationCredentials | None, scope: str) -> str:

@@ -383,9 +383,18 @@ async def bury(tx: Connection, service: str, buried: Buried) -> None:
     reason = text_of(buried.reason.encode(errors="replace"), REASON_CHARACTERS_MAX)
     headers = [[text_of(name.encode(errors="replace")), (value or b"").hex()] for name, value in record.headers]
     await tx.execute(
-        BURY, record.topic, record.partition, record.offset, subject, state, reason,
-        record.key, record.value, headers, written_at(record),
-    )  # fmt: skip
+        BURY,
+        record.topic,
+        record.partition,
+        record.offset,
+        subject,
+        state,
+        reason,
+        record.key,
+        record.value,
+        headers,
+        written_at(record),
+    )
     if state != "dead":
         return
     LOG.error("dead letter", topic=record.topic, partition=record.partition, offset=record.offset, reason=reason)

@@ -120,9 +120,14 @@ async def _replay(
 
 async def _handle(db: Connection, consumer: Consumer, row: Any) -> Callable[[], None] | None:
     record = Record(
-        row["topic"], row["partition"], row["offset"], row["key"], row["value"],
-        [(name, bytes.fromhex(value)) for name, value in row["headers"]], int(row["record_at"].timestamp() * 1000),
-    )  # fmt: skip
+        row["topic"],
+        row["partition"],
+        row["offset"],
+        row["key"],
+        row["value"],
+        [(name, bytes.fromhex(value)) for name, value in row["headers"]],
+        int(row["record_at"].timestamp() * 1000),
+    )
     try:
         event = received(record, opened(record))
     except UnknownType:

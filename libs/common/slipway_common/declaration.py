@@ -30,8 +30,20 @@ from pydantic import (
 from slipway_common.ids import stable_id
 from slipway_common.strict_yaml import Document, Invalid, Path, Problem, path_text, read
 
-__all__ = ["Account", "Declaration", "Invalid", "LaunchConfig", "LeasePool", "Problem", "WorkerPool",
-           "config_id", "json_schema", "load", "parse", "scaled"]  # fmt: skip
+__all__ = [
+    "Account",
+    "Declaration",
+    "Invalid",
+    "LaunchConfig",
+    "LeasePool",
+    "Problem",
+    "WorkerPool",
+    "config_id",
+    "json_schema",
+    "load",
+    "parse",
+    "scaled",
+]
 
 ID_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 NAME_PATTERN: Final = r"^[!-~]{1,200}$"

@@ -18,9 +18,18 @@ from slipway_common.topics import DECODERS, EVENT_OF
 Headers = list[tuple[str, bytes]]
 
 ATTRIBUTES: Final = (
-    "specversion", "id", "type", "source", "time", "subject", "slipwaysource", "slipwaynumber", "slipwayprevious",
-    "slipwayrevision", "traceparent",
-)  # fmt: skip
+    "specversion",
+    "id",
+    "type",
+    "source",
+    "time",
+    "subject",
+    "slipwaysource",
+    "slipwaynumber",
+    "slipwayprevious",
+    "slipwayrevision",
+    "traceparent",
+)
 CONTENT_TYPE: Final = "content-type"
 JSON: Final = b"application/json"
 PLAIN: Final = frozenset({CONTENT_TYPE, "traceparent"})  # as they are; the others begin with ce_

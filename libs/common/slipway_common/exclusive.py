@@ -140,9 +140,13 @@ class Exclusive:
         """Only who reaches the broker bids."""
         self._cluster = await kafka.cluster_id(self.bootstrap_servers)
         self._client = AIOKafkaConsumer(
-            bootstrap_servers=self.bootstrap_servers, enable_auto_commit=False, auto_offset_reset="earliest",
-            fetch_max_wait_ms=FETCH_WAIT_MS, max_partition_fetch_bytes=PARTITION_BYTES, fetch_max_bytes=FETCH_BYTES,
-        )  # fmt: skip
+            bootstrap_servers=self.bootstrap_servers,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            max_partition_fetch_bytes=PARTITION_BYTES,
+            fetch_max_bytes=FETCH_BYTES,
+        )
         self._admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
         for client, close in ((self._client, self._client.stop), (self._admin, self._admin.close)):
             stack.push_async_callback(closed, close)
@@ -315,9 +319,12 @@ class Exclusive:
         group_id = self.prefix + group(self.owner.service, reading.consumer.topic)
         rows = [(partition, offset, "") for partition, offset in positions.items()]
         request = OffsetCommitRequest(
-            group_id, OffsetCommitRequest.DEFAULT_GENERATION_ID, "", OffsetCommitRequest.DEFAULT_RETENTION_TIME,
+            group_id,
+            OffsetCommitRequest.DEFAULT_GENERATION_ID,
+            "",
+            OffsetCommitRequest.DEFAULT_RETENTION_TIME,
             [(reading.name, rows)],
-        )  # fmt: skip
+        )
         response = await self._admin._send_request_to_node(await self._admin.find_coordinator(group_id), request)
         for _, partitions in response.topics:
             for _, code in partitions:

@@ -74,27 +74,51 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
     """One topic as one service consumes it. A partition is written for only while it is owned."""
 
     def __init__(
-        self, broker: KafkaBroker, pool: Pool, consumer: Consumer, *, prefix: str, instance: str, cluster: str,
-        ring: Callable[[], None], session_seconds: float = 10.0, heartbeat_seconds: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        broker: KafkaBroker,
+        pool: Pool,
+        consumer: Consumer,
+        *,
+        prefix: str,
+        instance: str,
+        cluster: str,
+        ring: Callable[[], None],
+        session_seconds: float = 10.0,
+        heartbeat_seconds: float = 1.0,
+    ) -> None:
         """`instance` names the replica for static membership; empty: partitions move as soon as it leaves."""
         super().__init__(pool, consumer, prefix=prefix, cluster=cluster, ring=ring)
         self.session_seconds = session_seconds
         self.failures: dict[int, int] = {}  # partition → failures in a row
         self._tables: tuple[dict[int, Any], ...] = (
-            self.owned, self.assigned, self.targets, self.sought, self.failures, self.stopped,
-        )  # fmt: skip
+            self.owned,
+            self.assigned,
+            self.targets,
+            self.sought,
+            self.failures,
+            self.stopped,
+        )
         self._settling: set[asyncio.Task[None]] = set()  # of this assignment: claims, waits for a rebalance
         self._reporting: asyncio.Task[None] | None = None
         self._running = asyncio.Lock()
         self._stopping = False
         group_id = prefix + group(consumer.service, consumer.topic)
         self.subscriber = broker.subscriber(
-            self.name, group_id=group_id, group_instance_id=f"{group_id}.{instance}" if instance else None,
-            batch=True, max_records=500, batch_timeout_ms=20, parser=_parse, decoder=_decode,
-            ack_policy=AckPolicy.MANUAL, auto_offset_reset="earliest", listener=self, fetch_max_wait_ms=100,
-            session_timeout_ms=int(session_seconds * 1000), heartbeat_interval_ms=int(heartbeat_seconds * 1000),
-        )  # fmt: skip
+            self.name,
+            group_id=group_id,
+            group_instance_id=f"{group_id}.{instance}" if instance else None,
+            batch=True,
+            max_records=500,
+            batch_timeout_ms=20,
+            parser=_parse,
+            decoder=_decode,
+            ack_policy=AckPolicy.MANUAL,
+            auto_offset_reset="earliest",
+            listener=self,
+            fetch_max_wait_ms=100,
+            session_timeout_ms=int(session_seconds * 1000),
+            heartbeat_interval_ms=int(heartbeat_seconds * 1000),
+        )
         self.subscriber(self.consume)
 
     @property
@@ -273,6 +297,10 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
 def connect(bootstrap_servers: str, service: str) -> KafkaBroker:
     """A FastStream broker for Subscriptions: no automatic topics, no argument injection."""
     return KafkaBroker(
-        bootstrap_servers, client_id=service, allow_auto_create_topics=False, apply_types=False, logger=None,
+        bootstrap_servers,
+        client_id=service,
+        allow_auto_create_topics=False,
+        apply_types=False,
+        logger=None,
         graceful_timeout=10.0,
-    )  # fmt: skip
+    )

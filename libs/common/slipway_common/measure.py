@@ -15,9 +15,11 @@ DEAD: Final = "SELECT topic, count(*)::int AS records FROM dead_letter GROUP BY 
 CLOCK: Final = "SELECT slipway_clock()"
 
 PLUMBING: Final = (
-    "slipway_outbox_oldest_seconds", "slipway_dead_letters", "slipway_consumer_lag_records",
+    "slipway_outbox_oldest_seconds",
+    "slipway_dead_letters",
+    "slipway_consumer_lag_records",
     "slipway_clock_offset_seconds",
-)  # fmt: skip
+)
 
 
 class Measure:

@@ -75,10 +75,7 @@ async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None 
         value = None if dead else msgspec.json.encode(event)
         if value is not None and len(value) > VALUE_BYTES_MAX:
             raise BadEvent(f"{event.type} of {topic.subject(event)} has {len(value)} bytes; at most {VALUE_BYTES_MAX}")
-        row = (
-            new_id(), topic.name, event.type, topic.subject(event), topic.key(event),
-            value, child_of(parent),
-        )  # fmt: skip
+        row = (new_id(), topic.name, event.type, topic.subject(event), topic.key(event), value, child_of(parent))
         for column, cell in zip(columns, row, strict=True):
             column.append(cell)
     await tx.execute(ENQUEUE, *columns, at)

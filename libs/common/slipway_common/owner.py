@@ -169,9 +169,13 @@ class Owner:
         return positions
 
     async def turn(
-        self, pool: Pool, portions: Sequence[Portion] = (), how: Callable[[Connection], Awaitable[Any]] | None = None,
-        *, reached: float = inf,
-    ) -> tuple[bool, Any]:  # fmt: skip
+        self,
+        pool: Pool,
+        portions: Sequence[Portion] = (),
+        how: Callable[[Connection], Awaitable[Any]] | None = None,
+        *,
+        reached: float = inf,
+    ) -> tuple[bool, Any]:
         """One transaction with what was read, or with what `how` does; with it everything older than `reached` is read.
         Returns whether anything was told, and what `how` returned.
 
@@ -209,9 +213,14 @@ class Owner:
         return told
 
     async def _turn(
-        self, pool: Pool, portions: Sequence[Portion], how: Callable[[Connection], Awaitable[Any]] | None,
-        handle: Handler, behind: bool, reached: float,
-    ) -> tuple[bool, Any]:  # fmt: skip
+        self,
+        pool: Pool,
+        portions: Sequence[Portion],
+        how: Callable[[Connection], Awaitable[Any]] | None,
+        handle: Handler,
+        behind: bool,
+        reached: float,
+    ) -> tuple[bool, Any]:
         batch = Batch(self.service, portions) if portions else None
         done = None
         try:
@@ -270,7 +279,5 @@ def _halves(portions: Sequence[Portion]) -> Iterator[Sequence[Portion]]:
     first = msgspec.structs.replace(portion, records=portion.records[:middle])
     yield [first]
     yield [
-        msgspec.structs.replace(
-            portion, records=portion.records[middle:], owned=Owned(portion.owned.epoch, first.end)
-        )
+        msgspec.structs.replace(portion, records=portion.records[middle:], owned=Owned(portion.owned.epoch, first.end))
     ]

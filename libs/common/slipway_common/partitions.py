@@ -50,9 +50,7 @@ class Partitions:
     client: Any
     """The aiokafka consumer that reads the topic; None until there is one."""
 
-    def __init__(
-        self, pool: Pool, consumer: Consumer, *, prefix: str, cluster: str, ring: Callable[[], None]
-    ) -> None:
+    def __init__(self, pool: Pool, consumer: Consumer, *, prefix: str, cluster: str, ring: Callable[[], None]) -> None:
         self.pool = pool
         self.consumer = consumer
         self.name = prefix + consumer.topic.name

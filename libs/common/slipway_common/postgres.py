@@ -22,8 +22,13 @@ SESSION_TIMEOUTS: Final = {
     "lock_timeout": "5s",
 }
 INFRASTRUCTURE: Final = (
-    OSError, TimeoutError, asyncio.CancelledError, asyncpg.InterfaceError, asyncpg.InternalClientError, Transient,
-)  # fmt: skip
+    OSError,
+    TimeoutError,
+    asyncio.CancelledError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    Transient,
+)
 DATA_ERRORS: Final = ("22", "23")  # SQLSTATE classes: data exception, integrity constraint violation
 
 

@@ -83,9 +83,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [
-            {"where": "/".join(map(str, problem["loc"])), "reason": problem["msg"]} for problem in error.errors()
-        ]
+        errors = [{"where": "/".join(map(str, problem["loc"])), "reason": problem["msg"]} for problem in error.errors()]
         first = f"{errors[0]['where']}: {errors[0]['reason']}" if errors else ""
         return _answer(Problem(422, "invalid-request", "The request is not valid", first, errors=errors))
 

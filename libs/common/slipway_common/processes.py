@@ -138,10 +138,13 @@ def _look(pid: int, tag_name: str, *, also_gone: bool = False) -> Process | None
             return None
         start_ticks = int(fields[19])
         return Process(
-            pid=pid, identity=identity_of(pid, start_ticks), session=int(fields[3]), start_ticks=start_ticks,
+            pid=pid,
+            identity=identity_of(pid, start_ticks),
+            session=int(fields[3]),
+            start_ticks=start_ticks,
             started_at=started_at(start_ticks),
             tag=_tag(folder, tag_name) if tag_name else "",
-        )  # fmt: skip
+        )
     except (FileNotFoundError, ProcessLookupError):
         return None
     finally:

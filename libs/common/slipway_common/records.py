@@ -91,11 +91,22 @@ def _quickly(record: Record) -> Received | None:
         if at.tzinfo is None:
             return None
         return Received(
-            event=decode_value(record.value), type=type_name, id=id_.decode(), source=source.decode(),
-            subject=subject.decode(), time=at, number=number, revision=revision, topic=record.topic,
-            partition=record.partition, offset=record.offset, traceparent=traceparent.decode(),
-            stored_ms=record.timestamp_ms, previous=previous, number_source=number_source.decode(),
-        )  # fmt: skip
+            event=decode_value(record.value),
+            type=type_name,
+            id=id_.decode(),
+            source=source.decode(),
+            subject=subject.decode(),
+            time=at,
+            number=number,
+            revision=revision,
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            traceparent=traceparent.decode(),
+            stored_ms=record.timestamp_ms,
+            previous=previous,
+            number_source=number_source.decode(),
+        )
     except Exception:  # the general way says what is wrong with it
         return None
 
@@ -110,9 +121,7 @@ def opened(record: Record) -> Envelope:
             text: str = getattr(envelope, name)
             if "\0" in text or len(text.encode()) > SUBJECT_BYTES_MAX:
                 raise BadEvent(f"ce_{name} has a NUL character or more than {SUBJECT_BYTES_MAX} bytes")
-    for name, number in (
-        ("number", envelope.number), ("previous", envelope.previous), ("revision", envelope.revision),
-    ):  # fmt: skip
+    for name, number in (("number", envelope.number), ("previous", envelope.previous), ("revision", envelope.revision)):
         if number is not None and not 0 <= number <= BIGINT_MAX:
             raise BadEvent(f"ce_slipway{name} {number} is out of range")
     return envelope

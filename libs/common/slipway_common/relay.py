@@ -27,9 +27,21 @@ LOG = logger(__name__)
 
 LOCK: Final = "SELECT pg_try_advisory_lock(hashtext('slipway.relay'), hashtext(current_schema()))"
 RECORD: Final = (
-    "id", "event_id::text", "topic", "type", "subject", "key", "revision", "value", "at", "traceparent", "headers",
-    "partition", "number", "previous",
-)  # fmt: skip
+    "id",
+    "event_id::text",
+    "topic",
+    "type",
+    "subject",
+    "key",
+    "revision",
+    "value",
+    "at",
+    "traceparent",
+    "headers",
+    "partition",
+    "number",
+    "previous",
+)
 UNNUMBERED: Final = "SELECT id, topic, key FROM outbox WHERE number IS NULL ORDER BY id LIMIT 2000"
 # The position moves with the numbers and outlives the rows: a number is never given twice.
 NUMBER: Final = f"""
@@ -75,9 +87,15 @@ class Relay:
     """Publishes the outbox of one service until cancelled; takes over when the owner dies or stalls."""
 
     def __init__(
-        self, service: str, *, database_url: str, kafka: str, topic_prefix: str, partitions: dict[str, int],
+        self,
+        service: str,
+        *,
+        database_url: str,
+        kafka: str,
+        topic_prefix: str,
+        partitions: dict[str, int],
         stalled_seconds: float = STALLED_SECONDS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.service = service
         self.database_url = database_url
         self.kafka = kafka

@@ -96,9 +96,13 @@ class Service:
         self.runtime = Runtime()
         if work is not None:
             self.runtime.exclusive = Exclusive(
-                work, service=name, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix,
-                instance=settings.instance, ring=self.runtime.ring,
-            )  # fmt: skip
+                work,
+                service=name,
+                bootstrap_servers=settings.kafka,
+                prefix=settings.topic_prefix,
+                instance=settings.instance,
+                ring=self.runtime.ring,
+            )
         self.loops = [*loops, *self._own_loops()]
         self.routers = routers
         self.resources = resources
@@ -115,9 +119,13 @@ class Service:
         gc.collect()
         gc.freeze()
         uvicorn.run(
-            app, host=self.settings.host, port=self.settings.port, log_config=None, access_log=False,
+            app,
+            host=self.settings.host,
+            port=self.settings.port,
+            log_config=None,
+            access_log=False,
             timeout_graceful_shutdown=5,
-        )  # fmt: skip
+        )
 
     def app(self) -> FastAPI:
         app = FastAPI(title=f"Slipway {self.name}", version=VERSION, lifespan=self._lifespan)
@@ -160,9 +168,12 @@ class Service:
             stack.push_async_callback(_cancel, tasks)
             settings, runtime = self.settings, self.runtime
             runtime.relay = Relay(
-                self.name, database_url=settings.database_url, kafka=settings.kafka,
-                topic_prefix=settings.topic_prefix, partitions=partition_counts(TOPICS, settings.partitions),
-            )  # fmt: skip
+                self.name,
+                database_url=settings.database_url,
+                kafka=settings.kafka,
+                topic_prefix=settings.topic_prefix,
+                partitions=partition_counts(TOPICS, settings.partitions),
+            )
             tasks.append(asyncio.create_task(runtime.relay.run()))
             for view in self.views:
                 reader = Reader(view, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix, ring=runtime.ring)
@@ -211,11 +222,16 @@ class Service:
                 cluster = await kafka.cluster_id(settings.kafka)
                 runtime.subscriptions = [
                     kafka.Subscription(
-                        broker, pool, consumer, prefix=settings.topic_prefix, instance=settings.instance,
-                        cluster=cluster, ring=runtime.ring,
+                        broker,
+                        pool,
+                        consumer,
+                        prefix=settings.topic_prefix,
+                        instance=settings.instance,
+                        cluster=cluster,
+                        ring=runtime.ring,
                     )
                     for consumer in self.consumers
-                ]  # fmt: skip
+                ]
                 await broker.start()
             except Exception as error:
                 LOG.warning("broker not usable yet", error=repr(error))
@@ -301,12 +317,14 @@ class Service:
         if bool(stuck) != self._alerted:
             names = ", ".join(reading.name for reading in stuck)
             alert = (AlertRaised if stuck else AlertResolved)(
-                dedup_key=f"{self.name}/unowned/{self.settings.instance}", subject_id=self.name,
+                dedup_key=f"{self.name}/unowned/{self.settings.instance}",
+                subject_id=self.name,
                 kind="unowned-partition",
                 summary=f"{self.name} was assigned partitions of {names} but cannot claim them" if stuck else "",
-                effect="their events wait", doing="tries again each second",
+                effect="their events wait",
+                doing="tries again each second",
                 command="look at the service's log and at /readyz",
-            )  # fmt: skip
+            )
             async with pool.acquire() as db, db.transaction():
                 await outbox.enqueue(db, [alert])
         self._alerted = bool(stuck)
@@ -331,5 +349,3 @@ async def _close_pool(pool: Pool) -> None:
         await asyncio.wait_for(pool.close(), 3)
     except TimeoutError:
         pool.terminate()
-
-

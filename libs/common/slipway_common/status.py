@@ -46,10 +46,14 @@ class Status:
             for row in _partitions(reading, known or {})
         ]
         return self.itself | {
-            "ready": not reasons, "reasons": reasons, "now": utc_now(), **(database or UNKNOWN),
-            "partitions": partitions, "stopped_partitions": stopped_partitions(self.runtime),
+            "ready": not reasons,
+            "reasons": reasons,
+            "now": utc_now(),
+            **(database or UNKNOWN),
+            "partitions": partitions,
+            "stopped_partitions": stopped_partitions(self.runtime),
             "standing": None if self.runtime.exclusive is None else self.runtime.exclusive.standing,
-        }  # fmt: skip
+        }
 
     async def _ask_database(self) -> dict[str, Any] | None:
         pool = self.runtime.pool
@@ -79,10 +83,16 @@ def _partitions(reading: Partitions, ends: dict[int, int]) -> list[dict[str, Any
     for partition in sorted(reading.assigned):
         owned, end = reading.owned.get(partition), ends.get(partition)
         lag = None if owned is None or end is None else max(0, end - owned.next_offset)
-        rows.append({
-            "topic": reading.consumer.topic.name, "partition": partition, "owned": owned is not None,
-            "next_offset": None if owned is None else owned.next_offset, "end_offset": end, "lag": lag,
-        })  # fmt: skip
+        rows.append(
+            {
+                "topic": reading.consumer.topic.name,
+                "partition": partition,
+                "owned": owned is not None,
+                "next_offset": None if owned is None else owned.next_offset,
+                "end_offset": end,
+                "lag": lag,
+            }
+        )
     return rows
 
 

@@ -49,27 +49,37 @@ POOL_DEMAND: Final = Topic(
 POOL_LIFECYCLE: Final = Topic(
     "slipway.pool.lifecycle.v1",
     events=(
-        pool.PoolCreated, pool.PoolUpdated, pool.PoolPaused, pool.PoolResumed, pool.PoolFrozen, pool.PoolUnfrozen,
-        pool.PoolRolledBack, pool.PoolDeleted,
+        pool.PoolCreated,
+        pool.PoolUpdated,
+        pool.PoolPaused,
+        pool.PoolResumed,
+        pool.PoolFrozen,
+        pool.PoolUnfrozen,
+        pool.PoolRolledBack,
+        pool.PoolDeleted,
     ),
     key=lambda event: event.pool_id,
     subject=lambda event: event.pool_id,
     producers=frozenset({"provisioner"}),
     consumers=frozenset(),
     config=COMPACT,
-)  # fmt: skip
+)
 LAUNCH_CONFIG_LIFECYCLE: Final = Topic(
     "slipway.launch-config.lifecycle.v1",
     events=(
-        launch_config.LaunchConfigCreated, launch_config.LaunchConfigUpdated, launch_config.LaunchConfigArchived,
-        launch_config.LaunchConfigPaused, launch_config.LaunchConfigResumed, launch_config.LaunchConfigDraining,
+        launch_config.LaunchConfigCreated,
+        launch_config.LaunchConfigUpdated,
+        launch_config.LaunchConfigArchived,
+        launch_config.LaunchConfigPaused,
+        launch_config.LaunchConfigResumed,
+        launch_config.LaunchConfigDraining,
     ),
     key=lambda event: event.launch_config_id,
     subject=lambda event: event.launch_config_id,
     producers=frozenset({"provisioner"}),
     consumers=frozenset({"weight-calculator"}),
     config=COMPACT,
-)  # fmt: skip
+)
 LAUNCH_CONFIG_SIGNAL: Final = Topic(
     "slipway.launch-config.signal.v1",
     events=(signal.SignalRaised,),
@@ -92,40 +102,57 @@ LAUNCH_CONFIG_WEIGHT: Final = Topic(
 WORKER_LIFECYCLE: Final = Topic(
     "slipway.worker.lifecycle.v1",
     events=(
-        worker.WorkerRequested, worker.WorkerDelayed, worker.WorkerLaunched, worker.WorkerLaunchFailed,
-        worker.WorkerRegistered, worker.WorkerClaimed, worker.WorkerIdle, worker.WorkerErrorReported,
-        worker.WorkerStopping, worker.WorkerStopped, worker.WorkerLost,
+        worker.WorkerRequested,
+        worker.WorkerDelayed,
+        worker.WorkerLaunched,
+        worker.WorkerLaunchFailed,
+        worker.WorkerRegistered,
+        worker.WorkerClaimed,
+        worker.WorkerIdle,
+        worker.WorkerErrorReported,
+        worker.WorkerStopping,
+        worker.WorkerStopped,
+        worker.WorkerLost,
     ),
     key=lambda event: event.worker_id,
     subject=lambda event: event.worker_id,
     producers=frozenset({"provisioner"}),
     consumers=frozenset({"weight-calculator"}),
     config=retained(7),
-)  # fmt: skip
+)
 LEASE_REQUEST: Final = Topic(
     "slipway.lease.request.v1",
     events=(
-        lease.LeaseRequested, lease.LeaseConfirmRequested, lease.LeaseRenewRequested, lease.LeaseCancelRequested,
-        lease.LeaseReleaseRequested, lease.LeaseUnleasedReported,
+        lease.LeaseRequested,
+        lease.LeaseConfirmRequested,
+        lease.LeaseRenewRequested,
+        lease.LeaseCancelRequested,
+        lease.LeaseReleaseRequested,
+        lease.LeaseUnleasedReported,
     ),
     key=lambda event: event.lease_pool_id,
     subject=lambda event: getattr(event, "lease_id", None) or event.request_id,
     producers=frozenset({"provisioner"}),
     consumers=frozenset({"lease-broker"}),
     config=retained(3),
-)  # fmt: skip
+)
 LEASE_LIFECYCLE: Final = Topic(
     "slipway.lease.lifecycle.v1",
     events=(
-        lease.LeaseQueued, lease.LeaseGranted, lease.LeaseConfirmed, lease.LeaseReleased, lease.LeaseExpired,
-        lease.LeaseLost, lease.LeaseLimitChanged,
+        lease.LeaseQueued,
+        lease.LeaseGranted,
+        lease.LeaseConfirmed,
+        lease.LeaseReleased,
+        lease.LeaseExpired,
+        lease.LeaseLost,
+        lease.LeaseLimitChanged,
     ),
     key=lambda event: event.lease_pool_id,
     subject=lambda event: getattr(event, "lease_id", None) or getattr(event, "request_id", event.lease_pool_id),
     producers=frozenset({"lease-broker"}),
     consumers=frozenset({"provisioner"}),
     config=retained(7),
-)  # fmt: skip
+)
 SERVICE_HEARTBEAT: Final = Topic(
     "slipway.service.heartbeat.v1",
     events=(service.ServiceHeartbeat,),
@@ -146,9 +173,17 @@ ALERT: Final = Topic(
 )
 
 TOPICS: Final = (
-    POOL_DEMAND, POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, LAUNCH_CONFIG_WEIGHT,
-    WORKER_LIFECYCLE, LEASE_REQUEST, LEASE_LIFECYCLE, SERVICE_HEARTBEAT, ALERT,
-)  # fmt: skip
+    POOL_DEMAND,
+    POOL_LIFECYCLE,
+    LAUNCH_CONFIG_LIFECYCLE,
+    LAUNCH_CONFIG_SIGNAL,
+    LAUNCH_CONFIG_WEIGHT,
+    WORKER_LIFECYCLE,
+    LEASE_REQUEST,
+    LEASE_LIFECYCLE,
+    SERVICE_HEARTBEAT,
+    ALERT,
+)
 TOPIC_OF: Final = {event: topic for topic in TOPICS for event in topic.events}
 EVENT_OF: Final[dict[str, type[Any]]] = {event.type: event for event in TOPIC_OF}
 DECODERS: Final = {event.type: msgspec.json.Decoder(event) for event in TOPIC_OF}

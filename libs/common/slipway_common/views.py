@@ -38,11 +38,19 @@ def readable(record: Any, topic: Topic) -> Received | None:
         LOG.info("view skips a record", topic=topic.name, offset=record.offset, reason=str(error))
         return None
     return Received(
-        event=event, type=envelope.type, id=envelope.id, source=envelope.source,
-        subject=envelope.subject or (record.key or b"").decode(errors="replace"), time=envelope.time,
-        number=envelope.number, revision=envelope.revision, topic=topic.name, partition=record.partition,
-        offset=record.offset, traceparent=envelope.traceparent,
-    )  # fmt: skip
+        event=event,
+        type=envelope.type,
+        id=envelope.id,
+        source=envelope.source,
+        subject=envelope.subject or (record.key or b"").decode(errors="replace"),
+        time=envelope.time,
+        number=envelope.number,
+        revision=envelope.revision,
+        topic=topic.name,
+        partition=record.partition,
+        offset=record.offset,
+        traceparent=envelope.traceparent,
+    )
 
 
 class Reader:

@@ -157,7 +157,7 @@ class Agents:
         began_at = processes.started_at(int(start)).timestamp()
         seen = Seen(
             instance_id=identity, account_id=account_id, batch_id=batch_id, config_id=config_id, began_at=began_at
-        )  # fmt: skip
+        )
         self.seen[identity] = seen
         try:
             handle = os.pidfd_open(int(pid))
@@ -237,9 +237,17 @@ def _life(seen: Seen, ended_at: float | None) -> Iterator[facts.Fact]:
     yield facts.Call(at=at, call_id=id_, account=account, count=1, **body, **kind)
     yield facts.Reply(at=at, call_id=id_, account=account, code="OK", instance_ids=(id_,))
     yield facts.InstanceCreated(
-        at=at, instance_id=id_, call_id=id_, account=account, visible_at=at, boots_at=None, claims=True, user_data={},
-        **body, **kind,
-    )  # fmt: skip
+        at=at,
+        instance_id=id_,
+        call_id=id_,
+        account=account,
+        visible_at=at,
+        boots_at=None,
+        claims=True,
+        user_data={},
+        **body,
+        **kind,
+    )
     if ended_at is not None:
         yield facts.Terminated(at=max(at, ended_at), instance_id=id_, account=account, by="self")
 

@@ -105,12 +105,12 @@ def judge(evidence: Evidence) -> Report:
         lost=lost,
         dead=dead,
         lost_replies=sum(isinstance(f, facts.Reply) and f.lost for f in evidence.ledger),
-        looked_up=len({
-            p.event.batch_id for p in published if isinstance(p.event, events.WorkerLaunched) and p.event.looked_up
-        }),
+        looked_up=len(
+            {p.event.batch_id for p in published if isinstance(p.event, events.WorkerLaunched) and p.event.looked_up}
+        ),
         peaks=peaks,
         problems=problems,
-    )  # fmt: skip
+    )
 
 
 def _fates(published: Iterable[Published]) -> dict[str, str]:

@@ -34,23 +34,29 @@ from slipway_simulator import faults
 from slipway_simulator.facts import InstanceCreated
 from slipway_simulator.faults import BadFault, Fault
 
-DECLARATIONS: Final = {
-    "simulated": Path("examples/slipway.yaml"), "process": Path("examples/slipway-process.yaml"),
-}  # fmt: skip
+DECLARATIONS: Final = {"simulated": Path("examples/slipway.yaml"), "process": Path("examples/slipway-process.yaml")}
 KEPT: Final = Path(".slipway/last-run")
 ENVIRONMENT: Final = Path(".slipway/env")
 APPLIED: Final = Path(".slipway/slipway.yaml")
 DEFAULT_FAULTS: Final = "zone-b:25%-50%"
 # Enough to fill the pool to its maximum and both accounts to their limits, then about half of that.
 DEMAND: Final = {
-    "kind": "bursty", "rate_per_minute": 26, "initial_burst": 110, "burst_size": 25, "burst_every_seconds": 300,
+    "kind": "bursty",
+    "rate_per_minute": 26,
+    "initial_burst": 110,
+    "burst_size": 25,
+    "burst_every_seconds": 300,
     "task_seconds_median": 60,
-}  # fmt: skip
+}
 # What a few agents on two cores do in real time, each task about a second of it.
 DEMAND_OF_AGENTS: Final = {
-    "kind": "bursty", "rate_per_minute": 7, "initial_burst": 10, "burst_size": 4, "burst_every_seconds": 120,
+    "kind": "bursty",
+    "rate_per_minute": 7,
+    "initial_burst": 10,
+    "burst_size": 4,
+    "burst_every_seconds": 120,
     "task_seconds_median": 20,
-}  # fmt: skip
+}
 AGENTS_SPEED_MAX: Final = 40  # agents are as fast as they are: shorter times would find fault with them
 # Agents that are idle leave within these product seconds, so that the run ends with all of them gone by themselves.
 AGENTS_SECONDS: Final = {"idle_timeout_seconds": 40.0}
@@ -116,9 +122,14 @@ def wish(environment: Mapping[str, str]) -> Wish:
         if (zone := zone_of(fault)) and zone not in zones:
             raise ValueError(f"FAULTS={fault.name}: no zone {zone}; there is {', '.join(sorted(zones))}")
     return Wish(
-        duration_seconds=duration, provider=provider, speed=speed, seed=seed, faults=parsed, demand=demand,
+        duration_seconds=duration,
+        provider=provider,
+        speed=speed,
+        seed=seed,
+        faults=parsed,
+        demand=demand,
         chosen_speed=bool(environment.get("SPEED")),
-    )  # fmt: skip
+    )
 
 
 def zone_of(fault: Fault) -> str:
@@ -201,9 +212,12 @@ async def demo(supervisor: Supervisor, asked: Wish) -> int:
         await asyncio.gather(settle(deployment), *([hired.leave()] if hired is not None else []))
         died.cancel()
         found = await evidence.gather(
-            ledger_path=deployment.ledger, kafka=deployment.kafka, prefix=deployment.prefix,
-            database_url=deployment.database_url, settle_seconds=deployment.settle_seconds,
-        )  # fmt: skip
+            ledger_path=deployment.ledger,
+            kafka=deployment.kafka,
+            prefix=deployment.prefix,
+            database_url=deployment.database_url,
+            settle_seconds=deployment.settle_seconds,
+        )
         if hired is not None:
             hired.count()
             found = hired.merged(found)
@@ -326,9 +340,7 @@ def summarise(asked: Wish, found: evidence.Evidence, started_at: float, hired: A
     return 1 if problems else 0
 
 
-def comparison(
-    asked: Wish, found: evidence.Evidence, declared: Declaration, started_at: float, *, busy: float
-) -> str:
+def comparison(asked: Wish, found: evidence.Evidence, declared: Declaration, started_at: float, *, busy: float) -> str:
     """What the launches of this run came to, beside those of a simpler rule. Judges nothing. `busy`: the share of the
     machine's time in use."""
     if asked.provider != "simulated":

@@ -32,15 +32,23 @@ SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 # settings, except that a demo looks at its accounts more often: it waits for two passes at its end.
 PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
     "provisioner": {
-        "call_timeout_seconds": 60, "visibility_seconds": 10, "boot_timeout_seconds": 900,
-        "idle_timeout_seconds": 120, "give_up_idle_seconds": 300, "heard_timeout_seconds": 900,
-        "stop_grace_seconds": 120, "clock_skew_seconds": 5, "resend_seconds": 30, "reap_seconds": 10,
-        "sweep_seconds": 600, "silent_attempt_seconds": 30,
+        "call_timeout_seconds": 60,
+        "visibility_seconds": 10,
+        "boot_timeout_seconds": 900,
+        "idle_timeout_seconds": 120,
+        "give_up_idle_seconds": 300,
+        "heard_timeout_seconds": 900,
+        "stop_grace_seconds": 120,
+        "clock_skew_seconds": 5,
+        "resend_seconds": 30,
+        "reap_seconds": 10,
+        "sweep_seconds": 600,
+        "silent_attempt_seconds": 30,
         "silent_half_life_seconds": 600,
     },
     "weight-calculator": {"refresh_seconds": 60, "republish_seconds": 600},
     "lease-broker": {"lost_linger_seconds": 70},
-}  # fmt: skip
+}
 PARTITIONS: Final = 4
 SERVICE_START_SECONDS: Final = 120.0  # they start beside the broker, which may itself take 90 on a busy machine
 
@@ -49,9 +57,14 @@ class Deployment:
     """Started once under a supervisor; knows where everything is."""
 
     def __init__(
-        self, supervisor: Supervisor, folder: Path, *, speed: float, seconds: dict[str, float],
+        self,
+        supervisor: Supervisor,
+        folder: Path,
+        *,
+        speed: float,
+        seconds: dict[str, float],
         environment: Mapping[str, Mapping[str, str]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`seconds` replaces product times by name, before they are divided by `speed`; `environment` adds variables
         to services by name. A service may be told topics of its own: they are created too."""
         self.supervisor = supervisor
@@ -181,9 +194,10 @@ class Deployment:
         """All variables of a service's process."""
         passed_on = "SLIPWAY_BOSKOS_" if name == "lease-broker" else None  # a port that only its user can choose
         env = {
-            key: value for key, value in os.environ.items()
+            key: value
+            for key, value in os.environ.items()
             if not key.startswith("SLIPWAY_") or (passed_on and key.startswith(passed_on))
-        }  # fmt: skip
+        }
         env |= {
             "SLIPWAY_KAFKA": self.kafka,
             "SLIPWAY_TOPIC_PREFIX": self.prefix,
@@ -217,9 +231,11 @@ class Deployment:
     async def call(self, method: str, service: str, path: str, body: Any = None) -> Any:
         """One authorized request; the decoded answer. Raises httpx2.HTTPStatusError with the service's words."""
         response = await self.http.request(
-            method, self.url(service) + path, headers={"Authorization": f"Bearer {self.token}"},
+            method,
+            self.url(service) + path,
+            headers={"Authorization": f"Bearer {self.token}"},
             **({} if body is None else {"json": body}),
-        )  # fmt: skip
+        )
         if response.is_error:
             raise httpx2.HTTPStatusError(
                 f"{method} {path}: {response.status_code} {response.text}", request=response.request, response=response

@@ -59,9 +59,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     rows: Rows
 
 
-async def gather(
-    *, ledger_path: Path, kafka: str, prefix: str, database_url: str, settle_seconds: float
-) -> Evidence:
+async def gather(*, ledger_path: Path, kafka: str, prefix: str, database_url: str, settle_seconds: float) -> Evidence:
     """Read all three sources. A running system moves on between two reads, so the ledger comes after the
     rows: what it still calls live then had time to be written off."""
     rows = await _rows(database_url)
@@ -69,9 +67,12 @@ async def gather(
     published, dead_records = await _topics(kafka, prefix)
     await asyncio.sleep(0.5)
     return Evidence(
-        settled_before=settled_before, ledger=list(ledger.read(ledger_path)), published=published,
-        dead_records=dead_records, rows=rows,
-    )  # fmt: skip
+        settled_before=settled_before,
+        ledger=list(ledger.read(ledger_path)),
+        published=published,
+        dead_records=dead_records,
+        rows=rows,
+    )
 
 
 async def _topics(kafka: str, prefix: str) -> tuple[list[Published], int]:

@@ -153,9 +153,16 @@ class EmbeddedKafka:
         settings = self._write_settings(unfinished)
         assert self._archive is not None
         tool = self._java_child(
-            "formatting Kafka's storage", path, self._archive.options(),
-            "kafka.tools.StorageTool", "format", "--cluster-id", new_cluster_id(), "--config", settings,
-        )  # fmt: skip
+            "formatting Kafka's storage",
+            path,
+            self._archive.options(),
+            "kafka.tools.StorageTool",
+            "format",
+            "--cluster-id",
+            new_cluster_id(),
+            "--config",
+            settings,
+        )
         tool.start()
         try:
             if await tool.wait() != 0:

@@ -13,18 +13,22 @@ from slipway_local.deployment import SERVICES, Deployment
 async def narrate(deployment: Deployment, started_at: float, seed: int, seconds: float) -> None:
     """Tell until the time is up (0: for ever). q on the screen is Ctrl-C."""
     demo = Demo(
-        started_at=datetime.fromtimestamp(started_at, UTC), speed=deployment.speed, seed=seed,
+        started_at=datetime.fromtimestamp(started_at, UTC),
+        speed=deployment.speed,
+        seed=seed,
         minutes=seconds * deployment.speed / 60 or None,
-    )  # fmt: skip
+    )
     urls = {service: deployment.url(service) for service in (*SERVICES, "simulator")}
     async with asking(urls, {}) as ask:
         watch = Watch(
             ask, title="demo", kafka=deployment.kafka, prefix=deployment.prefix, demo=demo, zones_out=_zones_out(ask)
         )
         await top.follow(
-            watch, plain=bool(os.environ.get("PLAIN")) or not top.has_screen(), seconds=seconds,
+            watch,
+            plain=bool(os.environ.get("PLAIN")) or not top.has_screen(),
+            seconds=seconds,
             end=lambda: os.kill(os.getpid(), signal.SIGINT),
-        )  # fmt: skip
+        )
 
 
 def _zones_out(ask: Ask) -> ZonesOut:

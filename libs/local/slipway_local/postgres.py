@@ -39,9 +39,15 @@ SETTINGS: Final = {
 }
 # The locale is the server's own, so that text sorts alike on every machine.
 INITDB: Final = [
-    "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--locale-provider=builtin",
-    "--builtin-locale=C.UTF-8", "--no-sync", "--no-instructions",
-]  # fmt: skip
+    "--username=postgres",
+    "--auth=trust",
+    "--encoding=UTF8",
+    "--locale=C",
+    "--locale-provider=builtin",
+    "--builtin-locale=C.UTF-8",
+    "--no-sync",
+    "--no-instructions",
+]
 
 
 class EmbeddedPostgres:

@@ -30,8 +30,12 @@ EVENTS_SECONDS: Final = 3600.0
 BOOT_SECONDS: Final = PRODUCT_SECONDS["provisioner"]["boot_timeout_seconds"]
 IDLE_SECONDS: Final = PRODUCT_SECONDS["provisioner"]["idle_timeout_seconds"]
 OUTSIDE: Final = (
-    recorded.ScenarioLoaded, recorded.FaultSet, recorded.FaultCleared, recorded.TaskArrived, recorded.DemandSet,
-)  # fmt: skip
+    recorded.ScenarioLoaded,
+    recorded.FaultSet,
+    recorded.FaultCleared,
+    recorded.TaskArrived,
+    recorded.DemandSet,
+)
 
 
 class Waste(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,10 +222,19 @@ class _Run:
     def call(self, pool: _Pool, name: str, config: LaunchConfig, units: int, now: float) -> None:
         call_id = f"call-{next(self._calls)}"
         call = recorded.Call(
-            at=now, call_id=call_id, account=config.account, token=call_id, deployment="rfc191", batch=call_id,
-            config=name, count=units, zone=config.zone, instance_type=config.instance_type, image=config.image,
+            at=now,
+            call_id=call_id,
+            account=config.account,
+            token=call_id,
+            deployment="rfc191",
+            batch=call_id,
+            config=name,
+            count=units,
+            zone=config.zone,
+            instance_type=config.instance_type,
+            image=config.image,
             request=call_id,
-        )  # fmt: skip
+        )
         self.record(call)
         pool.serving += units
         rng = self.chance(call_id)
@@ -280,9 +293,13 @@ class _Run:
             del pool.free[started.instance_id]
             del self.idle_since[started.instance_id]
             claimed = recorded.Claimed(
-                at=now, instance_id=started.instance_id, worker_id=started.instance_id, pool_id=started.pool_id,
-                task_id=started.task_id, status=200,
-            )  # fmt: skip
+                at=now,
+                instance_id=started.instance_id,
+                worker_id=started.instance_id,
+                pool_id=started.pool_id,
+                task_id=started.task_id,
+                status=200,
+            )
             self.record(started, claimed)
             if started.ends_at is not None:
                 self.at(started.ends_at, partial(self.done, started))

@@ -118,9 +118,16 @@ async def save_and_decide(
     made, events = [], traced(ledger.answers, ledger.leases.values())
     for name in sorted(ledger.dirty):
         decision, told = await _decide_rows(
-            tx, ledger.pools[name], now, expire=expire(name), lost_linger_seconds=lost_linger_seconds,
-            waiter_ttl_seconds=waiter_ttl_seconds, here=here, known=ledger.tenants, new=alone.get(name, ()),
-        )  # fmt: skip
+            tx,
+            ledger.pools[name],
+            now,
+            expire=expire(name),
+            lost_linger_seconds=lost_linger_seconds,
+            waiter_ttl_seconds=waiter_ttl_seconds,
+            here=here,
+            known=ledger.tenants,
+            new=alone.get(name, ()),
+        )
         made.append(decision)
         events += told
     later = [pool for pool in ledger.pools_to_save() if pool.id not in ledger.dirty]
@@ -147,9 +154,14 @@ async def decide_pool(
     of requests that are `here` are confirmed by the answer that the caller sends once it has committed.
     """
     decision, events = await _decide_rows(
-        tx, pool, now, expire=expire, lost_linger_seconds=lost_linger_seconds, waiter_ttl_seconds=waiter_ttl_seconds,
+        tx,
+        pool,
+        now,
+        expire=expire,
+        lost_linger_seconds=lost_linger_seconds,
+        waiter_ttl_seconds=waiter_ttl_seconds,
         here=here,
-    )  # fmt: skip
+    )
     await history.add(tx, decision.history)
     await outbox.enqueue(tx, events, at=now)
     return decision
@@ -200,15 +212,22 @@ async def _decide_rows(
     async def among(waiters: Sequence[Request], deeper: Mapping[Queue, int]) -> Decision:
         asking = {(pool.id, waiter.tenant) for waiter in waiters}
         return decide(
-            pool, due, waiters, now,
-            new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=per_queue, deeper=deeper,
-            untold=untold, lapsed=lapsed,
+            pool,
+            due,
+            waiters,
+            now,
+            new_id=new_id,
+            lost_linger_seconds=lost_linger_seconds,
+            per_queue=per_queue,
+            deeper=deeper,
+            untold=untold,
+            lapsed=lapsed,
             tenants=[known[key] for key in asking & known.keys()] + await tenants.named(tx, asking - known.keys()),
             groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
             next_deadline=next_deadline,
             more=ROWS_MAX in (len(due), len(untold), len(lapsed)),
             held_up=await _held_up(tx, pool, waiters),
-        )  # fmt: skip
+        )
 
     decision = await among(waiters, {})
     if hidden := decision.hidden:
@@ -237,19 +256,29 @@ async def _held_up(tx: Connection, pool: LeasePool, waiters: Sequence[Request]) 
 
 
 async def ask_gang(
-    tx: Connection, gang: Gang, ledger: Ledger, now: datetime, *,
-    expire: Callable[[str], bool], lost_linger_seconds: float, waiter_ttl_seconds: float,
-) -> list[Decision]:  # fmt: skip
+    tx: Connection,
+    gang: Gang,
+    ledger: Ledger,
+    now: datetime,
+    *,
+    expire: Callable[[str], bool],
+    lost_linger_seconds: float,
+    waiter_ttl_seconds: float,
+) -> list[Decision]:
     """Write what a gang asks, recorded in `ledger` under the locks of all its pools and its own, and decide for each of
     them; then for the gang, if one of them lets it start. The caller commits, then calls `tell` with each decision."""
     await save(tx, ledger, now)
     decisions = [
         await decide_pool(
-            tx, pool, now, expire=expire(pool.id), lost_linger_seconds=lost_linger_seconds,
+            tx,
+            pool,
+            now,
+            expire=expire(pool.id),
+            lost_linger_seconds=lost_linger_seconds,
             waiter_ttl_seconds=waiter_ttl_seconds,
         )
         for _, pool in sorted(ledger.pools.items())
-    ]  # fmt: skip
+    ]
     if any(gang.id in decision.gangs for decision in decisions):
         decisions += await decide_gang(tx, gang.id, lost_linger_seconds=lost_linger_seconds)
     return decisions
@@ -277,11 +306,18 @@ async def decide_gang(tx: Connection, gang_id: str, *, lost_linger_seconds: floa
     decisions = []
     for member in members:
         decision = decide(
-            locked[member.lease_pool_id], [], [member], now,
-            new_id=new_id, lost_linger_seconds=lost_linger_seconds, per_queue=2, for_gang=True,
+            locked[member.lease_pool_id],
+            [],
+            [member],
+            now,
+            new_id=new_id,
+            lost_linger_seconds=lost_linger_seconds,
+            per_queue=2,
+            for_gang=True,
             untold=[member] if member.queued_at is None else [],
-            tenants=await tenants.named(tx, {(member.lease_pool_id, member.tenant)}), more=True,
-        )  # fmt: skip
+            tenants=await tenants.named(tx, {(member.lease_pool_id, member.tenant)}),
+            more=True,
+        )
         if member.lapsed or not decision.granted:
             return []
         decisions.append(decision)
@@ -302,11 +338,14 @@ async def _give_up(
         if member.waiting_units:
             ledger.record(
                 LeaseCancelRequested(
-                    lease_pool_id=member.lease_pool_id, request_id=member.id, units=member.waiting_units,
+                    lease_pool_id=member.lease_pool_id,
+                    request_id=member.id,
+                    units=member.waiting_units,
                     reason="another of its gang was cancelled",
                 ),
-                now, owner=member.owner,
-            )  # fmt: skip
+                now,
+                owner=member.owner,
+            )
     await save(tx, ledger, now)
     await pools.mark(tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
     await gangs.done(tx, gang.id, now)
@@ -330,9 +369,10 @@ def newcomers(ledger: Ledger) -> dict[str, list[Request]]:
     return {
         name: new
         for name, new in found.items()
-        if name in ledger.dirty and all(request.waiting_units for request in new)
+        if name in ledger.dirty
+        and all(request.waiting_units for request in new)
         and len(new) == ledger.pools[name].waiting_requests < ROWS_MAX
-    }  # fmt: skip
+    }
 
 
 def enough(pool: LeasePool, due: Sequence[Lease]) -> int:

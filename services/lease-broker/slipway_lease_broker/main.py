@@ -48,11 +48,13 @@ def build(settings: Settings) -> Service:
     )
     recorder = Recorder(
         partial(
-            save_and_decide, expire=may_expire, lost_linger_seconds=settings.lost_linger_seconds,
+            save_and_decide,
+            expire=may_expire,
+            lost_linger_seconds=settings.lost_linger_seconds,
             waiter_ttl_seconds=settings.waiter_ttl_seconds,
         ),
         committed=desk.decided,
-    )  # fmt: skip
+    )
     decide = DecideLoop(
         caught_up=may_expire,
         committed=desk.decided,

@@ -48,9 +48,11 @@ def build(settings: Settings) -> Service:
         await process.close()
 
     return Service(
-        "provisioner", settings,
+        "provisioner",
+        settings,
         consumes={
-            POOL_DEMAND: demand.record_demand, LEASE_LIFECYCLE: leases.record_leases,
+            POOL_DEMAND: demand.record_demand,
+            LEASE_LIFECYCLE: leases.record_leases,
             LAUNCH_CONFIG_SIGNAL: partial(signals.record_requests, rules=settings.signal_rules()),
         },
         views=[WeightView(), heartbeats],
@@ -77,7 +79,7 @@ def build(settings: Settings) -> Service:
             ),
         },
         schema_minimum="0002",
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

@@ -90,9 +90,16 @@ class Cloud(msgspec.Struct):
 
     def _created(self, fact: InstanceCreated) -> None:
         instance = Instance(
-            fact.instance_id, fact.account, fact.zone, family(fact.instance_type), fact.deployment, fact.batch,
-            fact.at, fact.visible_at, fact.boots_at,
-        )  # fmt: skip
+            fact.instance_id,
+            fact.account,
+            fact.zone,
+            family(fact.instance_type),
+            fact.deployment,
+            fact.batch,
+            fact.at,
+            fact.visible_at,
+            fact.boots_at,
+        )
         self.instances[fact.instance_id] = instance
         tally = self.tallies.setdefault((instance.account, instance.zone, instance.family), Tally())
         tally.live += 1
@@ -238,9 +245,15 @@ def _instance(
 
 
 def _accepted(
-    call: Call, ids: tuple[str, ...], effects: Effects, bucket: float | None, now: float, rng: Random, *,
+    call: Call,
+    ids: tuple[str, ...],
+    effects: Effects,
+    bucket: float | None,
+    now: float,
+    rng: Random,
+    *,
     repeated: bool = False,
-) -> Reply:  # fmt: skip
+) -> Reply:
     return Reply(
         at=now,
         call_id=call.call_id,

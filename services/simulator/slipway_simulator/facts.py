@@ -14,9 +14,15 @@ from slipway_simulator.faults import Fault
 from slipway_simulator.scenario import Scenario
 
 Code = Literal[
-    "OK", "InsufficientCapacity", "QuotaExceeded", "RequestLimitExceeded", "ImageNotFound", "InvalidRequest",
-    "AuthFailure", "InternalError",
-]  # fmt: skip
+    "OK",
+    "InsufficientCapacity",
+    "QuotaExceeded",
+    "RequestLimitExceeded",
+    "ImageNotFound",
+    "InvalidRequest",
+    "AuthFailure",
+    "InternalError",
+]
 EndedBy = Literal["self", "api", "fault"]
 
 
@@ -207,8 +213,24 @@ class DemandReported(Recorded, frozen=True, kw_only=True, tag="demand_reported")
 
 
 Fact = (
-    ScenarioLoaded | FaultSet | FaultCleared
-    | Call | Reply | InstanceCreated
-    | Registered | Refused | Claimed | Idle | Told | Terminated
-    | TasksAdded | TaskArrived | TaskStarted | TaskClaimed | TaskRenewed | TaskEnded | DemandSet | DemandReported
-)  # fmt: skip
+    ScenarioLoaded
+    | FaultSet
+    | FaultCleared
+    | Call
+    | Reply
+    | InstanceCreated
+    | Registered
+    | Refused
+    | Claimed
+    | Idle
+    | Told
+    | Terminated
+    | TasksAdded
+    | TaskArrived
+    | TaskStarted
+    | TaskClaimed
+    | TaskRenewed
+    | TaskEnded
+    | DemandSet
+    | DemandReported
+)

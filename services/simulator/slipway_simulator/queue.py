@@ -218,9 +218,7 @@ def renew(queue: Queue, pool_id: str, task_id: str, worker_id: str, *, now: floa
     return TaskRenewed(at=now, task_id=task_id, pool_id=pool_id, runs_out_at=now + queue.claim_seconds)
 
 
-def finish(
-    queue: Queue, pool_id: str, task_id: str, worker_id: str, exit_code: int, *, now: float
-) -> TaskEnded | None:
+def finish(queue: Queue, pool_id: str, task_id: str, worker_id: str, exit_code: int, *, now: float) -> TaskEnded | None:
     """The task has ended, well or badly; None when this worker has said so before. Raises NotYours."""
     if queue.pools.get(pool_id, PoolQueue()).finished.get(task_id) == worker_id:
         return None

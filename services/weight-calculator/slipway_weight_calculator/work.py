@@ -102,9 +102,13 @@ class Calculation:
     topics: Sequence[Topic] = TOPICS
 
     def __init__(
-        self, policies: Mapping[str, Policy] = PROFILES, rules: Rules = DEFAULT_RULES, *,
-        refresh_seconds: float = 60.0, republish_seconds: float = 600.0,
-    ) -> None:  # fmt: skip
+        self,
+        policies: Mapping[str, Policy] = PROFILES,
+        rules: Rules = DEFAULT_RULES,
+        *,
+        refresh_seconds: float = 60.0,
+        republish_seconds: float = 600.0,
+    ) -> None:
         self.policies = policies
         self.rules = rules
         self.publishing = Publishing(refresh_seconds, republish_seconds)

@@ -57,9 +57,10 @@ class Garage:
             headers["Authorization"] = "Basic " + b64encode(f"{by}:secret of {by}".encode()).decode()
         content = body if isinstance(body, bytes) or body is None else httpx2.Request("POST", "/", json=body).content
         async with httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app=self.port.app, raise_app_exceptions=False), base_url="http://boskos",
+            transport=httpx2.ASGITransport(app=self.port.app, raise_app_exceptions=False),
+            base_url="http://boskos",
             timeout=None,
-        ) as client:  # fmt: skip
+        ) as client:
             return await client.request(method, path, content=content, headers=headers)
 
     async def done(self, *lines: str) -> Any:
@@ -81,7 +82,6 @@ class Garage:
 
     async def put(self, *slots: Any, by: str = "operator", query: str = "", **terms: Any) -> Any:
         return await self.replica.call("PUT", f"/slots{query}", {"slots": list(slots)} | terms, by=by)
-
 
     async def open(self, *slots: Any, limit: int = 2, **changes: Any) -> None:
         """As on the first day, with these slots; `changes` are other terms of "car"."""

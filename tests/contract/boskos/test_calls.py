@@ -26,9 +26,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 def car(number: int, state: str, owner: str = "", **userdata: str) -> dict[str, Any]:
     return {
-        "type": "car", "name": f"car-{number}", "state": state, "owner": owner, "lastupdate": NOW,
+        "type": "car",
+        "name": f"car-{number}",
+        "state": state,
+        "owner": owner,
+        "lastupdate": NOW,
         "userdata": userdata,
-    }  # fmt: skip
+    }
 
 
 def acquire(state: str = "free", dest: str = "leased", owner: str = "ann", type_: str = "car", more: str = "") -> str:
@@ -59,74 +63,122 @@ ACQUIRE: Final = [
     Case(name="free to busy", call=acquire(dest="busy"), answer=car(1, "busy", "ann")),
     Case(name="to a state of one's own", call=acquire(dest="polishing"), answer=car(1, "polishing", "ann")),
     Case(name="the next one", given=HELD, call=acquire(owner="ben"), answer=car(2, "leased", "ben")),
-    Case(name="of another state", call=acquire("dirty", "cleaning", "cid", "van"),
-         answer=car(1, "cleaning", "cid") | {"type": "van", "name": "van-1"}),
+    Case(
+        name="of another state",
+        call=acquire("dirty", "cleaning", "cid", "van"),
+        answer=car(1, "cleaning", "cid") | {"type": "van", "name": "van-1"},
+    ),
     Case(name="with a request id", call=acquire(more="&request_id=r1"), answer=car(1, "leased", "ann")),
     Case(name="an empty request id is none", call=acquire(more="&request_id="), answer=car(1, "leased", "ann")),
-    Case(name="none is free", given=(acquire(), acquire()), call=acquire(), status=404,
-         answer="no car is free and not owned"),
+    Case(
+        name="none is free",
+        given=(acquire(), acquire()),
+        call=acquire(),
+        status=404,
+        answer="no car is free and not owned",
+    ),
     Case(name="none in that state", call=acquire("dirty", "cleaning"), status=404, answer="no car is dirty"),
-    Case(name="the state matches, somebody owns it", given=(acquire("dirty", "dirty", "cid", "van"),),
-         call=acquire("dirty", "cleaning", "ben", "van"), status=404, answer="no van is dirty"),
+    Case(
+        name="the state matches, somebody owns it",
+        given=(acquire("dirty", "dirty", "cid", "van"),),
+        call=acquire("dirty", "cleaning", "ben", "van"),
+        status=404,
+        answer="no van is dirty",
+    ),
     Case(name="unknown type", call=acquire(type_="bus"), status=404, answer=UNKNOWN),
-    Case(name="a lease pool without slots is no type", call=acquire(type_="bike"), status=404,
-         answer='resource type "bike" does not exist'),
+    Case(
+        name="a lease pool without slots is no type",
+        call=acquire(type_="bike"),
+        status=404,
+        answer='resource type "bike" does not exist',
+    ),
     Case(name="no type", call="POST /acquire?state=free&dest=leased&owner=ann", status=400, answer="type must be set"),
     Case(name="no state", call="POST /acquire?type=car&dest=leased&owner=ann", status=400, answer="state must be set"),
     Case(name="no dest", call="POST /acquire?type=car&state=free&owner=ann", status=400, answer="dest must be set"),
-    Case(name="no owner", call="POST /acquire?type=car&state=free&dest=leased", status=400,
-         answer="owner must be set"),
+    Case(name="no owner", call="POST /acquire?type=car&state=free&dest=leased", status=400, answer="owner must be set"),
     Case(name="an empty owner", call=acquire(owner=""), status=400, answer="owner must be set"),
     Case(name="nothing at all", call="POST /acquire", status=400, answer="type, state, dest, owner must be set"),
     Case(name="400 before 404", call=acquire(type_="bus", owner=""), status=400, answer="owner must be set"),
     Case(name="405 before 400", call="GET /acquire", status=405, answer="/acquire takes POST only"),
     Case(name="an oversize owner", call=acquire(owner=LONG), status=400, answer="owner: at most 500 characters"),
-    Case(name="an oversize request id", call=acquire(more=f"&request_id={LONG}"), status=400,
-         answer="request_id: at most 500 characters"),
+    Case(
+        name="an oversize request id",
+        call=acquire(more=f"&request_id={LONG}"),
+        status=400,
+        answer="request_id: at most 500 characters",
+    ),
     Case(name="NUL in a state", call=acquire(dest="a%00b"), status=400, answer="dest: at most 500 characters"),
-]  # fmt: skip
+]
 
 ACQUIRE_BY_STATE: Final = [
     Case(name="one", call=by_state("car-2"), answer=[car(2, "leased", "ann")]),
-    Case(name="two, in their order", call=by_state("car-2,car-1", dest="busy"),
-         answer=[car(2, "busy", "ann"), car(1, "busy", "ann")]),
-    Case(name="of two types", given=(acquire("dirty", "x", "cid", "van"), release("van-1", "free", "cid")),
-         call=by_state("car-1,van-1"),
-         answer=[car(1, "leased", "ann"), car(1, "leased", "ann") | {"type": "van", "name": "van-1"}]),
+    Case(
+        name="two, in their order",
+        call=by_state("car-2,car-1", dest="busy"),
+        answer=[car(2, "busy", "ann"), car(1, "busy", "ann")],
+    ),
+    Case(
+        name="of two types",
+        given=(acquire("dirty", "x", "cid", "van"), release("van-1", "free", "cid")),
+        call=by_state("car-1,van-1"),
+        answer=[car(1, "leased", "ann"), car(1, "leased", "ann") | {"type": "van", "name": "van-1"}],
+    ),
     Case(name="a name twice", call=by_state("car-1,car-1,"), answer=[car(1, "leased", "ann")]),
     Case(name="without a lease", call=by_state("car-1", dest="polishing"), answer=[car(1, "polishing", "ann")]),
     Case(name="one of them is owned", given=HELD, call=by_state("car-1,car-2"), status=404, answer="owned: car-1"),
     Case(name="one of them is in another state", call=by_state("car-1,van-1"), status=404, answer="or owned: van-1"),
-    Case(name="one of them does not exist", call=by_state("car-1,car-9"), status=404,
-         answer="no such resources: car-9; none was acquired"),
+    Case(
+        name="one of them does not exist",
+        call=by_state("car-1,car-9"),
+        status=404,
+        answer="no such resources: car-9; none was acquired",
+    ),
     Case(name="no names", call=by_state(""), status=400, answer="names must be set"),
     Case(name="only commas", call=by_state(",,"), status=400, answer="names must be set"),
-    Case(name="no state", call="POST /acquirebystate?dest=leased&owner=ann&names=car-1", status=400,
-         answer="state must be set"),
-    Case(name="no dest", call="POST /acquirebystate?state=free&owner=ann&names=car-1", status=400,
-         answer="dest must be set"),
-    Case(name="no owner", call="POST /acquirebystate?state=free&dest=leased&names=car-1", status=400,
-         answer="owner must be set"),
+    Case(
+        name="no state",
+        call="POST /acquirebystate?dest=leased&owner=ann&names=car-1",
+        status=400,
+        answer="state must be set",
+    ),
+    Case(
+        name="no dest",
+        call="POST /acquirebystate?state=free&owner=ann&names=car-1",
+        status=400,
+        answer="dest must be set",
+    ),
+    Case(
+        name="no owner",
+        call="POST /acquirebystate?state=free&dest=leased&names=car-1",
+        status=400,
+        answer="owner must be set",
+    ),
     Case(name="405", call="PUT /acquirebystate", status=405, answer="POST only"),
-]  # fmt: skip
+]
 
 RELEASE: Final = [
     Case(name="released", given=HELD, call=release()),
     Case(name="into any state", given=HELD, call=release(dest="dirty")),
-    Case(name="wrong owner", given=HELD, call=release(owner="ben"), status=401,
-         answer='resource "car-1" is owned by "ann", not by "ben"'),
+    Case(
+        name="wrong owner",
+        given=HELD,
+        call=release(owner="ben"),
+        status=401,
+        answer='resource "car-1" is owned by "ann", not by "ben"',
+    ),
     Case(name="free already", given=(acquire(), release()), call=release(), status=401, answer='owned by ""'),
     Case(name="never owned", call=release(), status=401, answer='owned by ""'),
     Case(name="unknown name", call=release("car-9"), status=404, answer='resource "car-9" does not exist'),
     Case(name="404 before 401", call=release("car-9", owner="ben"), status=404, answer="does not exist"),
     Case(name="no name", call="POST /release?dest=free&owner=ann", status=400, answer="name must be set"),
     Case(name="no dest", given=HELD, call="POST /release?name=car-1&owner=ann", status=400, answer="dest must be set"),
-    Case(name="no owner", given=HELD, call="POST /release?name=car-1&dest=free", status=400,
-         answer="owner must be set"),
+    Case(
+        name="no owner", given=HELD, call="POST /release?name=car-1&dest=free", status=400, answer="owner must be set"
+    ),
     Case(name="400 before 404", call=release("car-9", owner=""), status=400, answer="owner must be set"),
     Case(name="400 before 401", given=HELD, call=release(dest="", owner="ben"), status=400, answer="dest must be set"),
     Case(name="405", given=HELD, call=release().replace("POST", "GET"), status=405, answer="POST only"),
-]  # fmt: skip
+]
 
 UPDATE: Final = [
     Case(name="a sign of life", given=HELD, call=update()),
@@ -146,24 +198,45 @@ UPDATE: Final = [
     Case(name="a list", given=HELD, call=update(), body=["a"], status=400, answer="object of texts"),
     Case(name="half a character", given=HELD, call=update(), body=b'{"a": "\\ud800"}', status=400, answer="JSON"),
     Case(name="NUL in user data", given=HELD, call=update(), body={"a": "b\0"}, status=400, answer="no NUL"),
-    Case(name="more than a slot keeps", given=HELD, call=update(), body={"a": "x" * 65_536}, status=400,
-         answer="more than 65536 bytes"),
-    Case(name="more than is read", given=HELD, call=update(), body=b" " * 1_000_001, status=400,
-         answer="more than 1000000 bytes"),
+    Case(
+        name="more than a slot keeps",
+        given=HELD,
+        call=update(),
+        body={"a": "x" * 65_536},
+        status=400,
+        answer="more than 65536 bytes",
+    ),
+    Case(
+        name="more than is read",
+        given=HELD,
+        call=update(),
+        body=b" " * 1_000_001,
+        status=400,
+        answer="more than 1000000 bytes",
+    ),
     Case(name="bad JSON before 404", call=update("car-9"), body=b"{", status=400, answer="JSON object"),
     Case(name="no name", call="POST /update?owner=ann&state=leased", status=400, answer="name must be set"),
-    Case(name="no owner", given=HELD, call="POST /update?name=car-1&state=leased", status=400,
-         answer="owner must be set"),
+    Case(
+        name="no owner", given=HELD, call="POST /update?name=car-1&state=leased", status=400, answer="owner must be set"
+    ),
     Case(name="no state", given=HELD, call="POST /update?name=car-1&owner=ann", status=400, answer="state must be set"),
     Case(name="405", call="DELETE /update", status=405, answer="POST only"),
-]  # fmt: skip
+]
 
 RESET: Final = [
     Case(name="owned and old enough", given=HELD, call=reset(), answer={"car-1": "ann"}),
-    Case(name="all of them", given=(acquire(), acquire(owner="ben")), call=reset(),
-         answer={"car-1": "ann", "car-2": "ben"}),
-    Case(name="a slot without a lease", given=(acquire("dirty", "cleaning", "cid", "van"),),
-         call=reset("cleaning", type_="van"), answer={"van-1": "cid"}),
+    Case(
+        name="all of them",
+        given=(acquire(), acquire(owner="ben")),
+        call=reset(),
+        answer={"car-1": "ann", "car-2": "ben"},
+    ),
+    Case(
+        name="a slot without a lease",
+        given=(acquire("dirty", "cleaning", "cid", "van"),),
+        call=reset("cleaning", type_="van"),
+        answer={"van-1": "cid"},
+    ),
     Case(name="not old enough", given=HELD, call=reset(expire="30m"), answer={}),
     Case(name="not older than it says", given=HELD, call=reset(expire="0"), answer={}),
     Case(name="nobody owns it", given=(acquire(dest="x"), release(dest="leased")), call=reset(), answer={}),
@@ -177,23 +250,35 @@ RESET: Final = [
     Case(name="no type", call="POST /reset?state=leased&dest=dirty&expire=1s", status=400, answer="type must be set"),
     Case(name="no state", call="POST /reset?type=car&dest=dirty&expire=1s", status=400, answer="state must be set"),
     Case(name="no dest", call="POST /reset?type=car&state=leased&expire=1s", status=400, answer="dest must be set"),
-    Case(name="no expire", call="POST /reset?type=car&state=leased&dest=dirty", status=400,
-         answer="expire must be set"),
+    Case(
+        name="no expire", call="POST /reset?type=car&state=leased&dest=dirty", status=400, answer="expire must be set"
+    ),
     Case(name="405", call="GET /reset", status=405, answer="POST only"),
-]  # fmt: skip
+]
 
 METRIC: Final = [
-    Case(name="nobody owns any", call="GET /metric?type=car",
-         answer={"type": "car", "current": {"free": 2}, "owner": {"": 2}}),
-    Case(name="some are owned", given=HELD, call="GET /metric?type=car",
-         answer={"type": "car", "current": {"free": 1, "leased": 1}, "owner": {"": 1, "ann": 1}}),
-    Case(name="one owner of two", given=(by_state("car-1,car-2"),), call="GET /metric?type=car",
-         answer={"type": "car", "current": {"leased": 2}, "owner": {"ann": 2}}),
+    Case(
+        name="nobody owns any",
+        call="GET /metric?type=car",
+        answer={"type": "car", "current": {"free": 2}, "owner": {"": 2}},
+    ),
+    Case(
+        name="some are owned",
+        given=HELD,
+        call="GET /metric?type=car",
+        answer={"type": "car", "current": {"free": 1, "leased": 1}, "owner": {"": 1, "ann": 1}},
+    ),
+    Case(
+        name="one owner of two",
+        given=(by_state("car-1,car-2"),),
+        call="GET /metric?type=car",
+        answer={"type": "car", "current": {"leased": 2}, "owner": {"ann": 2}},
+    ),
     Case(name="unknown type", call="GET /metric?type=bus", status=404, answer=UNKNOWN),
     Case(name="no type", call="GET /metric", status=400, answer="type must be set"),
     Case(name="405", call="POST /metric?type=car", status=405, answer="/metric takes GET only"),
     Case(name="405 before 400", call="POST /metric", status=405, answer="GET only"),
-]  # fmt: skip
+]
 
 OTHER: Final = [
     Case(name="the root", call="GET /"),
@@ -213,21 +298,42 @@ LEASE: Final = [
     Case(name="unknown type", call="POST /lease/acquire?type=bus", status=404, answer=UNKNOWN),
     Case(name="more than there are", call="POST /lease/acquire?type=car&count=3", status=500, answer="there are 2"),
     Case(name="405", call="GET /lease/acquire?type=car", status=405, answer="POST only"),
-    Case(name="released", given=("POST /lease/acquire?type=car&count=2",), call="POST /lease/release",
-         body={"names": ["car-1", "car-2"]}, status=204),
+    Case(
+        name="released",
+        given=("POST /lease/acquire?type=car&count=2",),
+        call="POST /lease/release",
+        body={"names": ["car-1", "car-2"]},
+        status=204,
+    ),
     Case(name="nothing to release", call="POST /lease/release", body={"names": []}, status=204),
-    Case(name="release of what is free", call="POST /lease/release", body={"names": ["car-1"]}, status=500,
-         answer="Released: none"),
+    Case(
+        name="release of what is free",
+        call="POST /lease/release",
+        body={"names": ["car-1"]},
+        status=500,
+        answer="Released: none",
+    ),
     Case(name="release without a body", call="POST /lease/release", status=400, answer="the body is not"),
-    Case(name="release of no list", call="POST /lease/release", body={"names": "car-1"}, status=400,
-         answer="the body is not"),
+    Case(
+        name="release of no list",
+        call="POST /lease/release",
+        body={"names": "car-1"},
+        status=400,
+        answer="the body is not",
+    ),
     Case(name="release 405", call="GET /lease/release", status=405, answer="POST only"),
-]  # fmt: skip
+]
 
 TABLES: Final = {
-    "acquire": ACQUIRE, "acquirebystate": ACQUIRE_BY_STATE, "release": RELEASE, "update": UPDATE, "reset": RESET,
-    "metric": METRIC, "other": OTHER, "lease": LEASE,
-}  # fmt: skip
+    "acquire": ACQUIRE,
+    "acquirebystate": ACQUIRE_BY_STATE,
+    "release": RELEASE,
+    "update": UPDATE,
+    "reset": RESET,
+    "metric": METRIC,
+    "other": OTHER,
+    "lease": LEASE,
+}
 
 
 @pytest.mark.parametrize(

@@ -15,20 +15,35 @@ CLEAN: Final = "POST /acquire?dest=cleaning&owner=Janitor&state=dirty&type=car"
 
 def slot(number: int, state: str, owner: str, at: str, **userdata: str) -> dict[str, Any]:
     return {
-        "type": "car", "name": f"car-{number}", "state": state, "owner": owner, "lastupdate": at, "userdata": userdata,
-    }  # fmt: skip
+        "type": "car",
+        "name": f"car-{number}",
+        "state": state,
+        "owner": owner,
+        "lastupdate": at,
+        "userdata": userdata,
+    }
 
 
 # Seconds since the first call, the call and its body, status and JSON of the answer.
 DAY: Final = [
     (0, FIRST, None, 200, slot(1, "busy", "job-1", "2026-01-01T12:00:00Z")),
-    (0, "POST /acquire?dest=leased&owner=ann&state=free&type=car", None, 200,
-     slot(2, "leased", "ann", "2026-01-01T12:00:00Z")),
+    (
+        0,
+        "POST /acquire?dest=leased&owner=ann&state=free&type=car",
+        None,
+        200,
+        slot(2, "leased", "ann", "2026-01-01T12:00:00Z"),
+    ),
     (1, SECOND, None, 404, None),
     (4, SECOND, None, 404, None),
     (30, BEAT, b'{"project":"p-1"}\n', 200, None),
-    (30, "GET /metric?type=car", None, 200,
-     {"type": "car", "current": {"busy": 1, "leased": 1}, "owner": {"ann": 1, "job-1": 1}}),
+    (
+        30,
+        "GET /metric?type=car",
+        None,
+        200,
+        {"type": "car", "current": {"busy": 1, "leased": 1}, "owner": {"ann": 1, "job-1": 1}},
+    ),
     (31, "POST /release?dest=free&name=car-2&owner=ann", None, 200, None),
     (31, SECOND, None, 200, slot(2, "busy", "job-2", "2026-01-01T12:00:31Z")),
     (60, "POST /update?name=car-2&owner=job-2&state=busy", b"{}\n", 200, None),
@@ -43,7 +58,7 @@ DAY: Final = [
     (77, "POST /release?dest=free&name=car-1&owner=Janitor", None, 200, None),
     (78, "POST /release?dest=free&name=car-2&owner=job-2", None, 200, None),
     (78, "GET /metric?type=car", None, 200, {"type": "car", "current": {"free": 2}, "owner": {"": 2}}),
-]  # fmt: skip
+]
 
 
 async def test_a_day_of_the_clients(garage: Garage) -> None:

@@ -68,18 +68,33 @@ async def test_a_file_becomes_slots(garage: Garage, tmp_path: Path) -> None:
     told = await run(garage, tmp_path, FILE, "--hold", "4h", "--ttl", "20m", "-o", "json")
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout) == [
-        {"id": "aws-account", "change": "created", "limit": 3, "added": ["aws-1", "aws-2", "aws-3"], "removed": [],
-         "kept": []},
-        {"id": "gce-project", "change": "created", "limit": 3, "removed": [], "kept": [],
-         "added": ["gce-project-0", "gce-project-1", "gce-project-2"]},
-    ]  # fmt: skip
+        {
+            "id": "aws-account",
+            "change": "created",
+            "limit": 3,
+            "added": ["aws-1", "aws-2", "aws-3"],
+            "removed": [],
+            "kept": [],
+        },
+        {
+            "id": "gce-project",
+            "change": "created",
+            "limit": 3,
+            "removed": [],
+            "kept": [],
+            "added": ["gce-project-0", "gce-project-1", "gce-project-2"],
+        },
+    ]
     assert told.stderr.splitlines() == [
         "gce-project is dynamic: it gets 3 slots that stay, gce-project-0 and so on",
         "gce-project: not taken over: lifespan, min-count",
         "declare aws-account, gce-project in slipway.yaml too: `slipway apply` retires lease pools that it leaves out",
     ]
-    (row,) = [item for item in (await garage.replica.call("GET", "/lease-pools")).json()["items"]
-              if item["id"] == "aws-account"]  # fmt: skip
+    (row,) = [
+        item
+        for item in (await garage.replica.call("GET", "/lease-pools")).json()["items"]
+        if item["id"] == "aws-account"
+    ]
     assert (row["hold_seconds"], row["ttl_seconds"], row["pacing"], row["mode"]) == (14400, 1200, "off", "enforce")
     answer = await garage.done(*[acquire(type_="aws-account")] * 3)
     assert answer.json()["name"] == "aws-3"
@@ -112,16 +127,23 @@ async def test_a_list_that_changed(garage: Garage, tmp_path: Path) -> None:
     changed = FILE.replace("[aws-1, aws-2]", "[aws-4, aws-5, aws-6]")
     told = await run(garage, tmp_path, changed, "-o", "json")
     assert json.loads(told.stdout)[0] == {
-        "id": "aws-account", "change": "updated", "limit": 5, "added": ["aws-4", "aws-5", "aws-6"],
-        "removed": ["aws-2"], "kept": ["aws-1"],
-    }  # fmt: skip
+        "id": "aws-account",
+        "change": "updated",
+        "limit": 5,
+        "added": ["aws-4", "aws-5", "aws-6"],
+        "removed": ["aws-2"],
+        "kept": ["aws-1"],
+    }
     assert "owned: aws-1; import again once they are released" in told.stderr
     await garage.done(release("aws-1"))
     told = await run(garage, tmp_path, changed, "-o", "json")
     assert (json.loads(told.stdout)[0]["removed"], json.loads(told.stdout)[0]["limit"]) == (["aws-1"], 4)
     assert sorted(name for name in await garage.slots() if name.startswith("aws")) == [
-        "aws-3", "aws-4", "aws-5", "aws-6",
-    ]  # fmt: skip
+        "aws-3",
+        "aws-4",
+        "aws-5",
+        "aws-6",
+    ]
 
 
 async def test_a_limit_that_people_set_stays(garage: Garage) -> None:
@@ -183,11 +205,13 @@ async def test_who_may_list_slots(garage: Garage, tmp_path: Path) -> None:
         ("resources:\n- {type: a, state: free, names: [A]}", "resources[0].names[0]: is no name"),
         ("resources:\n- {type: a, state: free, max-count: -1}", "resources[0].max-count: must be a number"),
         ("resources:\n- {type: a, state: free, max-count: many}", "resources[0].max-count: must be a number"),
-        ("resources:\n- {type: a, state: free, names: [a]}\n- {type: a, state: dirty, names: [b]}",
-         "resources[1].state: a begins in state free above"),
+        (
+            "resources:\n- {type: a, state: free, names: [a]}\n- {type: a, state: dirty, names: [b]}",
+            "resources[1].state: a begins in state free above",
+        ),
         ("resources: [", "file: is not YAML"),
     ],
-)  # fmt: skip
+)
 def test_files_that_are_refused(text: str, problem: str) -> None:
     """With every problem and its line."""
     with pytest.raises(Invalid) as refused:

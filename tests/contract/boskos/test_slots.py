@@ -107,8 +107,11 @@ async def test_a_slot_is_held_under_a_lease(garage: Garage) -> None:
     assert (lease["state"], lease["units"], lease["tenant"], lease["owner"]) == ("confirmed", 1, "boskos", "boskos")
     (slot, _) = (await garage.replica.call("GET", "/slots?pool=car")).json()["items"]
     assert (slot["name"], slot["owner"], slot["lease_id"], slot["fencing_token"]) == (
-        "car-1", "ann", lease["lease_id"], lease["fencing_token"],
-    )  # fmt: skip
+        "car-1",
+        "ann",
+        lease["lease_id"],
+        lease["fencing_token"],
+    )
     await garage.done(release())
     assert await garage.broker.held("car") == 0
     grant, *_, end = await garage.broker.told()
@@ -493,9 +496,7 @@ async def test_a_port_of_its_own(garage: Garage) -> None:
 
 async def test_off_unless_it_is_named(garage: Garage) -> None:
     """A port is open only with a setting for it."""
-    services = [
-        build(Settings(database_url=garage.url, kafka="", boskos_port=port)) for port in (None, 0)
-    ]  # fmt: skip
+    services = [build(Settings(database_url=garage.url, kafka="", boskos_port=port)) for port in (None, 0)]
     assert [len(service.resources) for service in services] == [1, 2]
 
 

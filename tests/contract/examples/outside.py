@@ -83,9 +83,13 @@ def kcat(place: Place, *arguments: str, write: str | None = None) -> str:
     if not shutil.which("kcat"):
         pytest.fail("kcat is not installed; `make tools` installs it (Debian: apt-get install kcat)")
     done = subprocess.run(
-        ["kcat", "-b", place.kafka.bootstrap, *arguments], input=write, text=True, capture_output=True,
-        timeout=PATIENCE_SECONDS, check=False,
-    )  # fmt: skip
+        ["kcat", "-b", place.kafka.bootstrap, *arguments],
+        input=write,
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -21,8 +21,11 @@ LINES_MAX: Final = 30
 
 def raised(subject: str, **changes: Any) -> AlertRaised:
     usual: dict[str, Any] = {
-        "dedup_key": f"test/{subject}", "subject_id": subject, "kind": "test", "summary": f"{subject} is on fire",
-    }  # fmt: skip
+        "dedup_key": f"test/{subject}",
+        "subject_id": subject,
+        "kind": "test",
+        "summary": f"{subject} is on fire",
+    }
     return AlertRaised(**(usual | changes))
 
 

@@ -40,9 +40,7 @@ def test_gaps_shares_and_turns() -> None:
     assert turns(["a", "b", "a", "a", "b"], {"b": 2, "a": 0, "c": 1}) == {"b": 3, "a": 1, "c": None}
 
 
-OURS = square_wave.Row(
-    policy="slipway", peak=5, peak_most=5, later=5, wait=37, last=90, last_most=91.9, lone=0
-)  # fmt: skip
+OURS = square_wave.Row(policy="slipway", peak=5, peak_most=5, later=5, wait=37, last=90, last_most=91.9, lone=0)
 TEN = [90.0 * number for number in range(10)]
 
 #   what is planted, in the wave or in the group's starts → the only claim that turns false
@@ -78,8 +76,9 @@ class Unfair(Broker):
     def __init__(self, limit_units: int, hold_seconds: float, policy: Policy) -> None:
         super().__init__(limit_units, hold_seconds, replace(policy, tenants={}))
 
-    def ask(self, name: str, now: float, *, tenant: str = "t", units: int = 1, priority: int = 0,
-            group: object = None) -> None:  # fmt: skip
+    def ask(
+        self, name: str, now: float, *, tenant: str = "t", units: int = 1, priority: int = 0, group: object = None
+    ) -> None:
         super().ask(name, now, tenant="all", units=units)
 
 
@@ -111,9 +110,7 @@ def test_the_best_fixed_limit_is_the_measure(ours: tuple[float, float], holds: b
     assert verdict(CLOUDS["step"], found).holds is holds
 
 
-FIGURES = Figures(
-    throttles=3, done=48, failed=0, gave_up=0, limit_mean=40.0, converged_minutes=None, over_minutes=0.0
-)  # fmt: skip
+FIGURES = Figures(throttles=3, done=48, failed=0, gave_up=0, limit_mean=40.0, converged_minutes=None, over_minutes=0.0)
 
 
 def test_kept_results_are_compared_by_every_field(tmp_path: Path) -> None:

@@ -19,12 +19,24 @@ from bench.policies.simulator import Run
 from bench.policies.table import detail, overview
 
 OUTAGE = Scenario(
-    name="outage", hours=0.5, configs=2, faults=(Fault(kind="refused", configs=(0,), begin_minute=10, end_minute=20),),
-)  # fmt: skip
+    name="outage", hours=0.5, configs=2, faults=(Fault(kind="refused", configs=(0,), begin_minute=10, end_minute=20),)
+)
 PLAIN = Figures(
-    accepted=100, failed=3, registered=90, failed_meanwhile=None, detect_minutes=None, recover_minutes=None,
-    share_left=None, unfairness=0.01, jain=1.0, on_bad_image=0, wait_mean=100.0, wait_p95=150.0, peak=2, surge=None,
-)  # fmt: skip
+    accepted=100,
+    failed=3,
+    registered=90,
+    failed_meanwhile=None,
+    detect_minutes=None,
+    recover_minutes=None,
+    share_left=None,
+    unfairness=0.01,
+    jain=1.0,
+    on_bad_image=0,
+    wait_mean=100.0,
+    wait_p95=150.0,
+    peak=2,
+    surge=None,
+)
 
 
 def made(accepted: list[list[int]], refused: list[list[int]]) -> Run:
@@ -90,10 +102,7 @@ def test_runs_at_different_offsets_count_together_as_one() -> None:
     real = BUILT_IN["real"]
     cells = plan([real, OUTAGE], ["slipway", "oracle"], 4, 3)
     assert [cell.seed for cell in cells if cell.scenario is real and cell.policy == "slipway"] == [1, 2, 3, 4, 5, 6]
-    found = {
-        cell: replace(PLAIN, failed=cell.seed * (cell.policy == "slipway"), peak=cell.seed)
-        for cell in cells
-    }
+    found = {cell: replace(PLAIN, failed=cell.seed * (cell.policy == "slipway"), peak=cell.seed) for cell in cells}
     sums = summaries(found, 3)
     ratio, peak = sums["real", "slipway"]["ratio"], sums["real", "slipway"]["peak"]
     assert ratio is not None
@@ -197,9 +206,14 @@ def test_tables_have_a_line_per_scenario_and_per_policy() -> None:
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     kept = Results(
-        command="make policies FULL=1", on={"python": "3"}, traces="x", digest="y", offsets=3, fields=results.FIELDS,
+        command="make policies FULL=1",
+        on={"python": "3"},
+        traces="x",
+        digest="y",
+        offsets=3,
+        fields=results.FIELDS,
         cells={"a/slipway/1": results.row(PLAIN), "a/slipway/2": results.row(PLAIN)},
-    )  # fmt: skip
+    )
     results.write(tmp_path / "policies.json", kept)
     again = results.read(tmp_path / "policies.json")
     assert again.figures("a/slipway/2") == PLAIN
@@ -212,9 +226,14 @@ def test_a_cell_is_computed_again_and_compared(tmp_path: Path, capsys: pytest.Ca
     for changed, ends, words in ((0, 0, "equal to bench/results/policies.json"), (1, 1, "differs from")):
         found = compute(cell, None)
         kept = Results(
-            command="x", on={}, traces="x", digest="y", offsets=3, fields=results.FIELDS,
+            command="x",
+            on={},
+            traces="x",
+            digest="y",
+            offsets=3,
+            fields=results.FIELDS,
             cells={cell.name: results.row(replace(found, failed=found.failed + changed))},
-        )  # fmt: skip
+        )
         results.write(tmp_path / "policies.json", kept)
         assert main({"CELL": cell.name}, tmp_path) == ends
         assert words in capsys.readouterr().out.splitlines()[-1]

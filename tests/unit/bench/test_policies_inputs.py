@@ -85,7 +85,7 @@ def test_built_in_scenarios_can_be_run_and_written_down_as_they_are(tmp_path: Pa
         ({"name": "x", "profile": "cheap"}, "profile: there is no cheap"),
         ([], "Expected `object`, got `array`"),
     ],
-)  # fmt: skip
+)
 def test_a_scenario_that_cannot_be_is_refused_by_its_field(tmp_path: Path, content: object, words: str) -> None:
     with pytest.raises(BadScenario) as refused:
         read(written(tmp_path / "scenario.json", content))
@@ -100,9 +100,11 @@ def test_a_scenario_file_that_is_missing_or_no_json_ends_with_2(
     (tmp_path / "empty.json").write_text("\n")
     (tmp_path / "latin.json").write_bytes('{"name": "é"}'.encode("latin-1"))
     for name, words in (
-        ("absent.json", "No such file"), ("broken.json", "truncated"), ("empty.json", "is empty"),
+        ("absent.json", "No such file"),
+        ("broken.json", "truncated"),
+        ("empty.json", "is empty"),
         ("latin.json", "can't decode byte"),
-    ):  # fmt: skip
+    ):
         assert main({"SCENARIO": str(tmp_path / name)}) == 2
         assert words in capsys.readouterr().err
 
@@ -229,7 +231,7 @@ def test_conditions_of_a_trace_begin_at_its_offset() -> None:
         ({"price_factors": [1, 2]}, "mine: price_factors: 2 of them for 3 configs; write one for each (configs are"),
         ({"faults": [CAP | {"configs": [2, 50]}]}, "mine: faults[0].configs: there is no config 50; they are"),
     ],
-)  # fmt: skip
+)
 def test_a_scenario_that_does_not_fit_the_zones_of_the_trace_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], words: str
 ) -> None:
@@ -269,6 +271,8 @@ def test_an_unseen_scenario_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("| mine") for line in lines)
     assert [line.split()[1] for line in lines if line.startswith(("| rfc191 ", "| slipway", "| oracle"))] == [
-        "rfc191", "slipway", "oracle",
-    ]  # fmt: skip
+        "rfc191",
+        "slipway",
+        "oracle",
+    ]
     assert Scenario(name="mine") == Scenario(name="mine", hours=6.0)

@@ -18,14 +18,18 @@ from bench.policies.simulator import Run, simulate
 from bench.policies.slipway import Slipway, Spent, View
 
 ROUGH = Scenario(
-    name="rough", hours=0.75, configs=3, background=0.05, launches_per_minute=30,
+    name="rough",
+    hours=0.75,
+    configs=3,
+    background=0.05,
+    launches_per_minute=30,
     bursts=(Span(begin_minute=20, end_minute=22, launches_per_minute=200),),
     faults=(
         Fault(kind="refused", configs=(0,), begin_minute=5, end_minute=30, probability=0.9, ramp_minutes=10),
         Fault(kind="unregistered", configs=(1,), begin_minute=10, end_minute=20, scope="image"),
         Fault(kind="capped", configs=(2,), begin_minute=15, workers=30, scope="quota"),
     ),
-)  # fmt: skip
+)
 
 
 def play(scenario: Scenario, policy: str, seed: int = 1) -> Run:
@@ -88,17 +92,24 @@ def test_facts_come_in_the_order_of_their_times_once_each() -> None:
     run = simulate(faced, policy, 1)
     times = [at for _, at, _ in policy.told]
     assert times == sorted(times)
-    for kind, count in (("accepted", sum(run.accepted[1])), ("registered", run.registered),
-                        ("unregistered", run.unregistered)):  # fmt: skip
+    for kind, count in (
+        ("accepted", sum(run.accepted[1])),
+        ("registered", run.registered),
+        ("unregistered", run.unregistered),
+    ):
         workers = [worker for told, _, worker in policy.told if told == kind]
         assert len(workers) == len(set(workers)) == count > 0
 
 
 def test_an_answer_takes_two_seconds_and_a_failed_boot_the_time_out() -> None:
     scenario = Scenario(
-        name="dead", hours=1.0, configs=1, background=0.0, registration_timeout_seconds=600.0,
+        name="dead",
+        hours=1.0,
+        configs=1,
+        background=0.0,
+        registration_timeout_seconds=600.0,
         faults=(Fault(kind="unregistered", configs=(0,), end_minute=30, scope="image"),),
-    )  # fmt: skip
+    )
     policy = Fixed(0)
     simulate(conditions(scenario), policy, 1)
     began = {worker: at for told, at, worker in policy.told if told == "accepted"}
@@ -110,9 +121,13 @@ def test_an_answer_takes_two_seconds_and_a_failed_boot_the_time_out() -> None:
 
 def test_a_cap_counts_workers_until_they_end() -> None:
     scenario = Scenario(
-        name="capped", hours=2.0, configs=1, background=0.0, launches_per_minute=60,
+        name="capped",
+        hours=2.0,
+        configs=1,
+        background=0.0,
+        launches_per_minute=60,
         faults=(Fault(kind="capped", configs=(0,), workers=25, scope="quota"),),
-    )  # fmt: skip
+    )
     policy = Fixed(0)
     simulate(conditions(scenario), policy, 1)
     held = most = 0
@@ -133,11 +148,19 @@ def test_a_cap_lasts_from_its_begin_to_its_end_and_one_of_two_configs_may_have_a
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_extremes_that_may_be_written_can_be_run(policy: str) -> None:
     rough = Scenario(
-        name="extreme", hours=0.2, configs=3, price_factors=(1000.0, 1.0, 0.001), replicas=10, duplicates=1.0,
-        record_lag_seconds=3600.0, replica_lag_seconds=3600.0, reordered_seconds=3600.0,
-        registration_timeout_seconds=10.0, bursts=(Span(begin_minute=1, end_minute=2, launches_per_minute=10_000),),
+        name="extreme",
+        hours=0.2,
+        configs=3,
+        price_factors=(1000.0, 1.0, 0.001),
+        replicas=10,
+        duplicates=1.0,
+        record_lag_seconds=3600.0,
+        replica_lag_seconds=3600.0,
+        reordered_seconds=3600.0,
+        registration_timeout_seconds=10.0,
+        bursts=(Span(begin_minute=1, end_minute=2, launches_per_minute=10_000),),
         faults=(Fault(kind="unregistered", configs=(0,), scope="image"),),
-    )  # fmt: skip
+    )
     shortest, idle = Scenario(name="shortest", hours=0.01), Scenario(name="idle", hours=0.1, launches_per_minute=0)
     for scenario in (rough, shortest, idle):
         run = play(checked(scenario), policy)

@@ -63,7 +63,7 @@ HOLDS = [
     (("stop-launching",), "stop-launching", {"scope": "all", "scope_id": ""}),
     (("stop-launching", "--account", "sim-a"), "stop-launching", {"scope": "account", "scope_id": "sim-a"}),
     (("stop-launching", "--pool", "linux"), "stop-launching", {"scope": "pool", "scope_id": "linux"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("command", "path", "target"), HOLDS, ids=[" ".join(hold[0]) for hold in HOLDS])
@@ -86,8 +86,7 @@ def test_what_is_held_ends_when_it_was_told_to(
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [("--for", "5m", "--until", "17:30"), ("--for", "soon"), ("--until", "noon"), ("--for", "9999999999d")],
+    "wrong", [("--for", "5m", "--until", "17:30"), ("--for", "soon"), ("--until", "noon"), ("--for", "9999999999d")]
 )
 def test_wrong_ends_hold_nothing(services: Services, url: str, wrong: tuple[str, ...]) -> None:
     answer = slipway("lc", "pause", "zone-a", "--reason", "why", *wrong, url=url)
@@ -113,9 +112,12 @@ def test_what_is_held_goes_on(services: Services, url: str) -> None:
     assert slipway("start-launching", url=url).stdout == "launching goes on everywhere\n"
     assert slipway("start-launching", "--pool", "linux", url=url).stdout == "launching was not stopped in pool linux\n"
     assert [path for path, _ in services.told] == [
-        "launch-configs/zone-a/resume", "pools/linux/resume", "pools/linux/unfreeze", "start-launching",
+        "launch-configs/zone-a/resume",
+        "pools/linux/resume",
+        "pools/linux/unfreeze",
         "start-launching",
-    ]  # fmt: skip
+        "start-launching",
+    ]
 
 
 @pytest.mark.parametrize("given", [ID, "3f9a12cd"])
@@ -141,7 +143,7 @@ UNKNOWN = [
     (["worker", "show", TWIN], f"No such thing: workers/{TWIN}"),
     (["decision", "show", "a/b?"], "No such thing: decisions/a/b?\n`slipway pool show POOL` lists a pool's last ones"),
     (["why", "solaris"], "There is no pool and no worker 'solaris'.\n`slipway pool ls` and `slipway worker ls` list"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("command", "words"), UNKNOWN, ids=[" ".join(command) for command, _ in UNKNOWN])
@@ -175,19 +177,38 @@ def test_a_token_is_asked_for_where_nobody_sees_it() -> None:
 TABLES = [
     (["pool", "ls"], ["linux", "enforce", "0–60", "9", "2", "min", "3", "12", "10", "2"]),
     (["lc", "ls"], ["zone-a", "active", "open", "0.5", "3", "4", "50", "6", "sim-a"]),
-    (["lease", "pools"],
-     ["sim-a", "shadow", "45", "pinned", "40", "2", "3", "s", "30", "4", "s", "lease", f"{ID}:", "8", "units",
-      "free"]),
-]  # fmt: skip
+    (
+        ["lease", "pools"],
+        [
+            "sim-a",
+            "shadow",
+            "45",
+            "pinned",
+            "40",
+            "2",
+            "3",
+            "s",
+            "30",
+            "4",
+            "s",
+            "lease",
+            f"{ID}:",
+            "8",
+            "units",
+            "free",
+        ],
+    ),
+]
 
 
 @pytest.mark.parametrize(("command", "row"), TABLES, ids=[" ".join(command) for command, _ in TABLES])
 def test_tables_are_for_people_and_json_has_everything(url: str, command: list[str], row: list[str]) -> None:
     _, line = slipway(*command, url=url).stdout.splitlines()
     assert line.split() == row
-    assert json.loads(slipway(*command, "-o", "json", url=url).stdout) == {
-        "pool ls": [POOL], "lc ls": [CONFIG], "lease pools": [LEASE_POOL],
-    }[" ".join(command)]  # fmt: skip
+    assert (
+        json.loads(slipway(*command, "-o", "json", url=url).stdout)
+        == {"pool ls": [POOL], "lc ls": [CONFIG], "lease pools": [LEASE_POOL]}[" ".join(command)]
+    )
 
 
 def test_shown_whole(url: str) -> None:
@@ -223,8 +244,11 @@ def test_doctor_ends_in_time_when_nothing_answers() -> None:
     assert (answer.exit_code, monotonic_seconds() - began < 30) == (3, True)
     told = answer.stdout.splitlines()
     assert [line.split()[:2] for line in told[::2]] == [
-        ["FAIL", "provisioner"], ["FAIL", "weight-calculator"], ["FAIL", "lease-broker"], ["FAIL", "kafka"],
-    ]  # fmt: skip
+        ["FAIL", "provisioner"],
+        ["FAIL", "weight-calculator"],
+        ["FAIL", "lease-broker"],
+        ["FAIL", "kafka"],
+    ]
     assert all(line.strip().startswith("do: start it, or say where it is: --") for line in told[1::2])
 
 
@@ -275,10 +299,16 @@ def complete(words: str, url: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("slipway pool show ", ["linux"]), ("slipway lc pause z", ["zone-a"]), ("slipway lc pause x", []),
-     ("slipway why ", ["linux", ID, TWIN]), ("slipway worker ls --state sta", ["starting"]),
-     ("slipway lease ls --pool ", ["sim-a"]), ("slipway events tail --topic al", ["alert"])],
-)  # fmt: skip
+    [
+        ("slipway pool show ", ["linux"]),
+        ("slipway lc pause z", ["zone-a"]),
+        ("slipway lc pause x", []),
+        ("slipway why ", ["linux", ID, TWIN]),
+        ("slipway worker ls --state sta", ["starting"]),
+        ("slipway lease ls --pool ", ["sim-a"]),
+        ("slipway events tail --topic al", ["alert"]),
+    ],
+)
 def test_completion_offers_what_there_is(url: str, words: str, offered: list[str]) -> None:
     assert complete(words, url) == offered
 
@@ -291,8 +321,12 @@ def test_completion_is_silent_when_nobody_answers() -> None:
 def test_completion_is_installed_by_the_shell_s_own_way() -> None:
     shown = subprocess.run(
         [sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')", "--show-completion"],
-        capture_output=True, text=True, timeout=60, check=True, env=dict(os.environ) | {"SHELL": "/bin/bash"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=dict(os.environ) | {"SHELL": "/bin/bash"},
+    )
     assert "complete" in shown.stdout
     assert "_SLIPWAY_COMPLETE" in shown.stdout
 

@@ -108,9 +108,12 @@ def test_a_silence_begins_with_the_question_that_was_not_answered() -> None:
 
 
 @given(
-    mode=st.sampled_from(FailOpen), silence=st.floats(0.0, 30.0), wait=st.floats(0.0, 120.0),
-    start_in=st.one_of(st.none(), st.floats(0.0, 300.0), st.just(inf)), at=st.floats(0.0, 300.0),
-)  # fmt: skip
+    mode=st.sampled_from(FailOpen),
+    silence=st.floats(0.0, 30.0),
+    wait=st.floats(0.0, 120.0),
+    start_in=st.one_of(st.none(), st.floats(0.0, 300.0), st.just(inf)),
+    at=st.floats(0.0, 300.0),
+)
 def test_no_rest_is_empty_and_none_outlasts_the_wait(
     mode: FailOpen, silence: float, wait: float, start_in: float | None, at: float
 ) -> None:

@@ -58,9 +58,13 @@ def slipway(environment: dict[str, str], *arguments: str) -> Result:
 def run(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
     """As a process of its own, as `run` has to be."""
     return subprocess.run(
-        [*COMMAND, "run", "--pool", "aws-ci", *arguments], env={"PATH": "/usr/bin:/bin", **environment},
-        capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+        [*COMMAND, "run", "--pool", "aws-ci", *arguments],
+        env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
 
 
 # One command each
@@ -79,19 +83,56 @@ def test_a_lease_is_handed_over_in_the_form_asked_for(broker: LeaseBroker, envir
 
 def test_all_that_is_asked_for_is_told(broker: LeaseBroker, environment: dict[str, str]) -> None:
     slipway(
-        environment, "acquire", "--pool", "aws-ci", "--operation", "destroy", "--hold", "20m", "--units", "2",
-        "--tenant", "nightly", "--priority", "3", "--request-id", "r-1", "--replaces", "l-0:5", "--group", "payload",
-        "--group-size", "10", "--spread", "15m", "--member", "0", "--max-wait", "0",
-    )  # fmt: skip
-    assert broker.bodies(ACQUIRE) == [{
-        "request_id": "r-1", "operation": "destroy", "units": 2, "tenant": "nightly", "priority": 3,
-        "hold_seconds": 1200.0, "replaces": {"lease_id": "l-0", "fencing_token": 5}, "wait_seconds": 0.0,
-        "group": {"name": "payload", "size": 10, "spread_seconds": 900.0, "member": 0},
-    }]  # fmt: skip
+        environment,
+        "acquire",
+        "--pool",
+        "aws-ci",
+        "--operation",
+        "destroy",
+        "--hold",
+        "20m",
+        "--units",
+        "2",
+        "--tenant",
+        "nightly",
+        "--priority",
+        "3",
+        "--request-id",
+        "r-1",
+        "--replaces",
+        "l-0:5",
+        "--group",
+        "payload",
+        "--group-size",
+        "10",
+        "--spread",
+        "15m",
+        "--member",
+        "0",
+        "--max-wait",
+        "0",
+    )
+    assert broker.bodies(ACQUIRE) == [
+        {
+            "request_id": "r-1",
+            "operation": "destroy",
+            "units": 2,
+            "tenant": "nightly",
+            "priority": 3,
+            "hold_seconds": 1200.0,
+            "replaces": {"lease_id": "l-0", "fencing_token": 5},
+            "wait_seconds": 0.0,
+            "group": {"name": "payload", "size": 10, "spread_seconds": 900.0, "member": 0},
+        }
+    ]
     slipway(environment, "acquire", "--pool", "aws-ci", "--request-id", "r-2")
     assert broker.bodies(ACQUIRE)[1] == {
-        "request_id": "r-2", "operation": "install", "units": 1, "priority": 0, "wait_seconds": 0.0,
-    }  # fmt: skip
+        "request_id": "r-2",
+        "operation": "install",
+        "units": 1,
+        "priority": 0,
+        "wait_seconds": 0.0,
+    }
 
 
 def test_nobody_comes_back_for_a_request_without_an_id(broker: LeaseBroker, environment: dict[str, str]) -> None:
@@ -121,10 +162,14 @@ def test_no_answer_is_asked_for_again_by_the_same_id(broker: LeaseBroker, enviro
 
 
 REFUSALS = [
-    (problem(401, "unknown-token"), 77), (problem(403, "scope-missing"), 77), (problem(403, "wrong-owner"), 77),
-    (problem(404, "unknown-lease-pool"), 78), (problem(422, "invalid-request"), 78),
-    (problem(409, "request-conflict"), 78), (problem(410, "lease-ended", reason="released"), 76),
-]  # fmt: skip
+    (problem(401, "unknown-token"), 77),
+    (problem(403, "scope-missing"), 77),
+    (problem(403, "wrong-owner"), 77),
+    (problem(404, "unknown-lease-pool"), 78),
+    (problem(422, "invalid-request"), 78),
+    (problem(409, "request-conflict"), 78),
+    (problem(410, "lease-ended", reason="released"), 76),
+]
 
 
 @pytest.mark.parametrize(("answer", "code"), REFUSALS, ids=[answer[1]["title"] for answer, _ in REFUSALS])
@@ -144,7 +189,7 @@ HELD = [
     ("heartbeat", RENEW, {"fencing_token": 7}, "300\n"),
     ("confirm", f"POST /leases/{LEASE}/confirm", {"fencing_token": 7}, "300\n"),
     ("release", RELEASE, {"fencing_token": 7, "result": "done", "throttled": False}, "1\n"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("command", "asked", "body", "value"), HELD, ids=[row[0] for row in HELD])
@@ -164,13 +209,14 @@ def test_a_lease_is_named_by_its_handle_or_the_environment(
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
-        (problem(410, "lease-ended", reason="expired"), 76), (problem(409, "stale-token"), 76),
-        (problem(403, "wrong-owner"), 77), (problem(404, "unknown-lease"), 78), (problem(503, "unavailable"), 69),
+        (problem(410, "lease-ended", reason="expired"), 76),
+        (problem(409, "stale-token"), 76),
+        (problem(403, "wrong-owner"), 77),
+        (problem(404, "unknown-lease"), 78),
+        (problem(503, "unavailable"), 69),
     ],
-)  # fmt: skip
-def test_why_a_lease_is_not_renewed(
-    broker: LeaseBroker, environment: dict[str, str], answer: Any, code: int
-) -> None:
+)
+def test_why_a_lease_is_not_renewed(broker: LeaseBroker, environment: dict[str, str], answer: Any, code: int) -> None:
     broker.answers[RENEW] = [answer]
     told = slipway(environment, "renew", HANDLE)
     assert (told.exit_code, told.stdout) == (code, "")
@@ -178,13 +224,28 @@ def test_why_a_lease_is_not_renewed(
 
 def test_evidence_goes_with_the_release(broker: LeaseBroker, environment: dict[str, str]) -> None:
     slipway(
-        environment, "release", HANDLE, "--remaining", "2", "--result", "failed", "--retry-after", "2m",
-        "--quota-remaining", "9",
-    )  # fmt: skip
-    assert broker.bodies(RELEASE) == [{
-        "fencing_token": 7, "remaining": 2, "result": "failed", "throttled": True, "retry_after_seconds": 120.0,
-        "quota_remaining": 9,
-    }]  # fmt: skip
+        environment,
+        "release",
+        HANDLE,
+        "--remaining",
+        "2",
+        "--result",
+        "failed",
+        "--retry-after",
+        "2m",
+        "--quota-remaining",
+        "9",
+    )
+    assert broker.bodies(RELEASE) == [
+        {
+            "fencing_token": 7,
+            "remaining": 2,
+            "result": "failed",
+            "throttled": True,
+            "retry_after_seconds": 120.0,
+            "quota_remaining": 9,
+        }
+    ]
 
 
 def test_leases_are_listed_by_name_for_scripts(broker: LeaseBroker, environment: dict[str, str]) -> None:
@@ -197,7 +258,9 @@ def test_leases_are_listed_by_name_for_scripts(broker: LeaseBroker, environment:
 @pytest.mark.parametrize(
     ("arguments", "asked"),
     [
-        ((), {"mine": "true"}), (("--all",), {}), (("--pool", "aws-ci"), {"pool": "aws-ci"}),
+        ((), {"mine": "true"}),
+        (("--all",), {}),
+        (("--pool", "aws-ci"), {"pool": "aws-ci"}),
         (("--tenant", "ci"), {"tenant": "ci"}),
     ],
 )
@@ -212,8 +275,10 @@ def test_whose_leases_are_listed(
 
 CHANGES = [
     (("set", "aws-ci", "--limit", "40"), {"limit": 40}),
-    (("set", "aws-ci", "--hold", "20m", "--ttl", "5m", "--revision", "3"),
-     {"hold_seconds": 1200.0, "ttl_seconds": 300.0, "revision": 3}),
+    (
+        ("set", "aws-ci", "--hold", "20m", "--ttl", "5m", "--revision", "3"),
+        {"hold_seconds": 1200.0, "ttl_seconds": 300.0, "revision": 3},
+    ),
     (("set", "aws-ci", "--pacing", "12s/3"), {"pacing": {"interval_seconds": 12.0, "burst": 3}}),
     (("set", "aws-ci", "--pacing", "12s"), {"pacing": {"interval_seconds": 12.0, "burst": 1}}),
     (("set", "aws-ci", "--pacing", "off"), {"pacing": "off"}),
@@ -221,7 +286,7 @@ CHANGES = [
     (("set", "aws-ci", "--mode", "shadow"), {"mode": "shadow"}),
     (("pin", "aws-ci"), {"pinned": True}),
     (("unpin", "aws-ci"), {"pinned": False}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("command", "body"), CHANGES, ids=[" ".join(command) for command, _ in CHANGES])
@@ -253,27 +318,39 @@ def test_a_gang_is_one_request(broker: LeaseBroker, environment: dict[str, str])
     assert told.stdout == f"{HANDLE}\nl-2:1\n"
     bodies = broker.bodies("POST /lease-gangs")
     assert bodies[0] == {
-        "request_id": "g", "operation": "install", "wait_seconds": 0.0,
-        "members": [{"pool": "aws-ci", "units": 1, "hold_seconds": 300.0},
-                    {"pool": "quay", "units": 10, "hold_seconds": 300.0}],
-    }  # fmt: skip
+        "request_id": "g",
+        "operation": "install",
+        "wait_seconds": 0.0,
+        "members": [
+            {"pool": "aws-ci", "units": 1, "hold_seconds": 300.0},
+            {"pool": "quay", "units": 10, "hold_seconds": 300.0},
+        ],
+    }
     assert {body["request_id"] for body in bodies} == {"g"}
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        ("acquire", "--pool", "p", "--spread", "5m"), ("acquire", "--pool", "p", "--group", "g"),
+        ("acquire", "--pool", "p", "--spread", "5m"),
+        ("acquire", "--pool", "p", "--group", "g"),
         ("acquire", "--pool", "p", "--group", "g", "--spread", "5m", "--group-size", "3", "--member", "3"),
-        ("acquire", "--pool", "p", "--max-wait", "soon"), ("acquire", "--pool", "p", "--units", "0"),
-        ("acquire", "--pool", "p", "--priority", "10"), ("acquire", "--pool", "p", "--replaces", "l-1"),
-        ("run", "--pool", "p"), ("run", "--pool", "p", "--on-loss", "STOP", "--", "true"),
-        ("run", "--pool", "p", "--fail-open", "maybe", "--", "true"), ("gang", "--member", "p:x"),
-        ("acquire", "--pool", ""), ("run", "--pool", "", "--", "true"), ("cancel", "--pool", "", "r"),
+        ("acquire", "--pool", "p", "--max-wait", "soon"),
+        ("acquire", "--pool", "p", "--units", "0"),
+        ("acquire", "--pool", "p", "--priority", "10"),
+        ("acquire", "--pool", "p", "--replaces", "l-1"),
+        ("run", "--pool", "p"),
+        ("run", "--pool", "p", "--on-loss", "STOP", "--", "true"),
+        ("run", "--pool", "p", "--fail-open", "maybe", "--", "true"),
+        ("gang", "--member", "p:x"),
+        ("acquire", "--pool", ""),
+        ("run", "--pool", "", "--", "true"),
+        ("cancel", "--pool", "", "r"),
         ("cancel", "--pool", "p", ""),
-        ("set", "p", "--reason", "r"), ("set", "p", "--reason", "r", "--pacing", "5s/x"),
+        ("set", "p", "--reason", "r"),
+        ("set", "p", "--reason", "r", "--pacing", "5s/x"),
     ],
-)  # fmt: skip
+)
 def test_wrong_usage_asks_nobody(broker: LeaseBroker, environment: dict[str, str], wrong: tuple[str, ...]) -> None:
     answer = slipway(environment, *wrong)
     assert (answer.exit_code, answer.stdout, broker.told) == (2, "", [])
@@ -379,9 +456,14 @@ def test_run_ends_as_its_command_does_and_gives_back_once(
 def test_the_command_gets_our_input_and_knows_its_lease(broker: LeaseBroker, environment: dict[str, str]) -> None:
     code = "read line; echo $line $SLIPWAY_LEASE_ID $SLIPWAY_FENCING_TOKEN $SLIPWAY_LEASE_POOL"
     ran = subprocess.run(
-        [*COMMAND, "run", "--pool", "aws-ci", "--", "sh", "-c", code], input="hello\n", text=True, capture_output=True,
-        env={"PATH": "/usr/bin:/bin", **environment, "SLIPWAY_LEASE_ID": "outer"}, timeout=SECONDS, check=True,
-    )  # fmt: skip
+        [*COMMAND, "run", "--pool", "aws-ci", "--", "sh", "-c", code],
+        input="hello\n",
+        text=True,
+        capture_output=True,
+        env={"PATH": "/usr/bin:/bin", **environment, "SLIPWAY_LEASE_ID": "outer"},
+        timeout=SECONDS,
+        check=True,
+    )
     assert ran.stdout == f"hello {LEASE} 7 aws-ci\n"
 
 
@@ -441,9 +523,11 @@ def test_ctrl_c_reaches_command_and_script_once_each(
     spawn = "import pty, sys; pty.spawn(sys.argv[1:])"
     script = ["bash", "-c", AT_A_TERMINAL.format(command=command), "bash", *COMMAND[:-1]]
     process = subprocess.Popen(
-        [sys.executable, "-c", spawn, *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", spawn, *script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         env={"PATH": "/usr/bin:/bin", **environment},
-    )  # fmt: skip
+    )
     try:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -583,8 +667,11 @@ def test_a_start_is_kept_until_it_is_charged(broker: LeaseBroker, environment: d
         start = Start(request_id=name, operation="install", units=1, started_at=f"2026-01-01T12:00:0{n}+00:00")
         state.spool(Spooled(lease_pool_id="aws-ci", start=start))
     broker.answers[UNLEASED] = [
-        problem(403, "scope-missing"), problem(422, "clock-ahead"), problem(422, "invalid-request"), (200, {}),
-    ]  # fmt: skip
+        problem(403, "scope-missing"),
+        problem(422, "clock-ahead"),
+        problem(422, "invalid-request"),
+        (200, {}),
+    ]
     assert run(environment, "--", "true").returncode == 0
     assert broker.count(UNLEASED) == 4
     assert [entry.start.request_id for entry in state.spooled()] == ["another's", "fast clock"]
@@ -669,7 +756,6 @@ async def test_a_block_learns_of_its_loss(broker: LeaseBroker, options: dict[str
     with pytest.raises(LeaseLost, match="is lost: lost"), lease("aws-ci", **options) as held:
         assert held.lost.wait(SECONDS)
 
-
     async def until_lost() -> None:
         async with lease("aws-ci", **options) as later:
             await asyncio.wait_for(later.lost.wait(), SECONDS)
@@ -692,8 +778,9 @@ async def test_a_block_is_not_entered_without_a_lease(broker: LeaseBroker, optio
     broker.answers[ACQUIRE] = [problem(403, "scope-missing")]
     with pytest.raises(Refused), lease("aws-ci", **options):
         pytest.fail("entered")
-    with pytest.raises(Unreachable), lease(
-        "aws-ci", max_wait_seconds=0.1, fail_open="pessimistic", url=NOWHERE, token="x"
+    with (
+        pytest.raises(Unreachable),
+        lease("aws-ci", max_wait_seconds=0.1, fail_open="pessimistic", url=NOWHERE, token="x"),
     ):
         pytest.fail("entered")
 
@@ -758,9 +845,12 @@ def test_signals_end_a_block_by_unwinding_and_a_handler_of_the_program_stays_its
     broker: LeaseBroker, environment: dict[str, str], before: str, main: str, signum: int, code: int, words: list[str]
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(before=before, main=main)], env=environment, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM.format(before=before, main=main)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"

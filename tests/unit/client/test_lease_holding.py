@@ -13,9 +13,13 @@ from slipway_client.leases.terms import Lease
 
 def lease(**changes: Any) -> Lease:
     given: dict[str, Any] = {
-        "lease_id": "l-1", "lease_pool_id": "aws-ci", "request_id": "r-1", "fencing_token": 7,
-        "ttl_seconds_left": 300.0, "hold_seconds_left": 1200.0,
-    }  # fmt: skip
+        "lease_id": "l-1",
+        "lease_pool_id": "aws-ci",
+        "request_id": "r-1",
+        "fencing_token": 7,
+        "ttl_seconds_left": 300.0,
+        "hold_seconds_left": 1200.0,
+    }
     return Lease(**(given | changes))
 
 
@@ -64,10 +68,16 @@ def test_the_end_of_the_hold_is_no_loss() -> None:
 @pytest.mark.parametrize(
     ("reason", "lost"),
     [
-        ("hold", False), ("released", False), ("expired", True), ("lost", True), ("no-progress", True),
-        ("replaced", True), ("unknown-lease", True), ("stale-token", True),
+        ("hold", False),
+        ("released", False),
+        ("expired", True),
+        ("lost", True),
+        ("no-progress", True),
+        ("replaced", True),
+        ("unknown-lease", True),
+        ("stale-token", True),
     ],
-)  # fmt: skip
+)
 def test_which_ends_are_a_loss(reason: str, lost: bool) -> None:
     """What was given back in the holder's name, and what has covered its time, is none."""
     assert holding.ended(reason).lost is lost

@@ -43,9 +43,12 @@ def test_seeing_the_pool_again_keeps_the_place_of_the_next_start() -> None:
 
 
 @given(
-    limit=st.integers(1, 100), hold=st.floats(1.0, 3600.0), waiting=st.integers(0, 100), seed=st.integers(0, 99),
+    limit=st.integers(1, 100),
+    hold=st.floats(1.0, 3600.0),
+    waiting=st.integers(0, 100),
+    seed=st.integers(0, 99),
     arrivals=st.lists(st.floats(0.0, 600.0), min_size=2, max_size=30),
-)  # fmt: skip
+)
 def test_starts_of_one_host_keep_their_distance(
     limit: int, hold: float, waiting: int, seed: int, arrivals: list[float]
 ) -> None:

@@ -23,7 +23,7 @@ ODD_OF = [
     ("worker.error_reported", b"{%s,%s}" % (WORKER, b'"kind":5,"detail":""')),
     ("weight.changed", b'{"launch_config_id":"c","weight":"x","state":"open","reason":""}'),
     ("launch_config.paused", b'{"launch_config_id":"c","until":"nonsense"}'),
-]  # fmt: skip
+]
 
 
 def entry(type_: str, value: bytes | None) -> Entry:
@@ -69,8 +69,10 @@ def test_doctor_passes_over_odd_records(type_: str, value: bytes) -> None:
     heartbeats: dict[str, datetime] = {}
     alerts: dict[str, Any] = {}
     for found in (
-        entry(AlertRaised.type, alert % b"ended"), entry(AlertRaised.type, alert % b"open"), entry(type_, value),
+        entry(AlertRaised.type, alert % b"ended"),
+        entry(AlertRaised.type, alert % b"open"),
+        entry(type_, value),
         entry(AlertResolved.type, alert % b"ended"),
-    ):  # fmt: skip
+    ):
         _hear(found, heartbeats, alerts)
     assert (heartbeats, list(alerts)) == ({}, ["open"])

@@ -52,9 +52,17 @@ def test_other_words_are_no_times(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "spelled", "about"),
-    [(0.04, "0 s", "0 s"), (0.44, "0.4 s", "0.4 s"), (12.4, "12 s", "12 s"), (60, "1 min", "1 min"),
-     (185, "3 min 5 s", "3 min"), (7800, "2 h 10 min", "2 h"), (360_000, "4 d 4 h", "4 d"), (59.7, "1 min", "1 min")],
-)  # fmt: skip
+    [
+        (0.04, "0 s", "0 s"),
+        (0.44, "0.4 s", "0.4 s"),
+        (12.4, "12 s", "12 s"),
+        (60, "1 min", "1 min"),
+        (185, "3 min 5 s", "3 min"),
+        (7800, "2 h 10 min", "2 h"),
+        (360_000, "4 d 4 h", "4 d"),
+        (59.7, "1 min", "1 min"),
+    ],
+)
 def test_two_units_are_enough(seconds: float, spelled: str, about: str) -> None:
     assert (moments.spelled(seconds), moments.about(seconds)) == (spelled, about)
 

@@ -93,15 +93,21 @@ def test_failures_are_told_once_a_second_and_cause() -> None:
 @pytest.mark.parametrize(
     ("event", "told"),
     [
-        (WorkerStopping(reason="never registered", outcome=Outcome(Stage.BOOT, Result.FAILED), **ids(1, "c")),
-         "1 boot failed: never registered (c)"),
-        (WorkerStopping(reason="no task", outcome=Outcome(Stage.CLAIM, Result.FAILED), **ids(1, "c")),
-         "1 worker claimed nothing: no task (c)"),
+        (
+            WorkerStopping(reason="never registered", outcome=Outcome(Stage.BOOT, Result.FAILED), **ids(1, "c")),
+            "1 boot failed: never registered (c)",
+        ),
+        (
+            WorkerStopping(reason="no task", outcome=Outcome(Stage.CLAIM, Result.FAILED), **ids(1, "c")),
+            "1 worker claimed nothing: no task (c)",
+        ),
         (WorkerStopping(reason="idle", **ids(1, "c")), None),
-        (WorkerErrorReported(kind="disk-full", detail="/tmp", **ids(1, "c")),
-         "1 worker reported an error: disk-full (c)"),
+        (
+            WorkerErrorReported(kind="disk-full", detail="/tmp", **ids(1, "c")),
+            "1 worker reported an error: disk-full (c)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_counts_as_a_failure(event: WorkerEvent, told: str | None) -> None:
     failures = narration.Failures()
     failures.add(NOW, event)
@@ -119,9 +125,13 @@ def test_differences_tell_what_operators_and_services_did() -> None:
         silent = Service(name="lease-broker", silent_seconds=1 if problem else None, problem=problem)
         configs = [Config(id="a", pool_id="linux"), Config(id="b", pool_id="linux", state=state, state_reason="rack")]
         return Snapshot(
-            now=NOW, title="", services=[Service(name="provisioner"), silent], configs=configs,
-            pools=[Pool(id="linux", mode="enforce", paused=paused)], lease_pools=[LeasePool(id="sim-a", limit=limit)],
-        )  # fmt: skip
+            now=NOW,
+            title="",
+            services=[Service(name="provisioner"), silent],
+            configs=configs,
+            pools=[Pool(id="linux", mode="enforce", paused=paused)],
+            lease_pools=[LeasePool(id="sim-a", limit=limit)],
+        )
 
     before, after = seen("active", 45, ""), seen("paused", 40, "nothing in 5 s", paused=True)
     assert [(line.text, line.mood) for line in narration.differences(before, after)] == [
@@ -151,19 +161,24 @@ def test_the_first_answers_are_no_differences() -> None:
     """A config that was paused long ago is not told when watching begins, nor a service that was not asked yet."""
     nothing = Snapshot(now=NOW, title="", services=[Service(name="provisioner", silent_seconds=0, answered=False)])
     first = Snapshot(
-        now=NOW, title="", services=[Service(name="provisioner")], pools=[Pool(id="linux", paused=True)],
-        configs=[Config(id="a", pool_id="linux", state="paused")], lease_pools=[LeasePool(id="sim-a", limit=4)],
-    )  # fmt: skip
+        now=NOW,
+        title="",
+        services=[Service(name="provisioner")],
+        pools=[Pool(id="linux", paused=True)],
+        configs=[Config(id="a", pool_id="linux", state="paused")],
+        lease_pools=[LeasePool(id="sim-a", limit=4)],
+    )
     assert narration.differences(nothing, first) == []
 
 
 def test_status_in_a_line() -> None:
     pool = Pool(id="linux", pending=12, claimed=84, serving=96, wanted=100)
     configs = [
-        Config(id="linux-zone-a", pool_id="linux", weight=0.9), Config(id="linux-zone-c", pool_id="linux", weight=0.3),
+        Config(id="linux-zone-a", pool_id="linux", weight=0.9),
+        Config(id="linux-zone-c", pool_id="linux", weight=0.3),
         Config(id="linux-zone-b", pool_id="linux", weight=0.1, circuit="closed"),
         Config(id="linux-zone-d", pool_id="linux", weight=0.9, state="paused"),
-    ]  # fmt: skip
+    ]
     line = narration.status(pool, configs, 26)
     assert line == "linux  12 waiting  84 running  96/100 up   26/min  a 75% c 25% b closed d paused"
     many = [Config(id=f"c-{n}", pool_id="linux", circuit="closed" if n == 3 else "open") for n in range(60)]
@@ -180,9 +195,14 @@ def test_launches_per_minute_are_of_product_time() -> None:
 
 @pytest.mark.parametrize(
     ("names", "common"),
-    [(["linux-zone-a", "linux-zone-b"], "linux-zone-"), (["linux-zone-ab", "linux-zone-ac"], "linux-zone-"),
-     (["east", "west"], ""), (["linux-zone-a"], ""), ([], "")],
-)  # fmt: skip
+    [
+        (["linux-zone-a", "linux-zone-b"], "linux-zone-"),
+        (["linux-zone-ab", "linux-zone-ac"], "linux-zone-"),
+        (["east", "west"], ""),
+        (["linux-zone-a"], ""),
+        ([], ""),
+    ],
+)
 def test_names_are_shortened_by_what_they_share(names: list[str], common: str) -> None:
     assert narration.common_start(names) == common
 

@@ -93,8 +93,10 @@ def test_80_columns() -> None:
 def test_nothing_declared_yet(width: int, height: int) -> None:
     lines = drawn(snapshot(pools=[], configs=[], lease_pools=[], lines=[]), width, height)
     assert [line for line in lines if line.startswith("no ")] == [
-        "no worker pools: `slipway apply FILE` declares them", "no launch configs", "no lease pools",
-    ]  # fmt: skip
+        "no worker pools: `slipway apply FILE` declares them",
+        "no launch configs",
+        "no lease pools",
+    ]
 
 
 @pytest.mark.parametrize(("height", "left"), [(24, 51), (50, 36)])
@@ -173,9 +175,15 @@ def test_foreign_names_are_printable() -> None:
 
 @pytest.mark.parametrize(
     ("text", "width", "short"),
-    [("next probe 120 s", 16, "next probe 120 s"), ("next probe 120 s", 14, "next probe…"),
-     ("limit 45 → 1234", 14, "limit 45 →…"), ("1234567", 5, "…"), ("", 0, ""), ("日本語", 4, "日…")],
-)  # fmt: skip
+    [
+        ("next probe 120 s", 16, "next probe 120 s"),
+        ("next probe 120 s", 14, "next probe…"),
+        ("limit 45 → 1234", 14, "limit 45 →…"),
+        ("1234567", 5, "…"),
+        ("", 0, ""),
+        ("日本語", 4, "日…"),
+    ],
+)
 def test_no_number_loses_digits(text: str, width: int, short: str) -> None:
     assert screen.shortened(text, width) == short
 
@@ -221,34 +229,61 @@ SERVICES = st.sampled_from(["provisioner", "weight-calculator", "lease-broker", 
 COUNTS = st.integers(0, 10**12)
 SECONDS = st.none() | st.floats(0, 10**9)
 POOLS = st.builds(
-    Pool, id=NAMES, mode=st.sampled_from(["enforce", "observe", "canary", "new"]), paused=st.booleans(), pending=COUNTS,
-    claimed=COUNTS, serving=COUNTS, needed=st.none() | COUNTS, oldest_wait_seconds=SECONDS,
-)  # fmt: skip
+    Pool,
+    id=NAMES,
+    mode=st.sampled_from(["enforce", "observe", "canary", "new"]),
+    paused=st.booleans(),
+    pending=COUNTS,
+    claimed=COUNTS,
+    serving=COUNTS,
+    needed=st.none() | COUNTS,
+    oldest_wait_seconds=SECONDS,
+)
 CONFIGS = st.builds(
-    Config, id=NAMES, pool_id=st.sampled_from(["linux", "win"]), zone=NAMES,
-    circuit=st.sampled_from(["open", "closed"]), weight=st.none() | st.floats(0, 1e12),
+    Config,
+    id=NAMES,
+    pool_id=st.sampled_from(["linux", "win"]),
+    zone=NAMES,
+    circuit=st.sampled_from(["open", "closed"]),
+    weight=st.none() | st.floats(0, 1e12),
     state=st.sampled_from(["active", "paused", "draining", "archived"]),
     stages=st.dictionaries(
         st.sampled_from(["launch", "boot", "claim"]), st.builds(Stage, in_flight=COUNTS, unfolded=COUNTS, window=COUNTS)
     ),
-    ok=st.none() | COUNTS, failed=st.none() | COUNTS, probe_ready=st.booleans(), reason=st.none() | NAMES,
+    ok=st.none() | COUNTS,
+    failed=st.none() | COUNTS,
+    probe_ready=st.booleans(),
+    reason=st.none() | NAMES,
     next_probe_at=st.none() | st.just(NOW + timedelta(days=400)),
-)  # fmt: skip
+)
 LEASE_POOLS = st.builds(
-    LeasePool, id=NAMES, limit=COUNTS, held=COUNTS, waiting=COUNTS, granted_per_minute=st.floats(0, 1e9),
+    LeasePool,
+    id=NAMES,
+    limit=COUNTS,
+    held=COUNTS,
+    waiting=COUNTS,
+    granted_per_minute=st.floats(0, 1e9),
     eta_seconds=SECONDS,
-)  # fmt: skip
+)
 SNAPSHOTS = st.builds(
-    Snapshot, now=st.just(NOW), title=NAMES, pools=st.lists(POOLS, max_size=9), configs=st.lists(CONFIGS, max_size=9),
+    Snapshot,
+    now=st.just(NOW),
+    title=NAMES,
+    pools=st.lists(POOLS, max_size=9),
+    configs=st.lists(CONFIGS, max_size=9),
     lease_pools=st.lists(LEASE_POOLS, max_size=9),
     services=st.lists(st.builds(Service, name=SERVICES, silent_seconds=SECONDS, answered=st.booleans()), max_size=6),
     brakes=st.lists(st.builds(Brake, scope=st.sampled_from(["all", "pool"]), scope_id=NAMES, reason=NAMES), max_size=3),
     lines=st.lists(st.builds(Line, st.just(NOW), NAMES, st.sampled_from(["good", "bad", ""])), max_size=20),
-    demo=st.none() | st.builds(
-        Demo, started_at=st.just(NOW - timedelta(hours=3)), speed=st.floats(0.1, 1000), seed=COUNTS,
+    demo=st.none()
+    | st.builds(
+        Demo,
+        started_at=st.just(NOW - timedelta(hours=3)),
+        speed=st.floats(0.1, 1000),
+        seed=COUNTS,
         minutes=st.none() | st.floats(1, 1e6),
     ),
-)  # fmt: skip
+)
 
 
 @settings(deadline=None, max_examples=60)

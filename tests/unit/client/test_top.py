@@ -83,8 +83,9 @@ async def test_silence_keeps_the_last_values_and_is_told_once(deployment: Deploy
     deployment.down = ""
     await until(lambda: not watch.problems)
     assert [line.text for line in watch.take()] == [
-        "lease-broker does not answer: 503 no database", "lease-broker answers again",
-    ]  # fmt: skip
+        "lease-broker does not answer: 503 no database",
+        "lease-broker answers again",
+    ]
     assert watch.take() == []
 
 
@@ -111,9 +112,12 @@ async def test_what_is_no_answer_of_ours_is_a_problem_not_a_crash(deployment: De
 async def slipway(*arguments: str, url: str) -> asyncio.subprocess.Process:
     where = {f"SLIPWAY_{name.upper().replace('-', '_')}_URL": url for name in SERVICES}
     return await asyncio.create_subprocess_exec(
-        SLIPWAY, *arguments, env=os.environ | where | {"KAFKA": "127.0.0.1:1"}, stdout=asyncio.subprocess.PIPE,
+        SLIPWAY,
+        *arguments,
+        env=os.environ | where | {"KAFKA": "127.0.0.1:1"},
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
 
 
 async def test_once_in_a_pipe(deployment: Deployment) -> None:
@@ -148,8 +152,10 @@ async def test_interrupt_is_how_it_ends(deployment: Deployment) -> None:
 async def test_a_reader_who_has_seen_enough(deployment: Deployment) -> None:
     where = {f"SLIPWAY_{name.upper().replace('-', '_')}_URL": deployment.url for name in SERVICES}
     shell = await asyncio.create_subprocess_shell(
-        f"{SLIPWAY} top --interval 0.1 | head -n 3", env=os.environ | where | {"KAFKA": "127.0.0.1:1"},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        f"{SLIPWAY} top --interval 0.1 | head -n 3",
+        env=os.environ | where | {"KAFKA": "127.0.0.1:1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     out, err = await shell.communicate()
     assert (len(out.splitlines()), err) == (3, b"")

@@ -17,16 +17,28 @@ from tests.answers import ANSWERS, ID, Services, environment, served
 
 EXAMPLE = Path(__file__).parents[3] / "contracts/examples/io.slipway.weight.changed.v1.json"
 RECORD: dict[str, Any] = json.loads(EXAMPLE.read_text())["data"] | {
-    "closed_since": "2026-08-01T14:03:07.123456Z", "signals": ["degraded 0.5 by page (slow)", "down by page (dark)"],
-}  # fmt: skip
+    "closed_since": "2026-08-01T14:03:07.123456Z",
+    "signals": ["degraded 0.5 by page (slow)", "down by page (dark)"],
+}
 SIGNAL = {
-    "source": "page", "kind": "degraded", "target_kind": "zone", "target_id": "b", "value": 0.5, "reason": "slow",
-    "since": "2026-08-01T14:03:07Z", "until": "2026-08-01T14:33:07Z", "configs": ["zone-b", "win-b"],
-}  # fmt: skip
+    "source": "page",
+    "kind": "degraded",
+    "target_kind": "zone",
+    "target_id": "b",
+    "value": 0.5,
+    "reason": "slow",
+    "since": "2026-08-01T14:03:07Z",
+    "until": "2026-08-01T14:33:07Z",
+    "configs": ["zone-b", "win-b"],
+}
 REFUSED = {
-    "at": "2026-08-01T14:03:07Z", "source": "page", "kind": "up", "target_kind": "zone", "target_id": "b",
+    "at": "2026-08-01T14:03:07Z",
+    "source": "page",
+    "kind": "up",
+    "target_kind": "zone",
+    "target_id": "b",
     "why": "kind: unknown kind 'up'",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +68,20 @@ def test_weights_in_a_row_each(services: Services, url: str) -> None:
     """With the windows of the three stages, each under its name, and the reason in words."""
     heading, row = slipway("weights", "ls", url=url).stdout.splitlines()
     assert heading.split() == [
-        "id", "pool", "state", "weight", "health", "launch", "window", "boot", "window", "claim", "window", "permit",
+        "id",
+        "pool",
+        "state",
+        "weight",
+        "health",
+        "launch",
+        "window",
+        "boot",
+        "window",
+        "claim",
+        "window",
+        "permit",
         "reason",
-    ]  # fmt: skip
+    ]
     assert row.split()[:3] == [RECORD["launch_config_id"], RECORD["pool_id"], RECORD["state"]]
     for stage in ("launch", "boot"):
         windows = f"{stage} window"
@@ -68,9 +91,7 @@ def test_weights_in_a_row_each(services: Services, url: str) -> None:
     assert json.loads(slipway("weights", "ls", "-o", "json", url=url).stdout) == [RECORD]
 
 
-def test_no_weights_of_a_pool_that_nobody_knows(
-    services: Services, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_weights_of_a_pool_that_nobody_knows(services: Services, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told as everywhere; one that is known may have none yet."""
     monkeypatch.setitem(ANSWERS, "weights", {"items": []})
     unknown = slipway("weights", "ls", "--pool", "nope", url=url)
@@ -116,10 +137,17 @@ def test_a_signal_is_raised_by_a_command(services: Services, url: str) -> None:
     assert (raised.exit_code, raised.stdout.partition(", until")[0]) == (0, "degraded of zone b counts for zone-a")
     ((path, body),) = services.told
     assert datetime.fromisoformat(body.pop("observed_at")).tzinfo is not None
-    assert (path, body) == ("signals", {
-        "target_kind": "zone", "target_id": "b", "kind": "degraded", "reason": "slow", "ttl_seconds": 3600.0,
-        "value": 0.4,
-    })  # fmt: skip
+    assert (path, body) == (
+        "signals",
+        {
+            "target_kind": "zone",
+            "target_id": "b",
+            "kind": "degraded",
+            "reason": "slow",
+            "ttl_seconds": 3600.0,
+            "value": 0.4,
+        },
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,9 +205,7 @@ def test_a_signal_that_cannot_be_is_wrong_usage(services: Services, url: str, wo
     assert why in " ".join(refused.stderr.replace("│", " ").split())
 
 
-def test_nobody_is_interrupted_who_has_ended(
-    services: Services, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_is_interrupted_who_has_ended(services: Services, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ANSWERS, f"workers/{ID}", {"id": ID, "state": "stopped"})
     refused = slipway("signal", "raise", "worker", ID, "spot_interruption", "--reason", "r", url=url)
     assert (refused.exit_code, refused.stdout, services.told) == (1, "", [])

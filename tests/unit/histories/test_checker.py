@@ -16,35 +16,65 @@ TTL: Final = 10.0
 def asked(at: float, request: str, units: int = 1, *, until: float | None = None, **more: Any) -> Call:
     """An acquire; without `until` nothing came back."""
     return Call(
-        client=request, owner=request, does="acquire", pool="p", invoked=at, returned=EVER if until is None else until,
-        request_id=request, units=units, **more,
-    )  # fmt: skip
+        client=request,
+        owner=request,
+        does="acquire",
+        pool="p",
+        invoked=at,
+        returned=EVER if until is None else until,
+        request_id=request,
+        units=units,
+        **more,
+    )
 
 
 def got(
-    at: float, request: str, token: int, units: int = 1, *, after: float = 0.1, lease: str = "", left: float = TTL,
-    of: int = 0, **more: Any,
-) -> Call:  # fmt: skip
+    at: float,
+    request: str,
+    token: int,
+    units: int = 1,
+    *,
+    after: float = 0.1,
+    lease: str = "",
+    left: float = TTL,
+    of: int = 0,
+    **more: Any,
+) -> Call:
     """An acquire of `of` units, or as many as it got, answered with a lease."""
     given = Lease(lease_id=lease or f"l{token}", fencing_token=token, units=units, seconds_left=left)
     return asked(at, request, of or units, until=at + after, answer="ok", lease=given, **more)
 
 
 def said(
-    does: Any, at: float, of: Call, answer: Any = "ok", reason: str = "", *, after: float = 0.1, units: int = 0,
-    left: float = TTL, **more: Any,
-) -> Call:  # fmt: skip
+    does: Any,
+    at: float,
+    of: Call,
+    answer: Any = "ok",
+    reason: str = "",
+    *,
+    after: float = 0.1,
+    units: int = 0,
+    left: float = TTL,
+    **more: Any,
+) -> Call:
     """A confirm, renew or release by the holder of a lease."""
     assert of.lease is not None
     remaining = of.lease.units - (units or of.lease.units) if does == "release" else of.lease.units
-    lease = Lease(
-        lease_id=of.lease.lease_id, fencing_token=of.lease.fencing_token, units=remaining, seconds_left=left,
-    )  # fmt: skip
+    lease = Lease(lease_id=of.lease.lease_id, fencing_token=of.lease.fencing_token, units=remaining, seconds_left=left)
     fields: dict[str, Any] = {
-        "client": of.client, "owner": of.owner, "pool": of.pool, "does": does, "invoked": at, "returned": at + after,
-        "lease_id": lease.lease_id, "fencing_token": lease.fencing_token, "answer": answer, "reason": reason,
-        "units": (units or of.lease.units) if does == "release" else 0, "lease": lease if answer == "ok" else None,
-    }  # fmt: skip
+        "client": of.client,
+        "owner": of.owner,
+        "pool": of.pool,
+        "does": does,
+        "invoked": at,
+        "returned": at + after,
+        "lease_id": lease.lease_id,
+        "fencing_token": lease.fencing_token,
+        "answer": answer,
+        "reason": reason,
+        "units": (units or of.lease.units) if does == "release" else 0,
+        "lease": lease if answer == "ok" else None,
+    }
     return Call(**(fields | more))
 
 
@@ -64,11 +94,13 @@ def wrote(at: float, of: Call, accepted: bool = True) -> Write:
 
 def history(*told: Told, limit: int = 1, skew: float = 0.0, quiet_at: float = EVER) -> History:
     return History(
-        limits={"p": limit}, skew_seconds=skew, quiet_at=quiet_at,
+        limits={"p": limit},
+        skew_seconds=skew,
+        quiet_at=quiet_at,
         calls=[each for each in told if isinstance(each, Call)],
         ended=[each for each in told if isinstance(each, Ended)],
         writes=[each for each in told if isinstance(each, Write)],
-    )  # fmt: skip
+    )
 
 
 def kinds(*told: Told, **options: Any) -> list[Kind]:
@@ -82,52 +114,59 @@ PLANTED: Final[dict[str, tuple[Sequence[Told], dict[str, Any], list[Kind]]]] = {
     "two hold one unit": ([A, B], {}, [Kind.OVER_LIMIT]),
     "five units at a limit of four": ([got(0, "a", 1, 3), got(1, "b", 2, 2)], {"limit": 4}, [Kind.OVER_LIMIT]),
     "a limit that had been lowered": ([A, done("limit", 1, units=1), B], {"limit": 2}, [Kind.OVER_LIMIT]),
-    "one request, two leases": (
-        [A, got(1, "a", 2, lease="other")], {"limit": 2}, [Kind.DUPLICATE_GRANT],
-    ),
+    "one request, two leases": ([A, got(1, "a", 2, lease="other")], {"limit": 2}, [Kind.DUPLICATE_GRANT]),
     "partial grants of more than was asked": (
-        [got(0, "a", 1, 2, of=3), got(0, "a", 2, 2, of=3, after=1)], {"limit": 9}, [Kind.DUPLICATE_GRANT],
+        [got(0, "a", 1, 2, of=3), got(0, "a", 2, 2, of=3, after=1)],
+        {"limit": 9},
+        [Kind.DUPLICATE_GRANT],
     ),
     "two leases, one token": ([A, got(5, "b", 1, lease="other")], {"limit": 2}, [Kind.DUPLICATE_TOKEN]),
     "a token below an older one": ([got(0, "a", 7), got(5, "b", 6)], {"limit": 2}, [Kind.TOKEN_ORDER]),
     "a lease whose token changes": ([A, got(5, "a", 2, lease="l1")], {}, [Kind.TOKEN_ORDER]),
-    "a write of a former holder": (
-        [A, LATE_B, wrote(21, LATE_B), wrote(22, A)], {}, [Kind.STALE_WRITE],
-    ),
+    "a write of a former holder": ([A, LATE_B, wrote(21, LATE_B), wrote(22, A)], {}, [Kind.STALE_WRITE]),
     "a holder whose write is refused": (
-        [A, got(1, "b", 2, left=0), wrote(2, got(1, "b", 2)), wrote(3, A, accepted=False)], {}, [Kind.HOLDER_FENCED],
+        [A, got(1, "b", 2, left=0), wrote(2, got(1, "b", 2)), wrote(3, A, accepted=False)],
+        {},
+        [Kind.HOLDER_FENCED],
     ),
     "one lease, two owners": ([A, got(5, "b", 1, lease="l1")], {"limit": 9}, [Kind.TWO_OWNERS]),
     "a stranger's renewal": ([A, said("renew", 1, A, owner="b")], {}, [Kind.TWO_OWNERS]),
     "a renewal under a former token": ([A, said("renew", 1, A, fencing_token=0)], {}, [Kind.STALE_TOKEN]),
     "a release under a former token": (
-        [A, said("release", 1, A, fencing_token=0), got(2, "b", 2)], {}, [Kind.STALE_TOKEN, Kind.OVER_LIMIT],
+        [A, said("release", 1, A, fencing_token=0), got(2, "b", 2)],
+        {},
+        [Kind.STALE_TOKEN, Kind.OVER_LIMIT],
     ),
     "a grant after its cancel": (
-        [asked(0, "a", until=0.1, answer="waiting"), done("cancel", 1, "a"), got(2, "a", 1)], {},
+        [asked(0, "a", until=0.1, answer="waiting"), done("cancel", 1, "a"), got(2, "a", 1)],
+        {},
         [Kind.GRANTED_CANCELLED],
     ),
     "a renewal after the loss was told": (
-        [A, Ended(at=11, pool="p", lease_id="l1", reason="lost"), said("renew", 12, A)], {}, [Kind.REVIVED],
+        [A, Ended(at=11, pool="p", lease_id="l1", reason="lost"), said("renew", 12, A)],
+        {},
+        [Kind.REVIVED],
     ),
     "a renewal after it was refused": (
-        [A, said("renew", 11, A, "refused", "expired"), said("renew", 12, A)], {}, [Kind.REVIVED],
+        [A, said("renew", 11, A, "refused", "expired"), said("renew", 12, A)],
+        {},
+        [Kind.REVIVED],
     ),
-    "a renewal after its release": (
-        [A, said("release", 1, A), said("renew", 2, A)], {}, [Kind.REVIVED],
-    ),
-    "a renewal after another's grant": (
-        [A, LATE_B, said("renew", 21, A)], {}, [Kind.RENEWED_TAKEN],
-    ),
+    "a renewal after its release": ([A, said("release", 1, A), said("renew", 2, A)], {}, [Kind.REVIVED]),
+    "a renewal after another's grant": ([A, LATE_B, said("renew", 21, A)], {}, [Kind.RENEWED_TAKEN]),
     "an end before the deadline": (
-        [A, said("renew", 9, A), said("renew", 12, A, "refused", "lost")], {}, [Kind.ENDED_EARLY],
+        [A, said("renew", 9, A), said("renew", 12, A, "refused", "lost")],
+        {},
+        [Kind.ENDED_EARLY],
     ),
     "a grant while drained": ([done("drain", 0), B], {}, [Kind.GRANTED_DRAINED]),
     "units that stay away": (
-        [A, said("release", 1, A), asked(60, "z", until=61, answer="waiting")], {"quiet_at": 50}, [Kind.NEVER_FREE],
+        [A, said("release", 1, A), asked(60, "z", until=61, answer="waiting")],
+        {"quiet_at": 50},
+        [Kind.NEVER_FREE],
     ),
     "no answer although all is quiet": ([asked(60, "z")], {"quiet_at": 50}, [Kind.NEVER_FREE]),
-}  # fmt: skip
+}
 
 SOUND: Final[dict[str, tuple[Sequence[Told], dict[str, Any]]]] = {
     "one after the other": ([A, said("release", 1, A), B, wrote(2, A), wrote(5.5, B), wrote(6, A, accepted=False)], {}),
@@ -137,9 +176,10 @@ SOUND: Final[dict[str, tuple[Sequence[Told], dict[str, Any]]]] = {
     "after the deadline": ([A, LATE_B, wrote(21, A), wrote(22, LATE_B)], {}),
     "within the skew of the deadline": ([A, got(9.9, "b", 2, after=0.05)], {"skew": 0.1}),
     "a renewal without an answer promises nothing": ([A, said("renew", 9, A, "unknown", after=EVER), LATE_B], {}),
-    "a part given back": ([got(0, "a", 1, 3), said("release", 1, got(0, "a", 1, 3), units=2), got(2, "b", 2, 2)], {
-        "limit": 3,
-    }),
+    "a part given back": (
+        [got(0, "a", 1, 3), said("release", 1, got(0, "a", 1, 3), units=2), got(2, "b", 2, 2)],
+        {"limit": 3},
+    ),
     "a grant asked for again": ([asked(0, "a"), got(1, "a", 1), got(2, "a", 1), said("renew", 3, A)], {}),
     "a request in parts": ([got(0, "a", 1, 1, of=3), got(0, "a", 2, 2, of=3, after=2)], {"limit": 3}),
     "a limit lowered below what is held": (
@@ -156,11 +196,13 @@ SOUND: Final[dict[str, tuple[Sequence[Told], dict[str, Any]]]] = {
         {},
     ),
     "a renewal while its loss is told": (
-        [A, Ended(at=21, pool="p", lease_id="l1", reason="lost"), said("renew", 9, A, after=20, left=0)], {},
+        [A, Ended(at=21, pool="p", lease_id="l1", reason="lost"), said("renew", 9, A, after=20, left=0)],
+        {},
     ),
     "an end after the deadline": ([A, said("renew", 10.1, A, "refused", "lost")], {}),
     "an end that its holder asked for": (
-        [A, said("release", 1, A, "unknown", after=EVER), said("renew", 2, A, "refused", "released")], {},
+        [A, said("release", 1, A, "unknown", after=EVER), said("renew", 2, A, "refused", "released")],
+        {},
     ),
     "a refused stranger": ([A, said("renew", 1, A, "refused", "wrong-owner", owner="b"), said("renew", 2, A)], {}),
     "a refused token": ([A, said("release", 1, A, "refused", "stale-token", fencing_token=9), LATE_B], {}),
@@ -172,7 +214,7 @@ SOUND: Final[dict[str, tuple[Sequence[Told], dict[str, Any]]]] = {
         [A, said("release", 1, A), asked(60, "z", until=61, answer="waiting"), got(62, "z", 2, 4)],
         {"limit": 4, "quiet_at": 50},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("told", "options", "found"), PLANTED.values(), ids=list(PLANTED))

@@ -36,7 +36,7 @@ ANSWERS = [
     (410, GONE, "refused", "lost"),
     (409, STALE, "refused", "stale-token"),
     (503, {}, "unknown", "status 503"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("status", "body", "answer", "reason"), ANSWERS)

@@ -22,26 +22,54 @@ def at(seconds: float) -> datetime:
 
 def waiter(name: str, units: int = 1, *, since: float = 0, **fields: Any) -> Request:
     made = Request(
-        id=name, lease_pool_id="p", tenant="t", operation="install", asked_units=units, waiting_units=units,
-        asked_at=at(-since), last_asked_at=NOW, since=at(-since),
-    )  # fmt: skip
+        id=name,
+        lease_pool_id="p",
+        tenant="t",
+        operation="install",
+        asked_units=units,
+        waiting_units=units,
+        asked_at=at(-since),
+        last_asked_at=NOW,
+        since=at(-since),
+    )
     return msgspec.structs.replace(made, **fields)
 
 
 def round_(
-    waiters: Sequence[Request], *, limit: int = 5, held: dict[str, int] | None = None, policy: Policy | None = None,
-    tenants: Sequence[Tenant] = (), groups: Sequence[Group] = (), per_queue: int = 100,
-    deeper: Mapping[Queue, int] | None = None, held_up: Mapping[str, str] | None = None, **state: Any,
-) -> Admission:  # fmt: skip
+    waiters: Sequence[Request],
+    *,
+    limit: int = 5,
+    held: dict[str, int] | None = None,
+    policy: Policy | None = None,
+    tenants: Sequence[Tenant] = (),
+    groups: Sequence[Group] = (),
+    per_queue: int = 100,
+    deeper: Mapping[Queue, int] | None = None,
+    held_up: Mapping[str, str] | None = None,
+    **state: Any,
+) -> Admission:
     pool = LeasePool(
-        id="p", limit_units=limit, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, held=held or {},
-        policy=policy or Policy(pacing="off"), **state,
-    )  # fmt: skip
+        id="p",
+        limit_units=limit,
+        hold_seconds=1200,
+        ttl_seconds=300,
+        reserve_seconds=180,
+        held=held or {},
+        policy=policy or Policy(pacing="off"),
+        **state,
+    )
     placed = [msgspec.structs.replace(waiter, place=place) for place, waiter in enumerate(waiters)]
     admission = Admission(
-        pool, limit, placed, NOW, tenants=tenants, groups=groups, per_queue=per_queue, deeper=deeper or {},
+        pool,
+        limit,
+        placed,
+        NOW,
+        tenants=tenants,
+        groups=groups,
+        per_queue=per_queue,
+        deeper=deeper or {},
         held_up=held_up or {},
-    )  # fmt: skip
+    )
     return admission.run()
 
 
@@ -59,12 +87,15 @@ OPERATIONS: list[tuple[dict[str, int], list[Request], list[str]]] = [
     ({"destroy": 3}, [waiter(f"i{n}") for n in range(5)], ["i0", "i1"]),  # nothing kept, and a heavy load counts
     ({"destroy": 5}, [waiter("i")], []),  # a heavy destroy load holds back creates
     ({"install": 3}, [waiter("i"), waiter("d", operation="destroy")], ["d"]),  # what is kept is used beside the wait
-    ({"install": 3}, [waiter("i"), waiter("d", 2, operation="destroy", whole=True), waiter("e", operation="destroy")],
-     ["d"]),
+    (
+        {"install": 3},
+        [waiter("i"), waiter("d", 2, operation="destroy", whole=True), waiter("e", operation="destroy")],
+        ["d"],
+    ),
     ({"install": 5}, [waiter("d", operation="destroy", since=599)], []),
     ({"install": 5}, [waiter("d", operation="destroy", since=600)], ["d"]),  # past its maximum wait
     ({"install": 5}, [waiter("i", since=900), waiter("d", operation="destroy", since=700)], ["d"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("held", "waiters", "expected"), OPERATIONS)
@@ -127,8 +158,15 @@ def test_whatever_holds_it_back_its_maximum_wait_ends(
 
 
 #   weight, waiting units, whole → started units, of 5
-COSTS = [(1, 7, False, 5), (2, 7, False, 2), (3, 7, False, 1), (6, 1, False, 0), (0, 99, False, 99), (2, 2, True, 2),
-         (2, 3, True, 0)]  # fmt: skip
+COSTS = [
+    (1, 7, False, 5),
+    (2, 7, False, 2),
+    (3, 7, False, 1),
+    (6, 1, False, 0),
+    (0, 99, False, 99),
+    (2, 2, True, 2),
+    (2, 3, True, 0),
+]
 
 
 @pytest.mark.parametrize(("weight", "units", "whole", "expected"), COSTS)
@@ -142,9 +180,13 @@ def test_what_weighs_nothing_is_not_held_back() -> None:
     """Neither by a full pool, nor by pacing, nor by a Retry-After."""
     policy = Policy(pacing=Pacing(10), operations={"look": Operation(weight=0)})
     admission = round_(
-        [waiter("i"), waiter("l", 3, operation="look")], held={"install": 5}, policy=policy, blocked_until=at(5),
-        paced_until=at(60), paced_interval_seconds=10.0,
-    )  # fmt: skip
+        [waiter("i"), waiter("l", 3, operation="look")],
+        held={"install": 5},
+        policy=policy,
+        blocked_until=at(5),
+        paced_until=at(60),
+        paced_interval_seconds=10.0,
+    )
     assert started(admission) == [("l", 3)]
     assert admission.held == {"install": 5}
 
@@ -192,9 +234,11 @@ ORDER = [
     ([waiter("aged", since=1499), waiter("high", priority=5)], ["high", "aged"]),
     ([waiter("aged", since=1500), waiter("high", priority=5)], ["aged", "high"]),  # five steps of waiting
     ([waiter("late"), waiter("early", since=5)], ["early", "late"]),
-    ([waiter("x1", since=3, tenant="x"), waiter("x2", since=2, tenant="x"), waiter("y1", tenant="y")],
-     ["x1", "y1", "x2"]),  # tenants take turns
-]  # fmt: skip
+    (
+        [waiter("x1", since=3, tenant="x"), waiter("x2", since=2, tenant="x"), waiter("y1", tenant="y")],
+        ["x1", "y1", "x2"],
+    ),  # tenants take turns
+]
 
 
 @pytest.mark.parametrize(("waiters", "expected"), ORDER)
@@ -217,8 +261,12 @@ def test_pacing() -> None:
     assert (started(first), first.paced_until, first.wake) == ([("a", 1)], at(120), [at(120)])
     burst = round_([waiter("m", 5)], policy=Policy(pacing=Pacing(10, 3)))
     assert (started(burst), burst.wake) == ([("m", 3)], [at(10)])
-    held_back = round_([waiter("big", 2, whole=True), b], policy=Policy(pacing=Pacing(10, 2)), paced_until=at(10),
-                       paced_interval_seconds=10.0)  # fmt: skip
+    held_back = round_(
+        [waiter("big", 2, whole=True), b],
+        policy=Policy(pacing=Pacing(10, 2)),
+        paced_until=at(10),
+        paced_interval_seconds=10.0,
+    )
     assert (started(held_back), held_back.wake) == ([], [at(10)])
 
 
@@ -258,8 +306,12 @@ def test_a_tenant_backs_off() -> None:
 def test_a_group_starts_spread() -> None:
     """One member now, the next after spread / size, even if both are due; others of the tenant pass."""
     group = Group(lease_pool_id="p", name="g", size=3, spread_seconds=90, first_at=at(-60))
-    members = [waiter("m0", since=60, group_name="g"), waiter("m1", since=30, group_name="g"),
-               waiter("m2", group_name="g"), waiter("other")]  # fmt: skip
+    members = [
+        waiter("m0", since=60, group_name="g"),
+        waiter("m1", since=30, group_name="g"),
+        waiter("m2", group_name="g"),
+        waiter("other"),
+    ]
     admission = round_(members, groups=[group])
     assert [name for name, _ in started(admission)] == ["m0", "other"]
     assert (admission.wake, admission.groups["g"].last_start_at) == ([at(30)], NOW)

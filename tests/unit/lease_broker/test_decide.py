@@ -30,8 +30,15 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def lease(name: str, units: int = 1, state: State = State.CONFIRMED, *, expires: float = 300, hold: float = 900,
-          counted: float | None = None) -> Lease:  # fmt: skip
+def lease(
+    name: str,
+    units: int = 1,
+    state: State = State.CONFIRMED,
+    *,
+    expires: float = 300,
+    hold: float = 900,
+    counted: float | None = None,
+) -> Lease:
     """Times are seconds from NOW."""
     return Lease(
         id=name,
@@ -66,18 +73,25 @@ def waiter(name: str, units: int, *, since: float = 0, told: bool = False) -> Re
 def decided(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, **terms: Any) -> Decision:
     """`leases` are all that count; the decision sees those due and the counters of the rest."""
     return decide(
-        pool_of(leases, waiters, limit, **terms), [lease for lease in leases if lease.deadline <= NOW],
-        [msgspec.structs.replace(waiter, place=place) for place, waiter in enumerate(waiters)], NOW,
-        new_id=map("lease-{}".format, count(1)).__next__, lost_linger_seconds=70, per_queue=100,
+        pool_of(leases, waiters, limit, **terms),
+        [lease for lease in leases if lease.deadline <= NOW],
+        [msgspec.structs.replace(waiter, place=place) for place, waiter in enumerate(waiters)],
+        NOW,
+        new_id=map("lease-{}".format, count(1)).__next__,
+        lost_linger_seconds=70,
+        per_queue=100,
         untold=[waiter for waiter in waiters if waiter.queued_at is None],
         next_deadline=min((lease.deadline for lease in leases if lease.deadline > NOW), default=None),
-    )  # fmt: skip
+    )
 
 
 def pool_of(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, **terms: Any) -> LeasePool:
     fields: dict[str, Any] = {
-        "hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180, "policy": Policy(pacing="off"),
-    }  # fmt: skip
+        "hold_seconds": 1200,
+        "ttl_seconds": 300,
+        "reserve_seconds": 180,
+        "policy": Policy(pacing="off"),
+    }
     pool = LeasePool(id="sim-a", limit_units=limit, last_token=40, **(fields | terms))
     for held in leases:
         pool = counted(pool, held, held.units)
@@ -96,7 +110,7 @@ ADMIT = [
     (6, 5, [1], []),  # the limit was lowered: nobody is revoked, nobody admitted
     (0, 0, [1], []),
     (2, 5, [], []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("held", "limit", "asked", "granted"), ADMIT)
@@ -122,7 +136,7 @@ PASS = [
     (lease("a", 2, State.CONFIRMED, expires=-9, hold=-5), State.LOST, 2),  # silent before its hold passed
     (lease("a", 2, State.LOST, expires=-9, counted=1), None, 2),
     (lease("a", 2, State.LOST, expires=-9, counted=0), State.LOST, 0),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("before", "state", "held"), PASS)
@@ -142,11 +156,19 @@ def test_freed_units_are_granted_in_the_same_decision() -> None:
     assert decision.events == (
         LeaseExpired(**common, lease_id="a", request_id="of-a", units=2),
         LeaseLost(**common, lease_id="b", request_id="of-b", units=3, counted_until=at(70)),
-        LeaseGranted(**common, lease_id="lease-1", request_id="r", units=2, fencing_token=41, expires_at=at(180),
-                     hold_until=at(1200), waited_seconds=12),
+        LeaseGranted(
+            **common,
+            lease_id="lease-1",
+            request_id="r",
+            units=2,
+            fencing_token=41,
+            expires_at=at(180),
+            hold_until=at(1200),
+            waited_seconds=12,
+        ),
         LeaseQueued(**common, request_id="r", units=1, position=1),
         LeaseQueued(**common, request_id="s", units=1, position=2),
-    )  # fmt: skip
+    )
     assert str(decision).splitlines() == [
         "lease a: not confirmed by its reserve deadline: 2 units free",
         f"lease b: not renewed in time: lost, 3 units counted until {at(70)}",

@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 from slipway_lease_broker.domain.eta import eta_seconds
 
 units = st.integers(0, 10_000)
-pools = st.fixed_dictionaries({
-    "limit_units": units, "held_units": units, "waiting_units": units, "granted_per_minute": units,
-    "hold_seconds": st.floats(0.001, 86_400),
-})  # fmt: skip
+pools = st.fixed_dictionaries(
+    {
+        "limit_units": units,
+        "held_units": units,
+        "waiting_units": units,
+        "granted_per_minute": units,
+        "hold_seconds": st.floats(0.001, 86_400),
+    }
+)
 
 
 @given(pools)

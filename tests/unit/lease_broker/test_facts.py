@@ -33,17 +33,32 @@ def at(seconds: float) -> datetime:
 
 def lease(state: State, units: int = 3, *, hold: float = 900, **changes: Any) -> Lease:
     made = Lease(
-        id="l", lease_pool_id="sim-a", request_id="r", fencing_token=7, granted_units=units, units=units, state=state,
-        granted_at=at(hold - 1200), expires_at=at(-1), hold_until=at(hold),
-    )  # fmt: skip
+        id="l",
+        lease_pool_id="sim-a",
+        request_id="r",
+        fencing_token=7,
+        granted_units=units,
+        units=units,
+        state=state,
+        granted_at=at(hold - 1200),
+        expires_at=at(-1),
+        hold_until=at(hold),
+    )
     return msgspec.structs.replace(made, **changes)
 
 
 def asked(waiting: int = 4) -> Request:
     return Request(
-        id="r", lease_pool_id="sim-a", tenant="linux", operation="launch", asked_units=5, waiting_units=waiting,
-        asked_at=at(-60), last_asked_at=at(-60), since=at(-60),
-    )  # fmt: skip
+        id="r",
+        lease_pool_id="sim-a",
+        tenant="linux",
+        operation="launch",
+        asked_units=5,
+        waiting_units=waiting,
+        asked_at=at(-60),
+        last_asked_at=at(-60),
+        since=at(-60),
+    )
 
 
 def request(units: int = 5, **changes: Any) -> LeaseRequested:
@@ -154,10 +169,13 @@ def test_a_strangers_token_changes_and_tells_nothing(fact: Fact) -> None:
 @pytest.mark.parametrize(
     "fact",
     [
-        confirm(), renew(), release(1), request(),
+        confirm(),
+        renew(),
+        release(1),
+        request(),
         LeaseCancelRequested(lease_pool_id="sim-a", request_id="r", units=1, reason="not mine"),
     ],
-)  # fmt: skip
+)
 def test_what_others_asked_for_is_theirs(fact: Fact) -> None:
     """Nobody else prolongs it, gives it back or gives it up; an administrator may."""
     theirs = (lease(State.CONFIRMED, owner="ann"),), (msgspec.structs.replace(asked(4), owner="ann"),)
@@ -244,9 +262,10 @@ def test_a_start_without_a_lease_is_charged_once_and_gets_a_token() -> None:
     (charged,) = ledger.leases_to_add()
     assert (charged.state, charged.units, charged.tenant, charged.hold_until) == (State.CONFIRMED, 2, "linux", at(1140))
     assert (ledger.pools["sim-a"].held_units, ledger.leases_to_save(), len(ledger.requests_to_add())) == (2, [], 1)
-    assert ledger.answers == [
-        LeaseConfirmed(lease_pool_id="sim-a", lease_id="u", fencing_token=1, expires_at=at(1140))
-    ] * 2
+    assert (
+        ledger.answers
+        == [LeaseConfirmed(lease_pool_id="sim-a", lease_id="u", fencing_token=1, expires_at=at(1140))] * 2
+    )
     assert (ledger.dirty, ledger.deadlines) == ({"sim-a"}, {"sim-a": at(1140)})
     assert after(started(999)).leases_to_add()[0].granted_at == NOW
 
@@ -265,9 +284,7 @@ def test_a_start_under_a_request_that_is_known_is_refused() -> None:
 
 def test_a_charged_start_is_given_back_like_a_lease() -> None:
     """Also in the batch that charges it."""
-    back = LeaseReleaseRequested(
-        lease_pool_id="sim-a", lease_id="u", fencing_token=1, units=2, result="registered"
-    )
+    back = LeaseReleaseRequested(lease_pool_id="sim-a", lease_id="u", fencing_token=1, units=2, result="registered")
     ledger = after(started(0), back)
     assert [lease.state for lease in ledger.leases_to_add()] == [State.RELEASED]
     assert (ledger.pools["sim-a"].held_units, ledger.leases_to_save()) == (0, [])

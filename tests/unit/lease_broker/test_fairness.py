@@ -15,8 +15,17 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 AGEING = 300.0
 
 #   priority, waited, level
-LEVELS = [(0, 0, 0), (0, 299, 0), (0, 300, 1), (4, 900, 7), (9, 0, 9), (9, 9000, 9), (0, 2700, 9), (0, 2699, 8),
-          (3, -5, 3)]  # fmt: skip
+LEVELS = [
+    (0, 0, 0),
+    (0, 299, 0),
+    (0, 300, 1),
+    (4, 900, 7),
+    (9, 0, 9),
+    (9, 9000, 9),
+    (0, 2700, 9),
+    (0, 2699, 8),
+    (3, -5, 3),
+]
 
 
 @pytest.mark.parametrize(("priority", "waited", "reached"), LEVELS)
@@ -72,8 +81,9 @@ def by_the_rule(heads: Sequence[Head], shares: Shares) -> Head | None:
     least = min((one.priority for one in heads if levels[one] == top), default=0)
     return min(
         (one for one in heads if one.priority >= least),
-        key=lambda one: (shares.start(one.tenant), -levels[one], one.asked_at, one.place), default=None,
-    )  # fmt: skip
+        key=lambda one: (shares.start(one.tenant), -levels[one], one.asked_at, one.place),
+        default=None,
+    )
 
 
 waiting = st.lists(
@@ -93,9 +103,12 @@ def test_next_is_who_comes_first_by_the_rule(
 
 
 def serve(
-    waiting: Mapping[str, int], grants: int, weights: Mapping[str, float], shares: Shares | None = None,
+    waiting: Mapping[str, int],
+    grants: int,
+    weights: Mapping[str, float],
+    shares: Shares | None = None,
     costs: Sequence[float] = (1.0,),
-) -> tuple[list[str], Shares]:  # fmt: skip
+) -> tuple[list[str], Shares]:
     """Grant to whoever is next; every tenant has so many waiters of priority 0, of all ages, asked in its own order."""
     shares, left, order = shares or Shares(), dict(waiting), []
     for number in range(grants):

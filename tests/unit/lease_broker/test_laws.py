@@ -60,9 +60,7 @@ class Admissions(RuleBasedStateMachine):
 
     @initialize(policy=POLICIES)
     def declare(self, policy: Policy) -> None:
-        self.pool = LeasePool(
-            id="p", limit_units=4, hold_seconds=50, ttl_seconds=20, reserve_seconds=10, policy=policy
-        )
+        self.pool = LeasePool(id="p", limit_units=4, hold_seconds=50, ttl_seconds=20, reserve_seconds=10, policy=policy)
 
     def record(self, fact: Fact) -> None:
         ledger = Ledger(
@@ -82,17 +80,26 @@ class Admissions(RuleBasedStateMachine):
             self.leases[lease.id] = lease
 
     @rule(
-        units=st.integers(1, 6), tenant=st.sampled_from("abc"), operation=st.sampled_from(sorted(OPERATIONS)),
-        priority=st.integers(0, 9), whole=st.booleans(), grouped=st.booleans(),
-    )  # fmt: skip
+        units=st.integers(1, 6),
+        tenant=st.sampled_from("abc"),
+        operation=st.sampled_from(sorted(OPERATIONS)),
+        priority=st.integers(0, 9),
+        whole=st.booleans(),
+        grouped=st.booleans(),
+    )
     def ask(self, units: int, tenant: str, operation: str, priority: int, whole: bool, grouped: bool) -> None:
         self.record(
             LeaseRequested(
-                lease_pool_id="p", request_id=f"r{next(self.ids):04}", units=units, tenant=tenant, operation=operation,
-                priority=priority, whole=whole,
+                lease_pool_id="p",
+                request_id=f"r{next(self.ids):04}",
+                units=units,
+                tenant=tenant,
+                operation=operation,
+                priority=priority,
+                whole=whole,
                 group=LeaseGroup(name="g", size=3, spread_seconds=30) if grouped and operation == "install" else None,
             )
-        )  # fmt: skip
+        )
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), units=st.integers(1, 6), cancel=st.booleans())
@@ -108,10 +115,13 @@ class Admissions(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(
-        data=st.data(), what=st.sampled_from(["confirm", "renew", "release"]), off=st.sampled_from([0, 0, 0, -1]),
-        result=st.sampled_from(["done", FAILED, "registered"]), throttled=st.booleans(),
+        data=st.data(),
+        what=st.sampled_from(["confirm", "renew", "release"]),
+        off=st.sampled_from([0, 0, 0, -1]),
+        result=st.sampled_from(["done", FAILED, "registered"]),
+        throttled=st.booleans(),
         retry_after_seconds=st.sampled_from([None, None, None, 3.0]),
-    )  # fmt: skip
+    )
     def say(self, data: st.DataObject, what: str, off: int, **evidence: Any) -> None:
         lease = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
         about = {"lease_pool_id": "p", "lease_id": lease.id, "fencing_token": lease.fencing_token + off}
@@ -134,10 +144,14 @@ class Admissions(RuleBasedStateMachine):
         replaced = ReplacedLease(lease_id=lease.id, fencing_token=lease.fencing_token)
         self.record(
             LeaseRequested(
-                lease_pool_id="p", request_id=name, units=units, tenant=lease.tenant, operation=lease.operation,
+                lease_pool_id="p",
+                request_id=name,
+                units=units,
+                tenant=lease.tenant,
+                operation=lease.operation,
                 replaces=replaced,
             )
-        )  # fmt: skip
+        )
         assert not self.leases[lease.id].live
         assert self.requests[name].since <= (self.now if lease.replaced else self.requests[lease.request_id].since)
 
@@ -158,12 +172,18 @@ class Admissions(RuleBasedStateMachine):
     def decision(self, held: list[Lease], waiters: list[Request], expire: bool, prefix: str) -> Decision:
         deadlines = [lease.deadline for lease in held if lease.deadline > self.now or not expire]
         return decide(
-            self.pool, [lease for lease in held if lease.deadline <= self.now] if expire else [], waiters, self.now,
-            new_id=map(f"{prefix}-{{:02}}".format, count(1)).__next__, lost_linger_seconds=7, per_queue=100,
+            self.pool,
+            [lease for lease in held if lease.deadline <= self.now] if expire else [],
+            waiters,
+            self.now,
+            new_id=map(f"{prefix}-{{:02}}".format, count(1)).__next__,
+            lost_linger_seconds=7,
+            per_queue=100,
             untold=[waiter for waiter in waiters if waiter.queued_at is None],
-            tenants=list(self.tenants.values()), groups=list(self.groups.values()),
+            tenants=list(self.tenants.values()),
+            groups=list(self.groups.values()),
             next_deadline=min(deadlines, default=None),
-        )  # fmt: skip
+        )
 
     @rule(expire=st.booleans())
     def decide(self, expire: bool) -> None:
@@ -173,8 +193,11 @@ class Admissions(RuleBasedStateMachine):
         decision = self.decision(held, waiters, expire, prefix)
         again = self.decision(held[::-1], waiters[::-1], expire, prefix)  # in whatever order rows are read
         assert (again.pool, again.granted, again.waiting, again.wake_at) == (
-            decision.pool, decision.granted, decision.waiting, decision.wake_at,
-        )  # fmt: skip
+            decision.pool,
+            decision.granted,
+            decision.waiting,
+            decision.wake_at,
+        )
 
         # Cost within the limit in force whenever anything is granted, but for what waited for as long as it may.
         limit, cost = decision.pool.limit_in_force, decision.pool.held_cost
@@ -244,9 +267,11 @@ class Admissions(RuleBasedStateMachine):
             held[lease.operation] = held.get(lease.operation, 0) + lease.cost
         waiting = [request.waiting_units for request in self.requests.values() if request.waiting_units]
         rows = Counted(
-            held={name: cost for name, cost in held.items() if cost}, held_units=sum(lease.units for lease in counting),
-            waiting_units=sum(waiting), waiting_requests=len(waiting),
-        )  # fmt: skip
+            held={name: cost for name, cost in held.items() if cost},
+            held_units=sum(lease.units for lease in counting),
+            waiting_units=sum(waiting),
+            waiting_requests=len(waiting),
+        )
         assert repaired(self.pool, rows, self.now) == (self.pool, None)
 
 
@@ -256,9 +281,19 @@ TestAdmissions.settings = settings(max_examples=60, stateful_step_count=40, dead
 
 def waiter(place: int, tenant: str, priority: int, since: datetime, units: int = 1, *, whole: bool = False) -> Request:
     return Request(
-        id=f"r{place}", lease_pool_id="p", tenant=tenant, operation="install", asked_units=units, waiting_units=units,
-        asked_at=since, last_asked_at=since, since=since, priority=priority, whole=whole, place=place,
-    )  # fmt: skip
+        id=f"r{place}",
+        lease_pool_id="p",
+        tenant=tenant,
+        operation="install",
+        asked_units=units,
+        waiting_units=units,
+        asked_at=since,
+        last_asked_at=since,
+        since=since,
+        priority=priority,
+        whole=whole,
+        place=place,
+    )
 
 
 @given(st.integers(0, 9), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
@@ -267,9 +302,14 @@ def test_nobody_starves(priority: int, units: int, tenants: int, freed: int) -> 
     """Beside tenants that always ask at the highest priority, one unit coming free a second: a request of any priority
     and size is at the top within (9 − priority) × ageing, and then served among as many tenants as ask."""
     pool = LeasePool(
-        id="p", limit_units=4, hold_seconds=50, ttl_seconds=20, reserve_seconds=10, held={"install": 4},
+        id="p",
+        limit_units=4,
+        hold_seconds=50,
+        ttl_seconds=20,
+        reserve_seconds=10,
+        held={"install": 4},
         policy=Policy(pacing="off", ageing_seconds=10),
-    )  # fmt: skip
+    )
     patient = waiter(0, "patient", priority, START, units, whole=True)
     top_seconds = (9 - priority) * 10
     served = {f"t{n}": 0.0 for n in range(tenants)}
@@ -279,9 +319,14 @@ def test_nobody_starves(priority: int, units: int, tenants: int, freed: int) -> 
         free = msgspec.structs.replace(pool, held={"install": max(0, pool.held_cost - freed)})
         waiters = [waiter(next(places), name, 9, now) for name in served for _ in range(4)]
         admission = Admission(
-            free, 4, [patient, *waiters], now, groups=[], per_queue=100,
+            free,
+            4,
+            [patient, *waiters],
+            now,
+            groups=[],
+            per_queue=100,
             tenants=[Tenant(lease_pool_id="p", tenant=name, virtual_finish=finish) for name, finish in served.items()],
-        ).run()  # fmt: skip
+        ).run()
         if any(grant.request.id == patient.id for grant in admission.grants):
             return
         served |= {name: finish for name, finish in admission.finish.items() if name in served}
@@ -289,8 +334,11 @@ def test_nobody_starves(priority: int, units: int, tenants: int, freed: int) -> 
     raise AssertionError(f"priority {priority}, {units} units: not served by {now - START}")
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 90), st.integers(1, 3)),
-                max_size=12), st.integers(0, 8), st.integers(2, 1000))  # fmt: skip
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 90), st.integers(1, 3)), max_size=12),
+    st.integers(0, 8),
+    st.integers(2, 1000),
+)
 def test_scale(asked: list[tuple[str, int, int, int]], limit: int, factor: int) -> None:
     """Every unit and the limit times n: the same requests are granted, n times as much."""
 
@@ -300,9 +348,13 @@ def test_scale(asked: list[tuple[str, int, int, int]], limit: int, factor: int) 
             for place, (tenant, priority, since, units) in enumerate(asked)
         ]
         pool = LeasePool(
-            id="p", limit_units=limit * times, hold_seconds=50, ttl_seconds=20, reserve_seconds=10,
+            id="p",
+            limit_units=limit * times,
+            hold_seconds=50,
+            ttl_seconds=20,
+            reserve_seconds=10,
             policy=Policy(pacing="off"),
-        )  # fmt: skip
+        )
         admission = Admission(pool, limit * times, waiters, START, tenants=[], groups=[], per_queue=100).run()
         return [(grant.request.id, grant.units) for grant in admission.grants]
 

@@ -26,32 +26,49 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def stay(asked: float, granted: float | None = None, ended: float | None = None, *, units: int = 1,
-         confirmed: float | None = None, throttled: bool = False,
-         returned: tuple[tuple[float, int], ...] = ()) -> Stay:  # fmt: skip
+def stay(
+    asked: float,
+    granted: float | None = None,
+    ended: float | None = None,
+    *,
+    units: int = 1,
+    confirmed: float | None = None,
+    throttled: bool = False,
+    returned: tuple[tuple[float, int], ...] = (),
+) -> Stay:
     times = [None if seconds is None else at(seconds) for seconds in (granted, confirmed, ended)]
     return Stay(
-        asked_at=at(asked), units=units, granted_at=times[0], confirmed_at=times[1], ended_at=times[2],
-        throttled=throttled, returned=tuple((at(seconds), back) for seconds, back in returned),
-    )  # fmt: skip
+        asked_at=at(asked),
+        units=units,
+        granted_at=times[0],
+        confirmed_at=times[1],
+        ended_at=times[2],
+        throttled=throttled,
+        returned=tuple((at(seconds), back) for seconds, back in returned),
+    )
 
 
-def reported(stays: list[Stay], until: float = 1000, limit: int = 2, hold: float = 600,
-             pacing: Pacing | None = None) -> Report:  # fmt: skip
+def reported(
+    stays: list[Stay], until: float = 1000, limit: int = 2, hold: float = 600, pacing: Pacing | None = None
+) -> Report:
     return report(stays, START, at(until), limit_units=limit, hold_seconds=hold, pacing=pacing)
 
 
 def test_a_past_reckoned_by_hand() -> None:
     """Three leases that overlap, one from before, one still running, one request without a lease."""
-    found = reported([
-        stay(-300, -100, 100),  # held when the time began
-        stay(0, 0, 400, confirmed=10),
-        stay(0, 0, 600, confirmed=30, throttled=True),
-        stay(150, 200, confirmed=220),
-        stay(900, units=5),
-    ])  # fmt: skip
+    found = reported(
+        [
+            stay(-300, -100, 100),  # held when the time began
+            stay(0, 0, 400, confirmed=10),
+            stay(0, 0, 600, confirmed=30, throttled=True),
+            stay(150, 200, confirmed=220),
+            stay(900, units=5),
+        ]
+    )
     assert msgspec.structs.replace(found, what_if=None) == Report(
-        since=START, until=at(1000), requests=5,
+        since=START,
+        until=at(1000),
+        requests=5,
         # 3 held for 100 s, 2 for 100, 3 for 200, 2 for 200, 1 for 400
         concurrency=Spread(5, 2, 3, 3),
         starts_per_minute_most=2,
@@ -62,15 +79,14 @@ def test_a_past_reckoned_by_hand() -> None:
         bands=(Band(1, 1, 0, 0), Band(2, 2, 1, 0), Band(3, 3, 2, 1)),
         quiet_units=2,
         what_if=None,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 def test_what_was_given_back_counts_no_more() -> None:
     """Also of a lease that goes on: neither in the past nor when it is played again; it stays one lease."""
-    found = reported([
-        stay(0, 0, 900, units=4, returned=((100, 1), (300, 2))),
-        stay(300, 300, 900, units=3),
-    ], until=900, limit=4)  # fmt: skip
+    found = reported(
+        [stay(0, 0, 900, units=4, returned=((100, 1), (300, 2))), stay(300, 300, 900, units=3)], until=900, limit=4
+    )
     assert found.concurrency == Spread(3, 4, 4, 4)  # 4 held for 100 s, 3 for 200, 4 for 600
     assert found.bands == (Band(1, 1, 0, 0), Band(2, 2, 0, 0), Band(3, 3, 0, 0), Band(4, 4, 2, 0))
     assert (found.requests, found.held) == (2, Spread(2, 600, 900, 900))
@@ -106,9 +122,16 @@ WHAT_IF = [
 
 @pytest.mark.parametrize(("past", "limit", "hold", "pacing", "waited", "longest", "most", "rate", "cut"), WHAT_IF)
 def test_the_same_past_under_other_terms(
-    past: list[tuple[float, float, float]], limit: int, hold: float, pacing: Pacing | None, waited: int,
-    longest: float, most: int, rate: int, cut: int,
-) -> None:  # fmt: skip
+    past: list[tuple[float, float, float]],
+    limit: int,
+    hold: float,
+    pacing: Pacing | None,
+    waited: int,
+    longest: float,
+    most: int,
+    rate: int,
+    cut: int,
+) -> None:
     """First come, first served, within the limit, at the pace, for the hold at most."""
     stays = [stay(*times) for times in past]
     found = what_if(stays, limit_units=limit, hold_seconds=hold, pacing=pacing)
@@ -159,14 +182,20 @@ def test_weights_count() -> None:
 pasts = st.lists(
     st.builds(
         lambda asked, wait, held, units, back: stay(
-            asked, asked + wait, asked + wait + held, units=units,
+            asked,
+            asked + wait,
+            asked + wait + held,
+            units=units,
             returned=tuple((asked + wait + held * share, 1) for share in sorted(back)[: units - 1]),
         ),
-        st.floats(0, 500), st.floats(0, 100), st.floats(1, 300), st.integers(1, 4),
+        st.floats(0, 500),
+        st.floats(0, 100),
+        st.floats(1, 300),
+        st.integers(1, 4),
         st.lists(st.floats(0.01, 0.99), max_size=3),
     ),
     max_size=30,
-)  # fmt: skip
+)
 
 
 @given(pasts, st.integers(1, 12), st.floats(1, 400), st.none() | st.builds(Pacing, st.floats(0.1, 60)))

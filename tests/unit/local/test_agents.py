@@ -27,9 +27,16 @@ OK = events.Outcome(events.Stage.LAUNCH, events.Result.OK)
 
 def published(number: int, at: float, event: Any) -> Published:
     envelope = Envelope(
-        id=str(number), type=event.type, source="/s", subject=event.worker_id, time=datetime.fromtimestamp(at, UTC),
-        number=number, previous=number - 1, number_source="/s/1", revision=number,
-    )  # fmt: skip
+        id=str(number),
+        type=event.type,
+        source="/s",
+        subject=event.worker_id,
+        time=datetime.fromtimestamp(at, UTC),
+        number=number,
+        previous=number - 1,
+        number_source="/s/1",
+        revision=number,
+    )
     return Published(WORKER_LIFECYCLE.name, 0, number, envelope, event)
 
 
@@ -40,9 +47,13 @@ def row(number: int, state: str) -> dict[str, Any]:
 
 def seen(number: int, began_at: float, ended_at: float | None = None) -> Seen:
     return Seen(
-        instance_id=f"i{number}", account_id="here", batch_id=f"b{number}", config_id="c", began_at=began_at,
+        instance_id=f"i{number}",
+        account_id="here",
+        batch_id=f"b{number}",
+        config_id="c",
+        began_at=began_at,
         ended_at=ended_at,
-    )  # fmt: skip
+    )
 
 
 def claimed(at: float, task: str, instance: str) -> facts.Fact:
@@ -69,9 +80,14 @@ LEDGER = [arrived("t1"), arrived("t2"), registered(4.5, "i1"), claimed(4.5, "t1"
 def evidence(ledger: list[facts.Fact], *told: Published, states: tuple[str, ...] = ("stopped",)) -> Evidence:
     rows = Rows(
         workers=[row(number, state) for number, state in enumerate(states, 1)],
-        batches=[{"id": f"b{number}", "state": "known"} for number in range(1, len(states) + 1)], dead=0, gaps=[],
-        sent={}, limits={"here": 1}, pools={"p": (0, 1)}, pool_of={"c": "p"},
-    )  # fmt: skip
+        batches=[{"id": f"b{number}", "state": "known"} for number in range(1, len(states) + 1)],
+        dead=0,
+        gaps=[],
+        sent={},
+        limits={"here": 1},
+        pools={"p": (0, 1)},
+        pool_of={"c": "p"},
+    )
     return Evidence(settled_before=100.0, ledger=ledger, published=told, dead_records=0, rows=rows)
 
 
@@ -98,10 +114,14 @@ def test_the_kernel_stands_for_the_clouds_ledger() -> None:
 )
 def test_what_was_told_counts_if_it_is_confirmed(said_at: float | None, counts: float) -> None:
     """The provisioner's word counts only with the queue's or the kernel's right behind it: alone it proves nothing."""
-    told = [] if said_at is None else [
-        published(1, said_at, worker(1, events.WorkerRegistered, instance_id="i1", boot_seconds=1.0, outcome=OK)),
-        published(2, said_at, worker(1, events.WorkerStopped, reason="ended by itself")),
-    ]  # fmt: skip
+    told = (
+        []
+        if said_at is None
+        else [
+            published(1, said_at, worker(1, events.WorkerRegistered, instance_id="i1", boot_seconds=1.0, outcome=OK)),
+            published(2, said_at, worker(1, events.WorkerStopped, reason="ended by itself")),
+        ]
+    )
     registration, _ = merged(evidence([registered(6.95, "i1")], *told), [seen(1, 1.0)])
     end, _ = merged(evidence([], *told), [seen(1, 1.0, 6.95)])
     _, forgiven_seconds = merged(evidence([registered(6.95, "i1"), registered(1, "i2")], *told), [seen(1, 1.0)])
@@ -112,11 +132,13 @@ def test_what_was_told_counts_if_it_is_confirmed(said_at: float | None, counts: 
 @pytest.mark.parametrize(
     ("ledger", "counts"),
     [
-        ([done(8.9, "t1", "i1")], 9.0), ([done(9.2, "t1", "i1")], 9.5), ([claimed(9.2, "t1", "i1")], 9.5),
+        ([done(8.9, "t1", "i1")], 9.0),
+        ([done(9.2, "t1", "i1")], 9.5),
+        ([claimed(9.2, "t1", "i1")], 9.5),
         ([claimed(8.0, "t1", "i1"), facts.TaskRenewed(at=9.2, task_id="t1", pool_id="p", runs_out_at=20)], 9.5),
     ],
     ids=["before", "done", "claimed", "renewed"],
-)  # fmt: skip
+)
 def test_who_still_works_has_not_ended(ledger: list[facts.Fact], counts: float) -> None:
     """Whatever was told: the queue has heard from it since."""
     told = published(1, 9.0, worker(1, events.WorkerStopped, reason="ended by itself"))

@@ -21,25 +21,55 @@ OK = Outcome(Stage.LAUNCH, Result.OK)
 
 def published(number: int, event: Any, revision: int) -> Published:
     envelope = Envelope(
-        id=str(number), type=event.type, source="/s", subject=event.worker_id, time=AT, number=number,
-        previous=number - 1, number_source="/s/1", revision=revision,
-    )  # fmt: skip
+        id=str(number),
+        type=event.type,
+        source="/s",
+        subject=event.worker_id,
+        time=AT,
+        number=number,
+        previous=number - 1,
+        number_source="/s/1",
+        revision=revision,
+    )
     return Published(WORKER_LIFECYCLE.name, 0, number, envelope, event)
 
 
 def call(at: float, call_id: str, count: int = 1) -> facts.Call:
     return facts.Call(
-        at=at, call_id=call_id, account="a", token=f"t{call_id}", deployment="d", batch=f"batch-{call_id}", config="c",
-        count=count, zone="z", instance_type="m", image="i", request="r",
-    )  # fmt: skip
+        at=at,
+        call_id=call_id,
+        account="a",
+        token=f"t{call_id}",
+        deployment="d",
+        batch=f"batch-{call_id}",
+        config="c",
+        count=count,
+        zone="z",
+        instance_type="m",
+        image="i",
+        request="r",
+    )
 
 
 def created(at: float, instance_id: str, call_id: str) -> facts.InstanceCreated:
     return facts.InstanceCreated(
-        at=at, instance_id=instance_id, call_id=call_id, account="a", token=f"t{call_id}", request="r", deployment="d",
-        batch=f"batch-{call_id}", config="c", zone="z", instance_type="m", image="i", visible_at=at, boots_at=None,
-        claims=True, user_data={},
-    )  # fmt: skip
+        at=at,
+        instance_id=instance_id,
+        call_id=call_id,
+        account="a",
+        token=f"t{call_id}",
+        request="r",
+        deployment="d",
+        batch=f"batch-{call_id}",
+        config="c",
+        zone="z",
+        instance_type="m",
+        image="i",
+        visible_at=at,
+        boots_at=None,
+        claims=True,
+        user_data={},
+    )
 
 
 def reply(at: float, call_id: str, *instances: str) -> facts.Reply:
@@ -91,9 +121,7 @@ def doubled(e: Evidence) -> Evidence:
 
 
 def unknown_batch(e: Evidence) -> Evidence:
-    return changed(
-        e, ledger=[*e.ledger, created(3, "i-2", "9")], rows={"pools": {"p": (0, 9)}, "limits": {"a": 9}}
-    )
+    return changed(e, ledger=[*e.ledger, created(3, "i-2", "9")], rows={"pools": {"p": (0, 9)}, "limits": {"a": 9}})
 
 
 def vanished(e: Evidence) -> Evidence:

@@ -49,10 +49,19 @@ def test_only_the_boskos_port_is_handed_on(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"DURATION": "soon"}, {"SPEED": "fast"}, {"SPEED": "0"}, {"DEMAND": "/no/such/file"}, {"FAULTS": "locusts"},
-     {"SEED": "x"}, {"FAULTS": "zone-b:9m-2m"}, {"PROVIDER": "aws"}, {"PROVIDER": "process", "SPEED": "100"},
-     {"PROVIDER": "process", "FAULTS": "zone-b"}],
-)  # fmt: skip
+    [
+        {"DURATION": "soon"},
+        {"SPEED": "fast"},
+        {"SPEED": "0"},
+        {"DEMAND": "/no/such/file"},
+        {"FAULTS": "locusts"},
+        {"SEED": "x"},
+        {"FAULTS": "zone-b:9m-2m"},
+        {"PROVIDER": "aws"},
+        {"PROVIDER": "process", "SPEED": "100"},
+        {"PROVIDER": "process", "FAULTS": "zone-b"},
+    ],
+)
 def test_wrong_arguments_are_refused(arguments: dict[str, str]) -> None:
     with pytest.raises((ValueError, BadFault)):
         wish(arguments)

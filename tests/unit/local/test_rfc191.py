@@ -20,16 +20,25 @@ OK: Any = "OK"
 
 def declared(*zones: str, tasks_per_worker: int = 1, **pool: Any) -> Declaration:
     account = {
-        "id": "acc", "provider": "simulated", "region": "r", "credential": "none", "identity": "acc",
-        "lease_pool": "acc", "settings": {},
-    }  # fmt: skip
+        "id": "acc",
+        "provider": "simulated",
+        "region": "r",
+        "credential": "none",
+        "identity": "acc",
+        "lease_pool": "acc",
+        "settings": {},
+    }
     configs = [
         {
-            "id": zone, "account": "acc", "zone": zone, "instance_type": "m5", "image": "i",
+            "id": zone,
+            "account": "acc",
+            "zone": zone,
+            "instance_type": "m5",
+            "image": "i",
             "settings": {"tasks_per_worker": tasks_per_worker} if tasks_per_worker else {},
         }
         for zone in zones
-    ]  # fmt: skip
+    ]
     pools = [{"id": "linux", "max_capacity": 100, "launch_configs": configs} | pool]
     return Declaration.model_validate(
         {"version": 1, "lease_pools": [{"id": "acc", "limit": 9}], "accounts": [account], "worker_pools": pools}
@@ -43,12 +52,15 @@ def ledger(*, tasks: int, faults: str = "", seed: int = 1, **scenario: Any) -> l
         facts.ScenarioLoaded(at=0.0, scenario=loaded),
         *(
             facts.TaskArrived(
-                at=number * HOUR / tasks, task_id=f"t{number}", pool_id="linux", source_id="s",
+                at=number * HOUR / tasks,
+                task_id=f"t{number}",
+                pool_id="linux",
+                source_id="s",
                 duration_seconds=120 / SPEED,
             )
             for number in range(tasks)
         ),
-    ]  # fmt: skip
+    ]
 
 
 def test_health_is_the_share_of_the_last_hours_events_that_are_no_failures() -> None:
@@ -115,9 +127,19 @@ def test_the_same_seed_gives_the_same_facts() -> None:
 
 def call(call_id: str, count: int) -> facts.Call:
     return facts.Call(
-        at=1.0, call_id=call_id, account="acc", token=call_id, deployment="d", batch="b", config="c", count=count,
-        zone="z", instance_type="m5", image="i", request="r",
-    )  # fmt: skip
+        at=1.0,
+        call_id=call_id,
+        account="acc",
+        token=call_id,
+        deployment="d",
+        batch="b",
+        config="c",
+        count=count,
+        zone="z",
+        instance_type="m5",
+        image="i",
+        request="r",
+    )
 
 
 def reply(call_id: str, *instances: str, code: Any = OK, at: float = 2.0, repeated: bool = False) -> facts.Reply:

@@ -48,8 +48,11 @@ def test_what_has_no_room_leaves_its_share_to_the_rest() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["i", "j"])), min_size=1, max_size=6),
-    st.integers(0, 60), st.integers(0, 1000), st.integers(0, 12), st.integers(0, 12),
-)  # fmt: skip
+    st.integers(0, 60),
+    st.integers(0, 1000),
+    st.integers(0, 12),
+    st.integers(0, 12),
+)
 def test_shared_windows_bound_their_configs_together(
     rooms: list[tuple[int, str]], units: int, drawn: int, first: int, second: int
 ) -> None:

@@ -96,9 +96,14 @@ def config(launch: Counts, boot: Counts = (0, 0, 0), claim: Counts = (0, 0, 0), 
         for name, stage in (("launch", launch), ("boot", boot), ("claim", claim))
     }
     usual: dict[str, Any] = {
-        "id": "c", "account_id": "a", "lease_pool_id": "a", "image_revision": "i", "active": True, "weight": 0.2,
+        "id": "c",
+        "account_id": "a",
+        "lease_pool_id": "a",
+        "image_revision": "i",
+        "active": True,
+        "weight": 0.2,
         "prior_weight": 1.0,
-    }  # fmt: skip
+    }
     return Config(**(usual | stages | changes))
 
 
@@ -156,9 +161,11 @@ CLOSURES = [
     (config((0, 0, 0), shares=[("image/i", "boot"), ("credential/b", "launch")]), ""),
     (config((0, 0, 0), closed=True), "closed"),
     (config((0, 0, 0), closed=True, reason="closed, by signal"), "closed, by signal"),
-    (config((0, 0, 0), shares=[("image/i", "boot"), ("credential/a", "launch")]),
-     "closed, 2 credential errors (AuthFailure), by credential/a"),
-]  # fmt: skip
+    (
+        config((0, 0, 0), shares=[("image/i", "boot"), ("credential/a", "launch")]),
+        "closed, 2 credential errors (AuthFailure), by credential/a",
+    ),
+]
 
 
 @pytest.mark.parametrize(("given_config", "why"), CLOSURES)
@@ -213,9 +220,16 @@ def test_choice_stays_within_every_room(given_weights: list[float], rooms: list[
 
 def intent(name: str, instance_id: str | None = None) -> Worker:
     return Worker(
-        id=name, pool_id="p", launch_config_id="c", account_id="a", image_revision="i", state=State.LAUNCHING,
-        decision_id="d", instance_id=instance_id, requested_at=datetime(2030, 1, 1, tzinfo=UTC),
-    )  # fmt: skip
+        id=name,
+        pool_id="p",
+        launch_config_id="c",
+        account_id="a",
+        image_revision="i",
+        state=State.LAUNCHING,
+        decision_id="d",
+        instance_id=instance_id,
+        requested_at=datetime(2030, 1, 1, tzinfo=UTC),
+    )
 
 
 #        instances of the intents in order, the reply     who has what afterwards, intents left, surplus

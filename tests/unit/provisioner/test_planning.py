@@ -17,10 +17,17 @@ POOL = Pool(id="linux", min_capacity=0, max_capacity=10, scaling_ratio=Fraction(
 
 def config(name: str = "a", *, window: int = 64, launching: int = 0, failures: int = 0, **changes: Any) -> Config:
     usual: dict[str, Any] = {
-        "id": name, "account_id": "sim-a", "lease_pool_id": "sim-a", "image_revision": "i", "active": True,
-        "weight": 1.0, "prior_weight": 1.0, "boot": Stage(window=64), "claim": Stage(window=64),
+        "id": name,
+        "account_id": "sim-a",
+        "lease_pool_id": "sim-a",
+        "image_revision": "i",
+        "active": True,
+        "weight": 1.0,
+        "prior_weight": 1.0,
+        "boot": Stage(window=64),
+        "claim": Stage(window=64),
         "launch": Stage(window=window, in_flight=launching, failures=failures),
-    }  # fmt: skip
+    }
     return Config(**(usual | changes))
 
 
@@ -28,9 +35,12 @@ def observed(pending: int = 0, *configs: Config, serving: int = 0, leaving: int 
     pool = {name: changes.pop(name) for name in list(changes) if name in Pool.__struct_fields__}
     demand = Demand(source="q", pending=pending, claimed=0, gone=0, stale=False, fresh_seconds=300.0)
     usual: dict[str, Any] = {
-        "pool": msgspec.structs.replace(POOL, **pool), "demands": [demand], "configs": configs or (config(),),
-        "fleet": Fleet(serving=serving, leaving=leaving), "idle_timeout_seconds": 120.0,
-    }  # fmt: skip
+        "pool": msgspec.structs.replace(POOL, **pool),
+        "demands": [demand],
+        "configs": configs or (config(),),
+        "fleet": Fleet(serving=serving, leaving=leaving),
+        "idle_timeout_seconds": 120.0,
+    }
     return Observed(**(usual | changes))
 
 
@@ -72,9 +82,13 @@ DECISIONS = [
     (observed(3, PROBE), {"a": 1}, "3 needed, room for 1", ""),
     (observed(3, PROBE, config("b")), {"a": 1, "b": 2}, "3 needed", ""),
     (observed(0, PROBE), {}, "nothing is needed", "closed; its probe waits for demand"),
-    (observed(1, config("b", closed=True, permit=1), PROBE), {"b": 1}, "1 needed",
-     "closed; its probe waits for demand"),
-]  # fmt: skip
+    (
+        observed(1, config("b", closed=True, permit=1), PROBE),
+        {"b": 1},
+        "1 needed",
+        "closed; its probe waits for demand",
+    ),
+]
 
 
 @pytest.mark.parametrize(("given", "launches", "because", "why_a"), DECISIONS)
@@ -114,9 +128,10 @@ def test_held(changes: dict[str, Any], because: str) -> None:
     assert all(note["launched"] == 0 for note in made.why["configs"].values())
 
 
-@pytest.mark.parametrize(("serving", "configs", "launches"), [
-    (0, [config("a")], {"a": 1}), (1, [config("a")], {}), (0, [PROBE, config("b", closed=True, permit=1)], {"a": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("serving", "configs", "launches"),
+    [(0, [config("a")], {"a": 1}), (1, [config("a")], {}), (0, [PROBE, config("b", closed=True, permit=1)], {"a": 1})],
+)
 def test_canary(serving: int, configs: list[Config], launches: dict[str, int]) -> None:
     """One worker at a time, probes included."""
     assert launched(plan(observed(5, *configs, serving=serving, mode="canary"))) == launches
@@ -254,9 +269,7 @@ FREEZES = [
 
 
 @pytest.mark.parametrize(("changes", "unconfirmed", "forgiven", "freezes"), FREEZES)
-def test_a_bad_image_freezes_its_pool(
-    changes: dict[str, Any], unconfirmed: int, forgiven: int, freezes: bool
-) -> None:
+def test_a_bad_image_freezes_its_pool(changes: dict[str, Any], unconfirmed: int, forgiven: int, freezes: bool) -> None:
     """After so many starts in a row that nobody has looked past; nothing is launched then, nor waits."""
     bad = Shared(key="image/i", stage="boot", window=64, unconfirmed=unconfirmed, forgiven=forgiven)
     less = msgspec.structs.replace(bad, stage="claim", unconfirmed=forgiven)
@@ -295,8 +308,9 @@ def test_what_is_shared_and_closed_lets_probes_alone_pass() -> None:
     shared = [Shared(key="image/old", stage="boot", window=8, closed=True, reason="closed, 5 image errors")]
     made = plan(observed(9, stale, told, other, shared=shared))
     assert [(launch.config.id, launch.units, launch.permit) for launch in made.launches] == [
-        ("told", 1, 3), ("other", 8, None),
-    ]  # fmt: skip
+        ("told", 1, 3),
+        ("other", 8, None),
+    ]
     assert lost(made)["stale"] == "closed, 5 image errors, by image/old; no probe is due"
     waiting = [Waiting(worker_id=name, config_id=name) for name in ("stale", "other")]
     assert plan(observed(9, stale, other, serving=2, shared=shared, waiting=waiting)).cancel == ["stale"]

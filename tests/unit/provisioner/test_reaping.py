@@ -25,18 +25,32 @@ def listed(name: str, age: float = 500, batch: str = "b") -> Instance:
 
 def worker(instance_id: str | None, age: float = 500, state: State = State.RUNNING, **changes: Any) -> Worker:
     return Worker(
-        id=f"w-{instance_id}", pool_id="p", launch_config_id="c", account_id="a", image_revision="i", state=state,
-        decision_id="d", batch_id="b", instance_id=instance_id, requested_at=ago(900), launched_at=ago(age), **changes,
-    )  # fmt: skip
+        id=f"w-{instance_id}",
+        pool_id="p",
+        launch_config_id="c",
+        account_id="a",
+        image_revision="i",
+        state=state,
+        decision_id="d",
+        batch_id="b",
+        instance_id=instance_id,
+        requested_at=ago(900),
+        launched_at=ago(age),
+        **changes,
+    )
 
 
 def found(
     instances: list[Instance], workers: list[Worker], batches: dict[str, str] | None = None, *, ours: bool = True
 ) -> Findings:
     return judge(
-        instances, workers, {"b": "known"} if batches is None else batches, listed_at=NOW, settled_seconds=SETTLED,
+        instances,
+        workers,
+        {"b": "known"} if batches is None else batches,
+        listed_at=NOW,
+        settled_seconds=SETTLED,
         identity_matches=ours,
-    )  # fmt: skip
+    )
 
 
 #           instance, batches, surplus

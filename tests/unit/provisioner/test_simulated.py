@@ -13,13 +13,20 @@ from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Re
 from slipway_provisioner.providers.simulated import Simulated
 
 ACCOUNT = Account(
-    id="sim-a", provider="simulated", region="sim-1", identity="sim-a", lease_pool_id="sim-a",
+    id="sim-a",
+    provider="simulated",
+    region="sim-1",
+    identity="sim-a",
+    lease_pool_id="sim-a",
     settings={"url": "http://cloud", "errors": {"OutOfCoffee": "credential"}},
-)  # fmt: skip
+)
 REQUEST = CreateRequest(
-    batch_id="b", token="t", count=2, secret="s",
+    batch_id="b",
+    token="t",
+    count=2,
+    secret="s",
     config={"id": "c", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1", "settings": {}},
-)  # fmt: skip
+)
 
 
 def cloud(answer: Callable[[httpx2.Request], httpx2.Response]) -> Simulated:

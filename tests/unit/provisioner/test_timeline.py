@@ -16,27 +16,53 @@ def at(seconds: float) -> datetime:
 def test_a_whole_life_in_order() -> None:
     """Registered before the provider's reply, a task after another, told to leave during the second."""
     worker = Worker(
-        id="w", pool_id="p", launch_config_id="c", account_id="a", image_revision="i", state=State.STOPPED,
-        decision_id="d", probe_permit=3, batch_id="b", instance_id="i-1", requested_at=at(0), registered_at=at(5),
-        launched_at=at(6), stopping_at=at(30), ended_at=at(50), reason="drill",
-    )  # fmt: skip
+        id="w",
+        pool_id="p",
+        launch_config_id="c",
+        account_id="a",
+        image_revision="i",
+        state=State.STOPPED,
+        decision_id="d",
+        probe_permit=3,
+        batch_id="b",
+        instance_id="i-1",
+        requested_at=at(0),
+        registered_at=at(5),
+        launched_at=at(6),
+        stopping_at=at(30),
+        ended_at=at(50),
+        reason="drill",
+    )
     claims = [
         Claim(task_id="1", source="q", started_at=at(10), ended_at=at(20)),
         Claim(task_id="2", source="q", started_at=at(20), ended_at=at(40)),
     ]
     assert timeline(worker, claims, at(1)) == [
-        Moment(at(0), "requested", "on c, probe 3"), Moment(at(1), "calling", "batch b"),
-        Moment(at(5), "registered", "i-1"), Moment(at(6), "launched", "i-1"), Moment(at(10), "claimed", "task 1 of q"),
-        Moment(at(20), "finished", "task 1 of q"), Moment(at(20), "claimed", "task 2 of q"),
-        Moment(at(30), "stopping", "drill"), Moment(at(40), "finished", "task 2 of q"),
+        Moment(at(0), "requested", "on c, probe 3"),
+        Moment(at(1), "calling", "batch b"),
+        Moment(at(5), "registered", "i-1"),
+        Moment(at(6), "launched", "i-1"),
+        Moment(at(10), "claimed", "task 1 of q"),
+        Moment(at(20), "finished", "task 1 of q"),
+        Moment(at(20), "claimed", "task 2 of q"),
+        Moment(at(30), "stopping", "drill"),
+        Moment(at(40), "finished", "task 2 of q"),
         Moment(at(50), "stopped", "drill"),
-    ]  # fmt: skip
+    ]
 
 
 def test_one_that_has_only_been_asked_for() -> None:
     """Nothing else has happened to it, whatever it waits for."""
     worker = Worker(
-        id="w", pool_id="p", launch_config_id="c", account_id="a", image_revision="i", state=State.REQUESTED,
-        decision_id="d", requested_at=at(0), reason="throttled", not_before=at(60),
-    )  # fmt: skip
+        id="w",
+        pool_id="p",
+        launch_config_id="c",
+        account_id="a",
+        image_revision="i",
+        state=State.REQUESTED,
+        decision_id="d",
+        requested_at=at(0),
+        reason="throttled",
+        not_before=at(60),
+    )
     assert timeline(worker, [], None) == [Moment(at(0), "requested", "on c")]

@@ -29,9 +29,10 @@ def test_the_first_start_comes_when_the_broker_would_have_let_one_go() -> None:
 
 
 @given(
-    units=st.integers(1, 200), hold_seconds=st.floats(1, 86_400),
+    units=st.integers(1, 200),
+    hold_seconds=st.floats(1, 86_400),
     tries=st.lists(st.floats(0, 3_600), min_size=1, max_size=80),
-)  # fmt: skip
+)
 def test_in_no_hold_more_start_than_were_granted_in_the_last(
     units: int, hold_seconds: float, tries: list[float]
 ) -> None:

@@ -20,10 +20,20 @@ BOOT_FAILED = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "i", "boot_timeout
 
 def worker(state: State, **changes: Any) -> Worker:
     usual: dict[str, Any] = {
-        "id": "w", "pool_id": "p", "launch_config_id": "c", "account_id": "a", "image_revision": "i", "state": state,
-        "decision_id": "d", "probe_permit": 3, "request_id": "r", "lease_id": "l", "holds_unit": True,
-        "batch_id": "b", "requested_at": NOW - timedelta(seconds=90),
-    }  # fmt: skip
+        "id": "w",
+        "pool_id": "p",
+        "launch_config_id": "c",
+        "account_id": "a",
+        "image_revision": "i",
+        "state": state,
+        "decision_id": "d",
+        "probe_permit": 3,
+        "request_id": "r",
+        "lease_id": "l",
+        "holds_unit": True,
+        "batch_id": "b",
+        "requested_at": NOW - timedelta(seconds=90),
+    }
     return Worker(**(usual | changes))
 
 
@@ -152,8 +162,10 @@ def test_why_it_waited_is_not_why_it_ended() -> None:
 #         change, the config and stage that it counts for, and whether as a failure
 ENDED: list[tuple[Change, tuple[str, str, bool] | None]] = [
     (workers.launch_failed(worker(State.LAUNCHING), REFUSED, NOW), ("c", "launch", True)),
-    (workers.launch_failed(worker(State.LAUNCHING), msgspec.structs.replace(REFUSED, scope=Scope.NOTHING), NOW),
-     ("c", "launch", True)),
+    (
+        workers.launch_failed(worker(State.LAUNCHING), msgspec.structs.replace(REFUSED, scope=Scope.NOTHING), NOW),
+        ("c", "launch", True),
+    ),
     (workers.stopping(worker(State.STARTING), "late", NOW, BOOT_FAILED), ("c", "boot", True)),
     (workers.lost(worker(State.STARTING), "gone", NOW), ("c", "boot", True)),
     (workers.launched(worker(State.LAUNCHING), "i-1", NOW, looked_up=False), ("c", "launch", False)),
@@ -163,7 +175,7 @@ ENDED: list[tuple[Change, tuple[str, str, bool] | None]] = [
     (workers.delayed(worker(State.LAUNCHING), "throttled"), None),
     (workers.stopping(worker(State.RUNNING), "drain", NOW), None),
     (workers.requested(worker(State.REQUESTED)), None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("change", "counted"), ENDED)

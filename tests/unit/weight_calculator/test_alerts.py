@@ -91,9 +91,12 @@ class Told:
     def of(self, config_id: str, **fields: Any) -> dict[str, Any]:
         config = self.world.configs[config_id].declared
         return {
-            "worker_id": f"w-{next(self.workers)}", "launch_config_id": config_id, "pool_id": config.pool_id,
-            "account_id": config.account_id, "image_revision": config.image_revision,
-        } | fields  # fmt: skip
+            "worker_id": f"w-{next(self.workers)}",
+            "launch_config_id": config_id,
+            "pool_id": config.pool_id,
+            "account_id": config.account_id,
+            "image_revision": config.image_revision,
+        } | fields
 
     def permit(self, config_id: str) -> int:
         """Waits until a probe may launch, and gives its number."""
@@ -107,9 +110,17 @@ class Told:
 
 def declared(config_id: str, **fields: Any) -> LaunchConfigCreated:
     usual: dict[str, Any] = {
-        "pool_id": "linux", "account_id": "sim-a", "region": "sim-1", "zone": config_id, "instance_type": "m5.large",
-        "image_revision": "linux-1", "base_weight": 1.0, "price_factor": 1.0, "state": "active", "revision": 1,
-    }  # fmt: skip
+        "pool_id": "linux",
+        "account_id": "sim-a",
+        "region": "sim-1",
+        "zone": config_id,
+        "instance_type": "m5.large",
+        "image_revision": "linux-1",
+        "base_weight": 1.0,
+        "price_factor": 1.0,
+        "state": "active",
+        "revision": 1,
+    }
     return LaunchConfigCreated(launch_config_id=config_id, **usual | fields)
 
 
@@ -127,14 +138,19 @@ def test_a_config_that_closes_and_opens_again(told: Told) -> None:
     (raised,) = told.commit(told.refused())
     assert isinstance(raised, AlertRaised)
     assert raised == AlertRaised(
-        dedup_key="weight-calculator/config-closed/zone-a", subject_id="zone-a", kind="config-closed",
+        dedup_key="weight-calculator/config-closed/zone-a",
+        subject_id="zone-a",
+        kind="config-closed",
         summary="zone-a launches nothing but probes: launch: 2 capacity errors (capacity-code)",
         effect="of the tasks that wait, those of linux get workers from 2 of 3 launch configs",
         doing="launches from the pool's other configs; probes with one start at a time, further and further apart, and "
         "launches again by itself after the first success",
-        command="slipway lc show zone-a", since=datetime.fromtimestamp(told.now, UTC),
-        cause="launch: 2 capacity errors (capacity-code)", severity=NOTICE, evidence=("worker w-1", "worker w-2"),
-    )  # fmt: skip
+        command="slipway lc show zone-a",
+        since=datetime.fromtimestamp(told.now, UTC),
+        cause="launch: 2 capacity errors (capacity-code)",
+        severity=NOTICE,
+        evidence=("worker w-1", "worker w-2"),
+    )
     assert told.commit(told.refused()) == []
     permit = told.permit("zone-a")
     resolved, recovered = told.commit(told.launched(probe_permit=permit))
@@ -206,8 +222,9 @@ def test_a_notice_becomes_a_page_once_its_cause_is_gone() -> None:
     told.commit(told.launched("other", probe_permit=told.permit("other")))
     assert told.kinds(PAGE) == ["pool-closed/linux"]
     assert [alert.severity for alert in told.all if alert.kind == "pool-closed" and alert.subject_id == "linux"] == [
-        NOTICE, PAGE,
-    ]  # fmt: skip
+        NOTICE,
+        PAGE,
+    ]
 
 
 def test_a_bad_image_is_one_page_with_evidence(told: Told) -> None:
@@ -265,9 +282,14 @@ def test_a_code_that_no_table_knows_is_told_once_an_hour(told: Told) -> None:
 
 def test_a_signal_that_closes(told: Told) -> None:
     signal = SignalRaised(
-        source="page", target_kind="config", target_id="zone-a", kind="down", reason="flooded",
-        observed_at=datetime.fromtimestamp(told.now, UTC), ttl_seconds=600,
-    )  # fmt: skip
+        source="page",
+        target_kind="config",
+        target_id="zone-a",
+        kind="down",
+        reason="flooded",
+        observed_at=datetime.fromtimestamp(told.now, UTC),
+        ttl_seconds=600,
+    )
     (raised,) = told.commit(signal)
     assert (raised.kind, raised.severity) == ("config-closed", NOTICE)
     assert raised.cause == "page says that it is down: flooded"
@@ -423,4 +445,4 @@ def _key(alert: Alert) -> str:
 def test_a_restart_tells_nothing_twice(taken: Sequence[Step]) -> None:
     assert [alert.dedup_key for alert in play(taken, restarts=True).all] == [
         alert.dedup_key for alert in play(taken).all
-    ]  # fmt: skip
+    ]

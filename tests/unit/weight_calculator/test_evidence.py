@@ -223,9 +223,15 @@ def test_unknown_words_move_nothing() -> None:
 # Ends that are nobody's fault
 
 OWN_DOING: Final[list[WorkerEvent]] = [
-    stopping(A), stopped(A), lost(A), stopping(A, fails(Scope.NOTHING, Word.BOOT)),
-    stopping(A, fails(Scope.NOTHING, Word.CLAIM)), refused(A, Scope.NOTHING), refused(A, Scope.LIMITER), delayed(A),
-]  # fmt: skip
+    stopping(A),
+    stopped(A),
+    lost(A),
+    stopping(A, fails(Scope.NOTHING, Word.BOOT)),
+    stopping(A, fails(Scope.NOTHING, Word.CLAIM)),
+    refused(A, Scope.NOTHING),
+    refused(A, Scope.LIMITER),
+    delayed(A),
+]
 
 
 @pytest.mark.parametrize("event", OWN_DOING, ids=lambda event: type(event).__name__)

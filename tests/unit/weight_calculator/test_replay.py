@@ -38,11 +38,22 @@ class Log:
     def __init__(self) -> None:
         self.records: list[Recorded] = []
         self.workers = 0
-        self.say(0, LaunchConfigCreated(
-            launch_config_id="zone-a", pool_id="linux", account_id="sim-a", region="sim-1", zone="a",
-            instance_type="m5.large", image_revision="linux-1", base_weight=1.0, price_factor=1.0, state="active",
-            revision=1,
-        ))  # fmt: skip
+        self.say(
+            0,
+            LaunchConfigCreated(
+                launch_config_id="zone-a",
+                pool_id="linux",
+                account_id="sim-a",
+                region="sim-1",
+                zone="a",
+                instance_type="m5.large",
+                image_revision="linux-1",
+                base_weight=1.0,
+                price_factor=1.0,
+                state="active",
+                revision=1,
+            ),
+        )
 
     def say(self, at: float, event: Any) -> None:
         id_ = f"event-{len(self.records)}"
@@ -52,9 +63,13 @@ class Log:
         """A start that is answered after a second, and serves two seconds later."""
         self.workers += 1
         ids: dict[str, Any] = {
-            "worker_id": f"w-{self.workers}", "pool_id": "linux", "launch_config_id": "zone-a", "account_id": "sim-a",
-            "image_revision": "linux-1", "probe_permit": permit,
-        }  # fmt: skip
+            "worker_id": f"w-{self.workers}",
+            "pool_id": "linux",
+            "launch_config_id": "zone-a",
+            "account_id": "sim-a",
+            "image_revision": "linux-1",
+            "probe_permit": permit,
+        }
         self.say(at, WorkerRequested(decision_id="d", **ids))
         if fails:
             self.say(at + 1, WorkerLaunchFailed(batch_id="b", outcome=NO_ROOM, **ids))
@@ -110,8 +125,11 @@ def test_most_of_the_recorded_waste_is_avoided(recording: Sequence[Recorded]) ->
     assert sum(tally.avoided_failed for tally in tallies.values()) > wasted / 2
     assert tallies["linux-a"].avoided == tallies["linux-c"].avoided == 0
     assert {(outage.config_id, outage.stage) for outage in comparison.outages} == {
-        ("linux-b", "launch"), ("win-b", "launch"), ("linux-d", "boot"), ("win-a", "launch"),
-    }  # fmt: skip
+        ("linux-b", "launch"),
+        ("win-b", "launch"),
+        ("linux-d", "boot"),
+        ("win-a", "launch"),
+    }
 
 
 def outage() -> Log:
@@ -186,10 +204,17 @@ def test_what_is_archived_is_forgotten_in_time() -> None:
 def test_signals_count_and_refusals_are_counted() -> None:
     log = Log()
     for target in ("zone-a", "zone-z"):
-        log.say(5, SignalRaised(
-            source="page", target_kind="config", target_id=target, kind="degraded", reason="slow",
-            observed_at=datetime.fromtimestamp(START, UTC) + timedelta(seconds=5),
-        ))  # fmt: skip
+        log.say(
+            5,
+            SignalRaised(
+                source="page",
+                target_kind="config",
+                target_id=target,
+                kind="degraded",
+                reason="slow",
+                observed_at=datetime.fromtimestamp(START, UTC) + timedelta(seconds=5),
+            ),
+        )
     replay = compared(log.records).replays["default"]
     assert (replay.refused, len(replay.world.signals)) == (1, 1)
 
@@ -240,10 +265,13 @@ def test_policies_by_name_and_by_coefficient() -> None:
         ("launched zone-a", "is not JSON"),
         ("[1]", "is no event: Expected `object`, got `array`"),
         ('{"topic": "t", "id": "1", "source": "s", "type": "x"}', "missing required field `time`"),
-        ('{"topic": "t", "id": "1", "source": "s", "type": "io.slipway.worker.idle.v1", '
-         '"time": "2026-01-05T09:00:00Z", "data": {"worker_id": 7}}', "does not fit its schema"),
+        (
+            '{"topic": "t", "id": "1", "source": "s", "type": "io.slipway.worker.idle.v1", '
+            '"time": "2026-01-05T09:00:00Z", "data": {"worker_id": 7}}',
+            "does not fit its schema",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: str, reason: str) -> None:
     first = outage_log.FILE.read_text().splitlines()[0]
     file = tmp_path / "log.jsonl"
@@ -285,8 +313,9 @@ def test_a_file_without_events(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "log.gz").write_bytes(b"\x1f\x8b\x08\n")
     for name, reason in (
-        ("empty", "holds no event"), ("log.gz", "is compressed; unpack it"),
+        ("empty", "holds no event"),
+        ("log.gz", "is compressed; unpack it"),
         ("none", "cannot be read: No such file or directory"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(Invalid, match=reason):
             list(recorded.Recording(tmp_path / name))

@@ -86,16 +86,27 @@ def test_rules_of_nothing_are_the_usual_ones() -> None:
 
 def declared(config_id: str) -> LaunchConfigCreated:
     return LaunchConfigCreated(
-        launch_config_id=config_id, pool_id="linux", account_id="sim-a", region="sim-1", zone=config_id,
-        instance_type="m5.large", image_revision="linux-1", base_weight=1.0, price_factor=1.0, state="active",
+        launch_config_id=config_id,
+        pool_id="linux",
+        account_id="sim-a",
+        region="sim-1",
+        zone=config_id,
+        instance_type="m5.large",
+        image_revision="linux-1",
+        base_weight=1.0,
+        price_factor=1.0,
+        state="active",
         revision=1,
-    )  # fmt: skip
+    )
 
 
 IDS: dict[str, Any] = {
-    "worker_id": "w-1", "pool_id": "linux", "launch_config_id": "zone-a", "account_id": "sim-a",
+    "worker_id": "w-1",
+    "pool_id": "linux",
+    "launch_config_id": "zone-a",
+    "account_id": "sim-a",
     "image_revision": "linux-1",
-}  # fmt: skip
+}
 
 
 ID = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
@@ -183,7 +194,7 @@ def test_a_word_on_a_worker_that_does_not_boot_is_refused() -> None:
         (world(), said("recovered", target_id="w-2"), "unreached: worker 'w-2' does not boot"),
         (world(), said("spot_interruption", target_id=ID), ""),
         (world(), said("spot_interruption", target_id="i-0001"), "target: 'i-0001' is no worker's id"),
-    ):  # fmt: skip
+    ):
         draft = Draft(known)
         assert draft.signal(signal, NOW).startswith(told)
         assert bool(draft.signal(signal, NOW)) is bool(told)

@@ -130,11 +130,13 @@ def test_what_recovered_takes_back_may_come_after_it() -> None:
 
 words = st.lists(
     st.tuples(
-        st.sampled_from(["degraded", "down", "recovered", "capacity_hint"]), st.integers(0, 5),
-        st.sampled_from(["monitor", "other"]), st.sampled_from([("config", "a"), ("zone", "a")]),
+        st.sampled_from(["degraded", "down", "recovered", "capacity_hint"]),
+        st.integers(0, 5),
+        st.sampled_from(["monitor", "other"]),
+        st.sampled_from([("config", "a"), ("zone", "a")]),
     ),
     max_size=6,
-)  # fmt: skip
+)
 
 
 @given(st.data(), words)

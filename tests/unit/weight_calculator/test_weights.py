@@ -161,8 +161,11 @@ def test_siblings_are_what_is_believed_of_a_config_without_evidence() -> None:
 def test_a_sibling_is_heard_once_for_each_place_that_is_shared() -> None:
     """One failed start of it, with two imaginary ones for what is believed before."""
     siblings = [
-        config("three", zone="a"), config("two"), config("one", account="v"), config("none", pool="p", account="v"),
-    ]  # fmt: skip
+        config("three", zone="a"),
+        config("two"),
+        config("one", account="v"),
+        config("none", pool="p", account="v"),
+    ]
     story = Story(A, *siblings)
     story.fold(100, refused(A))
     for heard, of_it in zip((3, 2, 1, 0), siblings, strict=True):
@@ -180,8 +183,10 @@ def test_first_record() -> None:
     assert (first.state, first.closed_stage, first.probe_permit, first.probe_ready) == ("open", None, None, False)
     assert first.health == pytest.approx(0.95**3)
     assert {stage: (health.window, health.failures_folded) for stage, health in first.stages.items()} == {
-        "launch": (4, 0), "boot": (8, 0), "claim": (64, 0),
-    }  # fmt: skip
+        "launch": (4, 0),
+        "boot": (8, 0),
+        "claim": (64, 0),
+    }
     assert (first.reason, first.shared, first.signals) == ("a: open", (), ())
 
 
@@ -203,8 +208,9 @@ def test_an_image_or_a_credential_bounds_no_launches() -> None:
     story = Story(A)
     story.fold(0, refused(A, Scope.CREDENTIAL), refused(A, Scope.IMAGE))
     assert {each.key: each.window for each in story.record("a", 0).shared if each.stage == "launch"} == {
-        CREDENTIAL: BOUNDLESS, IMAGE: BOUNDLESS,
-    }  # fmt: skip
+        CREDENTIAL: BOUNDLESS,
+        IMAGE: BOUNDLESS,
+    }
 
 
 def test_a_quota_that_is_first_heard_of_starts_from_a_full_window() -> None:
@@ -254,13 +260,18 @@ def test_a_closed_row_closes_every_record_in_its_scope() -> None:
     story.close(A, 0, Scope.QUOTA)
     told = {id_: story.record(id_, 0) for id_ in ("a", "b", "c")}
     assert {id_: (r.state, r.closed_by, r.closed_stage) for id_, r in told.items()} == {
-        "a": ("closed", QUOTA, "launch"), "b": ("closed", QUOTA, "launch"), "c": ("open", "", None),
-    }  # fmt: skip
+        "a": ("closed", QUOTA, "launch"),
+        "b": ("closed", QUOTA, "launch"),
+        "c": ("open", "", None),
+    }
     assert told["b"].reason == f"b: closed, 2 quota errors (quota), by {QUOTA}"
     (window,) = told["b"].shared
     assert (window.key, window.state, window.unconfirmed, window.reason) == (
-        QUOTA, "closed", 2, "closed, 2 quota errors (quota)",
-    )  # fmt: skip
+        QUOTA,
+        "closed",
+        2,
+        "closed, 2 quota errors (quota)",
+    )
     version = window.version
     story.fold(1, refused(B, Scope.QUOTA))
     assert story.record("a", 1).shared[0].version > version

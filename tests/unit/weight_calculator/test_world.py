@@ -43,10 +43,12 @@ from tests.worlds import (
 
 # Two pools of one account, one of another with the same image, one that shares nothing.
 CONFIGS: Final = (
-    A, B, config("m", pool="mac", instance_type="mac1.metal", image_revision="mac-1", claim_evidence="none"),
+    A,
+    B,
+    config("m", pool="mac", instance_type="mac1.metal", image_revision="mac-1", claim_evidence="none"),
     config("o", pool="other", account="sim-b", zone="a", profile="spot"),
     config("z", pool="far", account="far", region="far-1", zone="far", image_revision="far-1", profile="bare-metal"),
-)  # fmt: skip
+)
 seeds = st.integers(0, 2**32)
 few = settings(max_examples=30, deadline=None)
 
@@ -246,13 +248,22 @@ def test_a_failed_outcome_moves_what_is_in_its_scope_and_nothing_else() -> None:
     d, far = config("d", pool="other", instance_type="c5.large"), CONFIGS[-1]
     kin = config("e", pool="other", account="sim-b", image_revision="linux-1")
     moved = {
-        Scope.CONFIG: {"a"}, Scope.CAPACITY: {"a"}, Scope.QUOTA: {QUOTA}, Scope.CREDENTIAL: {CREDENTIAL},
-        Scope.IMAGE: {IMAGE}, Scope.LIMITER: set(), Scope.NOTHING: set(), Scope.UNKNOWN: set(),
-    }  # fmt: skip
+        Scope.CONFIG: {"a"},
+        Scope.CAPACITY: {"a"},
+        Scope.QUOTA: {QUOTA},
+        Scope.CREDENTIAL: {CREDENTIAL},
+        Scope.IMAGE: {IMAGE},
+        Scope.LIMITER: set(),
+        Scope.NOTHING: set(),
+        Scope.UNKNOWN: set(),
+    }
     closed = {
-        Scope.CONFIG: {"a"}, Scope.CAPACITY: {"a"}, Scope.QUOTA: {"a", "b"}, Scope.CREDENTIAL: {"a", "b", "d"},
+        Scope.CONFIG: {"a"},
+        Scope.CAPACITY: {"a"},
+        Scope.QUOTA: {"a", "b"},
+        Scope.CREDENTIAL: {"a", "b", "d"},
         Scope.IMAGE: {"a", "b", "d", "e"},
-    }  # fmt: skip
+    }
     assert set(moved) == set(Scope)
     for scope, keys in moved.items():
         story = Story(A, B, d, kin, far)

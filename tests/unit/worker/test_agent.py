@@ -81,8 +81,14 @@ LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] 
     ("a failure in a job", (*RUNS, job(20.0), ended(137)), 60.0, Rest(None), None, ["claimed", "error", "stopped"]),
     ("asked for by us", (*RUNS, told, drained, ended(143)), 60.0, Rest(None), None, ["stopped"]),
     ("asked for by somebody", (*RUNS, got(signal.SIGTERM), ended(143)), 60.0, Rest(None), None, ["stopped"]),
-    ("a signal that asks for nothing", (*RUNS, got(signal.SIGHUP), ended(129)), 60.0, Rest(None), None,
-     ["error", "stopped"]),
+    (
+        "a signal that asks for nothing",
+        (*RUNS, got(signal.SIGHUP), ended(129)),
+        60.0,
+        Rest(None),
+        None,
+        ["error", "stopped"],
+    ),
     ("told to leave before the agent runs", (talk(10.0), told), 50.0, Rest(None), None, ["stopped"]),
     ("asked to end before it is known", (got(signal.SIGINT),), 55.0, Rest(None), 0, []),
     ("refused before the agent runs", (refused,), 50.0, Rest(None), 1, []),
@@ -96,16 +102,28 @@ LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] 
     ("given up in a job", (*RUNS, job(20.0), gave_up), 50.0, Rest(None), None, []),
     ("until it has ended", (*RUNS, job(20.0), gave_up, idle(51.0)), 51.0, Drain(), None, []),
     ("given up, and ended", (*RUNS, gave_up, drained, ended(0)), 60.0, Rest(None), 1, []),
-    ("asked to end before the end is heard", (*RUNS, ended(0), got(signal.SIGTERM)), 55.0,
-     Rest(55.0 + LAST_WORD_SECONDS), None, ["stopped"]),
+    (
+        "asked to end before the end is heard",
+        (*RUNS, ended(0), got(signal.SIGTERM)),
+        55.0,
+        Rest(55.0 + LAST_WORD_SECONDS),
+        None,
+        ["stopped"],
+    ),
     ("and nobody hears it", (*RUNS, ended(0), got(signal.SIGTERM)), 57.0, Leave(), None, ["stopped"]),
     ("it has left", (*RUNS, ended(0), got(signal.SIGTERM), agent.left), 57.0, Leave(), 0, ["stopped"]),
-    ("it has left after a failure", (*RUNS, ended(3), got(signal.SIGTERM), agent.left), 57.0, Leave(), 3,
-     ["error", "stopped"]),
+    (
+        "it has left after a failure",
+        (*RUNS, ended(3), got(signal.SIGTERM), agent.left),
+        57.0,
+        Leave(),
+        3,
+        ["error", "stopped"],
+    ),
     ("it was heard in time", (*RUNS, ended(0), got(signal.SIGTERM), talk(55.5)), 55.5, Rest(57.0), 0, []),
     ("it is told without a pause", (*RUNS, ended(0), miss, got(signal.SIGTERM), talk(55.0)), 55.0, Rest(57.0), 0, []),
     ("asked twice", (*RUNS, ended(0), got(signal.SIGTERM), got(signal.SIGTERM)), 55.0, Leave(), None, ["stopped"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

@@ -133,8 +133,14 @@ LIVES: list[tuple[str, tuple[Step, ...], dict[str, Any], float, object, int | No
     ("and runs on", (*SAID, give_up(12.0), renew(40.0)), {}, 45.0, Rest(50.0), None),
     ("nobody renews it", (*SAID, give_up(12.0)), {}, 41.0, Cut(kill=False), None),
     ("given up, and lost", (*SAID, give_up(12.0), lose(13.0)), {}, 13.0, Cut(kill=False), None),
-    ("given up, and asked to end", (*SAID, give_up(12.0), signal(13.0)), {"stop_seconds": 1.0}, 14.0, Cut(kill=False),
-     None),
+    (
+        "given up, and asked to end",
+        (*SAID, give_up(12.0), signal(13.0)),
+        {"stop_seconds": 1.0},
+        14.0,
+        Cut(kill=False),
+        None,
+    ),
     ("given up, and done", (*SAID, give_up(12.0), exit_with(0, 20.0)), {}, 20.0, Finish(TASK, 0), None),
     ("and takes no other", (*SAID, give_up(12.0), exit_with(0, 20.0), finish(21.0)), {}, 21.0, Rest(None), 1),
     ("given up while idle", (give_up(12.0),), {}, 12.0, Rest(None), 1),
@@ -145,7 +151,7 @@ LIVES: list[tuple[str, tuple[Step, ...], dict[str, Any], float, object, int | No
     ("no task for long", (), {"idle_exit_seconds": 5.0}, 12.0, Claim(3.0), None),
     ("no task for too long", (), {"idle_exit_seconds": 5.0}, 15.0, Quit(), None),
     ("idle since its last task", FREE, {"idle_exit_seconds": 5.0}, 25.0, Claim(1.0), None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

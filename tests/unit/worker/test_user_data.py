@@ -9,9 +9,11 @@ from slipway_client.worker.settings import Settings
 from slipway_client.worker.user_data import Unusable, UserData, read
 
 GIVEN = {
-    "register_url": "http://p:1/", "batch_id": "b", "secret": "hush",
+    "register_url": "http://p:1/",
+    "batch_id": "b",
+    "secret": "hush",
     "settings": {"tasks_per_worker": 2, "idle_exit_seconds": None, "labels": ["x"]},
-}  # fmt: skip
+}
 
 
 def test_read(tmp_path: Path) -> None:

@@ -12,9 +12,13 @@ InPool = Annotated[str | None, typer.Option("--pool", help="Only in this pool.",
 
 
 def stop_launching(
-    context: typer.Context, reason: Reason, account: OfAccount = None, pool: InPool = None, for_: For = None,
+    context: typer.Context,
+    reason: Reason,
+    account: OfAccount = None,
+    pool: InPool = None,
+    for_: For = None,
     until: Until = None,
-) -> None:  # fmt: skip
+) -> None:
     """Start nothing more: everywhere, in one account or in one pool. Calls under way are let finish.
 
     \b

@@ -43,8 +43,13 @@ def list_launch_configs(context: typer.Context, pool: OfPool = None, output: AsO
 
 
 SHARED: Final[tuple[Field, ...]] = (
-    ("shared", lambda row: row["key"]), "stage", "window", "state", "unconfirmed", "reason",
-)  # fmt: skip
+    ("shared", lambda row: row["key"]),
+    "stage",
+    "window",
+    "state",
+    "unconfirmed",
+    "reason",
+)
 
 
 @app.command("show")

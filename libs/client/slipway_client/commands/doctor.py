@@ -63,15 +63,25 @@ def _tell(found: Sequence["Finding"]) -> None:
     for finding in found:
         level = typer.style(f"{finding.level:<4}", fg=COLORS[finding.level], bold=finding.level != "ok")
         text = textwrap.fill(
-            printable(f"{finding.what:<{width}}  {finding.detail}"), columns, initial_indent=" " * 6,
-            subsequent_indent=indent, break_on_hyphens=False, break_long_words=False,
-        )  # fmt: skip
+            printable(f"{finding.what:<{width}}  {finding.detail}"),
+            columns,
+            initial_indent=" " * 6,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
         typer.echo(level + text[4:])
         if finding.do:
-            typer.echo(textwrap.fill(
-                printable(f"do: {finding.do}"), columns, initial_indent=indent, subsequent_indent=indent + "    ",
-                break_on_hyphens=False, break_long_words=False,
-            ))  # fmt: skip
+            typer.echo(
+                textwrap.fill(
+                    printable(f"do: {finding.do}"),
+                    columns,
+                    initial_indent=indent,
+                    subsequent_indent=indent + "    ",
+                    break_on_hyphens=False,
+                    break_long_words=False,
+                )
+            )
 
 
 def _gathered(api: Api, partitions: int | None) -> Any:
@@ -90,9 +100,13 @@ def _gathered(api: Api, partitions: int | None) -> Any:
             lists = {"brakes": "/brakes", "pools": "/pools", "configs": "/launch-configs"}
             provisioner = {name: _items(quick, path) for name, path in lists.items()}
         return Gathered(
-            own_version=version("slipway-client"), services=services, kafka=api.kafka, now=now(),
-            **kafka.result(), **provisioner,
-        )  # fmt: skip
+            own_version=version("slipway-client"),
+            services=services,
+            kafka=api.kafka,
+            now=now(),
+            **kafka.result(),
+            **provisioner,
+        )
 
 
 def _status(api: Api, service: str) -> "Answer":

@@ -22,8 +22,13 @@ app = noun("Events.")
 
 # With all that `slipway weights replay` folds.
 WATCHED: Final = (
-    "worker.lifecycle", "launch-config.lifecycle", "launch-config.signal", "pool.lifecycle", "lease.lifecycle", "alert",
-)  # fmt: skip
+    "worker.lifecycle",
+    "launch-config.lifecycle",
+    "launch-config.signal",
+    "pool.lifecycle",
+    "lease.lifecycle",
+    "alert",
+)
 LAST: Final = 10
 WINDOW: Final = timedelta(hours=1)  # where the last few are looked for: a filter may be of something that rests
 
@@ -108,9 +113,14 @@ def tail(
 
 
 async def _tail(
-    api: Api, topics: Sequence[str], only: Mapping[str, str], since: datetime | None, last: int | None, follow: bool,
+    api: Api,
+    topics: Sequence[str],
+    only: Mapping[str, str],
+    since: datetime | None,
+    last: int | None,
+    follow: bool,
     told: Any,
-) -> None:  # fmt: skip
+) -> None:
     from slipway_client.log import Log
 
     def on_silence(answers: bool) -> None:
@@ -170,19 +180,28 @@ def _json_line(entry: "Entry") -> str:
     import json
 
     where: dict[str, Any] = {
-        "topic": entry.topic, "partition": entry.partition, "offset": entry.offset,
+        "topic": entry.topic,
+        "partition": entry.partition,
+        "offset": entry.offset,
         "stored": entry.stored_at.isoformat(),
-    }  # fmt: skip
+    }
     if entry.unreadable:
         where["unreadable"] = entry.unreadable
     if entry.envelope is None:
         return json.dumps(where, ensure_ascii=False)
     envelope = entry.envelope
     attributes = {
-        "specversion": "1.0", "id": envelope.id, "type": envelope.type, "source": envelope.source,
-        "subject": envelope.subject, "time": envelope.time.isoformat(), "slipwaysource": envelope.number_source,
-        "slipwaynumber": envelope.number, "slipwayprevious": envelope.previous, "slipwayrevision": envelope.revision,
+        "specversion": "1.0",
+        "id": envelope.id,
+        "type": envelope.type,
+        "source": envelope.source,
+        "subject": envelope.subject,
+        "time": envelope.time.isoformat(),
+        "slipwaysource": envelope.number_source,
+        "slipwaynumber": envelope.number,
+        "slipwayprevious": envelope.previous,
+        "slipwayrevision": envelope.revision,
         "traceparent": envelope.traceparent,
-    }  # fmt: skip
+    }
     attributes = {name: value for name, value in attributes.items() if value not in (None, "")}
     return json.dumps(attributes | where | {"data": entry.data}, ensure_ascii=False)

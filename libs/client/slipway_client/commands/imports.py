@@ -33,7 +33,7 @@ def boskos(
     ttl: Annotated[str, typer.Option(metavar="DURATION", help="It ends earlier when silent for so long.")] = "30m",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     output: AsOutput = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Make the resources of FILE, a _boskos.yaml, slots of lease pools of their types' names. The same again changes
     nothing; a slot that FILE no longer lists is removed once nobody owns it; other types stay as they are. --hold and
     --ttl are those of lease pools that do not exist yet.

@@ -70,7 +70,7 @@ def report(
     limit: Annotated[int | None, typer.Option(min=1, help="As if this was the limit.")] = None,
     hold: Annotated[str | None, typer.Option("--hold", metavar="DURATION", help="As if this was the hold.")] = None,
     output: AsOutput = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Show concurrency, throttles and how long phases took, against limit and hold: where to set them, and whether.
 
     \b
@@ -79,9 +79,12 @@ def report(
       slipway lease report aws-ci --since 7d --limit 40 --hold 15m
     """
     row = context.obj.get(
-        "lease-broker", path("lease-pools", pool, "report"), since_seconds=_seconds("--since", since), limit=limit,
+        "lease-broker",
+        path("lease-pools", pool, "report"),
+        since_seconds=_seconds("--since", since),
+        limit=limit,
         hold_seconds=_seconds("--hold", hold),
-    )  # fmt: skip
+    )
     if output is Output.JSON:
         as_json(row)
         return
@@ -116,7 +119,7 @@ def set_terms(
     ] = None,
     revision: Annotated[int | None, typer.Option(help="Only if nobody has changed the pool since this one.")] = None,
     output: AsOutput = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Change a lease pool now, until it is declared otherwise. What is held stays held.
 
     \b
@@ -125,8 +128,11 @@ def set_terms(
       slipway lease set aws-ci --mode enforce --pacing 12s/3 --reason "the report looks good"
     """
     changes = {
-        "limit": limit, "hold_seconds": _seconds("--hold", hold), "ttl_seconds": _seconds("--ttl", ttl), "mode": mode,
-    }  # fmt: skip
+        "limit": limit,
+        "hold_seconds": _seconds("--hold", hold),
+        "ttl_seconds": _seconds("--ttl", ttl),
+        "mode": mode,
+    }
     body = {name: value for name, value in changes.items() if value is not None}
     if pacing is not None:
         body["pacing"] = _pacing(pacing)
@@ -228,7 +234,7 @@ def history(
 
 def _change(
     context: typer.Context, pool: str, body: dict[str, Any], reason: str, output: Output, *, done: str = "changed"
-) -> None:  # fmt: skip
+) -> None:
     body = {name: value for name, value in body.items() if value is not None or name == "pacing"}
     told = context.obj.patch("lease-broker", path("lease-pools", pool), body | {"reason": reason})
     if output is Output.JSON:

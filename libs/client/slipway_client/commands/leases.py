@@ -42,7 +42,9 @@ class _Exits(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Exits, no_args_is_help=True, rich_markup_mode=None,
+    cls=_Exits,
+    no_args_is_help=True,
+    rich_markup_mode=None,
     help="""Leases: admission to accounts.
 
     \b
@@ -50,7 +52,7 @@ app = typer.Typer(
     77 refused (token, scope, owner); 78 refused (unknown pool, bad request); 2 wrong usage. `run` ends as its command
     does, once that ran.
     """,
-)  # fmt: skip
+)
 app.add_typer(lease_pools.app)
 
 
@@ -101,10 +103,11 @@ Member = Annotated[int | None, typer.Option(min=0, help="Which of the group this
 Held = Annotated[
     str | None,
     typer.Argument(
-        metavar="[LEASE_ID:TOKEN]", help="As `acquire` prints it; without one SLIPWAY_LEASE_ID and _FENCING_TOKEN.",
+        metavar="[LEASE_ID:TOKEN]",
+        help="As `acquire` prints it; without one SLIPWAY_LEASE_ID and _FENCING_TOKEN.",
         show_default=False,
     ),
-]  # fmt: skip
+]
 AsHanded = Annotated[Handed, typer.Option("-o", "--output", help="LEASE_ID:TOKEN, lines for `eval`, or JSON.")]
 
 
@@ -139,7 +142,7 @@ def run_leased(
     group_size: GroupSize = 1,
     spread: Spread = None,
     member: Member = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run a command while a lease is held: wait for it, renew it, give it back once, however the command ends.
 
     The command gets our input, output and signals, and SLIPWAY_LEASE_ID, SLIPWAY_FENCING_TOKEN and SLIPWAY_LEASE_POOL.
@@ -164,9 +167,16 @@ def run_leased(
 
     api: Api = context.obj
     wanted = _wanted(
-        pool, request_id=request_id, operation=operation, units=units, tenant=tenant, priority=priority, hold=hold,
-        replaces=replaces, group=_group(group, group_size, spread, member),
-    )  # fmt: skip
+        pool,
+        request_id=request_id,
+        operation=operation,
+        units=units,
+        tenant=tenant,
+        priority=priority,
+        hold=hold,
+        replaces=replaces,
+        group=_group(group, group_size, spread, member),
+    )
 
     def granted(lease: "Lease") -> None:
         numbered.granted(lease)
@@ -177,10 +187,15 @@ def run_leased(
     signum = None if on_loss is OnLoss.NONE else signal.Signals[f"SIG{on_loss.value}"]
     ended = asyncio.run(
         run(
-            session, pool, command, on_loss=signum, throttled=frozenset(throttled_exit or ()),
-            granted=granted, say=log.say,
+            session,
+            pool,
+            command,
+            on_loss=signum,
+            throttled=frozenset(throttled_exit or ()),
+            granted=granted,
+            say=log.say,
         )
-    )  # fmt: skip
+    )
     if ended.resend is not None:  # so that our caller sees what Ctrl-C has done
         signal.signal(ended.resend, signal.SIG_DFL)
         os.kill(os.getpid(), ended.resend)
@@ -237,9 +252,16 @@ def acquire(
     from slipway_client.leases.terms import Lease
 
     wanted = _wanted(
-        pool, request_id=request_id, operation=operation, units=units, tenant=tenant, priority=priority, hold=hold,
-        replaces=replaces, group=_group(group, group_size, spread, member),
-    )  # fmt: skip
+        pool,
+        request_id=request_id,
+        operation=operation,
+        units=units,
+        tenant=tenant,
+        priority=priority,
+        hold=hold,
+        replaces=replaces,
+        group=_group(group, group_size, spread, member),
+    )
     session = _session(context.obj, wanted, max_wait, "pessimistic", comes_back=bool(request_id))
     try:
         lease = asyncio.run(session.acquire())
@@ -278,9 +300,10 @@ def _hand(leases: "list[Lease]", output: Handed) -> None:
         case Handed.ENV:
             (lease,) = leases
             values = {
-                "SLIPWAY_LEASE_ID": lease.lease_id, "SLIPWAY_FENCING_TOKEN": str(lease.fencing_token),
+                "SLIPWAY_LEASE_ID": lease.lease_id,
+                "SLIPWAY_FENCING_TOKEN": str(lease.fencing_token),
                 "SLIPWAY_LEASE_POOL": lease.lease_pool_id,
-            }  # fmt: skip
+            }
             print(*(f"export {name}={shlex.quote(value)}" for name, value in values.items()), sep="\n")
 
 
@@ -378,7 +401,7 @@ def release(
     ] = None,
     quota_remaining: Annotated[int | None, typer.Option(min=0, help="What the account said is left.")] = None,
     output: AsOutput = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Give a lease back; prints how many units that were. Again is no error, and gives back nothing.
 
     \b
@@ -387,9 +410,10 @@ def release(
       slipway lease release --result failed --throttled --retry-after 2m
     """
     evidence = {
-        "remaining": remaining, "retry_after_seconds": _duration("--retry-after", retry_after),
+        "remaining": remaining,
+        "retry_after_seconds": _duration("--retry-after", retry_after),
         "quota_remaining": quota_remaining,
-    }  # fmt: skip
+    }
     for id_, token in _held(lease):
         body = {"fencing_token": token, "result": result, "throttled": throttled or retry_after is not None}
         body |= {name: value for name, value in evidence.items() if value is not None}
@@ -398,9 +422,7 @@ def release(
 
 
 @app.command("cancel")
-def cancel(
-    context: typer.Context, pool: Pool, request: Annotated[str, typer.Argument(metavar="REQUEST_ID")]
-) -> None:
+def cancel(context: typer.Context, pool: Pool, request: Annotated[str, typer.Argument(metavar="REQUEST_ID")]) -> None:
     """Stop waiting. What the request was granted already is given back.
 
     \b
@@ -528,18 +550,33 @@ def _group(name: str, size: int, spread: str | None, member: int | None) -> "Lea
 
 
 def _wanted(
-    pool: str, *, request_id: str, operation: str, units: int, tenant: str, priority: int, hold: str | None,
-    replaces: str, group: "LeaseGroup | None",
-) -> "Wanted":  # fmt: skip
+    pool: str,
+    *,
+    request_id: str,
+    operation: str,
+    units: int,
+    tenant: str,
+    priority: int,
+    hold: str | None,
+    replaces: str,
+    group: "LeaseGroup | None",
+) -> "Wanted":
     from slipway_client.leases.terms import Wanted
     from slipway_common.ids import new_id
 
     hold_seconds, before = _duration("--hold", hold), _handle(replaces) if replaces else None
     try:
         return Wanted(
-            lease_pool_id=pool, request_id=request_id or new_id(), operation=operation, units=units, tenant=tenant,
-            priority=priority, hold_seconds=hold_seconds, replaces=before, group=group,
-        )  # fmt: skip
+            lease_pool_id=pool,
+            request_id=request_id or new_id(),
+            operation=operation,
+            units=units,
+            tenant=tenant,
+            priority=priority,
+            hold_seconds=hold_seconds,
+            replaces=before,
+            group=group,
+        )
     except ValueError as error:
         raise typer.BadParameter(f"--pool: {error}") from error
 
@@ -553,7 +590,9 @@ def _session(
     from slipway_common.clock import monotonic_seconds
 
     patience = Asking(
-        begun_at=monotonic_seconds(), max_wait_seconds=_seconds("--max-wait", max_wait), fail_open=FailOpen(fail_open),
+        begun_at=monotonic_seconds(),
+        max_wait_seconds=_seconds("--max-wait", max_wait),
+        fail_open=FailOpen(fail_open),
         silent_seconds=_seconds("--silent-after", silent_after),
-    )  # fmt: skip
+    )
     return open_session(api.urls["lease-broker"], api.token, wanted, patience, log.say, comes_back=comes_back)

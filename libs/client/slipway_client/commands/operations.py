@@ -16,9 +16,15 @@ dlq = noun("Dead letters.")
 topics = noun("Positions in topics.")
 
 LETTER_FIELDS: Final[tuple[Field, ...]] = (
-    "service", "topic", "partition", "offset", "state", "subject", "reason",
+    "service",
+    "topic",
+    "partition",
+    "offset",
+    "state",
+    "subject",
+    "reason",
     ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
-)  # fmt: skip
+)
 STOPPED_FIELDS: Final = ("service", "topic", "partition", "why")
 
 
@@ -99,9 +105,12 @@ def list_stopped(context: typer.Context, service: AnyService = None, output: AsO
 
 @topics.command("adopt")
 def adopt(
-    context: typer.Context, service: Service, topic: Topic, partition: Partition,
+    context: typer.Context,
+    service: Service,
+    topic: Topic,
+    partition: Partition,
     at: Annotated[Where, typer.Option(help="Where consuming goes on in the log that is there.")],
-) -> None:  # fmt: skip
+) -> None:
     """Rebase a stopped partition, after a cluster or a topic was replaced.
 
     \b

@@ -70,9 +70,11 @@ def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TA
     pairs(shown | {"oldest_wait": waits(row)}, now())
     print()
     fields: tuple[Field, ...] = (
-        ("at", lambda made: moments.clock(moments.at(made["last_at"]), now())), ("decision", lambda made: made["id"]),
-        "launched", "because",
-    )  # fmt: skip
+        ("at", lambda made: moments.clock(moments.at(made["last_at"]), now())),
+        ("decision", lambda made: made["id"]),
+        "launched",
+        "because",
+    )
     show(decisions, fields, output, nothing="no decision yet")
 
 

@@ -16,8 +16,14 @@ app = noun("Signals: opinions from outside.")
 
 TARGETS: Final = ("config", "zone", "account", "pool", "image", "worker")
 KINDS: Final = (
-    "degraded", "down", "recovered", "capacity_hint", "spot_interruption", "pause_request", "resume_request",
-)  # fmt: skip
+    "degraded",
+    "down",
+    "recovered",
+    "capacity_hint",
+    "spot_interruption",
+    "pause_request",
+    "resume_request",
+)
 AT_ONCE: Final = frozenset({"recovered", "resume_request"})  # done when they are heard: they hold for no time
 VALUED: Final = frozenset({"degraded", "capacity_hint", "spot_interruption"})
 SHARES: Final = VALUED - {"capacity_hint"}
@@ -59,9 +65,14 @@ Value = Annotated[
 
 @app.command("raise")
 def raise_signal(
-    context: typer.Context, target: TargetKind, id_: TargetId, kind: Kind, reason: Reason, for_: Holds = None,
+    context: typer.Context,
+    target: TargetKind,
+    id_: TargetId,
+    kind: Kind,
+    reason: Reason,
+    for_: Holds = None,
     value: Value = None,
-) -> None:  # fmt: skip
+) -> None:
     """Say how a target does; outcomes still decide. The source is the name of your token.
 
     \b
@@ -80,9 +91,13 @@ def raise_signal(
             raise Failed(f"worker {id_} is {worker['state']}: it has no machine that could be taken away")
     at = now()
     body: dict[str, Any] = {
-        "target_kind": target, "target_id": id_, "kind": kind, "reason": reason, "observed_at": at.isoformat(),
+        "target_kind": target,
+        "target_id": id_,
+        "kind": kind,
+        "reason": reason,
+        "observed_at": at.isoformat(),
         "ttl_seconds": seconds,
-    }  # fmt: skip
+    }
     if value is not None:
         body["value"] = value
     told = context.obj.post("weight-calculator", "/signals", body)

@@ -22,9 +22,7 @@ app = noun("Weights.")
 
 # Where the weight-calculator's package offers its core to whoever replays: the command imports no service.
 CORES: Final = "slipway.replay"
-FOLDED: Final = (
-    "slipway.launch-config.lifecycle.v1", "slipway.launch-config.signal.v1", "slipway.worker.lifecycle.v1",
-)  # fmt: skip
+FOLDED: Final = ("slipway.launch-config.lifecycle.v1", "slipway.launch-config.signal.v1", "slipway.worker.lifecycle.v1")
 STAGES_NAMED: Final = ("launch", "boot", "claim")
 
 
@@ -50,16 +48,18 @@ ROWS: Final[tuple[Field, ...]] = (
     ("permit", lambda row: _permit(row)),
     "reason",
 )
-STAGES: Final[tuple[Field, ...]] = (
-    "stage", "probability", "window", "late", "failures_folded", "succeeded", "failed",
-)  # fmt: skip
+STAGES: Final[tuple[Field, ...]] = ("stage", "probability", "window", "late", "failures_folded", "succeeded", "failed")
 SHARED: Final[tuple[Field, ...]] = (
-    "key", "stage", "state", ("window", lambda row: _window(row)), "unconfirmed", "reason",
-)  # fmt: skip
+    "key",
+    "stage",
+    "state",
+    ("window", lambda row: _window(row)),
+    "unconfirmed",
+    "reason",
+)
 
 Policy = Annotated[
-    str,
-    typer.Option(metavar="NAME|FILE", help="default, on-demand, spot, bare-metal, or a file of coefficients."),
+    str, typer.Option(metavar="NAME|FILE", help="default, on-demand, spot, bare-metal, or a file of coefficients.")
 ]
 From = Annotated[
     str, typer.Option("--from", metavar="FILE|TOPIC", help="Recorded events, or slipway.worker.lifecycle.v1 on Kafka.")
@@ -126,9 +126,13 @@ def _window(row: Mapping[str, Any]) -> int | None:
 
 @app.command("replay")
 def replay(
-    context: typer.Context, from_: From, policy: Policy = "default", pool: OfPool = None, speed: Speed = 1.0,
+    context: typer.Context,
+    from_: From,
+    policy: Policy = "default",
+    pool: OfPool = None,
+    speed: Speed = 1.0,
     output: AsOutput = Output.TABLE,
-) -> None:  # fmt: skip
+) -> None:
     """Fold recorded events again, under another policy, and tell what would have differed. Changes nothing.
 
     The digest is of all that is known in the end: the same for the same events and policy. A start is avoided if the
@@ -279,9 +283,14 @@ async def _published(api: Api) -> AsyncIterator["Event | None"]:
                 continue
             event = None if entry.data is None else msgspec.convert(entry.data, EVENT_OF[envelope.type])
             yield Event(
-                topic=entry.topic, id=envelope.id, source=envelope.source, subject=envelope.subject or entry.key,
-                time=envelope.time, event=event, stored_at=entry.stored_at,
-            )  # fmt: skip
+                topic=entry.topic,
+                id=envelope.id,
+                source=envelope.source,
+                subject=envelope.subject or entry.key,
+                time=envelope.time,
+                event=event,
+                stored_at=entry.stored_at,
+            )
 
 
 def _add(core: Any, comparison: Any, events: Iterable[tuple["Event", float]]) -> None:
@@ -298,14 +307,20 @@ def _told(comparison: Any, left: Left, pool: str | None) -> dict[str, Any]:
 
     replays: Mapping[str, Any] = comparison.replays
     return {
-        "events": comparison.events, "repeated": comparison.duplicates, "unreadable": left.unreadable,
-        "clamped": left.clamped, "disordered": comparison.disordered,
-        "began": _time(comparison.began), "ended": _time(comparison.ended),
+        "events": comparison.events,
+        "repeated": comparison.duplicates,
+        "unreadable": left.unreadable,
+        "clamped": left.clamped,
+        "disordered": comparison.disordered,
+        "began": _time(comparison.began),
+        "ended": _time(comparison.ended),
         "policies": {
             name: {
-                "digest": replay.digest(), "signals_refused": replay.refused,
+                "digest": replay.digest(),
+                "signals_refused": replay.refused,
                 "configs": {
-                    config_id: msgspec.to_builtins(tally) for config_id, tally in sorted(replay.tallies.items())
+                    config_id: msgspec.to_builtins(tally)
+                    for config_id, tally in sorted(replay.tallies.items())
                     if pool in (None, replay.pool_of(config_id))
                 },
             }
@@ -313,15 +328,18 @@ def _told(comparison: Any, left: Left, pool: str | None) -> dict[str, Any]:
         },
         "outages": [
             {
-                "config": outage.config_id, "stage": outage.stage, "began": _time(outage.began),
-                "ended": _time(outage.ended), "failures": outage.failures,
+                "config": outage.config_id,
+                "stage": outage.stage,
+                "began": _time(outage.began),
+                "ended": _time(outage.ended),
+                "failures": outage.failures,
                 "detected_seconds": {name: replay.detected(outage) for name, replay in replays.items()},
                 "recovered_seconds": {name: replay.recovered(outage) for name, replay in replays.items()},
             }
             for outage in comparison.outages
             if pool in (None, outage.pool_id)
         ],
-    }  # fmt: skip
+    }
 
 
 def _time(seconds: float) -> str | None:
@@ -380,9 +398,14 @@ def _outage_fields(names: list[str]) -> list[Field]:
         return moments.spelled((moments.at(row["ended"]) - moments.at(row["began"])).total_seconds())
 
     return [
-        "config", "stage", ("began", lambda row: moments.clock(moments.at(row["began"]), now())), ("lasted", lasted),
-        "failures", column("detected"), column("recovered"),
-    ]  # fmt: skip
+        "config",
+        "stage",
+        ("began", lambda row: moments.clock(moments.at(row["began"]), now())),
+        ("lasted", lasted),
+        "failures",
+        column("detected"),
+        column("recovered"),
+    ]
 
 
 def _change(values: list[Any]) -> Any:

@@ -68,8 +68,10 @@ def show_worker(context: typer.Context, worker: WorkerId, output: AsOutput = Out
     pairs({name: value for name, value in row.items() if name not in nested and value not in (None, "")}, now())
     print()
     timeline: tuple[Field, ...] = (
-        ("at", lambda event: moments.clock(moments.at(event["at"]), now())), "what", "detail",
-    )  # fmt: skip
+        ("at", lambda event: moments.clock(moments.at(event["at"]), now())),
+        "what",
+        "detail",
+    )
     show(row.get("timeline") or [], timeline, output, nothing="nothing has happened to it yet")
 
 
@@ -120,9 +122,10 @@ def full_id(api: Api, given: str) -> str:
     if len(ids) == 1:
         return str(ids[0])
     raise Failed(
-        f"{given} is the end of {len(ids)} workers: {', '.join(ids)}\nGive one whole id." if ids else
-        f"none of the newest {NEWEST} workers ends in {given}: give the whole id"
-    )  # fmt: skip
+        f"{given} is the end of {len(ids)} workers: {', '.join(ids)}\nGive one whole id."
+        if ids
+        else f"none of the newest {NEWEST} workers ends in {given}: give the whole id"
+    )
 
 
 def found(api: Api, given: str) -> dict[str, Any]:

@@ -100,9 +100,7 @@ def waits(asking: Asking, waiting: Waiting, *, asked_at: float, wait_seconds: fl
     over."""
     early = wait_seconds > 0 and now - asked_at < wait_seconds / 2
     pause_until = now + min(EARLY_SECONDS, waiting.retry_after_seconds) if early else now
-    return replace(
-        asking, asked=True, waiting=waiting, pause_until=pause_until, silence=Silence(), start_at=None
-    )  # fmt: skip
+    return replace(asking, asked=True, waiting=waiting, pause_until=pause_until, silence=Silence(), start_at=None)
 
 
 def unheard(asking: Asking, *, asked_at: float, now: float, chance: float) -> Asking:

@@ -104,9 +104,7 @@ class Broker:
     ) -> tuple[int, dict[str, Any]]:
         url = self.url + path
         content = b"" if body is None else msgspec.json.encode(body)
-        status, answered = await exchange(
-            method, url, content, token=self._token, seconds=CALL_SECONDS + wait_seconds
-        )
+        status, answered = await exchange(method, url, content, token=self._token, seconds=CALL_SECONDS + wait_seconds)
         if status >= 500 or status in NOT_NOW or 300 <= status < 400:
             raise NoAnswer(f"{self.url} answered {status}")
         try:

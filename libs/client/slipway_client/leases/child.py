@@ -11,9 +11,7 @@ from typing import Final
 
 from slipway_client.worker.process import CannotStart
 
-PASSED_ON: Final = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-)  # fmt: skip
+PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # A terminal sends these to everybody in front of it at once.
 FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
 PR_SET_PDEATHSIG: Final = 1
@@ -39,9 +37,11 @@ class Child:
         on_terminal = in_front_of_terminal()
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, env=dict(environment), process_group=-1 if on_terminal else 0,
+                *command,
+                env=dict(environment),
+                process_group=-1 if on_terminal else 0,
                 preexec_fn=_told_if_we_die(if_we_die),
-            )  # fmt: skip
+            )
         except (OSError, ValueError) as error:
             raise CannotStart(command[0], error) from error
         return cls(process, on_terminal=on_terminal)

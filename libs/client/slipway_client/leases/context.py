@@ -84,17 +84,25 @@ def lease(
     lease was lost and nothing else was raised.
     """
     wanted = Wanted(
-        lease_pool_id=lease_pool, request_id=request_id or new_id(), operation=operation, units=units, tenant=tenant,
-        priority=priority, hold_seconds=hold_seconds, group=group,
+        lease_pool_id=lease_pool,
+        request_id=request_id or new_id(),
+        operation=operation,
+        units=units,
+        tenant=tenant,
+        priority=priority,
+        hold_seconds=hold_seconds,
+        group=group,
         replaces=parse_handle(replaces) if replaces else None,
-    )  # fmt: skip
+    )
     environment = os.environ
 
     def new_session() -> Session:
         patience = Asking(
-            begun_at=monotonic_seconds(), max_wait_seconds=max_wait_seconds, fail_open=FailOpen(fail_open),
+            begun_at=monotonic_seconds(),
+            max_wait_seconds=max_wait_seconds,
+            fail_open=FailOpen(fail_open),
             silent_seconds=silent_seconds,
-        )  # fmt: skip
+        )
         where = url or environment.get("SLIPWAY_LEASE_BROKER_URL") or SERVICES["lease-broker"]
         return open_session(where, token or _token(environment), wanted, patience, say)
 

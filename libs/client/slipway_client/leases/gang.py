@@ -19,9 +19,7 @@ async def acquire(
 ) -> list[Lease]:
     """Wait until all are granted. Raises NotAdmitted, Unreachable and Refused; then none is."""
     broker, rng = Broker(url, token), Random()  # noqa: S311 (spreads repetitions)
-    state = Asking(
-        begun_at=monotonic_seconds(), max_wait_seconds=max_wait_seconds, fail_open=FailOpen.PESSIMISTIC
-    )  # fmt: skip
+    state = Asking(begun_at=monotonic_seconds(), max_wait_seconds=max_wait_seconds, fail_open=FailOpen.PESSIMISTIC)
     while True:
         match asking.next_step(state, monotonic_seconds()):
             case asking.Ask(wait_seconds):

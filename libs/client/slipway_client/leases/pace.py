@@ -45,9 +45,12 @@ def seen(row: dict[str, Any], before: Pace | None) -> Pace:
     elif pacing != "off" and limit_units:
         interval_seconds = hold_seconds / (2 * limit_units)
     return Pace(
-        limit_units=limit_units, hold_seconds=hold_seconds, interval_seconds=interval_seconds,
-        waiting_units=int(row.get("waiting") or 0), next_start_at=before.next_start_at if before else 0.0,
-    )  # fmt: skip
+        limit_units=limit_units,
+        hold_seconds=hold_seconds,
+        interval_seconds=interval_seconds,
+        waiting_units=int(row.get("waiting") or 0),
+        next_start_at=before.next_start_at if before else 0.0,
+    )
 
 
 def slot(pace: Pace, units: int, now: float, chance: float) -> tuple[float, Pace]:

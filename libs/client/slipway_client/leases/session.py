@@ -45,9 +45,16 @@ class Session:
     session that `comes_back` leaves its request in the queue when its wait is over: its id finds it again."""
 
     def __init__(
-        self, broker: Broker, wanted: Wanted, patience: Asking, state: State, rng: Random, say: Callable[[str], None],
-        *, comes_back: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        broker: Broker,
+        wanted: Wanted,
+        patience: Asking,
+        state: State,
+        rng: Random,
+        say: Callable[[str], None],
+        *,
+        comes_back: bool = False,
+    ) -> None:
         self._broker = broker
         self._wanted = wanted
         self._asking = patience

@@ -76,9 +76,12 @@ async def _exchange(method: str, url: str, body: bytes, token: str) -> tuple[int
         raise ValueError(f"{url} is not an address such as http://127.0.0.1:7301")
     port = where.port or (443 if where.scheme == "https" else 80)
     headers = [
-        ("Host", where.netloc.rpartition("@")[2]), ("Connection", "close"), ("Accept", "application/json"),
-        ("Content-Type", "application/json"), ("Content-Length", str(len(body))),
-    ]  # fmt: skip
+        ("Host", where.netloc.rpartition("@")[2]),
+        ("Connection", "close"),
+        ("Accept", "application/json"),
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(body))),
+    ]
     if token:
         headers.append(("Authorization", f"Bearer {token}"))
     target = (where.path or "/") + (f"?{where.query}" if where.query else "")

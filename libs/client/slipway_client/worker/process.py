@@ -36,9 +36,7 @@ class Group:
         try:
             if not command:
                 raise ValueError("there is no command")
-            return cls(
-                subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**own, **variables}, process_group=0)
-            )
+            return cls(subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**own, **variables}, process_group=0))
         except (OSError, ValueError) as error:
             raise CannotStart(command[0] if command else "the task", error) from error
 

@@ -70,8 +70,10 @@ class Provisioner:
 
     async def _register(self) -> None:
         body = {
-            "batch_id": self._user_data.batch_id, "secret": self._user_data.secret, "instance_id": self._instance_id,
-        }  # fmt: skip
+            "batch_id": self._user_data.batch_id,
+            "secret": self._user_data.secret,
+            "instance_id": self._instance_id,
+        }
         answer = await post(self._user_data.provisioner_url + REGISTER_PATH, body)
         if not answer.ok:
             raise Refusal(f"the provisioner refused the registration: {answer.words}")

@@ -49,9 +49,7 @@ async def wrap(user_data: UserData, command: Sequence[str], drain_signal: signal
 
 
 class _Wrapping:
-    def __init__(
-        self, user_data: UserData, command: Sequence[str], drain_signal: signal.Signals, rng: Random
-    ) -> None:
+    def __init__(self, user_data: UserData, command: Sequence[str], drain_signal: signal.Signals, rng: Random) -> None:
         self.state = Wrapped(worker=Worker(settings=user_data.settings))
         self.provisioner = Provisioner(user_data, own_identity())
         self.rests = Rests()

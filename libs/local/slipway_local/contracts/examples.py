@@ -27,7 +27,7 @@ TRACEPARENT: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 WORKER: Final[Fields] = {
     "worker_id": ID.format(2, 5), "pool_id": "linux", "launch_config_id": "linux-zone-a", "account_id": "sim-a",
     "image_revision": "linux-1",
-}  # fmt: skip
+}
 IN_ZONE_B: Final[Fields] = {**WORKER, "worker_id": ID.format(2, 6), "launch_config_id": "linux-zone-b"}
 NO_CAPACITY: Final = Outcome(
     Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, scope_key="m5/zone-b/on-demand", code="InsufficientCapacity"
@@ -35,13 +35,13 @@ NO_CAPACITY: Final = Outcome(
 POOL: Final[Fields] = {
     "pool_id": "linux", "min_capacity": 0, "max_capacity": 120, "scaling_ratio": "1", "mode": "enforce",
     "paused": False, "frozen": False,
-}  # fmt: skip
+}
 PAUSED_POOL: Final[Fields] = {**POOL, "paused": True}
 FROZEN_POOL: Final[Fields] = {**POOL, "frozen": True}
 CONFIG: Final[Fields] = {
     "launch_config_id": "linux-zone-b", "pool_id": "linux", "account_id": "sim-a", "region": "sim-1", "zone": "zone-b",
     "instance_type": "m5", "image_revision": "linux-1", "base_weight": 1.0, "price_factor": 1.0,
-}  # fmt: skip
+}
 ACTIVE: Final[Fields] = {**CONFIG, "state": "active"}
 FOR_LEASE: Final[Fields] = {"lease_pool_id": "sim-a", "lease_id": LEASE}
 FOR_REQUEST: Final[Fields] = {"lease_pool_id": "sim-a", "request_id": REQUEST}
@@ -50,7 +50,7 @@ ALERT: Final[Fields] = {
     "kind": "hole", "summary": "lease-broker misses records of slipway.lease.request.v1/7",
     "effect": "events may have been lost", "doing": "went on behind the gap and recorded it",
     "command": "SELECT * FROM gap WHERE topic = 'slipway.lease.request.v1'",
-}  # fmt: skip
+}
 
 
 def _after(seconds: float) -> datetime:
@@ -138,7 +138,7 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     alert.AlertRaised(**ALERT),
     alert.AlertResolved(**ALERT),
     lease.LeaseUnleasedReported(**FOR_LEASE, request_id=REQUEST, units=1, tenant="linux", started_at=AT),
-)  # fmt: skip
+)
 
 
 def example(event: Any) -> dict[str, Any]:

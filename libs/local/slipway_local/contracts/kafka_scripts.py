@@ -30,7 +30,7 @@ PRINCIPALS: Final = (*SERVICES, MONITORS, SUBSCRIBERS)
 FOLLOWED: Final = (
     POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE, LEASE_LIFECYCLE,
     SERVICE_HEARTBEAT, ALERT,
-)  # fmt: skip
+)
 # Views, which are read whole: without a group, without dead letters.
 VIEWED: Final = frozenset({LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT})
 SUBSCRIBER_GROUPS: Final = "subscriber."

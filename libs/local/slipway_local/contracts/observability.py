@@ -46,7 +46,7 @@ def _rule(alert: Alert) -> dict[str, Any]:
     return {
         "alert": alert.name, "expr": alert.expr, "for": f"{alert.for_seconds}s",
         "labels": {"severity": alert.severity}, "annotations": said,
-    }  # fmt: skip
+    }
 
 
 def _datasources() -> dict[str, Any]:
@@ -77,7 +77,7 @@ def dashboard() -> dict[str, Any]:
         "time": {"from": "now-1h", "to": "now"}, "timezone": "browser",
         "templating": {"list": [_choice_of_pools()]},
         "panels": [{"id": number, **panel} for number, panel in enumerate(panels, 1)],
-    }  # fmt: skip
+    }
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         ],
         "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
-    }  # fmt: skip
+    }
 
 
 def _choice_of_pools() -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _choice_of_pools() -> dict[str, Any]:
         "name": "pool", "label": "Pool", "type": "query", "datasource": DATASOURCE, "query": query, "definition": query,
         "refresh": 2, "sort": 1, "multi": True, "includeAll": True, "allValue": ".*",
         "current": {"text": "All", "value": "$__all"},
-    }  # fmt: skip
+    }
 
 
 def _place(x: int, y: int, width: int, height: int) -> dict[str, int]:

@@ -71,9 +71,14 @@ class App:
     """Answers on its own port. `open_to_all` lets callers in who name no token, as Boskos does."""
 
     def __init__(
-        self, calls: Calls, runtime: Callable[[], Runtime], tokens: Tokens, *, open_to_all: bool,
+        self,
+        calls: Calls,
+        runtime: Callable[[], Runtime],
+        tokens: Tokens,
+        *,
+        open_to_all: bool,
         proxy_wait_seconds: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._calls = calls
         self._runtime = runtime
         self._tokens = tokens
@@ -148,9 +153,12 @@ class App:
         type_, state, dest, owner = ask.text("type", "state", "dest", "owner")
         request_id = ask.given.get("request_id") or None
         wanted = Wanted(
-            lease_pool_id=type_, state=state, dest=dest, owner=owner,
+            lease_pool_id=type_,
+            state=state,
+            dest=dest,
+            owner=owner,
             request_id=None if request_id is None else _storable("request_id", request_id),
-        )  # fmt: skip
+        )
         answer = await self._calls.acquire(ask.database, ask.caller, wanted)
         if isinstance(answer, NotNow):
             return text(404, answer.reason)
@@ -275,9 +283,13 @@ def _storable(name: str, value: str) -> str:
 def resource(slot: Slot) -> dict[str, Any]:
     """A slot in the words of Boskos."""
     return {
-        "type": slot.lease_pool_id, "name": slot.name, "state": slot.state, "owner": slot.owner,
-        "lastupdate": slot.updated_at, "userdata": slot.userdata,
-    }  # fmt: skip
+        "type": slot.lease_pool_id,
+        "name": slot.name,
+        "state": slot.state,
+        "owner": slot.owner,
+        "lastupdate": slot.updated_at,
+        "userdata": slot.userdata,
+    }
 
 
 def json(body: Mapping[str, Any] | Sequence[Any], **headers: str) -> Response:

@@ -146,9 +146,7 @@ class Calls:
                 raise Refused(400, f'user data of "{name}" would take more than {USERDATA_BYTES_MAX} bytes')
             if slot.lease_id is not None and slot.fencing_token is not None:
                 await visit.say(
-                    LeaseRenewRequested(
-                        lease_pool_id=pool_id, lease_id=slot.lease_id, fencing_token=slot.fencing_token
-                    )
+                    LeaseRenewRequested(lease_pool_id=pool_id, lease_id=slot.lease_id, fencing_token=slot.fencing_token)
                 )
             await slots.save(visit.tx, [after])
 
@@ -213,9 +211,15 @@ async def _take(visit: Visit, wanted: Wanted) -> list[Slot] | NotNow:
     ledger_id, place = new_id(), None
     if wanted.request_id is not None:
         stands = await slots.join(
-            tx, pool_id, state, wanted.owner, wanted.request_id, number=wanted.number, ledger_id=ledger_id,
+            tx,
+            pool_id,
+            state,
+            wanted.owner,
+            wanted.request_id,
+            number=wanted.number,
+            ledger_id=ledger_id,
             now=visit.now,
-        )  # fmt: skip
+        )
         ledger_id, place = stands.ledger_id, stands.place
     ahead = await slots.ahead(tx, pool_id, state, place)
     found = await slots.available(tx, pool_id, state, ahead=ahead, number=wanted.number)
@@ -248,9 +252,13 @@ async def _take(visit: Visit, wanted: Wanted) -> list[Slot] | NotNow:
 
 def _ask(visit: Visit, lease_pool_id: str, request_id: str, units: int) -> LeaseRequested:
     return LeaseRequested(
-        lease_pool_id=lease_pool_id, request_id=request_id, units=units, tenant=visit.caller, operation=OPERATION,
+        lease_pool_id=lease_pool_id,
+        request_id=request_id,
+        units=units,
+        tenant=visit.caller,
+        operation=OPERATION,
         whole=True,
-    )  # fmt: skip
+    )
 
 
 async def _pool_of(database: Pool, name: str) -> str:
@@ -274,6 +282,11 @@ async def _owned(visit: Visit, lease_pool_id: str, name: str, owner: str) -> Slo
 def leased(lease_pool_id: str, owner: str, number: int) -> Wanted:
     """What ci-tools' proxy asks: free slots to be leased, which nobody renews until they are given back."""
     return Wanted(
-        lease_pool_id=lease_pool_id, state=FREE, dest=LEASED, owner=owner, request_id=new_id(), number=number,
+        lease_pool_id=lease_pool_id,
+        state=FREE,
+        dest=LEASED,
+        owner=owner,
+        request_id=new_id(),
+        number=number,
         renewed=False,
-    )  # fmt: skip
+    )

@@ -31,9 +31,14 @@ class Port:
     """`app` is what it serves; `number` is the port once it is open, also when the system chose it."""
 
     def __init__(
-        self, settings: Settings, *, runtime: Callable[[], Runtime], caught_up: Callable[[str], bool],
-        decided: Callable[[Decision], None], published: Callable[[bool], None],
-    ) -> None:  # fmt: skip
+        self,
+        settings: Settings,
+        *,
+        runtime: Callable[[], Runtime],
+        caught_up: Callable[[str], bool],
+        decided: Callable[[Decision], None],
+        published: Callable[[bool], None],
+    ) -> None:
         terms = Terms(
             expired_state=settings.boskos_expired_state,
             request_ttl_seconds=settings.boskos_request_ttl_seconds,
@@ -42,9 +47,12 @@ class Port:
         )
         visits = Visits(terms, caught_up=caught_up, decided=decided, published=published)
         self.app = App(
-            Calls(visits), runtime, Tokens(settings.tokens_file), open_to_all=settings.boskos_open,
+            Calls(visits),
+            runtime,
+            Tokens(settings.tokens_file),
+            open_to_all=settings.boskos_open,
             proxy_wait_seconds=settings.boskos_proxy_wait_seconds,
-        )  # fmt: skip
+        )
         self.number = settings.boskos_port or 0
         self._host = settings.boskos_host
 
@@ -55,9 +63,7 @@ class Port:
         listening = socket.create_server((self._host, self.number), family=family, backlog=2048)
         self.number = listening.getsockname()[1]
         server = _Server(
-            uvicorn.Config(
-                self.app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
-            )
+            uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
         )
         task = asyncio.create_task(server.serve([listening]))
         LOG.info("slots are served", host=self._host, port=self.number)

@@ -39,9 +39,15 @@ class Visit:
     """A transaction that holds the locks of `pools`, as of `now`. `caller` is who is told in events and history."""
 
     def __init__(
-        self, tx: Connection, locked: Sequence[LeasePool], now: datetime, caller: str, *, terms: Terms,
+        self,
+        tx: Connection,
+        locked: Sequence[LeasePool],
+        now: datetime,
+        caller: str,
+        *,
+        terms: Terms,
         caught_up: Callable[[str], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.tx, self.now, self.caller, self.terms = tx, now, caller, terms
         self.pools = {pool.id: pool for pool in locked}
         self.ledgers: list[Ledger] = []
@@ -84,12 +90,15 @@ class Visit:
         """A unit of its lease for each of these slots."""
         facts = [
             LeaseReleaseRequested(
-                lease_pool_id=slot.lease_pool_id, lease_id=slot.lease_id, fencing_token=slot.fencing_token, units=1,
+                lease_pool_id=slot.lease_pool_id,
+                lease_id=slot.lease_id,
+                fencing_token=slot.fencing_token,
+                units=1,
                 result=result,
             )
             for slot in held
             if slot.lease_id is not None and slot.fencing_token is not None
-        ]  # fmt: skip
+        ]
         if facts:
             await self.say(*facts)
 
@@ -112,16 +121,17 @@ class Visit:
         waiting = await requests.named(self.tx, {(lease_pool_id, name) for name in ledger_ids})
         facts: list[Fact] = [
             LeaseReleaseRequested(
-                lease_pool_id=lease_pool_id, lease_id=lease.id, fencing_token=lease.fencing_token, units=lease.units,
+                lease_pool_id=lease_pool_id,
+                lease_id=lease.id,
+                fencing_token=lease.fencing_token,
+                units=lease.units,
                 result="cancelled",
             )
             for lease in granted
             if lease.live
-        ]  # fmt: skip
+        ]
         facts += [
-            LeaseCancelRequested(
-                lease_pool_id=lease_pool_id, request_id=request.id, units=UNITS_MAX, reason=reason
-            )
+            LeaseCancelRequested(lease_pool_id=lease_pool_id, request_id=request.id, units=UNITS_MAX, reason=reason)
             for request in waiting
             if request.waiting_units
         ]
@@ -129,9 +139,13 @@ class Visit:
 
     async def _write(self, ledger: Ledger) -> None:
         made = await save_and_decide(
-            self.tx, ledger, self.now, expire=self._caught_up,
-            lost_linger_seconds=self.terms.lost_linger_seconds, waiter_ttl_seconds=self.terms.waiter_ttl_seconds,
-        )  # fmt: skip
+            self.tx,
+            ledger,
+            self.now,
+            expire=self._caught_up,
+            lost_linger_seconds=self.terms.lost_linger_seconds,
+            waiter_ttl_seconds=self.terms.waiter_ttl_seconds,
+        )
         self.ledgers.append(ledger)
         self.decisions += made
         self.pools |= ledger.pools | {decision.pool.id: decision.pool for decision in made}
@@ -141,9 +155,13 @@ class Visits:
     """Begins transactions. After each commit its decisions are `decided`, and its events `published(more)`."""
 
     def __init__(
-        self, terms: Terms, *, caught_up: Callable[[str], bool], decided: Callable[[Decision], None],
+        self,
+        terms: Terms,
+        *,
+        caught_up: Callable[[str], bool],
+        decided: Callable[[Decision], None],
         published: Callable[[bool], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.terms = terms
         self._caught_up = caught_up
         self._decided = decided

@@ -105,9 +105,17 @@ def decide(
     limit = limits.in_force(pool)
 
     admission = Admission(
-        pool, limit.units, waiters, now, tenants=tenants, groups=groups, per_queue=per_queue, deeper=deeper,
-        for_gang=for_gang, held_up=held_up,
-    ).run()  # fmt: skip
+        pool,
+        limit.units,
+        waiters,
+        now,
+        tenants=tenants,
+        groups=groups,
+        per_queue=per_queue,
+        deeper=deeper,
+        for_gang=for_gang,
+        held_up=held_up,
+    ).run()
     granted = [lease_of(pool, grant, now, new_id(), number) for number, grant in enumerate(admission.grants, start=1)]
     rows = {request.id: request for request in (*untold, *waiters)}
     before = dict(rows)
@@ -135,11 +143,15 @@ def decide(
         *(ended_entry(lease, then, now) for lease, then in ended),
         *([limit_entry(changed, now)] if changed else []),
         *(granted_entry(lease) for lease in granted),
-        *(waiting_entry(request, "lapsed", "nobody asks for it any more: passed over until somebody does", now)
-          for request in lapsed),
-        *(waiting_entry(request, "queued", admission.waiting.get(request.id, "others are ahead"), now)
-          for request in told),
-    )  # fmt: skip
+        *(
+            waiting_entry(request, "lapsed", "nobody asks for it any more: passed over until somebody does", now)
+            for request in lapsed
+        ),
+        *(
+            waiting_entry(request, "queued", admission.waiting.get(request.id, "others are ahead"), now)
+            for request in told
+        ),
+    )
     return Decision(
         pool=pool,
         ended=tuple(then for _, then in ended),
@@ -285,9 +297,7 @@ def ended_entry(lease: Lease, then: Lease, now: datetime) -> Entry:
 
 
 def limit_entry(changed: LeaseLimitChanged, now: datetime) -> Entry:
-    return Entry(
-        lease_pool_id=changed.lease_pool_id, at=now, kind="limit", reason=changed.reason, units=changed.limit
-    )
+    return Entry(lease_pool_id=changed.lease_pool_id, at=now, kind="limit", reason=changed.reason, units=changed.limit)
 
 
 def granted_entry(lease: Lease) -> Entry:

@@ -40,9 +40,13 @@ from slipway_lease_broker.domain.ledger import (
 )
 
 Fact: TypeAlias = (
-    LeaseRequested | LeaseConfirmRequested | LeaseRenewRequested | LeaseCancelRequested | LeaseReleaseRequested
+    LeaseRequested
+    | LeaseConfirmRequested
+    | LeaseRenewRequested
+    | LeaseCancelRequested
+    | LeaseReleaseRequested
     | LeaseUnleasedReported
-)  # fmt: skip
+)
 Key: TypeAlias = tuple[str, str]  # lease pool id, id of a lease or request of that pool
 
 # Ids are keys of indexes, which take some 2,700 bytes, and PostgreSQL's text takes no NUL; units are its integers. A
@@ -93,9 +97,15 @@ class Ledger:
         self.refusals: list[str] = []
 
     def record(
-        self, fact: Fact, now: datetime, traceparent: str = "", *,
-        owner: str = "", admin: bool = False, gang_id: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        fact: Fact,
+        now: datetime,
+        traceparent: str = "",
+        *,
+        owner: str = "",
+        admin: bool = False,
+        gang_id: str | None = None,
+    ) -> None:
         """`owner` is who says it; an `admin` speaks for every owner. With a `gang_id` a request starts together with
         the others of that gang. Raises BadEvent for a fact that can never be applied."""
         pool = self.pools.get(fact.lease_pool_id)
@@ -230,9 +240,11 @@ class Ledger:
         after = msgspec.structs.replace(lease, units=left)
         if left == 0:
             after = msgspec.structs.replace(
-                after, state=advance(lease.state, "released"), ended_at=now,
+                after,
+                state=advance(lease.state, "released"),
+                ended_at=now,
                 reason=REPLACED if result == REPLACED else RELEASED,
-            )  # fmt: skip
+            )
         self._keep_lease(after)
         self.pools[pool.id] = counted(pool, lease, -units)
         self.dirty.add(pool.id)
@@ -247,18 +259,29 @@ class Ledger:
             )
         )
         self._note(
-            pool, "released", f"{units} units given back: {result}", now, owner,
-            lease_id=lease.id, request_id=lease.request_id, units=units,
-        )  # fmt: skip
+            pool,
+            "released",
+            f"{units} units given back: {result}",
+            now,
+            owner,
+            lease_id=lease.id,
+            request_id=lease.request_id,
+            units=units,
+        )
 
     def _hear(self, pool: LeasePool, lease: Lease, fact: LeaseReleaseRequested, now: datetime, owner: str) -> None:
         """What a holder says of the cloud is true after its hold as well; nothing is given back by it."""
         self._keep_lease(msgspec.structs.replace(lease, heard=True))
         self.dirty.add(pool.id)
         self._note(
-            pool, "heard", f"given back after its hold: {fact.result}", now, owner,
-            lease_id=lease.id, request_id=lease.request_id,
-        )  # fmt: skip
+            pool,
+            "heard",
+            f"given back after its hold: {fact.result}",
+            now,
+            owner,
+            lease_id=lease.id,
+            request_id=lease.request_id,
+        )
         self._heed(lease, fact, now)
 
     def _heed(self, lease: Lease, fact: LeaseReleaseRequested, now: datetime) -> None:
@@ -267,17 +290,24 @@ class Ledger:
         if fact.throttled:
             self.throttles.append(pool.id)
             self._note(
-                pool, "throttled", "its holder met the provider's limit", now, lease.owner,
-                lease_id=lease.id, request_id=lease.request_id,
-            )  # fmt: skip
+                pool,
+                "throttled",
+                "its holder met the provider's limit",
+                now,
+                lease.owner,
+                lease_id=lease.id,
+                request_id=lease.request_id,
+            )
         if fact.retry_after_seconds is not None and fact.retry_after_seconds > 0:
             until = now + timedelta(seconds=min(fact.retry_after_seconds, RETRY_AFTER_SECONDS_MAX))
             pool = msgspec.structs.replace(pool, blocked_until=max(until, pool.blocked_until or until))
         if pool.policy.adaptive is not None and len(pool.evidence) < EVIDENCE_MAX:
             evidence = Evidence(
-                granted_at=lease.granted_at, throttled=fact.throttled, quota_remaining=fact.quota_remaining,
+                granted_at=lease.granted_at,
+                throttled=fact.throttled,
+                quota_remaining=fact.quota_remaining,
                 late=not lease.live,
-            )  # fmt: skip
+            )
             pool = msgspec.structs.replace(pool, evidence=(*pool.evidence, evidence))
         self.pools[pool.id] = pool
 
@@ -289,9 +319,13 @@ class Ledger:
         if result == FAILED and terms is not None:
             tenant = tenant or Tenant(lease_pool_id=lease.lease_pool_id, tenant=lease.tenant)
             failures, until = backoff.after_failure(
-                tenant.failures, tenant.backoff_until, lease.granted_at, now,
-                seconds=terms.seconds, max_seconds=terms.max_seconds,
-            )  # fmt: skip
+                tenant.failures,
+                tenant.backoff_until,
+                lease.granted_at,
+                now,
+                seconds=terms.seconds,
+                max_seconds=terms.max_seconds,
+            )
         elif result == DONE and tenant is not None and tenant.failures:
             failures, until = 0, None
         else:
@@ -341,9 +375,12 @@ class Ledger:
                 self.refusals.append("known lease")
                 return
             start = unleased.Start(
-                request_id=fact.request_id, operation=fact.operation, units=fact.units, started_at=fact.started_at,
+                request_id=fact.request_id,
+                operation=fact.operation,
+                units=fact.units,
+                started_at=fact.started_at,
                 tenant=fact.tenant,
-            )  # fmt: skip
+            )
             charge = unleased.charge(pool, start, now, lease_id=fact.lease_id, owner=owner)
             lease = charge.lease
             self._keep_lease(lease)
@@ -356,17 +393,23 @@ class Ledger:
             self.deadlines[pool.id] = min(lease.deadline, self.deadlines.get(pool.id, lease.deadline))
             self.answers.append(
                 LeaseConfirmed(
-                    lease_pool_id=pool.id, lease_id=lease.id, fencing_token=lease.fencing_token,
+                    lease_pool_id=pool.id,
+                    lease_id=lease.id,
+                    fencing_token=lease.fencing_token,
                     expires_at=lease.expires_at,
                 )
-            )  # fmt: skip
+            )
         else:
             self.answers.append(
                 LeaseReleased(
-                    lease_pool_id=pool.id, lease_id=lease.id, request_id=lease.request_id, units=lease.granted_units,
-                    remaining=0, reason=lease.reason,
+                    lease_pool_id=pool.id,
+                    lease_id=lease.id,
+                    request_id=lease.request_id,
+                    units=lease.granted_units,
+                    remaining=0,
+                    reason=lease.reason,
                 )
-            )  # fmt: skip
+            )
 
     def _note(self, pool: LeasePool, kind: str, reason: str, now: datetime, owner: str, **about: Any) -> None:
         self.history.append(Entry(lease_pool_id=pool.id, at=now, kind=kind, reason=reason, actor=owner, **about))
@@ -475,7 +518,5 @@ def too_late(
     nobody here knows is lost: it is of a time before a restored backup.
     """
     if lease is None:
-        return [
-            LeaseLost(lease_pool_id=pool.id, lease_id=fact.lease_id, request_id="", units=0, counted_until=now)
-        ]
+        return [LeaseLost(lease_pool_id=pool.id, lease_id=fact.lease_id, request_id="", units=0, counted_until=now)]
     return [lost_event(lease)] if lease.state in (State.EXPIRED, State.LOST) else []

@@ -81,9 +81,13 @@ def adapted(pool: LeasePool, now: datetime) -> tuple[LeasePool, str]:
         return (pool if pool.adaptive is None and not pool.evidence else _with(pool, None)), ""
     terms = adaptive_terms(pool, bounds)
     state, why = adapt(
-        pool.adaptive or began(pool.limit_units, terms, now), terms, pool.evidence,
-        saturated=saturated(pool), now=now, pinned=pool.pinned_reason is not None,
-    )  # fmt: skip
+        pool.adaptive or began(pool.limit_units, terms, now),
+        terms,
+        pool.evidence,
+        saturated=saturated(pool),
+        now=now,
+        pinned=pool.pinned_reason is not None,
+    )
     return _with(pool, state), why
 
 

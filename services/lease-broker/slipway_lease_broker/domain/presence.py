@@ -43,6 +43,11 @@ def _told(event: Any, leases: dict[str, Lease]) -> Any:
 
 def _entry(lease: Lease, now: datetime) -> Entry:
     return Entry(
-        lease_pool_id=lease.lease_pool_id, at=now, kind="confirmed", reason="its holder was there to hear of it",
-        lease_id=lease.id, request_id=lease.request_id, actor=lease.owner,
-    )  # fmt: skip
+        lease_pool_id=lease.lease_pool_id,
+        at=now,
+        kind="confirmed",
+        reason="its holder was there to hear of it",
+        lease_id=lease.id,
+        request_id=lease.request_id,
+        actor=lease.owner,
+    )

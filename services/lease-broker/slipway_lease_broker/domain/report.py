@@ -84,9 +84,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report(
-    stays: Sequence[Stay], since: datetime, until: datetime, *, limit_units: int, hold_seconds: float,
+    stays: Sequence[Stay],
+    since: datetime,
+    until: datetime,
+    *,
+    limit_units: int,
+    hold_seconds: float,
     pacing: Pacing | None,
-) -> Report:  # fmt: skip
+) -> Report:
     """`stays` are all that touched the time from `since` to `until`, in any order; units held before it count. The
     report begins no earlier than the first of them: that nobody knew the pool yet says nothing about its limit."""
     since = max(since, min((stay.asked_at for stay in stays), default=since))

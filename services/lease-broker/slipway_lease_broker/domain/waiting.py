@@ -21,17 +21,26 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def told(
-    pool: LeasePool, request: Request, position: int, now: datetime, *, granted_units: int, granted_seconds: float,
+    pool: LeasePool,
+    request: Request,
+    position: int,
+    now: datetime,
+    *,
+    granted_units: int,
+    granted_seconds: float,
     backoff_until: datetime | None = None,
-) -> Waiting:  # fmt: skip
+) -> Waiting:
     """`granted_units` were granted lately, in `granted_seconds`: that is the pace, where it is known. `backoff_until`
     is when the request's tenant may start again after its failures."""
     limit = in_force(pool)
     per_minute = round(60 * granted_units / granted_seconds) if granted_seconds > 1 else 0
     eta = eta_seconds(
-        limit_units=limit.units, held_units=pool.held_cost, waiting_units=position + request.waiting_units - 2,
-        granted_per_minute=per_minute, hold_seconds=pool.hold_seconds,
-    )  # fmt: skip
+        limit_units=limit.units,
+        held_units=pool.held_cost,
+        waiting_units=position + request.waiting_units - 2,
+        granted_per_minute=per_minute,
+        hold_seconds=pool.hold_seconds,
+    )
     gates = (request.since, pool.paced_until, pool.blocked_until, backoff_until)
     not_before = max(until for until in gates if until)
     if never_fits(pool, request):

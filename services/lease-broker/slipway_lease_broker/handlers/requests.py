@@ -48,9 +48,12 @@ class Recorder:
 
 
 async def record_requests(
-    tx: Connection, received: Sequence[Received], *, decide: Decide = leave_to_the_loop,
+    tx: Connection,
+    received: Sequence[Received],
+    *,
+    decide: Decide = leave_to_the_loop,
     committed: Callable[[Decision], None] = tell,
-) -> Callable[[], None]:  # fmt: skip
+) -> Callable[[], None]:
     """Apply a batch of facts in order; returns what to do once that is committed. Raises BadEvent for one that can
     never be applied."""
     told = [record for record in received if record.event is not None]

@@ -17,8 +17,7 @@ Units = Annotated[int, Field(strict=True, ge=1, le=UNITS_MAX)]
 Token = Annotated[int, Field(strict=True, ge=1, le=2**63 - 1)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000, allow_inf_nan=False)]
 WaitSeconds = Annotated[
-    float,
-    Field(strict=True, ge=0, le=WAIT_SECONDS_MAX, allow_inf_nan=False, description="Answer 202 after so long."),
+    float, Field(strict=True, ge=0, le=WAIT_SECONDS_MAX, allow_inf_nan=False, description="Answer 202 after so long.")
 ]
 LeasePoolId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
 LeaseId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]

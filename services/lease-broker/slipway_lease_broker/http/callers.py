@@ -71,9 +71,11 @@ def timely(request: Request) -> None:
             ahead_seconds = (read(said) - utc_now()).total_seconds()
         except (ValueError, TypeError, OverflowError):
             raise Problem(
-                422, "invalid-clock", "The time of the request cannot be read",
+                422,
+                "invalid-clock",
+                "The time of the request cannot be read",
                 f"{name}: {said[:100]!r} is no time with a zone; correct it or leave the header out",
-            ) from None  # fmt: skip
+            ) from None
         clock_ahead(name, ahead_seconds)
 
 
@@ -81,11 +83,13 @@ def clock_ahead(name: str, ahead_seconds: float) -> None:
     """A Problem 422 for a time that lies too far in the future."""
     if ahead_seconds > FUTURE_SECONDS_MAX:
         raise Problem(
-            422, "clock-ahead", "The request comes from the future",
+            422,
+            "clock-ahead",
+            "The request comes from the future",
             f"{name} is {ahead_seconds:.0f} s ahead of this broker, at most {FUTURE_SECONDS_MAX:.0f} are accepted; "
             "set the clock of the host that sent it",
             ahead_seconds=round(ahead_seconds, 1),
-        )  # fmt: skip
+        )
 
 
 Caller = Annotated[Call, Depends(call)]

@@ -43,9 +43,14 @@ class Desk:
     `wakes(lease_pool_id)`, which tells the other replicas."""
 
     def __init__(
-        self, *, lost_linger_seconds: float, waiter_ttl_seconds: float, caught_up: Callable[[str], bool],
-        published: Callable[[bool], None], wakes: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        lost_linger_seconds: float,
+        waiter_ttl_seconds: float,
+        caught_up: Callable[[str], bool],
+        published: Callable[[bool], None],
+        wakes: Callable[[str], None],
+    ) -> None:
         self._lost_linger_seconds = lost_linger_seconds
         self._waiter_ttl_seconds = waiter_ttl_seconds
         self._caught_up = caught_up
@@ -110,9 +115,14 @@ class Desk:
     async def ask_gang(self, db: Connection, gang: Gang, ledger: Ledger, now: datetime) -> list[Decision]:
         """What a gang asks for, in the caller's transaction: see admission.py."""
         return await ask_gang(
-            db, gang, ledger, now, expire=self._caught_up, lost_linger_seconds=self._lost_linger_seconds,
+            db,
+            gang,
+            ledger,
+            now,
+            expire=self._caught_up,
+            lost_linger_seconds=self._lost_linger_seconds,
             waiter_ttl_seconds=self._waiter_ttl_seconds,
-        )  # fmt: skip
+        )
 
     def decided(self, decision: Decision) -> None:
         """Call after the commit of any decision of this process: counts it, wakes who stays here, tells the others."""
@@ -124,9 +134,7 @@ class Desk:
 
     async def look(self, database: Pool, lease_pool_ids: Collection[str] | None = None) -> None:
         """Wake whoever stays here and was granted something since the last look, in these lease pools or in all."""
-        seen = {
-            name: token for name, token in self._seen.items() if lease_pool_ids is None or name in lease_pool_ids
-        }
+        seen = {name: token for name, token in self._seen.items() if lease_pool_ids is None or name in lease_pool_ids}
         while seen:
             found = await answers.granted_since(database, seen)
             for name, request_id, token in found:
@@ -147,9 +155,12 @@ class Desk:
             del self._serving[lease_pool_id]
 
     async def _answer(
-        self, database: Pool, lease_pool_id: str, waiting: Sequence[tuple[Errand, asyncio.Future[Outcome]]],
+        self,
+        database: Pool,
+        lease_pool_id: str,
+        waiting: Sequence[tuple[Errand, asyncio.Future[Outcome]]],
         decide: Decide | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What is said must not fail because no decision can be made: then it is recorded, and left to the loop."""
         try:
             outcomes = await self._commit(
@@ -174,9 +185,14 @@ class Desk:
 
     async def _decide(self, tx: Connection, ledger: Ledger, now: datetime, here: Container[str]) -> list[Decision]:
         return await save_and_decide(
-            tx, ledger, now, expire=self._caught_up, lost_linger_seconds=self._lost_linger_seconds,
-            waiter_ttl_seconds=self._waiter_ttl_seconds, here=here,
-        )  # fmt: skip
+            tx,
+            ledger,
+            now,
+            expire=self._caught_up,
+            lost_linger_seconds=self._lost_linger_seconds,
+            waiter_ttl_seconds=self._waiter_ttl_seconds,
+            here=here,
+        )
 
     async def _commit(
         self, database: Pool, lease_pool_id: str, errands: Sequence[Errand], decide: Decide
@@ -240,9 +256,7 @@ class Desk:
         self._pool_of[lease_id] = lease_pool_id
 
 
-async def _left_to_the_loop(
-    tx: Connection, ledger: Ledger, now: datetime, here: Container[str]
-) -> list[Decision]:
+async def _left_to_the_loop(tx: Connection, ledger: Ledger, now: datetime, here: Container[str]) -> list[Decision]:
     return await leave_to_the_loop(tx, ledger, now)
 
 

@@ -83,9 +83,7 @@ def too_many_units(fact: LeaseRequested, most: int) -> Problem:
         f"{fact.units} units for {fact.operation}: under its limit {fact.lease_pool_id} grants at most {most} at once; "
         "ask for fewer, or have the limit raised"
     )
-    return Problem(
-        422, "too-many-units", "It asks for more than is ever granted at once", detail, units_max=most
-    )  # fmt: skip
+    return Problem(422, "too-many-units", "It asks for more than is ever granted at once", detail, units_max=most)
 
 
 def lease_ended(what: str, reason: str) -> Problem:
@@ -130,9 +128,11 @@ def _not_its(errand: Errand, lease: Lease | None, lease_id: str, token: int) -> 
         return wrong_owner(f"lease {lease.id}")
     if lease.fencing_token != token:
         return Problem(
-            409, "stale-token", "The fencing token is not this lease's",
+            409,
+            "stale-token",
+            "The fencing token is not this lease's",
             f"lease {lease.id} has another one than {token}: it belongs to a later or an earlier lease",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -166,9 +166,12 @@ def _not_again(errand: Errand, fact: LeaseRequested, asked: Request, ledger: Led
     if other := {name: was for name, (was, wanted) in same.items() if was != wanted}:
         told = ", ".join(f"{name} {was!r}" for name, was in other.items())
         return Problem(
-            409, "request-conflict", "The request id was used for something else",
-            f"{asked.id} asked for {told}; a new request needs a new id", fields=sorted(other),
-        )  # fmt: skip
+            409,
+            "request-conflict",
+            "The request id was used for something else",
+            f"{asked.id} asked for {told}; a new request needs a new id",
+            fields=sorted(other),
+        )
     lease = of_request(ledger.leases.values(), asked.id)
     if lease is not None and not lease.live:
         return lease_ended(f"lease {lease.id} of request {asked.id}", end_of(lease))
@@ -230,15 +233,21 @@ def _cancel(fact: LeaseCancelRequested, ledger: Ledger, now: datetime, caller: s
     for lease in list(ledger.leases.values()):
         if lease.request_id == request.id and lease.live:
             given_back = LeaseReleaseRequested(
-                lease_pool_id=pool_id, lease_id=lease.id, fencing_token=lease.fencing_token, units=lease.units,
+                lease_pool_id=pool_id,
+                lease_id=lease.id,
+                fencing_token=lease.fencing_token,
+                units=lease.units,
                 result="cancelled",
-            )  # fmt: skip
+            )
             ledger.record(given_back, now, owner=caller, admin=admin)
             released += lease.units
     return Answer(
-        pool=ledger.pools[pool_id], now=now, request=ledger.requests[pool_id, request.id], cancelled_units=waited,
+        pool=ledger.pools[pool_id],
+        now=now,
+        request=ledger.requests[pool_id, request.id],
+        cancelled_units=waited,
         released_units=released,
-    )  # fmt: skip
+    )
 
 
 def confirms(lease: Lease) -> LeaseConfirmRequested:

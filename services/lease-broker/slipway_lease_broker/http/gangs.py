@@ -102,17 +102,21 @@ async def load(db: Connection, locked: Sequence[LeasePool], body: Gang, call: Ca
         asked = ledger.requests.get((fact.lease_pool_id, fact.request_id))
         if asked is not None and asked.gang_id != body.request_id:
             raise Problem(
-                409, "request-conflict", "The request id was used for something else",
+                409,
+                "request-conflict",
+                "The request id was used for something else",
                 f"{body.request_id} asked {fact.lease_pool_id} for a lease alone; a gang needs a new id",
-            )  # fmt: skip
+            )
         if refused := refusal(Errand(fact=fact, caller=call.name, admin=call.admin), of_pool(ledger, fact)):
             raise refused
     members = await gangs.pools_of(db, body.request_id)
     if members and set(members) != known:
         raise Problem(
-            409, "request-conflict", "The request id was used for something else",
+            409,
+            "request-conflict",
+            "The request id was used for something else",
             f"{body.request_id} was a gang of other lease pools; a new gang needs a new id",
-        )  # fmt: skip
+        )
     return ledger
 
 

@@ -81,14 +81,17 @@ async def change_lease_pool(lease_pool_id: LeasePoolId, body: Change, call: Oper
             raise unknown_lease_pool(lease_pool_id)
         if body.revision not in (None, before.revision):
             raise Problem(
-                409, "revision-conflict", "The lease pool was changed meanwhile",
+                409,
+                "revision-conflict",
+                "The lease pool was changed meanwhile",
                 f"{lease_pool_id} has revision {before.revision}, not {body.revision}; look at it and ask again",
                 revision=before.revision,
-            )  # fmt: skip
+            )
         made = declaration.change(before, changed(before, body.terms()))
         now = await pools.clock(db)
-        said = [f"{name} {old} → {new}" for name, (old, new) in shown_change(made)["fields"].items()
-                if name != "revision"]  # fmt: skip
+        said = [
+            f"{name} {old} → {new}" for name, (old, new) in shown_change(made)["fields"].items() if name != "revision"
+        ]
         pinned = locked[0].pinned_reason
         if body.pinned is not None and body.pinned is not (pinned is not None):
             pinned = body.reason if body.pinned else None
@@ -134,9 +137,11 @@ async def report_units(lease_pool_id: LeasePoolId, body: Reported, call: Operato
         pool, now = await lock(db, lease_pool_id)
         if pool.policy.derived is None:
             raise Problem(
-                409, "not-derived", "The limit of this lease pool derives from nothing",
+                409,
+                "not-derived",
+                "The limit of this lease pool derives from nothing",
                 f"declare `derived` for {lease_pool_id} first",
-            )  # fmt: skip
+            )
         until = now + timedelta(seconds=body.ttl_seconds)
         await live.report_units(db, lease_pool_id, body.units, until)
     call.runtime.ring()
@@ -177,9 +182,11 @@ async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller
 
 @router.get("/lease-pools/{lease_pool_id}/history")
 async def get_history(
-    db_pool: Database, lease_pool_id: LeasePoolId, since: Moment | None = None,
+    db_pool: Database,
+    lease_pool_id: LeasePoolId,
+    since: Moment | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
-) -> Response:  # fmt: skip
+) -> Response:
     """What was decided, by whom and why; the newest first."""
     if await answers.pool(db_pool, lease_pool_id) is None:
         raise unknown_lease_pool(lease_pool_id)
@@ -189,11 +196,12 @@ async def get_history(
 
 @router.get("/lease-pools/{lease_pool_id}/report")
 async def get_report(
-    db_pool: Database, lease_pool_id: LeasePoolId,
+    db_pool: Database,
+    lease_pool_id: LeasePoolId,
     since_seconds: Annotated[float, Query(gt=0, le=31_536_000)] = 86_400.0,
     limit: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     hold_seconds: Annotated[float | None, Query(gt=0, le=31_536_000)] = None,
-) -> Response:  # fmt: skip
+) -> Response:
     """Concurrency, throttles and phases of the past against a limit and a hold: the pool's, or those given."""
     found = await answers.pool(db_pool, lease_pool_id)
     if found is None:
@@ -205,9 +213,13 @@ async def get_report(
     )
     past = await stays.since(db_pool, lease_pool_id, since, limit=STAYS_MAX)
     told = report(
-        past, since, now, limit_units=asked.limit_units, hold_seconds=asked.hold_seconds,
+        past,
+        since,
+        now,
+        limit_units=asked.limit_units,
+        hold_seconds=asked.hold_seconds,
         pacing=pacing_of(asked, asked.limit_units),
-    )  # fmt: skip
+    )
     return answered({"id": lease_pool_id, "mode": pool.policy.mode, "limit": pool.limit_units} | shown.flat(told))
 
 

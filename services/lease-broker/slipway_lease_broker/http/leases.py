@@ -47,9 +47,13 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
     again with it after a lost answer, and to go on waiting."""
     call.may_write(lease_pool_id)
     errand = Errand(
-        fact=wanted(lease_pool_id, body, call.name), caller=call.name, admin=call.admin, confirm=body.confirm,
-        wait=body.wait_seconds > 0, traceparent=current_trace(),
-    )  # fmt: skip
+        fact=wanted(lease_pool_id, body, call.name),
+        caller=call.name,
+        admin=call.admin,
+        confirm=body.confirm,
+        wait=body.wait_seconds > 0,
+        traceparent=current_trace(),
+    )
     answer = await settle(call, errand)
     if answer.woken is not None and await call.desk.stay(answer, body.wait_seconds, left(request)):
         lease = answer.woken.result()
@@ -136,10 +140,15 @@ async def release(lease_id: LeaseId, body: Release, call: Caller) -> Response:
     where an answer may be lost."""
     pool_id = await writable(call, lease_id)
     fact = LeaseReleaseRequested(
-        lease_pool_id=pool_id, lease_id=lease_id, fencing_token=body.fencing_token, units=body.units or UNITS_MAX,
-        result=body.result, throttled=body.throttled, retry_after_seconds=body.retry_after_seconds,
+        lease_pool_id=pool_id,
+        lease_id=lease_id,
+        fencing_token=body.fencing_token,
+        units=body.units or UNITS_MAX,
+        result=body.result,
+        throttled=body.throttled,
+        retry_after_seconds=body.retry_after_seconds,
         quota_remaining=body.quota_remaining,
-    )  # fmt: skip
+    )
     answer = await of_lease(call, fact, remaining=body.remaining)
     assert answer.lease is not None
     units = answer.lease.units if answer.lease.live else 0
@@ -163,9 +172,14 @@ async def of_lease(call: Call, fact: OfLease, *, remaining: int | None = None) -
 
 @router.get("/leases")
 async def list_leases(
-    request: Request, credentials: Credentials, db_pool: Database, pool: str | None = None, tenant: str | None = None,
-    mine: bool = False, limit: Items = 1_000,
-) -> Response:  # fmt: skip
+    request: Request,
+    credentials: Credentials,
+    db_pool: Database,
+    pool: str | None = None,
+    tenant: str | None = None,
+    mine: bool = False,
+    limit: Items = 1_000,
+) -> Response:
     """Leases that count against the limit of a pool, or of all pools, of a tenant or of all; oldest first. With `mine`
     only those that the caller's own token acquired, which needs that token."""
     owner = identify(request, credentials).name if mine else None
@@ -216,9 +230,11 @@ async def get_request(db_pool: Database, lease_pool_id: LeasePoolId, request_id:
     if standing.request.waiting_units:
         told = shown.told(standing)
         body |= {
-            "position": told.position, "eta_seconds": told.eta_seconds,
-            "retry_after_seconds": told.retry_after_seconds, "reason": told.reason,
-        }  # fmt: skip
+            "position": told.position,
+            "eta_seconds": told.eta_seconds,
+            "retry_after_seconds": told.retry_after_seconds,
+            "reason": told.reason,
+        }
     elif not granted:
         body["state"] = "cancelled"
     return answered(body | {"leases": [shown.lease(row, standing.now) for row in granted]})
@@ -228,13 +244,8 @@ async def get_request(db_pool: Database, lease_pool_id: LeasePoolId, request_id:
 async def cancel(lease_pool_id: LeasePoolId, request_id: RequestId, call: Caller) -> Response:
     """Stop waiting; what was granted meanwhile is given back. Said again it changes nothing."""
     call.may_write(lease_pool_id)
-    fact = LeaseCancelRequested(
-        lease_pool_id=lease_pool_id, request_id=request_id, units=UNITS_MAX, reason="cancelled"
-    )
+    fact = LeaseCancelRequested(lease_pool_id=lease_pool_id, request_id=request_id, units=UNITS_MAX, reason="cancelled")
     answer = await settle(call, Errand(fact=fact, caller=call.name, admin=call.admin))
     return answered(
-        {
-            "request_id": request_id, "cancelled_units": answer.cancelled_units,
-            "released_units": answer.released_units,
-        }
-    )  # fmt: skip
+        {"request_id": request_id, "cancelled_units": answer.cancelled_units, "released_units": answer.released_units}
+    )

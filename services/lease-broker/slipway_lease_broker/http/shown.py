@@ -68,21 +68,29 @@ def request(row: Request) -> dict[str, Any]:
 
 def told(standing: Standing) -> Waiting:
     return waiting.told(
-        standing.pool, standing.request, standing.position, standing.now,
-        granted_units=standing.granted_units, granted_seconds=standing.granted_seconds,
+        standing.pool,
+        standing.request,
+        standing.position,
+        standing.now,
+        granted_units=standing.granted_units,
+        granted_seconds=standing.granted_seconds,
         backoff_until=standing.backoff_until,
-    )  # fmt: skip
+    )
 
 
 def queued(request_id: str, told: Waiting) -> Response:
     return answered(
         {
-            "request_id": request_id, "state": "waiting", "position": told.position, "eta_seconds": told.eta_seconds,
-            "retry_after_seconds": told.retry_after_seconds, "reason": told.reason,
+            "request_id": request_id,
+            "state": "waiting",
+            "position": told.position,
+            "eta_seconds": told.eta_seconds,
+            "retry_after_seconds": told.retry_after_seconds,
+            "reason": told.reason,
         },
         202,
         **{"Retry-After": str(round(told.retry_after_seconds))},
-    )  # fmt: skip
+    )
 
 
 def entry(row: Entry) -> dict[str, Any]:
@@ -103,8 +111,9 @@ def flat(told: Report) -> dict[str, Any]:
     """A report as rows of names and figures: spreads of one kind side by side, for whoever reads it as a table."""
     body: dict[str, Any] = msgspec.to_builtins(told)
     names = ("concurrency", "waiting", "reserved", "held")
-    spreads = [{"of": "units at once" if name == "concurrency" else f"seconds {name}"} | body.pop(name)
-               for name in names]  # fmt: skip
+    spreads = [
+        {"of": "units at once" if name == "concurrency" else f"seconds {name}"} | body.pop(name) for name in names
+    ]
     what_if: dict[str, Any] = body.pop("what_if")
     waits = what_if.pop("waiting")
     what_if |= {f"wait_seconds_{name}": waits[name] for name in ("p50", "p95", "most")}

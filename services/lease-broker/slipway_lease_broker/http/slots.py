@@ -89,10 +89,12 @@ async def _check_places(tx: Connection, wanted: list[Listed]) -> None:
     if moved := rules.elsewhere(wanted, known):
         name, old, new = moved[0]
         raise Problem(
-            409, "slot-elsewhere", "A slot belongs to another lease pool",
+            409,
+            "slot-elsewhere",
+            "A slot belongs to another lease pool",
             f"{name} is a slot of {old} and is listed in {new}; put the list of {old} without it first",
             names=[name for name, _, _ in moved[:100]],
-        )  # fmt: skip
+        )
 
 
 async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared | None, caller: str) -> Change:
@@ -120,11 +122,15 @@ def _declared(body: Slots, pool_id: str, before: Declared | None, limit: int) ->
     return terms(
         common.LeasePool.model_validate(
             {
-                "id": pool_id, "limit": limit, "pacing": "off", "hold_seconds": hold_seconds,
-                "ttl_seconds": min(body.ttl_seconds, hold_seconds), "reserve_seconds": min(180.0, hold_seconds),
+                "id": pool_id,
+                "limit": limit,
+                "pacing": "off",
+                "hold_seconds": hold_seconds,
+                "ttl_seconds": min(body.ttl_seconds, hold_seconds),
+                "reserve_seconds": min(180.0, hold_seconds),
             }
         )
-    )  # fmt: skip
+    )
 
 
 def _once(wanted: list[Listed]) -> None:

@@ -40,10 +40,13 @@ class DecideLoop(msgspec.Struct, frozen=True):
                     if pool is None:
                         return False
                     decision = await decide_pool(
-                        db, pool, await pools.clock(db),
-                        expire=self.caught_up(pool.id), lost_linger_seconds=self.lost_linger_seconds,
+                        db,
+                        pool,
+                        await pools.clock(db),
+                        expire=self.caught_up(pool.id),
+                        lost_linger_seconds=self.lost_linger_seconds,
                         waiter_ttl_seconds=self.waiter_ttl_seconds,
-                    )  # fmt: skip
+                    )
             except Exception as error:
                 if pool is None or is_infrastructure(error):
                     raise

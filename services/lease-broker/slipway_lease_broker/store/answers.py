@@ -1,5 +1,4 @@
-"""What answers to callers are made of: leases by request, what was granted lately, places in the queue. Locks nothing.
-"""
+"""Rows for answers to callers: leases by request, recent grants, queue positions. Takes no locks."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -107,11 +106,14 @@ async def standing(db: Connection, lease_pool_id: str, request_id: str) -> Stand
     request = msgspec.convert(dict(row), Request)
     known = await tenants.named(db, {(lease_pool_id, request.tenant)})
     return Standing(
-        request=request, position=int(row["position"]), pool=found[0], now=found[1],
+        request=request,
+        position=int(row["position"]),
+        pool=found[0],
+        now=found[1],
         backoff_until=known[0].backoff_until if known else None,
         granted_units=pace["units"],
         granted_seconds=(found[1] - pace["since"]).total_seconds() if pace["since"] else 0.0,
-    )  # fmt: skip
+    )
 
 
 async def waiting(db: Connection, lease_pool_id: str, tenant: str | None, *, limit: int) -> list[Request]:

@@ -7,10 +7,14 @@ from slipway_common.postgres import Connection
 from slipway_lease_broker.store import pools
 
 NAMES: Final = (
-    "slipway_lease_held_units", "slipway_lease_limit_units", "slipway_lease_waiting_units",
-    "slipway_lease_oldest_wait_seconds", "slipway_leases", "slipway_lease_tenant_held_units",
+    "slipway_lease_held_units",
+    "slipway_lease_limit_units",
+    "slipway_lease_waiting_units",
+    "slipway_lease_oldest_wait_seconds",
+    "slipway_leases",
+    "slipway_lease_tenant_held_units",
     "slipway_lease_tenant_waiting_units",
-)  # fmt: skip
+)
 COUNTED: Final = """
 SELECT lease_pool_id, state, count(*)::int AS number FROM leases WHERE ended_at IS NULL
 GROUP BY lease_pool_id, state"""

@@ -10,9 +10,18 @@ from slipway_lease_broker.store.rows import columns, structs
 
 FIELDS: Final = Lease.__struct_fields__
 CHANGING: Final = (
-    "id", "units", "state", "expires_at", "counted_until", "ended_at", "progress", "progress_until", "reason",
-    "replaced", "heard",
-)  # fmt: skip
+    "id",
+    "units",
+    "state",
+    "expires_at",
+    "counted_until",
+    "ended_at",
+    "progress",
+    "progress_until",
+    "reason",
+    "replaced",
+    "heard",
+)
 SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM leases"
 
 # An index has the deadlines: what it costs does not depend on how many leases are held.

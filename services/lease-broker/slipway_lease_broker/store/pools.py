@@ -27,10 +27,24 @@ CLAIM: Final = f"""
 SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) AND (dirty OR wake_at <= slipway_clock())
 ORDER BY decided_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
 STATE: Final = (
-    "last_token", "limit_in_force", "limit_reason", "held", "held_units", "waiting_units", "waiting_requests",
-    "counted_at", "idle_unit_seconds", "last_granted_at", "paced_until", "paced_interval_seconds", "blocked_until",
-    "virtual_time", "adaptive", "evidence", "derived_alerted",
-)  # fmt: skip
+    "last_token",
+    "limit_in_force",
+    "limit_reason",
+    "held",
+    "held_units",
+    "waiting_units",
+    "waiting_requests",
+    "counted_at",
+    "idle_unit_seconds",
+    "last_granted_at",
+    "paced_until",
+    "paced_interval_seconds",
+    "blocked_until",
+    "virtual_time",
+    "adaptive",
+    "evidence",
+    "derived_alerted",
+)
 STATES: Final = """
 $2::bigint[], $3::integer[], $4::text[], $5::jsonb[], $6::bigint[], $7::bigint[], $8::integer[],
     $9::timestamptz[], $10::float8[], $11::timestamptz[], $12::timestamptz[], $13::float8[],
@@ -125,9 +139,11 @@ class Overview(Declared, frozen=True, kw_only=True):
         """What one unit that is asked for now would wait."""
         return eta_seconds(
             limit_units=self.limit_units if self.limit_in_force is None else self.limit_in_force,
-            held_units=self.held, waiting_units=self.waiting,
-            granted_per_minute=self.granted_per_minute, hold_seconds=self.hold_seconds,
-        )  # fmt: skip
+            held_units=self.held,
+            waiting_units=self.waiting,
+            granted_per_minute=self.granted_per_minute,
+            hold_seconds=self.hold_seconds,
+        )
 
 
 async def clock(tx: Connection) -> datetime:
@@ -180,9 +196,7 @@ async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
     await tx.execute(SETTLE, *state, [decision.again], [decision.wake_at], now, why)
 
 
-async def coming(
-    tx: Connection, lease_pool_id: str, after: datetime | None
-) -> tuple[datetime | None, datetime | None]:
+async def coming(tx: Connection, lease_pool_id: str, after: datetime | None) -> tuple[datetime | None, datetime | None]:
     """What time alone will change: the earliest deadline, after a time or of all, of the counted leases; and when
     whoever has been silent for longest of those that wait asked last."""
     deadline, asked_at = await tx.fetchrow(COMING, lease_pool_id, after)

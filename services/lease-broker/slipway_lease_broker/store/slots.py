@@ -130,9 +130,16 @@ async def remove(tx: Connection, names: Collection[str]) -> None:
 
 
 async def join(
-    tx: Connection, lease_pool_id: str, state: str, owner: str, request_id: str, *, number: int, ledger_id: str,
+    tx: Connection,
+    lease_pool_id: str,
+    state: str,
+    owner: str,
+    request_id: str,
+    *,
+    number: int,
+    ledger_id: str,
     now: datetime,
-) -> Place:  # fmt: skip
+) -> Place:
     """Stand in the queue, or stay in it."""
     row = await tx.fetchrow(JOIN, lease_pool_id, state, owner, request_id, number, ledger_id, now)
     return msgspec.convert(dict(row), Place)

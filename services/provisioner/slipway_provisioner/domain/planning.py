@@ -54,9 +54,12 @@ def plan(observed: Observed, *, now: datetime) -> Plan:
     orphaned = [w.worker_id for w in observed.waiting if held or _is_hopeless(observed, w)]
     spare = accounting.surplus(pool, protected, observed.fleet)
     cancel, tell = scale_down.leave(
-        max(0, spare - len(orphaned)), [w.worker_id for w in observed.waiting if w.worker_id not in orphaned],
-        observed.idle, idle_timeout_seconds=observed.idle_timeout_seconds, now=now,
-    )  # fmt: skip
+        max(0, spare - len(orphaned)),
+        [w.worker_id for w in observed.waiting if w.worker_id not in orphaned],
+        observed.idle,
+        idle_timeout_seconds=observed.idle_timeout_seconds,
+        now=now,
+    )
     cancel = [*orphaned, *cancel]
     got = sum(launch.units for launch in launches)
     why = {
@@ -136,9 +139,10 @@ def _spread(observed: Observed, needed: int) -> tuple[list[Launch], dict[str, An
     for config in sorted(observed.configs, key=lambda config: not closed[config.id]):
         room, limiting = windows.room(config, together, calculator_silent=silent)
         weight = windows.trusted_weight(
-            config, calculator_silent_seconds=observed.calculator_silent_seconds,
+            config,
+            calculator_silent_seconds=observed.calculator_silent_seconds,
             half_life_seconds=observed.silent_half_life_seconds,
-        )  # fmt: skip
+        )
         notes[config.id] = note = {"weight": weight, "room": room, "limited_by": limiting, "launched": 0}
         if not config.active:
             note["lost"] = "not active"

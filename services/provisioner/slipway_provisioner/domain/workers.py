@@ -80,9 +80,15 @@ def calling(worker: Worker, batch_id: str) -> Worker:
 def delayed(worker: Worker, reason: str, *, not_before: datetime | None = None) -> Change:
     """Back to waiting for admission, under a new request."""
     after = _to(
-        worker, "delayed", reason=reason, request_id=None, lease_id=None, holds_unit=False, batch_id=None,
+        worker,
+        "delayed",
+        reason=reason,
+        request_id=None,
+        lease_id=None,
+        holds_unit=False,
+        batch_id=None,
         not_before=not_before,
-    )  # fmt: skip
+    )
     return after, events.WorkerDelayed(**_ids(worker), reason=reason)
 
 
@@ -97,9 +103,14 @@ def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool
     the machine prints."""
     after = _to(worker, "launched", instance_id=instance_id, launched_at=now)
     return after, events.WorkerLaunched(
-        **_ids(worker), instance_id=instance_id, batch_id=worker.batch_id or "", looked_up=looked_up,
-        outcome=Outcome(Stage.LAUNCH, Result.OK), console=console, leaving=worker.state is State.STOPPING,
-    )  # fmt: skip
+        **_ids(worker),
+        instance_id=instance_id,
+        batch_id=worker.batch_id or "",
+        looked_up=looked_up,
+        outcome=Outcome(Stage.LAUNCH, Result.OK),
+        console=console,
+        leaving=worker.state is State.STOPPING,
+    )
 
 
 def launch_failed(worker: Worker, outcome: Outcome, now: datetime) -> Change:
@@ -122,9 +133,11 @@ def _up(worker: Worker, now: datetime, *, code: str = "", **fields: Any) -> Chan
     since = worker.launched_at or worker.requested_at
     after = _to(worker, "registered", registered_at=now, idle_since=now, **fields)
     return after, events.WorkerRegistered(
-        **_ids(worker), instance_id=after.instance_id or "", boot_seconds=max(0.0, (now - since).total_seconds()),
+        **_ids(worker),
+        instance_id=after.instance_id or "",
+        boot_seconds=max(0.0, (now - since).total_seconds()),
         outcome=MOVES_NOTHING if worker.state is State.STOPPING else Outcome(Stage.BOOT, Result.OK, code=code),
-    )  # fmt: skip
+    )
 
 
 def claimed(worker: Worker, task_id: str, source: str, at: datetime) -> Change:
@@ -132,9 +145,8 @@ def claimed(worker: Worker, task_id: str, source: str, at: datetime) -> Change:
     first = worker.first_claimed_at is None and worker.state is not State.STOPPING
     after = _to(worker, "claimed", idle_since=None, first_claimed_at=worker.first_claimed_at or at)
     return after, events.WorkerClaimed(
-        **_ids(worker), task_id=task_id, source=source,
-        outcome=Outcome(Stage.CLAIM, Result.OK) if first else None,
-    )  # fmt: skip
+        **_ids(worker), task_id=task_id, source=source, outcome=Outcome(Stage.CLAIM, Result.OK) if first else None
+    )
 
 
 def idle(worker: Worker, at: datetime) -> Change:
@@ -146,9 +158,7 @@ def error_reported(worker: Worker, kind: str, detail: str) -> Change:
     return after, events.WorkerErrorReported(**_ids(worker), kind=kind, detail=detail)
 
 
-def stopping(
-    worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None, console: str = ""
-) -> Change:
+def stopping(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None, console: str = "") -> Change:
     """Told to leave. `console`: where to read what the machine has printed."""
     failed_at = now if _is_failed(outcome) else worker.failed_at
     after = _to(worker, "stopping", reason=reason, stopping_at=now, failed_at=failed_at)

@@ -40,8 +40,9 @@ async def record_requests(
     known = await configs.lock(tx, [signal.target_id for signal in requests])
     unreached = [
         (signal, f"unreached: there is no launch config {signal.target_id!r}")
-        for signal in requests if signal.target_id not in known
-    ]  # fmt: skip
+        for signal in requests
+        if signal.target_id not in known
+    ]
     for signal in requests:
         until = signal.observed_at + timedelta(seconds=signal.ttl_seconds)
         by = f"signal:{signal.source}"

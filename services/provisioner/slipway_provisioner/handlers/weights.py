@@ -62,9 +62,11 @@ class WeightView:
                 return
             async with db.transaction():
                 rows = await db.fetch(
-                    UPSERT, [r.event.launch_config_id for r in live], [r.revision or 0 for r in live],
+                    UPSERT,
+                    [r.event.launch_config_id for r in live],
+                    [r.revision or 0 for r in live],
                     [msgspec.to_builtins(r.event) for r in live],
-                )  # fmt: skip
+                )
                 touched = {row["pool_id"] for row in rows}
                 keys = await _share(db, (shared for r in live for shared in r.event.shared))
                 if keys:
@@ -83,7 +85,6 @@ async def _share(db: Connection, told: Iterable[SharedWindow]) -> list[str]:
     if not newest:
         return []
     columns = zip(
-        *((s.key, s.stage, s.version, s.window, s.state, s.unconfirmed, s.reason) for s in newest.values()),
-        strict=True,
+        *((s.key, s.stage, s.version, s.window, s.state, s.unconfirmed, s.reason) for s in newest.values()), strict=True
     )
     return sorted({row["key"] for row in await db.fetch(UPSERT_SHARED, *map(list, columns))})

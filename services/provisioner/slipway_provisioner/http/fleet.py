@@ -67,9 +67,12 @@ async def get_worker(worker_id: str, db: Database) -> dict[str, Any]:
 
 @router.post("/{worker_id}/terminate")
 async def terminate(
-    worker_id: str, body: Termination, request: Request, db: Database,
+    worker_id: str,
+    body: Termination,
+    request: Request,
+    db: Database,
     by: Annotated[str, Depends(require("workers:terminate"))],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """End a worker. One that waits for admission is cancelled; any other is told to leave, may finish its task within
     the stop grace, and is ended then. Says nothing about its launch config; what is missing then is launched anew."""
     if not UUID.fullmatch(worker_id):

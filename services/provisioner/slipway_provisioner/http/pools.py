@@ -187,9 +187,7 @@ async def get_config(config_id: str, db: Database) -> dict[str, Any]:
 async def pause(config_id: str, body: PauseBody, request: Request, db: Database, by: Caller) -> dict[str, Any]:
     """No start commits for the config after this has answered. Intents that wait are cancelled."""
     async with db.acquire() as connection, connection.transaction():
-        paused = await configs.pause(
-            connection, config_id, reason=body.reason, by=by, until=body.until, command=True
-        )
+        paused = await configs.pause(connection, config_id, reason=body.reason, by=by, until=body.until, command=True)
         if not paused:
             raise _no_config(config_id, "active, or `until` has passed")
     ring(request)

@@ -84,9 +84,7 @@ async def expire_next(pool: Pool, *, settings: Settings, providers: Mapping[str,
     return bool(boots or idle or unheard)
 
 
-async def _consoles(
-    db: Connection, overdue: Sequence[Worker], providers: Mapping[str, Provider]
-) -> dict[str, str]:
+async def _consoles(db: Connection, overdue: Sequence[Worker], providers: Mapping[str, Provider]) -> dict[str, str]:
     """Worker id → where to read what its machine has printed; a person will ask why it came to nothing."""
     owners = {id_: await accounts.get(db, id_) for id_ in sorted({worker.account_id for worker in overdue})}
     return {

@@ -92,13 +92,21 @@ class Launcher:
             batch_id = new_id()
             # The body is committed, the secret is not part of it.
             body = {
-                "id": config["id"], "zone": config["zone"], "instance_type": config["instance_type"],
-                "image": config["image_revision"], "settings": config["settings"],
-            }  # fmt: skip
+                "id": config["id"],
+                "zone": config["zone"],
+                "instance_type": config["instance_type"],
+                "image": config["image_revision"],
+                "settings": config["settings"],
+            }
             batch = Batch(
-                id=batch_id, launch_config_id=config["id"], account_id=account.id, lease_id=lease_id,
-                token=f"{settings.deployment}-{batch_id}", body=body, units=len(waiting),
-            )  # fmt: skip
+                id=batch_id,
+                launch_config_id=config["id"],
+                account_id=account.id,
+                lease_id=lease_id,
+                token=f"{settings.deployment}-{batch_id}",
+                body=body,
+                units=len(waiting),
+            )
             await batches.insert(db, batch, call_timeout_seconds=settings.call_timeout_seconds)
             await workers.save_silently(db, [calling(worker, batch_id) for worker in waiting])
             if lease.state == "reserved":
@@ -118,15 +126,16 @@ class Launcher:
         except Exception as error:
             LOG.warning("outcome will be looked up", batch=batch.id, error=repr(error))
 
-    async def call(
-        self, pool: Pool, batch: Batch, account: Account, *, began: float, repeated: bool = False
-    ) -> None:
+    async def call(self, pool: Pool, batch: Batch, account: Account, *, began: float, repeated: bool = False) -> None:
         """One provider call and its record; an unknown outcome stays unknown. Ends within the time-out of `began`."""
         settings = self.settings
         request = CreateRequest(
-            batch_id=batch.id, token=batch.token, count=batch.units, config=batch.body,
+            batch_id=batch.id,
+            token=batch.token,
+            count=batch.units,
+            config=batch.body,
             secret=batch_secret(settings.registration_key, batch.id),
-        )  # fmt: skip
+        )
         try:
             async with asyncio.timeout(settings.call_timeout_seconds - (monotonic_seconds() - began)):
                 ids = await self.providers[account.provider].create(account, request)
@@ -187,9 +196,12 @@ class Launcher:
                 ]
                 # Fewer than asked for is a refusal of the rest, for want of capacity.
                 short = Outcome(
-                    Stage.LAUNCH, Result.FAILED, Scope.CAPACITY,
-                    f"{batch.body['instance_type']}/{batch.body['zone']}/on-demand", "PartialCapacity",
-                )  # fmt: skip
+                    Stage.LAUNCH,
+                    Result.FAILED,
+                    Scope.CAPACITY,
+                    f"{batch.body['instance_type']}/{batch.body['zone']}/on-demand",
+                    "PartialCapacity",
+                )
                 left = await leases.release(db, binding.left, "launch_failed")
                 changes += [launch_failed(worker, short, now) for worker in left]
             await workers.save(db, changes)

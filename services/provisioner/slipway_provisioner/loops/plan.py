@@ -41,11 +41,13 @@ async def plan_next(pool: Pool, *, settings: Settings, calculator_silent_seconds
                 return False
             pool_id = dirty.pool_id
             observed = await pools.observe(
-                db, pool_id, idle_timeout_seconds=settings.idle_timeout_seconds,
+                db,
+                pool_id,
+                idle_timeout_seconds=settings.idle_timeout_seconds,
                 silent_seconds=calculator_silent_seconds(),
                 silent_half_life_seconds=settings.silent_half_life_seconds,
                 attempt_seconds=settings.silent_attempt_seconds,
-            )  # fmt: skip
+            )
             now = await pools.now(db)
             plan = planning.plan(observed, now=now)
             if problems := planning.check_plan(observed, plan):
@@ -73,11 +75,14 @@ async def _postpone(pool: Pool, pool_id: str, error: Exception) -> None:
 
 def _failing(kind: type[Alert], pool_id: str, summary: str) -> Alert:
     return kind(
-        dedup_key=f"provisioner/plan-failed/{pool_id}", subject_id=pool_id, kind="plan-failed", summary=summary,
+        dedup_key=f"provisioner/plan-failed/{pool_id}",
+        subject_id=pool_id,
+        kind="plan-failed",
+        summary=summary,
         effect="the pool launches and ends nothing",
         doing=f"tries again every {AGAIN_SECONDS:g} s, and with each fact about the pool",
         command="look at the provisioner's log for the traceback",
-    )  # fmt: skip
+    )
 
 
 async def _execute(db: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
@@ -100,20 +105,30 @@ async def _execute(db: Connection, observed: Observed, plan: Plan, now: datetime
         await marks.later(db, pool_id, plan.reconsider_after_seconds)
 
 
-async def _request(
-    db: Connection, pool_id: str, decision_id: str, launch: Launch, now: datetime, trace: str
-) -> None:
+async def _request(db: Connection, pool_id: str, decision_id: str, launch: Launch, now: datetime, trace: str) -> None:
     """Intents of one config and the request for their admission, together."""
     config, traceparent = launch.config, child_of(trace)
     request_id = await leases.request(
-        db, lease_pool_id=config.lease_pool_id, pool_id=pool_id, launch_config_id=config.id, units=launch.units,
+        db,
+        lease_pool_id=config.lease_pool_id,
+        pool_id=pool_id,
+        launch_config_id=config.id,
+        units=launch.units,
         traceparent=traceparent,
-    )  # fmt: skip
+    )
     intent = Worker(
-        id="", pool_id=pool_id, launch_config_id=config.id, account_id=config.account_id,
-        image_revision=config.image_revision, state=State.REQUESTED, decision_id=decision_id,
-        probe_permit=launch.permit, request_id=request_id, requested_at=now, traceparent=traceparent,
-    )  # fmt: skip
+        id="",
+        pool_id=pool_id,
+        launch_config_id=config.id,
+        account_id=config.account_id,
+        image_revision=config.image_revision,
+        state=State.REQUESTED,
+        decision_id=decision_id,
+        probe_permit=launch.permit,
+        request_id=request_id,
+        requested_at=now,
+        traceparent=traceparent,
+    )
     intents = [msgspec.structs.replace(intent, id=new_id()) for _ in range(launch.units)]
     await workers.insert(db, [requested(worker) for worker in intents])
 
@@ -140,9 +155,13 @@ async def ask_again(pool: Pool, *, resend_seconds: float) -> bool:
             groups.setdefault((lease_pool_id, worker.pool_id, worker.launch_config_id), []).append(worker)
         for (lease_pool_id, pool_id, config_id), members in groups.items():
             request_id = await leases.request(
-                db, lease_pool_id=lease_pool_id, pool_id=pool_id, launch_config_id=config_id, units=len(members),
+                db,
+                lease_pool_id=lease_pool_id,
+                pool_id=pool_id,
+                launch_config_id=config_id,
+                units=len(members),
                 traceparent=members[0].traceparent,
-            )  # fmt: skip
+            )
             asking = [msgspec.structs.replace(worker, request_id=request_id) for worker in members]
             await workers.save_silently(db, asking)
         await leases.resend(db, resend_seconds)

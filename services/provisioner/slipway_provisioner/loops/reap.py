@@ -51,9 +51,13 @@ async def reap_next(pool: Pool, *, settings: Settings, providers: Mapping[str, P
         found = await db.fetch(WITH_INSTANCE, account.id, [i.id for i in listed])
         rows = [workers.from_row(row) for row in found]
     findings = judge(
-        listed, rows, states, listed_at=now, identity_matches=matches,
+        listed,
+        rows,
+        states,
+        listed_at=now,
+        identity_matches=matches,
         settled_seconds=settings.call_timeout_seconds + settings.visibility_seconds,
-    )  # fmt: skip
+    )
     await _end_surplus(account, provider, findings.surplus)
     missing = [worker for worker in rows if worker.id in set(findings.missing)]
     await _tell_doubt(pool, account, findings)
@@ -97,9 +101,7 @@ async def mark_gone(pool: Pool, ids: Sequence[str], reason: str) -> None:
         now = await pools.now(db)
         await demand.close_claims(db, [w.id for w in live], now)
         freed = await leases.release(db, live, "gone")
-        changes = [
-            (stopped if worker.state is State.STOPPING else lost)(worker, reason, now) for worker in freed
-        ]
+        changes = [(stopped if worker.state is State.STOPPING else lost)(worker, reason, now) for worker in freed]
         await workers.save(db, changes)
 
 
@@ -120,11 +122,14 @@ async def _tell_doubt(pool: Pool, account: Account, findings: Findings) -> None:
     doubt = findings.implausible
     belief = f"cannot be believed: {doubt}" if doubt else "can be believed again"
     alert: Alert = (AlertRaised if doubt else AlertResolved)(
-        dedup_key=f"provisioner/listing/{account.id}", subject_id=account.id, kind="implausible-listing",
-        summary=f"the listing of {account.id} {belief}", effect=f"{len(findings.missing)} workers are in doubt",
+        dedup_key=f"provisioner/listing/{account.id}",
+        subject_id=account.id,
+        kind="implausible-listing",
+        summary=f"the listing of {account.id} {belief}",
+        effect=f"{len(findings.missing)} workers are in doubt",
         doing="marks none of them lost unless the cloud, asked by id, says that it is gone",
         command=f"slipway worker ls --state running  # those of account {account.id}",
-    )  # fmt: skip
+    )
     async with pool.acquire() as db, db.transaction():
         if await accounts.doubt(db, account.id, doubt):
             await outbox.enqueue(db, [alert])

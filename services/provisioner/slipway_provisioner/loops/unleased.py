@@ -52,9 +52,13 @@ async def _admit(tx: Connection, lease_pool_id: str) -> str | None:
         return None
     (worker,) = waiting
     started = LeaseUnleasedReported(
-        lease_pool_id=lease_pool_id, lease_id=new_id(), request_id=new_id(), units=1, tenant=worker.pool_id,
+        lease_pool_id=lease_pool_id,
+        lease_id=new_id(),
+        request_id=new_id(),
+        units=1,
+        tenant=worker.pool_id,
         started_at=now,
-    )  # fmt: skip
+    )
     await leases.insert_unleased(tx, started, config_id, worker.traceparent, hold_seconds=pace.hold_seconds)
     admitted = msgspec.structs.replace(worker, lease_id=started.lease_id, holds_unit=True)
     await workers.save_silently(tx, [admitted])

@@ -46,11 +46,14 @@ class Watch:
         return False
 
 
-
 def _alert(service: str, effects: Mapping[str, tuple[str, str]] = EFFECTS, *, away: bool) -> Alert:
     effect, doing = effects[service]
     return (AlertRaised if away else AlertResolved)(
-        dedup_key=f"provisioner/silent/{service}", subject_id=service, kind="service-silent",
+        dedup_key=f"provisioner/silent/{service}",
+        subject_id=service,
+        kind="service-silent",
         summary=f"no heartbeat of the {service}" if away else f"the {service} is heard again",
-        effect=effect, doing=doing, command="look at its /readyz and its log",
-    )  # fmt: skip
+        effect=effect,
+        doing=doing,
+        command="look at its /readyz and its log",
+    )

@@ -42,13 +42,21 @@ ERRORS: Final = {
     **dict.fromkeys((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC), (CAPACITY, Scope.CAPACITY)),
     **dict.fromkeys(
         (
-            errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
-            errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG,
+            errno.ENOENT,
+            errno.EACCES,
+            errno.EPERM,
+            errno.ENOEXEC,
+            errno.ENOTDIR,
+            errno.EISDIR,
+            errno.ELOOP,
+            errno.EEXIST,
+            errno.EROFS,
+            errno.ENAMETOOLONG,
         ),
         (COMMAND, Scope.CONFIG),
     ),
     errno.E2BIG: (TOO_LARGE, Scope.CONFIG),
-}  # fmt: skip
+}
 # What to do about an account's setting that no process can be started with. No scope is of an account's settings: the
 # config is charged, as for any request that is invalid, and the message says whose fault it is.
 REMEDIES: Final = {
@@ -201,18 +209,26 @@ class Processes:
         environment |= _mapping(config["settings"].get("environment"))
         environment[INSTANCE_TAG] = f"{self._prefix(account)}{request.batch_id}/{number}/{config['id']}"
         user_data = {
-            "register_url": self.register_url, "batch_id": request.batch_id, "secret": request.secret,
-            "queue_url": settings.queue_url, "settings": config["settings"],
-        }  # fmt: skip
+            "register_url": self.register_url,
+            "batch_id": request.batch_id,
+            "secret": request.secret,
+            "queue_url": settings.queue_url,
+            "settings": config["settings"],
+        }
         with ExitStack() as stack:
             standard_input = stack.enter_context(_filled_pipe(msgspec.json.encode(user_data)))
             log: BinaryIO | int = subprocess.DEVNULL
             if settings.log_folder:
                 log = stack.enter_context(_log(Path(settings.log_folder), f"{request.batch_id}-{number}.log"))
             return subprocess.Popen(
-                settings.command, stdin=standard_input, stdout=log, stderr=log, env=environment,
-                cwd=settings.work_folder, start_new_session=True,
-            )  # fmt: skip
+                settings.command,
+                stdin=standard_input,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                cwd=settings.work_folder,
+                start_new_session=True,
+            )
 
     def _collect_at_end(self, child: "subprocess.Popen[bytes]") -> None:
         """Leave no zombie: a handle of the process becomes readable when it has ended."""

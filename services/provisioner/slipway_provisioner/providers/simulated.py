@@ -40,9 +40,14 @@ def classify(account: Account, config: dict[str, Any], code: str, message: str =
     }
     if scope is None:
         return Outcome(
-            Stage.LAUNCH, Result.FAILED, Scope.CONFIG, config["id"], redacted(code, CODE_CHARACTERS_MAX),
-            classified=False, sample=redacted(message),
-        )  # fmt: skip
+            Stage.LAUNCH,
+            Result.FAILED,
+            Scope.CONFIG,
+            config["id"],
+            redacted(code, CODE_CHARACTERS_MAX),
+            classified=False,
+            sample=redacted(message),
+        )
     return Outcome(Stage.LAUNCH, Result.FAILED, scope, keys.get(scope, config["id"]), code)
 
 
@@ -78,7 +83,8 @@ class Simulated:
         body = {
             "token": request.token,
             "tags": {
-                "slipway-deployment": self.deployment, "slipway-batch": request.batch_id,
+                "slipway-deployment": self.deployment,
+                "slipway-batch": request.batch_id,
                 "slipway-launch-config": config["id"],
             },
             "count": request.count,
@@ -86,10 +92,12 @@ class Simulated:
             "instance_type": config["instance_type"],
             "image": config["image"],
             "user_data": {
-                "register_url": self.register_url, "batch_id": request.batch_id, "secret": request.secret,
+                "register_url": self.register_url,
+                "batch_id": request.batch_id,
+                "secret": request.secret,
                 "settings": config["settings"],
             },
-        }  # fmt: skip
+        }
         response = await self._call("POST", account, "/instances", json=body)
         if response.status_code == 200:
             return [str(row["id"]) for row in _listed(response)]
@@ -100,9 +108,11 @@ class Simulated:
         message = str(error.get("message", ""))
         outcome = classify(account, config, code, message)
         raise Refused(
-            outcome, message, throttled=outcome.scope is Scope.LIMITER,
+            outcome,
+            message,
+            throttled=outcome.scope is Scope.LIMITER,
             retry_after_seconds=error.get("retry_after_seconds"),
-        )  # fmt: skip
+        )
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
         query = {"deployment": self.deployment} | ({"batch": batch_id} if batch_id else {})
@@ -111,7 +121,9 @@ class Simulated:
             raise OutcomeUnknown(f"listing {account.id}: HTTP {response.status_code}")
         return [
             Instance(
-                id=row["id"], batch_id=row["batch"], created_at=datetime.fromtimestamp(row["created_at"], UTC),
+                id=row["id"],
+                batch_id=row["batch"],
+                created_at=datetime.fromtimestamp(row["created_at"], UTC),
                 running=row["state"] == "running",
             )
             for row in _listed(response)

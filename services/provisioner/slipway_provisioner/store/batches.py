@@ -16,9 +16,7 @@ INSERT INTO launch_batch (id, launch_config_id, account_id, lease_id, token, bod
     call_deadline)
 VALUES ($1, $2, $3, $4, $5, $6, $7, 'calling', slipway_clock(), slipway_clock() + $8 * interval '1 s')"""
 LOCK: Final = f"SELECT {NAMES} FROM launch_batch WHERE id = $1 FOR UPDATE"
-KNOWN: Final = (
-    "UPDATE launch_batch SET state = 'known', outcome = $2, known_at = slipway_clock() WHERE id = $1"
-)
+KNOWN: Final = "UPDATE launch_batch SET state = 'known', outcome = $2, known_at = slipway_clock() WHERE id = $1"
 # A deadline that has passed by the visibility delay: an instance of the call would be listed by now. Whoever takes a
 # batch has as long for its attempt as the call had; then it is anybody's again.
 OVERDUE: Final = f"""
@@ -47,9 +45,16 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 async def insert(tx: Connection, batch: Batch, *, call_timeout_seconds: float) -> None:
     await tx.execute(
-        INSERT, batch.id, batch.launch_config_id, batch.account_id, batch.lease_id, batch.token, batch.body,
-        batch.units, call_timeout_seconds,
-    )  # fmt: skip
+        INSERT,
+        batch.id,
+        batch.launch_config_id,
+        batch.account_id,
+        batch.lease_id,
+        batch.token,
+        batch.body,
+        batch.units,
+        call_timeout_seconds,
+    )
 
 
 async def lock(tx: Connection, batch_id: str) -> Batch | None:

@@ -66,9 +66,7 @@ async def startable(tx: Connection, config_id: str) -> Any:
     return await tx.fetchrow(STARTABLE, config_id)
 
 
-async def pause(
-    tx: Connection, config_id: str, *, reason: str, by: str, until: datetime | None, command: bool
-) -> bool:
+async def pause(tx: Connection, config_id: str, *, reason: str, by: str, until: datetime | None, command: bool) -> bool:
     """Pause a config; once committed no start statement for it commits.
 
     False: unknown, archived, expired, or, unless it is a person's command, paused by somebody else for longer.

@@ -143,16 +143,20 @@ async def _account(tx: Connection, account: Account) -> list[Change]:
         "SELECT provider, region, identity, lease_pool_id, settings FROM account WHERE id = $1", account.id
     )
     wanted = {
-        "provider": account.provider, "region": account.region, "identity": account.identity,
-        "lease_pool_id": account.lease_pool, "settings": dict(account.settings),
-    }  # fmt: skip
+        "provider": account.provider,
+        "region": account.region,
+        "identity": account.identity,
+        "lease_pool_id": account.lease_pool,
+        "settings": dict(account.settings),
+    }
     if row is not None and dict(row) == wanted:
         return []
     await tx.execute(
         "INSERT INTO account (id, provider, region, identity, lease_pool_id, settings) VALUES ($1, $2, $3, $4, $5, $6) "
         "ON CONFLICT (id) DO UPDATE SET provider = $2, region = $3, identity = $4, lease_pool_id = $5, settings = $6",
-        account.id, *wanted.values(),
-    )  # fmt: skip
+        account.id,
+        *wanted.values(),
+    )
     return [_change("account", account.id, row, wanted)]
 
 
@@ -160,9 +164,13 @@ async def _pool(tx: Connection, pool: WorkerPool) -> tuple[list[Change], set[str
     """What changes, and which of its configs' settings change with it."""
     row = await tx.fetchrow("SELECT * FROM worker_pool WHERE id = $1", pool.id)
     wanted = {
-        "min_capacity": pool.min_capacity, "max_capacity": pool.max_capacity,
-        "scaling_ratio": str(pool.scaling_ratio), "mode": pool.mode, **_judged(pool), "deleted": False,
-    }  # fmt: skip
+        "min_capacity": pool.min_capacity,
+        "max_capacity": pool.max_capacity,
+        "scaling_ratio": str(pool.scaling_ratio),
+        "mode": pool.mode,
+        **_judged(pool),
+        "deleted": False,
+    }
     if row is not None and all(row[name] == value for name, value in wanted.items()):
         return [], set()
     await tx.execute(PUT_POOL, pool.id, *wanted.values())
@@ -180,11 +188,17 @@ async def _config(
     id_ = config_id(pool, config)
     row = await tx.fetchrow("SELECT * FROM launch_config WHERE id = $1", id_)
     wanted: dict[str, Any] = {
-        "account_id": config.account, "region": region, "zone": config.zone,
-        "instance_type": config.instance_type, "image_revision": config.image, "settings": dict(config.settings),
-        "pool_id": pool.id, "base_weight": config.base_weight, "price_factor": config.price_factor,
+        "account_id": config.account,
+        "region": region,
+        "zone": config.zone,
+        "instance_type": config.instance_type,
+        "image_revision": config.image,
+        "settings": dict(config.settings),
+        "pool_id": pool.id,
+        "base_weight": config.base_weight,
+        "price_factor": config.price_factor,
         **_judged(pool, config.profile),
-    }  # fmt: skip
+    }
     changed: list[str] = []
     if row is not None:
         changed = [name for name, value in wanted.items() if row[name] != value]
@@ -210,9 +224,12 @@ async def _config(
 def _judged(pool: WorkerPool, profile: str | None = None) -> dict[str, Any]:
     """How health is judged: by a config's own profile if it has one, for the rest as its pool says."""
     return {
-        "profile": profile or pool.profile, "boot_evidence": pool.evidence.boot, "claim_evidence": pool.evidence.claim,
-        "on_bad_image": pool.on_bad_image, "freeze_after": pool.freeze_after,
-    }  # fmt: skip
+        "profile": profile or pool.profile,
+        "boot_evidence": pool.evidence.boot,
+        "claim_evidence": pool.evidence.claim,
+        "on_bad_image": pool.on_bad_image,
+        "freeze_after": pool.freeze_after,
+    }
 
 
 async def _remove(tx: Connection, declared: Declaration) -> list[Change]:

@@ -7,11 +7,19 @@ from slipway_common.postgres import Connection
 from slipway_provisioner.store import summaries
 
 NAMES: Final = (
-    "slipway_workers", "slipway_pool_pending_tasks", "slipway_pool_claimed_tasks", "slipway_pool_wanted_workers",
-    "slipway_pool_serving_workers", "slipway_pool_max_workers", "slipway_pool_oldest_wait_seconds",
-    "slipway_launch_config_weight", "slipway_launch_config_health", "slipway_launch_config_closed",
-    "slipway_launch_config_paused", "slipway_reaper_silent_seconds",
-)  # fmt: skip
+    "slipway_workers",
+    "slipway_pool_pending_tasks",
+    "slipway_pool_claimed_tasks",
+    "slipway_pool_wanted_workers",
+    "slipway_pool_serving_workers",
+    "slipway_pool_max_workers",
+    "slipway_pool_oldest_wait_seconds",
+    "slipway_launch_config_weight",
+    "slipway_launch_config_health",
+    "slipway_launch_config_closed",
+    "slipway_launch_config_paused",
+    "slipway_reaper_silent_seconds",
+)
 # Of a config every state has a number: a line that ends says less than one that falls to zero.
 WORKERS: Final = """
 SELECT c.pool_id, c.id, s.state, coalesce(w.number, 0)::int AS number

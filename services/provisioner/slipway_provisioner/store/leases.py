@@ -165,18 +165,24 @@ async def cancel(tx: Connection, request_id: str, units: int, reason: str) -> No
     row = await take(tx, request_id, units)
     if row is None:
         return
-    gone = LeaseCancelRequested(
-        lease_pool_id=row["lease_pool_id"], request_id=request_id, units=units, reason=reason
-    )
+    gone = LeaseCancelRequested(lease_pool_id=row["lease_pool_id"], request_id=request_id, units=units, reason=reason)
     await outbox.enqueue(tx, [outbox.Traced(gone, row["traceparent"])])
 
 
 async def insert(tx: Connection, event: LeaseGranted, launch_config_id: str, traceparent: str) -> bool:
     """Store a grant; False when it is known."""
     new = await tx.fetchval(
-        INSERT, event.lease_id, event.request_id, event.lease_pool_id, launch_config_id, event.fencing_token,
-        event.units, event.expires_at, event.hold_until, traceparent,
-    )  # fmt: skip
+        INSERT,
+        event.lease_id,
+        event.request_id,
+        event.lease_pool_id,
+        launch_config_id,
+        event.fencing_token,
+        event.units,
+        event.expires_at,
+        event.hold_until,
+        traceparent,
+    )
     return bool(new)
 
 
@@ -185,9 +191,15 @@ async def insert_unleased(
 ) -> None:
     """What was admitted without the broker; it covers as long as a lease would."""
     await tx.execute(
-        INSERT_UNLEASED, started.lease_id, started.request_id, started.lease_pool_id, launch_config_id, started.units,
-        started.started_at + timedelta(seconds=hold_seconds), traceparent,
-    )  # fmt: skip
+        INSERT_UNLEASED,
+        started.lease_id,
+        started.request_id,
+        started.lease_pool_id,
+        launch_config_id,
+        started.units,
+        started.started_at + timedelta(seconds=hold_seconds),
+        traceparent,
+    )
 
 
 async def confirm(tx: Connection, event: LeaseConfirmed) -> None:
@@ -212,9 +224,13 @@ async def release_units(tx: Connection, lease_id: str, units: int, result: str, 
     if row is None or not row["fencing_token"]:
         return  # what has no token yet stays charged until its hold is over
     event = LeaseReleaseRequested(
-        lease_pool_id=row["lease_pool_id"], lease_id=lease_id, fencing_token=row["fencing_token"], units=units,
-        result=result, **evidence,
-    )  # fmt: skip
+        lease_pool_id=row["lease_pool_id"],
+        lease_id=lease_id,
+        fencing_token=row["fencing_token"],
+        units=units,
+        result=result,
+        **evidence,
+    )
     await outbox.enqueue(tx, [outbox.Traced(event, row["traceparent"])])
 
 

@@ -103,12 +103,16 @@ async def freeze_for(tx: Connection, pool_id: str, image: Shared, *, tasks: int,
         for row in await tx.fetch(EVIDENCE, pool_id, image.key)
     ]
     alert = AlertRaised(
-        **freezing.alert(pool_id), summary=f"pool {pool_id} is frozen: {reason}",
+        **freezing.alert(pool_id),
+        summary=f"pool {pool_id} is frozen: {reason}",
         effect=f"{tasks} tasks get no new worker",
         doing="launches nothing and cancels what waits for admission; running workers go on",
-        command=f"slipway pool unfreeze {pool_id} --reason …", since=now, cause=image.reason or image.key,
-        severity="notice" if image.closed and not image.forgiven else "page", evidence=tuple(evidence),
-    )  # fmt: skip
+        command=f"slipway pool unfreeze {pool_id} --reason …",
+        since=now,
+        cause=image.reason or image.key,
+        severity="notice" if image.closed and not image.forgiven else "page",
+        evidence=tuple(evidence),
+    )
     await outbox.enqueue(tx, [alert])
 
 

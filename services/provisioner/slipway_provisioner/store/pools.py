@@ -127,9 +127,14 @@ async def claim_dirty(tx: Connection) -> Dirty | None:
 
 
 async def observe(
-    tx: Connection, pool_id: str, *, idle_timeout_seconds: float, silent_seconds: float,
-    silent_half_life_seconds: float, attempt_seconds: float,
-) -> Observed:  # fmt: skip
+    tx: Connection,
+    pool_id: str,
+    *,
+    idle_timeout_seconds: float,
+    silent_seconds: float,
+    silent_half_life_seconds: float,
+    attempt_seconds: float,
+) -> Observed:
     """Everything a decision may look at. The pool is locked by the caller."""
     await tx.execute(LOCK_SHARED, pool_id)
     row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds))

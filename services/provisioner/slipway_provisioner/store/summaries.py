@@ -79,8 +79,9 @@ def _config(row: Any) -> dict[str, Any]:
     values = dict(row)
     levels = {
         name: {"in_flight": stage.in_flight, "unfolded": stage.unfolded, "window": stage.window}
-        for name, stage in stages(row).items() if stage.window is not None
-    }  # fmt: skip
+        for name, stage in stages(row).items()
+        if stage.window is not None
+    }
     record, shared = values.pop("record") or {}, values.pop("shared") or []
     for name in ("settings", "failures", "claim_evidence", *DEFAULT_WINDOWS):
         del values[name]
@@ -88,10 +89,18 @@ def _config(row: Any) -> dict[str, Any]:
     closing = next((known for known in shared if known["state"] == "closed"), None)
     if closing is not None and record.get("state") != "closed":
         shown |= {
-            "closed_stage": closing["stage"], "closed_by": closing["key"], "next_probe_at": None,
+            "closed_stage": closing["stage"],
+            "closed_by": closing["key"],
+            "next_probe_at": None,
             "reason": f"{row['id']}: {closing['reason'] or 'closed'}, by {closing['key']}",
-        }  # fmt: skip
-    return values | shown | {
-        "circuit": record.get("state", "open") if closing is None else "closed",
-        "probe_ready": record.get("probe_ready", False), "stages": levels, "shared": shared,
-    }  # fmt: skip
+        }
+    return (
+        values
+        | shown
+        | {
+            "circuit": record.get("state", "open") if closing is None else "closed",
+            "probe_ready": record.get("probe_ready", False),
+            "stages": levels,
+            "shared": shared,
+        }
+    )

@@ -14,14 +14,34 @@ from slipway_provisioner.store import marks
 
 # Column → its array type, for UNNEST. The struct and the table agree field by field.
 COLUMNS: Final = {
-    "id": "uuid", "pool_id": "text", "launch_config_id": "text", "account_id": "text", "image_revision": "text",
-    "state": "text", "decision_id": "uuid", "probe_permit": "bigint", "request_id": "text", "lease_id": "text",
-    "holds_unit": "boolean", "batch_id": "uuid", "instance_id": "text", "token_sha256": "text",
-    "token_used": "boolean", "not_before": "timestamptz", "requested_at": "timestamptz",
-    "launched_at": "timestamptz", "registered_at": "timestamptz", "first_claimed_at": "timestamptz",
-    "idle_since": "timestamptz", "heard_at": "timestamptz", "stopping_at": "timestamptz",
-    "ended_at": "timestamptz", "failed_at": "timestamptz", "reason": "text", "traceparent": "text",
-}  # fmt: skip
+    "id": "uuid",
+    "pool_id": "text",
+    "launch_config_id": "text",
+    "account_id": "text",
+    "image_revision": "text",
+    "state": "text",
+    "decision_id": "uuid",
+    "probe_permit": "bigint",
+    "request_id": "text",
+    "lease_id": "text",
+    "holds_unit": "boolean",
+    "batch_id": "uuid",
+    "instance_id": "text",
+    "token_sha256": "text",
+    "token_used": "boolean",
+    "not_before": "timestamptz",
+    "requested_at": "timestamptz",
+    "launched_at": "timestamptz",
+    "registered_at": "timestamptz",
+    "first_claimed_at": "timestamptz",
+    "idle_since": "timestamptz",
+    "heard_at": "timestamptz",
+    "stopping_at": "timestamptz",
+    "ended_at": "timestamptz",
+    "failed_at": "timestamptz",
+    "reason": "text",
+    "traceparent": "text",
+}
 UUIDS: Final = frozenset(name for name, kind in COLUMNS.items() if kind == "uuid")
 _ROWS: Final = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(COLUMNS.values(), 1))
 _NAMES: Final = ", ".join(COLUMNS)
@@ -145,8 +165,10 @@ async def listed(db: Connection, *, pool_id: str | None, state: State | None, li
     rows = await db.fetch(
         f"{SELECT} WHERE ($1::text IS NULL OR pool_id = $1) AND ($2::text IS NULL OR state = $2) {live} "
         "ORDER BY id DESC LIMIT $3",
-        pool_id, state, limit,
-    )  # fmt: skip
+        pool_id,
+        state,
+        limit,
+    )
     return [from_row(row) for row in rows]
 
 

@@ -147,11 +147,17 @@ class _Look:
             CREDENTIAL: f"launches through other accounts, and pauses nothing that somebody has to resume; {PROBES}",
         }[kind]
         return AlertRaised(
-            dedup_key=dedup_key(kind, key), subject_id=_name(key), kind=kind,
-            summary=f"{_summary(kind, key)}: {_cause(gate)}", doing=doing, command=look,
-            since=_time(gate.closed_at), cause=f"{stage}: {_cause(gate)}",
-            severity=PAGE, evidence=_evidence(gate.run),
-        )  # fmt: skip
+            dedup_key=dedup_key(kind, key),
+            subject_id=_name(key),
+            kind=kind,
+            summary=f"{_summary(kind, key)}: {_cause(gate)}",
+            doing=doing,
+            command=look,
+            since=_time(gate.closed_at),
+            cause=f"{stage}: {_cause(gate)}",
+            severity=PAGE,
+            evidence=_evidence(gate.run),
+        )
 
     def config(self, config_id: str) -> AlertRaised | None:
         """A config that its own gates or a signal close, unless an image that is told already says why."""
@@ -174,10 +180,17 @@ class _Look:
             what = "nothing"
             doing = f"launches from the pool's other configs until {down.source} takes it back or its time is up"
         return AlertRaised(
-            dedup_key=dedup_key(CONFIG, config_id), subject_id=config_id, kind=CONFIG,
-            summary=f"{config_id} launches {what}: {cause}", doing=doing, command=f"slipway lc show {config_id}",
-            since=_time(since), cause=cause, severity=NOTICE, evidence=evidence,
-        )  # fmt: skip
+            dedup_key=dedup_key(CONFIG, config_id),
+            subject_id=config_id,
+            kind=CONFIG,
+            summary=f"{config_id} launches {what}: {cause}",
+            doing=doing,
+            command=f"slipway lc show {config_id}",
+            since=_time(since),
+            cause=cause,
+            severity=NOTICE,
+            evidence=evidence,
+        )
 
     def pool(self, pool_id: str) -> AlertRaised | None:
         """A pool of which every active config is closed; no page of its own where pages say why."""
@@ -196,11 +209,16 @@ class _Look:
         more = f" and {len(causes) - NAMED_MAX} more" if len(causes) > NAMED_MAX else ""
         cause = ", ".join(_subject(key) for key in list(causes)[:NAMED_MAX]) + more
         return AlertRaised(
-            dedup_key=dedup_key(POOL, pool_id), subject_id=pool_id, kind=POOL,
+            dedup_key=dedup_key(POOL, pool_id),
+            subject_id=pool_id,
+            kind=POOL,
             summary=f"nothing of {pool_id} is open, by {cause}",
             doing="goes on with probes, one for the whole pool every 30 s where launches fail",
-            command=f"slipway why {pool_id}", since=_time(since), cause=cause, severity=NOTICE if explained else PAGE,
-        )  # fmt: skip
+            command=f"slipway why {pool_id}",
+            since=_time(since),
+            cause=cause,
+            severity=NOTICE if explained else PAGE,
+        )
 
     def recovered(self, key: str) -> Iterator[Alert]:
         """A success has opened a gate. It ends once it has stayed open for long enough, or closes again."""
@@ -220,13 +238,17 @@ class _Look:
                     return
                 seconds = max(0.0, stage.gate.opened_at - then.gate.closed_at)
                 yield AlertRaised(
-                    dedup_key=dedup_key(RECOVERED, key), subject_id=_name(key), kind=RECOVERED,
+                    dedup_key=dedup_key(RECOVERED, key),
+                    subject_id=_name(key),
+                    kind=RECOVERED,
                     summary=f"{_subject(key)} launches again, after {_spelled(seconds)}",
                     effect=self.effect(sorted({config.declared.pool_id for config in members})),
                     doing="lets more and more under way with each success, and tries what closed together with it",
-                    command=f"slipway lc show {members[0].id}", since=_time(stage.gate.opened_at),
-                    cause=f"{name}: a start has succeeded; before, {_cause(then.gate)}", severity=NOTICE,
-                )  # fmt: skip
+                    command=f"slipway lc show {members[0].id}",
+                    since=_time(stage.gate.opened_at),
+                    cause=f"{name}: a start has succeeded; before, {_cause(then.gate)}",
+                    severity=NOTICE,
+                )
                 return
 
     def unclassified(self, key: str) -> Iterator[Alert]:
@@ -241,14 +263,19 @@ class _Look:
                 continue
             said = f", and said: {redacted(failure.sample)}" if failure.sample else ""
             self.raised[named] = alert = AlertRaised(
-                dedup_key=named, subject_id=config.declared.account_id, kind=UNCLASSIFIED,
+                dedup_key=named,
+                subject_id=config.declared.account_id,
+                kind=UNCLASSIFIED,
                 summary=f"{config.declared.account_id} refused with {code}, a code that no table knows",
                 effect=f"nobody knows whether more than {config.id} fails by it",
                 doing=f"charges {config.id}, which closes after 5 of them in a row",
-                command=f"slipway why {failure.worker_id}", since=_time(failure.at),
+                command=f"slipway why {failure.worker_id}",
+                since=_time(failure.at),
                 cause=f"{code} in answer to a launch from {config.id}{said}; `errors` in the account's settings can say"
-                " what it means", severity=NOTICE, evidence=_evidence([failure]),
-            )  # fmt: skip
+                " what it means",
+                severity=NOTICE,
+                evidence=_evidence([failure]),
+            )
             yield alert
 
     def over(self) -> Iterator[Alert]:
@@ -321,9 +348,14 @@ def _worse(before: AlertRaised, now: AlertRaised) -> bool:
 
 def _resolved(alert: AlertRaised, summary: str) -> AlertResolved:
     return AlertResolved(
-        dedup_key=alert.dedup_key, subject_id=alert.subject_id, kind=alert.kind, summary=summary,
-        since=alert.since, cause=alert.cause, severity=alert.severity,
-    )  # fmt: skip
+        dedup_key=alert.dedup_key,
+        subject_id=alert.subject_id,
+        kind=alert.kind,
+        summary=summary,
+        since=alert.since,
+        cause=alert.cause,
+        severity=alert.severity,
+    )
 
 
 def _until(draft: Draft, alert: AlertRaised) -> float:

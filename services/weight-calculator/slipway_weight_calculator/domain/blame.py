@@ -17,8 +17,10 @@ DEFINITE: Final = frozenset({Scope.CAPACITY, Scope.QUOTA, Scope.CREDENTIAL})
 PLACE: Final = frozenset({Scope.CAPACITY, Scope.IMAGE})
 """Failures that speak of more than one config's own request: siblings' priors hear of them."""
 PRAISED: Final[Mapping[str, tuple[str, ...]]] = {
-    "launch": ("quota", "credential", "image"), "boot": ("image",), "claim": ("image",),
-}  # fmt: skip
+    "launch": ("quota", "credential", "image"),
+    "boot": ("image",),
+    "claim": ("image",),
+}
 """Kinds of the shared rows that a success of a stage speaks for."""
 
 

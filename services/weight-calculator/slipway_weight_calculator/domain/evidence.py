@@ -74,13 +74,31 @@ def after(
         share *= room / held
     if failed:
         return Stage(
-            stage.successes * share, stage.failures * share + mass, stage.placed * share + mass * placed, newest,
-            stage.succeeded, stage.failed + 1, stage.folded, window, stage.ok_at, stage.late, gate,
-        )  # fmt: skip
+            stage.successes * share,
+            stage.failures * share + mass,
+            stage.placed * share + mass * placed,
+            newest,
+            stage.succeeded,
+            stage.failed + 1,
+            stage.folded,
+            window,
+            stage.ok_at,
+            stage.late,
+            gate,
+        )
     return Stage(
-        stage.successes * share + mass, stage.failures * share, stage.placed * share, newest, stage.succeeded + 1,
-        stage.failed, stage.folded, window, at if at > stage.ok_at else stage.ok_at, stage.late, gate,
-    )  # fmt: skip
+        stage.successes * share + mass,
+        stage.failures * share,
+        stage.placed * share,
+        newest,
+        stage.succeeded + 1,
+        stage.failed,
+        stage.folded,
+        window,
+        at if at > stage.ok_at else stage.ok_at,
+        stage.late,
+        gate,
+    )
 
 
 def probability(successes: float, failures: float, prior: float, policy: Policy) -> float:

@@ -127,9 +127,11 @@ def issued(gate: Gate, probe: str, now: float) -> Gate:
 def probe_failed(gate: Gate, code: str, at: float, policy: Policy) -> Gate:
     backoff = min(2 * gate.backoff_seconds, policy.probe_max_seconds)
     told = msgspec.structs.replace(
-        gate, failed_probes=gate.failed_probes + 1, probe_code=code[:CODE_LENGTH_MAX],
+        gate,
+        failed_probes=gate.failed_probes + 1,
+        probe_code=code[:CODE_LENGTH_MAX],
         ask_at=at + backoff / 2 if gate.ask_at else 0.0,
-    )  # fmt: skip
+    )
     return schedule(told, gate.probe, at, backoff, backoff)
 
 

@@ -86,10 +86,13 @@ PROFILES: Final[Mapping[str, Policy]] = {
         half_life_seconds=3600.0, probe_initial_seconds=120.0, probe_max_seconds=1800.0, relapse_seconds=3600.0
     ),
     "bare-metal": Policy(
-        half_life_seconds=3600.0, probe_initial_seconds=60.0, probe_max_seconds=1800.0, late_seconds=1800.0,
+        half_life_seconds=3600.0,
+        probe_initial_seconds=60.0,
+        probe_max_seconds=1800.0,
+        late_seconds=1800.0,
         late_min_seconds=300.0,
     ),
-}  # fmt: skip
+}
 DEFAULT_PROFILE: Final = "on-demand"
 
 

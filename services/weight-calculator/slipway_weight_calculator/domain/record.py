@@ -75,11 +75,15 @@ def shared(known: Draft, config: Config, policy: Policy) -> list[SharedWindow]:
             window = max(1, int(stage.window)) if (kind, name) in WINDOWS else BOUNDLESS
             found.append(
                 SharedWindow(
-                    key=key, stage=name, version=row.version, window=window,
-                    state="closed" if gate.closed else "open", unconfirmed=gate.unconfirmed,
+                    key=key,
+                    stage=name,
+                    version=row.version,
+                    window=window,
+                    state="closed" if gate.closed else "open",
+                    unconfirmed=gate.unconfirmed,
                     reason=_closed(gate) if gate.closed else "",
                 )
-            )  # fmt: skip
+            )
     return found
 
 
@@ -112,9 +116,15 @@ def _windows(record: WeightChanged) -> list[int]:
 def _stage(stage: Stage, probability: float, now: float, policy: Policy) -> StageHealth:
     successes, failures, _ = masses(stage, now, policy)
     return StageHealth(
-        probability=probability, successes=successes, failures=failures, window=max(1, int(stage.window)),
-        failures_folded=stage.folded, late=stage.late, succeeded=stage.succeeded, failed=stage.failed,
-    )  # fmt: skip
+        probability=probability,
+        successes=successes,
+        failures=failures,
+        window=max(1, int(stage.window)),
+        failures_folded=stage.folded,
+        late=stage.late,
+        succeeded=stage.succeeded,
+        failed=stage.failed,
+    )
 
 
 def _time(seconds: float) -> datetime | None:
@@ -122,9 +132,15 @@ def _time(seconds: float) -> datetime | None:
 
 
 def _reason(
-    row: Row, key: str, gate: Gate | None, down: Signal | None, stages: dict[str, StageHealth], said: Sequence[Signal],
-    *, ready: bool,
-) -> str:  # fmt: skip
+    row: Row,
+    key: str,
+    gate: Gate | None,
+    down: Signal | None,
+    stages: dict[str, StageHealth],
+    said: Sequence[Signal],
+    *,
+    ready: bool,
+) -> str:
     """Needs no clock: whoever prints it knows `next_probe_at`."""
     if down is not None:
         return f"closed, {_words(down)}"

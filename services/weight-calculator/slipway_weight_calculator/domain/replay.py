@@ -48,10 +48,17 @@ TELLING: Final = frozenset({Scope.CONFIG, Scope.CAPACITY, Scope.QUOTA, Scope.IMA
 SHARED_WINDOWS: Final = (("quota", "launch"), ("image", "boot"), ("image", "claim"))
 # What a start does next, by what is told of it; None: it is over, or serves.
 NEXT: Final[Mapping[type[Any], str | None]] = {
-    WorkerRequested: "launch", WorkerDelayed: "launch", WorkerLaunched: "boot", WorkerRegistered: "claim",
-    WorkerLaunchFailed: None, WorkerClaimed: None, WorkerIdle: None, WorkerStopping: None, WorkerStopped: None,
+    WorkerRequested: "launch",
+    WorkerDelayed: "launch",
+    WorkerLaunched: "boot",
+    WorkerRegistered: "claim",
+    WorkerLaunchFailed: None,
+    WorkerClaimed: None,
+    WorkerIdle: None,
+    WorkerStopping: None,
+    WorkerStopped: None,
     WorkerLost: None,
-}  # fmt: skip
+}
 
 TINY: Final = 1e-6
 COEFFICIENT_MAX: Final = 1e12
@@ -59,19 +66,33 @@ COEFFICIENT_MAX: Final = 1e12
 # instant each time: of shorter times than these a log of hours would have no end.
 ROUND_SECONDS: Final = 0.1
 BOUNDS: Final = (
-    *((name, (ROUND_SECONDS, math.inf)) for name in (
-        "permit_seconds", "pool_probe_seconds", "probe_initial_seconds", "probe_max_seconds", "unheard_seconds",
-        "unspent_seconds",
-    )),
-    ("_seconds", (TINY, math.inf)), ("prior_mass", (TINY, math.inf)), ("prior", (TINY, 1.0 - TINY)),
-    ("floor", (TINY, 1.0)), ("sharpness", (0.0, math.inf)), ("threshold", (0.0, math.inf)), ("_shrink", (TINY, 1.0)),
-    ("quantile", (TINY, 1.0)), ("late_factor", (TINY, math.inf)),
-)  # fmt: skip
+    *(
+        (name, (ROUND_SECONDS, math.inf))
+        for name in (
+            "permit_seconds",
+            "pool_probe_seconds",
+            "probe_initial_seconds",
+            "probe_max_seconds",
+            "unheard_seconds",
+            "unspent_seconds",
+        )
+    ),
+    ("_seconds", (TINY, math.inf)),
+    ("prior_mass", (TINY, math.inf)),
+    ("prior", (TINY, 1.0 - TINY)),
+    ("floor", (TINY, 1.0)),
+    ("sharpness", (0.0, math.inf)),
+    ("threshold", (0.0, math.inf)),
+    ("_shrink", (TINY, 1.0)),
+    ("quantile", (TINY, 1.0)),
+    ("late_factor", (TINY, math.inf)),
+)
 # Pairs of which the first is not above the second.
 ORDERED: Final = (
     *((f"{stage}_window_min", f"{stage}_window") for stage in STAGES),
-    ("probe_initial_seconds", "probe_max_seconds"), ("late_samples", "boot_samples"),
-)  # fmt: skip
+    ("probe_initial_seconds", "probe_max_seconds"),
+    ("late_samples", "boot_samples"),
+)
 
 Policies = Mapping[str, Policy]
 """The coefficients by profile."""

@@ -113,12 +113,20 @@ def introduced(event: WorkerEvent, at: float) -> Config:
     be one that was archived so long ago that nothing else tells of it."""
     return config_of(
         LaunchConfigState(
-            launch_config_id=event.launch_config_id, pool_id=event.pool_id, account_id=event.account_id, region="",
-            zone="", instance_type="", image_revision=event.image_revision, base_weight=1.0, price_factor=1.0,
-            state="undeclared", revision=0,
+            launch_config_id=event.launch_config_id,
+            pool_id=event.pool_id,
+            account_id=event.account_id,
+            region="",
+            zone="",
+            instance_type="",
+            image_revision=event.image_revision,
+            base_weight=1.0,
+            price_factor=1.0,
+            state="undeclared",
+            revision=0,
         ),
         archived_at=at,
-    )  # fmt: skip
+    )
 
 
 def new_row(policy: Policy, revision: int = 1, at: float = 0.0) -> Row:

@@ -19,9 +19,7 @@ from slipway_common.redaction import redacted
 from slipway_common.signal_rules import DEFAULT_RULES, TTL_SECONDS_MAX, Rules, is_provisioners, refusal
 from slipway_weight_calculator.domain.rows import Config
 
-REASONS: Final = (
-    "target", "kind", "source", "ttl", "expired", "future", "value", "unreached", "newer", "share",
-)  # fmt: skip
+REASONS: Final = ("target", "kind", "source", "ttl", "expired", "future", "value", "unreached", "newer", "share")
 DEGRADED: Final = 0.5  # the factor of a signal that names none
 
 
@@ -48,9 +46,15 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """As it was said."""
         observed_at = datetime.fromtimestamp(self.observed_at, UTC)
         return SignalRaised(
-            source=self.source, kind=self.kind, target_kind=self.target_kind, target_id=self.target_id,
-            reason=self.reason, observed_at=observed_at, ttl_seconds=self.until - self.observed_at, value=self.value,
-        )  # fmt: skip
+            source=self.source,
+            kind=self.kind,
+            target_kind=self.target_kind,
+            target_id=self.target_id,
+            reason=self.reason,
+            observed_at=observed_at,
+            ttl_seconds=self.until - self.observed_at,
+            value=self.value,
+        )
 
 
 def reached(event: SignalRaised, configs: Mapping[str, Config], booting: str = "") -> frozenset[str]:
@@ -72,9 +76,13 @@ def reached(event: SignalRaised, configs: Mapping[str, Config], booting: str = "
 
 
 def problem(
-    event: SignalRaised, configs_reached: Collection[str], configs: Mapping[str, Config], held: Mapping[str, Signal],
-    now: float, rules: Rules = DEFAULT_RULES,
-) -> str:  # fmt: skip
+    event: SignalRaised,
+    configs_reached: Collection[str],
+    configs: Mapping[str, Config],
+    held: Mapping[str, Signal],
+    now: float,
+    rules: Rules = DEFAULT_RULES,
+) -> str:
     """Why a signal heard at `now` has no effect: the kind of reason (one of REASONS), a colon, and words. Empty if it
     has one, or is the provisioner's."""
     if wrong := refusal(event, now, rules):
@@ -119,9 +127,13 @@ def _value_problem(kind: str, value: float) -> str:
 
 
 def _share_problem(
-    event: SignalRaised, configs_reached: Collection[str], configs: Mapping[str, Config], held: Mapping[str, Signal],
-    now: float, rules: Rules,
-) -> str:  # fmt: skip
+    event: SignalRaised,
+    configs_reached: Collection[str],
+    configs: Mapping[str, Config],
+    held: Mapping[str, Signal],
+    now: float,
+    rules: Rules,
+) -> str:
     """One source that is wrong must not stop a whole pool. Those that no rule names have one share together: over Kafka
     a name costs nothing."""
     closed = {*configs_reached}
@@ -179,9 +191,17 @@ def kept(event: SignalRaised, configs_reached: Collection[str], now: float) -> t
     # What a `recovered` takes back may hold longer than it says of itself, and may still be under way.
     holds_seconds = TTL_SECONDS_MAX if kind == "recovered" else event.ttl_seconds
     signal = Signal(
-        event.source, kind, event.target_kind, event.target_id, redacted(event.reason), value, now,
-        observed_at + holds_seconds, tuple(sorted(configs_reached)), observed_at,
-    )  # fmt: skip
+        event.source,
+        kind,
+        event.target_kind,
+        event.target_id,
+        redacted(event.reason),
+        value,
+        now,
+        observed_at + holds_seconds,
+        tuple(sorted(configs_reached)),
+        observed_at,
+    )
     return signal.key, signal
 
 

@@ -93,9 +93,12 @@ class World:
         return row is not None and row.ready and row.lost_at == when
 
     def load(
-        self, configs: Iterable[Config], rows: Mapping[str, Row], boots: Mapping[str, Boot],
+        self,
+        configs: Iterable[Config],
+        rows: Mapping[str, Row],
+        boots: Mapping[str, Boot],
         signals: Mapping[str, Signal],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take over stored values into an empty world, and derive the rest from them."""
         draft = Draft(self)
         self.rows.update(rows)
@@ -289,10 +292,13 @@ class Draft:
         """The configs that a signal may reach, and the others of their pools, of which it may close a share only."""
         target = event.target_id
         ids: set[str] = {
-            "config": {target}, "worker": {booting}, "pool": self.members(f"pool/{target}"),
-            "account": self.members(credential_key(target)), "image": self.members(image_key(target)),
+            "config": {target},
+            "worker": {booting},
+            "pool": self.members(f"pool/{target}"),
+            "account": self.members(credential_key(target)),
+            "image": self.members(image_key(target)),
             "zone": {*self.world.configs, *self.configs},
-        }.get(event.target_kind, set())  # fmt: skip
+        }.get(event.target_kind, set())
         pools = {config.pool for id_ in ids if (config := self.config(id_)) is not None}
         ids = ids.union(*(self.members(pool) for pool in pools))
         return {id_: config for id_ in sorted(ids) if (config := self.config(id_)) is not None}
@@ -454,9 +460,12 @@ class Draft:
         elif name == "boot":
             boots = (*row.boots[1 - policy.boot_samples :], boot_seconds)
             rows[config_id] = replace(
-                row, boot=_praised(row.boot, name, at, policy), version=row.version + 1, boots=boots,
+                row,
+                boot=_praised(row.boot, name, at, policy),
+                version=row.version + 1,
+                boots=boots,
                 slow_seconds=_slow(row, boots, policy),
-            )  # fmt: skip
+            )
         else:
             rows[config_id] = replace(row, claim=_praised(row.claim, name, at, policy), version=row.version + 1)
         for key in config.praised[name]:
@@ -500,9 +509,13 @@ class Draft:
         stage, policy = getattr(row, name), self.policy(config)
         kept = evidence.remaining(max(0.0, at - stage.gate.closed_at), policy)
         self._set_gate(
-            key, name, gates.opened(stage.gate, at), failures=stage.failures * kept, placed=stage.placed * kept,
+            key,
+            name,
+            gates.opened(stage.gate, at),
+            failures=stage.failures * kept,
+            placed=stage.placed * kept,
             window=policy.reopened_window,
-        )  # fmt: skip
+        )
         if name == "launch":
             self._pull_siblings(config, stage.gate.closed_at, at)
 
@@ -724,9 +737,15 @@ class Draft:
         elif not event.leaving:
             late_at = at + self.late_seconds(config)
             boots[worker_id] = Boot(
-                config.id, config.shared["image"], at, late_at, event.instance_id, event.probe_permit, False,
+                config.id,
+                config.shared["image"],
+                at,
+                late_at,
+                event.instance_id,
+                event.probe_permit,
+                False,
                 event.console,
-            )  # fmt: skip
+            )
             heappush(self.world.agenda, (late_at, "boot", worker_id))
             self._heard(config, event.probe_permit, late_at)
         if event.probe_permit is not None:
@@ -783,9 +802,16 @@ class Draft:
             self._settle(config, event.probe_permit, at, None, (), ended=True)
 
     def _boot_over(
-        self, config: Config, worker_id: str, boot: Boot, at: float, *, came: bool = False,
-        failure: Failure | None = None, blamed: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        worker_id: str,
+        boot: Boot,
+        at: float,
+        *,
+        came: bool = False,
+        failure: Failure | None = None,
+        blamed: tuple[str, ...] = (),
+    ) -> None:
         """A boot has ended. If it had been taken for failed, that stays true where it is `blamed`, and is taken back
         elsewhere; a gate that was closed by nothing but such starts opens only when one of them has come."""
         self.boots[worker_id] = None
@@ -805,9 +831,15 @@ class Draft:
             if came and gates.unfounded(gate, late, policy.trip_boot):
                 gate, window = gates.opened(gate, at), policy.reopened_window
             self._set_gate(
-                key, "boot", gate, failures=max(0.0, stage.failures - mass), placed=max(0.0, stage.placed - mass),
-                failed=max(0, stage.failed - 1), late=late, window=window,
-            )  # fmt: skip
+                key,
+                "boot",
+                gate,
+                failures=max(0.0, stage.failures - mass),
+                placed=max(0.0, stage.placed - mass),
+                failed=max(0, stage.failed - 1),
+                late=late,
+                window=window,
+            )
 
     def _blamed(self, config: Config, outcome: Outcome) -> tuple[str, ...]:
         """Keys that a failed outcome is charged to: none of a stage that is not judged."""
@@ -816,9 +848,14 @@ class Draft:
         return blame.charged(outcome, config.id, config.shared, self.members)
 
     def _fail(
-        self, config: Config, event: WorkerEvent, outcome: Outcome | None, at: float, *,
+        self,
+        config: Config,
+        event: WorkerEvent,
+        outcome: Outcome | None,
+        at: float,
+        *,
         charged_already: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A worker's failed outcome, or its end without one. Every failure counts as folded, whatever its scope."""
         blamed: tuple[str, ...] = ()
         if outcome is not None and outcome.result is FAILED and outcome.stage is not worker.Stage.UNKNOWN:
@@ -835,9 +872,15 @@ class Draft:
             self._settle(config, event.probe_permit, at, outcome, blamed, ended=True)
 
     def _settle(
-        self, config: Config, permit: int, at: float, outcome: Outcome | None, blamed: tuple[str, ...], *,
+        self,
+        config: Config,
+        permit: int,
+        at: float,
+        outcome: Outcome | None,
+        blamed: tuple[str, ...],
+        *,
         ended: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What the holder of the newest permit has told each gate that waits for it; `ended`: it will tell no more."""
         row = self.row(config.id)
         if row is None or permit != row.permit:
@@ -898,9 +941,15 @@ def _slow(row: Row, boots: tuple[float, ...], policy: Policy) -> float:
 
 def _failure(event: WorkerEvent, outcome: Outcome, at: float) -> Failure:
     return Failure(
-        at, outcome.scope, outcome.code[:CODE_LENGTH_MAX], outcome.classified, event.worker_id,
-        instance_id=getattr(event, "instance_id", ""), console=getattr(event, "console", ""), sample=outcome.sample,
-    )  # fmt: skip
+        at,
+        outcome.scope,
+        outcome.code[:CODE_LENGTH_MAX],
+        outcome.classified,
+        event.worker_id,
+        instance_id=getattr(event, "instance_id", ""),
+        console=getattr(event, "console", ""),
+        sample=outcome.sample,
+    )
 
 
 def _probe(config: Config, row: Row) -> str:

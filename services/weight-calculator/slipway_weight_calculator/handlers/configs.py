@@ -17,8 +17,13 @@ def fold(draft: Draft, received: Received, now: float, rules: Rules) -> list[tup
         draft.archive(received.subject, now)
         return draft.recount(received.subject, now, rules)
     names.check(
-        state.launch_config_id, state.pool_id, state.account_id, state.region, state.zone, state.instance_type,
+        state.launch_config_id,
+        state.pool_id,
+        state.account_id,
+        state.region,
+        state.zone,
+        state.instance_type,
         state.image_revision,
-    )  # fmt: skip
+    )
     draft.declare(state, now)
     return draft.recount(state.launch_config_id, now, rules)

@@ -109,9 +109,15 @@ def _check_attributes(specversion: str, type_: str, id_: str, source: str) -> No
 
 def _event(said: Said, source: str, now: datetime) -> SignalRaised:
     return SignalRaised(
-        source=source, target_kind=said.target_kind, target_id=said.target_id, kind=said.kind, reason=said.reason,
-        observed_at=said.observed_at or now, ttl_seconds=said.ttl_seconds, value=said.value,
-    )  # fmt: skip
+        source=source,
+        target_kind=said.target_kind,
+        target_id=said.target_id,
+        kind=said.kind,
+        reason=said.reason,
+        observed_at=said.observed_at or now,
+        ttl_seconds=said.ttl_seconds,
+        value=said.value,
+    )
 
 
 def _refused(reason: str) -> Problem:

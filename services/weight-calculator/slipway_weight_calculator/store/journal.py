@@ -65,4 +65,3 @@ def ranges(records: Iterable[Record | Received]) -> list[Range]:
         return []
     starts = [0, *(n for n, (a, b) in enumerate(pairwise(places), 1) if (*a[:2], a[2] + 1) != b), len(places)]
     return [(*places[a], places[b - 1][2] + 1) for a, b in pairwise(starts)]
-

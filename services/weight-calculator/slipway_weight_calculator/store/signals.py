@@ -66,12 +66,18 @@ async def live(db: Pool) -> list[dict[str, Any]]:
     found = [_signal(row["body"]) for row in await db.fetch(LIVE)]
     return [
         {
-            "source": s.source, "kind": s.kind, "target_kind": s.target_kind, "target_id": s.target_id,
-            "value": s.value, "reason": s.reason, "configs": s.configs,
-            "since": _time(s.since), "until": _time(s.until),
+            "source": s.source,
+            "kind": s.kind,
+            "target_kind": s.target_kind,
+            "target_id": s.target_id,
+            "value": s.value,
+            "reason": s.reason,
+            "configs": s.configs,
+            "since": _time(s.since),
+            "until": _time(s.until),
         }
         for s in found
-    ]  # fmt: skip
+    ]
 
 
 async def refused(db: Pool) -> list[dict[str, Any]]:
@@ -80,11 +86,15 @@ async def refused(db: Pool) -> list[dict[str, Any]]:
     found = [(row, msgspec.json.decode(row["body"], type=SignalRaised)) for row in rows]
     return [
         {
-            "at": _time(row["at"]), "source": e.source, "kind": e.kind, "target_kind": e.target_kind,
-            "target_id": e.target_id, "why": row["why"],
+            "at": _time(row["at"]),
+            "source": e.source,
+            "kind": e.kind,
+            "target_kind": e.target_kind,
+            "target_id": e.target_id,
+            "why": row["why"],
         }
         for row, e in found
-    ]  # fmt: skip
+    ]
 
 
 def _time(seconds: float) -> datetime:

@@ -14,8 +14,12 @@ from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.world import Draft, World
 
 TABLES: Final[Mapping[str, type[Any]]] = {
-    "config": Config, "health": Row, "boot": Boot, "signal": Signal, "alert": AlertRaised,
-}  # fmt: skip
+    "config": Config,
+    "health": Row,
+    "boot": Boot,
+    "signal": Signal,
+    "alert": AlertRaised,
+}
 READ: Final = {name: f"SELECT key, body FROM {name} ORDER BY key" for name in TABLES}
 WRITE: Final = {
     name: f"INSERT INTO {name} SELECT * FROM unnest($1::text[], $2::text[]) "
@@ -35,8 +39,12 @@ def changes(draft: Draft, told: list[Alert]) -> Changes:
     """What a turn has to write: its draft, and the alerts that it raises and resolves."""
     alerts = {alert.dedup_key: alert if isinstance(alert, AlertRaised) else None for alert in told}
     found: Changes = {
-        "config": draft.configs, "health": draft.rows, "boot": draft.boots, "signal": draft.signals, "alert": alerts,
-    }  # fmt: skip
+        "config": draft.configs,
+        "health": draft.rows,
+        "boot": draft.boots,
+        "signal": draft.signals,
+        "alert": alerts,
+    }
     return {name: values for name, values in found.items() if values}
 
 
