@@ -5,14 +5,19 @@ UV_VERSION := 0.13.8
 MEMBERS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)))
 DISTRIBUTIONS := slipway-common slipway-client slipway-local \
 	slipway-provisioner slipway-weight-calculator slipway-lease-broker slipway-simulator
-READY := .venv/.ready
+# Stamps: RUNTIME has what `make demo` and the command need, READY also what tests, checks and benchmarks need.
+RUNTIME := .venv/.ready
+READY := .venv/.ready-dev
+LOCKED := pyproject.toml $(MEMBERS:%=%/pyproject.toml)
+# Lines of a lock that only other platforms install.
+ELSEWHERE := "sys_platform == '\(win32\|emscripten\)'"
 IS_RECENT := 'import sys; sys.exit(sys.version_info < (3, 11))'
 RUN := .venv/bin/python
 UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS N LANDING
+	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS N LANDING KEEP FAST
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of tests/*/mutants.toml is broken.
@@ -24,46 +29,62 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows histories requirements mutants readme \
-	generated simulate policies bench-events bench-weights bench-leases square-wave fairness adaptive clean
+	generated replay-same simulate policies bench-events bench-weights bench-leases square-wave fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Virtual environment with the locked dependencies; done by every other target when needed
 
-$(READY): requirements.lock pyproject.toml $(MEMBERS:%=%/pyproject.toml)
+# $(call prepare,LOCK,SIZE): a virtual environment with uv, and a line that says what is installed from LOCK.
+define prepare
 	@$(RUN) -c $(IS_RECENT) 2>/dev/null || $(PYTHON) -c $(IS_RECENT) 2>/dev/null || { \
 		echo "Slipway needs Python 3.11 or later; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)" >&2; \
 		echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(RUN) -c $(IS_RECENT) 2>/dev/null || { echo "Setting up .venv, once"; $(PYTHON) -m venv --clear .venv; }
+	@[ -e $@ ] && echo "Updating .venv from $(1)" || \
+		echo "Installing $$(grep '^[a-z]' $(1) | grep -cv $(ELSEWHERE)) packages into .venv (once, $(2))"
+	@$(RUN) -c $(IS_RECENT) 2>/dev/null || $(PYTHON) -m venv --clear .venv
 	@$(RUN) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(UV) pip sync --python $(RUN) --compile-bytecode --require-hashes requirements.lock
-	@$(UV) pip install --python $(RUN) --quiet --no-deps $(MEMBERS:%=-e %)
+endef
+
+# Adds packages and removes none, so that it leaves the tools of READY in place.
+$(RUNTIME): requirements.demo.lock $(LOCKED)
+	$(call prepare,requirements.demo.lock,about 130 MB to download)
+	@$(UV) pip install --quiet --python $(RUN) --compile-bytecode --require-hashes --requirements requirements.demo.lock
+	@$(UV) pip install --quiet --python $(RUN) --no-deps $(MEMBERS:%=-e %)
 	@touch $@
 
-lock: $(READY) ## Resolve requirements.lock and the images' part of it again: hashes for every platform, no index addresses
-	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-		--no-emit-index-url --no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) \
-		--custom-compile-command "make lock" --group dev pyproject.toml --output-file requirements.lock
-	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-		--no-emit-index-url --no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) --no-annotate \
-		--custom-compile-command "make lock" --constraint requirements.lock --output-file requirements.services.lock \
+$(READY): requirements.lock requirements.demo.lock $(LOCKED)
+	$(call prepare,requirements.lock,about 240 MB to download)
+	@$(UV) pip sync --quiet --python $(RUN) --compile-bytecode --require-hashes requirements.lock
+	@$(UV) pip install --quiet --python $(RUN) --no-deps $(MEMBERS:%=-e %)
+	@touch $(RUNTIME) $@
+
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links $(DISTRIBUTIONS:%=--no-emit-package %) --custom-compile-command "make lock"
+PART = --no-annotate --constraint requirements.lock
+
+lock: $(READY) ## Resolve requirements.lock, and the demo's and the images' part of it: hashes, no index addresses
+	$(COMPILE) --group dev pyproject.toml --output-file requirements.lock
+	$(COMPILE) $(PART) --output-file requirements.demo.lock $(MEMBERS:%=%/pyproject.toml)
+	$(COMPILE) $(PART) --output-file requirements.services.lock \
 		libs/common/pyproject.toml libs/client/pyproject.toml $(wildcard services/*/pyproject.toml)
 
 lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 	cd libs/local/slipway_local/broker && \
 		$(abspath $(UV)) tool run --quiet --from 'jgo[cli]>=3.2,<4' jgo --resolver python lock && rm -rf .jgo
 
-demo: $(READY) ## Whole system on simulated clouds, or PROVIDER=process: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
+demo: $(RUNTIME) ## Whole system on simulated clouds, or PROVIDER=process: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
 	@$(RUN) -m $(BROKEN) slipway_local.demo
 
-check: $(READY) ## ruff, mypy, import contracts
+check: $(READY) ## Words and formats of this project, ruff, mypy, import contracts
+	@$(RUN) -m $(BROKEN) tests.idiom
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check --quiet .
 	.venv/bin/mypy libs services tests examples $(if $(wildcard bench/*.py),bench)
 	.venv/bin/lint-imports --no-logo
 
-test: $(READY) tools ## Everything that CI runs, layer by layer, with times: LAYERS="unit contract" for some of them
+test: $(READY) tools ## Everything that CI runs, by layers, with times: FAST=1 for the inner loop, LAYERS="unit contract" for some
 	@$(RUN) tests/layers.py $(LAYERS)
 
 tools: ## kcat, tmux and promtool for the tests that call them: installs Debian's packages, or says what to install
@@ -78,20 +99,23 @@ compose-check: $(READY) ## docker-compose.yml and its images: judged, built and 
 e2e: $(READY) ## Demand changes and kills on the whole system: CHANGES=600 POOLS=20 KILL=all SEED=3, or FULL=1
 	@$(RUN) -m $(BROKEN) tests.e2e.run
 
-e2e-windows: $(READY) ## Windows under late weights, an absent calculator and three provisioners, by the ledger: SEED=5
+e2e-windows: $(READY) ## Launches within windows with stale weights, a paused calculator and three provisioners: SEED=5
 	@$(RUN) -m $(BROKEN) tests.e2e.windows
 
-simulate: $(READY) ## Seeded histories of three services; ONLY=weights: of a calculator that is killed at its commits, SEEDS=100, FULL=1 or SEED=7
-	@$(if $(filter-out weights,$(ONLY)),echo "no simulation $(ONLY); there is weights" >&2; exit 2)
+replay-same: $(READY) ## Replay of the recorded outage, compared with the records of before the words changed
+	@$(RUN) -m tests.replay_same
+
+simulate: $(READY) ## Seeded histories of three services: SEEDS=12 or SEED=7; ONLY=weights SEEDS=100, FULL=1: a calculator killed at its commits
+	@$(if $(filter-out weights,$(ONLY)),echo "ONLY=$(ONLY): unknown simulation; expected weights" >&2; exit 2)
 	@$(RUN) -m $(BROKEN) $(if $(ONLY),tests.simulation.weights,pytest -q tests/simulation)
 
-histories: $(READY) ## Lease pools under faults of clients, brokers, database and network, judged for double grants: N=20 SEED=1 FULL=1 MUTANT=
+histories: $(READY) ## Lease pools under faults of clients, brokers, database and network, checked for double grants: N=20 SEED=1 FULL=1 MUTANT=
 	@$(RUN) -m $(BROKEN) tests.histories.run
 
 requirements: $(READY) ## What is required of the lease-broker, a test each, on real PostgreSQL: LANDING=A for the first part, FULL=1 for 8 replicas
 	@$(RUN) -m $(BROKEN) pytest -q $(REQUIRED)
 
-mutants: $(READY) ## Break each main claim in a copy and see its test turn red: ONLY=group
+mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
 	@$(RUN) -m tests.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
 readme: $(READY) ## Run every fenced command of the README and the guides
@@ -100,25 +124,25 @@ readme: $(READY) ## Run every fenced command of the README and the guides
 generated: $(READY) ## Write contracts/ and docs/generated/ from the code
 	@$(RUN) -m slipway_local.contracts
 
-bench-events: $(READY) ## Decode, event → committed → next event, replay
+bench-events: $(READY) ## Benchmark of events: decoding, latency to the next event, replay: KEEP=1 writes bench/results/
 	@$(RUN) -m bench.events
 
-bench-weights: $(READY) ## Fold, replay at 200 and 10,000 configs, outcome → weight, against what is claimed: SECONDS=20
+bench-weights: $(READY) ## Benchmark of the weight-calculator: fold, replay, latency to the weight: SECONDS=20 KEEP=1
 	@$(RUN) -m bench.weights
 
-bench-leases: $(READY) ## Leases a second over HTTP and Kafka, beside many held and waiting, handover, restart: SECONDS=20
+bench-leases: $(READY) ## Benchmark of the lease-broker: leases per second, handover, restart: SECONDS=20 KEEP=1
 	@$(RUN) -m bench.leases.bench
 
-policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1, SCENARIO=FILE, CELL=all-out/slipway/7, SEEDS=3, DEMAND=FILE AVAILABILITY=FOLDER
+policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1 KEEP=1, SCENARIO=FILE, CELL=all-out/slipway/7, SEEDS=3, DEMAND=FILE AVAILABILITY=FOLDER
 	@$(RUN) -m bench.policies
 
-square-wave: $(READY) ## Fifty installations at once, then two hundred: starts a minute with pacing and without; SEED=3
+square-wave: $(READY) ## Fifty installations at once, then two hundred: starts per minute with and without pacing: SEED=3
 	@$(RUN) -m bench.leases.square_wave
 
-fairness: $(READY) ## One tenant with 1,000 waiters against nine with one; equal and weighted tenants, priorities: SEED=3
+fairness: $(READY) ## Fairness of grants: one tenant with 1,000 waiters against nine, weights, priorities: SEED=3
 	@$(RUN) -m bench.leases.fairness
 
-adaptive: $(READY) ## Adaptive limits against token-bucket clouds: SEED=3, FULL=1, CELL=bucket-2ps/3
+adaptive: $(READY) ## Adaptive limits with token-bucket clouds: SEED=3, FULL=1 KEEP=1, CELL=bucket-2ps/3
 	@$(RUN) -m bench.leases.adaptive
 
 clean: ## Remove the virtual environment and every cache in this folder

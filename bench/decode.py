@@ -1,4 +1,4 @@
-"""Reading an event against `json.loads` of the same bytes: every event of a worker's life, in turn, in this process."""
+"""Decoding of an event compared with `json.loads` of the same bytes, for each event type of a worker's lifecycle."""
 
 import json
 import time
@@ -14,14 +14,14 @@ from slipway_common.topics import DECODERS, WORKER_LIFECYCLE
 from slipway_local.contracts.examples import EXAMPLES, example
 
 ROUNDS: Final = 41
-REPEATS: Final = 200  # of all examples, in a row of one arm: a few milliseconds, so that noise hits all arms alike
+REPEATS: Final = 200  # of all examples per arm: a few milliseconds, so that noise affects all arms alike
 CLAIM: Final = 0.25
 
 Bytes = Sequence[tuple[str, bytes, list[tuple[str, bytes | None]]]]
 
 
 class Decoding(msgspec.Struct, frozen=True, kw_only=True):
-    """µs per event; ratios of medians to `json.loads`. `record` reads headers and event, as a consumer does."""
+    """Decoding times: µs per event, and ratios of medians to `json.loads`. `record` decodes headers and event."""
 
     event: Spread
     json_loads: Spread
@@ -33,7 +33,7 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure() -> Decoding:
-    """All arms in turn, many times."""
+    """Run all arms in turn, ROUNDS times."""
     worker = [event for event in EXAMPLES if type(event) in WORKER_LIFECYCLE.events]
     records = [
         (event.type, msgspec.json.encode(event), [(k, v.encode()) for k, v in example(event)["headers"].items()])

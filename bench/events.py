@@ -1,6 +1,7 @@
-"""`make bench-events`: what an event costs. Decoding; one hop from event to next event; replay of a backlog.
+"""`make bench-events`: the cost of an event. Decoding; latency from one event to the next; replay of a backlog.
 
-Prints the figures last, keeps them in bench/results/events.json, and fails when decoding is not what is claimed.
+Prints the figures, writes them to bench/results/events.json with KEEP=1, and exits with 1 if the claim about decoding
+is false.
 """
 
 import logging
@@ -15,9 +16,9 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from bench import decode, hop, replay
+from bench import committed, decode, hop_latency, replay
 from bench.decode import Decoding
-from bench.hop import Hop
+from bench.hop_latency import HopLatency
 from bench.replay import Replay
 from slipway_local.guard import guard
 from slipway_local.jars import kafka_version, locked_jars
@@ -26,22 +27,21 @@ from slipway_local.postgres import EmbeddedPostgres
 from slipway_local.supervisor import Supervisor, run
 from tests import harness
 
-RESULTS: Final = Path(__file__).parent / "results/events.json"
 LIBRARIES: Final = ("msgspec", "aiokafka", "faststream", "asyncpg")
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `on` is what the figures depend on."""
+    """Results of one run; `on` describes the machine and the versions measured."""
 
     command: str
     on: dict[str, Any]
     decode: Decoding
-    hop: Hop
+    hop: HopLatency
     replay: Replay
 
 
 async def measure(supervisor: Supervisor) -> int:
-    """All three on servers of their own."""
+    """Run all three measurements on embedded servers."""
     before = os.getloadavg()[0]
     print("decoding …", flush=True)
     decoding = decode.measure()
@@ -52,24 +52,24 @@ async def measure(supervisor: Supervisor) -> int:
         print("starting Apache Kafka and PostgreSQL …", flush=True)
         await supervisor.start(*servers)
         await harness.make_template(servers[1])
-        print(f"one hop, {hop.PER_SECOND} events a second for {hop.SECONDS} s …", flush=True)
+        print(f"one hop, {hop_latency.PER_SECOND} events a second for {hop_latency.SECONDS} s …", flush=True)
         async with harness.new_place(servers) as place:
-            hopping = await hop.measure(place)
-            postgres = await place.pool.fetchval("SHOW server_version")
+            hopping = await hop_latency.measure(place)
+            postgres = await place.database.fetchval("SHOW server_version")
         print(f"replaying {replay.EVENTS} events {replay.ROUNDS} times …", flush=True)
         async with harness.new_place(servers) as place:
             replayed = await replay.measure(place)
         await supervisor.stop()
-    # Of the last minute: a machine that others use gives other latencies.
+    # Load average of the last minute, since other work on the machine changes latencies.
     load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     on = surroundings() | {"postgres": postgres, "load": load}
     results = Results(command="make bench-events", on=on, decode=decoding, hop=hopping, replay=replayed)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
-    return tell(results)
+    committed.write_json(os.environ, "events.json", results)
+    return report(results)
 
 
 def surroundings() -> dict[str, Any]:
+    """Versions and core count, as every benchmark records them."""
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
@@ -78,8 +78,8 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-def tell(results: Results) -> int:
-    """The figures, and whether the claim holds."""
+def report(results: Results) -> int:
+    """Print the figures; return 1 if the claim about decoding is false."""
     decoding, hopping, replayed = results.decode, results.hop, results.replay
     holds = decoding.event_ratio <= decode.CLAIM
     worst = max(decoding.event_ratio_by_type, key=lambda name: decoding.event_ratio_by_type[name])
@@ -100,6 +100,6 @@ def tell(results: Results) -> int:
 
 
 if __name__ == "__main__":
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a new broker asks its clients to try again
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a new broker first answers with retriable errors
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     sys.exit(run(measure))

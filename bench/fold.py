@@ -1,5 +1,7 @@
-"""The calculator's core alone: events become health in drafts as large as a busy turn's. The yardstick replaces one
-value of the same kind per event, and does nothing else."""
+"""Throughput of the weight-calculator's core: events folded into health, in drafts as large as a busy turn's.
+
+The yardstick replaces one value of the same kind per event and does nothing else.
+"""
 
 import gc
 import time
@@ -8,20 +10,20 @@ from typing import Final
 
 import msgspec
 
-from bench import lives
-from bench.lives import Told
+from bench import worker_events
 from bench.spread import Spread, spread
+from bench.worker_events import TimedEvent
 from slipway_weight_calculator.domain.world import Draft, World
 
 CONFIGS: Final = 200
 EVENTS: Final = 20_000
 DRAFT: Final = 2_000
-WARM_UP: Final = 20_000  # before what is measured: by then every stage is as busy as any
+WARM_UP: Final = 20_000  # events folded before the measurement, so that every stage has work
 PLACE: Final = "slipway.worker.lifecycle.v1/0"
 
 
 class Fold(msgspec.Struct, frozen=True, kw_only=True):
-    """Events per second; `ratio` is of the medians of `yardstick_per_second` and `folded_per_second`."""
+    """Events per second. `ratio` is the median of `yardstick_per_second` over that of `folded_per_second`."""
 
     events: int
     configs: int
@@ -31,20 +33,20 @@ class Fold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(seconds: float) -> Fold:
-    """Both in turn, for so long, from the same warm world each time."""
-    configs = lives.declared(CONFIGS)
-    told = lives.told(configs, WARM_UP + EVENTS)
-    warm, measured = told[:WARM_UP], told[WARM_UP:]
+    """Measure fold and yardstick in turn for `seconds`, each time from the same warm world."""
+    configs = worker_events.launch_configs(CONFIGS)
+    events = worker_events.generate(configs, WARM_UP + EVENTS)
+    warm, measured = events[:WARM_UP], events[WARM_UP:]
     folded: list[float] = []
     replaced: list[float] = []
     gc.collect()
-    gc.freeze()  # a service decodes its events one by one, and keeps none
+    gc.freeze()  # a service decodes its events one by one and retains none
     until = time.perf_counter() + seconds
     while len(folded) < 3 or time.perf_counter() < until:
         world = World()
         draft = Draft(world)
         for config in configs:
-            draft.declare(config, lives.BEGAN)
+            draft.declare(config, worker_events.BEGAN)
         draft.commit()
         _fold(world, warm)
         replaced.append(EVENTS / _replace(world, measured))
@@ -60,11 +62,11 @@ def measure(seconds: float) -> Fold:
     )
 
 
-def _fold(world: World, told: Sequence[Told]) -> float:
-    """Seconds in which the world learns all that was told, and what time changes meanwhile."""
+def _fold(world: World, events: Sequence[TimedEvent]) -> float:
+    """Fold all events, advancing time with them; return the seconds taken."""
     began = time.perf_counter()
-    for first in range(0, len(told), DRAFT):
-        part = told[first : first + DRAFT]
+    for first in range(0, len(events), DRAFT):
+        part = events[first : first + DRAFT]
         draft = Draft(world)
         draft.advance(part[-1][1])
         for offset, (event, at) in enumerate(part, first + 1):
@@ -73,11 +75,11 @@ def _fold(world: World, told: Sequence[Told]) -> float:
     return time.perf_counter() - began
 
 
-def _replace(world: World, told: Sequence[Told]) -> float:
-    """Seconds of one look-up and one new value per event, of the rows that the world has."""
+def _replace(world: World, events: Sequence[TimedEvent]) -> float:
+    """Look up one row and replace one value per event; return the seconds taken."""
     rows = dict(world.rows)
     began = time.perf_counter()
-    for event, at in told:
+    for event, at in events:
         row = rows[event.launch_config_id]
         rows[event.launch_config_id] = msgspec.structs.replace(row, permit_at=at, version=row.version + 1)
     return time.perf_counter() - began

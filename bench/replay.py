@@ -1,4 +1,4 @@
-"""A backlog through the consumer as services use it, into rows; the yardstick reads the same topic and does nothing."""
+"""Throughput of a backlog through the services' consumer into rows; the yardstick only reads the same topic."""
 
 import time
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from bench.hop import launched
+from bench.hop_latency import launched
 from bench.spread import Spread, spread
 from slipway_common.clock import utc_now
 from slipway_common.envelope import Envelope, encode
@@ -28,7 +28,7 @@ ON CONFLICT (worker_id) DO UPDATE SET events = t.events + excluded.events"""
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """Events per second, from the first partition owned (the first read) to the last position committed (read)."""
+    """Events per second: `applied` by the consumer, `read` by a plain client; until the last commit or read."""
 
     events: int
     applied_per_second: Spread
@@ -37,9 +37,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure(place: Place) -> Replay:
-    """Expects a place without topics."""
+    """Measure in a place without topics."""
     await place.create(WORKER_LIFECYCLE)
-    await place.pool.execute("CREATE TABLE tally (worker_id text PRIMARY KEY, events bigint NOT NULL)")
+    await place.database.execute("CREATE TABLE tally (worker_id text PRIMARY KEY, events bigint NOT NULL)")
     await _fill(place)
     applied, read = [], []
     for _ in range(ROUNDS):
@@ -54,7 +54,7 @@ async def measure(place: Place) -> Replay:
 
 
 async def _fill(place: Place) -> None:
-    """Numbered as the relay numbers, in full batches."""
+    """Append all events in full batches, with sequence numbers as the relay assigns them."""
     producer = AIOKafkaProducer(bootstrap_servers=place.kafka.bootstrap, enable_idempotence=True, acks="all")
     await producer.start()
     try:
@@ -72,9 +72,9 @@ async def _fill(place: Place) -> None:
                 source="/slipway/bench",
                 subject=event.worker_id,
                 time=now,
-                number=numbers[partition],
+                sequence_number=numbers[partition],
                 previous=numbers[partition] - 1,
-                number_source="/slipway/bench/1",
+                sequence_source="/slipway/bench/1",
                 revision=n // WORKERS + 1,
                 traceparent=f"00-{n:032x}-{n:016x}-01",
             )
@@ -97,7 +97,7 @@ async def _fill(place: Place) -> None:
 
 
 async def _read(place: Place) -> float:
-    """Seconds of a bare client, in the same portions."""
+    """Seconds that a plain client takes, reading batches of the same size."""
     reader = AIOKafkaConsumer(bootstrap_servers=place.kafka.bootstrap, enable_auto_commit=False)
     await reader.start()
     try:
@@ -113,8 +113,8 @@ async def _read(place: Place) -> float:
 
 
 async def _apply(place: Place) -> float:
-    """Seconds of a service that reads from the beginning; each event must have taken effect once."""
-    await place.pool.execute("TRUNCATE tally, consumed, seen_number")
+    """Seconds that a service takes from the beginning; asserts that each event took effect exactly once."""
+    await place.database.execute("TRUNCATE tally, consumed, seen_sequence")
     member = await join(place, tally)
     subscription = member.subscription
     try:
@@ -128,12 +128,12 @@ async def _apply(place: Place) -> float:
         seconds = time.perf_counter() - began
     finally:
         await member.stop()
-    counted = await place.pool.fetchrow("SELECT count(*), min(events), max(events) FROM tally")
+    counted = await place.database.fetchrow("SELECT count(*), min(events), max(events) FROM tally")
     assert tuple(counted) == (WORKERS, EVENTS // WORKERS, EVENTS // WORKERS), counted
     return seconds
 
 
 async def tally(tx: Connection, events: Sequence[Received]) -> None:
-    """A batch becomes one statement, as everywhere in the services."""
+    """Count a batch with one statement, as the services' handlers do."""
     counts = Counter(received.event.worker_id for received in events)
     await tx.execute(UPSERT, list(counts), list(counts.values()))

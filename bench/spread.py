@@ -1,4 +1,4 @@
-"""Figures as people read them: never one number without its spread."""
+"""Minimum, median and maximum of repeated measurements, and percentiles, to four significant digits."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """What a repeated measurement gave."""
+    """Minimum, median and maximum of one repeated measurement."""
 
     minimum: float
     median: float

@@ -1,8 +1,8 @@
-"""`make bench-weights`: what the calculator takes. Folding in its core; replay through its turns, at 200 and at 10,000
-configs; how soon it tells what an outcome has changed.
+"""`make bench-weights`: performance of the weight-calculator.
 
-Prints each figure with its yardstick of the same run and the verdict last, keeps them in bench/results/weights.json,
-and ends with 1 when a claim does not hold. SECONDS is about how long it measures.
+Measures folding in its core, replay through its turns at 200 and 10,000 configs, and the latency from an outcome to the
+published weight. Prints each figure with its yardstick from the same run, then the claims; exits with 1 if one is
+false. KEEP=1 writes bench/results/weights.json. SECONDS is the approximate time of the measurements.
 """
 
 import logging
@@ -16,37 +16,36 @@ import asyncpg
 import msgspec
 import structlog
 
-from bench import fold, telling, turns
+from bench import calculator_replay, committed, fold, publish_latency
+from bench.calculator_replay import CalculatorReplay
+from bench.claims import report as report_claims
 from bench.events import surroundings
 from bench.fold import Fold
-from bench.telling import Telling
-from bench.turns import Turns
-from bench.verdict import verdict
+from bench.publish_latency import PublishLatency
 from slipway_local.guard import guard
 from slipway_local.kafka import EmbeddedKafka
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_local.supervisor import Supervisor, run
 
-RESULTS: Final = Path(__file__).parent / "results/weights.json"
 SECONDS: Final = 20.0
 FEW, MANY = 200, 10_000
 FOLD_CLAIM: Final = 150_000
-TURNS_CLAIM: Final = {FEW: 100_000, MANY: 60_000}
-TELLING_CLAIM: Final = 150.0
+REPLAY_CLAIM: Final = {FEW: 100_000, MANY: 60_000}
+LATENCY_CLAIM: Final = 150.0
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `on` is what the figures depend on."""
+    """Results of one run; `on` describes the machine and the versions measured."""
 
     command: str
     on: dict[str, Any]
     fold: Fold
-    turns: list[Turns]
-    telling: Telling
+    replays: list[CalculatorReplay]
+    publish_latency: PublishLatency
 
 
 async def measure(supervisor: Supervisor) -> int:
-    """All on servers of their own; the replay while there is no broker yet."""
+    """Run all measurements on embedded servers; the replay runs before the Kafka broker is started."""
     seconds = float(os.environ.get("SECONDS", SECONDS))
     before = os.getloadavg()[0]
     print("folding …", flush=True)
@@ -61,55 +60,54 @@ async def measure(supervisor: Supervisor) -> int:
         await server.close()
         replayed = []
         for number in (FEW, MANY):
-            print(f"replaying {turns.EVENTS} events of {number} configs …", flush=True)
-            replayed.append(await turns.measure(postgres, number))
+            print(f"replaying {calculator_replay.EVENTS} events of {number} configs …", flush=True)
+            replayed.append(await calculator_replay.measure(postgres, number))
         print("starting Apache Kafka and a calculator …", flush=True)
         await supervisor.start(kafka)
-        told = await telling.measure(supervisor, kafka, postgres, folder, seconds / 2)
+        latency = await publish_latency.measure(supervisor, kafka, postgres, folder, seconds / 2)
         await supervisor.stop()
-    # Of the last minute: a machine that others use gives other figures.
+    # Load average of the last minute, since other work on the machine changes the figures.
     load = f"{before:.1f} before, {os.getloadavg()[0]:.1f} after"
     results = Results(
         command=f"make bench-weights SECONDS={seconds:g}",
         on=surroundings() | {"postgres": version, "load": load},
         fold=folded,
-        turns=replayed,
-        telling=told,
+        replays=replayed,
+        publish_latency=latency,
     )
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
-    return tell(results)
+    committed.write_json(os.environ, "weights.json", results)
+    return report(results)
 
 
-def tell(results: Results) -> int:
-    """The figures, and which claims do not hold."""
-    folded, told = results.fold, results.telling
+def report(results: Results) -> int:
+    """Print the figures and the claims; return 1 if a claim is false."""
+    folded, latency = results.fold, results.publish_latency
     print(
         f"\nminimum / median / maximum on {results.on}\n"
         f"fold     {folded.folded_per_second} events/s in the core, {folded.configs} configs\n"
         f"         one value replaced per event: {folded.yardstick_per_second}; ratio {folded.ratio}"
     )
-    for replayed in results.turns:
+    for replayed in results.replays:
         print(
             f"replay   {replayed.folded_per_second} events/s folded and committed, {replayed.configs} configs\n"
-            f"         consumed and decoded, with nothing done: {replayed.read_per_second}; ratio {replayed.ratio}; "
-            f"all together: {replayed.applied_per_second}"
+            f"         consumed and decoded only: {replayed.read_per_second}; ratio {replayed.ratio}; "
+            f"all work done: {replayed.applied_per_second}"
         )
     print(
-        f"telling  outcome → weight p50 {told.told_p50} ms, p99 {told.told_p99} ms ({told.told}) "
-        f"at {told.per_second}/s\n"
-        f"         plain append → read p50 {told.plain_p50} ms, p99 {told.plain_p99} ms; ratio {told.ratio}"
+        f"publish  outcome → weight p50 {latency.p50} ms, p99 {latency.p99} ms ({latency.latency}) "
+        f"at {latency.per_second}/s\n"
+        f"         plain append → read p50 {latency.plain_p50} ms, p99 {latency.plain_p99} ms; ratio {latency.ratio}"
     )
     claims = {f"fold ≥ {FOLD_CLAIM:,}/s": folded.folded_per_second.median >= FOLD_CLAIM}
-    for replayed in results.turns:
-        claim = TURNS_CLAIM[replayed.configs]
+    for replayed in results.replays:
+        claim = REPLAY_CLAIM[replayed.configs]
         name = f"replay of {replayed.configs:,} configs ≥ {claim:,}/s"
         claims[name] = replayed.folded_per_second.median >= claim
-    claims[f"told p99 ≤ {TELLING_CLAIM:g} ms"] = told.told_p99 <= TELLING_CLAIM
-    return verdict(claims)
+    claims[f"outcome → weight p99 ≤ {LATENCY_CLAIM:g} ms"] = latency.p99 <= LATENCY_CLAIM
+    return report_claims(claims)
 
 
 if __name__ == "__main__":
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a new broker asks its clients to try again
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a new broker first answers with retriable errors
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     sys.exit(run(measure))

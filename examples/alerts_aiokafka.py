@@ -1,4 +1,4 @@
-"""Alerts of Slipway as notifications, in plain aiokafka: each at least once, and a restart goes on where it was."""
+"""Slipway alerts as notifications, with plain aiokafka: at least once each, resumed after a restart."""
 
 import asyncio
 import json
@@ -18,17 +18,17 @@ WEBHOOK = Request(url, headers={"content-type": "application/json"}) if (url := 
 
 
 async def main() -> None:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     group = {"bootstrap_servers": os.environ["KAFKA"], "group_id": PREFIX + "alerts-aiokafka", "group_instance_id": "1"}
     async with AIOKafkaConsumer(*TOPICS, **group, enable_auto_commit=False, auto_offset_reset="earliest") as consumer:
         async for record in consumer:
             try:
                 body = {"action": ACTIONS[dict(record.headers)["ce_type"]], **json.loads(record.value)}
-                told[key := body.get("dedup_key") or body["launch_config_id"]] += 1
-            except (KeyError, TypeError, ValueError):  # another type, a tombstone, no event: it holds up nothing
+                counts[key := body.get("dedup_key") or body["launch_config_id"]] += 1
+            except (KeyError, TypeError, ValueError):  # another type, a tombstone or an invalid event: skipped
                 continue
-            print(body["action"], key, told[key], body.get("summary", ""), flush=True)
-            if WEBHOOK and body["action"] != "count":  # a refusal ends us, and the next run tells it again
+            print(body["action"], key, counts[key], body.get("summary", ""), flush=True)
+            if WEBHOOK and body["action"] != "count":  # an error ends this process, and the next run retries
                 await asyncio.to_thread(urlopen, WEBHOOK, json.dumps(body).encode(), timeout=10)
             await consumer.commit()
 

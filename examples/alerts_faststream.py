@@ -1,4 +1,4 @@
-"""Alerts of Slipway as notifications, in FastStream: each at least once, and a restart goes on where it was."""
+"""Slipway alerts as notifications, with FastStream: at least once each, resumed after a restart."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from faststream.kafka import KafkaBroker, annotations
 TOPICS = [(PREFIX := os.getenv("TOPIC_PREFIX", "")) + "slipway.alert.v1", PREFIX + "slipway.worker.lifecycle.v1"]
 ACTIONS = {"alert.raised.v1": "trigger", "alert.resolved.v1": "resolve", "worker.launch_failed.v1": "count"}
 WEBHOOK = Request(url, headers={"content-type": "application/json"}) if (url := os.getenv("WEBHOOK_URL")) else None
-broker, told = KafkaBroker(os.environ["KAFKA"], allow_auto_create_topics=False), Counter[str]()
+broker, counts = KafkaBroker(os.environ["KAFKA"], allow_auto_create_topics=False), Counter[str]()
 
 
 @broker.subscriber(
@@ -22,15 +22,15 @@ broker, told = KafkaBroker(os.environ["KAFKA"], allow_auto_create_topics=False),
     auto_offset_reset="earliest",
     ack_policy=AckPolicy.NACK_ON_ERROR,
     decoder=lambda message: message.body,
-)  # the defaults lose
+)  # the defaults can lose messages
 async def notify(message: annotations.KafkaMessage) -> None:
     try:
         body = {"action": ACTIONS[message.headers["ce_type"].removeprefix("io.slipway.")], **json.loads(message.body)}
-        told[key := body.get("dedup_key") or body["launch_config_id"]] += 1
-        print(body["action"], key, told[key], body.get("summary", ""), flush=True)
+        counts[key := body.get("dedup_key") or body["launch_config_id"]] += 1
+        print(body["action"], key, counts[key], body.get("summary", ""), flush=True)
         if WEBHOOK and body["action"] != "count":
             await asyncio.to_thread(urlopen, WEBHOOK, json.dumps(body).encode(), timeout=10)
-    except (KeyError, TypeError, ValueError):  # another type, a tombstone, no event: to raise would ask for ever
+    except (KeyError, TypeError, ValueError):  # another type, a tombstone, an invalid event: a retry cannot help
         return
     except OSError as error:
         raise await asyncio.sleep(5, error) from None  # then the same record comes again

@@ -1,9 +1,9 @@
-"""Reports how many tasks wait and run, so that Slipway keeps a worker pool at that size.
+"""Reports pending and claimed tasks of a queue, so that Slipway scales a worker pool to them.
 
     python examples/monitor_demand.py linux ./queue --every 30
 
-The queue here is a folder: files in `pending` wait, files in `claimed` run on this pool's workers. Put your own queue
-into `count`. Silence is not zero: what cannot be counted is not reported, and an empty queue is.
+The queue here is a folder: files in `pending` wait, files in `claimed` run on workers of this pool. Replace `count` for
+your own queue. A queue that cannot be counted is not reported; an empty one is reported as zero.
 """
 
 import argparse
@@ -21,12 +21,12 @@ TOPIC = os.environ.get("TOPIC_PREFIX", "") + "slipway.pool.demand.v1"
 
 
 def count(queue: Path) -> tuple[int, int]:
-    """Tasks that wait, and tasks that run. Raises OSError when nobody knows."""
+    """Numbers of pending and claimed tasks. Raises OSError if they are unknown."""
     return len(list((queue / "pending").iterdir())), len(list((queue / "claimed").iterdir()))
 
 
 async def report(producer: AIOKafkaProducer, pool: str, source: str, queue: Path, valid_for_seconds: float) -> None:
-    observed_at = datetime.now(UTC)  # before counting: what changes meanwhile is the next report's
+    observed_at = datetime.now(UTC)  # before counting: later changes belong to the next report
     pending, claimed = await asyncio.to_thread(count, queue)
     data = {
         "pool_id": pool,
@@ -43,7 +43,7 @@ async def report(producer: AIOKafkaProducer, pool: str, source: str, queue: Path
         "ce_type": "io.slipway.pool.demand_reported.v1",
         "content-type": "application/json",
     }
-    # The newest report per key is kept; another key would add up with this one, or be kept for ever beside it.
+    # Kafka keeps the newest report per key; a report under another key would be added to this one.
     await producer.send_and_wait(
         TOPIC,
         json.dumps(data).encode(),
@@ -56,21 +56,23 @@ async def report(producer: AIOKafkaProducer, pool: str, source: str, queue: Path
 async def main() -> int:
     parser = argparse.ArgumentParser(description="Report the demand of a worker pool.")
     parser.add_argument("pool")
-    parser.add_argument("queue", type=Path, help="a folder with the folders pending and claimed")
-    parser.add_argument("--source", default="folder", help="who counts; the demand of a pool is the sum of its sources")
-    parser.add_argument("--every", type=float, default=0.0, metavar="SECONDS", help="without it: once")
-    asked = parser.parse_args()
+    parser.add_argument("queue", type=Path, help="folder with the folders pending and claimed")
+    parser.add_argument("--source", default="folder", help="source; the demand of a pool is the sum over its sources")
+    parser.add_argument("--every", type=float, default=0.0, metavar="SECONDS", help="interval [default: report once]")
+    arguments = parser.parse_args()
     async with AIOKafkaProducer(bootstrap_servers=os.environ["KAFKA"]) as producer:
         while True:
             try:
-                await report(producer, asked.pool, asked.source, asked.queue, max(300.0, 5 * asked.every))
+                await report(
+                    producer, arguments.pool, arguments.source, arguments.queue, max(300.0, 5 * arguments.every)
+                )
             except OSError as error:
-                print(f"not reported, since it cannot be counted: {error}", file=sys.stderr, flush=True)
-                if not asked.every:
+                print(f"not reported, the queue cannot be counted: {error}", file=sys.stderr, flush=True)
+                if not arguments.every:
                     return 1
-            if not asked.every:
+            if not arguments.every:
                 return 0
-            await asyncio.sleep(asked.every)
+            await asyncio.sleep(arguments.every)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Watches a page or a file, and tells Slipway what it says about a zone, an account or a launch config.
+"""Watches a status page or a file, and reports its state to Slipway as signals for a zone, account or launch config.
 
     python examples/monitor_signal.py config linux-zone-c https://status.example/zone-c --every 30
 
-What does not answer is degraded; so is a text that begins with `degraded`. `maintenance` asks for a pause, which
-is refused of anything but a config; any other text is fine. A signal is sent when that changes, and while it is bad
-again before its ttl ends: a monitor that dies must not keep a config paused for ever.
+A page that does not answer is degraded; so is a text that begins with `degraded`. `maintenance` requests a pause, which
+is accepted for configs only; any other text is fine. A signal is sent on every change, and repeated before its TTL ends
+while the state is bad: a monitor that dies must not keep a config paused for ever.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from urllib.request import urlopen
 from aiokafka import AIOKafkaProducer
 
 TOPIC = os.environ.get("TOPIC_PREFIX", "") + "slipway.launch-config.signal.v1"
-# A resume request lifts only what the same source has paused, so it is safe to send it without knowing.
+# A resume request lifts only a pause by the same source, so it is safe to send it without a pause.
 SIGNALS = {
     "fine": ("recovered", "resume_request"),
     "degraded": ("degraded", "resume_request"),
@@ -27,8 +27,8 @@ SIGNALS = {
 }
 
 
-def look(where: str) -> tuple[str, str]:
-    """The state, and a reason for people."""
+def read_state(where: str) -> tuple[str, str]:
+    """State, and a reason for people."""
     try:
         if where.startswith(("http://", "https://")):
             with urlopen(where, timeout=10) as page:
@@ -61,34 +61,34 @@ async def publish(producer: AIOKafkaProducer, target: tuple[str, str], kind: str
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description="Tell Slipway what a page or a file says.")
+    parser = argparse.ArgumentParser(description="Report a status page or a file to Slipway as signals.")
     parser.add_argument("target_kind", choices=["config", "zone", "account", "pool", "image"])
     parser.add_argument("target_id")
-    parser.add_argument("where", help="an http(s) address or a file")
+    parser.add_argument("where", help="HTTP(S) URL or file")
     parser.add_argument("--source", default="status-page")
     parser.add_argument("--every", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--ttl", type=float, default=300.0, metavar="SECONDS", help="several times --every")
-    asked = parser.parse_args()
-    target, before, told_at = (asked.target_kind, asked.target_id), "", 0.0
+    arguments = parser.parse_args()
+    target, before, sent_at = (arguments.target_kind, arguments.target_id), "", 0.0
     async with AIOKafkaProducer(bootstrap_servers=os.environ["KAFKA"]) as producer:
         loop = asyncio.get_running_loop()
         while True:
             now, observed_at = loop.time(), datetime.now(UTC).isoformat()
-            state, reason = await asyncio.to_thread(look, asked.where)
-            runs_out = state != "fine" and now + 2 * asked.every >= told_at + asked.ttl
-            if state != before or runs_out:
+            state, reason = await asyncio.to_thread(read_state, arguments.where)
+            expires = state != "fine" and now + 2 * arguments.every >= sent_at + arguments.ttl
+            if state != before or expires:
                 for kind in SIGNALS[state]:
                     await publish(
                         producer,
                         target,
                         kind,
                         reason,
-                        source=asked.source,
+                        source=arguments.source,
                         observed_at=observed_at,
-                        ttl_seconds=asked.ttl,
+                        ttl_seconds=arguments.ttl,
                     )
-                before, told_at = state, now
-            await asyncio.sleep(asked.every)
+                before, sent_at = state, now
+            await asyncio.sleep(arguments.every)
 
 
 if __name__ == "__main__":

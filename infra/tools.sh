@@ -1,8 +1,8 @@
 #!/bin/sh
-# The programs that some tests and guides call besides Python: kcat, tmux and promtool.
+# Installs the external programs that some tests and guides call: kcat, tmux and promtool.
 #
-# Installs what is missing where that takes no question (Debian or a relative, as root or with a sudo that asks for no
-# password); otherwise says what to install, and exits with 2. Starts no service: of Prometheus only promtool is wanted.
+# Needs Debian or a derivative, and root or a sudo without password; otherwise it prints the missing packages and exits
+# with 2. Of Prometheus only promtool is used, so its service is not started.
 set -eu
 
 missing() { # Debian packages of the programs that are not on the PATH
@@ -12,7 +12,7 @@ missing() { # Debian packages of the programs that are not on the PATH
 }
 
 refuse() {
-    echo "$1: install it by hand, then try again (Debian: apt-get install --no-install-recommends$packages)" >&2
+    echo "$1: install it manually, then try again (Debian: apt-get install --no-install-recommends$packages)" >&2
     exit 2
 }
 
@@ -28,7 +28,7 @@ else
     refuse "missing:$packages, and only root may install it"
 fi
 
-# While a package is unpacked this file is asked whether its service may start.
+# While this file exists, dpkg does not start the services of new packages.
 policy=${POLICY:-/usr/sbin/policy-rc.d}
 if [ ! -e "$policy" ]; then
     trap '$root rm -f $policy' EXIT

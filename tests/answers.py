@@ -1,5 +1,5 @@
-"""Services that answer the `slipway` command from a table and keep what they are told, as one server with a path of its
-own for each; for tests of what the command asks, says and exits with."""
+"""Services that answer the `slipway` command from a table and record its requests, as one server with a path for each
+service; for tests of the command's requests, output and exit codes."""
 
 import contextlib
 import threading
@@ -46,15 +46,17 @@ CONFIG = {
     "id": "zone-a",
     "pool_id": "linux",
     "account_id": "sim-a",
+    "lease_pool_id": "sim-a",
+    "image_revision": "linux-1",
     "zone": "a",
     "state": "active",
-    "circuit": "open",
+    "health_state": "healthy",
     "weight": 0.5,
     "starting": 3,
     "running": 4,
     "ok": 50,
     "failed": 6,
-    "reason": "a: open",
+    "reason": "zone-a healthy",
     "stages": STAGES,
 }
 POOL = {
@@ -70,7 +72,7 @@ POOL = {
     "running": 6,
     "leaving": 0,
     "needed": 2,
-    "oldest_wait_seconds": 130.0,
+    "backlog_seconds": 130.0,
 }
 WHY = {
     "id": DECISION,
@@ -79,8 +81,8 @@ WHY = {
     "last_at": AT,
     "times": 1,
     "launched": 2,
-    "because": "2 needed",
-    "why": {
+    "reason": "2 needed",
+    "details": {
         "tasks": 12,
         "wanted": 12,
         "serving": 10,
@@ -88,7 +90,7 @@ WHY = {
         "sources": {"queue": {"pending": 9, "claimed": 3, "gone": 0, "stale": False}},
         "configs": {
             "zone-a": {"weight": 0.5, "room": 8, "launched": 2},
-            "zone-b": {"weight": 0.4, "room": 0, "launched": 0, "lost": "the boot window is full"},
+            "zone-b": {"weight": 0.4, "room": 0, "launched": 0, "reason": "the boot window is full"},
         },
     },
 }
@@ -100,7 +102,7 @@ LEASE_POOL = {
     "oldest_wait_seconds": 3.0,
     "granted_per_minute": 30,
     "eta_seconds": 4.0,
-    "why": f"first\nlease {ID}: 8 units free",
+    "reason": f"first\nlease {ID}: 8 units free",
     "mode": "shadow",
     "pinned_reason": "ratchet",
     "drained_reason": None,
@@ -119,7 +121,7 @@ ANSWERS: dict[str, Any] = {
     "workers": {"items": [worker(ID), worker(TWIN, state="stopped")]},
     f"workers/{ID}": worker(ID),
     f"decisions/{DECISION}": WHY,
-    "brakes": {"items": []},
+    "launch-stops": {"items": []},
     "lease-pools": {"items": [LEASE_POOL]},
 }
 REFUSALS = {
@@ -127,16 +129,17 @@ REFUSALS = {
     "pools": "unknown-pool",
     "launch-configs": "unknown-config",
     "decisions": "unknown-decision",
+    "leases": "unknown-lease",
 }
 
 
 class Services:
-    """All three in one."""
+    """All services in one server."""
 
     def __init__(self) -> None:
         self.app = FastAPI()
         problem.install(self.app)
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.received: list[tuple[str, dict[str, Any]]] = []
         self.dead_letters = 0
 
         @self.app.get("/{service}/status")
@@ -153,7 +156,7 @@ class Services:
                 "dead_letters": self.dead_letters if service == "lease-broker" else 0,
                 "outbox_oldest_seconds": 0.0,
                 "stopped_partitions": [],
-                "standing": None,
+                "leadership": None,
             }
 
         @self.app.get("/{service}/{path:path}")
@@ -164,13 +167,13 @@ class Services:
 
         @self.app.post("/{service}/{path:path}")
         async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
-            self.told.append((path, body))
+            self.received.append((path, body))
             return {"id": ID, "state": "stopping", "was_stopped": body.get("scope") != "pool", "configs": ["zone-a"]}
 
 
 @contextlib.contextmanager
 def served() -> Iterator[tuple[Services, str]]:
-    """The services, and where they are."""
+    """The services with their URLs."""
     services = Services()
     with serving(services.app) as url:
         yield services, url
@@ -178,11 +181,11 @@ def served() -> Iterator[tuple[Services, str]]:
 
 @contextlib.contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
-    """Where an application answers, from a thread of its own."""
+    """The URL of an application that is served from a thread of its own."""
     config = uvicorn.Config(app, port=0, log_level="warning")
     server = uvicorn.Server(config)
     socket = config.bind_socket()
-    socket.listen()  # whoever asks before the thread has begun waits for it
+    socket.listen()  # wait until the thread has started
     thread = threading.Thread(target=server.run, args=([socket],))
     thread.start()
     try:
@@ -194,6 +197,6 @@ def serving(app: FastAPI) -> Iterator[str]:
 
 
 def environment(url: str, *, kafka: str = "127.0.0.1:1", prefix: str = "") -> dict[str, str]:
-    """What tells the command where the services are; by default there is no Kafka."""
+    """Environment variables with the URLs of the services; by default there is no Kafka."""
     urls = {f"SLIPWAY_{name.upper().replace('-', '_')}_URL": f"{url}/{name}" for name in SERVICES}
     return urls | {"KAFKA": kafka, "TOPIC_PREFIX": prefix}

@@ -1,6 +1,6 @@
-"""One Apache Kafka and one PostgreSQL per test session, started when first asked for; a database and topics of its own
-for each test of what all services share. What only these need is imported by them: it is more than half of what a run
-of pure tests would take to start, and every mutant is such a run."""
+"""Fixtures: one Apache Kafka and one PostgreSQL per test session, started on first use; a place with its own database
+and topics per test. Fixtures import their dependencies themselves, since these take more than half of the startup
+of a run of pure tests, and every mutant is such a run."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from slipway_local.postgres import EmbeddedPostgres
     from tests.harness import Place
 
-# One broken law is one failed assertion, whatever else breaks with it: mutants are judged by that. How long an example
-# takes says more about the machine than about the law.
+# One broken law must be one failed assertion, since mutants are judged by assertions. There is no deadline, since the
+# time of an example depends on the machine.
 settings.register_profile("one-at-a-time", report_multiple_bugs=False, deadline=None)
 settings.load_profile("one-at-a-time")
 
 
 @pytest.fixture(scope="session")
 def session_folder() -> Iterator[Path]:
-    """Data of the session's servers; gone afterwards, even if the session is killed."""
+    """Folder for the data of the session's servers; removed afterwards, even if the session is killed."""
     from slipway_local.guard import guard
 
     with tempfile.TemporaryDirectory(prefix="slipway-tests-", ignore_cleanup_errors=True) as folder:
@@ -38,15 +38,15 @@ async def kafka(session_folder: Path) -> "AsyncIterator[EmbeddedKafka]":
     broker = EmbeddedKafka(session_folder / "kafka")
     await broker.start()
     yield broker
-    await broker.kill()  # its data go with it, and closing hundreds of partitions takes seconds
+    await broker.kill()  # its data are discarded, and closing hundreds of partitions takes seconds
 
 
 @pytest.fixture(scope="session")
 async def postgres(session_folder: Path) -> "AsyncIterator[EmbeddedPostgres]":
     from slipway_local.postgres import EmbeddedPostgres
 
-    # What a killed server has written is still in the system's cache: only a power cut would miss the sync, while
-    # recovery syncs every file of every test's database.
+    # Writes of a killed server survive in the system's cache, so that fsync matters only for power failures, while
+    # recovery would sync every file of every test's database.
     server = EmbeddedPostgres(session_folder / "postgres", {"fsync": "off"})
     await server.start()
     yield server

@@ -1,5 +1,5 @@
-"""A throw-away service for tests of what all services share: its database, its topics, records as any client writes
-them, a handler whose effects can be counted, and one way to wait."""
+"""Test service for slipway_common: a database, topics, a record producer, a handler with countable effects, and a
+helper to wait for conditions."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,10 @@ from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.consume import Batch, Consumer, Handler
 from slipway_common.envelope import Envelope, encode
 from slipway_common.events.worker import WorkerErrorReported
-from slipway_common.exclusive import Exclusive
 from slipway_common.ids import new_id
-from slipway_common.owner import Turn
-from slipway_common.postgres import Connection, Pool
+from slipway_common.leader_loop import LeaderLoop
+from slipway_common.leadership import Turn
+from slipway_common.postgres import Connection, Database
 from slipway_common.records import Received
 from slipway_common.relay import Relay, partition_for
 from slipway_common.topics import POOL_DEMAND, TOPIC_OF, WORKER_LIFECYCLE, Topic, dead_letter_topic
@@ -32,7 +32,7 @@ from slipway_local.postgres import EmbeddedPostgres
 SERVICE: Final = "probe"
 PARTITIONS: Final = 4
 TEMPLATE: Final = "probe_template"
-# No key but its own: an effect that happens twice is two rows.
+# No unique key: a duplicate effect is a second row.
 EFFECT: Final = """
 CREATE TABLE effect (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, subject text NOT NULL, word text NOT NULL,
@@ -41,13 +41,12 @@ CREATE TABLE effect (
 MIGRATED: Final = """
 CREATE TABLE alembic_version (version_num text PRIMARY KEY);
 INSERT INTO alembic_version VALUES ('0001')"""
-# A session that is stopped inside a transaction is ended after this; in production it takes 5 s.
+# Timeout of a session stopped inside a transaction; 5 s in production.
 QUICK: Final = {"idle_in_transaction_session_timeout": "1s", "lock_timeout": "3s"}
 
-# How long anything that will come may take: on a machine that is busy with other things everything takes long. Waiting
-# ends with the event, so this costs nothing where it comes.
+# Timeout of waits, generous because machines may be busy. A wait ends with its event, so it costs nothing otherwise.
 PATIENCE_SECONDS: Final = 60.0
-# Of sessions that a test makes wait for each other.
+# Lock timeout of sessions that block each other in tests.
 PATIENT: Final = {"lock_timeout": "60s", "statement_timeout": "60s"}
 WAITING: Final = """
 SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
@@ -59,7 +58,7 @@ _numbers = count(1)
 
 
 async def until(condition: Callable[[], Any], what: str = "", *, seconds: float = PATIENCE_SECONDS) -> Any:
-    """The first true answer of `condition`; AssertionError when there was none in time. Outages are false answers."""
+    """Wait for a true result of `condition`; raises AssertionError on timeout. Infrastructure errors count as false."""
     deadline = monotonic_seconds() + seconds
     error: Exception | None = None
     answer: Any = None
@@ -78,19 +77,19 @@ async def until(condition: Callable[[], Any], what: str = "", *, seconds: float 
     raise AssertionError(f"not within {seconds} s: {what or inspect.getsource(condition)} (last: {error or answer!r})")
 
 
-async def until_waiting(pool: Pool, *tasks: asyncio.Task[Any]) -> None:
-    """Until each of these waits for a lock, in a session of its own."""
+async def until_waiting(database: Database, *tasks: asyncio.Task[Any]) -> None:
+    """Wait until each task is blocked on a lock in its own session."""
 
     async def all_wait() -> bool:
         for task in tasks:
             assert not task.done(), task
-        return bool(await pool.fetchval(WAITING) >= len(tasks))
+        return bool(await database.fetchval(WAITING) >= len(tasks))
 
     await until(all_wait, f"{len(tasks)} sessions wait for locks")
 
 
 async def make_template(server: EmbeddedPostgres, name: str = TEMPLATE) -> None:
-    """Once per server and name: the tables that every service has, and one for effects."""
+    """Create a template database once per server and name: the tables of every service, and one for effects."""
     url = await server.create_database(name)
     connection = await asyncpg.connect(url)
     try:
@@ -99,22 +98,24 @@ async def make_template(server: EmbeddedPostgres, name: str = TEMPLATE) -> None:
             await connection.execute(migrate.PREPARE.format(**names))
             await connection.execute(f"SET LOCAL ROLE {names['role']}")
             await connection.execute(f"SET LOCAL search_path TO {names['schema']}")
-            await connection.execute(migrate.MESSAGING + migrate.OWNER + EFFECT + MIGRATED)
+            await connection.execute(migrate.MESSAGING + migrate.LEADER + EFFECT + MIGRATED)
     finally:
         await connection.close()
 
 
 class Place:
-    """One test's own database and topics. `pool` acts as the service."""
+    """Database and topics of one test. `database` has the role of the service."""
 
-    def __init__(self, servers: tuple[EmbeddedKafka, EmbeddedPostgres], url: str, pool: Pool, prefix: str) -> None:
+    def __init__(
+        self, servers: tuple[EmbeddedKafka, EmbeddedPostgres], url: str, database: Database, prefix: str
+    ) -> None:
         self.kafka, self.postgres = servers
         self.url = url
-        self.pool = pool
+        self.database = database
         self.prefix = prefix
 
     async def create(self, *topics: Topic) -> None:
-        """The topics and their dead-letter topics."""
+        """Create the topics and their dead-letter topics."""
         rows = [topic_admin.Wanted(self.prefix + topic.name, PARTITIONS, topic.config) for topic in topics]
         rows += [
             topic_admin.Wanted(self.prefix + dead_letter_topic(topic, SERVICE), 1, topic_admin.DEAD_LETTER_CONFIG)
@@ -133,54 +134,54 @@ class Place:
         )
 
     async def effects(self) -> Counter[tuple[str, str]]:
-        """How often each (subject, word) took effect."""
-        return Counter((r["subject"], r["word"]) for r in await self.pool.fetch("SELECT subject, word FROM effect"))
+        """Number of effects of each (subject, word)."""
+        return Counter((r["subject"], r["word"]) for r in await self.database.fetch("SELECT subject, word FROM effect"))
 
     async def words(self, subject: str) -> list[str]:
-        """What took effect for a subject, in order."""
-        rows = await self.pool.fetch("SELECT word FROM effect WHERE subject = $1 ORDER BY id", subject)
+        """Words that took effect for a subject, in order."""
+        rows = await self.database.fetch("SELECT word FROM effect WHERE subject = $1 ORDER BY id", subject)
         return [row["word"] for row in rows]
 
     async def dead(self) -> list[tuple[str, str, str]]:
         """Dead letters as (subject, state, reason), by offset."""
         query = 'SELECT subject, state, reason FROM dead_letter ORDER BY partition, "offset"'
-        return [tuple(row) for row in await self.pool.fetch(query)]
+        return [tuple(row) for row in await self.database.fetch(query)]
 
     async def gaps(self) -> list[str]:
-        return [row["kind"] for row in await self.pool.fetch("SELECT kind FROM gap ORDER BY id")]
+        return [row["kind"] for row in await self.database.fetch("SELECT kind FROM gap ORDER BY id")]
 
     async def alerts(self) -> list[str]:
-        """Kinds of the alerts that wait in the outbox."""
-        rows = await self.pool.fetch("SELECT value FROM outbox WHERE topic = 'slipway.alert.v1' ORDER BY id")
+        """Kinds of the alerts in the outbox."""
+        rows = await self.database.fetch("SELECT value FROM outbox WHERE topic = 'slipway.alert.v1' ORDER BY id")
         return [msgspec.json.decode(row["value"])["kind"] for row in rows]
 
 
 def new_name() -> str:
-    """Of a database; with a dot behind it, the prefix of its topics."""
+    """New database name; with a dot appended, the topic prefix."""
     return f"probe_{next(_numbers)}"
 
 
 @contextlib.asynccontextmanager
 async def new_place(servers: tuple[EmbeddedKafka, EmbeddedPostgres], name: str = "") -> AsyncIterator[Place]:
-    """Expects the template."""
+    """Create a database from the template, which must exist."""
     name = name or new_name()
     url = await servers[1].create_database(name, template=TEMPLATE)
-    pool = await postgres.connect(url, SERVICE, settings=QUICK)
+    database = await postgres.connect(url, SERVICE, settings=QUICK)
     try:
-        yield Place(servers, url, pool, f"{name}.")
+        yield Place(servers, url, database, f"{name}.")
     finally:
-        pool.terminate()
+        database.terminate()
 
 
 def report(subject: str, word: str) -> WorkerErrorReported:
-    """An event of WORKER_LIFECYCLE that says one word."""
+    """Event of WORKER_LIFECYCLE that carries one word."""
     return WorkerErrorReported(
         worker_id=subject, pool_id="p", launch_config_id="c", account_id="a", image_revision="i", kind=word, detail=""
     )
 
 
 async def record_words(tx: Connection, events: Sequence[Received]) -> None:
-    """A handler: every event leaves a row. The word "raise" raises, as a handler with a bug would."""
+    """Handler that inserts a row per event. The word "raise" raises, like a bug in a handler."""
     for received in events:
         word = "tombstone" if received.event is None else received.event.kind
         await tx.execute(
@@ -194,7 +195,7 @@ async def record_words(tx: Connection, events: Sequence[Received]) -> None:
 
 
 class Words:
-    """A view that keeps the words it has seen, per subject; `refused` makes it fail once."""
+    """View that stores the words per subject; `refused` makes it fail once."""
 
     topic = WORKER_LIFECYCLE
 
@@ -202,7 +203,7 @@ class Words:
         self.seen: dict[str, list[str | None]] = {}
         self.refused = ""
 
-    async def apply(self, pool: Pool, records: Sequence[Received]) -> None:
+    async def apply(self, database: Database, records: Sequence[Received]) -> None:
         for received in records:
             word = None if received.event is None else received.event.kind
             if word and word == self.refused:
@@ -273,28 +274,28 @@ class Diary:
 
 
 @contextlib.asynccontextmanager
-async def replica(place: Place, instance: str, diary: Diary | None = None) -> AsyncIterator[Exclusive]:
-    """One that bids until the end of the block, and then lets go as a service does that is told to stop."""
-    exclusive = Exclusive(
+async def replica(place: Place, instance: str, diary: Diary | None = None) -> AsyncIterator[LeaderLoop]:
+    """Leader loop that bids until the end of the block and then stops gracefully."""
+    leader_loop = LeaderLoop(
         diary or Diary(),
         service=SERVICE,
         bootstrap_servers=place.kafka.bootstrap,
         prefix=place.prefix,
         instance=instance,
-        ring=lambda: None,
+        wake=lambda: None,
     )
-    running = asyncio.create_task(exclusive.run(place.pool))
+    running = asyncio.create_task(leader_loop.run(place.database))
     try:
-        await until(lambda: exclusive.standing, "it is known who is active", seconds=60)
-        yield exclusive
+        await until(lambda: leader_loop.status, "leader known", seconds=60)
+        yield leader_loop
     finally:
-        exclusive.stop()
+        leader_loop.stop()
         async with asyncio.timeout(60):
-            await running  # it ends by itself, and with no error
+            await running  # it ends on its own, without an error
 
 
 class Publisher:
-    """Writes records as a relay would, numbered, or as an outsider would, without numbers."""
+    """Producer of records with sequence numbers, like a relay, or without, like an external producer."""
 
     def __init__(self, place: Place, producer: AIOKafkaProducer, source: str = "/slipway/elsewhere") -> None:
         self.place = place
@@ -314,16 +315,16 @@ class Publisher:
         stored_at: datetime | None = None,
         **attributes: Any,
     ) -> Any:
-        """Send one record and wait for it; whatever is not given is what the relay would have written. `stored_at`:
-        what the record says of when that was, if not now."""
+        """Send one record and wait for its acknowledgement; attributes default to those of a relay. `stored_at` is the
+        timestamp of the record [default: now]."""
         topic = TOPIC_OF[type(event)]
         if partition is None:
             partition = partition_for(topic.key(event), PARTITIONS)
         if numbered:
-            number = attributes.pop("number", self.numbers[partition] + 1)
+            number = attributes.pop("sequence_number", self.numbers[partition] + 1)
             previous = attributes.pop("previous", self.numbers[partition])
             self.numbers[partition] = number
-            attributes |= {"number": number, "previous": previous, "number_source": f"{self.source}/1"}
+            attributes |= {"sequence_number": number, "previous": previous, "sequence_source": f"{self.source}/1"}
         envelope = {"id": new_id(), "type": event.type, "source": self.source, "time": utc_now()}
         envelope |= {"subject": topic.subject(event)} | attributes
         return await self.producer.send_and_wait(
@@ -348,7 +349,7 @@ async def publisher(place: Place) -> AsyncIterator[Publisher]:
 
 
 class Member:
-    """One replica of the probe that consumes one topic."""
+    """One replica of the test service that consumes one topic."""
 
     def __init__(self, place: Place, broker: Any, subscription: kafka.Subscription) -> None:
         self.place = place
@@ -370,21 +371,21 @@ async def join(
     handle: Handler = record_words,
     *,
     topic: Topic = WORKER_LIFECYCLE,
-    pool: Pool = None,
+    database: Database = None,
     instance: str = "",
     cluster: str | None = None,
     session_seconds: float = 10.0,
 ) -> Member:
-    """Start a member of the group; by default one that the group lets go as soon as it stops."""
+    """Start a group member; by default one that the group removes as soon as it stops."""
     broker = kafka.connect(place.kafka.bootstrap, SERVICE)
     subscription = kafka.Subscription(
         broker,
-        pool or place.pool,
+        database or place.database,
         Consumer(SERVICE, topic, handle),
         prefix=place.prefix,
         instance=instance,
         cluster=cluster or await kafka.cluster_id(place.kafka.bootstrap),
-        ring=lambda: None,
+        wake=lambda: None,
         heartbeat_seconds=0.1,
         session_seconds=session_seconds,
     )
@@ -394,7 +395,7 @@ async def join(
 
 @contextlib.asynccontextmanager
 async def member(place: Place, handle: Handler = record_words, **options: Any) -> AsyncIterator[Member]:
-    """A member that owns all partitions."""
+    """Start a member and wait until it owns all partitions."""
     joined = await join(place, handle, **options)
     try:
         await until(lambda: joined.owns == set(range(PARTITIONS)), "all partitions are owned")
@@ -404,7 +405,7 @@ async def member(place: Place, handle: Handler = record_words, **options: Any) -
 
 
 async def read_all(place: Place, topic_name: str) -> list[Any]:
-    """Every record of a topic, per partition in order of offsets."""
+    """Every record of a topic, in offset order per partition."""
     consumer = AIOKafkaConsumer(bootstrap_servers=place.kafka.bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
@@ -422,6 +423,6 @@ async def read_all(place: Place, topic_name: str) -> list[Any]:
         await consumer.stop()
 
 
-async def enqueue(pool: Pool, *events: Any) -> None:
-    async with pool.acquire() as db, db.transaction():
+async def enqueue(database: Database, *events: Any) -> None:
+    async with database.acquire() as db, db.transaction():
         await outbox.enqueue(db, events)

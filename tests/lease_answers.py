@@ -1,4 +1,4 @@
-"""A lease-broker that answers from a table, also what a real one says only in trouble, and keeps what it was asked."""
+"""A lease-broker that answers from a table, including the answers of a broker in trouble, and records its requests."""
 
 import asyncio
 import contextlib
@@ -61,27 +61,27 @@ RELEASED: Answer = (200, {"lease_id": LEASE, "released_units": 1, "remaining": 0
 
 
 class LeaseBroker:
-    """`answers` holds what each question gets, one after another; the last one stays."""
+    """A fake broker. `answers` holds the answers to each request, one after another; the last one stays."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.received: list[tuple[str, Any]] = []
         self.answers: dict[str, list[Answer]] = {}
-        self.wait_seconds = 0.0  # that a question takes which may
+        self.wait_seconds = 0.0  # duration of each request that is delayed
         self.app = FastAPI()
 
         @self.app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
         async def answer(path: str, request: Request) -> JSONResponse:
-            asked = f"{request.method} /{path}"
+            request_line = f"{request.method} /{path}"
             body = await request.body()
-            self.told.append((asked, await request.json() if body else dict(request.query_params)))
-            left = self.answers.get(asked, [problem(404, "not-found")])
+            self.received.append((request_line, await request.json() if body else dict(request.query_params)))
+            left = self.answers.get(request_line, [problem(404, "not-found")])
             status, content = left.pop(0) if len(left) > 1 else left[0]
             if body and (await request.json()).get("wait_seconds"):
                 await asyncio.sleep(self.wait_seconds)
             return JSONResponse(content, status)
 
     def reset(self) -> None:
-        self.told.clear()
+        self.received.clear()
         self.wait_seconds = 0.0
         self.answers = {
             ACQUIRE: [lease()],
@@ -91,16 +91,16 @@ class LeaseBroker:
             UNLEASED: [(200, {})],
         }
 
-    def count(self, asked: str) -> int:
-        return sum(name == asked for name, _ in self.told)
+    def count(self, request_line: str) -> int:
+        return sum(name == request_line for name, _ in self.received)
 
-    def bodies(self, asked: str) -> list[Any]:
-        return [body for name, body in self.told if name == asked]
+    def bodies(self, request_line: str) -> list[Any]:
+        return [body for name, body in self.received if name == request_line]
 
 
 @contextlib.contextmanager
 def served() -> Iterator[tuple[LeaseBroker, str]]:
-    """The broker, and where it is."""
+    """The fake broker with its URL."""
     broker = LeaseBroker()
     with serving(broker.app) as url:
         yield broker, url

@@ -1,5 +1,5 @@
-"""A lease-broker without Kafka and HTTP, for tests: real handlers, loop and store on a real database, with the
-database's clock in the test's hand."""
+"""A lease-broker without Kafka and HTTP, for tests: real handlers, loop and store on a real database, with a clock set
+by the test."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
 )
 from slipway_common.ids import new_id
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.records import Received
 from slipway_common.topics import DECODERS, LEASE_REQUEST
 from slipway_lease_broker import admission
@@ -28,7 +28,7 @@ from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import Gang
 from slipway_lease_broker.domain.terms import Policy
-from slipway_lease_broker.handlers.requests import record_requests
+from slipway_lease_broker.handlers.requests import handle_commands
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.store import gangs, pools
@@ -49,7 +49,7 @@ def after(seconds: float) -> datetime:
 
 
 def terms(name: str = "sim-a", limit: int = 5, **changes: Any) -> Declared:
-    """Not paced unless a test is about that."""
+    """Terms of a lease pool, without pacing by default."""
     fields: dict[str, Any] = {"hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180}
     return Declared(id=name, limit_units=limit, **(fields | {"policy": Policy(pacing="off")} | changes))
 
@@ -89,15 +89,15 @@ def release(
     )
 
 
-def received(fact: Any, offset: int) -> Received:
+def received(command: Any, offset: int) -> Received:
     return Received(
-        event=fact,
-        type=fact.type,
+        event=command,
+        type=command.type,
         id=new_id(),
         source="provisioner",
-        subject=LEASE_REQUEST.subject(fact),
+        subject=LEASE_REQUEST.subject(command),
         time=START,
-        number=offset,
+        sequence_number=offset,
         revision=None,
         topic=LEASE_REQUEST.name,
         partition=0,
@@ -106,15 +106,15 @@ def received(fact: Any, offset: int) -> Received:
 
 
 class Broker:
-    """Says things to the broker, lets it decide, and reads what it told."""
+    """Sends commands to the broker, lets it decide, and reads the published events."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Database) -> None:
         self.pool = pool
         self.offsets = count()
         self.caught_up = True
-        # Askers in tests say once what they want, then the clock leaps.
+        # Requests in tests are sent once, then the clock jumps.
         self.loop = DecideLoop(caught_up=lambda _: self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
-        self._told = 0
+        self._seen_event = 0
         self._started: list[asyncio.Task[Any]] = []
 
     async def declare(self, *wanted: Declared) -> None:
@@ -124,30 +124,30 @@ class Broker:
             await pools.declare(db, [made.after for made in changed])
             await outbox.enqueue(db, declaration.limit_events(changed, "test"))
 
-    async def tell(self, *facts: Any) -> None:
+    async def send(self, *commands: Any) -> None:
         async with self.pool.acquire() as db, db.transaction():
-            await self.tell_in(db, *facts)
+            await self.send_in(db, *commands)
 
-    async def tell_in(self, tx: Connection, *facts: Any) -> None:
-        count = await record_requests(tx, [received(fact, next(self.offsets)) for fact in facts])
+    async def send_in(self, tx: Connection, *commands: Any) -> None:
+        count = await handle_commands(tx, [received(command, next(self.offsets)) for command in commands])
         count()
 
-    async def ask_gang(self, name: str, **units: int) -> None:
-        """Of each lease pool so many units, all at once."""
+    async def request_gang(self, name: str, **units: int) -> None:
+        """Request so many units of each lease pool, all at once."""
         async with self.pool.acquire() as db, db.transaction():
-            await self.ask_gang_in(db, name, **units)
+            await self.request_gang_in(db, name, **units)
 
-    async def ask_gang_in(self, tx: Connection, name: str, **units: int) -> None:
-        facts = [ask(name, wanted, pool, whole=True) for pool, wanted in units.items()]
+    async def request_gang_in(self, tx: Connection, name: str, **units: int) -> None:
+        commands = [ask(name, wanted, pool, whole=True) for pool, wanted in units.items()]
         locked = await pools.lock(tx, units)
         now = await pools.clock(tx)
-        ledger = await admission.load(tx, locked, facts)
-        for fact in facts:
-            ledger.record(fact, now, gang_id=name)
-        asked = Gang(id=name, owner="", size=len(facts), asked_at=now, last_asked_at=now)
-        await admission.ask_gang(
+        ledger = await admission.load(tx, locked, commands)
+        for command in commands:
+            ledger.apply(command, now, gang_id=name)
+        gang = Gang(id=name, owner="", size=len(commands), requested_at=now, last_requested_at=now)
+        await admission.request_gang(
             tx,
-            await gangs.add(tx, asked),
+            await gangs.add(tx, gang),
             ledger,
             now,
             expire=lambda _: True,
@@ -156,27 +156,27 @@ class Broker:
         )
 
     async def decide(self) -> int:
-        """Until nothing is due; returns how many decisions that took."""
+        """Decide until nothing is due; returns the number of decisions."""
         for made in range(100):
             if not await self.loop.step(self.pool):
                 return made
-        raise AssertionError("a lease pool stays due for ever")
+        raise AssertionError("a lease pool stays due forever")
 
     async def try_gangs(self) -> bool:
-        """Decide for all pools, and once for each gang that had its turn."""
+        """Decide for all pools, then once for each gang that had its turn."""
         await self.decide()
         return await GangLoop(lost_linger_seconds=70).step(self.pool)
 
-    async def told(self) -> list[Any]:
+    async def events(self) -> list[Any]:
         """Events enqueued since the last call, in order; dead letters are left out."""
-        rows = await self.pool.fetch("SELECT id, type, value FROM outbox WHERE id > $1 ORDER BY id", self._told)
-        self._told = rows[-1]["id"] if rows else self._told
+        rows = await self.pool.fetch("SELECT id, type, value FROM outbox WHERE id > $1 ORDER BY id", self._seen_event)
+        self._seen_event = rows[-1]["id"] if rows else self._seen_event
         return [DECODERS[row["type"]].decode(row["value"]) for row in rows if row["type"] in DECODERS]
 
     async def grants(self) -> list[LeaseGranted]:
-        """Decide, and what was granted of it."""
+        """Decide, and return the grants."""
         await self.decide()
-        return [event for event in await self.told() if isinstance(event, LeaseGranted)]
+        return [event for event in await self.events() if isinstance(event, LeaseGranted)]
 
     async def set_clock(self, seconds: float) -> None:
         await self.pool.execute("UPDATE test_clock SET at = $1", after(seconds))
@@ -188,7 +188,7 @@ class Broker:
         return units
 
     def start(self, step: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run beside the test; cancelled with it should it fail."""
+        """Run a step beside the test; it is cancelled if the test fails."""
         self._started.append(asyncio.create_task(step))
         return self._started[-1]
 
@@ -199,7 +199,7 @@ class Broker:
         await self.pool.close()
 
     async def until_waiting(self, *tasks: asyncio.Task[Any]) -> None:
-        """Until each of these waits for a lock."""
+        """Wait until each of these waits for a lock."""
         await harness.until_waiting(self.pool, *tasks)
 
 
@@ -222,7 +222,7 @@ async def broker_on(server: EmbeddedPostgres) -> AsyncIterator[Broker]:
 
 
 async def make_template(server: EmbeddedPostgres) -> None:
-    """Once per server: the migrated schema, with a clock that tests set."""
+    """Create the migrated schema with a settable clock, once per server."""
     connection = await asyncpg.connect(server.url())
     try:
         if await connection.fetchval("SELECT count(*) FROM pg_database WHERE datname = $1", TEMPLATE):

@@ -1,4 +1,4 @@
-"""A lease-broker's routes on a real database, for tests: replicas without Kafka, callers with tokens of their own."""
+"""The routes of a lease-broker on a real database, for tests: replicas without Kafka, callers with their own tokens."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -11,9 +11,9 @@ import msgspec
 
 from slipway_common import postgres
 from slipway_common.ids import hash_secret
-from slipway_common.postgres import Pool
-from slipway_lease_broker.http.desk import Desk
-from slipway_lease_broker.http.wakes import Wakes
+from slipway_common.postgres import Database
+from slipway_lease_broker.http.grant_notifier import GrantNotifier
+from slipway_lease_broker.http.group_commit import GroupCommit
 from slipway_lease_broker.main import build
 from slipway_lease_broker.settings import Settings
 from slipway_local.postgres import EmbeddedPostgres
@@ -33,19 +33,19 @@ CALLERS: Final = {
 
 
 class Replica:
-    """One broker process as far as HTTP goes: its routes, its desk, and what tells it of other replicas' grants."""
+    """The HTTP side of one broker process: its routes, its group commit, and its notifications of grants."""
 
-    def __init__(self, pool: Pool, url: str, tokens: Path) -> None:
+    def __init__(self, pool: Database, url: str, tokens: Path) -> None:
         self.pool = pool
         service = build(Settings(database_url=url, kafka="", tokens_file=tokens))
         self.runtime = service.runtime
-        self.runtime.pool = pool
+        self.runtime.database = pool
         self.app = service.app()
-        self.desk: Desk = self.app.state.desk
-        self.wakes: Wakes = self.app.state.wakes
+        self.group_commit: GroupCommit = self.app.state.group_commit
+        self.grant_notifier: GrantNotifier = self.app.state.grant_notifier
 
     def client(self, name: str = "ann", **headers: str) -> httpx2.AsyncClient:
-        """Somebody with the token of CALLERS; "" has none."""
+        """A client with a token of CALLERS; "" has none."""
         transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=False)
         if name:
             headers["Authorization"] = f"Bearer secret of {name}"
@@ -69,7 +69,7 @@ def write_tokens(folder: Path) -> Path:
 
 
 class World:
-    """A lease pool "sim-a" of 2 units that are not paced, what Kafka and time do to it, and replicas that answer."""
+    """A lease pool "sim-a" of 2 units without pacing, the effects of Kafka and time on it, and replicas that answer."""
 
     def __init__(self, broker: Broker, replicas: list[Replica]) -> None:
         self.broker = broker
@@ -80,14 +80,15 @@ class World:
         return self.replicas[0]
 
     async def rows(self) -> list[Any]:
-        """All that a refused request could have changed."""
+        """All rows that a refused request could have changed."""
         tables = ("leases", "requests", "lease_pools", "tenants", "groups", "history", "outbox")
         return [await self.broker.pool.fetch(f"SELECT * FROM {name} ORDER BY 1, 2") for name in tables]
 
 
 @contextlib.asynccontextmanager
 async def world_on(server: EmbeddedPostgres, folder: Path, *, replicas: int = 1) -> AsyncIterator[World]:
-    """On an empty database of its own. Several replicas hear of each other; one hears of nothing."""
+    """A world on an empty database of its own. Several replicas notify each other; a single one gets no
+    notifications."""
     await make_template(server)
     name = f"lease_broker_http_{next(_databases)}"
     url = await server.create_database(name, template=TEMPLATE)
@@ -102,9 +103,9 @@ async def world_on(server: EmbeddedPostgres, folder: Path, *, replicas: int = 1)
             stack.push_async_callback(pool.close)
             replica = Replica(pool, url, tokens)
             if replicas > 1:
-                await stack.enter_async_context(replica.wakes.running())
-                await harness.until(lambda replica=replica: replica.wakes.listening)  # type: ignore[misc]
+                await stack.enter_async_context(replica.grant_notifier.running())
+                await harness.until(lambda replica=replica: replica.grant_notifier.listening)  # type: ignore[misc]
             world.replicas.append(replica)
         await broker.declare(terms(limit=2))
-        await broker.told()
+        await broker.events()
         yield world

@@ -1,4 +1,4 @@
-"""What runs on Linux only: by the platform, not by what our code says of it, whose wrong answer must turn tests red."""
+"""Marker for tests that need Linux, by the platform alone, so that a wrong check in the product fails a test."""
 
 import sys
 from typing import Final
@@ -6,4 +6,4 @@ from typing import Final
 import pytest
 
 IS_LINUX: Final = sys.platform == "linux"
-needs_linux: Final = pytest.mark.skipif(not IS_LINUX, reason="processes are told apart by Linux's /proc")
+needs_linux: Final = pytest.mark.skipif(not IS_LINUX, reason="identifying processes needs Linux's /proc")

@@ -1,8 +1,8 @@
-"""Prove that the tests named for our main claims can fail: break the code as tests/*/mutants.toml list it, in a copy,
-and expect the named test to fail. The product has no switch for any of this.
+"""Mutation tests of the main claims: break the code in a copy as listed in tests/*/mutants.toml, and expect the named
+test to fail. The product contains no switches for this.
 
-`python -m tests.mutants check [--fast] [ONLY=group] [NAME…]`   without arguments all of them
-`python -m tests.mutants run NAME -- COMMAND…`                  anything on a broken copy: `make demo MUTANT=NAME`
+`python -m tests.mutants check [--fast] [ONLY=group] [NAME…]`   check mutants [default: all]
+`python -m tests.mutants run NAME -- COMMAND…`                  run a command on a broken copy: `make demo MUTANT=NAME`
 """
 
 import argparse
@@ -25,6 +25,8 @@ from slipway_local.supervisor import Supervisor
 from slipway_local.supervisor import run as run_supervised
 
 ROOT: Final = Path(__file__).parents[1]
+# Name before the renames, tab, name now: one line per claim of then. It goes when nobody looks for old names.
+RENAMED: Final = Path("tests/renamed_mutants.tsv")
 COPIED: Final = (
     "libs",
     "services",
@@ -38,15 +40,17 @@ COPIED: Final = (
     "Makefile",
     "docker-compose.yml",
     ".dockerignore",
+    "LICENSE",
     "requirements.lock",
+    "requirements.demo.lock",
     "requirements.services.lock",
 )
-LEFT_OUT: Final = shutil.ignore_patterns(".*", "*.egg-info")
+LEFT_OUT: Final = shutil.ignore_patterns(".*", "*.egg-info", "*.pyc.*")  # half-written bytecode of a neighbour
 AT_A_TIME: Final = 2
 TEST_SECONDS: Final = 120.0
-STOP_SECONDS: Final = 60.0  # a whole deployment may have to end in order
+STOP_SECONDS: Final = 60.0  # a whole deployment may have to shut down
 
-# An import error, a crash or a fixture that fails proves nothing about a claim.
+# Only a failed assertion counts; import errors, crashes and failing fixtures prove nothing about a claim.
 ASSERTED: Final = re.compile(r"^FAILED .* - (assert |AssertionError|Failed: DID NOT RAISE)", re.MULTILINE)
 REASON: Final = re.compile(r"^(?:FAILED|ERROR) .*", re.MULTILINE)
 
@@ -91,6 +95,23 @@ def rows_of(root: Path = ROOT) -> dict[str, Mutant]:
             test = f"{file.parent.relative_to(root).as_posix()}/{row.test}"
             found[row.name] = msgspec.structs.replace(row, test=test)
     return found
+
+
+def renamed(root: Path = ROOT) -> dict[str, str]:
+    """Names of today by the names before the renames."""
+    lines = (root / RENAMED).read_text().splitlines()
+    return {old: new for old, _, new in (line.partition("\t") for line in lines)}
+
+
+def table(rows: Mapping[str, Mutant], reasons: Mapping[str, str]) -> list[str]:
+    """Claims of before the renames as "old → new  result", for those that were checked."""
+    lines = []
+    for old, new in renamed().items():
+        if new not in rows:
+            lines.append(f"{old} → {new}  MISSING")
+        elif new in reasons:
+            lines.append(f"{old} → {new}  {'GREEN' if reasons[new] else 'red'}")
+    return lines
 
 
 def survives(code: int | None, output: str) -> str:
@@ -149,36 +170,82 @@ async def pytest(copy: Path, *arguments: str, seconds: float) -> tuple[int | Non
     return code, log.read_text(errors="replace")
 
 
+async def forked(mutants: Sequence[Mutant], copy: Path) -> dict[str, tuple[int | None, str]]:
+    """Exit code and output of the test of each mutant, by its name: one after another, in forks of one process."""
+    runs = [
+        {
+            "name": mutant.name,
+            "file": str(copy / mutant.file),
+            "text": mutant.broken((copy / mutant.file).read_text()),
+            "test": mutant.test,
+            "seconds": TEST_SECONDS,
+        }
+        for mutant in mutants
+    ]
+    listed, log = copy / "runs.json", copy / "pytest.log"
+    listed.write_bytes(msgspec.json.encode(runs))
+    argv: list[str | Path] = [sys.executable, "-P", copy / "tests" / "forked_pytest.py", listed]
+    child = Child("pytest", argv, log=log, env=environment(copy, os.environ), cwd=copy)
+    child.start()
+    try:
+        await child.wait()
+    finally:
+        await child.kill()
+    ends = [msgspec.json.decode(line) for line in log.read_bytes().splitlines() if line.startswith(b"{")]
+    return {end["name"]: (end["code"], end["output"]) for end in ends}
+
+
 async def check(mutants: Sequence[Mutant]) -> int:
-    """Break each and say a line of it; 1 when a claim is unguarded."""
-    places = asyncio.Semaphore(AT_A_TIME)
+    """Break each and print a line about it; 1 when a claim is unguarded."""
+    slots = asyncio.Semaphore(AT_A_TIME)
+    reasons: dict[str, str] = {}
+
+    def report(mutant: Mutant, reason: str) -> None:
+        reasons[mutant.name] = reason
+        line = f"{mutant.name}: {mutant.claim}"
+        print(f"GREEN {line}: {reason}" if reason else f"red   {line}", flush=True)
 
     async def control() -> str:
-        """A test that is red anyway proves nothing."""
-        async with places, copied(None) as copy:
+        """Output of the same tests on the unbroken tree if they fail there: a test that always fails proves nothing."""
+        async with slots, copied(None) as copy:
             tests = sorted({mutant.test for mutant in mutants})
             code, output = await pytest(copy, *tests, seconds=TEST_SECONDS * 3)
         return "" if code == 0 else output
 
-    async def unguarded(mutant: Mutant) -> str:
-        async with places:
-            try:
-                async with copied(mutant) as copy:
-                    why = survives(*await pytest(copy, "-x", mutant.test, seconds=TEST_SECONDS))
-            except Stale as stale:
-                why = str(stale)
-        said = f"{mutant.name}: {mutant.claim}"
-        print(f"GREEN {said}: {why}" if why else f"red   {said}", flush=True)
-        return why
+    async def on_servers(mutant: Mutant) -> None:
+        """A process of its own: servers are started once per process and end with it."""
+        async with slots, copied(mutant) as copy:
+            report(mutant, survives(*await pytest(copy, "-x", mutant.test, seconds=TEST_SECONDS)))
 
+    async def pure(batch: Sequence[Mutant]) -> None:
+        async with slots, copied(None) as copy:
+            ends = await forked(batch, copy)
+        for mutant in batch:
+            report(mutant, survives(*ends.get(mutant.name, (None, ""))))
+
+    fresh = []
+    for mutant in mutants:
+        try:
+            mutant.broken((ROOT / mutant.file).read_text())
+            fresh.append(mutant)
+        except Stale as stale:
+            report(mutant, str(stale))
+    fast = [mutant for mutant in fresh if mutant.fast]
     async with asyncio.TaskGroup() as group:
         unbroken = group.create_task(control())
-        tasks = [group.create_task(unguarded(mutant)) for mutant in mutants]
+        for place in range(AT_A_TIME):
+            group.create_task(pure(fast[place::AT_A_TIME]))
+        for mutant in fresh:
+            if not mutant.fast:
+                group.create_task(on_servers(mutant))
     if unbroken.result():
-        print(f"{unbroken.result()}\nnot all of these tests are green on the unbroken tree, so red proves nothing")
-    red = sum(not task.result() for task in tasks)
-    print(f"{red} of {len(mutants)} red")
-    return 0 if red == len(mutants) and not unbroken.result() else 1
+        print(f"{unbroken.result()}\nnot all of these tests pass on the unbroken tree, so a failure proves nothing")
+    before = table(rows_of(), reasons)
+    print("── before the renames → now ──", *before, sep="\n")
+    missing = sum(line.endswith("MISSING") for line in before)
+    red = sum(not reason for reason in reasons.values())
+    print(f"{red} of {len(mutants)} red; {len(before) - missing} of the {len(before)} claims of before listed")
+    return 0 if red == len(mutants) and not missing and not unbroken.result() else 1
 
 
 async def run(mutant: Mutant, command: Sequence[str]) -> int:

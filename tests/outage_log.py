@@ -1,10 +1,10 @@
-"""Writes tests/data/outage.jsonl: two hours of a fleet that launches wherever its turn is, whatever failed before.
+"""Generator of tests/data/outage.jsonl: two hours of a fleet that launches in all configs in turn, despite failures.
 
     .venv/bin/python -m tests.outage_log > tests/data/outage.jsonl
 
-A zone is out for half an hour, a new image never registers, a quota is used up, a monitor speaks of a zone; some calls
-are throttled, some starts are given up by the fleet itself. Some records come twice, some later than others that
-happened after them. Everything follows from the seed.
+A zone fails for half an hour, a new image never registers, a quota is exhausted, and a monitor reports a zone; some
+calls are throttled, some starts are cancelled by the fleet itself. Some records are duplicates, some arrive out of
+order. Everything follows from the seed.
 """
 
 import json
@@ -35,12 +35,12 @@ BEHIND_SECONDS: Final = 8.0
 PARTITIONS: Final = 4
 BOOT_TIMEOUT_SECONDS: Final = 900.0
 
-Told = tuple[float, Any]
-"""Seconds since the start, and what happened then."""
+Happening = tuple[float, Any]
+"""Seconds since the start, and the event."""
 
 
 class Place:
-    """One launch config, from `begin` to `end`, in minutes."""
+    """A launch config that exists from `begin` to `end`, in minutes."""
 
     def __init__(
         self, name: str, pool: str, account: str, family: str, image: str, *, begin: float = 0.0, end: float = MINUTES
@@ -75,7 +75,7 @@ class Place:
         )
 
     def fault(self, at: float) -> Outcome | None:
-        """What a launch that is asked for at `at` seconds comes to, if it is refused."""
+        """Outcome of a launch requested at `at` seconds if it is refused, else None."""
         minute = at / 60
         if self.zone == "b" and 20 <= minute < 50:
             key = f"{self.family}.large/{self.zone}/on-demand"
@@ -96,8 +96,8 @@ PLACES: Final = (
 )
 
 
-def life(place: Place, at: float, chance: Random) -> Iterator[Told]:
-    """What becomes of one start."""
+def life(place: Place, at: float, chance: Random) -> Iterator[Happening]:
+    """Events of one start."""
     ids = place.ids | {"worker_id": str(UUID(int=chance.getrandbits(128), version=4))}
     batch = f"batch-{chance.getrandbits(32):08x}"
     yield at, worker.WorkerRequested(decision_id=f"decision-{chance.getrandbits(32):08x}", **ids)
@@ -121,9 +121,9 @@ def life(place: Place, at: float, chance: Random) -> Iterator[Told]:
     )
     if place.image == "linux-2":
         late = Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, place.image, "boot_timeout")
-        told = answered + BOOT_TIMEOUT_SECONDS
-        yield told, worker.WorkerStopping(reason="did not register in time", outcome=late, instance_id=instance, **ids)
-        yield told + 30, worker.WorkerStopped(reason="did not register in time", **ids)
+        end = answered + BOOT_TIMEOUT_SECONDS
+        yield end, worker.WorkerStopping(reason="did not register in time", outcome=late, instance_id=instance, **ids)
+        yield end + 30, worker.WorkerStopped(reason="did not register in time", **ids)
         return
     boot = 90 * chance.lognormvariate(0.0, 0.35)
     at = answered + boot
@@ -140,15 +140,15 @@ def life(place: Place, at: float, chance: Random) -> Iterator[Told]:
     yield at, worker.WorkerStopped(reason="ended by itself", **ids)
 
 
-def happened(chance: Random) -> list[Told]:
-    """Everything, by the time of the fact."""
-    told: list[Told] = []
+def happened(chance: Random) -> list[Happening]:
+    """All events, by their time."""
+    events: list[Happening] = []
     for place in PLACES:
-        told.append((place.begin * 60, place.declared()))
+        events.append((place.begin * 60, place.declared()))
         if place.end < MINUTES:
-            told.append((place.end * 60, place.declared(archived=True)))
+            events.append((place.end * 60, place.declared(archived=True)))
     for minute, kind in ((22, "degraded"), (52, "recovered")):
-        told.append(
+        events.append(
             (
                 minute * 60,
                 SignalRaised(
@@ -166,12 +166,12 @@ def happened(chance: Random) -> list[Told]:
     while (at := at + chance.expovariate(STARTS_PER_MINUTE / 60)) < (MINUTES - 5) * 60:
         open_ = [place for place in PLACES if place.begin * 60 + 5 <= at < place.end * 60]
         turn += 1
-        told += life(open_[turn % len(open_)], at, chance)
-    return sorted((t for t in told if t[0] <= MINUTES * 60), key=lambda t: t[0])
+        events += life(open_[turn % len(open_)], at, chance)
+    return sorted((t for t in events if t[0] <= MINUTES * 60), key=lambda t: t[0])
 
 
 def lines(seed: int = SEED) -> Iterator[str]:
-    """The log as `slipway events tail -o json` would print it."""
+    """The log as `slipway events tail -o json` prints it."""
     chance = Random(seed)
     ends: dict[tuple[str, int], int] = {}
     for _, event, at, id_ in _arrived(happened(chance), chance):
@@ -191,24 +191,23 @@ def lines(seed: int = SEED) -> Iterator[str]:
                 "topic": topic.name,
                 "partition": partition,
                 "offset": offset,
-                "data": _said(msgspec.to_builtins(event)),
+                "data": _without_empty(msgspec.to_builtins(event)),
             }
         )
 
 
-def _said(value: Any) -> Any:
-    """Without fields that say nothing."""
+def _without_empty(value: Any) -> Any:
+    """The value without empty fields."""
     if not isinstance(value, dict):
         return value
-    return {name: _said(each) for name, each in value.items() if each not in (None, "")}
+    return {name: _without_empty(each) for name, each in value.items() if each not in (None, "")}
 
 
-def _arrived(told: Sequence[Told], chance: Random) -> list[tuple[float, Any, float, str]]:
-    """In order of arrival: most at once, some later than others; some twice. What is told of one subject stays in
-    order."""
+def _arrived(events: Sequence[Happening], chance: Random) -> list[tuple[float, Any, float, str]]:
+    """Events in their order of arrival: most at once, some late, some twice; those of one subject stay in order."""
     rows: list[tuple[float, Any, float, str]] = []
     newest: dict[str, float] = {}
-    for number, (at, event) in enumerate(told):
+    for number, (at, event) in enumerate(events):
         subject = TOPIC_OF[type(event)].subject(event)
         behind = chance.uniform(0, BEHIND_SECONDS) if chance.random() < BEHIND else 0.0
         arrives = newest[subject] = max(newest.get(subject, 0.0), at + behind)

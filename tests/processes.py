@@ -1,6 +1,6 @@
-"""The probe, or a part of it, in a process of its own, to be stopped and killed. Says a word a line on stdout.
+"""Parts of a test service in a separate process, which tests stop and kill. It prints one event per line on stdout.
 
-`python -m tests.processes consumer|exclusive|relay|service DATABASE_URL BOOTSTRAP PREFIX [STALLED_SECONDS or PORT]`
+`python -m tests.processes consumer|leader|relay|service DATABASE_URL BOOTSTRAP PREFIX [STALLED_SECONDS or PORT]`
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from typing import Any
 
 from slipway_common import kafka, postgres
 from slipway_common.consume import Batch, Consumer
-from slipway_common.exclusive import Exclusive
-from slipway_common.owner import Turn
-from slipway_common.postgres import Connection, Pool
+from slipway_common.leader_loop import LeaderLoop
+from slipway_common.leadership import Turn
+from slipway_common.postgres import Connection, Database
 from slipway_common.records import Received
 from slipway_common.relay import Relay
 from slipway_common.service import Loop, Service, ServiceSettings
@@ -29,7 +29,7 @@ INSTANCE = "twin"
 
 
 class Process:
-    """Started by a test, always killed by it."""
+    """A child process, always killed at the end of the test."""
 
     def __init__(self, role: str, url: str, bootstrap: str, prefix: str, *rest: str) -> None:
         self._process = subprocess.Popen(
@@ -42,14 +42,14 @@ class Process:
         os.set_blocking(self._process.stdout.fileno(), False)
         self._output = b""
 
-    def said(self, word: str) -> bool:
+    def printed(self, word: str) -> bool:
         assert self._process.stdout is not None
         self._output += self._process.stdout.read() or b""
         return word.encode() in self._output
 
-    async def until_said(self, word: str) -> None:
+    async def until_printed(self, word: str) -> None:
         try:
-            await until(lambda: self.said(word), f"the process says {word}")
+            await until(lambda: self.printed(word), f"the process prints {word}")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self._output.decode()}") from None
 
@@ -67,7 +67,7 @@ class Process:
     def stop(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -78,25 +78,25 @@ class Process:
 
 
 async def consume(url: str, bootstrap: str, prefix: str) -> None:
-    """Applies a batch, but before it commits it waits to be stopped and to go on."""
-    going_on = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, going_on.set)
+    """Apply a batch, but wait before the commit to be stopped and resumed."""
+    resumed = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, resumed.set)
 
     async def record_slowly(tx: Connection, events: Sequence[Received]) -> None:
         await harness.record_words(tx, events)
         print("inside", flush=True)
-        await going_on.wait()
+        await resumed.wait()
 
     broker = kafka.connect(bootstrap, SERVICE)
-    pool = await postgres.connect(url, SERVICE, settings=QUICK)
+    database = await postgres.connect(url, SERVICE, settings=QUICK)
     kafka.Subscription(
         broker,
-        pool,
+        database,
         Consumer(SERVICE, WORKER_LIFECYCLE, record_slowly),
         prefix=prefix,
         instance=INSTANCE,
         cluster=await kafka.cluster_id(bootstrap),
-        ring=lambda: None,
+        wake=lambda: None,
         heartbeat_seconds=0.1,
     )
     await broker.start()
@@ -104,30 +104,30 @@ async def consume(url: str, bootstrap: str, prefix: str) -> None:
 
 
 async def alone(url: str, bootstrap: str, prefix: str) -> None:
-    """The active instance; a word "wait" makes it wait, in its transaction, to be stopped and to go on."""
-    going_on = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, going_on.set)
+    """Run the leader; the word "wait" makes it wait inside its transaction to be stopped and resumed."""
+    resumed = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, resumed.set)
 
     class Waiting(harness.Diary):
         async def store(self, tx: Connection, turn: Turn, batch: Batch | None) -> None:
             await super().store(tx, turn, batch)
             if batch is not None and any(received.event.kind == "wait" for _, _, received in batch.fresh):
                 print("inside", flush=True)
-                await going_on.wait()
+                await resumed.wait()
 
-    pool = await postgres.connect(url, SERVICE, settings=QUICK)
-    await Exclusive(
+    database = await postgres.connect(url, SERVICE, settings=QUICK)
+    await LeaderLoop(
         Waiting(),
         service=SERVICE,
         bootstrap_servers=bootstrap,
         prefix=prefix,
         instance=INSTANCE,
-        ring=lambda: print("turned", flush=True),
-    ).run(pool)
+        wake=lambda: print("turned", flush=True),
+    ).run(database)
 
 
 async def relay(url: str, bootstrap: str, prefix: str, stalled_seconds: str) -> None:
-    """Publishes; in pieces so small that it is always in the middle of something."""
+    """Run the relay with batches so small that it is always busy."""
     relay = Relay(
         SERVICE,
         database_url=url,
@@ -150,10 +150,10 @@ async def relay(url: str, bootstrap: str, prefix: str, stalled_seconds: str) -> 
 
 
 def service(url: str, bootstrap: str, prefix: str, port: str) -> None:
-    """All that a service has: something to consume, a view, a loop."""
+    """Run a service with a consumer, a view and a loop."""
 
-    async def count(pool: Pool) -> bool:
-        print("effects", await pool.fetchval("SELECT count(*) FROM effect"), flush=True)
+    async def count(database: Database) -> bool:
+        print("effects", await database.fetchval("SELECT count(*) FROM effect"), flush=True)
         return False
 
     settings = ServiceSettings(
@@ -178,5 +178,5 @@ if __name__ == "__main__":
     if role == "service":
         service(*arguments)
     else:
-        roles: dict[str, Any] = {"consumer": consume, "exclusive": alone, "relay": relay}
+        roles: dict[str, Any] = {"consumer": consume, "leader": alone, "relay": relay}
         asyncio.run(roles[role](*arguments))

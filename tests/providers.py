@@ -1,5 +1,5 @@
-"""Requests for the tests of providers, and provisioners in processes of their own: one that is killed in the middle of
-a call, one on a host without room.
+"""Requests for tests of providers, and provisioners in processes of their own: one that is killed during a call, one
+on a host without capacity.
 
 `python -m tests.providers creating DEPLOYMENT BATCH FOLDER`, `python -m tests.providers crowded`
 """
@@ -16,8 +16,8 @@ from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import CreateRequest, Refused
 from slipway_provisioner.providers.process import Processes
 
-URL: Final = "http://127.0.0.1:9"  # nobody listens
-# An agent that keeps what it was given, and does nothing until it is ended.
+URL: Final = "http://127.0.0.1:9"  # no listener
+# An agent that stores its user data and then waits until it is terminated.
 WAITING: Final = ("sh", "-c", 'cat > "$SEEN/$$"; exec sleep 600')
 
 
@@ -35,20 +35,20 @@ def account(**settings: Any) -> Account:
 
 
 async def creating(deployment: str, batch_id: str, folder: str) -> None:
-    """Starts ten agents, one after another; logs and what they were given go to the folder."""
+    """Start ten agents, one after another. Their logs and user data go to the folder."""
     here = account(environment={"SEEN": folder}, log_folder=folder, processes_max=None)
     await Processes(deployment=deployment, register_url=URL).create(here, request(10, batch_id))
 
 
 async def crowded() -> None:
-    """Asks for an agent where no file can be opened; says what is blamed."""
+    """Try to start an agent where no file can be opened, and print the scope and code of the failure."""
     provider = Processes(deployment=f"test/{new_id()}", register_url=URL)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, 1))
     try:
         await provider.create(account(processes_max=None), request())
     except Refused as refused:
         print(refused.outcome.scope, refused.outcome.code)
-    os._exit(0)  # nothing can be closed in order
+    os._exit(0)  # an orderly shutdown would need files
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""A provisioner without Kafka, for tests: real handlers, loops, routes and store on a real database, with the
-database's clock in the test's hand, and a cloud that does what the test says."""
+"""Provisioner without Kafka for tests: real handlers, loops, routes and store on a real database whose clock the test
+sets, and a scripted provider."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.weight import StageHealth, WeightChanged
 from slipway_common.ids import hash_secret, new_id
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_common.records import Received
 from slipway_common.topics import DECODERS, TOPIC_OF
 from slipway_local.postgres import EmbeddedPostgres
@@ -49,7 +49,7 @@ CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLA
 EMPTY: Final = """
 DO $$ BEGIN EXECUTE (
     SELECT 'TRUNCATE ' || string_agg(quote_ident(tablename), ', ') FROM pg_tables WHERE schemaname = current_schema()
-    AND tablename NOT IN ('alembic_version', 'incarnation', 'brake_guard', 'test_clock')); END $$;
+    AND tablename NOT IN ('alembic_version', 'incarnation', 'launch_stop_guard', 'test_clock')); END $$;
 UPDATE test_clock SET at = '2026-01-01 12:00+00'"""
 _databases = count(1)
 _idle: dict[str, list[str]] = {}
@@ -62,7 +62,7 @@ def after(seconds: float) -> datetime:
 
 
 def declared(*configs: str, **changes: Any) -> dict[str, Any]:
-    """One pool "linux" whose configs are named for their zones, in the account "sim-a"."""
+    """Declaration of one pool "linux" with a config per zone, named like it, in the account "sim-a"."""
     account = {
         "id": "sim-a",
         "provider": "simulated",
@@ -89,7 +89,7 @@ def received(*events: Any, source: str = "test") -> list[Received]:
             source=source,
             subject=TOPIC_OF[type(event)].subject(event),
             time=START,
-            number=n,
+            sequence_number=n,
             revision=n + 1,
             topic=TOPIC_OF[type(event)].name,
             partition=0,
@@ -104,26 +104,26 @@ def report(pending: int, claimed: int = 0, *, at: float = 0, source: str = "q", 
     return DemandReported(**(usual | {"observed_at": after(at)} | changes))
 
 
-class Lost(Exception):
-    """For a script: the call has its effect, and nobody hears of it."""
+class ReplyLost(Exception):
+    """Script entry: the call takes effect, but its reply is lost."""
 
 
 class Cloud:
-    """A cloud by script: each create call takes the next entry, or succeeds when none is left.
+    """Scripted provider: each create call takes the next entry, or succeeds if there is none.
 
-    An entry is an exception to raise, `Lost`, or a number of instances to create instead of those asked for. While
-    `hold` is set, calls that have had their effect wait for it before they answer.
+    An entry is an exception to raise, `ReplyLost`, or the number of instances to create instead of the requested one.
+    Calls wait for `hold`, if it is set, between their effect and their reply.
     """
 
     def __init__(self) -> None:
         self.calls: list[CreateRequest] = []
-        self.script: deque[Exception | type[Lost] | int] = deque()
+        self.script: deque[Exception | type[ReplyLost] | int] = deque()
         self.live: dict[str, Instance] = {}
         self.terminated: list[str] = []
         self.hidden: set[str] = set()
         self.by_token: dict[str, list[str]] = {}
         self.honours = False
-        self.identity_told = "sim-a"
+        self.reported_identity = "sim-a"
         self.created_at = START
         self.boots_slowly = False
         self.hold: asyncio.Event | None = None
@@ -153,7 +153,7 @@ class Cloud:
             )
         if self.hold is not None:
             await self.hold.wait()
-        if entry is Lost:
+        if entry is ReplyLost:
             raise OutcomeUnknown("no reply")
         return ids
 
@@ -168,14 +168,14 @@ class Cloud:
         self.live.pop(instance_id, None)
 
     async def identity(self, account: Account) -> str:
-        return self.identity_told
+        return self.reported_identity
 
 
 class Provisioner:
-    """Says things to the provisioner, lets its loops run, and reads what it told."""
+    """Feeds events to a provisioner, runs its loops, and reads the events that it publishes."""
 
-    def __init__(self, pool: Pool, provider: Provider | None = None, **settings: Any) -> None:
-        self.pool = pool
+    def __init__(self, database: Database, provider: Provider | None = None, **settings: Any) -> None:
+        self.database = database
         usual: dict[str, Any] = {
             "registration_key": KEY,
             "call_timeout_seconds": 5.0,
@@ -185,97 +185,97 @@ class Provisioner:
         self.cloud = Cloud()
         self.providers: dict[str, Provider] = {"simulated": provider or self.cloud}
         self.launcher = Launcher(self.settings, self.providers)
-        self.silent_seconds = 0.0
-        self.broker_silent_seconds = 0.0
+        self.unavailable_seconds = 0.0
+        self.broker_unavailable_seconds = 0.0
         self.tokens = count(1)
         service = build(self.settings)
-        service.runtime.pool = pool
+        service.runtime.database = database
         self.app = service.app()
-        self._told = 0
+        self._last_outbox_id = 0
         self._started: list[asyncio.Task[Any]] = []
 
-    # What it hears
+    # Input
 
     async def declare(self, body: dict[str, Any] | None = None) -> list[declarations.Change]:
-        async with self.pool.acquire() as db, db.transaction():
+        async with self.database.acquire() as db, db.transaction():
             wanted = declaration.parse(body or declared())
             return await declarations.apply(db, wanted, providers={"simulated": self.cloud.problem}, times=TIMES)
 
     async def demand(self, *reports: DemandReported) -> None:
-        async with self.pool.acquire() as db, db.transaction():
+        async with self.database.acquire() as db, db.transaction():
             await record_demand(db, received(*reports))
 
     async def leases(self, *events: Any) -> None:
-        async with self.pool.acquire() as db, db.transaction():
+        async with self.database.acquire() as db, db.transaction():
             await record_leases(db, received(*events))
 
     async def signals(self, *events: Any) -> None:
-        async with self.pool.acquire() as db, db.transaction():
+        async with self.database.acquire() as db, db.transaction():
             afterwards = await record_requests(db, received(*events), rules=self.settings.signal_rules())
         if afterwards is not None:
             afterwards()
 
     async def weights(self, *records: WeightChanged, revision: int = 1) -> None:
-        told = [msgspec.structs.replace(r, revision=revision) for r in received(*records)]
-        await WeightView().apply(self.pool, told)
+        updates = [msgspec.structs.replace(r, revision=revision) for r in received(*records)]
+        await WeightView().apply(self.database, updates)
 
-    # What it does
+    # Loops
 
     async def plan_step(self) -> bool:
         return await plan.plan_next(
-            self.pool, settings=self.settings, calculator_silent_seconds=lambda: self.silent_seconds
+            self.database, settings=self.settings, calculator_unavailable_seconds=lambda: self.unavailable_seconds
         )
 
     async def plan(self) -> None:
         for _ in range(50):
             if not await self.plan_step():
                 return
-        raise AssertionError("a pool stays dirty for ever")
+        raise AssertionError("a pool stays dirty")
 
-    async def ask_again(self) -> None:
-        while await plan.ask_again(self.pool, resend_seconds=self.settings.resend_seconds):
+    async def resend_requests(self) -> None:
+        while await plan.resend_requests(self.database, resend_seconds=self.settings.resend_seconds):
             pass
 
     async def admit_unleased(self) -> bool:
-        """What its loop does where no broker was heard for long."""
+        """Run one step of the loop for unleased launches."""
         return await unleased.admit_unleased(
-            self.pool, settings=self.settings, broker_silent_seconds=lambda: self.broker_silent_seconds
+            self.database, settings=self.settings, broker_unavailable_seconds=lambda: self.broker_unavailable_seconds
         )
 
     async def launch(self) -> None:
-        """Start what may start, and wait for the calls."""
-        while await self.launcher.launch_next(self.pool):
+        """Start all calls that may start, and wait for them."""
+        while await self.launcher.launch_next(self.database):
             await asyncio.gather(*self.launcher.calls)
 
     async def resolve(self) -> None:
-        while await resolve.resolve_next(self.pool, launcher=self.launcher):
+        while await resolve.resolve_next(self.database, launcher=self.launcher):
             pass
 
     async def expire(self) -> None:
-        while await expire.expire_next(self.pool, settings=self.settings, providers=self.providers):
+        while await expire.expire_next(self.database, settings=self.settings, providers=self.providers):
             pass
 
-    async def end_instances(self) -> None:
-        await expire.end_instances(self.pool, settings=self.settings, providers=self.providers)
+    async def terminate_instances(self) -> None:
+        await expire.terminate_instances(self.database, settings=self.settings, providers=self.providers)
 
     async def reap(self) -> None:
-        while await reap.reap_next(self.pool, settings=self.settings, providers=self.providers):
+        while await reap.reap_next(self.database, settings=self.settings, providers=self.providers):
             pass
 
     async def sweep(self) -> None:
         while await sweep.sweep_next(
-            self.pool, settings=self.settings, calculator_silent_seconds=lambda: self.silent_seconds
+            self.database, settings=self.settings, calculator_unavailable_seconds=lambda: self.unavailable_seconds
         ):
             pass
 
     async def sweep_now(self) -> None:
-        """Ask for a decision, as a sweep would."""
-        await self.pool.execute("INSERT INTO dirty_pool (pool_id, because) SELECT id, 'sweep' FROM worker_pool")
+        """Mark every pool dirty, as a sweep does."""
+        await self.database.execute("INSERT INTO dirty_pool (pool_id, reason) SELECT id, 'sweep' FROM worker_pool")
 
-    # Stories that many tests begin with
+    # Common starting points of tests
 
     def granted(self, request: LeaseRequested, units: int | None = None, **changes: Any) -> LeaseGranted:
-        """An answer to a request that was told."""
+        """Grant of a published request."""
         token = next(self.tokens)
         usual: dict[str, Any] = {
             "lease_pool_id": request.lease_pool_id,
@@ -290,78 +290,78 @@ class Provisioner:
         return LeaseGranted(**(usual | changes))
 
     async def trust(self) -> None:
-        """As if everything that is declared had proved itself long ago: no window is narrow."""
-        rows = await self.pool.fetch("SELECT id, pool_id FROM launch_config")
+        """Give every declared config a healthy weight record and wide windows."""
+        rows = await self.database.fetch("SELECT id, pool_id FROM launch_config")
         await self.weights(*(weight(row["id"], pool_id=row["pool_id"]) for row in rows), revision=0)
-        await self.pool.execute("UPDATE shared_window SET size = 1000")
+        await self.database.execute("UPDATE shared_window SET size = 1000")
 
     async def requested(self, pending: int = 1, *configs: str) -> list[LeaseRequested]:
-        """Demand became intents; what they asked for."""
+        """Create intents for a demand; returns their lease requests."""
         await self.declare(declared(*configs))
         await self.trust()
         await self.demand(report(pending))
         await self.plan()
-        return await self.told(LeaseRequested)
+        return await self.published(LeaseRequested)
 
     async def admitted(self, pending: int = 1, *configs: str) -> list[LeaseGranted]:
-        """Intents that were admitted, and for which no call was made."""
+        """Create admitted intents without a call; returns their grants."""
         grants = [self.granted(request) for request in await self.requested(pending, *configs)]
         await self.leases(*grants)
         return grants
 
     async def starting(self, pending: int = 1) -> list[Worker]:
-        """Workers whose instances boot."""
+        """Create workers whose instances boot."""
         await self.admitted(pending)
         await self.launch()
         return await self.workers()
 
-    # What there is
+    # Results
 
-    async def told(self, kind: type[Event]) -> list[Event]:
-        """Events of a kind that were enqueued since the last call of any kind."""
+    async def published(self, kind: type[Event]) -> list[Event]:
+        """Events of a kind that were enqueued since the last call for any kind."""
         return [event for event in await self.events() if isinstance(event, kind)]
 
     async def events(self) -> list[Any]:
-        rows = await self.pool.fetch(
-            "SELECT id, type, value FROM outbox WHERE id > $1 AND value IS NOT NULL ORDER BY id", self._told
+        rows = await self.database.fetch(
+            "SELECT id, type, value FROM outbox WHERE id > $1 AND value IS NOT NULL ORDER BY id", self._last_outbox_id
         )
-        self._told = rows[-1]["id"] if rows else self._told
+        self._last_outbox_id = rows[-1]["id"] if rows else self._last_outbox_id
         return [DECODERS[row["type"]].decode(row["value"]) for row in rows]
 
     async def workers(self) -> list[Worker]:
-        return [workers.from_row(row) for row in await self.pool.fetch(f"{workers.SELECT} ORDER BY id")]
+        return [workers.from_row(row) for row in await self.database.fetch(f"{workers.SELECT} ORDER BY id")]
 
     async def worker(self) -> Worker:
         (worker,) = await self.workers()
         return worker
 
     async def states(self) -> dict[str, int]:
-        rows = await self.pool.fetch("SELECT state, count(*)::int AS number FROM worker GROUP BY state")
+        rows = await self.database.fetch("SELECT state, count(*)::int AS number FROM worker GROUP BY state")
         return {row["state"]: row["number"] for row in rows}
 
-    async def why(self, pool_id: str = "linux") -> str:
-        because: str = await self.pool.fetchval(
-            "SELECT because FROM decision WHERE pool_id = $1 ORDER BY last_at DESC, id DESC LIMIT 1", pool_id
+    async def last_reason(self, pool_id: str = "linux") -> str:
+        reason: str = await self.database.fetchval(
+            "SELECT reason FROM decision WHERE pool_id = $1 ORDER BY last_at DESC, id DESC LIMIT 1", pool_id
         )
-        return because
+        return reason
 
     async def set_clock(self, seconds: float) -> None:
-        await self.pool.execute("UPDATE test_clock SET at = $1", after(seconds))
+        await self.database.execute("UPDATE test_clock SET at = $1", after(seconds))
 
     async def follow_the_host(self, *, ahead_seconds: float = 0) -> None:
-        """The host's time, for clouds that go by it."""
-        await self.pool.execute("UPDATE test_clock SET at = clock_timestamp() + $1 * interval '1 s'", ahead_seconds)
+        """Set the database's clock to the host's time, for providers that use it."""
+        await self.database.execute("UPDATE test_clock SET at = clock_timestamp() + $1 * interval '1 s'", ahead_seconds)
 
-    # Two at once
+    # Concurrent steps
 
     def start(self, step: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run beside the test; cancelled with it should it fail."""
+        """Run a step concurrently with the test; it is cancelled when the test ends."""
         self._started.append(asyncio.create_task(step))
         return self._started[-1]
 
     async def until_waiting(self, *tasks: asyncio.Task[Any]) -> None:
-        """Until each of these waits for a lock."""
-        await harness.until_waiting(self.pool, *tasks)
+        """Wait until each of these tasks waits for a lock."""
+        await harness.until_waiting(self.database, *tasks)
 
     async def stop(self) -> None:
         for task in (*self._started, *self.launcher.calls):
@@ -371,13 +371,13 @@ class Provisioner:
     # HTTP
 
     def client(self, *, token: str = "") -> httpx2.AsyncClient:
-        """The real routes on this database; with the token of whoever asks."""
+        """Client of the real routes on this database, with a token if given."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=False)
         return httpx2.AsyncClient(transport=transport, base_url="http://provisioner", headers=headers)
 
     async def register(self, instance_id: str, batch_id: str | None, **changes: Any) -> httpx2.Response:
-        """What a machine of a batch says first."""
+        """Register an instance of a batch."""
         assert batch_id is not None
         body = {"batch_id": batch_id, "secret": batch_secret(KEY, batch_id), "instance_id": instance_id} | changes
         async with self.client() as client:
@@ -385,7 +385,7 @@ class Provisioner:
 
 
 def weight(config_id: str = "zone-a", **changes: Any) -> WeightChanged:
-    """A record of a healthy config."""
+    """Weight record of a healthy config."""
     stage = StageHealth(probability=0.95, successes=0, failures=0, window=64, failures_folded=0)
     usual: dict[str, Any] = {
         "launch_config_id": config_id,
@@ -394,8 +394,8 @@ def weight(config_id: str = "zone-a", **changes: Any) -> WeightChanged:
         "weight": 1.0,
         "health": 0.9,
         "stages": dict.fromkeys(("launch", "boot", "claim"), stage),
-        "state": "open",
-        "reason": "open",
+        "state": "healthy",
+        "reason": f"{config_id} healthy",
     }
     return WeightChanged(**(usual | changes))
 
@@ -404,7 +404,7 @@ def weight(config_id: str = "zone-a", **changes: Any) -> WeightChanged:
 async def administrator(
     provisioner: Provisioner, folder: Path, scopes: Sequence[str] = ("admin",)
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """Somebody with a token of these scopes, named "admin"."""
+    """Client with a token of these scopes, named "admin"."""
     path = folder / "tokens.yaml"
     path.write_bytes(msgspec.json.encode([{"name": "admin", "sha256": hash_secret("secret"), "scopes": scopes}]))
     provisioner.app.state.tokens.path = path
@@ -416,7 +416,7 @@ async def administrator(
 async def provisioner_on(
     server: EmbeddedPostgres, provider: Provider | None = None, **settings: Any
 ) -> AsyncIterator[Provisioner]:
-    """A provisioner on an empty database of its own; emptied and used again, which is quicker than a new one."""
+    """Provisioner on an empty database of its own. Databases are emptied and reused, which is faster than new ones."""
     idle = _idle.setdefault(server.url(), [])
     url = idle.pop() if idle else await new_database(server)
     provisioner = Provisioner(await postgres.connect(url, SERVICE, size=10, settings=PATIENT), provider, **settings)
@@ -424,13 +424,13 @@ async def provisioner_on(
         yield provisioner
     finally:
         await provisioner.stop()
-        await provisioner.pool.execute(EMPTY)
-        await provisioner.pool.close()
+        await provisioner.database.execute(EMPTY)
+        await provisioner.database.close()
         idle.append(url)
 
 
 async def new_database(server: EmbeddedPostgres) -> str:
-    """A migrated schema, with a clock that tests set."""
+    """Create a database with the migrated schema and a clock that tests set."""
     url = await server.create_database(f"{SERVICE}_{next(_databases)}")
     await migrate.upgrade(url, SERVICE)
     session = await postgres.session(url, SERVICE)

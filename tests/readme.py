@@ -1,13 +1,14 @@
-"""`make readme`: run every fenced command of the README and the guides as a reader would, and say which of them fail.
+"""`make readme`: run every fenced command of the README and the guides, as a reader would, and report failures.
 
-Each file is read from top to bottom in a copy of the tree of its own, in one shell's state (variables, folder), and
-files run at the same time. `sh` blocks are run command by command, `console` blocks by their lines behind `$ `,
-`python` blocks as programs; blocks in a language of READ are not run, any other language is reported. A comment
-`<!-- expect: exit 3 -->` or `<!-- expect: TEXT -->` before a block says how its last command ends, or what it prints.
+Each document runs from top to bottom in its own copy of the tree and in one shell's state (variables, folder); the
+documents run concurrently. `sh` blocks are run command by command, `console` blocks by their lines after `$ `, `python`
+blocks as programs. Blocks in a language of READ are not run; any other language is an error. A comment
+`<!-- expect: exit 3 -->` or `<!-- expect: TEXT -->` before a block gives the exit code of its last command, or text
+that it prints.
 
-`make demo` and `make demo DURATION=0` run in the background from the beginning, as one for all files that start it or
-read its addresses, slowly, until Ctrl-C at the end. What else takes long is shortened as HEAVY says, by arguments that
-it takes anyway, and runs alone among its like.
+`make demo` and `make demo DURATION=0` run in the background from the start, one demo for all documents that start it or
+source its addresses, at low speed, until Ctrl-C at the end. Other slow commands are shortened by the arguments in HEAVY
+and run one at a time.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ ROOT: Final = Path(__file__).parents[1]
 DOCUMENTS: Final = ("README.md", "docs/guides/*.md")
 READ: Final = frozenset({"", "text", "yaml", "json", "toml"})
 RUN: Final = frozenset({"sh", "console", "python"})
-# The first that matches a command.
+# The first pattern that matches a command gives its arguments.
 HEAVY: Final[tuple[tuple[re.Pattern[str], dict[str, str]], ...]] = (
     (re.compile(r"\bmake\b.*\bdemo\b"), {"DURATION": "5s"}),
     (re.compile(r"\bmake\b.*\btest\b"), {"LAYERS": "unit", "PYTEST_ADDOPTS": "-k test_lifecycle"}),
@@ -46,11 +47,11 @@ HEAVY: Final[tuple[tuple[re.Pattern[str], dict[str, str]], ...]] = (
 )
 DEMO: Final = "make demo DURATION=0"
 DEFAULT_DEMO: Final = "make demo"
-# The default demo goes on until all commands have run, as slow as keeps both cores free for those beside it.
-BESIDE: Final = {"DURATION": "0", "SPEED": "2"}
+# The demo runs until all commands have run, at a speed that leaves both cores free for them.
+BACKGROUND_ARGUMENTS: Final = {"DURATION": "0", "SPEED": "2"}
 BACKGROUND: Final = re.compile(r"\bmake\b.*\bdemo\b.*\bDURATION=0\b")
 ITSELF: Final = re.compile(r"\bmake\b.*\breadme\b")
-COMMAND_SECONDS: Final = 300.0  # of a command that hangs; a busy machine may take long
+COMMAND_SECONDS: Final = 300.0  # time limit of a command; generous for a busy machine
 STOP_SECONDS: Final = 60.0
 TAIL_LINES: Final = 15
 LINE_CHARACTERS: Final = 300
@@ -58,7 +59,7 @@ ENVIRONMENT: Final = Path(".slipway/env")
 APPLIED: Final = Path(".slipway/slipway.yaml")
 INTERRUPTED: Final = (130, -signal.SIGINT)
 
-# A command in the state that the one before has left behind: every variable is exported, so that it is kept.
+# Runs a command in the state of the previous one. Every variable is exported, so that it is kept.
 IN_STATE: Final = """
 . "$1" && set -a && . "$2"
 code=$?
@@ -70,7 +71,7 @@ EXPECT: Final = re.compile(r"^\s*<!-- expect: (.+?) -->\s*$")
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A fenced block. `expected` are the words of the comments right before it."""
+    """A fenced block. `expected` has the texts of the comments right before it."""
 
     line: int
     language: str
@@ -79,7 +80,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What a reader types or saves and runs; `expected` concerns the last one of a block."""
+    """One command of a document; only the last one of a block has `expected`."""
 
     line: int
     language: str
@@ -92,23 +93,23 @@ class Command(msgspec.Struct, frozen=True):
 
     @property
     def shorter(self) -> dict[str, str] | None:
-        """What shortens it; None when it takes no time worth speaking of."""
+        """Arguments that shorten the command; None if it is fast."""
         if self.language == "python":
             return None
         if self.background:
-            return BESIDE
+            return BACKGROUND_ARGUMENTS
         return next((env for pattern, env in HEAVY if pattern.search(self.text)), None)
 
     @property
     def demo(self) -> str:
-        """The background demo that it starts or reads the addresses of; empty for none."""
+        """The background demo that it starts or whose addresses it sources; empty for none."""
         if self.text == DEFAULT_DEMO or (not self.background and str(ENVIRONMENT) in self.text):
             return DEMO
         return self.text if self.background else ""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One line of the report. `problem` is empty when all is as it should be."""
+    """One line of the report. `problem` is empty on success."""
 
     where: str
     what: str
@@ -122,7 +123,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Wrong(Exception):
-    """A document that cannot be run as it stands: (line, what to do about it)."""
+    """A document that cannot be run: the line, and the reason."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -130,7 +131,7 @@ class Wrong(Exception):
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The fenced blocks of a document. Raises Wrong for an expectation of nothing and a fence that stays open."""
+    """Fenced blocks of a document. Raises Wrong for an expectation without a block and for an unclosed fence."""
     expected: list[str] = []
     fence = language = ""
     body: list[str] = []
@@ -146,30 +147,30 @@ def blocks(text: str) -> Iterator[Block]:
         elif match:
             fence, language, begin = match[1], match[2], number
             if expected and language not in RUN:
-                raise Wrong(number, "an expectation stands before a block that is not run")
+                raise Wrong(number, "an expectation is before a block that is not run")
         elif expects := EXPECT.match(line):
             expected.append(expects[1])
         elif line.strip() and expected:
-            raise Wrong(number, "an expectation stands before text; it belongs right before its block")
+            raise Wrong(number, "an expectation is before text; it belongs right before its block")
     if fence:
         raise Wrong(begin, "the fence is never closed")
     if expected:
-        raise Wrong(begin, "an expectation stands at the end, before no block")
+        raise Wrong(begin, "an expectation is at the end, before no block")
 
 
 def complete(text: str) -> bool:
-    """Whether a shell would run this now rather than wait for another line."""
+    """True if a shell would run this now rather than wait for another line."""
     checked = subprocess.run(["bash", "-n", "-c", text], capture_output=True, check=False)
     return checked.returncode == 0 and not checked.stderr and not text.rstrip("\n").endswith("\\")
 
 
 def commands(block: Block) -> list[Command]:
-    """What is run of a block, in order. Raises Wrong for a language that is neither run nor only read."""
+    """Commands of a block, in order. Raises Wrong for an unknown language and for a block that cannot be run."""
     if block.language in READ:
         return []
     if block.language not in RUN:
         known = ", ".join(sorted(RUN | READ - {""}))
-        raise Wrong(block.line, f"unknown language {block.language!r} of a fence; there is {known}, or none")
+        raise Wrong(block.line, f"unknown language {block.language!r}; expected one of {known}, or none")
     if block.language == "python":
         return [Command(block.line, "python", block.text, block.expected)]
     lines = block.text.splitlines()
@@ -192,12 +193,12 @@ def commands(block: Block) -> list[Command]:
         raise Wrong(block.line, "the block has no command")
     for command in found:
         if ITSELF.search(command.text):
-            raise Wrong(command.line, "`make readme` would run itself for ever; write it in the text")
+            raise Wrong(command.line, "`make readme` would run itself forever; mention it in the text instead")
     return found
 
 
 def problem(code: int | None, output: str, expected: Sequence[str]) -> str:
-    """What is wrong with how a command ended; empty when nothing is. Code None: it took too long."""
+    """Problem with the end of a command; empty if there is none. `code` None means that it took too long."""
     exits = [int(match[1]) for words in expected if (match := re.fullmatch(r"exit (\d+)", words))]
     texts = [words for words in expected if not re.fullmatch(r"exit \d+", words)]
     wanted = exits[-1] if exits else 0
@@ -215,47 +216,48 @@ def tail(output: str) -> str:
 
 
 class Background:
-    """A demo that runs beside the documents that start it. Its folder is a copy of the tree."""
+    """A demo that runs beside the documents that use it, in its own copy of the tree."""
 
     def __init__(self, text: str, folder: Path) -> None:
         self.text = text
         self.folder = folder
         argv = ["bash", "-c", f"exec {text}"]
-        self.child = Child("demo", argv, log=folder.with_suffix(".log"), env=environment(folder) | BESIDE, cwd=folder)
+        self.child = Child(
+            "demo", argv, log=folder.with_suffix(".log"), env=environment(folder) | BACKGROUND_ARGUMENTS, cwd=folder
+        )
 
     @property
     def addresses(self) -> Path:
         return self.folder / ENVIRONMENT
 
     async def ready(self) -> str:
-        """Wait until it has told its addresses; what is wrong if it has not."""
+        """Wait until it has written its addresses; returns the problem if it does not."""
         begin = monotonic_seconds()
         while not self.addresses.exists():
             if not self.child.alive:
-                return f"it ended with {self.child.exit_code}{self.child.log_tail()}"
+                return f"the demo exited with code {self.child.exit_code}{self.child.log_tail()}"
             if monotonic_seconds() - begin > COMMAND_SECONDS:
                 return f"no {ENVIRONMENT} after {COMMAND_SECONDS:g} s{self.child.log_tail()}"
             await asyncio.sleep(0.05)
         return ""
 
     def lend(self, folder: Path) -> None:
-        """Let another copy of the tree find its addresses."""
+        """Copy its addresses to another copy of the tree. A demo that a document runs there replaces only this copy."""
         for name in (ENVIRONMENT, APPLIED):
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).unlink(missing_ok=True)
-            (folder / name).symlink_to(self.folder / name)
+            shutil.copy2(self.folder / name, folder / name)
 
     async def interrupt(self) -> str:
-        """Ctrl-C; what is wrong with how it ended."""
+        """Send Ctrl-C; returns the problem with its end, if any."""
         if not self.child.alive:
-            return f"it had ended by itself with {self.child.exit_code}{self.child.log_tail()}"
+            return f"it exited by itself with code {self.child.exit_code}{self.child.log_tail()}"
         self.child.signal(signal.SIGINT)
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 code = await self.child.wait()
         except TimeoutError:
-            return f"still running {STOP_SECONDS:g} s after Ctrl-C{self.child.log_tail()}"
-        return "" if code in INTERRUPTED else f"exit {code} after Ctrl-C{self.child.log_tail()}"
+            return f"it was still running {STOP_SECONDS:g} s after Ctrl-C{self.child.log_tail()}"
+        return "" if code in INTERRUPTED else f"it exited with code {code} after Ctrl-C{self.child.log_tail()}"
 
 
 class Reader:
@@ -315,12 +317,20 @@ class Reader:
 
 
 def copy_tree(root: Path, folder: Path) -> Path:
-    """A clone with what is not committed yet: what commands write stays out of the user's tree, and `git status` tells
-    of it. Times are kept, so nothing is set up anew."""
-    left_out = shutil.ignore_patterns(".git", ".venv", ".slipway", ".*_cache", ".hypothesis", "*.egg-info")
+    """A clone with uncommitted changes and the same virtual environment. Commands write there and not to the user's
+    tree, and `git status` shows what they write."""
+    # A neighbour may be writing bytecode: CPython renames x.pyc.NUMBER to x.pyc.
+    left_out = shutil.ignore_patterns(".git", ".venv", ".slipway", ".*_cache", ".hypothesis", "*.egg-info", "*.pyc.*")
     shutil.copytree(root, folder, ignore=left_out, symlinks=True)
     if (root / ".venv").exists():
         (folder / ".venv").symlink_to(root / ".venv")
+        # `make` in the copy must not install packages: the virtual environment is complete, and others use it too.
+        for path in (
+            *folder.glob("requirements*.lock"),
+            *folder.glob("pyproject.toml"),
+            *folder.glob("*/*/pyproject.toml"),
+        ):
+            os.utime(path, (0, 0))
     who = ["-c", "user.name=reader", "-c", "user.email=reader@localhost"]
     for arguments in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "--allow-empty", "-m", "as it is"]):
         subprocess.run(["git", *arguments], cwd=folder, check=True)
@@ -328,8 +338,8 @@ def copy_tree(root: Path, folder: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """A reader's shell: what chooses servers, demos and arguments of make is not inherited. The copy's packages come
-    before the installed ones, which are the user's tree."""
+    """Environment of a reader's shell, without the variables that choose servers, demos and arguments of make. The
+    copy's packages come before the installed ones, which are those of the user's tree."""
     packages = [*sorted(folder.glob("libs/*")), *sorted(folder.glob("services/*"))]
     kept = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "TERM", "SLIPWAY_CACHE", "SLIPWAY_JAVA", "JAVA_HOME"}
     inherited = {name: value for name, value in os.environ.items() if name in kept}
@@ -337,7 +347,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 async def read(root: Path, documents: Sequence[Path], place: Path) -> list[Outcome]:
-    """Run the documents; outcomes in the order in which they came to be."""
+    """Run the documents and return their outcomes."""
+
     outcomes: list[Outcome] = []
     found: dict[Path, list[Command]] = {}
     for path in documents:
@@ -361,8 +372,9 @@ async def read(root: Path, documents: Sequence[Path], place: Path) -> list[Outco
             outcomes += each
         for demo in demos.values():
             begin = monotonic_seconds()
-            why = await demo.interrupt()
-            outcomes.append(Outcome("Ctrl-C", demo.text, monotonic_seconds() - begin, why))
+            failure = await demo.interrupt()
+            outcomes.append(Outcome("Ctrl-C", demo.text, monotonic_seconds() - begin, failure))
+
             print(outcomes[-1].line(), flush=True)
     finally:
         await asyncio.gather(*(demo.child.stop(STOP_SECONDS) for demo in demos.values()))

@@ -1,5 +1,5 @@
-"""`make screen-shot`: the live screen as people see it, in tmux: captured, printed and judged. Exits with 1 if anything
-that it claims is false, with 2 when there is no tmux.
+"""`make screen-shot`: the live screen in tmux, captured, printed and checked. Exits with 1 if a check fails, with 2
+when there is no tmux.
 
 A demo with a zone out shows its own screen at 200×50; `slipway top` watches the same demo at 80×24, without colours.
 """
@@ -23,7 +23,7 @@ from slipway_local.child import until
 from slipway_local.guard import guard
 
 ROOT: Final = Path(__file__).parents[1]
-SEEN_SECONDS: Final = 90.0  # until a circuit is closed on both screens; some 15 s where nothing else runs
+SEEN_SECONDS: Final = 90.0  # until a config is tripped on both screens; some 15 s where nothing else runs
 ENDED_SECONDS: Final = 12.0
 POLL_SECONDS: Final = 0.1
 DEMO: Final = {"DURATION": "0", "SPEED": "10", "SEED": "4", "FAULTS": "zone-b:30s-"}
@@ -31,22 +31,31 @@ OPTIONS: Final = """
 set -g status off
 set -g default-terminal tmux-256color
 """
+WIDE: Final = 120  # columns from which on every column of SECTIONS is shown
 # Headings of the sections, in order, and their numbers, aligned right under their titles; some have a short one.
 SECTIONS: Final[Mapping[str, Sequence[tuple[str, ...]]]] = {
-    "POOL": [("PENDING", "PEND"), ("CLAIMED", "CLAIM"), ("LIVE",), ("NEEDED", "NEED"), ("OLDEST WAIT", "WAIT")],
-    "CONFIG": [("WEIGHT",), ("IN FLIGHT", "FLIGHT"), ("OK",), ("FAILED", "FAIL"), ("NEXT PROBE", "PROBE")],
+    "POOL": [
+        ("PENDING", "PEND"),
+        ("CLAIMED", "CLAIM"),
+        ("SERVING", "SERV"),
+        ("NEEDED", "NEED"),
+        ("BACKLOG FOR", "BACKLOG"),
+    ],
+    "CONFIG": [("NEXT PROBE", "PROBE"), ("WEIGHT",), ("SHARE",), ("IN FLIGHT", "FLIGHT"), ("OK",), ("FAILED", "FAIL")],
     "LEASE POOL": [("HELD",), ("WAITING",), ("STARTS/MIN", "/MIN"), ("ETA",)],
     "EVENTS": [],
 }
+NARROW: Final = {"CONFIG": 1}  # of a narrow screen: the first so many columns of the section
 STATE: Final = re.compile("|".join(f"{re.escape(sign)} {word}\\b" for word, (sign, _) in STATES.items()))
 WINDOW: Final = re.compile(r" \d+/\d+ (launch|boot|claim)\b")
+TRIPPED_POOL: Final = re.compile(r" \d+ of \d+ configs? tripped")
 BAR: Final = re.compile(f"[{EIGHTHS.strip()}]")
-EVENT: Final = re.compile(rf"( *\d+\.\dm|\d\d:\d\d:\d\d) [{''.join(sign for sign, _ in MOODS.values())}] \S")
+EVENT: Final = re.compile(rf"\d\d:\d\d:\d\d [{''.join(sign for sign, _ in MOODS.values())}] \S")
 COLOUR: Final = re.compile(r"\x1b\[[\d;]*\b(3[0-7]|38|9[0-7])[\d;]*m")
 
 
 class Tmux:
-    """A server of our own, which ends with us."""
+    """A tmux server of its own, which ends with this process."""
 
     def __init__(self, folder: Path) -> None:
         self._name = f"slipway-{os.getpid()}"
@@ -58,14 +67,14 @@ class Tmux:
         self._environment = inherited | dict([tag.split("=")]) | {"LC_ALL": "C.UTF-8", "TMUX_TMPDIR": str(folder)}
 
     def run(self, *arguments: str) -> str:
-        """What a tmux command prints. Raises CalledProcessError."""
+        """Run a tmux command and return its output. Raises CalledProcessError."""
         done = subprocess.run(
             [*self._argv, *arguments], env=self._environment, check=True, capture_output=True, text=True
         )
         return done.stdout
 
     def start(self, session: str, size: tuple[int, int], command: str, folder: Path, **env: str) -> None:
-        """Run a shell's command; what it has left of the terminal can be seen afterwards."""
+        """Run a shell command and keep its terminal open afterwards."""
         given = [f"-e{name}={value}" for name, value in env.items()]
         columns, lines = map(str, size)
         script = f"trap : INT; {command}; echo ended with $?; stty -a; exec cat"
@@ -77,7 +86,7 @@ class Tmux:
     def colours(self, session: str) -> int:
         return len(COLOUR.findall(self.run("capture-pane", "-p", "-e", "-t", session)))
 
-    def says(self, session: str, what: str) -> str:
+    def format(self, session: str, what: str) -> str:
         return self.run("display-message", "-p", "-t", session, f"#{{{what}}}").strip()
 
     def ended(self, session: str) -> int | None:
@@ -94,7 +103,7 @@ class Tmux:
 
 
 def problems(lines: Sequence[str], width: int, height: int) -> list[str]:
-    """What is wrong with a captured screen on which a circuit should be closed."""
+    """Faults of a captured screen on which a config should be tripped."""
     found = [f"{len(lines)} lines, {height} allowed"] if len(lines) > height else []
     found += [f"wider than {width}: {line!r}" for line in lines if cell_len(line) > width]
     begins = {name: [n for n, line in enumerate(lines) if _heads(line, name)] for name in SECTIONS}
@@ -109,13 +118,15 @@ def problems(lines: Sequence[str], width: int, height: int) -> list[str]:
     }
     for (name, titles), start in zip(SECTIONS.items(), starts, strict=True):
         found += [f"{name}: no rows"] if not rows[name] else []
-        for title in titles:
+        shown = titles if width >= WIDE else titles[: NARROW.get(name, len(titles))]
+        for title in shown:
             found += [f"{name}: {what}" for what in _misaligned(lines[start], rows[name], title)]
     found += [f"no state in words: {row!r}" for row in rows["POOL"] + rows["CONFIG"] if not STATE.search(row)]
     found += [f"no window: {row!r}" for row in rows["CONFIG"] if not WINDOW.search(row)]
-    found += [f"no weight bar: {row!r}" for row in rows["CONFIG"] if not BAR.search(row)]
+    found += ["no bar of shares"] if width >= WIDE and not any(BAR.search(row) for row in rows["CONFIG"]) else []
     found += [f"no event: {row!r}" for row in rows["EVENTS"] if not EVENT.match(row)]
-    return found + ([] if _shows_closed(lines) else ["no config says that it is closed"])
+    found += [] if any(TRIPPED_POOL.search(row) for row in rows["POOL"]) else ["no pool says that a config is tripped"]
+    return found + ([] if _shows_trip(lines) else ["no config says that it is tripped"])
 
 
 def _heads(line: str, name: str) -> bool:
@@ -134,14 +145,14 @@ def _misaligned(heading: str, rows: Sequence[str], titles: Sequence[str]) -> lis
     ]
 
 
-def _shows_closed(lines: Sequence[str]) -> bool:
-    """In the table and in the log."""
+def _shows_trip(lines: Sequence[str]) -> bool:
+    """True if the table and the events show a tripped config."""
     text = "\n".join(lines)
-    return bool(re.search(r"^\S+ +(✗ closed|◐ probing)", text, re.MULTILINE)) and "b closed: " in text
+    return bool(re.search(r"^\S+ +(✗ tripped|◐ probing)", text, re.MULTILINE)) and "b tripped: " in text
 
 
 async def shoot(tmux: Tmux, folder: Path) -> list[str]:
-    """Both screens, printed; what is wrong with them and with how they end."""
+    """Print both screens; return their faults and those of how they end."""
     python = shlex.quote(sys.executable)
     tmux.start("demo", (200, 50), f"{python} -m slipway_local.demo", folder, **DEMO)
     slipway = shlex.quote(str(Path(sys.executable).with_name("slipway")))
@@ -149,7 +160,7 @@ async def shoot(tmux: Tmux, folder: Path) -> list[str]:
     tmux.start("top", (80, 24), watching, folder, NO_COLOR="1")
     await _within(
         SEEN_SECONDS,
-        lambda: tmux.ended("demo") is not None or all(_shows_closed(tmux.lines(name)) for name in ("demo", "top")),
+        lambda: tmux.ended("demo") is not None or all(_shows_trip(tmux.lines(name)) for name in ("demo", "top")),
     )
     if (code := tmux.ended("demo")) is not None:
         print(*tmux.lines("demo"), sep="\n")
@@ -168,7 +179,7 @@ async def shoot(tmux: Tmux, folder: Path) -> list[str]:
 
 
 async def _end(tmux: Tmux) -> list[str]:
-    """q and Ctrl-C end them, and give the terminals back as they were."""
+    """End them with q and Ctrl-C; return what they left behind."""
     tmux.run("send-keys", "-t", "top", "q")
     tmux.run("send-keys", "-t", "demo", "C-c")
     await _within(ENDED_SECONDS, lambda: all(tmux.ended(name) is not None for name in ("demo", "top")))
@@ -176,17 +187,17 @@ async def _end(tmux: Tmux) -> list[str]:
     for name, code in (("demo", 130), ("top", 0)):
         if tmux.ended(name) != code:
             found.append(f"{name} ends with {tmux.ended(name)}, not {code}")
-        if tmux.says(name, "alternate_on") != "0" or tmux.says(name, "cursor_flag") != "1":
+        if tmux.format(name, "alternate_on") != "0" or tmux.format(name, "cursor_flag") != "1":
             found.append(f"{name} keeps the alternate screen, or the cursor")
         if re.search(r"-(icanon|echo)\b", "\n".join(tmux.lines(name))):
             found.append(f"{name} keeps the keyboard")
-    if "stopped; logs and ledger are in" not in "\n".join(tmux.lines("demo")):
-        found.append("the demo's last words are not on the terminal")
+    if "Stopped. Logs and the cloud's ledger are in" not in "\n".join(tmux.lines("demo")):
+        found.append("the demo's last line is not on the terminal")
     return found
 
 
 async def _within(seconds: float, condition: Callable[[], bool]) -> None:
-    """Wait until it holds; what is seen once the time is up is judged by the caller."""
+    """Wait until the condition holds, or the time is up: the caller checks the screen anyway."""
     try:
         async with asyncio.timeout(seconds):
             await until(condition, POLL_SECONDS)
@@ -201,7 +212,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         guard().remove(folder)
-        (folder / "examples").symlink_to(ROOT / "examples")  # the demo's own .slipway stays apart from others'
+        (folder / "examples").symlink_to(ROOT / "examples")  # the demo gets a .slipway folder of its own
         tmux = Tmux(folder)
         try:
             found = asyncio.run(shoot(tmux, folder))
@@ -213,8 +224,8 @@ def main() -> int:
         print(f"PROBLEM {problem}")
     if not found:
         print(
-            "screens ok: 80×24 and 200×50 within their sizes, every section there, numbers aligned, states in words, "
-            "resized, ended by q and Ctrl-C, nothing left"
+            "screens ok: 80×24 and 200×50 within their sizes, all sections, numbers aligned, states in words, resized, "
+            "ended by q and Ctrl-C, nothing left"
         )
     return 1 if found else 0
 

@@ -1,4 +1,4 @@
-"""Programs that tests call and that are not Python's: a missing one fails the test, it never skips it."""
+"""External programs that tests call. A missing program fails the test instead of skipping it."""
 
 import shutil
 import subprocess
@@ -8,15 +8,15 @@ import pytest
 
 
 def needed(tool: str) -> str:
-    """Where a tool is; fails the test that asks for one that is not there."""
+    """Path of a tool; fails the test if it is not installed."""
     path = shutil.which(tool)
     if path is None:
-        pytest.fail(f"{tool} is not installed: `make tools` installs it, or says how", pytrace=False)
+        pytest.fail(f"{tool} is not installed; run `make tools`", pytrace=False)
     return path
 
 
 def run(tool: str, *arguments: str | Path, given: str = "") -> str:
-    """Output of a tool that is to succeed, given `given` as its input."""
+    """Run a tool with `given` on its standard input; returns its output. The tool has to exit with 0."""
     done = subprocess.run([needed(tool), *arguments], input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -1,5 +1,7 @@
-"""A weight-calculator without Kafka and HTTP, for tests: real turns on a real database, with the database's clock in
-the test's hand. And short names for the events that it folds, and what a journal makes of a log."""
+"""A weight-calculator without Kafka and HTTP for tests: real turns on a real database with a settable clock.
+
+Also short names for the events that it folds, and the replay of a journal over a log.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,8 +29,8 @@ from slipway_common.events.worker import (
     WorkerStopped,
 )
 from slipway_common.ids import new_id
-from slipway_common.owner import Owner
-from slipway_common.postgres import Connection, Pool
+from slipway_common.leadership import Leadership
+from slipway_common.postgres import Connection, Database
 from slipway_common.records import Record, opened, received
 from slipway_common.signal_rules import DEFAULT_RULES
 from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, TOPIC_OF, Topic
@@ -103,60 +105,61 @@ def declared(config_id: str, *, pool_id: str = "linux", revision: int = 1, **cha
 
 
 class Calculator:
-    """Tells the calculator what happened, lets time pass, and reads what it published. One partition per topic."""
+    """Feeds events to the calculator, sets its clock, and reads its records. One partition per topic."""
 
-    def __init__(self, pool: Pool, instance: str = "a") -> None:
-        self.pool = pool
+    def __init__(self, database: Database, instance: str = "a") -> None:
+        self.database = database
         self.instance = instance
         self.records: dict[Place, list[Record]] = {(topic.name, 0): [] for topic in TOPICS}
         self._published = 0
         self.restart()
 
     def restart(self) -> None:
-        """As a new process of the same name: nothing is remembered."""
+        """Start over like a new process of the same name, without any state in memory."""
         self.work = Calculation(refresh_seconds=60, republish_seconds=600)
-        self.owner = Owner(self.work, SERVICE, self.instance)
+        self.leadership = Leadership(self.work, SERVICE, self.instance)
 
     async def take_over(self) -> None:
-        await self.owner.bid(self.pool)
-        positions = await self.owner.take_over(self.pool, list(self.records), CLUSTER)
+        await self.leadership.bid(self.database)
+        positions = await self.leadership.take_over(self.database, list(self.records), CLUSTER)
         self.positions = {place: owned for place, (owned, _) in positions.items()}
 
-    async def tell(self, *events: Any, at: float = 0, reached: float = inf, **attributes: Any) -> None:
-        """Facts of one instant, as one batch of the topic of the first; `reached` as in `turn`."""
+    async def consume(self, *events: Any, at: float = 0, reached: float = inf, **attributes: Any) -> None:
+        """Consume events of one time, as one batch of the topic of the first; `reached` as in `turn`."""
         topic = TOPIC_OF[type(events[0])]
         known = self.records[topic.name, 0]
         known += [encoded(topic, event, len(known) + n, after(at), **attributes) for n, event in enumerate(events)]
         await self.turn(known[-len(events) :], reached=reached)
 
     async def turn(self, records: list[Record], *, reached: float = inf) -> bool:
-        """One turn, with records of one topic or without, by which all is read up to so many seconds; whether anything
-        was published."""
+        """Take a turn, with records of one topic or none; True if anything was published.
+
+        `reached`: all topics have been read up to this many seconds.
+        """
         portions = []
         if records:
             place = (records[0].topic, 0)
             topic = next(topic for topic in TOPICS if topic.name == place[0])
             portions = [Portion(topic, 0, self.positions[place], records)]
-        told, _ = await self.owner.turn(self.pool, portions, reached=after(0).timestamp() + reached)
+        published, _ = await self.leadership.turn(self.database, portions, reached=after(0).timestamp() + reached)
         for portion in portions:
             self.positions[portion.topic.name, 0] = Owned(portion.owned.epoch, portion.end)
-        return told
+        return published
 
     async def set_clock(self, seconds: float) -> None:
-        await self.pool.execute("UPDATE test_clock SET at = $1", after(seconds))
+        await self.database.execute("UPDATE test_clock SET at = $1", after(seconds))
 
     async def publish(self) -> list[WeightChanged]:
-        """Turns without records, at the tick of each, until nothing is left to look at; what was published since the
-        last call, in order."""
+        """Take turns without records until nothing is left to publish; returns the records since the last call."""
         await self.turn([])
         while self.work.publishing.due() is not None:
-            await self.pool.execute("UPDATE test_clock SET at = at + interval '100 ms'")
+            await self.database.execute("UPDATE test_clock SET at = at + interval '100 ms'")
             await self.turn([])
-        return [record for _, record in await self.told() if record is not None]
+        return [record for _, record in await self.published() if record is not None]
 
-    async def told(self) -> list[tuple[int, WeightChanged | None]]:
-        """Revision and record (None: a tombstone) of what was published since the last call."""
-        rows = await self.pool.fetch(
+    async def published(self) -> list[tuple[int, WeightChanged | None]]:
+        """Revisions and records (None: a tombstone) published since the last call."""
+        rows = await self.database.fetch(
             "SELECT id, revision, value FROM outbox WHERE id > $1 AND topic = $2 ORDER BY id",
             self._published,
             LAUNCH_CONFIG_WEIGHT.name,
@@ -167,35 +170,35 @@ class Calculator:
         ]
 
     async def stored(self) -> dict[str, dict[str, str]]:
-        """All that is known, as bytes."""
-        return await stored(self.pool)
+        """The stored world, as bytes."""
+        return await stored(self.database)
 
     async def journal(self) -> list[Entry]:
-        async with self.pool.acquire() as db:
+        async with self.database.acquire() as db:
             return await journal.read(db)
 
 
 def replayed(journal: Sequence[Entry], log: Mapping[Place, Sequence[Record]]) -> dict[str, dict[str, str]]:
-    """What the pure core makes of a log by a journal, as `stored` tells it."""
-    world, told = World(PROFILES), dict[str, AlertRaised]()
+    """The state that the pure core computes from a log by its journal, in the form of `stored`."""
+    world, open_alerts = World(PROFILES), dict[str, AlertRaised]()
     for entry in journal:
         folding = Folding(world, entry.at, DEFAULT_RULES)
-        gone = [*entry.left_out, *entry.buried]
+        skipped = [*entry.left_out, *entry.dead_lettered]
         for places in (entry.taken, entry.settled):
             found = [record for place in places for record in in_range(log, place)]
-            folding.fold([received(record, opened(record)) for record in found if not covers(gone, record)])
-        folding.bury(record for place in entry.buried for record in in_range(log, place))
+            folding.fold([received(record, opened(record)) for record in found if not covers(skipped, record)])
+        folding.dead_letter(record for place in entry.dead_lettered for record in in_range(log, place))
         if entry.settled:
             folding.settle()
         folding.advance(entry.until)
-        told = alerts.after(told, alerts.changes(folding.draft, told, entry.at))
+        open_alerts = alerts.after(open_alerts, alerts.changes(folding.draft, open_alerts, entry.at))
         folding.draft.commit()
     values: dict[str, Mapping[str, Any]] = {
         "config": world.configs,
         "health": world.rows,
         "boot": world.boots,
         "signal": world.signals,
-        "alert": told,
+        "alert": open_alerts,
     }
     return {
         name: {key: msgspec.json.encode(value).decode() for key, value in sorted(values[name].items())}
@@ -209,7 +212,7 @@ def in_range(log: Mapping[Place, Sequence[Record]], place: tuple[str, int, int, 
 
 
 def covers(found: Sequence[tuple[str, int, int, int]], record: Record) -> bool:
-    """Whether a record is in one of the ranges."""
+    """True if a record is in one of the ranges."""
     return any(
         (topic, partition) == (record.topic, record.partition) and first <= record.offset < end
         for topic, partition, first, end in found
@@ -225,7 +228,7 @@ async def stored(db: Any) -> dict[str, dict[str, str]]:
 
 
 def encoded(topic: Topic, event: Any, offset: int, at: datetime, **attributes: Any) -> Record:
-    """As the relay would have written it; `value` replaces the event's own bytes."""
+    """The record of an event as the relay writes it; `value` replaces the event's own bytes."""
     value = attributes.pop("value", msgspec.json.encode(event))
     envelope = {
         "id": new_id(),
@@ -233,7 +236,7 @@ def encoded(topic: Topic, event: Any, offset: int, at: datetime, **attributes: A
         "source": "provisioner",
         "subject": topic.subject(event),
         "time": at,
-        "number": offset + 1,
+        "sequence_number": offset + 1,
         "previous": offset,
         "revision": 1,
     }
@@ -250,7 +253,7 @@ def encoded(topic: Topic, event: Any, offset: int, at: datetime, **attributes: A
 
 @contextlib.asynccontextmanager
 async def calculator_on(url: str, *, size: int = 4) -> AsyncIterator[Calculator]:
-    """A calculator on a new, empty database beside the one of `url`, copied from one that was migrated once."""
+    """A calculator on a new, empty database on the server of `url`, copied from a migrated template."""
     template, name = f"{SERVICE}-template", f"{SERVICE}-{new_id()}"
     server: Connection = await asyncpg.connect(url)
     try:
@@ -260,14 +263,14 @@ async def calculator_on(url: str, *, size: int = 4) -> AsyncIterator[Calculator]
         await server.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
     finally:
         await server.close()
-    pool = await postgres.connect(beside(url, name), SERVICE, size=size, settings=PATIENT)
+    database = await postgres.connect(beside(url, name), SERVICE, size=size, settings=PATIENT)
     try:
-        await pool.execute(SETTABLE_CLOCK)
-        calculator = Calculator(pool)
+        await database.execute(SETTABLE_CLOCK)
+        calculator = Calculator(database)
         await calculator.take_over()
         yield calculator
     finally:
-        await pool.close()
+        await database.close()
 
 
 def beside(url: str, database: str) -> str:

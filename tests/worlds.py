@@ -1,5 +1,5 @@
-"""The calculator's core for pure tests: short names for what it is told, a world that is told it, and a fleet that
-launches by what the world says."""
+"""Support for pure tests of the calculator's core: short names for events, a world that applies them, and a fleet that
+launches by its records."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -28,19 +28,19 @@ from slipway_common.events.worker import (
     WorkerStopping,
 )
 from slipway_common.signal_rules import DEFAULT_RULES, Rules
-from slipway_weight_calculator.domain.gates import Gate
 from slipway_weight_calculator.domain.policy import PROFILES, Policy
 from slipway_weight_calculator.domain.record import record
 from slipway_weight_calculator.domain.rows import STAGES, Boot, Row, config_of
 from slipway_weight_calculator.domain.signals import Signal
+from slipway_weight_calculator.domain.trips import Trip
 from slipway_weight_calculator.domain.world import Draft, World
 
 T0: Final = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 POLICY: Final = PROFILES["on-demand"]
 IMAGE, QUOTA, CREDENTIAL = "image/linux-1", "quota/sim-a/sim-1/m5", "credential/sim-a"
 
-Told = tuple[str, Any, float]
-"""Word, what, and when: ("fold", event, at), ("advance", None, now), ("declare", state, now), ("signal", event, at)."""
+Step = tuple[str, Any, float]
+"""Method of Draft, its argument, and the time: ("fold", event, at), ("advance", None, now)."""
 
 
 def config(config_id: str, *, pool: str = "linux", account: str = "sim-a", **changes: Any) -> LaunchConfigCreated:
@@ -133,38 +133,38 @@ def lost(
     return WorkerLost(reason="r", outcome=outcome, **of(c, worker_id, permit))
 
 
-def said(kind: str, target_kind: str, target_id: str, at: float = 0.0, **fields: Any) -> SignalRaised:
+def signal_event(kind: str, target_kind: str, target_id: str, at: float = 0.0, **fields: Any) -> SignalRaised:
     observed_at = datetime.fromtimestamp(T0, UTC) + timedelta(seconds=at)
     given: dict[str, Any] = {"source": "monitor", "reason": "seen", "observed_at": observed_at} | fields
     return SignalRaised(kind=kind, target_kind=target_kind, target_id=target_id, **given)
 
 
 class Story:
-    """A world of these configs, told one thing after the other; times are seconds since its beginning.
+    """A world of these configs with one commit per step; times are seconds since its start.
 
-    `log` holds all that it was told, for another world to be told the same.
+    `log` holds all steps, so that another world can apply them too.
     """
 
     def __init__(self, *configs: LaunchConfigState, policies: Mapping[str, Policy] = PROFILES) -> None:
         self.world = World(policies)
-        self.log: list[Told] = []
+        self.log: list[Step] = []
         for state in configs:
             self.declare(state, 0.0)
 
     def declare(self, state: LaunchConfigState, at: float) -> None:
-        self._tell(("declare", state, T0 + at))
+        self._apply(("declare", state, T0 + at))
 
     def fold(self, at: float, *events: WorkerEvent) -> None:
         for event in events:
-            self._tell(("fold", event, T0 + at))
+            self._apply(("fold", event, T0 + at))
 
     def advance(self, at: float) -> None:
-        self._tell(("advance", None, T0 + at))
+        self._apply(("advance", None, T0 + at))
 
     def advance_to(self, at: float) -> None:
-        """By every instant at which something is due, as a service does that is awake."""
+        """Advance to every due time until `at`, as a running service does."""
         while (due := self.world.due()) is not None and due <= T0 + at:
-            self._tell(("advance", None, due))
+            self._apply(("advance", None, due))
         self.advance(at)
 
     def signal(self, event: SignalRaised, at: float = 0.0, rules: Rules = DEFAULT_RULES) -> str:
@@ -174,52 +174,52 @@ class Story:
         self.log.append(("signal", event, T0 + at))
         return problem
 
-    def _tell(self, told: Told) -> None:
+    def _apply(self, step: Step) -> None:
         draft = Draft(self.world)
-        tell(draft, told)
+        apply(draft, step)
         draft.commit()
-        self.log.append(told)
+        self.log.append(step)
 
     def row(self, key: str) -> Row:
         return self.world.rows[key]
 
-    def gate(self, key: str, stage: str = "launch") -> Gate:
-        gate: Gate = getattr(self.world.rows[key], stage).gate
-        return gate
+    def trip(self, key: str, stage: str = "launch") -> Trip:
+        trip: Trip = getattr(self.world.rows[key], stage).trip
+        return trip
 
     def next_probe(self, key: str, stage: str = "launch") -> float:
-        """In seconds since the beginning."""
-        return self.gate(key, stage).next_probe_at - T0
+        """Time of the next probe, in seconds since the start."""
+        return self.trip(key, stage).next_probe_at - T0
 
     def record(self, config_id: str, at: float) -> WeightChanged:
         return record(Draft(self.world), self.world.configs[config_id], T0 + at)
 
-    def close(self, c: LaunchConfigState, at: float = 0.0, scope: Scope = Scope.CAPACITY) -> None:
-        """By two definite refusals."""
+    def trip_config(self, c: LaunchConfigState, at: float = 0.0, scope: Scope = Scope.CAPACITY) -> None:
+        """Trip a config, or a row that it shares, by two definite refusals."""
         self.fold(at, refused(c, scope, "x"), refused(c, scope, "y"))
 
     def probe(self, config_id: str, at: float) -> int:
-        """The number of the permit that the config has by `at`."""
+        """Advance to `at` and return the config's permit, which must be ready."""
         self.advance_to(at)
         row = self.row(config_id)
         assert row.ready, f"no permit for {config_id} at {at:g}"
         return row.permit
 
 
-def tell(draft: Draft, told: Told) -> None:
-    word, what, at = told
-    if word == "declare":
-        draft.declare(what, at)
-    elif word == "fold":
-        draft.fold(what, at)
-    elif word == "signal":
-        draft.signal(what, at)
+def apply(draft: Draft, step: Step) -> None:
+    method, argument, at = step
+    if method == "declare":
+        draft.declare(argument, at)
+    elif method == "fold":
+        draft.fold(argument, at)
+    elif method == "signal":
+        draft.signal(argument, at)
     else:
         draft.advance(at)
 
 
 def stored(world: World) -> dict[str, bytes]:
-    """All values as bytes, by kind and key: what a database would hold."""
+    """All values as bytes, by kind and key, as a database would store them."""
     kinds: dict[str, Mapping[str, Any]] = {
         "config": {id_: (c.declared, c.archived_at) for id_, c in world.configs.items()},
         "row": world.rows,
@@ -232,7 +232,7 @@ def stored(world: World) -> dict[str, bytes]:
 
 
 def reloaded(world: World) -> World:
-    """Another world, out of what a database would hold of this one; in no particular order."""
+    """Another world, loaded from the stored values of this one in random order."""
     again, bytes_ = World(world.policies), list(stored(world).items())
     Random(len(bytes_)).shuffle(bytes_)
 
@@ -246,8 +246,10 @@ def reloaded(world: World) -> World:
 
 
 class Fleet:
-    """Workers that go through their lives as chance wants, on configs that have troubles of their own for a while, and
-    spend the permits that the world issues. It says whatever a provisioner could say, in time or late."""
+    """Random worker lifecycles on configs with temporary faults, which spend the permits that the world issues.
+
+    It sends any events that a provisioner could send, on time or late.
+    """
 
     def __init__(self, story: Story, configs: Iterable[LaunchConfigState], rng: Random, name: str = "w") -> None:
         self.story = story
@@ -256,11 +258,11 @@ class Fleet:
         self.name = name
         self.now = 0.0
         self.workers: dict[str, tuple[str, str, int | None]] = {}  # state, config, permit
-        self.troubles: dict[tuple[str, str], Scope] = {}  # by config and state that comes to nothing
+        self.troubles: dict[tuple[str, str], Scope] = {}  # by config and the state that fails
         self.count = 0
 
     def step(self) -> None:
-        """Let some time pass, let workers go on, and start one."""
+        """Let some time pass, continue workers, and start one."""
         rng = self.rng
         self.now += rng.choice([0.0, 1.0, 5.0, 20.0, 90.0])
         ids = sorted(self.configs)
@@ -273,24 +275,24 @@ class Fleet:
             self.story.advance(self.now)
         for worker_id in sorted(self.workers):
             if rng.random() < 0.3:
-                self._go_on(worker_id)
+                self._continue(worker_id)
         self._start(self.configs[rng.choice(ids)])
 
     def _start(self, c: LaunchConfigState) -> None:
-        told = self.story.record(c.launch_config_id, self.now)
-        if c.state != "active" or (told.state == "closed" and not told.probe_ready):
+        known = self.story.record(c.launch_config_id, self.now)
+        if c.state != "active" or (known.state != "healthy" and not known.probe_ready):
             return
         self.count += 1
-        permit = told.probe_permit if told.state == "closed" else None
+        permit = known.probe_permit if known.state != "healthy" else None
         worker_id = f"{self.name}-{self.count}"
         self.workers[worker_id] = ("requested", c.launch_config_id, permit)
         self.story.fold(self.now, requested(c, worker_id, permit))
 
-    def _go_on(self, worker_id: str) -> None:
+    def _continue(self, worker_id: str) -> None:
         state, config_id, permit = self.workers[worker_id]
         c, rng, of_it = self.configs[config_id], self.rng, (worker_id, permit)
         scope = self.troubles.get((config_id, state))
-        # A boot in trouble mostly hangs; whatever else can happen happens now and then.
+        # A boot with a fault mostly hangs; rare transitions happen now and then.
         if scope is not None and rng.random() < 0.9:
             bad: dict[str, tuple[str, WorkerEvent] | None] = {
                 "requested": ("", refused(c, scope, *of_it, classified=rng.random() < 0.8)),
@@ -301,7 +303,7 @@ class Fleet:
         else:
             good: dict[str, tuple[str, WorkerEvent]] = {
                 "requested": ("starting", launched(c, *of_it)),
-                "hasty": ("running", launched(c, *of_it)),
+                "early": ("running", launched(c, *of_it)),
                 "starting": ("running", registered(c, *of_it, seconds=rng.uniform(20, 200))),
                 "running": ("busy", claimed(c, *of_it)),
                 "busy": ("leaving", stopping(c, None, *of_it)),
@@ -310,7 +312,7 @@ class Fleet:
             odd: dict[str, list[tuple[str, WorkerEvent]]] = {
                 "requested": [
                     ("requested", delayed(c, *of_it)),
-                    ("hasty", registered(c, *of_it)),
+                    ("early", registered(c, *of_it)),
                     ("", stopped(c, *of_it)),
                 ],
                 "starting": [
@@ -331,11 +333,11 @@ class Fleet:
             del self.workers[worker_id]
 
     def declare(self, state: LaunchConfigState) -> None:
-        """Declare a config anew, under its next revision."""
+        """Declare a config with its next revision."""
         known = self.configs[state.launch_config_id]
         self.configs[state.launch_config_id] = msgspec.structs.replace(state, revision=known.revision + 1)
         self.story.declare(self.configs[state.launch_config_id], self.now)
 
 
-def gates_of(row: Row) -> list[tuple[str, Gate]]:
-    return [(name, getattr(row, name).gate) for name in STAGES]
+def trips_of(row: Row) -> list[tuple[str, Trip]]:
+    return [(name, getattr(row, name).trip) for name in STAGES]

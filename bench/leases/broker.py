@@ -1,7 +1,7 @@
-"""A lease pool on a virtual clock: the lease-broker's own rules, with dicts in place of its tables.
+"""A lease pool on a virtual clock: the lease-broker's own rules on dicts in place of its tables.
 
-Facts and decisions are those of the service (domain/facts.py, domain/decide.py); what a store would load for them is
-picked here as its statements do.
+Commands and decisions are those of the service (domain/commands.py, domain/decide.py); rows that the service would
+load for them are selected here as by its statements.
 """
 
 import heapq
@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.lease import LeaseGroup, LeaseReleaseRequested, LeaseRequested
+from slipway_lease_broker.domain.commands import LeaseCommand, Ledger
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.endings import HOLD
-from slipway_lease_broker.domain.facts import Fact, Ledger
 from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Request, Tenant
 from slipway_lease_broker.domain.terms import Policy
 
@@ -26,15 +26,17 @@ POOL: Final = "pool"
 
 
 def at(seconds: float) -> datetime:
+    """Time of a second of the run."""
     return START + timedelta(seconds=seconds)
 
 
 def seconds(time: datetime) -> float:
+    """Second of the run of a time."""
     return (time - START).total_seconds()
 
 
 class Broker:
-    """Times are seconds from the run's begin. Leases live until their hold or release: nobody falls silent here."""
+    """One lease pool in memory. Times are seconds since START; leases last until hold or release, TTLs never expire."""
 
     def __init__(self, limit_units: int, hold_seconds: float, policy: Policy) -> None:
         self.pool = LeasePool(
@@ -45,9 +47,9 @@ class Broker:
             reserve_seconds=hold_seconds,
             policy=policy,
         )
-        self.leases: dict[str, Lease] = {}  # that are counted
-        self.over: dict[str, Lease] = {}  # that their hold ended, until their holders told how it went
-        self.requests: dict[str, Request] = {}  # that wait
+        self.leases: dict[str, Lease] = {}  # counted against the limit
+        self.over: dict[str, Lease] = {}  # ended by their hold and not yet released by the holder
+        self.requests: dict[str, Request] = {}  # waiting
         self.tenants: dict[str, Tenant] = {}
         self.groups: dict[str, Group] = {}
         self.wake_at: float | None = None
@@ -56,7 +58,7 @@ class Broker:
         self._ids = map("l{}".format, count(1))
         self._places = count(1)
 
-    def ask(
+    def request(
         self,
         name: str,
         now: float,
@@ -89,7 +91,7 @@ class Broker:
         retry_after_seconds: float | None = None,
         quota_remaining: int | None = None,
     ) -> None:
-        """Of a lease that its hold ended nothing is given back; what it tells of the cloud is heard."""
+        """Release a lease. If its hold has ended it, no unit is freed, but its report of the cloud is recorded."""
         self._record(
             LeaseReleaseRequested(
                 lease_pool_id=POOL,
@@ -105,23 +107,23 @@ class Broker:
         )
 
     def decide(self, now: float) -> Iterator[Lease]:
-        """What is granted now. Due whenever something was recorded, and at `wake_at`."""
+        """Leases granted now. Must be called after every command and at `wake_at`."""
         is_complete = False
         while not is_complete:
             decision = self._decide(at(now))
             is_complete = not decision.again
             yield from decision.granted
 
-    def _record(self, fact: Fact, now: float) -> None:
+    def _record(self, command: LeaseCommand, now: float) -> None:
         named = []
-        if isinstance(fact, LeaseReleaseRequested):
-            lease = self.leases.get(fact.lease_id) or self.over.get(fact.lease_id)
+        if isinstance(command, LeaseReleaseRequested):
+            lease = self.leases.get(command.lease_id) or self.over.get(command.lease_id)
             named = [] if lease is None else [lease]
         ledger = Ledger([self.pool], named, [], self.tenants.values(), self.groups.values())
-        ledger.record(fact, at(now))
+        ledger.apply(command, at(now))
         self.pool = ledger.pools[POOL]
         for lease in ledger.leases_to_save():
-            self._keep(lease)
+            self._store(lease)
         for request in ledger.requests_to_add():
             placed = msgspec.structs.replace(request, place=next(self._places))
             self.requests[placed.id] = placed
@@ -151,7 +153,7 @@ class Broker:
         )
         self.pool = decision.pool
         for lease in (*decision.ended, *decision.granted):
-            self._keep(lease)
+            self._store(lease)
         for request in decision.requests:
             self.requests[request.id] = request
             if not request.waiting_units:
@@ -164,11 +166,11 @@ class Broker:
         self.wake_at = None if decision.wake_at is None else seconds(decision.wake_at)
         return decision
 
-    def _keep(self, lease: Lease) -> None:
+    def _store(self, lease: Lease) -> None:
         if lease.ended_at is not None:
             self.leases.pop(lease.id, None)
             self.over.pop(lease.id, None)
-            if lease.reason == HOLD and not lease.heard:
+            if lease.reason == HOLD and not lease.reported_late:
                 self.over[lease.id] = lease
         else:
             self.leases[lease.id] = lease

@@ -1,7 +1,7 @@
-"""Clouds that count calls, as the providers document it: token buckets whose refill may change.
+"""Clouds that throttle calls by token buckets, as providers document them, with the load that runs on each.
 
-Each comes with what is run on it. An installation spreads its calls over its time, half of them over the first quarter;
-a launch is one call at its begin.
+The refill may change over a run. An installation spreads its calls over its time, half of them over the first quarter;
+a launch is one call at its start.
 """
 
 import math
@@ -19,9 +19,12 @@ def steady(part: float) -> float:
 
 
 class CloudTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """`refill` is tokens a second, times `profile` of the part of the run that has passed; `load` is the demand, as a
-    multiple of what the refill bears. `tells`: remaining calls, and when to come back. A job gives up after so many
-    refusals of one call in a row (`patience`) and is asked for again, `attempts` times at most."""
+    """One cloud and the load on it.
+
+    `refill` is tokens per second, multiplied by `profile` of the elapsed fraction of the run; `load` is the demand as a
+    multiple of the demand that uses up the refill. `reports_quota`: responses carry remaining calls and Retry-After. A
+    job fails after `patience` consecutive throttles of one call and is requested again, at most `attempts` times.
+    """
 
     name: str
     about: str
@@ -33,14 +36,14 @@ class CloudTerms(msgspec.Struct, frozen=True, kw_only=True):
     hours: float = HOURS
     profile: Callable[[float], float] = steady
     load: Callable[[float], float] = lambda part: 1.25
-    tells: bool = False
+    reports_quota: bool = False
     patience: int = 8
     attempts: int = 5
-    declared: int = 30  # limit to begin with; a person's guess, a quarter short of what the cloud bears
+    declared: int = 30  # initial limit: a guess, a quarter below the concurrency that uses up the refill
     claimed: bool = True
 
     def fair(self, part: float) -> float:
-        """The concurrency that uses up the refill and no more."""
+        """Concurrency that uses up the refill exactly."""
         return self.refill * self.profile(part) * self.job_seconds / self.calls
 
 
@@ -66,7 +69,7 @@ CLOUDS: Final = {
             tokens=200,
             refill=10,
             calls=220,
-            tells=True,
+            reports_quota=True,
             about="Azure's writes: 200 tokens, 10/s, remaining calls and Retry-After; installations of 220 calls",
         ),
         CloudTerms(
@@ -87,7 +90,7 @@ CLOUDS: Final = {
             refill=5,
             calls=110,
             profile=lambda part: 0.5 if 1 / 3 <= part < 2 / 3 else 1.0,
-            about="bucket-5ps, whose refill is halved for the second third of the time",
+            about="bucket-5ps with its refill halved for the second third of the time",
         ),
         CloudTerms(
             name="drift",
@@ -95,7 +98,7 @@ CLOUDS: Final = {
             refill=5,
             calls=110,
             profile=lambda part: 1 + math.sin(2 * math.pi * part) / 3,
-            about="bucket-5ps, whose refill rises and falls by a third",
+            about="bucket-5ps with a refill that rises and falls by a third",
         ),
         CloudTerms(
             name="surge",
@@ -112,7 +115,7 @@ CLOUDS: Final = {
             calls=110,
             declared=10,
             claimed=False,
-            about="bucket-5ps, begun at a quarter of what it bears: how long a limit takes to grow",
+            about="bucket-5ps, starting at a quarter of its fair concurrency: how long a limit takes to grow",
         ),
         CloudTerms(
             name="tight-2ps",
@@ -120,14 +123,14 @@ CLOUDS: Final = {
             refill=2,
             calls=45,
             claimed=False,
-            about="a bucket of 5 tokens, 2/s, under installations of 45 calls: it refuses some whatever the limit",
+            about="a bucket of 5 tokens, 2/s, with installations of 45 calls: it throttles some at any limit",
         ),
     )
 }
 
 
 class Cloud:
-    """One account's bucket on a virtual clock, in seconds from the run's begin."""
+    """Token bucket of one account on a virtual clock, in seconds since the start of the run."""
 
     def __init__(self, terms: CloudTerms) -> None:
         self.terms = terms
@@ -137,7 +140,7 @@ class Cloud:
         self.throttled = 0
 
     def call(self, now: float) -> bool:
-        """Whether a call is taken; one that is not costs no token."""
+        """Make a call; True if it is accepted. A throttled call costs no token."""
         terms = self.terms
         rate = terms.refill * terms.profile(min(1.0, now / (terms.hours * 3600)))
         self.tokens = min(terms.tokens, self.tokens + (now - self.at) * rate)

@@ -1,13 +1,13 @@
-"""`make fairness`: who is served, when one tenant asks for a thousand times as much as the others.
+"""`make fairness`: fairness of grants between tenants, by the lease-broker's own decisions on a virtual clock.
 
-By the lease-broker's own decisions on a virtual clock, in four crowds:
+Four workloads:
 
-    one against nine    1,000 waiters of one tenant; nine others ask for one unit each, at any time
-    equals              ten tenants, each with more waiters than are served, at any size and duration
+    one against nine    1,000 waiters of one tenant; nine others request one unit each, at any time
+    equals              ten tenants, each with more waiters than are served, of any size and duration
     weights             the same with weights 1, 2 and 4
-    priorities          a flood at priority 9, while others wait at lower ones
+    priorities          a flood at priority 9, while others wait at lower priorities
 
-Prints the figures of the worst seed, each with its bound, and ends with 1 when one is false. SEED plays one seed only.
+Prints the figures of the worst seed, each with its bound, and exits with 1 if one is false. SEED runs one seed only.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from bench.leases.broker import Broker
-from bench.leases.judges import Verdict, jain, shares, told, turns
+from bench.leases.claims import Verdict, grants_until_served, jain, report, shares
 from bench.leases.seeds import BadSeed, seeds
 from slipway_lease_broker.domain.terms import Policy
 
@@ -37,26 +37,28 @@ SHARE_ERROR_MAX: Final = 0.01
 WEIGHTS: Final = {"one": 1.0, "two": 2.0, "four": 4.0}
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """`holds` are the seconds that its lease lasts."""
+class Request(msgspec.Struct, frozen=True):
+    """One request: its time, tenant, units and priority, and the seconds that its lease is held."""
 
     at: float
     tenant: str
-    holds: float
+    hold_seconds: float
     units: int = 1
     priority: int = 0
 
 
 class Grant(msgspec.Struct, frozen=True):
+    """One granted request and the time of its grant."""
+
     at: float
-    ask: Ask
+    request: Request
 
 
-def play(asks: Sequence[Ask], weights: Mapping[str, float], grants: int) -> list[Grant]:
-    """The first so many grants. Without pacing, which would only make them fewer."""
+def play(requests: Sequence[Request], weights: Mapping[str, float], grants: int) -> list[Grant]:
+    """The first `grants` grants, without pacing, which would only delay them."""
     broker = Broker(LIMIT, HOLD_SECONDS, Policy(pacing="off", tenants=dict(weights), ageing_seconds=AGEING_SECONDS))
-    of = {str(number): ask for number, ask in enumerate(sorted(asks, key=lambda ask: ask.at))}
-    coming = [(ask.at, name) for name, ask in of.items()][::-1]
+    of = {str(number): request for number, request in enumerate(sorted(requests, key=lambda request: request.at))}
+    coming = [(request.at, name) for name, request in of.items()][::-1]
     ends: list[tuple[float, int, str]] = []  # when, in order of grants, lease
     found: list[Grant] = []
     while len(found) < grants and (coming or ends):
@@ -65,22 +67,24 @@ def play(asks: Sequence[Ask], weights: Mapping[str, float], grants: int) -> list
             broker.release(broker.leases[heapq.heappop(ends)[2]], now)
         while coming and coming[-1][0] <= now:
             name = coming.pop()[1]
-            broker.ask(name, now, tenant=of[name].tenant, units=of[name].units, priority=of[name].priority)
+            broker.request(name, now, tenant=of[name].tenant, units=of[name].units, priority=of[name].priority)
         for lease in broker.decide(now):
-            ask = of[lease.request_id]
-            heapq.heappush(ends, (now + ask.holds, len(found), lease.id))
-            found.append(Grant(now, ask))
+            request = of[lease.request_id]
+            heapq.heappush(ends, (now + request.hold_seconds, len(found), lease.id))
+            found.append(Grant(now, request))
     return found[:grants]
 
 
 def one_against_nine(seed: int) -> int | None:
-    """With which grant after it asked the last of the nine was served."""
+    """Grants until the last of the nine is served, counted from its request; None if one is never served."""
     chance = Random(f"nine/{seed}")
-    asks = [Ask(0.0, "big", _holds(chance)) for _ in range(MANY)]
-    asks += [Ask(chance.uniform(1, 40_000) if seed % 2 else 20_000.0, name, _holds(chance)) for name in NINE]
-    found = play(asks, {}, len(asks))
-    before = {ask.tenant: sum(grant.at < ask.at for grant in found) for ask in asks if ask.tenant in NINE}
-    places = turns([grant.ask.tenant for grant in found], before)
+    requests = [Request(0.0, "big", _hold(chance)) for _ in range(MANY)]
+    requests += [Request(chance.uniform(1, 40_000) if seed % 2 else 20_000.0, name, _hold(chance)) for name in NINE]
+    found = play(requests, {}, len(requests))
+    before = {
+        request.tenant: sum(grant.at < request.at for grant in found) for request in requests if request.tenant in NINE
+    }
+    places = grants_until_served([grant.request.tenant for grant in found], before)
     return None if None in places.values() else max(place for place in places.values() if place is not None)
 
 
@@ -88,37 +92,38 @@ def equals(seed: int) -> float:
     """Jain's index over ten tenants, by units."""
     chance = Random(f"equals/{seed}")
     names = [f"t{number}" for number in range(10)]
-    asks = [Ask(0.0, name, _holds(chance), chance.randint(1, 3)) for name in names for _ in range(100)]
-    return jain(shares(((g.ask.tenant, g.ask.units) for g in play(asks, {}, 500)), names).values())
+    requests = [Request(0.0, name, _hold(chance), chance.randint(1, 3)) for name in names for _ in range(100)]
+    return jain(shares(((g.request.tenant, g.request.units) for g in play(requests, {}, 500)), names).values())
 
 
 def weighted(seed: int) -> float:
-    """How far a tenant's share of all units is from what its weight gives it, at most."""
+    """Largest difference between a tenant's share of all units and its share of the weights."""
     chance = Random(f"weighted/{seed}")
-    asks = [Ask(0.0, name, _holds(chance), chance.randint(1, 3)) for name in WEIGHTS for _ in range(600)]
-    got = shares(((grant.ask.tenant, grant.ask.units) for grant in play(asks, WEIGHTS, 700)), WEIGHTS)
+    requests = [Request(0.0, name, _hold(chance), chance.randint(1, 3)) for name in WEIGHTS for _ in range(600)]
+    got = shares(((grant.request.tenant, grant.request.units) for grant in play(requests, WEIGHTS, 700)), WEIGHTS)
     return max(abs(got[name] - weight / sum(WEIGHTS.values())) for name, weight in WEIGHTS.items())
 
 
 def priorities(seed: int) -> float:
-    """The longest wait below a flood beyond what ageing allows for, in grants; without end for who never started."""
+    """Most grants that a lower priority waits beyond its ageing; infinite if one is never granted."""
     chance = Random(f"priorities/{seed}")
-    low = [Ask(chance.uniform(0, 4000), f"low-{number}", _holds(chance), priority=number) for number in range(9)]
-    asks = [Ask(0.0, "flood", _holds(chance), priority=9) for _ in range(2 * MANY)] + low
-    found = play(asks, {}, len(asks))
-    times = {grant.ask: grant.at for grant in found if grant.ask.tenant != "flood"}
+    low = [Request(chance.uniform(0, 4000), f"low-{number}", _hold(chance), priority=number) for number in range(9)]
+    requests = [Request(0.0, "flood", _hold(chance), priority=9) for _ in range(2 * MANY)] + low
+    found = play(requests, {}, len(requests))
+    times = {grant.request: grant.at for grant in found if grant.request.tenant != "flood"}
     late = [float("inf")]
-    for ask in low if len(times) == len(low) else []:
-        top = ask.at + (9 - ask.priority) * AGEING_SECONDS
-        late.append(sum(top < grant.at <= times[ask] for grant in found))
+    for request in low if len(times) == len(low) else []:
+        top = request.at + (9 - request.priority) * AGEING_SECONDS
+        late.append(sum(top < grant.at <= times[request] for grant in found))
     return max(late[1:] or late)
 
 
-def _holds(chance: Random) -> float:
+def _hold(chance: Random) -> float:
     return chance.uniform(60, 900)
 
 
 def verdicts(wanted: Sequence[int]) -> list[Verdict]:
+    """Verdicts of all claims by the worst of the given seeds."""
     places = [one_against_nine(seed) for seed in wanted]
     served = max((place for place in places if place is not None), default=0)
     index = min(map(equals, wanted))
@@ -133,10 +138,10 @@ def verdicts(wanted: Sequence[int]) -> list[Verdict]:
             else f"1 × {MANY} against 9 × 1: each served",
         ),
         Verdict(index >= JAIN_MIN, f"Jain {index:.4f} ≥ {JAIN_MIN}"),
-        Verdict(error <= SHARE_ERROR_MAX, f"weights 1:2:4 kept to {error:.4f} ≤ {SHARE_ERROR_MAX}"),
+        Verdict(error <= SHARE_ERROR_MAX, f"weights 1:2:4 met within {error:.4f} ≤ {SHARE_ERROR_MAX}"),
         Verdict(
             late <= tenants,
-            f"a priority p is served {late:g} ≤ {tenants} grants after (9 − p) × {AGEING_SECONDS:g} s at the latest",
+            f"priority p is served at most {late:g} ≤ {tenants} grants after (9 − p) × {AGEING_SECONDS:g} s",
         ),
     ]
 
@@ -150,7 +155,7 @@ def main(environment: Mapping[str, str]) -> int:
     print(
         f"limit {LIMIT}, leases of 1 to 15 min, {len(wanted)} seed{'s' if len(wanted) > 1 else ''}; the worst of them:"
     )
-    return told(verdicts(wanted))
+    return report(verdicts(wanted))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What may hold installations back: nothing, a fixed limit, limits that follow the cloud."""
+"""Concurrency limiters for installations: none, fixed limits, and limits that adapt to the cloud."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ FLOOR, CEILING = 2, 100
 STATIC: Final = (20, 30, 36, 38, 40, 42, 44, 46, 48, 50, 60, 80)
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What a job says when it gives its unit back."""
+class Result(msgspec.Struct, frozen=True):
+    """Report of a job when it releases its unit."""
 
     done: bool
     throttled: bool
@@ -26,15 +26,15 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Limiter(Protocol):
-    """Jobs are numbers. Times are seconds."""
+    """A limiter of jobs, which are numbers. Times are seconds."""
 
-    def ask(self, job: int, now: float) -> None: ...
+    def request(self, job: int, now: float) -> None: ...
 
-    def release(self, job: int, now: float, told: Told) -> None:
-        """Of a job whose hold has passed, its unit is free already."""
+    def release(self, job: int, now: float, result: Result) -> None:
+        """Release a job's unit; if its hold has passed, the unit is free already."""
 
     def start(self, now: float) -> Iterator[int]:
-        """Who starts now; called after everything that is said, and at `wake_at`."""
+        """Jobs that start now; called after each request and release, and at `wake_at`."""
 
     @property
     def wake_at(self) -> float | None: ...
@@ -44,7 +44,7 @@ class Limiter(Protocol):
 
 
 class Static:
-    """First come, first served under a limit; a hold ends what is held for too long."""
+    """Fixed limit, first come, first served; a unit is freed when its hold ends."""
 
     def __init__(self, terms: CloudTerms, limit: float) -> None:
         self.terms = terms
@@ -53,10 +53,10 @@ class Static:
         self._held: dict[int, float] = {}  # job → end of its hold, in order of starts
         self._free_at = 0.0
 
-    def ask(self, job: int, now: float) -> None:
+    def request(self, job: int, now: float) -> None:
         self._waiting.append(job)
 
-    def release(self, job: int, now: float, told: Told) -> None:
+    def release(self, job: int, now: float, result: Result) -> None:
         self._held.pop(job, None)
 
     def start(self, now: float) -> Iterator[int]:
@@ -84,32 +84,31 @@ class Static:
 
 
 class Netflix(Static):
-    """As concurrency-limits' AIMD: × 0.9 at every drop, + 1 at every success while half of the limit is in use."""
+    """AIMD of Netflix concurrency-limits: × 0.9 at every drop, + 1 at every success while half the limit is in use."""
 
     def __init__(self, terms: CloudTerms) -> None:
         super().__init__(terms, terms.declared)
 
-    def release(self, job: int, now: float, told: Told) -> None:
+    def release(self, job: int, now: float, result: Result) -> None:
         in_flight = len(self._held)
-        super().release(job, now, told)
-        if told.throttled:
+        super().release(job, now, result)
+        if result.throttled:
             self._limit = max(FLOOR, self._limit * 0.9)
         elif in_flight * 2 >= self._limit:
             self._limit = min(CEILING, self._limit + 1)
 
 
 class PlainAimd(Static):
-    """The first design of the adaptive limit: × 0.8 at the first throttled lease of a hold, + 1 per hold while somebody
-    waits, starts paced by default."""
+    """Plain AIMD: × 0.8 at the first throttled lease of a hold, + 1 per hold while jobs wait, default pacing."""
 
     def __init__(self, terms: CloudTerms) -> None:
         super().__init__(terms, terms.declared)
         self._changed_at = 0.0
         self._cut_at = float("-inf")
 
-    def release(self, job: int, now: float, told: Told) -> None:
-        super().release(job, now, told)
-        if told.throttled and now >= self._cut_at + self.terms.hold_seconds:
+    def release(self, job: int, now: float, result: Result) -> None:
+        super().release(job, now, result)
+        if result.throttled and now >= self._cut_at + self.terms.hold_seconds:
             self._limit = max(FLOOR, int(self._limit * 0.8))
             self._cut_at = self._changed_at = now
 
@@ -123,7 +122,7 @@ class PlainAimd(Static):
 
 
 class Slipway:
-    """The lease-broker's own decisions, of a pool with `adaptive`."""
+    """Decisions of the lease-broker for a lease pool with an adaptive limit."""
 
     def __init__(self, terms: CloudTerms) -> None:
         self._terms = terms
@@ -131,17 +130,17 @@ class Slipway:
         self._broker = Broker(terms.declared, terms.hold_seconds, policy)
         self._leases: dict[int, Lease] = {}
 
-    def ask(self, job: int, now: float) -> None:
-        self._broker.ask(str(job), now)
+    def request(self, job: int, now: float) -> None:
+        self._broker.request(str(job), now)
 
-    def release(self, job: int, now: float, told: Told) -> None:
+    def release(self, job: int, now: float, result: Result) -> None:
         self._broker.release(
             self._leases.pop(job),
             now,
-            result="done" if told.done else "failed",
-            throttled=told.throttled,
-            retry_after_seconds=told.retry_after_seconds,
-            quota_remaining=told.quota_remaining,
+            result="done" if result.done else "failed",
+            throttled=result.throttled,
+            retry_after_seconds=result.retry_after_seconds,
+            quota_remaining=result.quota_remaining,
         )
 
     def start(self, now: float) -> Iterator[int]:
@@ -161,7 +160,7 @@ class Slipway:
 
 
 def limiters() -> dict[str, Callable[[CloudTerms], Limiter]]:
-    """By name: no limit, the static ones, and those that follow."""
+    """All limiters by name: none, static ones, adaptive ones."""
     found: dict[str, Callable[[CloudTerms], Limiter]] = {"none": lambda terms: Static(terms, float(10**9))}
     for limit in STATIC:
         found[f"static-{limit}"] = lambda terms, limit=limit: Static(terms, limit)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""One cloud, one limiter, one seed: jobs arrive, start when they are let, call the cloud, are refused, try again."""
+"""Closed loop of one cloud, one limiter and one seed: jobs arrive, start, call the cloud, are throttled and retry."""
 
 import heapq
 import math
@@ -10,19 +10,22 @@ from typing import Any, Final
 import msgspec
 
 from bench.leases.clouds import Cloud, CloudTerms
-from bench.leases.limiters import Limiter, Told
+from bench.leases.limiters import Limiter, Result
 
-SPREAD: Final = 0.15  # of the logarithm of a job's duration
+SPREAD: Final = 0.15  # standard deviation of the logarithm of a job's duration
 BACKOFF_SECONDS_MAX: Final = 60.0
-RETRY_TOKENS: Final = 10  # a Retry-After is until so many tokens are back
+RETRY_TOKENS: Final = 10  # Retry-After is the time to refill this many tokens
 CALL_SECONDS: Final = 0.5
 SAMPLE_SECONDS: Final = 300.0
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `done` jobs an hour are its goodput; `failed` attempts were given up, `gave_up` jobs for good.
-    `converged_minutes`: until the limit was first within a tenth of what the refill bears; `over_minutes`: how long it
-    was more than a tenth above."""
+    """Results of one run.
+
+    `done` jobs per hour are its goodput; `failed` counts abandoned attempts, `gave_up` jobs without attempts left.
+    `converged_minutes`: until the limit was first within a tenth of the fair concurrency; `over_minutes`: time during
+    which it was more than a tenth above.
+    """
 
     throttles: int
     done: int
@@ -34,7 +37,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job:
-    """One attempt. `number` is new per attempt, as a request id is."""
+    """One attempt of a job. `number` is new per attempt, like a request ID."""
 
     __slots__ = (
         "attempt",
@@ -60,7 +63,7 @@ class Job:
 
 
 class Loop:
-    """`samples` are (seconds, limit) over the run."""
+    """Event loop on a virtual clock. `samples` are (seconds, limit) over the run."""
 
     def __init__(self, terms: CloudTerms, limiter: Limiter, seed: int) -> None:
         self.terms, self.limiter, self.cloud = terms, limiter, Cloud(terms)
@@ -68,7 +71,7 @@ class Loop:
         self.sample_seconds = min(SAMPLE_SECONDS, self.until / 200)
         self.samples: list[tuple[float, float]] = []
         self.done = self.failed = self.gave_up = 0
-        # One stream for what befalls everybody, one for what follows from a limiter's own doing.
+        # Separate streams, so that all limiters face the same arrivals whatever jobs they start.
         self._arrivals, self._chance = Random(f"arrivals/{seed}"), Random(f"jobs/{seed}")
         self._heap: list[tuple[float, int, Callable[..., Any], Any]] = []
         self._order, self._numbers = count(), count(1)
@@ -76,6 +79,7 @@ class Loop:
         self._wake_at: float | None = None
 
     def run(self) -> "Loop":
+        """Play the whole run."""
         self._push(self._gap(0.0), self._arrive, None)
         self._push(0.0, self._sample, None)
         while self._heap:
@@ -86,16 +90,19 @@ class Loop:
         return self
 
     def figures(self) -> Figures:
-        bears = [(at, limit, self.terms.fair(at / self.until)) for at, limit in self.samples]
+        """Results so far."""
+        fair_limits = [(at, limit, self.terms.fair(at / self.until)) for at, limit in self.samples]
         limits = [limit for _, limit in self.samples]
-        over = sum(limit > 1.1 * fair for _, limit, fair in bears) * self.sample_seconds / 60
+        over = sum(limit > 1.1 * fair for _, limit, fair in fair_limits) * self.sample_seconds / 60
         return Figures(
             throttles=self.cloud.throttled,
             done=self.done,
             failed=self.failed,
             gave_up=self.gave_up,
             limit_mean=float(f"{sum(limits) / len(limits):.4g}"),
-            converged_minutes=next((at / 60 for at, limit, fair in bears if abs(limit - fair) <= 0.1 * fair), None),
+            converged_minutes=next(
+                (at / 60 for at, limit, fair in fair_limits if abs(limit - fair) <= 0.1 * fair), None
+            ),
             over_minutes=float(f"{over:.4g}"),
         )
 
@@ -112,20 +119,20 @@ class Loop:
 
     def _arrive(self, now: float, _: None) -> None:
         self._push(now + self._gap(now), self._arrive, None)
-        self._ask(now, 1)
+        self._request(now, 1)
 
-    def _ask(self, now: float, attempt: int) -> None:
+    def _request(self, now: float, attempt: int) -> None:
         job = Job(next(self._numbers), attempt)
         self._jobs[job.number] = job
-        self.limiter.ask(job.number, now)
-        self._let_in(now)
+        self.limiter.request(job.number, now)
+        self._start_allowed(now)
 
     def _wake(self, now: float, due: float) -> None:
         if due == self._wake_at:
             self._wake_at = None
-            self._let_in(now)
+            self._start_allowed(now)
 
-    def _let_in(self, now: float) -> None:
+    def _start_allowed(self, now: float) -> None:
         for number in self.limiter.start(now):
             self._start(now, self._jobs.pop(number))
         wake_at = self.limiter.wake_at
@@ -151,7 +158,7 @@ class Loop:
         if self.cloud.call(now):
             job.tries = 0
             job.call += 1
-            if self.terms.tells:
+            if self.terms.reports_quota:
                 left = int(self.cloud.tokens)
                 job.remaining = left if job.remaining is None else min(job.remaining, left)
             if job.call < len(job.plan):
@@ -162,27 +169,27 @@ class Loop:
         job.throttled = True
         job.tries += 1
         wait = min(BACKOFF_SECONDS_MAX, 2.0**job.tries) * self._chance.uniform(0.5, 1.5)
-        if self.terms.tells:
+        if self.terms.reports_quota:
             job.remaining, job.retry_after = 0, math.ceil(RETRY_TOKENS / self.terms.refill)
             wait = max(wait, job.retry_after)
         if job.tries >= self.terms.patience:
             self._fail(now, job, wait)
             return
-        # Whatever comes after a call waits for it.
+        # Later calls of the job are delayed as well.
         job.plan = [time + wait for time in job.plan]
         job.seconds += wait
         self._push(now + wait, self._call, job)
 
     def _finish(self, now: float, job: Job) -> None:
         self.done += 1
-        self.limiter.release(job.number, now, Told(True, job.throttled, None, job.remaining))
-        self._let_in(now)
+        self.limiter.release(job.number, now, Result(True, job.throttled, None, job.remaining))
+        self._start_allowed(now)
 
     def _fail(self, now: float, job: Job, wait: float) -> None:
         self.failed += 1
-        self.limiter.release(job.number, now, Told(False, True, job.retry_after, job.remaining))
+        self.limiter.release(job.number, now, Result(False, True, job.retry_after, job.remaining))
         if job.attempt < self.terms.attempts:
-            self._push(now + wait, self._ask, job.attempt + 1)
+            self._push(now + wait, self._request, job.attempt + 1)
         else:
             self.gave_up += 1
-        self._let_in(now)
+        self._start_allowed(now)

@@ -1,4 +1,4 @@
-"""Pictures of `make adaptive`: what each limiter comes to at each cloud, and how limits move."""
+"""Charts of `make adaptive`: goodput and throttles of each limiter at each cloud, and limits over time."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from bench.leases.limiters import limiters
 from bench.leases.loop import Loop
 from bench.leases.results import Cells, rows
 
-MOVING = ("slipway", "plain-aimd", "netflix")
+ADAPTIVE = ("slipway", "plain-aimd", "netflix")
 
 
 def draw(file: Path, cells: Cells, seed: int) -> None:
-    """Above, goodput over throttles, a point for each limiter; below, limits over time in one seed."""
+    """Draw goodput over throttles by limiter (top) and limits over time in one seed (bottom)."""
     clouds = [cloud for cloud in CLOUDS if f"{cloud}/{seed}" in cells]
     figure, axes = plt.subplots(2, len(clouds), figsize=(3.4 * len(clouds), 6.4), squeeze=False)
     for place, cloud in enumerate(clouds):
@@ -38,7 +38,7 @@ def _frontier(axis: Any, cloud: str, cells: Cells) -> None:
     axis.plot(
         [row.throttles + 0.1 for row in fixed], [row.goodput for row in fixed], "o-", ms=3, lw=0.8, label="static"
     )
-    for name in MOVING:
+    for name in ADAPTIVE:
         row = next(row for row in found if row.limiter == name)
         axis.plot([row.throttles + 0.1], [row.goodput], "*" if name == "slipway" else "s", ms=9, label=name)
     axis.set_xscale("log")
@@ -48,7 +48,7 @@ def _frontier(axis: Any, cloud: str, cells: Cells) -> None:
 
 def _limits(axis: Any, cloud: str, seed: int) -> None:
     terms = CLOUDS[cloud]
-    for name in MOVING:
+    for name in ADAPTIVE:
         loop = Loop(terms, limiters()[name](terms), seed).run()
         axis.plot([at / 3600 for at, _ in loop.samples], [limit for _, limit in loop.samples], lw=0.9, label=name)
     axis.plot(
@@ -56,7 +56,7 @@ def _limits(axis: Any, cloud: str, seed: int) -> None:
         [terms.fair(at / loop.until) for at, _ in loop.samples],
         "k:",
         lw=0.9,
-        label="the cloud bears",
+        label="fair concurrency",
     )
     axis.set_xlabel("hours")
     axis.set_ylim(0, 80)

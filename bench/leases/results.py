@@ -1,4 +1,4 @@
-"""Kept runs of `make adaptive`: every run's figures, and what they come to. Pure but for the file."""
+"""Results of `make adaptive`: figures of every run, their means, and verdicts. Pure except for the file."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from bench.leases.claims import Verdict
 from bench.leases.clouds import CLOUDS, CloudTerms
-from bench.leases.judges import Verdict
 from bench.leases.loop import Figures
 
 OURS: Final = "slipway"
@@ -19,7 +19,7 @@ Cells = Mapping[str, Mapping[str, Figures]]
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """`command` makes them again."""
+    """Committed results; `command` reproduces them."""
 
     command: str
     on: dict[str, Any]
@@ -27,14 +27,14 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One limiter at one cloud: means over the seeds, an hour."""
+    """One limiter at one cloud: means over the seeds, per hour."""
 
     limiter: str
     goodput: float
     throttles: float
     failed: float
     limit: float
-    converged_minutes: float | None  # None: not in every seed
+    converged_minutes: float | None  # None if not reached in every seed
     over_minutes: float
 
 
@@ -47,7 +47,7 @@ def read(file: Path) -> Results:
 
 
 def rows(cloud: str, cells: Cells) -> list[Row]:
-    """In the order in which limiters were run."""
+    """Rows of one cloud, in the order in which its limiters ran."""
     runs = [figures for name, figures in cells.items() if name.startswith(f"{cloud}/")]
     return [_row(limiter, [run[limiter] for run in runs], CLOUDS[cloud].hours) for limiter in runs[0]]
 
@@ -66,11 +66,12 @@ def _row(limiter: str, runs: Sequence[Figures], hours: float) -> Row:
 
 
 def best_static(found: Iterable[Row]) -> Row:
-    """The static limit with the highest goodput."""
+    """Row of the static limit with the highest goodput."""
     return max((row for row in found if row.limiter.startswith("static-")), key=lambda row: row.goodput)
 
 
 def verdict(cloud: CloudTerms, found: Sequence[Row]) -> Verdict:
+    """Compare the adaptive limit with the best static one."""
     ours, best = next(row for row in found if row.limiter == OURS), best_static(found)
     throttles, goodput = _part(ours.throttles, best.throttles), _part(ours.goodput, best.goodput)
     return Verdict(
@@ -80,7 +81,7 @@ def verdict(cloud: CloudTerms, found: Sequence[Row]) -> Verdict:
 
 
 def table(found: Sequence[Row]) -> list[str]:
-    """In Markdown that reads well as plain text; a star marks the best static limit."""
+    """Markdown table, aligned as plain text; a star marks the best static limit."""
     best = best_static(found).limiter
     lines = [["limiter", "jobs/h", "throttles/h", "failed/h", "mean limit", "converged min", "over min"]]
     lines += [
@@ -96,14 +97,14 @@ def table(found: Sequence[Row]) -> list[str]:
         for row in found
     ]
     widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
-    told = [
+    text = [
         "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
     ]
-    return [told[0], "|-" + "-|-".join("-" * width for width in widths) + "-|", *told[1:]]
+    return [text[0], "|-" + "-|-".join("-" * width for width in widths) + "-|", *text[1:]]
 
 
 def differing(then: Mapping[str, Figures], now: Mapping[str, Figures]) -> list[str]:
-    """What a cell's runs differ in, as limiter.field; a limiter that one of them lacks counts as a whole."""
+    """Differences between two results of a cell: limiter.field, or a limiter that only one of them has."""
     return [
         *sorted(set(then) ^ set(now)),
         *(

@@ -1,8 +1,8 @@
-"""`make square-wave`: fifty installations at once, then two hundred over twenty minutes, into a pool of fifty.
+"""`make square-wave`: fifty installations at once, then two hundred over twenty minutes, in a lease pool of fifty.
 
-A fixed hold copies the first wave for ever. What the lease-broker's pacing makes of it is told beside what others do
-about it: nothing, a random delay in each client, a random hold. Prints a table over the seeds, then the figures that
-are claimed, of the worst seed; ends with 1 when one is false. SEED plays one seed only.
+With a fixed hold, the first wave repeats for ever. Compares the lease-broker's pacing with a fixed hold, a random delay
+in each client and a random hold. Prints a table over the seeds, then the claimed figures of the worst seed; exits with
+1 if one is false. SEED runs one seed only.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from bench.leases.broker import Broker, at
-from bench.leases.judges import Verdict, closest, told
+from bench.leases.claims import Verdict, closest, report
 from bench.leases.seeds import BadSeed, seeds
 from slipway_common.events.lease import LeaseGroup
 from slipway_lease_broker.domain.report import most_per_minute
@@ -31,11 +31,11 @@ SEEDS: Final = 20
 PEAK_MAX, LAST_MINUTES_MAX = 5, 92.0
 GROUP: Final = LeaseGroup(name="payload", size=10, spread_seconds=900)
 
-Start = tuple[float, float]  # asked, started; seconds
+Start = tuple[float, float]  # requested, started; seconds
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy: means over the seeds, `peak_most` and `last_most` of the worst."""
+    """One policy: means over the seeds; `peak_most` and `last_most` are of the worst seed."""
 
     policy: str
     peak: float
@@ -44,50 +44,53 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     wait: float  # median, in minutes
     last: float  # minutes
     last_most: float
-    lone: float  # seconds that one job in an idle pool waits, in the mean
+    lone: float  # mean seconds that one job waits in an idle lease pool
 
 
 def arrivals(seed: int) -> list[float]:
+    """Seconds at which jobs arrive, in order."""
     chance = Random(f"arrivals/{seed}")
     return [0.0] * FIRST + sorted(chance.uniform(0, LATER_SECONDS) for _ in range(LATER))
 
 
-def slipway(asked: Sequence[float], seed: int) -> list[Start]:
-    """By the lease-broker's own decisions."""
-    broker, found, left = Broker(CAP, HOLD_SECONDS, Policy()), [], [*asked][::-1]
-    times = dict(enumerate(asked))
+def slipway(requested: Sequence[float], seed: int) -> list[Start]:
+    """Starts by the lease-broker's own decisions."""
+    broker, found, left = Broker(CAP, HOLD_SECONDS, Policy()), [], [*requested][::-1]
+    times = dict(enumerate(requested))
     number = 0
     while left or broker.requests:
         nexts = [*left[-1:], *([broker.wake_at] if broker.wake_at is not None else [])]
         now = min(nexts)
         while left and left[-1] <= now:
-            broker.ask(str(number), left.pop())
+            broker.request(str(number), left.pop())
             number += 1
         found += [(times[int(lease.request_id)], now) for lease in broker.decide(now)]
     return found
 
 
-def fixed_hold(asked: Sequence[float], seed: int) -> list[Start]:
-    return _first_come(asked, [HOLD_SECONDS] * len(asked))
+def fixed_hold(requested: Sequence[float], seed: int) -> list[Start]:
+    """Starts when every unit is held for the same time."""
+    return _first_come(requested, [HOLD_SECONDS] * len(requested))
 
 
-def client_jitter(asked: Sequence[float], seed: int) -> list[Start]:
-    """Each sleeps up to a quarter of an hour before it asks."""
+def client_jitter(requested: Sequence[float], seed: int) -> list[Start]:
+    """Starts when each client sleeps up to 15 minutes before its request."""
     chance = Random(f"jitter/{seed}")
-    delayed = sorted((time + chance.uniform(0, JITTER_SECONDS), time) for time in asked)
-    starts = _first_come([late for late, _ in delayed], [HOLD_SECONDS] * len(asked))
+    delayed = sorted((time + chance.uniform(0, JITTER_SECONDS), time) for time in requested)
+    starts = _first_come([late for late, _ in delayed], [HOLD_SECONDS] * len(requested))
     return [(time, start) for (_, time), (_, start) in zip(delayed, starts, strict=True)]
 
 
-def hold_jitter(asked: Sequence[float], seed: int) -> list[Start]:
+def hold_jitter(requested: Sequence[float], seed: int) -> list[Start]:
+    """Starts when holds vary by up to 25 %."""
     chance = Random(f"holds/{seed}")
-    return _first_come(asked, [HOLD_SECONDS * chance.uniform(0.75, 1.25) for _ in asked])
+    return _first_come(requested, [HOLD_SECONDS * chance.uniform(0.75, 1.25) for _ in requested])
 
 
-def _first_come(asked: Sequence[float], holds: Sequence[float]) -> list[Start]:
+def _first_come(requested: Sequence[float], holds: Sequence[float]) -> list[Start]:
     ends: list[float] = []
     found = []
-    for time, hold in zip(asked, holds, strict=True):
+    for time, hold in zip(requested, holds, strict=True):
         start = time if len(ends) < CAP else max(time, heapq.heappop(ends))
         heapq.heappush(ends, start + hold)
         found.append((time, start))
@@ -103,12 +106,12 @@ POLICIES: Final[Mapping[str, Callable[[Sequence[float], int], list[Start]]]] = {
 
 
 def group_starts(crowd: int) -> list[float]:
-    """Ten members that ask in the same instant as a crowd that is no group."""
+    """Starts of ten group members that request at the same time as `crowd` jobs outside the group."""
     broker, found = Broker(CAP, HOLD_SECONDS, Policy()), []
     for number in range(crowd):
-        broker.ask(f"crowd-{number}", 0.0)
+        broker.request(f"crowd-{number}", 0.0)
     for number in range(GROUP.size):
-        broker.ask(f"member-{number}", 0.0, group=GROUP)
+        broker.request(f"member-{number}", 0.0, group=GROUP)
     now: float | None = 0.0
     while now is not None and broker.requests:
         found += [now for lease in broker.decide(now) if lease.request_id.startswith("member")]
@@ -117,6 +120,7 @@ def group_starts(crowd: int) -> list[float]:
 
 
 def row(policy: str, wanted: Sequence[int]) -> Row:
+    """Play one policy on all given seeds."""
     play = POLICIES[policy]
     runs = [play(arrivals(seed), seed) for seed in wanted]
     peaks = [peak(run) for run in runs]
@@ -125,20 +129,21 @@ def row(policy: str, wanted: Sequence[int]) -> Row:
         policy=policy,
         peak=fmean(peaks),
         peak_most=max(peaks),
-        later=fmean(peak([(asked, start) for asked, start in run if start >= 600]) for run in runs),
-        wait=fmean(median(start - asked for asked, start in run) for run in runs) / 60,
+        later=fmean(peak([(time, start) for time, start in run if start >= 600]) for run in runs),
+        wait=fmean(median(start - time for time, start in run) for run in runs) / 60,
         last=fmean(lasts),
         last_most=max(lasts),
-        lone=fmean(start - asked for seed in wanted for asked, start in play([seed * 1000.0], seed)),
+        lone=fmean(start - time for seed in wanted for time, start in play([seed * 1000.0], seed)),
     )
 
 
 def peak(starts: Sequence[Start]) -> int:
-    """The most starts within any 60 s."""
+    """Most starts within any 60 s."""
     return most_per_minute((at(start), 1) for _, start in starts)
 
 
 def verdicts(ours: Row, groups: Sequence[Sequence[float]]) -> list[Verdict]:
+    """Verdicts on the lease-broker's row and on the starts of its groups."""
     apart, near = GROUP.spread_seconds / GROUP.size, min(map(closest, groups))
     is_whole = all(len(group) == GROUP.size for group in groups)
     return [
@@ -169,7 +174,7 @@ def main(environment: Mapping[str, str]) -> int:
             f"{one.policy:<22}{one.peak:>10.1f}{one.later:>14.1f}{one.wait:>9.1f} min{one.last:>8.1f} min"
             f"{one.lone:>8.0f} s"
         )
-    return told(verdicts(rows["slipway"], [group_starts(0), group_starts(FIRST)]))
+    return report(verdicts(rows["slipway"], [group_starts(0), group_starts(FIRST)]))
 
 
 if __name__ == "__main__":

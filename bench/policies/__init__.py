@@ -1,1 +1,1 @@
-"""Launch policies against each other on a virtual clock: `make policies`."""
+"""Comparison of launch policies on a virtual clock: `make policies`."""

@@ -1,6 +1,6 @@
-"""What others do, as models of their selection alone, over launch configs. Pure but for chance, which is given.
+"""Launch policies of other systems, modelled by their selection of launch configs. Pure except for the given Random.
 
-Each multiplies what it finds by the share that a config should get, so that unequal prices reach all of them alike.
+Each multiplies its weight by the fair share of the config, so that unequal prices affect all policies alike.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ HOUR_SECONDS: Final = 3600.0
 
 
 class Weighted(Policy):
-    """Independent draws by weight: `weights` is what differs."""
+    """Base of policies that draw configs independently by weight; subclasses define `weights`."""
 
     def __init__(self, conditions: Conditions, rng: Random) -> None:
         self.shares = conditions.shares
@@ -32,13 +32,13 @@ class Weighted(Policy):
 
 
 class Uniform(Weighted):
-    """Any config, whatever it did."""
+    """Draws by fair share, regardless of outcomes."""
 
 
 class ErrorRate(Weighted):
-    """Taskcluster's RFC 191: the share of non-failures among a config's events of the last hour; all zero: all one.
+    """Taskcluster's RFC 191: share of non-failures among a config's events of the last hour; 1 without events.
 
-    A config without events is taken for well.
+    If all weights are 0, all are 1.
     """
 
     def __init__(self, conditions: Conditions, rng: Random) -> None:
@@ -72,7 +72,10 @@ class ErrorRate(Weighted):
 
 
 class Taskcluster(Weighted):
-    """Taskcluster as built: 1 − used/1000 − own errors/all errors of the last hour, not below 0; all 0: all 0.01."""
+    """Taskcluster as implemented: 1 − used/1000 − own errors/all errors of the last hour, at least 0.
+
+    If all weights are 0, all are 0.01.
+    """
 
     CAPACITY: Final = 1000
 
@@ -110,8 +113,8 @@ class Taskcluster(Weighted):
         self.used[config] -= 1
 
 
-class Left(Weighted):
-    """Configs are left out until `until`; the others share alike."""
+class Excluding(Weighted):
+    """Base of policies that exclude a config until `until`; the others get their fair shares."""
 
     def __init__(self, conditions: Conditions, rng: Random) -> None:
         super().__init__(conditions, rng)
@@ -130,8 +133,8 @@ class Left(Weighted):
         self.failed(now, config)
 
 
-class Cache(Left):
-    """Karpenter's cache of unavailable offerings: out for 3 minutes after each failure."""
+class Cache(Excluding):
+    """Karpenter's cache of unavailable offerings: a config is excluded for 3 minutes after each failure."""
 
     TTL_SECONDS: Final = 180.0
 
@@ -139,9 +142,11 @@ class Cache(Left):
         self.until[config] = now + self.TTL_SECONDS
 
 
-class Backoff(Left):
-    """Kubernetes' cluster-autoscaler: out for 5 minutes, doubling to 30; failures while it is out change nothing; what
-    it was 3 hours ago is forgotten."""
+class Backoff(Excluding):
+    """Kubernetes cluster-autoscaler: a config is excluded for 5 minutes, doubling to 30.
+
+    Failures of an excluded config change nothing; the backoff is reset after 3 hours.
+    """
 
     INITIAL_SECONDS: Final = 300.0
     MAX_SECONDS: Final = 1800.0
@@ -160,8 +165,10 @@ class Backoff(Left):
 
 
 class Thompson(Weighted):
-    """Discounted Thompson sampling: each try goes where a draw from Beta(1 + successes, 1 + failures) is highest; both
-    masses halve every 10 minutes."""
+    """Discounted Thompson sampling: each try goes to the highest draw from Beta(1 + successes, 1 + failures).
+
+    Both masses halve every 10 minutes.
+    """
 
     HALF_LIFE_SECONDS: Final = 600.0
 
@@ -194,7 +201,7 @@ class Thompson(Weighted):
 
 
 class Oracle(Weighted):
-    """Knows what each config would do now, and launches nowhere while all are down."""
+    """Knows each config's current chance of refusal, and launches nothing while all configs are down."""
 
     def __init__(self, conditions: Conditions, rng: Random) -> None:
         super().__init__(conditions, rng)

@@ -1,4 +1,4 @@
-"""Whether this simulator gives what is known of others' rules. No other figure counts before."""
+"""Calibration: compare the simulator's figures for known policies with published ones."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from bench.policies.traces import Traces
 
 
 def calibrate(traces: Traces, seeds: int) -> Iterator[tuple[bool, str]]:
-    """Per rule: whether its failed launches per success, pooled over offsets and seeds, are as published; in words."""
+    """Per policy: True if failed launches per success, pooled over offsets and seeds, match, and a line of text."""
     offsets = len(traces.offsets())
     cells = plan([BUILT_IN["real"]], CALIBRATION, seeds * offsets, offsets)
     failed, well = dict.fromkeys(CALIBRATION, 0), dict.fromkeys(CALIBRATION, 0)

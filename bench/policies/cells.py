@@ -1,5 +1,7 @@
-"""One cell is one run: a scenario, a policy, a seed. Cells are computed in processes of their own, in any order, and a
-cell's figures depend on nothing but its three names and the traces."""
+"""Cells: one run each, given by scenario, policy and seed.
+
+Cells are computed in worker processes in any order; their figures depend only on the three values and the traces.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,6 +37,8 @@ POLICIES: Final[dict[str, Callable[[Conditions, Random], Policy]]] = {
 
 
 class Cell(msgspec.Struct, frozen=True):
+    """One run of a policy in a scenario with a seed."""
+
     scenario: Scenario
     policy: str
     seed: int
@@ -45,6 +49,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 def needs_traces(scenario: Scenario) -> bool:
+    """True if demand or availability of the scenario comes from a trace."""
     return "trace" in (scenario.demand, scenario.availability)
 
 
@@ -70,9 +75,9 @@ def _conditions(scenario: Scenario, traces: Traces | None, offset_seconds: float
 
 
 def compute_all(cells: Sequence[Cell], traces: Traces | None) -> Iterator[tuple[Cell, Figures]]:
-    """In the order given; the long ones are begun first, or one process would end far behind the other."""
+    """Figures of all cells, in the order given. Long runs start first, so that both processes end at the same time."""
     context = get_context("spawn")
-    with ProcessPoolExecutor(PROCESSES, mp_context=context, initializer=_take, initargs=(traces,)) as executor:
+    with ProcessPoolExecutor(PROCESSES, mp_context=context, initializer=_set_traces, initargs=(traces,)) as executor:
         begun = {cell: executor.submit(_compute, cell) for cell in sorted(cells, key=_weight, reverse=True)}
         for cell in cells:
             yield cell, begun[cell].result()
@@ -82,10 +87,10 @@ def _weight(cell: Cell) -> tuple[float, bool, bool]:
     return cell.scenario.hours, cell.policy == "slipway", cell.policy == "thompson"
 
 
-_traces: list[Traces | None] = []  # of a worker process, set when it starts
+_traces: list[Traces | None] = []  # in a worker process, set at its start
 
 
-def _take(traces: Traces | None) -> None:
+def _set_traces(traces: Traces | None) -> None:
     _traces[:] = [traces]
 
 
@@ -94,7 +99,7 @@ def _compute(cell: Cell) -> Figures:
 
 
 def plan(scenarios: Iterable[Scenario], policies: Iterable[str], seeds: int, offsets: int) -> list[Cell]:
-    """Cells of seeds 1 … `seeds`; with an availability trace a multiple of its offsets, so that each counts alike."""
+    """Cells of seeds 1 to `seeds`, rounded up to a multiple of the offsets where availability comes from a trace."""
     policies = list(policies)
     found = []
     for scenario in scenarios:

@@ -1,4 +1,4 @@
-"""What every policy faces alike in one run: arrivals, and what a try at a config would meet at each tick."""
+"""Conditions of one run, the same for all policies: arrivals, and the outcome of a try at each config and tick."""
 
 from collections.abc import Sequence
 from math import exp
@@ -14,10 +14,10 @@ POISSON_MAX: Final = 30.0  # beyond it exp(-mean) times chances is drawn in part
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """Per config, then per tick: the chance that a try is refused, and whether boots that end then come to nothing.
+    """Per config, then per tick: `refusal`, the chance that a try is refused, and `unregistered`, 1 if boots fail.
 
-    `caps` maps a config to (first tick, tick behind the last, workers). `scopes` says what a refusal of a config says
-    something about. `shares` are the parts of all launches that configs should get when all are well.
+    `caps` maps a config to (first tick, tick after the last, workers). `scopes` are the scopes of refusals by config.
+    `shares` are the fair shares of configs in all launches when all are healthy.
     """
 
     scenario: Scenario
@@ -37,9 +37,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conditions(scenario: Scenario, traces: Traces | None = None, offset_seconds: float = 0.0) -> Conditions:
-    """`traces` where the scenario asks for them; availability begins `offset_seconds` into its trace.
+    """Conditions of a scenario; its availability starts `offset_seconds` into the trace.
 
-    Raises BadScenario where the scenario does not fit the zones of the trace.
+    Raises BadScenario if the scenario does not fit the zones of the trace.
     """
     ticks = scenario.ticks
     if scenario.availability == "trace":

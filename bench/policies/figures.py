@@ -1,4 +1,4 @@
-"""What a run comes to, in figures. Each is defined here and nowhere else."""
+"""Figures of a run. This module is their only definition."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,17 @@ RECOVERED = 0.8
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. None where a scenario has no such thing.
+    """Figures of one run; None where a figure does not apply to the scenario.
 
     `failed` launches were refused or never registered, `accepted` ones were not refused, `registered` ones served a
-    task; `failed_meanwhile` counts failures between the first fault's begin and the last one's end. `detect_minutes`:
-    from the first fault's begin to the end of the first minute in which its configs got below a quarter of their fair
+    task; `failed_meanwhile` counts failures between the first fault's start and the last one's end. `detect_minutes`:
+    from the first fault's start to the end of the first minute in which its configs got below a quarter of their fair
     share of tries; `recover_minutes`: from its end to the end of the first minute in which they got 80 % of it.
     `share_left` is what they got while the faults lasted, of all tries. `unfairness` is the difference between the
     largest and the smallest share of tries in an hour, each relative to its fair share and in parts of all, in the
     mean over the hours. `jain` is Jain's index of accepted launches relative to fair shares. `on_bad_image` launches
-    were accepted with an image that was bad then. Waits are until a machine registers, in seconds. `surge` counts tries
-    at the first fault's configs in the minute after its end; `peak` is the most failures in one minute.
+    were accepted with an image that was bad at that time. Waits are until a machine registers, in seconds. `surge`
+    counts tries at the first fault's configs in the minute after its end; `peak` is the most failures in one minute.
     """
 
     accepted: int
@@ -48,6 +48,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(run: Run) -> Figures:
+    """Compute all figures of a run."""
     scenario, shares = run.conditions.scenario, run.conditions.shares
     ticks = scenario.ticks
     tries = [[yes + no for yes, no in zip(*pair, strict=True)] for pair in zip(run.accepted, run.refused, strict=True)]
@@ -92,12 +93,12 @@ def _tick(minute: float | None, ticks: int) -> int:
 
 
 def _minute(counts: Sequence[int], tick: int) -> int:
-    """What a count came to in the minute that ends with a tick."""
+    """Sum of a count over the minute that ends with a tick."""
     return sum(counts[max(0, tick + 1 - TICKS_A_MINUTE) : tick + 1])
 
 
 def _first(passed: Sequence[bool], begin: int) -> float | None:
-    """Minutes from the begin of a tick to the end of the first one that passed."""
+    """Minutes from the start of a tick to the end of the first one that passed."""
     place = next((place for place in range(begin, len(passed)) if passed[place]), None)
     return None if place is None else (place + 1 - begin) / TICKS_A_MINUTE
 

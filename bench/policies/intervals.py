@@ -1,4 +1,4 @@
-"""A mean and how far it can be trusted."""
+"""Means with 95 % confidence intervals by Student's t."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -68,7 +68,7 @@ def as_of(mean: float, count: int, like: Interval | None) -> Interval:
 
 
 def interval(values: Sequence[float | None]) -> Interval | None:
-    """Of the values that exist; None if there is none."""
+    """Interval of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None

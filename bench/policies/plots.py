@@ -1,4 +1,4 @@
-"""Three pictures of the results, drawn without a display."""
+"""Three charts of the results, drawn without a display."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ PLAIN: Final[dict[str, Any]] = {"Software": None}  # the same bytes for the same
 
 
 def shares(path: Path, runs: Mapping[str, Run]) -> None:
-    """The share of tries that the faulty config gets, minute by minute."""
+    """Draw the share of tries that the faulty config gets, by minute."""
     figure, axes = _axes("Share of launches to the config that is down from 60 to 120 min")
     for policy, run in runs.items():
         config = run.conditions.faulty[0]
@@ -46,8 +46,8 @@ def shares(path: Path, runs: Mapping[str, Run]) -> None:
 
 
 def failures(path: Path, runs: Mapping[str, Run]) -> None:
-    """Failed launches per minute while nothing works."""
-    figure, axes = _axes("Failed launches a minute; everything is down from 60 to 90 min")
+    """Draw failed launches per minute while all configs are down."""
+    figure, axes = _axes("Failed launches per minute; all configs down from 60 to 90 min")
     for policy, run in runs.items():
         axes.plot(
             range(len(run.failing) // TICKS_A_MINUTE),
@@ -65,7 +65,7 @@ def failures(path: Path, runs: Mapping[str, Run]) -> None:
 
 
 def ratios(path: Path, found: Summaries, policies: Sequence[str]) -> None:
-    """Failed launches per success on the traces, beside what was published."""
+    """Draw failed launches per success on the traces, with the published figures."""
     figure, axes = _axes("Failed launches per success, demand and zones of the traces")
     published = CALIBRATION | {"recommended": RECOMMENDED["real"].ratio}
     for place, policy in enumerate(policies):

@@ -1,17 +1,17 @@
-"""What a launch policy is to the simulator: it chooses configs for tries, and hears of their outcomes."""
+"""Interface of a launch policy in the simulator: chooses configs for tries and receives their outcomes."""
 
 from collections.abc import Sequence
 
 
 class Policy:
-    """Hears everything and heeds nothing. `config` is a place in the run's list, `worker` the number of the try.
+    """Base of launch policies; ignores all outcomes. `config` is an index of the run's list, `worker` numbers the try.
 
-    Facts come in the order of their times, and before the next choice: a yes or a no 2 s after the try, a
-    registration when the boot is over, a failed boot when the time for it has passed. Times are seconds of the run.
+    Outcomes arrive in the order of their times and before the next choice: acceptance or refusal 2 s after the try, a
+    registration at the end of the boot, a failed boot at the registration time-out. Times are seconds of the run.
     """
 
     def choose(self, now: float, tries: int) -> Sequence[int]:
-        """Configs to try now, at most `tries` of them."""
+        """Configs to try now, at most `tries`."""
         raise NotImplementedError
 
     def accepted(self, now: float, config: int, worker: int) -> None: ...

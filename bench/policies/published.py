@@ -1,19 +1,19 @@
-"""Figures of the simulation that Slipway's rule was designed with, as they were published: 4 seeds, no intervals."""
+"""Published figures of the simulation that Slipway's rule was designed with: 4 seeds, no intervals."""
 
 from typing import Final
 
 import msgspec
 
 TRACES: Final = "4481ec46813e1e4f"
-"""Digest of gecko-t-t-linux-large and the nine AWS zones of 45 days at 195 s: what is known of others is of these."""
+"""Digest of the traces of the published figures: gecko-t-t-linux-large and nine AWS zones, 45 days at 195 s."""
 TOLERANCE: Final = 0.15
-RUNS: Final = 4  # of the synthetic scenarios
+RUNS: Final = 4  # seeds of the synthetic scenarios
 CALIBRATION: Final = {"uniform": 1.139, "rfc191": 0.300, "taskcluster": 1.206, "ttl": 0.217, "autoscaler": 0.053}
 """Failed launches per success on the real traces, pooled over three offsets."""
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What the recommended rule reached in one scenario."""
+    """Figures of the recommended rule in one scenario."""
 
     failed: float | None = None
     detect_minutes: float | None = None

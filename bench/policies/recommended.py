@@ -1,6 +1,7 @@
-"""The rule that Slipway's calculator was designed from, in its short form: two stages, no parents, trip of 2 in both,
-and a delay of probes that only grows. It stands in the table to show that this simulator gives the figures that were
-published for it.
+"""The published rule that Slipway's calculator is based on, in its short form.
+
+It has two stages, no shared keys, trips after 2 failures in each stage, and a delay between probes that only grows. It
+is part of the comparison to show that this simulator reproduces its published figures.
 """
 
 from collections.abc import Sequence
@@ -19,20 +20,20 @@ PRIOR_MASS: Final = 2.0
 FLOOR: Final = 0.02
 SHARPNESS: Final = 3
 TRIP: Final = 2
-LAUNCH_WINDOW_MAX: Final = 64.0  # launches a tick
+LAUNCH_WINDOW_MAX: Final = 64.0  # launches per tick
 BOOT_WINDOW: Final = 8.0  # starts not confirmed
 PROBE_SECONDS: Final = 15.0
 PROBE_SECONDS_MAX: Final = 600.0
 POOL_PROBE_SECONDS: Final = 30.0
 SIBLING_SECONDS: Final = 180.0
-REOPENED_WINDOW: Final = 2.0
+RECOVERED_WINDOW: Final = 2.0
 LATE_SECONDS: Final = 300.0
 LATE_SAMPLES: Final = 20
 LAUNCH, BOOT = range(2)
 
 
 class State(msgspec.Struct):
-    """One config. Lists are by stage; `late` starts count as failed until they end."""
+    """State of one config. Lists are indexed by stage; `late` starts count as failed until they end."""
 
     successes: list[float]
     failures: list[float]
@@ -43,8 +44,8 @@ class State(msgspec.Struct):
     launch_window: float = LAUNCH_WINDOW_MAX
     boot_window: float = BOOT_WINDOW
     under_way: int = 0
-    closed: int | None = None
-    closed_at: float = 0.0
+    tripped: int | None = None
+    tripped_at: float = 0.0
     probe_at: float = 0.0
     delay: float = PROBE_SECONDS
     probing: bool = False
@@ -52,6 +53,8 @@ class State(msgspec.Struct):
 
 
 class Recommended(Policy):
+    """Credits by weight, windows by stage, and probes of tripped configs."""
+
     def __init__(self, conditions: Conditions, rng: Random) -> None:
         self.shares = conditions.shares
         self.rng = rng
@@ -65,19 +68,19 @@ class Recommended(Policy):
         self._find_late(now)
         found: list[int] = []
         self.sent = []
-        every = all(state.closed is not None for state in self.states)
+        every = all(state.tripped is not None for state in self.states)
         for config, state in enumerate(self.states):
-            if state.closed is None or state.probing or len(found) >= tries:
+            if state.tripped is None or state.probing or len(found) >= tries:
                 continue
-            if every and (now >= self.pool_probe_at) and state.closed == LAUNCH:
+            if every and (now >= self.pool_probe_at) and state.tripped == LAUNCH:
                 self.pool_probe_at = now + POOL_PROBE_SECONDS
                 every = False
-            elif now < state.probe_at or (every and state.closed == LAUNCH):
+            elif now < state.probe_at or (every and state.tripped == LAUNCH):
                 continue
             state.probing = True
             found.append(config)
-        rooms = [self._room(state) for state in self.states]
-        weights = [self._weight(now, config) if room > 0 else 0.0 for config, room in enumerate(rooms)]
+        free = [self._free_slots(state) for state in self.states]
+        weights = [self._weight(now, config) if slots > 0 else 0.0 for config, slots in enumerate(free)]
         for _ in range(tries - len(found)):
             total = sum(weights)
             if total <= 0:
@@ -87,16 +90,16 @@ class Recommended(Policy):
             config = max((c for c, weight in enumerate(weights) if weight), key=lambda c: self.states[c].credit)
             self.states[config].credit -= 1
             found.append(config)
-            rooms[config] -= 1
-            if rooms[config] <= 0:
+            free[config] -= 1
+            if free[config] <= 0:
                 weights[config] = 0.0
         for config in found:
             self.states[config].under_way += 1
         return found
 
     @staticmethod
-    def _room(state: State) -> int:
-        if state.closed is not None:
+    def _free_slots(state: State) -> int:
+        if state.tripped is not None:
             return 0
         return int(min(state.launch_window, state.boot_window - state.under_way - len(state.booting)))
 
@@ -140,13 +143,13 @@ class Recommended(Policy):
         else:
             state.boot_window = max(2.0, state.boot_window * 0.7)
         state.run[stage] += 1
-        if state.closed is not None and self.probes.get(config) == worker:
+        if state.tripped is not None and self.probes.get(config) == worker:
             del self.probes[config]
             state.probing = False
             state.delay = min(PROBE_SECONDS_MAX, 2 * state.delay)
             self._schedule(now, state)
-        elif state.closed is None and state.run[stage] >= TRIP:
-            state.closed, state.closed_at = stage, now
+        elif state.tripped is None and state.run[stage] >= TRIP:
+            state.tripped, state.tripped_at = stage, now
             self._schedule(now, state)
 
     def _schedule(self, now: float, state: State) -> None:
@@ -160,22 +163,22 @@ class Recommended(Policy):
             state.launch_window = min(LAUNCH_WINDOW_MAX, state.launch_window + 1)
         else:
             state.boot_window += 1
-        if self.probes.get(config) == worker and state.closed is not None and state.closed <= stage:
+        if self.probes.get(config) == worker and state.tripped is not None and state.tripped <= stage:
             del self.probes[config]
             state.probing = False
-            if state.closed == LAUNCH:
-                state.launch_window = REOPENED_WINDOW
+            if state.tripped == LAUNCH:
+                state.launch_window = RECOVERED_WINDOW
             else:
-                state.boot_window = REOPENED_WINDOW
-            state.closed = None
+                state.boot_window = RECOVERED_WINDOW
+            state.tripped = None
             for other in self.states:
-                if other.closed is not None and abs(other.closed_at - state.closed_at) <= SIBLING_SECONDS:
+                if other.tripped is not None and abs(other.tripped_at - state.tripped_at) <= SIBLING_SECONDS:
                     other.probe_at = now
 
     def _answered(self, config: int, worker: int) -> None:
         state = self.states[config]
         state.under_way -= 1
-        if state.closed is not None and state.probing and config not in self.probes:
+        if state.tripped is not None and state.probing and config not in self.probes:
             self.probes[config] = worker
 
     def accepted(self, now: float, config: int, worker: int) -> None:

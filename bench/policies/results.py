@@ -1,4 +1,4 @@
-"""Figures of many cells: kept in a file, summed up per scenario and policy."""
+"""Figures of many cells: stored in a file, summarized per scenario and policy."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,10 @@ PAIRED: Final = ("detect_minutes", "recover_minutes")
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """`cells` maps "scenario/policy/seed" to the values of `fields`. `traces` tells people which traces were used,
-    `digest` a later run whether it has the same ones."""
+    """Committed results. `cells` maps "scenario/policy/seed" to the values of `fields`.
+
+    `traces` describes the traces to readers; `digest` identifies them for comparison with a later run.
+    """
 
     command: str
     on: dict[str, Any]
@@ -34,7 +36,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(path: Path, results: Results) -> None:
-    """A line per cell, so that a change shows as the lines that changed."""
+    """Write one line per cell, so that a diff shows the changed cells."""
     head = msgspec.to_builtins(results)
     cells = head.pop("cells")
     lines = [f"  {_json(name)}: {_json(values)}" for name, values in cells.items()]
@@ -55,7 +57,7 @@ def row(figures: Figures) -> list[Any]:
 
 
 def digest(traces: Traces) -> str:
-    """The same for the same arrivals and zones, wherever they were read from."""
+    """Digest of arrivals and zones, independent of their files."""
     sha = hashlib.sha256(repr((traces.arrivals, traces.gap_seconds)).encode())
     for zone in traces.zones:
         sha.update(zone.name.encode() + zone.up)
@@ -63,12 +65,11 @@ def digest(traces: Traces) -> str:
 
 
 Summary = dict[str, Interval | None]
-"""Per metric: every field of Figures, `ratio` and `regret`; `…_more` of those in PAIRED than the recommended rule."""
+"""Intervals by metric: the fields of Figures, `ratio`, `regret`, and `…_more`: PAIRED minus the recommended rule's."""
 
 
 def summaries(figures: Mapping[Cell, Figures], offsets: int) -> dict[tuple[str, str], Summary]:
-    """Per (scenario, policy). Runs that differ by their offset into a trace count together as one: what they differ by
-    is no chance."""
+    """Summaries by (scenario, policy). Runs at different offsets into a trace are pooled as one sample."""
     groups: dict[tuple[str, str], list[tuple[Cell, Figures]]] = {}
     for cell, found in figures.items():
         groups.setdefault((cell.scenario.name, cell.policy), []).append((cell, found))
@@ -84,13 +85,13 @@ def _summary(group: Sequence[tuple[Cell, Figures]], offsets: int, by_name: Mappi
     summary: Summary = {name: interval([_of(unit, name) for unit in units]) for name in FIELDS}
     pooled = [(sum(f.failed for f in unit), sum(f.registered for f in unit)) for unit in units]
     summary["ratio"] = interval([failed / registered if registered else None for failed, registered in pooled])
-    # Of nobody who was served there is no wait until then.
+    # Runs without a registered worker have no wait until registration.
     served = [[found for found in unit if found.registered] for unit in units]
     summary["wait_p95"] = interval([_of(unit, "wait_p95") for unit in served])
     oracles = [by_name.get(f"{cell.scenario.name}/oracle/{cell.seed}") for cell, _ in group]
     lost = [None if o is None else float(o.registered - f.registered) for o, (_, f) in zip(oracles, group, strict=True)]
     summary["regret"] = interval(lost)
-    # Of the same luck: what differs then is the rule.
+    # Pairs of runs with the same seed differ by the rule alone.
     rules = [by_name.get(f"{cell.scenario.name}/recommended/{cell.seed}") for cell, _ in group]
     for name in PAIRED:
         pairs = [(getattr(f, name), getattr(rule, name, None)) for (_, f), rule in zip(group, rules, strict=True)]

@@ -1,14 +1,14 @@
-"""What happens in a run: demand, ways to launch, and what goes wrong with them when. Values; a file holds one.
+"""Scenarios: demand, launch configs and faults of a run.
 
-A scenario file is one JSON object. Every field but `name` has a default; an unknown field, a wrong type or a value
-that cannot be is refused by its name. One of four configs down for half an hour:
+A scenario file is one JSON object. Every field except `name` has a default; an unknown field, a wrong type or an
+invalid value is rejected with its name. One of four configs down for half an hour:
 
     {"name": "zone-b", "hours": 3, "launches_per_minute": 24, "configs": 4,
      "faults": [{"kind": "refused", "configs": [1], "begin_minute": 60, "end_minute": 90}]}
 
 Configs are counted from 0. With `"demand": "trace"` arrivals come from the demand trace, with `"availability": "trace"`
-there is one config per zone of the availability trace and a launch is refused while the zone is down; both begin with
-the trace and last for `hours`, of which a trace has 96.
+there is one config per zone of the availability trace and a launch is refused while the zone is down; both start
+at the beginning of the trace and last for `hours`, at most 96.
 """
 
 from pathlib import Path
@@ -20,33 +20,33 @@ from slipway_weight_calculator.domain.policy import PROFILES
 
 TICK_SECONDS: Final = 10.0
 TRIES_MAX: Final = 200  # per tick
-HOURS: Final = 96.0  # of a trace that a run takes
-ANSWER_SECONDS: Final = 2.0  # until a provider's yes or no is known
+HOURS: Final = 96.0  # of a trace that a run uses
+ANSWER_SECONDS: Final = 2.0  # until the answer of a provider is known
 
 HOURS_MIN: Final = 0.01  # a few ticks
 HOURS_MAX: Final = 1000.0
 RATE_MAX: Final = 10_000.0  # launches a minute
 FACTOR_MIN, FACTOR_MAX = 0.001, 1000.0
-LATE_SECONDS_MAX: Final = 3600.0  # of records and events: what is later by far than any of ours were
+LATE_SECONDS_MAX: Final = 3600.0  # of records and events; far later than any built-in scenario
 REPLICAS_MAX: Final = 10
-TIMEOUT_SECONDS_MIN: Final = TICK_SECONDS  # an answer is known before
+TIMEOUT_SECONDS_MIN: Final = TICK_SECONDS  # answers are known earlier
 TIMEOUT_SECONDS_MAX: Final = 30 * 86_400.0
 
 Source = Literal["made", "trace"]
 
 
 class BadScenario(Exception):
-    """A scenario that cannot be; the message names the field."""
+    """An invalid scenario; the message names the field."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is wrong with some configs from `begin_minute` to `end_minute` (absent: to the end of the run).
+    """A fault of some configs from `begin_minute` to `end_minute` (absent: to the end of the run).
 
     `refused`: each launch fails with `probability`, which grows from 0 during the first `ramp_minutes`. `capped`:
-    launches beyond `workers` under way and running of one config fail. `unregistered`: machines whose boot would end
-    meanwhile never register. With `period_minutes` it is only so in the first `active_minutes` of each period, which a
-    cap has none of; a config has one cap. `scope` is what the provider's error says: capacity, quota, image or config;
-    all faults of a config say the same.
+    launches of one config beyond `workers` in flight and running fail. `unregistered`: machines whose boot would end
+    in this time never register. With `period_minutes` the fault is active only in the first `active_minutes` of each
+    period; a cap has no periods, and a config has one cap. `scope` is the scope of the provider's error: capacity,
+    quota, image or config; all faults of a config have the same.
     """
 
     kind: Literal["refused", "capped", "unregistered"]
@@ -61,6 +61,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     scope: Literal["capacity", "quota", "image", "config"] = "capacity"
 
     def active(self, minute: float) -> bool:
+        """True if the fault is active at a minute of the run."""
         if minute < self.begin_minute or (self.end_minute is not None and minute >= self.end_minute):
             return False
         if self.period_minutes is None:
@@ -68,12 +69,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return (minute - self.begin_minute) % self.period_minutes < self.active_minutes
 
     def probability_at(self, minute: float) -> float:
+        """Chance of a refusal at a minute of the run."""
         passed = minute - self.begin_minute
         return self.probability * passed / self.ramp_minutes if passed < self.ramp_minutes else self.probability
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From one minute of the run to another; `launches_per_minute` only where demand is meant."""
+    """An interval of the run; `launches_per_minute` is used by bursts of demand only."""
 
     begin_minute: float
     end_minute: float
@@ -81,15 +83,15 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run's world. Rates are per minute, `background` is the chance that any launch is refused for no reason.
+    """Scenario of one run. Rates are per minute; `background` is the chance that any launch is refused at random.
 
-    `bursts` replace the rate for a while. `price_factors` scale the share that each config should get. `image` and
-    `account` say whether configs share one. A start that has not registered after `registration_timeout_seconds` is
-    given up, and its task waits again.
+    `bursts` replace the rate for a time. `price_factors` scale the fair share of each config. `image` and `account`
+    are shared by all configs or own. A start that has not registered after `registration_timeout_seconds` is stopped,
+    and its task waits again.
 
-    How Slipway sees it: `profile` judges the configs; records reach the spending side `record_lag_seconds` late, and
-    each further one of its `replicas` as much later again as `replica_lag_seconds`; events come twice with probability
-    `duplicates` and up to `reordered_seconds` late; while `calculator_down` nothing is folded or published.
+    Only for Slipway: `profile` is the weight profile; weight records reach the first provisioner `record_lag_seconds`
+    late, and each further one of its `replicas` another `replica_lag_seconds` later; events are delivered twice with
+    probability `duplicates` and up to `reordered_seconds` late; during `calculator_down` nothing is folded.
     """
 
     name: str
@@ -121,7 +123,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read(path: Path) -> Scenario:
-    """A scenario from a file; raises BadScenario with what is wrong and where."""
+    """Read a scenario file; raises BadScenario with the file, the field and the reason."""
     try:
         content = path.read_bytes()
         if not content.strip():
@@ -134,7 +136,7 @@ def read(path: Path) -> Scenario:
 
 
 def checked(scenario: Scenario) -> Scenario:
-    """The scenario itself, if it can be run; raises BadScenario. Whether it fits a trace's zones is not known here."""
+    """Validate a scenario and return it; raises BadScenario. Zones of a trace are checked by check_configs."""
     if not scenario.name or "/" in scenario.name:
         raise BadScenario(f"name: must be a word without a slash, not {scenario.name!r}")
     is_made = scenario.availability == "made"
@@ -155,7 +157,7 @@ def checked(scenario: Scenario) -> Scenario:
     for place, factor in enumerate(scenario.price_factors):
         _check_within(f"price_factors[{place}]", factor, FACTOR_MIN, FACTOR_MAX)
     if scenario.profile not in PROFILES:
-        raise BadScenario(f"profile: there is no {scenario.profile}; there are {', '.join(PROFILES)}")
+        raise BadScenario(f"profile: unknown profile {scenario.profile}; available: {', '.join(PROFILES)}")
     if is_made:
         check_configs(scenario, scenario.configs)
     for name, spans in (("bursts", scenario.bursts), ("calculator_down", scenario.calculator_down)):
@@ -167,25 +169,29 @@ def checked(scenario: Scenario) -> Scenario:
     for place, fault in enumerate(scenario.faults):
         _check_fault(f"faults[{place}]", fault, scenario)
         for config in fault.configs:
-            if (said := scopes.setdefault(config, fault.scope)) != fault.scope:
+            if (known := scopes.setdefault(config, fault.scope)) != fault.scope:
                 where = f"faults[{place}].scope"
-                raise BadScenario(f"{where}: config {config} fails by {said} already; write the same scope for both")
+                raise BadScenario(
+                    f"{where}: config {config} already has a fault of scope {known}; use the same scope for both"
+                )
         if fault.kind == "capped":
             if twice := capped.intersection(fault.configs):
-                raise BadScenario(f"faults[{place}].configs: config {min(twice)} has a cap already; write one for each")
+                raise BadScenario(
+                    f"faults[{place}].configs: config {min(twice)} already has a cap; use one cap per config"
+                )
             capped.update(fault.configs)
     return scenario
 
 
 def check_configs(scenario: Scenario, configs: int) -> None:
-    """Whether what names configs fits as many as there are: those made, or zones of the trace; raises BadScenario."""
+    """Check the indexes of configs and the number of price factors against `configs`; raises BadScenario."""
     if scenario.price_factors and len(scenario.price_factors) != configs:
         given = len(scenario.price_factors)
-        raise BadScenario(f"price_factors: {given} of them for {configs} configs; write one for each")
+        raise BadScenario(f"price_factors: {given} given for {configs} configs; one per config is needed")
     for place, fault in enumerate(scenario.faults):
         if outside := [config for config in fault.configs if not 0 <= config < configs]:
             raise BadScenario(
-                f"faults[{place}].configs: there is no config {outside[0]}; they are counted from 0 to {configs - 1}"
+                f"faults[{place}].configs: no config {outside[0]}; configs are numbered from 0 to {configs - 1}"
             )
 
 
@@ -196,7 +202,7 @@ def _check_within(where: str, value: float, least: float, most: float) -> None:
 
 def _check_span(where: str, begin: float, end: float | None, scenario: Scenario) -> None:
     if begin < 0 or (end is not None and end <= begin):
-        raise BadScenario(f"{where}: must begin at 0 or later and end after its begin, not {begin} to {end}")
+        raise BadScenario(f"{where}: must start at 0 or later and end after its start, not {begin} to {end}")
     if begin >= (last := scenario.hours * 60):
         raise BadScenario(f"{where}.begin_minute: must be below {last:g}, where the run ends, not {begin}")
 
@@ -204,20 +210,20 @@ def _check_span(where: str, begin: float, end: float | None, scenario: Scenario)
 def _check_fault(where: str, fault: Fault, scenario: Scenario) -> None:
     _check_span(where, fault.begin_minute, fault.end_minute, scenario)
     if not fault.configs:
-        raise BadScenario(f"{where}.configs: names no config")
+        raise BadScenario(f"{where}.configs: must name at least one config")
     if twice := [config for place, config in enumerate(fault.configs) if config in fault.configs[:place]]:
         raise BadScenario(f"{where}.configs: names config {twice[0]} twice")
     _check_within(f"{where}.probability", fault.probability, 0, 1)
     for name, value in (("ramp_minutes", fault.ramp_minutes), ("workers", fault.workers)):
         if value < 0:
-            raise BadScenario(f"{where}.{name}: must not be negative, but it is {value}")
+            raise BadScenario(f"{where}.{name}: must not be negative, not {value}")
     if fault.period_minutes is not None:
         if fault.kind == "capped":
-            raise BadScenario(f"{where}.period_minutes: a cap has no periods; write begin_minute and end_minute alone")
+            raise BadScenario(f"{where}.period_minutes: a cap has no periods; use begin_minute and end_minute")
         if not 0 < fault.active_minutes <= fault.period_minutes:
             raise BadScenario(f"{where}.active_minutes: must be above 0 and at most the period")
     if not any(fault.active(tick * TICK_SECONDS / 60) for tick in range(scenario.ticks)):
-        raise BadScenario(f"{where}: falls between two ticks; must last {TICK_SECONDS:g} s or longer within the run")
+        raise BadScenario(f"{where}: contains no tick of the run; must last at least {TICK_SECONDS:g} s")
 
 
 EVERYONE: Final = (0, 1, 2, 3)
@@ -229,12 +235,12 @@ def _refused(configs: tuple[int, ...], begin_minute: float, end_minute: float | 
 
 
 def _one_then_all(name: str, about: str, **fields: Any) -> Scenario:
-    """Two outages in which Slipway's own parts are slow, noisy or away; others fare as always."""
+    """Two outages with slow, noisy or missing parts of Slipway; other policies are not affected."""
     return Scenario(name=name, about=about, faults=(_refused((0,), 60, 120), _refused(EVERYONE, 180, 210)), **fields)
 
 
 def _bad_for_ever(name: str, configs: int, timeout_seconds: float, replicas: int) -> Scenario:
-    about = "an image that never registers" + (f", in {configs} configs of as many accounts" if configs > 1 else "")
+    about = "an image that never registers" + (f", in {configs} configs of {configs} accounts" if configs > 1 else "")
     about += ", time-out 15 min" if timeout_seconds < DAYS_4_SECONDS else ", time-out 4 days"
     return Scenario(
         name=name,
@@ -252,23 +258,23 @@ def _bad_for_ever(name: str, configs: int, timeout_seconds: float, replicas: int
 BUILT_IN: Final[dict[str, Scenario]] = {
     scenario.name: scenario
     for scenario in (
-        Scenario(name="healthy", about="all is well"),
+        Scenario(name="healthy", about="no faults"),
         Scenario(name="one-out", about="1 of 4 down for 60 min", faults=(_refused((0,), 60, 120),)),
         Scenario(name="three-out", about="3 of 4 down for 60 min", faults=(_refused((0, 1, 2), 60, 120),)),
         Scenario(name="all-out", about="all down for 30 min", faults=(_refused(EVERYONE, 60, 90),)),
         Scenario(
             name="quota-cap",
-            about="one may have 40 workers, from 1 h on",
+            about="1 of 4 limited to 40 workers, from 1 h on",
             faults=(Fault(kind="capped", configs=(0,), begin_minute=60, workers=40, scope="quota"),),
         ),
         Scenario(
             name="slow-decay",
-            about="1 of 4 falls to 10 % within an hour, and stays there for another",
+            about="1 of 4 degrades to 10 % within an hour and stays there for another",
             faults=(_refused((0,), 60, 180, probability=0.9, ramp_minutes=60),),
         ),
         Scenario(
             name="bad-image",
-            about="boots of 1 of 4 come to nothing for 60 min, time-out 15 min",
+            about="boots of 1 of 4 fail for 60 min, time-out 15 min",
             faults=(Fault(kind="unregistered", configs=(0,), begin_minute=60, end_minute=120, scope="image"),),
         ),
         Scenario(
@@ -293,7 +299,7 @@ BUILT_IN: Final[dict[str, Scenario]] = {
         ),
         _one_then_all(
             "calculator-down",
-            "no calculator when outages begin",
+            "no calculator when outages start",
             calculator_down=(Span(begin_minute=55, end_minute=75), Span(begin_minute=175, end_minute=195)),
         ),
         Scenario(
@@ -319,7 +325,7 @@ BUILT_IN: Final[dict[str, Scenario]] = {
         ),
         Scenario(
             name="real",
-            about="demand and zones of the traces, from three instants",
+            about="demand and zones of the traces, at three offsets",
             hours=HOURS,
             background=0.0,
             demand="trace",

@@ -1,10 +1,9 @@
-"""Launching on a virtual clock. Everything that chance decides comes from streams of the seed, one for each purpose:
-policies face the same arrivals and outages, and differ in what they make of them.
+"""Simulator of launches on a virtual clock.
 
-Each tick of 10 s: facts that are due by now; arrivals; tries out of the backlog, of which each is accepted or refused
-at once, known 2 s later. A refused try's task goes back to the backlog then. An accepted one boots; if its boot comes
-to nothing, that is known when the registration time-out has passed, and its task goes back. Machines take the task that
-has waited longest.
+Random numbers come from one stream per purpose, derived from the seed, so that all policies face the same arrivals and
+outages. Each tick of 10 s: outcomes due by now; arrivals; tries from the backlog, each accepted or refused at once and
+known 2 s later. The task of a refused try then returns to the backlog. An accepted try boots; a failed boot is known at
+the registration time-out, and its task returns to the backlog. Machines take the task that has waited longest.
 """
 
 from collections import deque
@@ -27,10 +26,10 @@ REFUSED, REGISTERED, UNREGISTERED, ENDED = range(4)
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """What happened. Lists are per config, then per tick; `failing` is per tick, at the time it was known.
+    """Record of one run. Lists are per config, then per tick; `failing` is per tick at which a failure was known.
 
     Tries are accepted or refused; of the accepted, some never register: `accepted` = registered + unregistered +
-    booting. `arrived` = registered + waiting, where waiting tasks stand in the backlog or have a start under way.
+    booting. `arrived` = registered + waiting, where waiting tasks are in the backlog or have a start in progress.
     """
 
     conditions: Conditions
@@ -46,14 +45,11 @@ class Run(msgspec.Struct, kw_only=True):
     waiting: int = 0
     waiting_seconds: float = 0.0
     on_bad_image: int = 0
-    seconds: float = 0.0
-
-
-"""Wall time is the caller's to fill in."""
+    seconds: float = 0.0  # wall time, filled in by the caller
 
 
 def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
-    """One run of one policy."""
+    """Run one policy under given conditions."""
     scenario, ticks, configs = conditions.scenario, conditions.scenario.ticks, conditions.configs
     luck, boots, lives = (Random(f"{purpose}/{seed}") for purpose in ("luck", "boots", "lives"))
     log_median, timeout = log(BOOT_SECONDS_MEDIAN), scenario.registration_timeout_seconds
@@ -76,7 +72,7 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
     backlog = under_way = workers = 0
     last_tick = ticks - 1
 
-    def pass_facts(until: float) -> None:
+    def pass_outcomes(until: float) -> None:
         nonlocal backlog, under_way
         while due and due[0][0] <= until:
             at, kind, config, worker, boot_seconds = heappop(due)
@@ -104,7 +100,7 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
 
     for tick in range(ticks):
         now = tick * TICK_SECONDS
-        pass_facts(now)
+        pass_outcomes(now)
         if coming[tick]:
             backlog += coming[tick]
             run.arrived += coming[tick]
@@ -138,7 +134,7 @@ def simulate(conditions: Conditions, policy: Policy, seed: int) -> Run:
         run.waiting_seconds += (backlog + under_way) * TICK_SECONDS
         if answers:
             known = now + ANSWER_SECONDS
-            pass_facts(known)
+            pass_outcomes(known)
             for config, worker, scope in answers:
                 if scope:
                     backlog += 1

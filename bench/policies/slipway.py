@@ -1,8 +1,8 @@
-"""Slipway as it is, on the virtual clock: the calculator's core judges, the provisioner's plan spends.
+"""Slipway's production cores on the virtual clock: the weight-calculator's world and the provisioner's planning.
 
-Between them stands what the services do around these cores, restated in a few lines each: the log (order per
-partition, numbers that prove duplicates), the publishing of what changed, the view of the newest records, and the
-provisioner's own counts of what is under way and has failed. The rules themselves are the production code.
+The work of the services around these cores is restated in a few lines each: the log (order per partition, sequence
+numbers that detect duplicates), publishing of changed weights, the view of the newest records, and the provisioner's
+counts of workers in flight and of failures. The rules themselves are the production code.
 """
 
 from collections import deque
@@ -35,11 +35,11 @@ EPOCH_SECONDS: Final = BEGIN.timestamp()
 POOL: Final = "pool"
 FAMILY: Final = "m5"
 PARTITIONS: Final = 32
-HOP_SECONDS: Final = 0.1  # a fact's way into a record, and a record's way into the view
-SILENT_AFTER_SECONDS: Final = 30.0
+HOP_SECONDS: Final = 0.1  # from an event to the record that counts it, and from a record to the view
+UNAVAILABLE_AFTER_SECONDS: Final = 30.0
 ATTEMPT_SECONDS: Final = 30.0
 CAPACITY: Final = 1_000_000
-# What the provisioner assumes of windows before a record has come, and which of them bound a share.
+# Windows that the provisioner assumes before the first record, and the stages that limit a shared key.
 WINDOWS: Final = {"launch": 4, "boot": 8, "claim": 64}
 SHARE_WINDOWS: Final[dict[str, dict[str, int | None]]] = {
     "image": {"launch": None, "boot": 8, "claim": 64},
@@ -55,19 +55,20 @@ CODES: Final = {
 
 
 class Log:
-    """Facts of workers on their way: each partition in order, some late, some twice.
+    """Log of worker events: ordered per partition, some delivered late, some twice.
 
-    A record is a duplicate when its number is not above the highest that its partition has seen.
+    A record is a duplicate if its sequence number is not above the highest one applied from its partition.
     """
 
     def __init__(self, duplicates: float, late_seconds: float, rng: Random) -> None:
         self.duplicates, self.late_seconds, self.rng = duplicates, late_seconds, rng
         self.number = 0
-        self.last = [0] * PARTITIONS  # number applied
-        self.free_at = [0.0] * PARTITIONS  # when the partition's newest record arrives
+        self.last = [0] * PARTITIONS  # sequence number applied last
+        self.free_at = [0.0] * PARTITIONS  # arrival of the newest record of the partition
         self.queue: list[tuple[float, int, int, WorkerEvent, float]] = []
 
     def append(self, worker: int, event: WorkerEvent, at: float) -> None:
+        """Append an event that occurred at `at`."""
         partition = worker % PARTITIONS
         self.number += 1
         arrives = at + (self.rng.random() * self.late_seconds if self.late_seconds else 0.0)
@@ -78,10 +79,11 @@ class Log:
             heappush(self.queue, (arrives, self.number, partition, event, at))
 
     def due(self) -> float | None:
+        """Arrival of the next record."""
         return self.queue[0][0] if self.queue else None
 
     def take(self, until: float) -> list[tuple[float, WorkerEvent, float]]:
-        """What has arrived by `until`, as (arrival, event, time of the fact), without duplicates."""
+        """Events arrived by `until`, as (arrival, event, time of occurrence), without duplicates."""
         taken = []
         while self.queue and self.queue[0][0] <= until:
             arrived, number, partition, event, at = heappop(self.queue)
@@ -92,13 +94,13 @@ class Log:
 
 
 class Calculator:
-    """Folds what has arrived and publishes what changed, in steps that end with the simulator's ticks."""
+    """Folds arrived events and publishes changed weights, in steps aligned with the simulator's ticks."""
 
     def __init__(
-        self, configs: Sequence[LaunchConfigCreated], policies: Mapping[str, Coefficients], away: Sequence[Span]
+        self, configs: Sequence[LaunchConfigCreated], policies: Mapping[str, Coefficients], down: Sequence[Span]
     ) -> None:
         self.world = World(policies)
-        self.away = [(span.begin_minute * 60, span.end_minute * 60) for span in away]
+        self.down = [(span.begin_minute * 60, span.end_minute * 60) for span in down]
         self.published: dict[str, WeightChanged] = {}
         self.folded_until = 0.0
         draft = Draft(self.world)
@@ -107,39 +109,40 @@ class Calculator:
         self.first = self._publish(draft, EPOCH_SECONDS)
         draft.commit()
 
-    def away_since(self, now: float) -> float | None:
-        return next((begin for begin, end in self.away if begin <= now < end), None)
+    def down_since(self, now: float) -> float | None:
+        """Start of the current outage of the calculator; None if it is running."""
+        return next((begin for begin, end in self.down if begin <= now < end), None)
 
     def step(self, log: Log, until: float) -> list[tuple[float, list[WeightChanged]]]:
-        """Records with the times at which they were published, up to `until`."""
+        """Weights published up to `until`, with their times."""
         found = []
         while (instant := self._next(log)) is not None and instant <= until:
-            # One commit per tick holds what would be several: nobody looks at records in between.
+            # One commit per tick replaces several, since no view is read in between.
             end = min(until, ceil((instant + HOP_SECONDS) / TICK_SECONDS) * TICK_SECONDS - HOP_SECONDS)
             draft = Draft(self.world)
             for arrived, event, at in log.take(end):
                 draft.advance(EPOCH_SECONDS + max(arrived, instant))
                 draft.fold(event, EPOCH_SECONDS + at)
             draft.advance(EPOCH_SECONDS + end)
-            if told := self._publish(draft, EPOCH_SECONDS + end):
-                found.append((end, told))
+            if published := self._publish(draft, EPOCH_SECONDS + end):
+                found.append((end, published))
             draft.commit()
         return found
 
     def _next(self, log: Log) -> float | None:
-        """When there is something to do next; while the calculator is away, everything waits for its return."""
+        """Time of the next work; during an outage of the calculator, all work waits for its end."""
         due = self.world.due()
         instants = [at for at in (log.due(), None if due is None else due - EPOCH_SECONDS) if at is not None]
         if not instants:
             return None
         instant = min(instants)
-        return next((end for begin, end in self.away if begin <= instant < end), instant)
+        return next((end for begin, end in self.down if begin <= instant < end), instant)
 
     def _publish(self, draft: Draft, now: float) -> list[WeightChanged]:
         found = []
         for config_id in sorted(_touched(draft)):
             config = draft.config(config_id)
-            assert config is not None  # nothing is archived here
+            assert config is not None  # configs are never archived here
             new = record(draft, config, now)
             if worth_publishing(self.published.get(config_id), new, draft.policy(config)):
                 self.published[config_id] = new
@@ -148,7 +151,7 @@ class Calculator:
 
 
 def _touched(draft: Draft) -> set[str]:
-    """Configs whose record may differ by what a draft changes."""
+    """Configs whose record may change with a draft."""
     found = set(draft.configs)
     for key in draft.rows:
         found |= draft.members(key) if "/" in key else {key}
@@ -156,7 +159,7 @@ def _touched(draft: Draft) -> set[str]:
 
 
 class View:
-    """The newest records as one replica of the provisioner knows them, `lag_seconds` behind their publishing."""
+    """Newest weight records known to one provisioner replica, `lag_seconds` after they were published."""
 
     def __init__(self, lag_seconds: float) -> None:
         self.lag_seconds = lag_seconds
@@ -165,17 +168,18 @@ class View:
         self.shared: dict[pool.Share, SharedWindow] = {}
 
     def catch_up(self, now: float) -> None:
+        """Apply all records that have reached the view by now."""
         while self.coming and self.coming[0][0] + self.lag_seconds <= now:
-            for told in self.coming.popleft()[1]:
-                self.records[told.launch_config_id] = told
-                for window in told.shared:
+            for weight in self.coming.popleft()[1]:
+                self.records[weight.launch_config_id] = weight
+                for window in weight.shared:
                     known = self.shared.get((window.key, window.stage))
                     if known is None or known.version < window.version:
                         self.shared[window.key, window.stage] = window
 
 
-class Spent(msgspec.Struct):
-    """The provisioner's own counts of one config: what is under way and has failed, per stage."""
+class Counts(msgspec.Struct):
+    """The provisioner's counts of one config: workers in flight and failures, by stage."""
 
     launching: int = 0
     booting: int = 0
@@ -185,7 +189,7 @@ class Spent(msgspec.Struct):
 
 
 class Slipway(Policy):
-    """`policies` are the coefficients by profile: others than production's show what each of them is worth."""
+    """Slipway as a launch policy; `policies` are the coefficients by profile."""
 
     def __init__(self, conditions: Conditions, rng: Random, policies: Mapping[str, Coefficients] = PROFILES) -> None:
         scenario = conditions.scenario
@@ -205,49 +209,49 @@ class Slipway(Policy):
             for key in dict.fromkeys(key for shares in self.shares for key, _ in shares)
             for stage, size in SHARE_WINDOWS[key.partition("/")[0]].items()
         ]
-        self.spent = [Spent() for _ in self.configs]
+        self.counts = [Counts() for _ in self.configs]
         self.permits: dict[int, int] = {}
         self.used: set[tuple[int, int]] = set()
-        self.turns = Random(rng.random()) if scenario.replicas > 1 else rng
+        self.order = Random(rng.random()) if scenario.replicas > 1 else rng
         self.workers = 0
         self.drawn = 0
         self.attempted_at = -ATTEMPT_SECONDS
 
     def choose(self, now: float, tries: int) -> Sequence[int]:
-        told = self.calculator.step(self.log, now - HOP_SECONDS)
+        published = self.calculator.step(self.log, now - HOP_SECONDS)
         found: list[int] = []
         for view in self.views:
-            view.coming.extend(told)
+            view.coming.extend(published)
             view.catch_up(now)
-        # Any replica may plan next, by its own view, for what has come until then; what they spend they count together.
-        turns = self.turns.sample(self.views, len(self.views)) if len(self.views) > 1 else self.views
-        for left, view in zip(range(len(turns), 0, -1), turns, strict=True):
+        # Replicas plan in random order, each by its own view; they share the counts of launches.
+        views = self.order.sample(self.views, len(self.views)) if len(self.views) > 1 else self.views
+        for left, view in zip(range(len(views), 0, -1), views, strict=True):
             if share := ceil((tries - len(found)) / left):
                 found += self._plan(view, now, share)
         return found
 
     def _plan(self, view: View, now: float, tries: int) -> list[int]:
-        """What one replica launches, in order; probes first."""
+        """Configs of the launches that one replica plans, in order; probes first."""
         plan = planning.plan(self._observed(view, now, tries), now=BEGIN + timedelta(seconds=now))
         found = []
         for launch in plan.launches:
             place = self.place_of[launch.config.id]
-            self.spent[place].launching += launch.units
+            self.counts[place].launching += launch.units
             found += [place] * launch.units
-            self.workers += launch.units  # the simulator numbers tries in the order of the answer
+            self.workers += launch.units  # the simulator numbers tries in the returned order
             if launch.permit is not None:
                 self.used.add((place, launch.permit))
                 self.permits[self.workers] = launch.permit
-                self._tell(now, place, self.workers, events.WorkerRequested, decision_id="")
+                self._append(now, place, self.workers, events.WorkerRequested, decision_id="")
         if found:
             self.drawn += len(found)
             self.attempted_at = now
         return found
 
     def _observed(self, view: View, now: float, tries: int) -> pool.Observed:
-        under_way = sum(spent.launching + spent.booting for spent in self.spent)
-        running = sum(spent.running for spent in self.spent)
-        since = self.calculator.away_since(now)
+        under_way = sum(counts.launching + counts.booting for counts in self.counts)
+        running = sum(counts.running for counts in self.counts)
+        since = self.calculator.down_since(now)
         return pool.Observed(
             pool=pool.Pool(id=POOL, min_capacity=0, max_capacity=CAPACITY, scaling_ratio=Fraction(1), drawn=self.drawn),
             demands=[
@@ -259,12 +263,12 @@ class Slipway(Policy):
             configs=[self._config(view, place) for place in range(len(self.configs))],
             shared=self._shared(view),
             idle_timeout_seconds=300.0,
-            calculator_silent_seconds=0.0 if since is None else max(0.0, now - since - SILENT_AFTER_SECONDS),
+            calculator_unavailable_seconds=0.0 if since is None else max(0.0, now - since - UNAVAILABLE_AFTER_SECONDS),
             attempt_in_seconds=max(0.0, self.attempted_at + ATTEMPT_SECONDS - now),
         )
 
     def _config(self, view: View, place: int) -> pool.Config:
-        config, spent = self.configs[place], self.spent[place]
+        config, counts = self.configs[place], self.counts[place]
         known = view.records.get(config.launch_config_id)
         prior = config.base_weight * config.price_factor
         permit = known.probe_permit if known is not None else None
@@ -277,18 +281,18 @@ class Slipway(Policy):
             active=True,
             weight=known.weight if known is not None else prior,
             prior_weight=prior,
-            closed=known is not None and known.state == "closed",
-            permit=permit if is_free and known is not None and known.state == "closed" else None,
+            tripped=known is not None and known.state != "healthy",
+            permit=permit if is_free and known is not None and known.state != "healthy" else None,
             last_permit=permit,
-            launch=_stage(known, "launch", spent.launching, spent.failed_launches),
-            boot=_stage(known, "boot", spent.booting, spent.failed_boots),
+            launch=_stage(known, "launch", counts.launching, counts.failed_launches),
+            boot=_stage(known, "boot", counts.booting, counts.failed_boots),
             claim=_stage(known, "claim", 0, 0),
             shares=self.shares[place],
         )
 
     def _shared(self, view: View) -> list[pool.Shared]:
-        launching = [spent.launching for spent in self.spent]
-        starting = [spent.launching + spent.booting for spent in self.spent]
+        launching = [counts.launching for counts in self.counts]
+        starting = [counts.launching + counts.booting for counts in self.counts]
         unfolded = {stage: self._unfolded(view, stage) for stage in ("launch", "boot", "claim")}
         found = []
         for key, stage, size, places in self.sharing:
@@ -301,27 +305,27 @@ class Slipway(Policy):
                     in_flight=sum(under_way[place] for place in places),
                     unfolded=sum(failed[place] for place in places),
                     window=size if size is None or known is None else known.window,
-                    closed=known is not None and known.state == "closed",
+                    tripped=known is not None and known.state != "healthy",
                     reason=known.reason if known is not None else "",
                 )
             )
         return found
 
     def _unfolded(self, view: View, stage: str) -> list[int]:
-        """Failures of each config that its record has not taken in."""
+        """Failures of each config that its record does not count yet."""
         found = []
-        for config, spent in zip(self.configs, self.spent, strict=True):
-            failed = {"launch": spent.failed_launches, "boot": spent.failed_boots}.get(stage, 0)
+        for config, counts in zip(self.configs, self.counts, strict=True):
+            failed = {"launch": counts.failed_launches, "boot": counts.failed_boots}.get(stage, 0)
             known = view.records.get(config.launch_config_id)
             found.append(max(0, failed - (known.stages[stage].failures_folded if known is not None else 0)))
         return found
 
-    # Facts: the provisioner counts them and writes them to the log.
+    # Outcomes: counted by the provisioner and appended to the log.
 
     def accepted(self, now: float, config: int, worker: int) -> None:
-        self.spent[config].launching -= 1
-        self.spent[config].booting += 1
-        self._tell(
+        self.counts[config].launching -= 1
+        self.counts[config].booting += 1
+        self._append(
             now,
             config,
             worker,
@@ -332,8 +336,8 @@ class Slipway(Policy):
         )
 
     def refused(self, now: float, config: int, worker: int, scope: str) -> None:
-        self.spent[config].launching -= 1
-        self.spent[config].failed_launches += 1
+        self.counts[config].launching -= 1
+        self.counts[config].failed_launches += 1
         kind, declared = Scope(scope), self.configs[config]
         key = {
             Scope.QUOTA: f"{declared.account_id}/{declared.region}/{FAMILY}",
@@ -341,13 +345,13 @@ class Slipway(Policy):
             Scope.CAPACITY: f"{declared.instance_type}/{declared.zone}/on-demand",
         }.get(kind, "")
         outcome = Outcome(Stage.LAUNCH, Result.FAILED, kind, key, CODES[kind], kind is not Scope.CONFIG)
-        self._tell(now, config, worker, events.WorkerLaunchFailed, batch_id="", outcome=outcome)
+        self._append(now, config, worker, events.WorkerLaunchFailed, batch_id="", outcome=outcome)
         self.permits.pop(worker, None)
 
     def registered(self, now: float, config: int, worker: int, boot_seconds: float) -> None:
-        self.spent[config].booting -= 1
-        self.spent[config].running += 1
-        self._tell(
+        self.counts[config].booting -= 1
+        self.counts[config].running += 1
+        self._append(
             now,
             config,
             worker,
@@ -356,7 +360,7 @@ class Slipway(Policy):
             boot_seconds=boot_seconds,
             outcome=Outcome(Stage.BOOT, Result.OK),
         )
-        self._tell(
+        self._append(
             now,
             config,
             worker,
@@ -368,18 +372,18 @@ class Slipway(Policy):
         self.permits.pop(worker, None)
 
     def unregistered(self, now: float, config: int, worker: int) -> None:
-        self.spent[config].booting -= 1
-        self.spent[config].failed_boots += 1
+        self.counts[config].booting -= 1
+        self.counts[config].failed_boots += 1
         outcome = Outcome(
             Stage.BOOT, Result.FAILED, Scope.IMAGE, self.configs[config].image_revision, "not registered in time"
         )
-        self._tell(now, config, worker, events.WorkerStopping, reason="never registered", outcome=outcome)
+        self._append(now, config, worker, events.WorkerStopping, reason="never registered", outcome=outcome)
         self.permits.pop(worker, None)
 
     def ended(self, now: float, config: int, worker: int) -> None:
-        self.spent[config].running -= 1
+        self.counts[config].running -= 1
 
-    def _tell(self, now: float, config: int, worker: int, kind: type[WorkerEvent], **fields: Any) -> None:
+    def _append(self, now: float, config: int, worker: int, kind: type[WorkerEvent], **fields: Any) -> None:
         declared = self.configs[config]
         event = kind(
             worker_id=str(worker),
@@ -422,10 +426,10 @@ def _shares(config: LaunchConfigCreated) -> list[pool.Share]:
 
 
 def _stage(known: WeightChanged | None, name: str, in_flight: int, failures: int) -> pool.Stage:
-    told = known.stages[name] if known is not None else None
+    stage = known.stages[name] if known is not None else None
     return pool.Stage(
         in_flight=in_flight,
         failures=failures,
-        folded=told.failures_folded if told is not None else 0,
-        window=told.window if told is not None else WINDOWS[name],
+        folded=stage.failures_folded if stage is not None else 0,
+        window=stage.window if stage is not None else WINDOWS[name],
     )

@@ -1,14 +1,14 @@
-"""A pair of traces of our own, for machines that have no real ones: bursty demand and correlated capacity.
+"""Synthetic traces for machines without real ones: bursty demand and correlated capacity.
 
-Fitted to published statistics of real ones: nine zones in three regions, 5.8 of them up in the mean and all down for
+Fitted to published statistics of real ones: nine zones in three regions, 5.8 of them up on average and all down for
 0.8 % of the time, autocorrelation 0.57 at 1 h and 0.36 at 3 h, correlation of zones 0.43 within a region and 0.14
 across; 106 thousand tasks in 111 h with a peak of 447 a minute.
 
-A zone is up or down by a sum of mean-reverting processes: those of the world, of its region and its own. It goes down
-when the sum falls below its level, and comes up when that has clearly risen above it. Each process is Markov; quick and
-slow ones together make most outages short and some last for days. Demand comes as single tasks and pushes of many at
-once, more of them in some hours than in others. Of some dozens of seeds these two give a pair on which the known
-policies fare as on the real traces.
+A zone is up or down by a sum of mean-reverting processes: one global, one of its region and its own. It
+goes down when the sum falls clearly below its level, and comes up when the sum rises clearly above it. Each process
+is Markov; fast and slow ones together make most outages short and some last for days. Demand comes as single tasks and
+pushes of many at once, more of them in some hours than in others. The two seeds were chosen from some
+dozens, so that known policies give the same figures as on the real traces.
 """
 
 from collections.abc import Iterator
@@ -36,13 +36,13 @@ UP: Final = {
     "west-1b": 0.92,
     "west-1c": 0.91,
 }
-WORLD: Final = 0.32  # parts of the variance that zones share
+WORLD: Final = 0.32  # fractions of the variance shared by zones
 REGION: Final = 0.46
 TIMES: Final = ((0.06, 1_500.0), (0.44, 10_000.0), (0.50, 80_000.0))  # part of the variance, seconds to revert
-CLEARLY: Final = 0.13  # in standard deviations, to either side of the level
+CLEARLY: Final = 0.13  # hysteresis in standard deviations, to either side of the level
 
-TICKS_A_DEMAND: Final = 0.13  # ticks in which anything comes
-PUSHES: Final = 0.36  # of those
+TICKS_A_DEMAND: Final = 0.13  # fraction of ticks with arrivals
+PUSHES: Final = 0.36  # fraction of those
 PUSH_TASKS_MEAN: Final = 57.0
 OTHER_TASKS_MEAN: Final = 3.0
 TASKS_MAX: Final = 410

@@ -1,9 +1,9 @@
-"""Summaries as people read them: an overview, then a table per scenario, in Markdown that reads well as plain text."""
+"""Tables of the results: an overview and a table per scenario, in Markdown aligned as plain text."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from bench.policies.claims import Summaries, say
+from bench.policies.claims import Summaries, text
 from bench.policies.published import RECOMMENDED
 from bench.policies.results import Summary
 from bench.policies.scenario import Scenario
@@ -34,18 +34,18 @@ LEGEND: Final = (
 
 
 def overview(scenarios: Sequence[Scenario], policies: Sequence[str], found: Summaries) -> list[str]:
-    """A line per scenario: failed launches, or what matters there instead."""
+    """One line per scenario, with its headline metric."""
     rows = [["scenario", "figure", *policies, "published rec."]]
     for scenario in scenarios:
         metric = headline(scenario)
         published = getattr(RECOMMENDED.get(scenario.name), metric, None)
-        cells = [say(found[scenario.name, policy][metric]) for policy in policies]
+        cells = [text(found[scenario.name, policy][metric]) for policy in policies]
         rows.append([scenario.name, COLUMNS[metric], *cells, "" if published is None else f"{published:g}"])
     return _markdown(rows)
 
 
 def headline(scenario: Scenario) -> str:
-    """The metric by which policies differ most in a scenario."""
+    """Metric by which policies differ most in a scenario."""
     if scenario.availability == "trace":
         return "ratio"
     if scenario.name == "healthy":
@@ -54,15 +54,15 @@ def headline(scenario: Scenario) -> str:
 
 
 def detail(scenario: Scenario, policies: Sequence[str], found: Summaries) -> list[str]:
-    """A line per policy, with the columns in which anything happened."""
+    """One line per policy, with the columns that have values."""
     sums = {policy: found[scenario.name, policy] for policy in policies}
-    columns = [name for name in COLUMNS if any(_is_told(summary, name) for summary in sums.values())]
+    columns = [name for name in COLUMNS if any(_has_value(summary, name) for summary in sums.values())]
     rows = [["policy", *(COLUMNS[name] for name in columns)]]
-    rows += [[policy, *(say(summary[name]) for name in columns)] for policy, summary in sums.items()]
+    rows += [[policy, *(text(summary[name]) for name in columns)] for policy, summary in sums.items()]
     return _markdown(rows)
 
 
-def _is_told(summary: Summary, name: str) -> bool:
+def _has_value(summary: Summary, name: str) -> bool:
     value = summary[name]
     return value is not None and (name != "on_bad_image" or value.mean > 0)
 
@@ -75,5 +75,5 @@ def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _line(row: Iterable[str], widths: Sequence[int]) -> str:
-    cells = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
+    cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
     return "| " + " | ".join(cells) + " |"

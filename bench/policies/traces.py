@@ -1,4 +1,4 @@
-"""Real demand and real capacity, read from where the person says. Nothing of them is kept here."""
+"""Traces of real demand and real capacity, read from given files."""
 
 import re
 import struct
@@ -15,24 +15,24 @@ RECORD: Final = struct.Struct(">II")  # arrival and duration in milliseconds, as
 
 
 class BadTrace(Exception):
-    """A file that is no trace; the message names it and what is wrong."""
+    """An invalid trace; the message names the file and the reason."""
 
 
 class Zone(msgspec.Struct, frozen=True):
-    """One place to launch: whether it had capacity at each sample."""
+    """One zone; `up` is 1 at each sample at which it had capacity."""
 
     name: str
     up: bytes
 
     @property
     def region(self) -> str:
-        """us-east-1a_v100" lies in "us-east-1"; a name without a number and a letter behind it is its own region."""
+        """Region of the zone: "us-east-1" for us-east-1a_v100; the name itself if it has no such form."""
         match = re.match(r"(.*\d)[a-z](?:_|$)", self.name)
         return match[1] if match else self.name
 
 
 class Traces(msgspec.Struct, frozen=True, kw_only=True):
-    """A pair: tasks that arrive in each tick, and zones sampled each `gap_seconds`. `of` tells people which."""
+    """Arrivals per tick, and zones sampled every `gap_seconds`. `of` describes the pair to readers."""
 
     arrivals: tuple[int, ...]
     zones: tuple[Zone, ...]
@@ -40,7 +40,7 @@ class Traces(msgspec.Struct, frozen=True, kw_only=True):
     of: str
 
     def offsets(self) -> list[float]:
-        """Seconds into the availability trace at which runs begin: those from which it lasts for a whole run."""
+        """Seconds into the availability trace at which runs start, such that it lasts for a whole run."""
         length = min(len(zone.up) for zone in self.zones) * self.gap_seconds
         fitting = [days * 86_400 for days in OFFSET_DAYS if days * 86_400 + HOURS * 3600 <= length]
         return fitting or [0.0]
@@ -53,7 +53,7 @@ def demand(path: Path) -> tuple[int, ...]:
     except OSError as error:
         raise BadTrace(f"{path}: {error.strerror}") from error
     if not data or len(data) % RECORD.size:
-        raise BadTrace(f"{path}: {len(data)} bytes are no records of {RECORD.size} bytes")
+        raise BadTrace(f"{path}: {len(data)} bytes are not a whole number of {RECORD.size}-byte records")
     counts = [0] * round(HOURS * 3600 / TICK_SECONDS)
     for arrival_ms, _ in RECORD.iter_unpack(data):
         place = int(arrival_ms / 1000 / TICK_SECONDS)
@@ -70,16 +70,16 @@ def availability(folder: Path) -> tuple[tuple[Zone, ...], float]:
         raise BadTrace(f"{folder}: no such folder")
     paths = sorted(folder.glob("*.json"))
     if not paths:
-        raise BadTrace(f"{folder}: holds no *.json")
+        raise BadTrace(f"{folder}: contains no *.json")
     zones, gaps = [], set()
     for path in paths:
         data, gap = _samples(path)
         zones.append(Zone(path.stem, bytes(value > 0 for value in data)))
         gaps.add(gap)
         if len(data) * gap < HOURS * 3600:
-            raise BadTrace(f"{path}: {len(data) * gap / 3600:.1f} hours of samples, and a run takes {HOURS:.0f}")
+            raise BadTrace(f"{path}: {len(data) * gap / 3600:.1f} hours of samples; a run needs {HOURS:.0f}")
     if len(gaps) > 1:
-        raise BadTrace(f"{folder}: its files differ in gap_seconds: {', '.join(f'{gap:g}' for gap in sorted(gaps))}")
+        raise BadTrace(f"{folder}: files differ in gap_seconds: {', '.join(f'{gap:g}' for gap in sorted(gaps))}")
     return tuple(zones), gaps.pop()
 
 

@@ -1,7 +1,7 @@
-"""Dockerfiles as data. Knows the instructions that ours use and refuses every other, rather than to pass over it.
+"""Parser for the subset of Dockerfiles that the project uses; anything else is an error instead of being ignored.
 
-Reference: the Dockerfile reference of the builder; variables are replaced where the builder replaces them, and nowhere
-else: RUN, CMD and HEALTHCHECK get theirs from the environment.
+As in the Dockerfile reference, variables are substituted except in RUN, CMD and HEALTHCHECK, where they come from the
+environment.
 """
 
 import re
@@ -33,7 +33,7 @@ FLAGS: Final = {
 
 
 class BadDockerfile(ValueError):
-    """The file says something that this parser does not know; with its line."""
+    """The Dockerfile has something that this parser does not support; the message has the line."""
 
 
 class Instruction(msgspec.Struct, frozen=True):
@@ -43,14 +43,14 @@ class Instruction(msgspec.Struct, frozen=True):
     text: str
 
     def exec_form(self) -> list[str]:
-        """The words of a JSON array; raises BadDockerfile for the shell form, which puts a shell before it."""
+        """Words of a JSON array; raises BadDockerfile for the shell form."""
         try:
             return msgspec.json.decode(self.text, type=list[str])
         except msgspec.DecodeError:
             raise BadDockerfile(f"line {self.line}: {self.keyword} has to be a JSON array: {self.text}") from None
 
     def pairs(self) -> dict[str, str]:
-        """NAME=value words, unquoted; variables are still in them."""
+        """NAME=value pairs, unquoted, before the substitution of variables."""
         words = [word.partition("=") for word in shlex.split(self.text)]
         if not all(equals for _, equals, _ in words):
             raise BadDockerfile(f"line {self.line}: {self.keyword} takes NAME=value: {self.text}")
@@ -58,7 +58,7 @@ class Instruction(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """From one FROM to the next. `base` is the name of an image or of an earlier stage."""
+    """One build stage. `base` is the name of an image or of an earlier stage."""
 
     name: str
     base: str
@@ -76,14 +76,14 @@ class Dockerfile(msgspec.Struct, frozen=True):
         return self.stages[-1]
 
     def external_images(self) -> list[str]:
-        """Images that come from elsewhere: bases, and what COPY --from names."""
+        """External images: bases, and sources of COPY --from."""
         own = {stage.name for stage in self.stages}
         named = [stage.base for stage in self.stages]
         named += [one.flags["from"] for s in self.stages for one in s.instructions if "from" in one.flags]
         return sorted(set(named) - own)
 
     def environment(self) -> dict[str, str]:
-        """ENV of the final stage with its ARG defaults filled in; PATH is as the file says it."""
+        """ENV of the final stage with ARG defaults substituted; $PATH is kept."""
         known: dict[str, str] = {}
         result: dict[str, str] = {}
         for one in self.final.instructions:
@@ -98,7 +98,7 @@ class Dockerfile(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Dockerfile:
-    """Raises BadDockerfile with the line."""
+    """Parse a Dockerfile; raises BadDockerfile."""
     stages: list[Stage] = []
     arguments: dict[str, str] = {}
     for one in _instructions(text):
@@ -120,7 +120,7 @@ def parse(text: str) -> Dockerfile:
 
 
 def substitute(text: str, variables: Mapping[str, str], line: int) -> str:
-    """$NAME and ${NAME}; raises BadDockerfile for an unknown name or another form."""
+    """Substitute $NAME and ${NAME}; raises BadDockerfile for an unknown name or another form."""
 
     def value(found: re.Match[str]) -> str:
         name = found["plain"] or found["braced"]
@@ -173,7 +173,7 @@ def _instruction(text: str, line: int) -> Instruction:
 
 
 def ignored(path: str, rules: str) -> bool:
-    """Whether .dockerignore keeps a file of the context from the builder: the last rule that fits decides."""
+    """True if .dockerignore excludes a file of the context: the last matching rule decides."""
     verdict = False
     for rule in (line.strip() for line in rules.splitlines()):
         if not rule or rule.startswith("#"):

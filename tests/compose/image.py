@@ -1,12 +1,12 @@
-"""Builds a Dockerfile without a container engine: COPY as copies, RUN lines as they are, each stage in an empty folder.
+"""Builds a Dockerfile without a container engine: COPY copies files, RUN runs commands, each stage in an empty folder.
 
-What differs from an engine, and no more than that:
-- The folder is no root file system. Absolute paths of the image lie below it, so RUN lines name none; what they write
-  goes to `$PREFIX`, a build argument, which is given the same path below that folder.
-- A base image gives this machine's programs, and as `python` an interpreter of this machine that every user may run,
-  whatever version the base has: images are tried with that one. Wheels for the base's are checked apart.
-- The image of uv gives the uv of the development environment, if its version is the one that is named.
-- RUN sees this machine's environment too: how packages are reached is the machine's affair, and so is uv's cache.
+Differences from an engine:
+- The folder is not a root file system. Absolute paths of the image are below it, so RUN lines must not name any; they
+  write to `$PREFIX`, a build argument, which is set to the same path below that folder.
+- Base images provide this machine's programs. `python` is an interpreter of this machine that every user may run, of
+  any version; wheels for the version of the base are checked separately.
+- The image of uv provides the uv of the development environment, if it has the named version.
+- RUN inherits this machine's environment, which configures the package index and uv's cache.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ HOST_ONLY: Final = ("SLIPWAY_", "PYTHON", "VIRTUAL_ENV", "UV_LINK_MODE", "UV_COM
 
 
 class BuildFailed(Exception):
-    """A line of a Dockerfile did not work; with its file, line and what it said."""
+    """A line of a Dockerfile failed; the message has the file, the line and the output."""
 
 
 class Image(msgspec.Struct, frozen=True):
-    """What a build leaves: a tree, and how to start it. `ports`, `user` and so on stay with the Dockerfile."""
+    """Result of a build: a tree, and how to start it."""
 
     root: Path
     environment: dict[str, str]
@@ -41,14 +41,14 @@ class Image(msgspec.Struct, frozen=True):
     working_dir: str
 
     def unfit(self) -> list[str]:
-        """What would be shipped and should not be, or the other way round."""
+        """Files that must not be in the image, and modules without bytecode."""
         tools = [path.name for path in self.root.glob("opt/*/bin/*") if path.name in ("uv", "uvx", "pip")]
         ours = [path for top in self.root.glob("opt/*/lib/*/site-packages/slipway_*") for path in top.rglob("*.py")]
         slow = [path.name for path in ours if not any(path.parent.glob(f"__pycache__/{path.stem}.*.pyc"))]
         return [f"{name} is shipped" for name in tools] + [f"{name} is not compiled" for name in slow]
 
     def find(self, program: str) -> Path:
-        """A program on the image's PATH, below its root or of the base; raises BuildFailed if there is none."""
+        """Path of a program on the image's PATH; raises BuildFailed if there is none."""
         for folder in self.environment["PATH"].split(os.pathsep):
             if os.access(path := Path(folder, program), os.X_OK):
                 return path
@@ -56,7 +56,7 @@ class Image(msgspec.Struct, frozen=True):
 
 
 def base_folder(folder: Path) -> Path:
-    """A folder with `python` and `python3`, as the base image has one; all images of a run share it."""
+    """Create a folder with `python` and `python3`, as in the base image; all images of a run share it."""
     folder.mkdir()
     for name in ("python", "python3"):
         (folder / name).symlink_to(interpreter())
@@ -64,7 +64,7 @@ def base_folder(folder: Path) -> Path:
 
 
 def interpreter() -> Path:
-    """A Python of this machine, 3.11 or later, that other users can run too; else our own."""
+    """A Python of this machine, 3.11 or later, that all users can run; otherwise the current one."""
     recent = "import sys, venv; sys.exit(sys.version_info < (3, 11))"
     own = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     for path in (own, *(Path(folder, "python3") for folder in CONTAINER_PATH.split(":"))):
@@ -79,8 +79,9 @@ def host_environment() -> dict[str, str]:
 
 
 class Layers:
-    """Results of RUN lines that several Dockerfiles begin with, as a builder's layer cache: same instructions and same
-    files give the same tree. Trees are linked, not copied: nothing changes a file in place after it is installed."""
+    """Layer cache for RUN lines that several Dockerfiles share: same instructions and same files give the same tree.
+
+    Trees are hard-linked, because files do not change after they are installed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -99,7 +100,7 @@ class Layers:
 
 
 class Builder:
-    """One Dockerfile, its context and its rules of what is kept from it."""
+    """Builds one Dockerfile with its context and its .dockerignore."""
 
     def __init__(self, path: str, dockerfile: Dockerfile, context: Path, base: Path, layers: Layers) -> None:
         self.path = path
@@ -111,7 +112,7 @@ class Builder:
         self.rules = rules.read_text() if rules.exists() else ""
 
     def run_keys(self) -> list[str]:
-        """Of each RUN line of each stage: what its result is made of."""
+        """Cache key of each RUN line: a hash of everything that its result depends on."""
         found = []
         for stage in self.dockerfile.stages:
             digest = hashlib.sha256(stage.base.encode())
@@ -126,7 +127,7 @@ class Builder:
         return found
 
     def build(self, place: Path) -> Image:
-        """Build at `place`, an empty folder; earlier stages are put aside beside it. Raises BuildFailed."""
+        """Build in `place`, a new folder; earlier stages are moved to folders beside it. Raises BuildFailed."""
         keys = iter(self.run_keys())
         done: dict[str, Path] = {}
         for number, stage in enumerate(self.dockerfile.stages):
@@ -176,9 +177,9 @@ class Builder:
         return environment, working_dir
 
     def _uv(self, place: Path, tag: str) -> None:
-        said = subprocess.run([UV, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
-        if said != tag:
-            raise BadDockerfile(f"uv {tag} is named, and this is {said}")
+        version = subprocess.run([UV, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+        if version != tag:
+            raise BadDockerfile(f"uv {tag} is named, but {version} is installed")
         shutil.copy2(UV, place / "uv")
 
     def _run(self, one: Instruction, place: Path, working_dir: str, known: Mapping[str, str]) -> None:
@@ -216,7 +217,7 @@ class Builder:
                     shutil.copy2(self.context / name, into / relative)
 
     def _copy_tree(self, one: Instruction, source: Path, into: Path, folder_wanted: bool) -> None:
-        """From an earlier stage. Own copies where the owner changes: a link would change it for others too."""
+        """Copy from an earlier stage. Files whose owner changes are copied, because links share the owner."""
         if not source.exists():
             raise BadDockerfile(f"line {one.line}: {source.name} is not in that stage")
         into.parent.mkdir(parents=True, exist_ok=True)
@@ -231,14 +232,14 @@ class Builder:
                 os.chown(path, uid, gid, follow_symlinks=False)
 
     def _context_files(self, source: str, one: Instruction) -> list[str]:
-        """Files of the context below `source` that the builder gets to see; raises BuildFailed if there are none."""
+        """Files below `source` that .dockerignore does not exclude; raises BuildFailed if there are none."""
         top = self.context / source
         paths = [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file())
         names = [str(path.relative_to(self.context)) for path in paths]
         seen = [name for name in names if not ignored(name, self.rules)]
         if not seen:
             where = f"{self.path}:{one.line}"
-            raise BuildFailed(f"{where}: {source} is not in the build context, or .dockerignore keeps it out")
+            raise BuildFailed(f"{where}: {source} is not in the build context, or .dockerignore excludes it")
         return seen
 
 
@@ -247,10 +248,10 @@ def link_tree(source: Path, target: Path, copy: Callable[..., object] = os.link)
 
 
 def _inside(place: Path, path: str) -> str:
-    """A path of the image: PREFIX says it with the folder of the build before it."""
+    """Path inside the image, without the build folder that PREFIX adds."""
     return "/" + path.removeprefix(str(place)).lstrip("/")
 
 
 def _below(place: Path, path: str) -> Path:
-    """Where a path of the image lies on this machine."""
+    """Path on this machine of a path of the image."""
     return place / _inside(place, path).lstrip("/")

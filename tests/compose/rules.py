@@ -1,6 +1,6 @@
-"""What has to hold between docker-compose.yml, the Dockerfiles and the settings of the programs. Starts nothing.
+"""Rules for docker-compose.yml, the Dockerfiles and the settings of the programs. Starts nothing.
 
-`problems` takes everything as values and returns a sentence for each thing that is wrong.
+`problems` takes all files as values and returns a sentence for each violation.
 """
 
 import re
@@ -25,7 +25,7 @@ from slipway_simulator.settings import Settings as SimulatorSettings
 from slipway_weight_calculator.settings import Settings as WeightCalculatorSettings
 from tests.compose.dockerfile import Dockerfile
 
-# What a container runs, by its first words, and where its settings are declared. None: it takes none.
+# Programs of containers by the first words of the command, with their declared settings. None: it has no settings.
 PROGRAMS: Final[dict[tuple[str, ...], type[EnvironmentSettings] | TyperGroup | None]] = {
     ("slipway-provisioner",): ProvisionerSettings,
     ("slipway-weight-calculator",): WeightCalculatorSettings,
@@ -38,22 +38,22 @@ PROGRAMS: Final[dict[tuple[str, ...], type[EnvironmentSettings] | TyperGroup | N
 }
 
 
-class Foreign(msgspec.Struct, frozen=True):
-    """What an image of others needs, by its documentation. Kafka's settings say its ports."""
+class ThirdPartyImage(msgspec.Struct, frozen=True):
+    """Requirements of a third-party image, by its documentation. The ports of Kafka are in its settings."""
 
     health: str
     data: str
     memory_mib: int
     ports: tuple[str, ...] = ()
-    user: str | None = None  # None: its own is no root already
+    user: str | None = None  # None: the image's user is not root
     tmpfs: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
 
 
 OTHERS: Final = {
-    "apache/kafka": Foreign("/opt/kafka/bin/kafka-broker-api-versions.sh", "/var/lib/kafka/data", 1024),
-    # Since 18 the volume lies above the data. Its entry point begins as root and cannot, without capabilities.
-    "postgres": Foreign(
+    "apache/kafka": ThirdPartyImage("/opt/kafka/bin/kafka-broker-api-versions.sh", "/var/lib/kafka/data", 1024),
+    # Since version 18 the volume is above the data folder. The entry point as root needs capabilities, so set the user.
+    "postgres": ThirdPartyImage(
         "pg_isready",
         "/var/lib/postgresql",
         256,
@@ -62,10 +62,10 @@ OTHERS: Final = {
         tmpfs=frozenset({"/tmp", "/run/postgresql"}),
         keys=frozenset({"user", "group_add", "shm_size"}),
     ),
-    "prom/prometheus": Foreign("wget", "/prometheus", 256, ("9090",), keys=frozenset({"command"})),
-    "grafana/grafana": Foreign("wget", "/var/lib/grafana", 256, ("3000",), tmpfs=frozenset({"/tmp"})),
+    "prom/prometheus": ThirdPartyImage("wget", "/prometheus", 256, ("9090",), keys=frozenset({"command"})),
+    "grafana/grafana": ThirdPartyImage("wget", "/var/lib/grafana", 256, ("3000",), tmpfs=frozenset({"/tmp"})),
 }
-# What is judged here. Another key could undo what the rules say, so it needs a rule first.
+# Keys that have rules. Any other key could undo what the rules require, so it needs a rule first.
 KEYS: Final = {
     "image",
     "environment",
@@ -85,7 +85,7 @@ KEYS: Final = {
     "network_mode",
 }
 HEALTH_KEYS: Final = {"test", "interval", "timeout", "retries", "start_period", "start_interval"}
-# Who cannot begin before whom.
+# Services that have to wait for others.
 NEEDS: Final = {
     "postgres": {"secrets"},
     "migrate": {"postgres"},
@@ -99,14 +99,14 @@ NEEDS: Final = {
 WRITERS: Final = {("python", "-m", "slipway_client.secret_files"), ("slipway-simulator",)}
 OUR_MEMORY_MIB: Final = 128
 PIDS_MIN: Final = 50
-# Variables of the Kafka image that are no broker settings.
+# Variables of the Kafka image that are not broker settings.
 KAFKA_OWN: Final = {"KAFKA_HEAP_OPTS", "KAFKA_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS"}
 POSTGRES_KNOWN: Final = {"POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD_FILE", "POSTGRES_INITDB_ARGS"}
-TWO_NUMBERS: Final = {"postgres"}  # its releases are named 18.6, others' 1.2.3
+TWO_NUMBERS: Final = {"postgres"}  # releases are named 18.6 instead of 1.2.3
 
 
-class House(msgspec.Struct, frozen=True):
-    """Everything that is judged. `root` is where bind mounts and contexts are looked up."""
+class ComposeFiles(msgspec.Struct, frozen=True):
+    """All checked files. `root` is the folder for bind mounts and build contexts."""
 
     root: Path
     compose: Mapping[str, Any]
@@ -115,7 +115,7 @@ class House(msgspec.Struct, frozen=True):
 
 
 class Container:
-    """One entry of the compose file, with what its image adds."""
+    """One service of the compose file, combined with its image."""
 
     def __init__(self, name: str, entry: Mapping[str, Any], dockerfile: Dockerfile | None) -> None:
         self.name = name
@@ -148,7 +148,7 @@ class Container:
 
     @property
     def health_command(self) -> list[str]:
-        """The words of its health check, the compose file's before the image's; empty: none."""
+        """Words of its health check, from the compose file or else from the image; empty if there is none."""
         if "healthcheck" in self.entry:
             kind, *words = self.entry["healthcheck"].get("test", ["NONE"])
             return words if kind == "CMD" else []
@@ -158,11 +158,11 @@ class Container:
         return msgspec.json.decode(last.text.removeprefix("CMD").strip(), type=list[str])
 
     @property
-    def foreign(self) -> Foreign | None:
+    def third_party(self) -> ThirdPartyImage | None:
         return OTHERS.get(self.repository)
 
     def mounts(self) -> dict[str, tuple[str, bool]]:
-        """By where it is mounted: what is, and whether it may be written."""
+        """Mounts by target: the source, and True if it is writable."""
         parts = [str(mount).split(":") for mount in self.entry.get("volumes", [])]
         return {target: (source, mode != ["ro"]) for source, target, *mode in parts}
 
@@ -171,22 +171,22 @@ class Container:
         return next((words for words in PROGRAMS if tuple(self.command[: len(words)]) == words), None)
 
     def ports(self) -> set[str]:
-        """Ports it listens on inside."""
+        """Ports on which it listens inside its network."""
         if self.repository == "apache/kafka":
             return set(re.findall(r":(\d+)", self.environment.get("KAFKA_LISTENERS", "")))
-        if self.foreign:
-            return set(self.foreign.ports)
+        if self.third_party:
+            return set(self.third_party.ports)
         return {port} if (port := self.environment.get("SLIPWAY_PORT")) else set()
 
 
-def containers(house: House) -> dict[str, Container]:
+def containers(house: ComposeFiles) -> dict[str, Container]:
     def of(entry: Mapping[str, Any]) -> Dockerfile | None:
         return house.dockerfiles.get(entry["build"]["dockerfile"]) if "build" in entry else None
 
     return {name: Container(name, entry, of(entry)) for name, entry in house.compose["services"].items()}
 
 
-def problems(house: House) -> list[str]:
+def problems(house: ComposeFiles) -> list[str]:
     every = containers(house)
     found = [*_declared(house), *_order(every), *_images(house)]
     for one in every.values():
@@ -198,8 +198,8 @@ def problems(house: House) -> list[str]:
     return found
 
 
-def _declared(house: House) -> Iterator[str]:
-    """What entries name is declared, what is declared is used, and what is mounted exists."""
+def _declared(house: ComposeFiles) -> Iterator[str]:
+    """Named volumes, networks, secrets and configs are declared and used, and mounted files exist."""
     used: dict[str, set[str]] = {"volumes": set(), "networks": set(), "secrets": set(), "configs": set()}
     for name, entry in house.compose["services"].items():
         for mount in entry.get("volumes", []):
@@ -220,7 +220,7 @@ def _declared(house: House) -> Iterator[str]:
 
 
 def _order(every: Mapping[str, Container]) -> Iterator[str]:
-    """Nothing waits for itself, for what cannot come, or for nobody."""
+    """Dependencies exist, have no cycles, and use conditions that can be met."""
     waited_for: set[str] = set()
     for one in every.values():
         for name, how in one.entry.get("depends_on", {}).items():
@@ -242,7 +242,7 @@ def _order(every: Mapping[str, Container]) -> Iterator[str]:
         yield from (f"{one.name}: does not wait for {name}" for name in sorted(missing))
     for name, one in every.items():
         if one.one_shot and "tools" not in one.profiles and name not in waited_for:
-            yield f"{name}: nobody waits for it, so `up --wait` takes its end for a failure"
+            yield f"{name}: no service waits for it, so `up --wait` treats its exit as a failure"
         if name in _reached(name, every):
             yield f"{name}: depends on itself"
 
@@ -258,15 +258,15 @@ def _reached(begin: str, every: Mapping[str, Container]) -> set[str]:
 
 
 def pinned(image: str) -> bool:
-    """By a whole version: neither the newest nor the newest of a line."""
+    """True if an image has a full version, not a moving tag."""
     repository, _, tag = image.rpartition(":")
     numbers = re.match(r"v?(\d+(?:\.\d+)*)(?:-[\w.]+)*$", tag)
     needed = 2 if repository in TWO_NUMBERS else 3
     return bool(repository and numbers and len(numbers[1].split(".")) >= needed)
 
 
-def _images(house: House) -> Iterator[str]:
-    """Versions: pinned, and those that the project pins elsewhere too are the same."""
+def _images(house: ComposeFiles) -> Iterator[str]:
+    """Versions are pinned, and equal to those that the project pins elsewhere."""
     named = {entry["image"]: name for name, entry in house.compose["services"].items() if "image" in entry}
     for path, dockerfile in house.dockerfiles.items():
         named |= dict.fromkeys(dockerfile.external_images(), path)
@@ -282,16 +282,16 @@ def _images(house: House) -> Iterator[str]:
         yield f"Dockerfiles have different bases: {', '.join(sorted(bases))}"
 
 
-def _keys(one: Container, _: Mapping[str, Container], __: House) -> Iterator[str]:
-    known = KEYS | ({"healthcheck"} | one.foreign.keys if one.foreign else {"build", "command"})
+def _keys(one: Container, _: Mapping[str, Container], __: ComposeFiles) -> Iterator[str]:
+    known = KEYS | ({"healthcheck"} | one.third_party.keys if one.third_party else {"build", "command"})
     yield from (f"{key} is not expected here" for key in sorted(set(one.entry) - known))
     health = set(one.entry.get("healthcheck", {}))
     yield from (f"healthcheck.{key} is not expected here" for key in sorted(health - HEALTH_KEYS))
 
 
-def _build(one: Container, _: Mapping[str, Container], house: House) -> Iterator[str]:
+def _build(one: Container, _: Mapping[str, Container], house: ComposeFiles) -> Iterator[str]:
     if "build" not in one.entry:
-        if one.foreign is None:
+        if one.third_party is None:
             yield f"image {one.entry.get('image')} is not known here"
         return
     path, context = one.entry["build"]["dockerfile"], one.entry["build"]["context"]
@@ -311,22 +311,22 @@ def _build(one: Container, _: Mapping[str, Container], house: House) -> Iterator
         yield f"{path} may write bytecode at run time"
 
 
-def _environment(one: Container, every: Mapping[str, Container], _: House) -> Iterator[str]:
-    """Each variable is one that the program reads, and each that it needs is there."""
+def _environment(one: Container, every: Mapping[str, Container], _: ComposeFiles) -> Iterator[str]:
+    """The program reads each variable, and each required variable is set."""
     given = one.environment
     for name in one.entry.get("environment", {}):
         if re.search("PASSWORD|KEY|TOKEN|SECRET", name) and not name.endswith("_FILE") and not name.startswith("GF_"):
             yield f"{name} holds a secret: name its file by {name}_FILE"
     if one.repository == "postgres":
-        yield from (f"{name} is no variable of this image" for name in sorted(set(given) - POSTGRES_KNOWN))
+        yield from (f"{name} is not a variable of this image" for name in sorted(set(given) - POSTGRES_KNOWN))
     if "build" not in one.entry:
         return
     if one.program is None:
-        yield f"its command {one.command} is no program of ours"
+        yield f"its command {one.command} is not a known program"
         return
     settings, ours = PROGRAMS[one.program], {name for name in given if name.startswith("SLIPWAY_")}
     for name in sorted(set(one.entry.get("environment", {})) - ours):
-        yield f"{name} is no setting of {' '.join(one.program)}"
+        yield f"{name} is not a setting of {' '.join(one.program)}"
     if isinstance(settings, TyperGroup):
         known = {name for p in settings.params for name in _words(getattr(p, "envvar", None))}
         needed: set[str] = set()
@@ -335,7 +335,7 @@ def _environment(one: Container, every: Mapping[str, Container], _: House) -> It
         plain = {variable_of(name) for name in fields}
         known = plain | {f"{name}_FILE" for name in plain}
         needed = {variable_of(name) for name, field in fields.items() if field.is_required()}
-    yield from (f"{name} is no setting of {' '.join(one.program)}" for name in sorted(ours - known))
+    yield from (f"{name} is not a setting of {' '.join(one.program)}" for name in sorted(ours - known))
     yield from (f"{name} is not set" for name in sorted(needed) if name not in ours and f"{name}_FILE" not in ours)
     for other in every.values():
         for name in ("SLIPWAY_KAFKA", "SLIPWAY_TOPIC_PREFIX", "SLIPWAY_PARTITIONS", "SLIPWAY_DATABASE_URL_FILE"):
@@ -350,8 +350,8 @@ def _words(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value or [])
 
 
-def _addresses(one: Container, every: Mapping[str, Container], house: House) -> Iterator[str]:
-    """Ports agree with who listens; the outside reaches nothing but this machine's loopback."""
+def _addresses(one: Container, every: Mapping[str, Container], house: ComposeFiles) -> Iterator[str]:
+    """Ports match the listeners, and are published only on the loopback interface."""
     for published in one.entry.get("ports", []):
         match = re.fullmatch(r"127\.0\.0\.1:(\d+):(\d+)", str(published))
         if not match:
@@ -362,7 +362,7 @@ def _addresses(one: Container, every: Mapping[str, Container], house: House) -> 
     if network not in (None, "none"):
         yield "shares a network that is not its own"
     elif network and (one.entry.get("depends_on") or not one.one_shot):
-        yield "has no network, but others to reach or to be reached by"
+        yield "has no network, but connects to other containers or is reached by them"
     if one.dockerfile and (exposed := one.dockerfile.final.last("EXPOSE")) and set(exposed.text.split()) != one.ports():
         yield f"its image exposes {exposed.text}, but it listens on {', '.join(one.ports())}"
     if one.dockerfile and one.ports() and one.environment.get("SLIPWAY_HOST") != "0.0.0.0":
@@ -372,11 +372,11 @@ def _addresses(one: Container, every: Mapping[str, Container], house: House) -> 
     for text in [*one.environment.values(), *one.command, *texts]:
         for name, port in re.findall(r"\b([a-z][a-z-]*[a-z]):(\d{4,5})\b", text):
             if name in every and port not in every[name].ports():
-                yield f"looks for {name}:{port}, which listens on {', '.join(sorted(every[name].ports()))}"
+                yield f"connects to {name}:{port}, but {name} listens on {', '.join(sorted(every[name].ports()))}"
 
 
-def _kafka(one: Container, every: Mapping[str, Container], _: House) -> Iterator[str]:
-    """A broker sends its clients on to what it advertises: that has to be right for whoever asked."""
+def _kafka(one: Container, every: Mapping[str, Container], _: ComposeFiles) -> Iterator[str]:
+    """Each client can reach the address that the broker advertises to it."""
     if one.repository != "apache/kafka":
         return
     listeners, advertised = (
@@ -392,16 +392,16 @@ def _kafka(one: Container, every: Mapping[str, Container], _: House) -> Iterator
     inside = {f"{host}:{port}" for host, port in advertised.values() if host == one.name}
     for other in every.values():
         if other.environment.get("SLIPWAY_KAFKA", next(iter(inside), "")) not in inside:
-            yield f"advertises {', '.join(inside) or 'nothing'} inside, but {other.name} asks elsewhere"
+            yield f"advertises {', '.join(inside) or 'nothing'} inside, but {other.name} connects elsewhere"
     asked = set(re.findall(r":(\d+)", " ".join(one.health_command)))
     if not asked <= {port for _, port in advertised.values()}:
-        yield f"its health check asks port {', '.join(asked)}, which no listener for clients has"
+        yield f"its health check uses port {', '.join(asked)}, which is not a listener for clients"
     if one.environment.get("KAFKA_LOG_DIRS") != OTHERS[one.repository].data:
         yield f"KAFKA_LOG_DIRS is not {OTHERS[one.repository].data}, where its volume is"
     own = next((word for word in one.health_command if word.startswith("KAFKA_HEAP_OPTS=")), "")
     broker, check = _heap_mib(one.environment.get("KAFKA_HEAP_OPTS", "")), _heap_mib(own)
     if not broker or not check or broker + check > 0.6 * _mib(_limit(one, "memory")):
-        yield "the heaps of broker and health check have to be set, and to leave memory for all else"
+        yield "the heaps of broker and health check have to be set, and to leave memory for everything else"
 
 
 def _heap_mib(text: str) -> int:
@@ -409,49 +409,49 @@ def _heap_mib(text: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _health(one: Container, _: Mapping[str, Container], __: House) -> Iterator[str]:
+def _health(one: Container, _: Mapping[str, Container], __: ComposeFiles) -> Iterator[str]:
     words = one.health_command
     if one.one_shot:
         return
     if not words:
         yield "stays up and has no health check"
-    elif one.foreign:
+    elif one.third_party:
         program = next((word for word in words if word != "env" and not re.match(r"[A-Z_]+=", word)), "")
-        if program != one.foreign.health:
-            yield f"its health check runs {program}, which its image is not known to have"
+        if program != one.third_party.health:
+            yield f"its health check runs {program}, which is not in its image"
         if wrong := set(re.findall(r"(?::|--port=)(\d+)", " ".join(words))) - one.ports():
-            yield f"its health check asks port {', '.join(sorted(wrong))}, where it does not listen"
+            yield f"its health check uses port {', '.join(sorted(wrong))}, where it does not listen"
 
 
-def _hardened(one: Container, _: Mapping[str, Container], __: House) -> Iterator[str]:
+def _hardened(one: Container, _: Mapping[str, Container], __: ComposeFiles) -> Iterator[str]:
     entry = one.entry
     if entry.get("cap_drop") != ["ALL"] or "no-new-privileges:true" not in entry.get("security_opt", []):
         yield "keeps privileges: cap_drop [ALL] and no-new-privileges:true"
     if entry.get("privileged") or entry.get("cap_add"):
-        yield "takes privileges"
+        yield "adds privileges"
     if not entry.get("read_only") and one.repository != "apache/kafka":
         yield "its root file system is writable"
     if entry.get("restart") not in ("no", "unless-stopped"):
         yield "has no restart policy"
     if "max-size" not in entry.get("logging", {}).get("options", {}):
-        yield "its log grows without end"
-    if one.foreign and entry.get("user") != one.foreign.user:
-        yield f"runs as {entry.get('user')}, not as {one.foreign.user}"
+        yield "its log has no size limit"
+    if one.third_party and entry.get("user") != one.third_party.user:
+        yield f"runs as {entry.get('user')}, not as {one.third_party.user}"
 
 
-def _storage(one: Container, every: Mapping[str, Container], _: House) -> Iterator[str]:
-    """What is written has a place, what is read is there, and only who has to may write."""
+def _storage(one: Container, every: Mapping[str, Container], _: ComposeFiles) -> Iterator[str]:
+    """Written paths are on volumes, named paths are mounted, and mounts are writable only where needed."""
     mounts = one.mounts()
-    needed = one.foreign.tmpfs if one.foreign else {"/tmp"}
+    needed = one.third_party.tmpfs if one.third_party else {"/tmp"}
     yield from (f"has no tmpfs {path}" for path in sorted(needed - set(one.entry.get("tmpfs", []))))
-    if one.foreign and mounts.get(one.foreign.data, (".", False))[0].startswith("."):
-        yield f"has no volume at {one.foreign.data}: its data would end with the container"
+    if one.third_party and mounts.get(one.third_party.data, (".", False))[0].startswith("."):
+        yield f"has no volume at {one.third_party.data}: its data would end with the container"
     for target, (source, writable) in mounts.items():
         if source.startswith("."):
             if writable:
                 yield f"mounts {source} writable"
-        elif writable != (one.program in WRITERS or bool(one.foreign and target == one.foreign.data)):
-            yield f"mounts {source} {'writable' if writable else 'read-only'}, which does not fit what it does"
+        elif writable != (one.program in WRITERS or bool(one.third_party and target == one.third_party.data)):
+            yield f"mounts {source} {'writable' if writable else 'read-only'}, which does not fit its program"
     named = {v for n, v in one.environment.items() if n.endswith("_FILE") or n.startswith("SLIPWAY_")}
     for path in sorted(word for word in named | set(one.command) if word.startswith("/")):
         if not any(Path(path).is_relative_to(target) for target in mounts):
@@ -459,18 +459,18 @@ def _storage(one: Container, every: Mapping[str, Container], _: House) -> Iterat
     for maker in every.values():
         user = maker.dockerfile.final.last("USER") if maker.dockerfile and maker.program in WRITERS else None
         shared = {source for source, _ in maker.mounts().values()} & {source for source, _ in mounts.values()}
-        if one.foreign and user and shared and user.text.rpartition(":")[2] not in one.entry.get("group_add", []):
+        if one.third_party and user and shared and user.text.rpartition(":")[2] not in one.entry.get("group_add", []):
             yield f"cannot read {', '.join(sorted(shared))}: group_add lacks the group of {maker.name}"
 
 
-def _limits(one: Container, _: Mapping[str, Container], __: House) -> Iterator[str]:
+def _limits(one: Container, _: Mapping[str, Container], __: ComposeFiles) -> Iterator[str]:
     missing = [name for name in ("cpus", "memory", "pids") if not _limit(one, name)]
     yield from (f"has no limit of {name}" for name in missing)
-    least = one.foreign.memory_mib if one.foreign else OUR_MEMORY_MIB
+    least = one.third_party.memory_mib if one.third_party else OUR_MEMORY_MIB
     if "memory" not in missing and _mib(_limit(one, "memory")) < least:
-        yield f"cannot live in {_limit(one, 'memory')} of memory: {least}M at least"
+        yield f"needs more than {_limit(one, 'memory')} of memory, at least {least}M"
     if "pids" not in missing and int(_limit(one, "pids")) < PIDS_MIN:
-        yield f"cannot live with {_limit(one, 'pids')} threads: {PIDS_MIN} at least"
+        yield f"needs more than {_limit(one, 'pids')} threads, at least {PIDS_MIN}"
 
 
 def _limit(one: Container, name: str) -> str:

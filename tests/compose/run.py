@@ -1,7 +1,7 @@
-"""`make compose-check`: judge docker-compose.yml and its Dockerfiles on a machine that has no container engine.
+"""`make compose-check`: check docker-compose.yml and its Dockerfiles on a machine without a container engine.
 
-Schema, linter and cross checks first; then every image is built in an empty folder and started as the compose file
-says, until a worker is launched. Exit code 1 when anything is wrong.
+Runs a schema check, a linter and the project's rules; then builds every image in an empty folder and starts them as the
+compose file specifies, until a worker is launched. Exit code 1 if anything fails.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from slipway_local.java import find_java
 from slipway_local.supervisor import Supervisor, run
 from tests.compose.dockerfile import BadDockerfile, parse
 from tests.compose.image import UV, BuildFailed
-from tests.compose.rules import House, problems
+from tests.compose.rules import ComposeFiles, problems
 from tests.compose.stack import Stack, StackFailed, properties
 
 ROOT: Final = Path(__file__).parents[2]
@@ -35,8 +35,8 @@ PLATFORMS: Final = ("x86_64-manylinux_2_36", "aarch64-manylinux_2_36")
 LAUNCHED_SECONDS: Final = 120.0
 
 
-def house(root: Path = ROOT) -> House:
-    """The files as they are; raises BadDockerfile, OSError or yaml.YAMLError."""
+def load(root: Path = ROOT) -> ComposeFiles:
+    """Load all files; raises BadDockerfile, OSError or yaml.YAMLError."""
     compose = yaml.safe_load((root / "docker-compose.yml").read_text())
     dockerfiles = {}
     for path in sorted({s["build"]["dockerfile"] for s in compose["services"].values() if "build" in s}):
@@ -46,20 +46,20 @@ def house(root: Path = ROOT) -> House:
             raise BadDockerfile(f"{path}: {error}") from None
     version = re.search(r"^UV_VERSION := (\S+)$", (root / "Makefile").read_text(), re.MULTILINE)
     assert version is not None
-    return House(root, compose, dockerfiles, version[1])
+    return ComposeFiles(root, compose, dockerfiles, version[1])
 
 
-def schema(_: House) -> list[str]:
+def schema(_: ComposeFiles) -> list[str]:
     command = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
-    return _told(command)
+    return _run(command)
 
 
-def hadolint(judged: House) -> list[str]:
-    return _told(["hadolint", "--no-color", *judged.dockerfiles])
+def hadolint(judged: ComposeFiles) -> list[str]:
+    return _run(["hadolint", "--no-color", *judged.dockerfiles])
 
 
-def wheels(judged: House) -> list[str]:
-    """The lock installs on the base's Python without a compiler, on both platforms that images are built for."""
+def wheels(judged: ComposeFiles) -> list[str]:
+    """The lock installs on the Python of the base image without a compiler, on both platforms of the images."""
     base = next(iter(judged.dockerfiles.values())).final.base
     version = ".".join(base.partition(":")[2].split(".")[:2])
     found = []
@@ -67,26 +67,28 @@ def wheels(judged: House) -> list[str]:
         command = [UV.name, "pip", "install", "--dry-run", "--quiet", "--only-binary", ":all:", "--require-hashes"]
         command += ["--target", nothing_installed, "--python-version", version, "--requirement", LOCK]
         for platform in PLATFORMS:
-            found += _told([*command, "--python-platform", platform])
+            found += _run([*command, "--python-platform", platform])
     return found
 
 
-def _told(command: list[str]) -> list[str]:
-    """What a tool of the development environment says when it is not content."""
+def _run(command: list[str]) -> list[str]:
+    """Run a tool of the development environment; returns its output if it fails."""
     program = Path(sys.executable).with_name(command[0])
     ended = subprocess.run([program, *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
-    return [] if ended.returncode == 0 else [f"{command[0]} ended with {ended.returncode}", ended.stdout + ended.stderr]
+    if ended.returncode == 0:
+        return []
+    return [f"{command[0]} exited with code {ended.returncode}", ended.stdout + ended.stderr]
 
 
-async def unknown_broker_settings(judged: House) -> list[str]:
-    """Names that the broker does not have: it starts all the same and says nothing. It lists its settings itself."""
+async def unknown_broker_settings(judged: ComposeFiles) -> list[str]:
+    """Settings that the broker does not have: it ignores them silently. Kafka itself provides the list of settings."""
     jars = await ensure_jars()
     command = [str(find_java().executable), "-cp", classpath(jars), "kafka.server.KafkaConfig"]
     listed = await asyncio.to_thread(lambda: subprocess.check_output(command, text=True))
     known = set(re.findall(r'<a id="([a-z][a-z0-9._-]+)"', listed))
     assert "auto.create.topics.enable" in known
     given = properties(judged.compose["services"]["kafka"]["environment"])
-    return [f"kafka: {name} is no setting of the broker" for name in sorted(set(given) - known)]
+    return [f"kafka: {name} is not a setting of the broker" for name in sorted(set(given) - known)]
 
 
 def judge(name: str, found: list[str]) -> bool:
@@ -96,7 +98,7 @@ def judge(name: str, found: list[str]) -> bool:
 
 
 async def launched(stack: Stack) -> str:
-    """The first worker that has an instance, which the simulator's own account confirms; raises StackFailed."""
+    """Wait for a worker with an instance, confirmed by the simulator; returns its id. Raises StackFailed."""
     deadline = time.monotonic() + LAUNCHED_SECONDS
     async with httpx2.AsyncClient(timeout=5.0, trust_env=False) as client:
         while time.monotonic() < deadline:
@@ -105,10 +107,10 @@ async def launched(stack: Stack) -> str:
             if with_instance and (await client.get(f"{stack.url('simulator')}/state")).json()["instances"]:
                 return str(with_instance[0]["id"])
             await asyncio.sleep(0.2)
-    raise StackFailed(f"no worker was launched in {LAUNCHED_SECONDS:g} s{stack.children['provisioner'].log_tail()}")
+    raise StackFailed(f"no worker was launched within {LAUNCHED_SECONDS:g} s{stack.children['provisioner'].log_tail()}")
 
 
-async def start(judged: House, supervisor: Supervisor) -> bool:
+async def start(judged: ComposeFiles, supervisor: Supervisor) -> bool:
     begin = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="slipway-compose-"))
     guard().remove(folder)
@@ -129,9 +131,9 @@ async def start(judged: House, supervisor: Supervisor) -> bool:
     if wrong:
         return judge("start", wrong)
     slowest = sorted(stack.seconds.items(), key=lambda item: -item[1])[:4]
-    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
-    print(f"built and started in {time.monotonic() - begin:.0f} s, slowest: {told}")
-    print(f"worker {worker} launched, {', '.join(pool['id'] for pool in pools)} listed by the command")
+    steps = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
+    print(f"built and started in {time.monotonic() - begin:.0f} s, slowest: {steps}")
+    print(f"worker {worker} launched; `slipway pool ls` lists {', '.join(pool['id'] for pool in pools)}")
     print(f"{len(stack.images)} images installed and started")
     return True
 
@@ -145,14 +147,14 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 async def main(supervisor: Supervisor) -> int:
     try:
-        judged = house()
+        judged = load()
     except BadDockerfile as error:
         judge("Dockerfiles", [str(error)])
         return 1
-    checks: dict[str, Callable[[House], list[str]]] = {
+    checks: dict[str, Callable[[ComposeFiles], list[str]]] = {
         "schema": schema,
         "hadolint": hadolint,
-        "house": problems,
+        "rules": problems,
         "wheels": wheels,
     }
     fine = all([judge(name, await asyncio.to_thread(check, judged)) for name, check in checks.items()])

@@ -1,8 +1,8 @@
-"""Starts what docker-compose.yml says, in its order and with its environment, from images built without an engine.
+"""Starts the services of docker-compose.yml, in its order and with its environment, without a container engine.
 
-Stands in for the engine: volumes are folders, names of containers are ports of this machine, Kafka and PostgreSQL are
-the embedded ones (Kafka with the settings of the compose file, PostgreSQL with its password). Processes run as the
-user of their image, if this process may change users; their tree belongs to somebody else, so it is read-only to them.
+Volumes are folders, container names are ports of this machine, and Kafka and PostgreSQL are the embedded ones (Kafka
+with the settings of the compose file, PostgreSQL with its password). Processes run as the user of their image, if this
+process may change users; their tree belongs to another user, so it is read-only to them.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from slipway_local.ports import free_ports
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_local.supervisor import Supervisor
 from tests.compose.image import Builder, Image, Layers, base_folder
-from tests.compose.rules import KAFKA_OWN, Container, House, containers
+from tests.compose.rules import KAFKA_OWN, ComposeFiles, Container, containers
 
-HEALTHY_SECONDS: Final = 120.0  # a machine that does something else at the same time
+HEALTHY_SECONDS: Final = 120.0  # generous for a busy machine
 ONE_SHOT_SECONDS: Final = 120.0
-# Only members of the group that the compose file gives to PostgreSQL may read the secrets.
+# The group that may read the secrets; the compose file adds it to PostgreSQL's user.
 SECRETS_GROUP: Final = 10001
 
 
 class StackFailed(Exception):
-    """Something did not start, or did not end as it should; says what and the end of its log."""
+    """A service did not start or did not stop correctly; the message has the end of its log."""
 
 
 def properties(environment: Mapping[str, str]) -> dict[str, str]:
-    """Broker settings as the Kafka image reads them from its environment."""
+    """Broker settings that the Kafka image derives from its environment."""
     found = {}
     for variable, value in environment.items():
         if variable.startswith("KAFKA_") and variable not in KAFKA_OWN:
@@ -47,7 +47,7 @@ def properties(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class ComposedKafka(EmbeddedKafka):
-    """The embedded broker with the settings of the compose file; addresses and the data folder are this machine's."""
+    """Embedded broker with the settings of the compose file, except for addresses and the data folder."""
 
     def __init__(self, data_dir: Path, settings: Mapping[str, str]) -> None:
         port, self.other_port = free_ports(2)
@@ -67,9 +67,9 @@ class ComposedKafka(EmbeddedKafka):
 
 
 class Stack:
-    """One run of the compose file's default profile under `folder`, which every user can enter."""
+    """One run of the default profile of the compose file in `folder`, which every user can enter."""
 
-    def __init__(self, house: House, folder: Path, supervisor: Supervisor) -> None:
+    def __init__(self, house: ComposeFiles, folder: Path, supervisor: Supervisor) -> None:
         self.house = house
         self.folder = folder
         self.supervisor = supervisor
@@ -99,8 +99,7 @@ class Stack:
         )
 
     async def start(self) -> None:
-        """Return when every entry of the default profile is as `up --wait` would have it. Raises StackFailed or
-        BuildFailed."""
+        """Start the default profile and return when `up --wait` would return. Raises StackFailed or BuildFailed."""
         loop = asyncio.get_running_loop()
         paths = list(dict.fromkeys(self._path(one) for one in self.ours.values()))
         self.images = {path: loop.create_future() for path in paths}
@@ -133,7 +132,7 @@ class Stack:
         try:
             await self._begin(name, servers)
         except BaseException:
-            self.abandoned = True  # no further image is built
+            self.abandoned = True  # stops the build of further images
             raise
 
     async def _begin(self, name: str, servers: "asyncio.Task[None]") -> None:
@@ -147,7 +146,7 @@ class Stack:
                 await self._create_user()
         else:
             image = await asyncio.shield(self.images[self._path(one)])
-            begin = time.monotonic()  # building is counted apart
+            begin = time.monotonic()  # the time of the build is counted separately
             if one.one_shot:
                 await self.run_once(name)
             else:
@@ -155,7 +154,7 @@ class Stack:
         self.seconds[name] = time.monotonic() - begin
 
     async def _create_user(self) -> None:
-        """What the PostgreSQL image does with POSTGRES_*, as one who is in the group of the secrets."""
+        """Create user and database from POSTGRES_*, as the PostgreSQL image does; the secrets have to be readable."""
         given = self.entries["postgres"].environment
         path = self._outside(given["POSTGRES_PASSWORD_FILE"], self.entries["postgres"])
         stat = os.stat(path)
@@ -170,7 +169,7 @@ class Stack:
             await db.close()
 
     async def run_once(self, name: str, command: list[str] | None = None) -> str:
-        """Run a one-shot to its end; what it said. Raises StackFailed unless it ends with 0."""
+        """Run a one-shot service to its end; returns its output. Raises StackFailed unless it exits with 0."""
         one = self.entries[name]
         image = await asyncio.shield(self.images[self._path(one)])
         child = self._child(one, image, command or one.command)
@@ -179,11 +178,11 @@ class Stack:
             async with asyncio.timeout(ONE_SHOT_SECONDS):
                 code = await child.wait()
         except TimeoutError:
-            raise StackFailed(f"{name} did not end in {ONE_SHOT_SECONDS:g} s{child.log_tail()}") from None
+            raise StackFailed(f"{name} did not exit within {ONE_SHOT_SECONDS:g} s{child.log_tail()}") from None
         finally:
             await child.kill()
         if code != 0:
-            raise StackFailed(f"{name} ended with {code}{child.log_tail()}")
+            raise StackFailed(f"{name} exited with code {code}{child.log_tail()}")
         return child.log_tail(1000)
 
     async def _serve(self, one: Container, image: Image) -> None:
@@ -200,10 +199,10 @@ class Stack:
             if code == 0:
                 return
             if not child.alive:
-                raise StackFailed(f"{one.name} ended with {child.exit_code}{child.log_tail()}")
+                raise StackFailed(f"{one.name} exited with code {child.exit_code}{child.log_tail()}")
             if time.monotonic() > deadline:
                 raise StackFailed(f"{one.name} is not healthy{check.log_tail(3)}{child.log_tail()}")
-            await asyncio.sleep(0.5)  # the engine asks each second; its interpreter starts anew each time
+            await asyncio.sleep(0.5)  # an engine checks each second; every check starts an interpreter
 
     def _child(self, one: Container, image: Image, command: list[str], log: str = "") -> Child:
         program, *arguments = (self._outside(word, one) for word in command)
@@ -228,7 +227,7 @@ class Stack:
         )
 
     def _outside(self, text: str, one: Container) -> str:
-        """The same address or path, as it is outside of containers."""
+        """Text with addresses and paths of containers replaced by those of this machine."""
         for (name, port), free in self.ports.items():
             text = re.sub(rf"\b{name}:{port}\b", f"127.0.0.1:{free}", text)
         for mount in one.entry.get("volumes", []):
@@ -238,8 +237,8 @@ class Stack:
         return text
 
     def _mounted(self, source: str, target: str, one: Container) -> Path:
-        """A bind mount's file, copied with its addresses changed; or a volume, which takes over the owner of the
-        folder of the first image that has it mounted."""
+        """Path of a mount: a copy of a bind-mounted file with replaced addresses, or the folder of a volume, which has
+        the owner that the folder has in the first image that mounts it."""
         if source.startswith("."):
             copy = self.folder / "mounted" / Path(target).name
             if not copy.exists():
@@ -262,21 +261,21 @@ class Stack:
         return f"127.0.0.1:{free}" if free else found[0]
 
     def url(self, name: str) -> str:
-        """Where this machine reaches one of our services."""
+        """URL of a service on this machine."""
         (port,) = self.entries[name].ports()
         return f"http://127.0.0.1:{self.ports[name, port]}"
 
     async def stop(self) -> None:
-        """End the services as an engine does. Raises StackFailed for one that does not end by itself, or badly."""
+        """Stop the services as an engine does. Raises StackFailed for one that does not exit by itself or cleanly."""
         for child in self.children.values():
             child.signal(signal.SIGTERM)
         for child in self.children.values():
             alive = child.alive
             await child.stop()
             if alive and child.exit_code not in (0, -signal.SIGTERM):
-                raise StackFailed(f"{child.name} ended with {child.exit_code} when told to stop{child.log_tail()}")
+                raise StackFailed(f"{child.name} exited with code {child.exit_code} after SIGTERM{child.log_tail()}")
 
     async def kill(self) -> None:
-        """End everything, however it is."""
+        """Kill all services."""
         for child in self.children.values():
             await child.kill()

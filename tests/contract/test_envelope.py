@@ -1,4 +1,4 @@
-"""Our records are what the CloudEvents SDK writes and reads in Kafka's binary mode, both ways, for every event."""
+"""Compatibility with the CloudEvents SDK in Kafka's binary mode, for reading and writing every event."""
 
 import json
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ def test_the_sdk_reads_what_we_write(event: Any) -> None:
         ours.time,
     )
     assert (read.get_extension("slipwaynumber"), read.get_extension("slipwayrevision")) == (
-        None if ours.number is None else str(ours.number),
+        None if ours.sequence_number is None else str(ours.sequence_number),
         None if ours.revision is None else str(ours.revision),
     )
     assert read.get_data() == json.loads(value)
@@ -43,7 +43,7 @@ def test_the_sdk_reads_what_we_write(event: Any) -> None:
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=IDS)
 def test_we_read_what_the_sdk_writes_back(event: Any) -> None:
-    """Through the SDK and back nothing is lost but the trace, which is no CloudEvents attribute."""
+    """A round trip through the SDK loses only the trace, which is not a CloudEvents attribute."""
     headers, key, value = written(event)
     again = to_binary_event(from_binary_event(KafkaMessage(headers=headers, key=key, value=value)))
     envelope = decode(again.headers.items(), received_at=RECEIVED)
@@ -53,11 +53,11 @@ def test_we_read_what_the_sdk_writes_back(event: Any) -> None:
     assert again.key == key
 
 
-def test_an_outsider_needs_only_the_sdk() -> None:
-    """A report as a monitor would make it, with the required attributes alone: no time, no subject, no numbers."""
+def test_an_external_producer_needs_only_the_sdk() -> None:
+    """A report of a monitor with the required attributes alone: no time, subject or sequence numbers."""
     attributes = {"type": "io.slipway.pool.demand_reported.v1", "source": "/ci-queue", "id": "7", "specversion": "1.0"}
     data = {"pool_id": "linux", "source": "ci-queue", "pending": 3, "claimed": 0, "observed_at": "2026-01-05T09:59:58Z"}
     message = to_binary_event(CloudEvent(attributes=attributes, data=data))
     envelope = decode(message.headers.items(), received_at=RECEIVED)
-    assert (envelope.id, envelope.source, envelope.number) == ("7", "/ci-queue", None)
+    assert (envelope.id, envelope.source, envelope.sequence_number) == ("7", "/ci-queue", None)
     assert decode_data(envelope.type, message.value).pending == 3

@@ -1,4 +1,4 @@
-"""Whoever consumes a topic reads every example of it as it is in contracts/, and what a newer sender may make of it."""
+"""Consumers read every example in contracts/, also with additions of a newer producer."""
 
 import json
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ def record(event: type[Any]) -> dict[str, Any]:
 
 
 def read(example: dict[str, Any]) -> Any:
-    """The event, by the way that every consumer takes: headers first, then the value."""
+    """Decode an event as consumers do: headers first, then the value."""
     headers = [(name, text.encode()) for name, text in example["headers"].items()]
     envelope = decode(headers, received_at=RECEIVED)
     return decode_data(envelope.type, json.dumps(example["data"]).encode())
@@ -35,7 +35,7 @@ def read(example: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(("topic", "event"), READ)
 def test_consumers_read_every_example(topic: Topic, event: type[Any]) -> None:
-    """Each is on the topic that its consumer subscribes to, and says the same once written again."""
+    """Each example is on the topic that its consumers subscribe to, and encodes to the same value again."""
     example = record(event)
     decoded = read(example)
     assert (type(decoded), example["topic"]) == (event, topic.name)
@@ -44,15 +44,15 @@ def test_consumers_read_every_example(topic: Topic, event: type[Any]) -> None:
 
 
 @pytest.mark.parametrize(("topic", "event"), EVENTS)
-def test_fields_of_a_newer_sender_are_left_out(topic: Topic, event: type[Any]) -> None:
+def test_fields_of_a_newer_producer_are_ignored(topic: Topic, event: type[Any]) -> None:
     example = record(event)
     assert example["topic"] == topic.name
     newer = example | {"data": _with_more_fields(example["data"])}
     assert read(newer) == read(example)
 
 
-def test_words_of_a_newer_sender_are_unknown() -> None:
-    """Every enum on the wire, wherever it occurs, takes a new word for `unknown` instead of refusing the record."""
+def test_enum_values_of_a_newer_producer_are_unknown() -> None:
+    """Every enum on the wire decodes a new value as `unknown` instead of rejecting the record."""
     met = set()
     for event in EVENT_OF.values():
         example = record(event)
@@ -66,7 +66,7 @@ def test_words_of_a_newer_sender_are_unknown() -> None:
 
 
 def _enums(event: type[Any]) -> list[tuple[str, type[StrEnum]]]:
-    """Enums in an event: only its outcome has any. A test of the registry fails if that changes."""
+    """Enum fields of an event: only its outcome has any. A test of the registry fails if that changes."""
     info = msgspec.json.schema_components([event])[1]
     if "Outcome" not in info:
         assert not [part for part in info.values() if "enum" in part]
@@ -81,7 +81,7 @@ def _enums(event: type[Any]) -> list[tuple[str, type[StrEnum]]]:
 
 
 def _with_more_fields(value: Any, name: str = "") -> Any:
-    """The value with a field more in every object that is not a map of the event's own keys."""
+    """The value with an additional field in every object that is not a map with the event's own keys."""
     if isinstance(value, list):
         return [_with_more_fields(part) for part in value]
     if not isinstance(value, dict):

@@ -1,5 +1,4 @@
-"""What the lease-broker answers over HTTP: every route, its status codes and bodies, and that what it refuses changes
-nothing."""
+"""The HTTP API of the lease-broker: every route with its status codes and bodies; refused calls change nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,13 +14,13 @@ from slipway_common.clock import utc_now
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
-from slipway_lease_broker.http import wakes
+from slipway_lease_broker.http import grant_notifier
 from slipway_lease_broker.http.bodies import Acquire
-from slipway_lease_broker.http.errands import Answer, Errand
+from slipway_lease_broker.http.lease_commands import Answer, Submission
 from slipway_lease_broker.http.leases import wanted
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
-from slipway_lease_broker.metrics import REFUSED_FACTS, THROTTLES
+from slipway_lease_broker.metrics import REFUSED_COMMANDS, THROTTLES
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
 from tests.lease_broker import after, ask, release, terms
@@ -44,7 +43,7 @@ def instant(seconds: float) -> str:
 
 
 async def test_a_lease_from_acquire_to_release(world: World) -> None:
-    """Granted and confirmed in one call, renewed, given back; each answer is the lease as it is."""
+    """Granted and confirmed in one call, renewed, released; each answer is the current lease."""
     broker = world.replica
     answer = await broker.acquire("r", units=2, operation="install", hold_seconds=600)
     lease = answer.json()
@@ -96,7 +95,7 @@ async def test_a_lease_from_acquire_to_release(world: World) -> None:
 
 
 async def test_a_retired_pool_takes_no_new_requests(world: World) -> None:
-    """They would wait for ever. What it granted before is still answered for."""
+    """They would wait forever. Existing leases are still served."""
     held = (await world.replica.acquire("held")).json()
     await world.broker.pool.execute("UPDATE lease_pools SET retired = true, dirty = true")
     before = await world.rows()
@@ -106,10 +105,10 @@ async def test_a_retired_pool_takes_no_new_requests(world: World) -> None:
     assert (await world.replica.acquire("held")).json()["lease_id"] == held["lease_id"]
 
 
-async def test_leases_of_ones_own_token_are_listed(world: World) -> None:
-    """Not those of other tokens, nor what was asked for over the events: Slipway's own launches."""
+async def test_leases_of_the_own_token_are_listed(world: World) -> None:
+    """Neither those of other tokens nor those requested over Kafka, which are Slipway's own launches."""
     await world.replica.acquire("anns", operation="destroy")
-    await world.broker.tell(ask("launch", 1))
+    await world.broker.send(ask("launch", 1))
     await world.broker.decide()
 
     async def listed(query: str, by: str = "ann") -> list[str]:
@@ -122,34 +121,35 @@ async def test_leases_of_ones_own_token_are_listed(world: World) -> None:
     assert await listed("") == ["anns", "launch"]
 
 
-async def test_who_backs_off_is_told_until_when(world: World) -> None:
-    """A unit is free, but its tenant's last start failed: the wait's end is the estimate, and when to ask again."""
+async def test_the_answer_names_the_end_of_a_backoff(world: World) -> None:
+    """A unit is free, but the tenant's last lease failed: the end of the backoff is the estimate and the time of the
+    next poll."""
     await world.broker.declare(terms(limit=2, policy=Policy(pacing="off", backoff=Backoff(seconds=40))))
     failing = (await world.replica.acquire("failing")).json()
     path = f"/leases/{failing['lease_id']}/release"
     await world.replica.call("POST", path, {"fencing_token": 1, "result": "failed"})
     await world.broker.set_clock(10)
     answer = await world.replica.acquire("again")
-    told = answer.json()
-    assert (answer.status_code, told["eta_seconds"], told["retry_after_seconds"]) == (202, 30.0, 30.0)
-    assert told["reason"] == "ann backs off until 2026-01-01T12:00:40+00:00: what it started failed"
+    published = answer.json()
+    assert (answer.status_code, published["eta_seconds"], published["retry_after_seconds"]) == (202, 30.0, 30.0)
+    assert published["reason"] == "tenant ann backs off until 2026-01-01T12:00:40+00:00 after failures"
     assert answer.headers["Retry-After"] == "30"
     assert (await world.replica.acquire("other", tenant="calm")).status_code == 200
 
 
 async def test_stale_tokens_are_counted(world: World) -> None:
-    """Each call that is refused for its token; no other refusal."""
+    """Each call refused for its token is counted, and no other refusal."""
     lease = (await world.replica.acquire("r")).json()
-    before = REFUSED_FACTS.labels("stale token")._value.get()
+    before = REFUSED_COMMANDS.labels("stale token")._value.get()
     for what in ("renew", "confirm", "release"):
         path = f"/leases/{lease['lease_id']}/{what}"
         assert (await world.replica.call("POST", path, {"fencing_token": 9})).status_code == 409
         assert (await world.replica.call("POST", path, {"fencing_token": 1}, by="ben")).status_code == 403
-    assert REFUSED_FACTS.labels("stale token")._value.get() == before + 3
+    assert REFUSED_COMMANDS.labels("stale token")._value.get() == before + 3
 
 
 async def test_the_same_request_is_one_lease(world: World) -> None:
-    """However often it is asked, at once and later: the same lease, its token and no other unit."""
+    """However often it is repeated, concurrently and later: the same lease and token, and no other unit."""
     answers = await asyncio.gather(*(world.replica.acquire("r") for _ in range(20)))
     answers.append(await world.replica.acquire("r"))
     assert {answer.status_code for answer in answers} == {200}
@@ -157,24 +157,24 @@ async def test_the_same_request_is_one_lease(world: World) -> None:
     assert await world.broker.held() == 1
 
 
-async def test_what_arrives_together_is_decided_together(world: World) -> None:
-    """Requests that come while a batch commits are one transaction, and never over the limit."""
+async def test_commands_that_arrive_together_are_decided_together(world: World) -> None:
+    """Requests that arrive while a batch commits are one transaction, and never exceed the limit."""
     pool = world.broker.pool
     async with pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("SELECT 1 FROM lease_pools FOR UPDATE")
-            asked = [asyncio.create_task(world.replica.acquire("r0"))]
-            await world.broker.until_waiting(*asked)
-            asked += [asyncio.create_task(world.replica.acquire(f"r{n}")) for n in range(1, 50)]
-            await harness.until(lambda: len(world.replica.desk._queues.get("sim-a", ())) == 49)
-        answers = await asyncio.gather(*asked)
+            calls = [asyncio.create_task(world.replica.acquire("r0"))]
+            await world.broker.until_waiting(*calls)
+            calls += [asyncio.create_task(world.replica.acquire(f"r{n}")) for n in range(1, 50)]
+            await harness.until(lambda: len(world.replica.group_commit._queues.get("sim-a", ())) == 49)
+        answers = await asyncio.gather(*calls)
     assert sorted(answer.status_code for answer in answers) == [200] * 2 + [202] * 48
     assert await world.broker.held() == 2
     assert await pool.fetchval("SELECT count(DISTINCT xmin::text) FROM requests") == 2
 
 
-async def test_who_waits_is_told_where_and_why(world: World) -> None:
-    """202 with a place, an estimate, when to ask again, in the body and as Retry-After."""
+async def test_a_waiting_request_gets_its_position_and_reason(world: World) -> None:
+    """202 with position, estimate and time of the next poll, in the body and as Retry-After."""
     await world.replica.acquire("held", units=2)
     first, second = await world.replica.acquire("first"), await world.replica.acquire("second", units=2)
     assert first.status_code == 202
@@ -184,7 +184,7 @@ async def test_who_waits_is_told_where_and_why(world: World) -> None:
         "position": 1,
         "eta_seconds": 0,
         "retry_after_seconds": 0,
-        "reason": "2 of 2 units are held, limit as declared",
+        "reason": "2 of 2 units held (limit as declared)",
     }
     assert second.json()["position"] == 2
     assert second.json()["eta_seconds"] > first.json()["eta_seconds"] > 0
@@ -199,7 +199,7 @@ async def test_who_waits_is_told_where_and_why(world: World) -> None:
 
 
 async def test_a_place_among_tenants(world: World) -> None:
-    """Tenants take turns: who asks alone is served second, however many wait of another tenant."""
+    """Tenants take turns: a single request is served second, however many requests of another tenant wait."""
     await world.replica.acquire("held", units=2)
     for n in range(10):
         await world.replica.acquire(f"crowd-{n}", tenant="crowd")
@@ -207,30 +207,30 @@ async def test_a_place_among_tenants(world: World) -> None:
     assert (await world.replica.acquire("urgent", tenant="crowd", priority=5)).json()["position"] == 1
 
 
-async def test_whoever_waits_is_answered_as_soon_as_a_unit_comes_back(world: World) -> None:
-    """By a grant that is confirmed, in the call that waited for it."""
+async def test_a_waiting_call_is_answered_as_soon_as_a_unit_is_released(world: World) -> None:
+    """By a confirmed grant, in the call that waited for it."""
     held = (await world.replica.acquire("held", units=2)).json()
     waiting = asyncio.create_task(world.replica.acquire("next", wait_seconds=60.0))
-    await harness.until(lambda: world.replica.desk.staying == 1)
+    await harness.until(lambda: world.replica.group_commit.waiting_callers == 1)
     await world.replica.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
     answer = await waiting
     assert (answer.status_code, answer.json()["state"], answer.json()["fencing_token"]) == (200, "confirmed", 2)
-    assert world.replica.desk.staying == 0
+    assert world.replica.group_commit.waiting_callers == 0
 
 
-async def test_whoever_waits_too_long_keeps_its_place(world: World) -> None:
-    """The wait ends with 202; the request goes on waiting, and is granted in reserve while nobody asks."""
+async def test_a_wait_that_times_out_keeps_its_place(world: World) -> None:
+    """The call ends with 202; the request goes on waiting, and its grant stays reserved while no call is open."""
     held = (await world.replica.acquire("held", units=2)).json()
     assert (await world.replica.acquire("next", wait_seconds=0.01)).status_code == 202
-    assert world.replica.desk.staying == 0
+    assert world.replica.group_commit.waiting_callers == 0
     await world.replica.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
     shown = (await world.replica.call("GET", "/lease-pools/sim-a/requests/next")).json()
     assert [lease["state"] for lease in shown["leases"]] == ["reserved"]
     assert (await world.replica.acquire("next")).json()["state"] == "confirmed"
 
 
-async def test_a_grant_to_be_confirmed_apart(world: World) -> None:
-    """With confirm: false it is a reserve; confirmed by its holder, or taken back."""
+async def test_a_grant_to_be_confirmed_separately(world: World) -> None:
+    """With confirm: false it is reserved until its holder confirms it or the reserve time ends."""
     lease = (await world.replica.acquire("r", confirm=False)).json()
     assert (lease["state"], lease["ttl_seconds_left"]) == ("reserved", 180.0)
     again = await world.replica.acquire("r", confirm=False)
@@ -245,8 +245,8 @@ async def test_a_grant_to_be_confirmed_apart(world: World) -> None:
     assert (answer.status_code, slug(answer), answer.json()["reason"]) == (410, "lease-ended", "expired")
 
 
-async def test_an_attempt_replaces_the_one_before(world: World) -> None:
-    """The old lease ends in the same transaction, and its holder hears why."""
+async def test_an_attempt_replaces_an_earlier_one(world: World) -> None:
+    """The old lease ends in the same transaction, and its holder gets the reason."""
     old = (await world.replica.acquire("one", units=2)).json()
     replaced = {"lease_id": old["lease_id"], "fencing_token": old["fencing_token"]}
     new = await world.replica.acquire("two", units=2, replaces=replaced)
@@ -256,8 +256,8 @@ async def test_an_attempt_replaces_the_one_before(world: World) -> None:
     assert (late.status_code, late.json()["reason"]) == (410, "replaced")
 
 
-async def test_ends_are_told_with_their_reason(world: World) -> None:
-    """To whoever renews, and to whoever asks again for what it had."""
+async def test_ended_leases_are_answered_with_their_reason(world: World) -> None:
+    """To renewals, and to repeated requests."""
     lease = (await world.replica.acquire("r")).json()
     path, token = f"/leases/{lease['lease_id']}", {"fencing_token": 1}
     await world.broker.set_clock(300)
@@ -269,7 +269,7 @@ async def test_ends_are_told_with_their_reason(world: World) -> None:
     assert (again.status_code, slug(again), again.json()["reason"]) == (410, "lease-ended", "lost")
 
 
-#   what is said as the deadline passes, status, reason of a refusal
+#   command as the deadline passes, status, reason of a refusal
 OVERTAKEN = [
     (300.0, "", {"request_id": "r", "units": 2}, 410, "lost"),
     (1200.0, "", {"request_id": "r", "units": 2}, 410, "hold"),
@@ -280,13 +280,13 @@ OVERTAKEN = [
 
 
 @pytest.mark.parametrize(("ttl", "what", "body", "status", "reason"), OVERTAKEN)
-async def test_an_end_in_the_very_commit_is_told(
+async def test_an_end_in_the_same_commit_is_answered(
     world: World, ttl: float, what: str, body: dict[str, Any], status: int, reason: str | None
 ) -> None:
-    """Though the lease still lived when it was asked about. A release has given back what it said."""
+    """Although the lease was alive when the command arrived. A release has taken effect."""
     await world.broker.declare(terms(limit=2, ttl_seconds=ttl))
     here, pool = world.replica, world.broker.pool
-    here.desk._caught_up = lambda _: True
+    here.group_commit._caught_up = lambda _: True
     held = (await here.acquire("r", units=2)).json()
     await world.broker.set_clock(ttl)
     path = f"/leases/{held['lease_id']}/{what}" if what else "/lease-pools/sim-a/leases"
@@ -295,10 +295,10 @@ async def test_an_end_in_the_very_commit_is_told(
             await blocker.execute("SELECT 1 FROM lease_pools FOR UPDATE")
             first = asyncio.create_task(here.call("DELETE", "/lease-pools/sim-a/requests/none"))
             await world.broker.until_waiting(first)
-            asked = asyncio.create_task(here.call("POST", path, body))
+            command_call = asyncio.create_task(here.call("POST", path, body))
             new = asyncio.create_task(here.acquire("new"))
-            await harness.until(lambda: len(here.desk._queues.get("sim-a", ())) == 2)
-        answer, _, _ = await asyncio.gather(asked, new, first)
+            await harness.until(lambda: len(here.group_commit._queues.get("sim-a", ())) == 2)
+        answer, _, _ = await asyncio.gather(command_call, new, first)
     assert (answer.status_code, answer.json().get("reason")) == (status, reason), answer.text
     if status == 200:
         assert (answer.json()["released_units"], answer.json()["remaining"]) == (1, 0)
@@ -308,8 +308,8 @@ async def test_an_end_in_the_very_commit_is_told(
     assert (again.status_code, again.json().get("reason")) == (status, reason)
 
 
-async def test_giving_up(world: World) -> None:
-    """What waits is cancelled, what was granted meanwhile given back; then the id is spent."""
+async def test_cancel(world: World) -> None:
+    """Waiting units are cancelled, units granted in the meantime released; the request id cannot be used again."""
     await world.replica.acquire("held", units=2)
     await world.replica.acquire("next")
     path = "/lease-pools/sim-a/requests"
@@ -325,12 +325,13 @@ async def test_giving_up(world: World) -> None:
 
 
 START_NOW = {"request_id": "bens", "operation": "install", "units": 1, "started_at": instant(0)}
-FIRST_YEAR = "0001-01-01T00:00:00+14:00"  # of the year before in UTC
+FIRST_YEAR = "0001-01-01T00:00:00+14:00"  # in the previous year in UTC
 START_LATER = START_NOW | {"request_id": "new", "started_at": instant(61)}
 
 
-async def test_terms_are_changed_while_a_pool_works(world: World) -> None:
-    """With a reason, under a revision, told and kept; a lower limit drains, a higher one admits who waits."""
+async def test_terms_are_changed_at_run_time(world: World) -> None:
+    """With a reason and a revision, published and recorded; after a lower limit usage falls first, a higher one grants
+    to waiting requests."""
     held = (await world.replica.acquire("held", units=2)).json()
     assert (await world.replica.acquire("next")).status_code == 202
     path, by = "/lease-pools/sim-a", "operator"
@@ -350,7 +351,7 @@ async def test_terms_are_changed_while_a_pool_works(world: World) -> None:
     assert same.json()["revision"] == 2
     await world.broker.decide()
     assert await world.broker.held() == 2
-    assert [event for event in await world.broker.told() if isinstance(event, LeaseLimitChanged)] == [
+    assert [event for event in await world.broker.events() if isinstance(event, LeaseLimitChanged)] == [
         LeaseLimitChanged(lease_pool_id="sim-a", limit=1, previous_limit=2, reason="quota was cut")
     ]
     assert (await world.replica.call("POST", f"/leases/{held['lease_id']}/renew", {"fencing_token": 1})).is_success
@@ -365,7 +366,7 @@ async def test_terms_are_changed_while_a_pool_works(world: World) -> None:
 
 
 async def test_a_pinned_pool_has_the_limit_that_was_set(world: World) -> None:
-    """However much a derived limit wants otherwise; unpinned, it follows again."""
+    """A derived limit has no effect on it; unpinned, the pool follows the derived limit again."""
     await world.broker.declare(terms(limit=2, policy=Policy(pacing="off", derived=Derived(per_unit=10.0))))
     path = "/lease-pools/sim-a"
 
@@ -379,51 +380,51 @@ async def test_a_pinned_pool_has_the_limit_that_was_set(world: World) -> None:
 
     answer = await put(1)
     assert (answer.status_code, answer.json()) == (200, {"id": "sim-a", "units": 1, "valid_until": instant(60)})
-    assert await limit() == (10, "derived: 10 × 1 units")
+    assert await limit() == (10, "derived: 10 × 1 unit")
     pinned = await world.replica.call("PATCH", path, {"pinned": True, "reason": "ratchet"}, by="operator")
     assert pinned.json()["pinned"] is True
     assert await limit() == (2, "pinned: ratchet")
     await world.replica.call("PATCH", path, {"pinned": False, "reason": "done"}, by="operator")
-    assert await limit() == (10, "derived: 10 × 1 units")
+    assert await limit() == (10, "derived: 10 × 1 unit")
     await world.broker.set_clock(60)
-    assert await limit() == (10, "derived: 10 × 1 units, reported too long ago")
+    assert await limit() == (10, "derived: 10 × 1 unit (stale report)")
     await put(3)
     assert await limit() == (30, "derived: 10 × 3 units")
-    alerts = [event for event in await world.broker.told() if isinstance(event, AlertRaised | AlertResolved)]
+    alerts = [event for event in await world.broker.events() if isinstance(event, AlertRaised | AlertResolved)]
     assert [type(alert) for alert in alerts] == [AlertRaised, AlertResolved]
 
 
 async def test_a_drained_pool_grants_nothing(world: World) -> None:
-    """Who holds goes on, who asks waits and is told why; undrained, it grants at once."""
+    """Leases go on, requests wait with the reason; undrained, it grants at once."""
     lease = (await world.replica.acquire("held")).json()
     for _ in range(2):
         answer = await world.replica.call("POST", "/lease-pools/sim-a/drain", {"reason": "moving"}, by="operator")
         assert (answer.status_code, answer.json()) == (200, {"id": "sim-a", "drained": True, "held": 1})
     waits = await world.replica.acquire("next")
-    assert (waits.status_code, waits.json()["reason"]) == (202, "nothing starts: drained: moving")
+    assert (waits.status_code, waits.json()["reason"]) == (202, "the limit is 0: drained: moving")
     assert waits.json()["eta_seconds"] is None
     assert (await world.replica.call("POST", f"/leases/{lease['lease_id']}/renew", {"fencing_token": 1})).is_success
     answer = await world.replica.call("POST", "/lease-pools/sim-a/undrain", {"reason": "moved"}, by="operator")
     assert answer.json()["drained"] is False
     await world.broker.decide()
     assert (await world.replica.acquire("next")).status_code == 200
-    told = (await world.replica.call("GET", "/lease-pools/sim-a/history")).json()["items"]
-    assert [row["kind"] for row in told if row["by"] == "operator"] == ["undrained", "drained"]
+    published = (await world.replica.call("GET", "/lease-pools/sim-a/history")).json()["items"]
+    assert [row["kind"] for row in published if row["by"] == "operator"] == ["undrained", "drained"]
 
 
-#   what closes a pool, what opens it
+#   stops granting, starts it again
 OPENED = [("POST", "/drain", {}, "POST", "/undrain", {}), ("PATCH", "", {"limit": 0}, "PATCH", "", {"limit": 1})]
 
 
 @pytest.mark.parametrize(("method", "path", "closing", "again", "where", "opening"), OPENED)
-async def test_a_pool_that_is_opened_grants_at_once(
+async def test_a_pool_that_starts_granting_grants_at_once(
     world: World, method: str, path: str, closing: dict[str, Any], again: str, where: str, opening: dict[str, Any]
 ) -> None:
-    """To whoever asked before and asks again to stay: what people change rings for a decision, no tick has to come."""
+    """To waiting calls: a change by an operator notifies the decide loop, without waiting for a tick."""
     here, bell = world.replica, asyncio.Event()
-    here.runtime.bells.append(bell)
+    here.runtime.wakeups.append(bell)
     loop = DecideLoop(
-        caught_up=lambda _: False, lost_linger_seconds=70, waiter_ttl_seconds=120, committed=here.desk.decided
+        caught_up=lambda _: False, lost_linger_seconds=70, waiter_ttl_seconds=120, committed=here.group_commit.decided
     )
 
     async def decide() -> None:
@@ -433,18 +434,18 @@ async def test_a_pool_that_is_opened_grants_at_once(
                 pass
 
     world.broker.start(decide())
-    pool, why = "/lease-pools/sim-a", {"reason": "moving"}
-    assert (await here.call(method, pool + path, closing | why, by="operator")).is_success
+    pool, reason = "/lease-pools/sim-a", {"reason": "moving"}
+    assert (await here.call(method, pool + path, closing | reason, by="operator")).is_success
     assert (await here.acquire("next")).status_code == 202
-    stays = asyncio.create_task(here.acquire("next", wait_seconds=10.0))
-    await harness.until(lambda: here.desk.staying == 1)
-    assert (await here.call(again, pool + where, opening | why, by="operator")).is_success
-    answer = await stays
+    waiting = asyncio.create_task(here.acquire("next", wait_seconds=10.0))
+    await harness.until(lambda: here.group_commit.waiting_callers == 1)
+    assert (await here.call(again, pool + where, opening | reason, by="operator")).is_success
+    answer = await waiting
     assert (answer.status_code, answer.json()["state"]) == (200, "confirmed")
 
 
-async def test_what_started_without_a_lease_is_charged_once(world: World) -> None:
-    """It holds back others until its hold passes, from when it started; what is over by then counts nothing."""
+async def test_an_unleased_launch_is_counted_once(world: World) -> None:
+    """It occupies its units from its start until its hold ends; one whose hold has ended does not count."""
     await world.broker.set_clock(2000)
     starts = [
         {"request_id": name, "operation": "install", "units": units, "started_at": instant(at)}
@@ -465,8 +466,8 @@ async def test_what_started_without_a_lease_is_charged_once(world: World) -> Non
     assert (await world.replica.acquire("next")).status_code == 200
 
 
-async def test_a_partial_release_said_again(world: World) -> None:
-    """After a lost answer: what remains is the same, whoever else gave back meanwhile."""
+async def test_a_repeated_partial_release(world: World) -> None:
+    """After a lost answer: the same units remain, whatever else was released in the meantime."""
     lease = (await world.replica.acquire("r", units=2)).json()
     body = {"fencing_token": lease["fencing_token"], "remaining": 1}
     for released in (1, 0):
@@ -478,9 +479,9 @@ async def test_a_partial_release_said_again(world: World) -> None:
     assert (both.status_code, slug(both)) == (422, "invalid-request")
 
 
-async def test_a_release_after_the_hold_is_heard_once(world: World) -> None:
-    """Its answer says that nothing was given back, however often; what its holder met closes the pool and is counted
-    once. A partial release is no last word: it may have been said while the lease lived."""
+async def test_a_release_after_the_hold_is_recorded_once(world: World) -> None:
+    """Its answer is that nothing was released, however often; its throttle evidence blocks the pool and is counted
+    once. A partial release does not count as the late report, since it may have been sent while the lease was alive."""
     await world.broker.declare(terms(limit=2, ttl_seconds=1200))
     lease = (await world.replica.acquire("r", units=2)).json()
     await world.broker.set_clock(1200)
@@ -504,11 +505,11 @@ async def test_a_release_after_the_hold_is_heard_once(world: World) -> None:
     late = await world.replica.call("POST", f"{path}/renew", {"fencing_token": 1})
     assert (late.status_code, late.json()["reason"]) == (410, "hold")
     trail = (await world.replica.call("GET", f"{path}/history")).json()["items"]
-    assert [(entry["kind"], entry["by"]) for entry in trail[-2:]] == [("heard", "ann"), ("throttled", "ann")]
+    assert [(entry["kind"], entry["by"]) for entry in trail[-2:]] == [("reported-late", "ann"), ("throttled", "ann")]
 
 
 async def test_a_report_of_the_past(world: World) -> None:
-    """What holders told here, against the terms that are asked about."""
+    """Results of holders, compared with the requested terms."""
     for n in range(2):
         lease = (await world.replica.acquire(f"r{n}")).json()
         await world.broker.set_clock(100 * (n + 1))
@@ -517,24 +518,29 @@ async def test_a_report_of_the_past(world: World) -> None:
     query = "since_seconds=3600&limit=1&hold_seconds=60"
     answer = await world.replica.call("GET", f"/lease-pools/sim-a/report?{query}", by="")
     assert answer.status_code == 200, answer.text
-    told = answer.json()
-    assert (told["id"], told["mode"], told["requests"], told["throttled"]) == ("sim-a", "enforce", 2, 1)
-    (what_if,) = told["what_if"]
+    published = answer.json()
+    assert (published["id"], published["mode"], published["requests"], published["throttled"]) == (
+        "sim-a",
+        "enforce",
+        2,
+        1,
+    )
+    (what_if,) = published["what_if"]
     assert (what_if["limit_units"], what_if["hold_seconds"], what_if["cut_short"]) == (1, 60.0, 2)
-    held = next(row for row in told["spreads"] if row["of"] == "seconds held")
+    held = next(row for row in published["spreads"] if row["of"] == "seconds held")
     assert (held["count"], held["p50"]) == (2, 100.0)
 
 
-async def test_more_than_is_ever_granted_at_once(world: World) -> None:
-    """Refused at the door, with what may be asked for; accepted where the limit may rise to it, or does not count."""
+async def test_more_units_than_can_ever_be_granted_at_once(world: World) -> None:
+    """Refused at once, with the possible number; accepted where the limit may rise to it, or does not apply."""
     kept = {"heavy": Operation(weight=2), "destroy": Operation(reserved_units=1, max_wait_seconds=60)}
     never = {
         "declared": terms("declared", 4),
-        "kept": terms("kept", 4, policy=Policy(pacing="off", operations=kept)),
+        "reserved": terms("reserved", 4, policy=Policy(pacing="off", operations=kept)),
         "adaptive": terms("adaptive", 2, policy=Policy(pacing="off", adaptive=Bounds(floor=1, ceiling=4))),
     }
     accepted = {
-        "closed": terms("closed", 0),
+        "stopped": terms("stopped", 0),
         "shadow": terms("shadow", 4, policy=Policy(mode=Mode.SHADOW)),
         "derived": terms("derived", 4, policy=Policy(pacing="off", derived=Derived(per_unit=1))),
     }
@@ -544,13 +550,13 @@ async def test_more_than_is_ever_granted_at_once(world: World) -> None:
     for name, most, operation in (
         ("declared", 4, "install"),
         ("adaptive", 4, "install"),
-        ("kept", 3, "install"),
-        ("kept", 1, "heavy"),
+        ("reserved", 3, "install"),
+        ("reserved", 1, "heavy"),
     ):
         refused = await here.acquire("r", name, units=most + 1, operation=operation)
         assert (refused.status_code, slug(refused)) == (422, "too-many-units")
         assert refused.json()["units_max"] == most
-        assert f"at most {most} at once" in refused.json()["detail"]
+        assert f"at most {most} unit" in refused.json()["detail"]
         gang_of = {"request_id": "g", "operation": operation, "members": [{"pool": name, "units": most + 1}]}
         refused = await here.call("POST", "/lease-gangs", gang_of)
         assert (refused.status_code, slug(refused)) == (422, "too-many-units")
@@ -558,8 +564,8 @@ async def test_more_than_is_ever_granted_at_once(world: World) -> None:
     for name, units, operation in (
         ("declared", 4, "install"),
         ("adaptive", 4, "install"),
-        ("kept", 5, "destroy"),
-        ("closed", 1, "install"),
+        ("reserved", 5, "destroy"),
+        ("stopped", 1, "install"),
         ("shadow", 9, "install"),
         ("derived", 9, "install"),
     ):
@@ -569,7 +575,7 @@ async def test_more_than_is_ever_granted_at_once(world: World) -> None:
     await world.broker.declare(terms("declared", 2), *accepted.values())
     waits = (await here.acquire("late", "declared", units=3)).json()
     assert (waits["eta_seconds"], waits["retry_after_seconds"]) == (None, 60.0)
-    assert waits["reason"] == "asks for 3 units, more than the limit of 2 allows: as declared"
+    assert waits["reason"] == "requests 3 units, more than the limit of 2 allows: as declared"
 
 
 def gang(*pools: str, request_id: str = "g", **body: Any) -> dict[str, Any]:
@@ -577,7 +583,8 @@ def gang(*pools: str, request_id: str = "g", **body: Any) -> dict[str, Any]:
 
 
 async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
-    """Told where it waits longest, woken by the last unit, confirmed in the call; the same id is the same gang."""
+    """Answered with the pool of the longest wait, woken by the last unit, confirmed in the call; the same id is the
+    same gang."""
     await world.broker.declare(terms(limit=2), terms("sim-b", limit=1), terms("sim-c"))
     here = world.replica
     held = (await here.acquire("held", "sim-b")).json()
@@ -586,9 +593,9 @@ async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
     assert waits.json()["reason"].startswith("sim-b: ")
     assert [await world.broker.held(pool) for pool in ("sim-a", "sim-b")] == [0, 1]
     waiting = asyncio.create_task(here.call("POST", "/lease-gangs", gang("sim-b", "sim-a", wait_seconds=60.0)))
-    await harness.until(lambda: here.desk.staying == 1)
+    await harness.until(lambda: here.group_commit.waiting_callers == 1)
     await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
-    loop = GangLoop(lost_linger_seconds=70, committed=here.desk.decided)
+    loop = GangLoop(lost_linger_seconds=70, committed=here.group_commit.decided)
     assert await loop.step(here.pool)
     answer = await waiting
     assert answer.status_code == 200, answer.text
@@ -749,18 +756,18 @@ REFUSED: list[tuple[str, str, str, Any, str, int, str]] = [
 ]
 
 
-async def test_what_is_refused_changes_nothing(world: World) -> None:
-    """A clear problem for each, and every row as it was."""
+async def test_refused_calls_change_nothing(world: World) -> None:
+    """Each is answered with its own problem, and every row stays as it was."""
     held = (await world.replica.acquire("held", units=2)).json()["lease_id"]
     await world.replica.acquire("waits")
     await world.replica.acquire("bens", by="ben")
     before = await world.rows()
     ahead = utc_now() + timedelta(seconds=100)
-    told = {"Slipway-Sent-At": ahead.isoformat(), "Date": format_datetime(ahead, usegmt=True)}
+    published = {"Slipway-Sent-At": ahead.isoformat(), "Date": format_datetime(ahead, usegmt=True)}
     for method, path, by, body, header, status, expected in REFUSED:
         case = f"{method} {path[:50]} by {by!r} {body}"
         sent = {"replaces": body["replaces"] | {"lease_id": held}} if body and "replaces" in body else {}
-        headers = {header: told[header]} if header else {}
+        headers = {header: published[header]} if header else {}
         answer = await world.replica.call(method, path.replace("HELD", held), body and body | sent, by=by, **headers)
         assert (answer.status_code, slug(answer)) == (status, expected), f"{case}: {answer.text}"
         problem = answer.json()
@@ -771,7 +778,7 @@ async def test_what_is_refused_changes_nothing(world: World) -> None:
 
 
 async def test_a_former_holder(world: World) -> None:
-    """Its token is another's by now, or its lease has ended: told apart, and nothing changed."""
+    """A token of another lease and an ended lease are distinct problems, and nothing changes."""
     old = (await world.replica.acquire("old", units=2)).json()
     await world.replica.call("POST", f"/leases/{old['lease_id']}/release", {"fencing_token": 1})
     new = (await world.replica.acquire("new", units=2)).json()
@@ -790,14 +797,14 @@ async def test_an_administrator_may_act_for_others(world: World) -> None:
 
 
 async def test_a_clock_that_is_nearly_right(world: World) -> None:
-    """A minute ahead passes, and so does any time gone by; what is no time does not."""
-    for said, status in (
+    """Up to a minute ahead is accepted, and any time in the past; an invalid time is not."""
+    for value, status in (
         (utc_now() + timedelta(seconds=50), 200),
         (utc_now() - timedelta(days=400), 200),
         ("soon", 422),
         ("2026-01-01T12:00:00", 422),
     ):
-        header = said if isinstance(said, str) else said.isoformat()
+        header = value if isinstance(value, str) else value.isoformat()
         answer = await world.replica.call(
             "POST", "/lease-pools/sim-a/leases", {"request_id": "r"}, **{"Slipway-Sent-At": header}
         )
@@ -821,7 +828,7 @@ async def test_leases_by_pool_and_tenant(world: World) -> None:
 
 
 async def test_every_write_is_documented_with_its_token(world: World) -> None:
-    """The OpenAPI document names a body and the bearer scheme for each."""
+    """The OpenAPI document names a body and the bearer scheme for each write."""
     paths = (await world.replica.call("GET", "/openapi.json")).json()["paths"]
     writes = [
         (path, method, operation)
@@ -835,24 +842,28 @@ async def test_every_write_is_documented_with_its_token(world: World) -> None:
         assert method == "delete" or "requestBody" in operation, (method, path)
 
 
-async def stays(replica: Replica, request_id: str = "next") -> Answer:
-    """Ask, as a caller does that is ready to wait."""
-    fact = wanted("sim-a", Acquire.model_validate({"request_id": request_id}), "ann")
-    return await replica.desk.settle(replica.pool, Errand(fact=fact, caller="ann", confirm=True, wait=True))
+async def expect_grant(replica: Replica, request_id: str = "next") -> Answer:
+    """A submission of a caller that waits."""
+    command = wanted("sim-a", Acquire.model_validate({"request_id": request_id}), "ann")
+    return await replica.group_commit.submit(
+        replica.pool, Submission(command=command, caller="ann", confirm=True, wait=True)
+    )
 
 
-async def test_who_waits_for_what_is_cancelled_is_told(world: World) -> None:
-    """At once, and not when its patience ends."""
+async def test_a_waiting_call_is_answered_on_cancel(world: World) -> None:
+    """At once, and not when its wait ends."""
     await world.replica.acquire("held", units=2)
-    staying = asyncio.create_task(world.replica.desk.stay(await stays(world.replica), 60.0, never()))
+    staying = asyncio.create_task(
+        world.replica.group_commit.wait_for_grant(await expect_grant(world.replica), 60.0, never())
+    )
     await world.replica.call("DELETE", "/lease-pools/sim-a/requests/next")
     assert await staying is True
     late = await world.replica.acquire("next", wait_seconds=60)
     assert (late.status_code, late.json()["reason"]) == (410, "cancelled")
 
 
-async def test_units_come_back_though_no_decision_can_be_made(world: World) -> None:
-    """What is said is recorded, and the deciding left to the loop, which tells of its failure."""
+async def test_units_are_released_although_decisions_fail(world: World) -> None:
+    """The command is recorded, and the decision is left to the loop, which logs the failure."""
     held = (await world.replica.acquire("held", units=2)).json()
     assert (await world.replica.acquire("next")).status_code == 202
     await world.broker.pool.execute("""UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}'""")
@@ -868,53 +879,56 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-async def test_who_waits_at_another_replica_is_woken(
+async def test_a_call_that_waits_at_another_replica_is_woken(
     postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a notification, long before a look of its own would find the grant."""
-    monkeypatch.setattr(wakes, "LOOK_SECONDS", 3600.0)
+    """By a notification, long before the periodic check would find the grant."""
+    monkeypatch.setattr(grant_notifier, "CHECK_SECONDS", 3600.0)
     async with world_on(postgres, tmp_path, replicas=2) as world:
         here, there = world.replicas
         held = (await here.acquire("held", units=2)).json()
-        staying = asyncio.create_task(there.desk.stay(await stays(there), 60.0, never()))
+        staying = asyncio.create_task(there.group_commit.wait_for_grant(await expect_grant(there), 60.0, never()))
         await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
         assert await staying is True
         answer = await there.acquire("next")
     assert (answer.status_code, answer.json()["state"]) == (200, "confirmed")
 
 
-async def test_a_lost_notification_holds_nobody_up(world: World) -> None:
-    """A look wakes whoever was granted something since, and nobody else."""
-    await world.broker.tell(ask("held", 2))
+async def test_a_lost_notification_blocks_no_caller(world: World) -> None:
+    """Only the callers that were granted something since are woken by a check."""
+    await world.broker.send(ask("held", 2))
     (held,) = await world.broker.grants()
     here = world.replica
-    staying = [asyncio.create_task(here.desk.stay(await stays(here, name), 60.0, never())) for name in ("next", "last")]
-    await world.broker.tell(release(held, 1))
-    await world.broker.decide()  # in a process that knows nothing of who stays here
-    await here.desk.look(here.pool)
+    staying = [
+        asyncio.create_task(here.group_commit.wait_for_grant(await expect_grant(here, name), 60.0, never()))
+        for name in ("next", "last")
+    ]
+    await world.broker.send(release(held, 1))
+    await world.broker.decide()  # in a process that knows nothing of the callers that wait here
+    await here.group_commit.check_grants(here.pool)
     assert await staying[0] is True
-    assert here.desk.staying == 1
-    await world.broker.tell(release(held, 1))
+    assert here.group_commit.waiting_callers == 1
+    await world.broker.send(release(held, 1))
     await world.broker.decide()
-    await here.desk.look(here.pool)
+    await here.group_commit.check_grants(here.pool)
     assert await staying[1] is True
 
 
-async def test_a_caller_that_hung_up_confirms_nothing(world: World) -> None:
-    """Nobody heard of the grant, so it stays a reserve that time takes back."""
+async def test_a_disconnected_caller_confirms_nothing(world: World) -> None:
+    """No caller received the grant, so it stays reserved until its reserve time ends."""
     held = (await world.replica.acquire("held", units=2)).json()
     here, gone = world.replica, asyncio.Event()
-    staying = asyncio.create_task(here.desk.stay(await stays(here), 60.0, gone.wait()))
+    staying = asyncio.create_task(here.group_commit.wait_for_grant(await expect_grant(here), 60.0, gone.wait()))
     gone.set()
     assert await staying is False
-    assert here.desk.staying == 0
+    assert here.group_commit.waiting_callers == 0
     await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
     (lease,) = (await here.call("GET", "/leases?pool=sim-a")).json()["items"]
     assert (lease["request_id"], lease["state"]) == ("next", "reserved")
 
 
-async def test_a_stranger_that_is_refused_confirms_nothing(world: World) -> None:
-    """Though it asks under the id of the very request that is granted beside it."""
+async def test_a_refused_caller_confirms_nothing(world: World) -> None:
+    """Although its request id is that of the request granted in the same batch."""
     here, pool = world.replica, world.broker.pool
     held = (await here.acquire("held", units=2)).json()
     await here.acquire("next")
@@ -927,7 +941,7 @@ async def test_a_stranger_that_is_refused_confirms_nothing(world: World) -> None
                 here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
             )
             strange = asyncio.create_task(here.acquire("next", by="ben"))
-            await harness.until(lambda: len(here.desk._queues.get("sim-a", ())) == 2)
+            await harness.until(lambda: len(here.group_commit._queues.get("sim-a", ())) == 2)
         answers = await asyncio.gather(released, strange, first)
     assert [answer.status_code for answer in answers] == [200, 403, 404]
     (lease,) = (await here.call("GET", "/leases?pool=sim-a")).json()["items"]

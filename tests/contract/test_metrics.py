@@ -1,4 +1,4 @@
-"""What each service tells Prometheus, as its own process tells it: its rows of the table, and no others."""
+"""Metrics of each service's process: exactly its rows of the table."""
 
 import os
 import sys
@@ -16,13 +16,13 @@ from slipway_local.ports import free_ports
 from tests.harness import until
 from tests.tools import run
 
-# What the client library tells of the process itself.
+# Metrics of the process itself, added by the client library.
 OF_THE_PROCESS = ("python_", "process_")
 
 
 @pytest.fixture(params=TARGETS)
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
-    """A service without its servers: it answers all the same. Its name and port."""
+    """Name and port of a service without its servers, which answers nevertheless."""
     name: str = request.param
     (port,) = free_ports(1)
     given = {
@@ -42,8 +42,8 @@ async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     await child.kill()
 
 
-async def test_a_service_tells_its_rows_and_no_others(service: tuple[str, int]) -> None:
-    """Names, kinds, labels and meanings are the table's; promtool finds nothing to say about them."""
+async def test_a_service_exports_exactly_its_rows(service: tuple[str, int]) -> None:
+    """Names, kinds, labels and help texts equal the table's; promtool reports no problems."""
     name, port = service
     async with httpx2.AsyncClient(trust_env=False) as http:
 
@@ -54,12 +54,12 @@ async def test_a_service_tells_its_rows_and_no_others(service: tuple[str, int]) 
                 return ""
 
         text = await until(scraped, f"{name} answers")
-    told = {
+    exported = {
         (family.name, family.type, family.documentation)
         for family in text_string_to_metric_families(text)
         if not family.name.startswith(OF_THE_PROCESS)
     }
-    assert told == {
+    assert exported == {
         (metric.name.removesuffix("_total"), metric.kind, metric.help) for metric in METRICS if name in metric.services
     }
     assert run("promtool", "check", "metrics", given=text) == ""

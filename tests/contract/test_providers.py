@@ -1,4 +1,4 @@
-"""What every provider keeps, on the simulator and on real processes: the loops know no difference."""
+"""Provider port, on the simulator and on real processes."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from slipway_common.processes import INSTANCE_TAG
 from slipway_local.ports import free_ports
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
-from slipway_provisioner.providers.process import Processes, Settings, instances
+from slipway_provisioner.providers.process import AccountSettings, Processes, instances
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """A provider with an account that has room for three instances."""
+    """A provider and an account with capacity for three instances."""
 
     provider: Provider
     account: Account
@@ -42,7 +42,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 @pytest.fixture
 async def local() -> AsyncIterator[Processes]:
-    """The provider of processes, of a deployment of its own; whatever it has started is ended."""
+    """Provider of processes with a deployment of its own, whose processes are killed afterwards."""
     provider = Processes(deployment=f"test/{new_id()}", register_url=URL)
     yield provider
     await clear(provider.deployment)
@@ -82,8 +82,8 @@ def setup(request: pytest.FixtureRequest) -> Setup:
     return chosen
 
 
-async def test_what_was_created_is_listed_by_its_batch(setup: Setup) -> None:
-    """n were asked for and n are there, each with an id of its own, under the batch's tag and no other."""
+async def test_created_instances_are_listed_by_batch(setup: Setup) -> None:
+    """As many instances as requested exist, each with an id of its own, under the batch's tag only."""
     before = utc_now().timestamp()
     one, two = request(1), request(2)
     first = await setup.provider.create(setup.account, one)
@@ -106,8 +106,8 @@ async def test_what_was_created_is_listed_by_its_batch(setup: Setup) -> None:
     await until(all_run, "every instance runs")
 
 
-async def test_ending_is_repeatable_and_ends_one(setup: Setup) -> None:
-    """The one that was named is gone from the listing and by its id; the others stay; a second time is fine."""
+async def test_terminate_is_repeatable(setup: Setup) -> None:
+    """The terminated instance is gone from the listing and by id, the others stay, and a repetition succeeds."""
     asked = request(2)
     gone, stays = await setup.provider.create(setup.account, asked)
     for _ in range(2):
@@ -123,8 +123,8 @@ async def no_more(setup: Setup, instance_id: str) -> bool:
     return not await setup.provider.exists(setup.account, instance_id)
 
 
-async def test_a_full_account_gives_what_it_has_and_then_refuses(setup: Setup) -> None:
-    """Fewer than asked for, then none with what is short; room that comes back is given again."""
+async def test_partial_and_exhausted_capacity(setup: Setup) -> None:
+    """Fewer instances than requested, then a capacity failure; freed capacity is used again."""
     asked = request(5)
     created = await setup.provider.create(setup.account, asked)
     assert len(created) == 3
@@ -138,8 +138,8 @@ async def test_a_full_account_gives_what_it_has_and_then_refuses(setup: Setup) -
     assert len(await setup.provider.create(setup.account, request())) == 1
 
 
-async def test_another_account_is_no_business_of_ours(setup: Setup) -> None:
-    """One reaper must not end what belongs to the other, nor count it."""
+async def test_accounts_are_separate(setup: Setup) -> None:
+    """An account's listing and count leave out instances of other accounts."""
     other = msgspec.structs.replace(setup.account, id="there")
     created = await setup.provider.create(setup.account, request())
     assert await setup.provider.instances(other) == []
@@ -153,7 +153,7 @@ async def test_another_account_is_no_business_of_ours(setup: Setup) -> None:
 async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
     local: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The secret comes on standard input; our own environment, with the database's address, stays ours."""
+    """The secret comes on standard input, and the provisioner's environment is not passed on."""
     monkeypatch.setenv("SLIPWAY_DATABASE_URL", "postgresql://secret@db")
     monkeypatch.setenv("PGPASSWORD", "secret")
     asked = request(n=1, environment={"FROM_CONFIG": 7})
@@ -190,7 +190,7 @@ async def test_an_agent_gets_its_user_data_and_nothing_of_ours(
 
 @needs_linux
 async def test_the_whole_session_ends_with_its_leader(local: Processes, tmp_path: Path) -> None:
-    """A child in a group of its own, one in a session of its own and one that cleared its environment all end."""
+    """A child in another process group, one in another session and one that cleared its environment all end."""
     script = """
         sleep 600 & echo $! >> pids
         setsid sleep 600 & echo $! >> pids
@@ -213,8 +213,8 @@ async def test_the_whole_session_ends_with_its_leader(local: Processes, tmp_path
 
 
 @needs_linux
-async def test_what_a_dead_leader_leaves_is_listed_and_ended(local: Processes, tmp_path: Path) -> None:
-    """A killed agent's task goes on: it shows up under another id, as an instance that no row has."""
+async def test_processes_left_by_a_dead_leader_are_an_orphan(local: Processes, tmp_path: Path) -> None:
+    """The task of a killed agent continues and is listed under another id, as an orphan instance."""
     here = account(command=["sh", "-c", "sleep 600 & sleep 600 & wait"])
     asked = request()
     (created,) = await local.create(here, asked)
@@ -224,18 +224,18 @@ async def test_what_a_dead_leader_leaves_is_listed_and_ended(local: Processes, t
     await until(lambda: not processes.alive(created), "the leader is gone")
     left = await local.instances(here)
     assert [instance.batch_id for instance in left] == [asked.batch_id]
-    surplus = left[0]
-    assert surplus.id != created
+    orphan = left[0]
+    assert orphan.id != created
     assert not await local.exists(here, created)
-    assert await local.exists(here, surplus.id)
-    await local.terminate(here, surplus.id)
+    assert await local.exists(here, orphan.id)
+    await local.terminate(here, orphan.id)
     await until(lambda: not processes.tagged(INSTANCE_TAG, local.deployment), "nothing is left")
     assert await local.instances(here) == []
 
 
 @needs_linux
 async def test_children_are_collected_at_once(local: Processes) -> None:
-    """Nobody asks for them, and no zombie stays; one that ended before anybody looked has an id of its own."""
+    """No zombie stays, and a process that ended at once has an id of its own."""
     here = account(command=["true"], processes_max=50)
     created = await local.create(here, request(20))
     assert len(set(created)) == 20
@@ -276,7 +276,7 @@ async def test_a_command_that_cannot_run_blames_its_config(
 @needs_linux
 @pytest.mark.parametrize(("length", "fits"), [(60_000, True), (70_000, False)])
 async def test_user_data_that_are_too_long_blame_their_config(local: Processes, length: int, fits: bool) -> None:
-    """They would be too long on an empty host, too: trying again later is of no use."""
+    """They would be too long on any host, so a retry is useless."""
     here, asked = account(command=["true"]), request(long=length * "x")
     if fits:
         assert len(await local.create(here, asked)) == 1
@@ -288,7 +288,7 @@ async def test_user_data_that_are_too_long_blame_their_config(local: Processes, 
 
 @needs_linux
 async def test_another_hosts_account_launches_nothing_here(local: Processes) -> None:
-    """A declaration that was written for another host, or has the example's name in it, starts no agent on this one."""
+    """A declaration for another host, or with the name from the example, starts no agent here."""
     elsewhere = msgspec.structs.replace(account(), identity="elsewhere")
     with pytest.raises(Refused, match="elsewhere") as refused:
         await local.create(elsewhere, request())
@@ -297,13 +297,13 @@ async def test_another_hosts_account_launches_nothing_here(local: Processes) -> 
 
 
 @needs_linux
-async def test_a_host_without_room_says_so() -> None:
-    """No process, no file, no memory left: the place is full, whatever the config."""
+async def test_a_host_without_capacity() -> None:
+    """Without processes, files or memory left, the failure is one of capacity, whatever the config."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.providers", "crowded", cwd=ROOT, stdout=PIPE
     )
-    said, _ = await process.communicate()
-    assert said.decode().strip() == "capacity InsufficientCapacity"
+    output, _ = await process.communicate()
+    assert output.decode().strip() == "capacity InsufficientCapacity"
 
 
 PROBLEMS = [
@@ -325,13 +325,13 @@ PROBLEMS = [
 
 @needs_linux
 @pytest.mark.parametrize(("settings", "words"), PROBLEMS)
-async def test_settings_that_cannot_be_used_are_told(local: Processes, settings: dict[str, Any], words: str) -> None:
+async def test_unusable_settings(local: Processes, settings: dict[str, Any], words: str) -> None:
     problem = local.problem(settings)
     assert words in problem
     assert bool(problem) == bool(words)
 
 
-async def test_a_system_without_proc_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "supported", lambda: False)
     provider = Processes(deployment="d", register_url=URL)
     assert "Linux" in provider.problem({})
@@ -340,9 +340,9 @@ async def test_a_system_without_proc_is_told(monkeypatch: pytest.MonkeyPatch) ->
 
 @needs_linux
 async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Processes, tmp_path: Path) -> None:
-    """Killed in the middle of a call: what it has started goes on, has all it needs, and is found and ended."""
+    """The processes that a killed call has started continue with their user data, and are found and terminated."""
     asked = request(10)
-    # Opening this one's log waits for a reader that never comes: there the provisioner is stuck.
+    # Opening this log blocks until a reader opens it, which stops the provisioner here.
     os.mkfifo(tmp_path / f"{asked.batch_id}-6.log")
     killed = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.providers", "creating", local.deployment, asked.batch_id, str(tmp_path), cwd=ROOT
@@ -366,7 +366,7 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
 
 @needs_linux
 async def test_processes_outlive_a_provisioner_that_stops(tmp_path: Path) -> None:
-    """Closing ends nobody: the next provisioner finds them."""
+    """Closing terminates nothing: the next provisioner finds the processes."""
     deployment = f"test/{new_id()}"
     first = Processes(deployment=deployment, register_url=URL)
     here = account(environment={"SEEN": str(tmp_path)})
@@ -383,7 +383,7 @@ async def test_processes_outlive_a_provisioner_that_stops(tmp_path: Path) -> Non
 
 
 def test_the_instance_of_a_tag_is_its_leader() -> None:
-    """Whoever leads stands for its tag, however late; else the oldest that is left."""
+    """The session leader represents its tag, otherwise the oldest process that is left."""
 
     def process(pid: int, session: int, tag: str) -> processes.Process:
         return processes.Process(
@@ -393,4 +393,4 @@ def test_the_instance_of_a_tag_is_its_leader() -> None:
     found = [process(1, 9, "a"), process(2, 2, "a"), process(3, 3, "a"), process(4, 9, "b"), process(5, 9, "b")]
     assert [chosen.pid for chosen in instances(found)] == [2, 4]
     assert instances([]) == []
-    assert Settings().command == ("slipway-worker", "run")
+    assert AccountSettings().command == ("slipway-worker", "run")

@@ -1,4 +1,4 @@
-"""What the provisioner answers to people: the fields that the command line and the live screen are built on."""
+"""HTTP API of the provisioner for people: the fields that the command line and the live screen use."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,18 +37,18 @@ async def read(provisioner: Provisioner, path: str, status: int = 200) -> Any:
     return answer.json()
 
 
-async def test_what_a_pool_misses_and_since_when(provisioner: Provisioner) -> None:
-    """By the newest decision, unknown before it; by the fresh sources that have tasks pending."""
+async def test_pool_backlog(provisioner: Provisioner) -> None:
+    """`needed` is that of the newest decision, and the backlog that of fresh sources with pending tasks."""
     await provisioner.declare(declared(max_capacity=3))
     pool = await read(provisioner, "/pools/linux")
-    assert {name: pool[name] for name in ("needed", "wanted", "oldest_wait_seconds")} == dict.fromkeys(
-        ("needed", "wanted", "oldest_wait_seconds")
+    assert {name: pool[name] for name in ("needed", "wanted", "backlog_seconds")} == dict.fromkeys(
+        ("needed", "wanted", "backlog_seconds")
     )
     await provisioner.demand(report(5), report(0, 2, source="busy"))
     await provisioner.plan()
     await provisioner.set_clock(40)
     pool = await read(provisioner, "/pools/linux")
-    shown = ("pending", "claimed", "wanted", "needed", "serving", "running", "leaving", "oldest_wait_seconds")
+    shown = ("pending", "claimed", "wanted", "needed", "serving", "running", "leaving", "backlog_seconds")
     assert {name: pool[name] for name in shown} == {
         "pending": 5,
         "claimed": 2,
@@ -57,26 +57,26 @@ async def test_what_a_pool_misses_and_since_when(provisioner: Provisioner) -> No
         "serving": 3,
         "running": 0,
         "leaving": 0,
-        "oldest_wait_seconds": 40.0,
+        "backlog_seconds": 40.0,
     }
     await provisioner.demand(report(4, at=50, source="ahead"))
     await provisioner.plan()
     assert (await read(provisioner, "/pools/linux"))["needed"] == 0
     await provisioner.set_clock(301)
-    assert (await read(provisioner, "/pools/linux"))["oldest_wait_seconds"] == 251.0
+    assert (await read(provisioner, "/pools/linux"))["backlog_seconds"] == 251.0
     await provisioner.set_clock(351)
-    assert (await read(provisioner, "/pools"))["items"][0]["oldest_wait_seconds"] is None
+    assert (await read(provisioner, "/pools"))["items"][0]["backlog_seconds"] is None
 
 
-async def test_the_wait_of_a_report_from_the_future(provisioner: Provisioner) -> None:
-    """Has not begun."""
+async def test_the_backlog_of_a_report_from_the_future(provisioner: Provisioner) -> None:
+    """It has not begun."""
     await provisioner.declare()
     await provisioner.demand(report(1, at=30))
-    assert (await read(provisioner, "/pools/linux"))["oldest_wait_seconds"] == 0.0
+    assert (await read(provisioner, "/pools/linux"))["backlog_seconds"] == 0.0
 
 
-async def test_how_a_config_does(provisioner: Provisioner) -> None:
-    """What is under way and not folded against each window; launches accepted and failures, over its life."""
+async def test_config_summary(provisioner: Provisioner) -> None:
+    """Starts in flight and unfolded failures per window, accepted launches and failures over its life."""
     provisioner.cloud.script.append(refused())
     await provisioner.admitted(3)
     await provisioner.launch()
@@ -84,15 +84,15 @@ async def test_how_a_config_does(provisioner: Provisioner) -> None:
     assert (config["ok"], config["failed"], config["probe_ready"], config["state_by"]) == (0, 3, False, "")
     assert config["stages"]["launch"] == {"in_flight": 0, "unfolded": 3, "window": 64}
     await provisioner.plan()
-    (request,) = await provisioner.told(LeaseRequested)
+    (request,) = await provisioner.published(LeaseRequested)
     await provisioner.leases(provisioner.granted(request))
     await provisioner.launch()
     await provisioner.register("i-0001", (await provisioner.workers())[-1].batch_id)
     health = StageHealth(probability=0.9, successes=0, failures=0, window=7, failures_folded=1)
-    closed: dict[str, Any] = {"state": "closed", "closed_stage": "launch", "probe_permit": 1, "probe_ready": True}
-    await provisioner.weights(weight(stages={"launch": health}, reason="closed", **closed))
+    tripped: dict[str, Any] = {"state": "probing", "tripped_stage": "launch", "probe_permit": 1, "probe_ready": True}
+    await provisioner.weights(weight(stages={"launch": health}, reason="tripped", **tripped))
     (config,) = (await read(provisioner, "/launch-configs?pool=linux"))["items"]
-    assert (config["ok"], config["failed"], config["probe_ready"], config["circuit"]) == (3, 3, True, "closed")
+    assert (config["ok"], config["failed"], config["probe_ready"], config["health_state"]) == (3, 3, True, "probing")
     assert (config["starting"], config["running"]) == (2, 1)
     assert config["stages"] == {
         "launch": {"in_flight": 0, "unfolded": 2, "window": 7},
@@ -102,7 +102,7 @@ async def test_how_a_config_does(provisioner: Provisioner) -> None:
 
 
 async def test_one_config(provisioner: Provisioner) -> None:
-    """What the list says of it, with its settings, its record, and the newest ten failures."""
+    """The fields of the list with settings, weight record and the newest ten failures."""
     body = declared()
     body["worker_pools"][0]["launch_configs"][0]["settings"] = {"disk_gb": 40}
     await provisioner.declare(body)
@@ -112,13 +112,13 @@ async def test_one_config(provisioner: Provisioner) -> None:
         await provisioner.set_clock(round_)
         await provisioner.demand(report(pending, at=round_))
         await provisioner.plan()
-        (request,) = await provisioner.told(LeaseRequested)
+        (request,) = await provisioner.published(LeaseRequested)
         await provisioner.leases(provisioner.granted(request))
         await provisioner.launch()
     config = await read(provisioner, "/launch-configs/zone-a")
     (listed,) = (await read(provisioner, "/launch-configs"))["items"]
     assert config.items() >= listed.items()
-    assert (config["settings"], config["record"]["reason"]) == ({"disk_gb": 40}, "open")
+    assert (config["settings"], config["record"]["reason"]) == ({"disk_gb": 40}, "zone-a healthy")
     everybody = [worker.id for worker in await provisioner.workers()]
     assert [failure["worker_id"] for failure in config["recent_failures"]] == everybody[:1:-1]
     assert config["recent_failures"][0] == {
@@ -131,7 +131,7 @@ async def test_one_config(provisioner: Provisioner) -> None:
 
 
 async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Worker, str]]:
-    """Registered workers, and the tokens by which they speak."""
+    """Registered workers and their tokens."""
     everybody = await provisioner.starting(pending)
     answers = [await provisioner.register(w.instance_id or "", w.batch_id) for w in everybody]
     await provisioner.events()
@@ -150,7 +150,7 @@ def at(seconds: float) -> str:
 
 
 async def test_one_worker(provisioner: Provisioner) -> None:
-    """What happened to it in order, why it is there, its call and its admission; no secret and no body."""
+    """Its timeline, decision, call and lease, without secrets and body."""
     (who,) = await running(provisioner)
     for seconds, what, body in ((5, "claimed", {"task_id": "t", "source": "q"}), (9, "idle", {})):
         await provisioner.set_clock(seconds)
@@ -166,18 +166,18 @@ async def test_one_worker(provisioner: Provisioner) -> None:
     ]
     assert worker["timeline"][-1]["at"].replace("Z", "+00:00") == at(9)
     decision = await read(provisioner, f"/decisions/{worker['decision']['id']}")
-    assert worker["decision"] == {name: decision[name] for name in ("id", "at", "because", "launched")}
-    assert (decision["because"], decision["why"]["needed"]) == ("1 needed", 1)
+    assert worker["decision"] == {name: decision[name] for name in ("id", "at", "reason", "launched")}
+    assert (decision["reason"], decision["details"]["needed"]) == ("1 needed", 1)
     assert (worker["batch"]["state"], worker["batch"]["outcome"]) == ("known", "launched")
     assert (worker["lease"]["id"], worker["lease"]["state"]) == ("lease-1", "ended")
     assert not {"token_sha256", "token", "body", "traceparent"} & {*worker, *worker["batch"], *worker["lease"]}
-    await provisioner.pool.execute("TRUNCATE decision, launch_batch, lease")
+    await provisioner.database.execute("TRUNCATE decision, launch_batch, lease")
     forgotten = await read(provisioner, f"/workers/{who[0].id}")
     assert (forgotten["decision"], forgotten["batch"], forgotten["lease"]) == (None, None, None)
 
 
 async def test_workers_by_pool_and_state(provisioner: Provisioner) -> None:
-    """Newest first; a misspelt state is answered with the states there are."""
+    """Newest first; a misspelt state is answered with the valid ones."""
     await running(provisioner, 2)
     everybody = [worker["id"] for worker in (await read(provisioner, "/workers"))["items"]]
     assert everybody == [worker.id for worker in reversed(await provisioner.workers())]
@@ -187,7 +187,7 @@ async def test_workers_by_pool_and_state(provisioner: Provisioner) -> None:
     assert "'requested', 'launching', 'starting'" in (await read(provisioner, "/workers?state=x", 422))["detail"]
 
 
-# Ending a worker
+# Terminating a worker
 
 
 async def terminate(provisioner: Provisioner, worker: Worker, folder: Path) -> httpx2.Response:
@@ -196,32 +196,34 @@ async def terminate(provisioner: Provisioner, worker: Worker, folder: Path) -> h
 
 
 async def failures(provisioner: Provisioner) -> int:
-    counted: int = await provisioner.pool.fetchval("SELECT coalesce(sum(failures), 0)::int FROM launch_config_outcomes")
+    counted: int = await provisioner.database.fetchval(
+        "SELECT coalesce(sum(failures), 0)::int FROM launch_config_outcomes"
+    )
     return counted
 
 
-async def test_ending_one_that_waits(provisioner: Provisioner, tmp_path: Path) -> None:
-    """Its place in the queue is given up, or the unit that it holds; what is missing is asked for anew."""
+async def test_terminating_a_waiting_worker(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Its request is cancelled or its unit released, and a replacement is requested."""
     (request,) = await provisioner.requested(3)
     first, second, _ = await provisioner.workers()
     answer = await terminate(provisioner, first, tmp_path)
     assert answer.json()["reason"] == "terminated by admin: drill"
     assert (answer.json()["id"], answer.json()["state"]) == (first.id, "stopped")
-    told = await provisioner.events()
-    assert [(e.request_id, e.units) for e in told if isinstance(e, LeaseCancelRequested)] == [(request.request_id, 1)]
-    assert [(e.worker_id, e.cancelled) for e in told if isinstance(e, WorkerStopped)] == [(first.id, True)]
+    events = await provisioner.events()
+    assert [(e.request_id, e.units) for e in events if isinstance(e, LeaseCancelRequested)] == [(request.request_id, 1)]
+    assert [(e.worker_id, e.cancelled) for e in events if isinstance(e, WorkerStopped)] == [(first.id, True)]
     await provisioner.leases(provisioner.granted(request, 2))
     assert (await terminate(provisioner, second, tmp_path)).json()["state"] == "stopped"
-    assert [e.units for e in await provisioner.told(LeaseReleaseRequested)] == [1]
+    assert [e.units for e in await provisioner.published(LeaseReleaseRequested)] == [1]
     await provisioner.plan()
     assert await provisioner.states() == {"stopped": 2, "requested": 3}
     assert await failures(provisioner) == 0
     assert (await terminate(provisioner, second, tmp_path)).json()["type"] == "urn:slipway:problem:worker-gone"
 
 
-async def test_ending_idle_and_busy_ones(provisioner: Provisioner, tmp_path: Path) -> None:
-    """An idle one is ended at the next question it asks; a busy one after its task. Neither is a failure, and neither
-    says anything about its launch config."""
+async def test_terminating_idle_and_busy_workers(provisioner: Provisioner, tmp_path: Path) -> None:
+    """An idle worker stops at its next request, a busy one after its task. Neither is a failure or evidence about its
+    launch config."""
     idle, busy = await running(provisioner, 2)
     await say(provisioner, busy, "claimed", at=at(0), task_id="t", source="q")
     for who in (idle, busy):
@@ -229,19 +231,19 @@ async def test_ending_idle_and_busy_ones(provisioner: Provisioner, tmp_path: Pat
     assert await say(provisioner, idle, "heartbeat") == {"terminate": True, "reason": "terminated by admin: drill"}
     assert (await say(provisioner, idle, "stopped", at=at(0)))["terminate"]
     await provisioner.set_clock(119)
-    await provisioner.end_instances()
+    await provisioner.terminate_instances()
     assert provisioner.cloud.terminated == []
     await say(provisioner, busy, "idle", at=at(119))
-    told = await provisioner.events()
-    assert [event.outcome for event in told if isinstance(event, WorkerStopping)] == [None, None]
+    events = await provisioner.events()
+    assert [event.outcome for event in events if isinstance(event, WorkerStopping)] == [None, None]
     await provisioner.set_clock(121)
-    await provisioner.end_instances()
+    await provisioner.terminate_instances()
     assert provisioner.cloud.terminated == ["i-0002"]
-    assert (await failures(provisioner), await provisioner.told(WorkerStopping)) == (0, [])
+    assert (await failures(provisioner), await provisioner.published(WorkerStopping)) == (0, [])
 
 
-async def test_ending_one_that_is_ending(provisioner: Provisioner, tmp_path: Path) -> None:
-    """Changes nothing and tells of nothing: the first reason stays."""
+async def test_terminating_a_stopping_worker(provisioner: Provisioner, tmp_path: Path) -> None:
+    """It changes nothing and publishes no event: the first reason stays."""
     (worker,) = await provisioner.starting()
     assert (await terminate(provisioner, worker, tmp_path)).status_code == 200
     before = await provisioner.worker()
@@ -251,11 +253,11 @@ async def test_ending_one_that_is_ending(provisioner: Provisioner, tmp_path: Pat
     assert (await provisioner.worker(), await provisioner.events()) == (before, [])
 
 
-# Pausing a pool; brakes
+# Pausing a pool; launch stops
 
 
 async def test_pausing_a_pool(provisioner: Provisioner, tmp_path: Path) -> None:
-    """What waits is cancelled, what runs stays, nothing launches until it is resumed or its time is over."""
+    """Waiting intents are cancelled, workers stay, and nothing launches until it is resumed or the pause expires."""
     await running(provisioner)
     await provisioner.demand(report(3, at=1))
     await provisioner.plan()
@@ -265,7 +267,7 @@ async def test_pausing_a_pool(provisioner: Provisioner, tmp_path: Path) -> None:
         assert (paused.status_code, paused.json()["paused"]) == (200, True)
         await provisioner.plan()
         assert await provisioner.states() == {"running": 1, "stopped": 2}
-        assert await provisioner.why() == "the pool is paused"
+        assert await provisioner.last_reason() == "the pool is paused"
         pool = await read(provisioner, "/pools/linux")
         assert (pool["paused"], pool["paused_reason"], pool["paused_by"]) == (True, "drill", "admin")
         assert (await client.post("/pools/linux/resume", json={"reason": "over"})).status_code == 200
@@ -274,32 +276,32 @@ async def test_pausing_a_pool(provisioner: Provisioner, tmp_path: Path) -> None:
         await client.post("/pools/linux/pause", json={"reason": "again", "until": at(60)})
     await provisioner.set_clock(60)
     await provisioner.expire()
-    told = [event for event in await provisioner.events() if isinstance(event, PoolPaused | PoolResumed)]
-    assert [(type(e), e.paused, e.reason, e.by) for e in told] == [
+    events = [event for event in await provisioner.events() if isinstance(event, PoolPaused | PoolResumed)]
+    assert [(type(e), e.paused, e.reason, e.by) for e in events] == [
         (PoolPaused, True, "drill", "admin"),
         (PoolResumed, False, "over", "admin"),
         (PoolPaused, True, "again", "admin"),
-        (PoolResumed, False, "the pause ran out", "provisioner"),
+        (PoolResumed, False, "the pause expired", "provisioner"),
     ]
-    assert [event.revision for event in told] == [2, 3, 4, 5]
-    assert told[0].until == after(60)  # type: ignore[union-attr]
+    assert [event.revision for event in events] == [2, 3, 4, 5]
+    assert events[0].until == after(60)  # type: ignore[union-attr]
     pool = await read(provisioner, "/pools/linux")
     assert (pool["paused"], pool["paused_reason"], pool["paused_until"]) == (False, "", None)
 
 
-async def test_brakes(provisioner: Provisioner, tmp_path: Path) -> None:
-    """Those that stop something now."""
+async def test_launch_stops(provisioner: Provisioner, tmp_path: Path) -> None:
+    """The list shows the stops in force."""
     await provisioner.declare()
     async with administrator(provisioner, tmp_path) as client:
         for scope, scope_id, until in (("all", "", at(10)), ("pool", "linux", None)):
             body = {"scope": scope, "scope_id": scope_id, "reason": "drill", "until": until}
             assert (await client.post("/stop-launching", json=body)).status_code == 200
-    both = (await read(provisioner, "/brakes"))["items"]
-    assert [(brake["scope"], brake["scope_id"], brake["by"]) for brake in both] == [
+    both = (await read(provisioner, "/launch-stops"))["items"]
+    assert [(launch_stop["scope"], launch_stop["scope_id"], launch_stop["by"]) for launch_stop in both] == [
         ("all", "", "admin"),
         ("pool", "linux", "admin"),
     ]
     await provisioner.set_clock(10)
-    (left,) = (await read(provisioner, "/brakes"))["items"]
+    (left,) = (await read(provisioner, "/launch-stops"))["items"]
     assert left == both[1]
     assert (left["reason"], left["until"]) == ("drill", None)

@@ -1,4 +1,4 @@
-"""`slipway weights replay` as people run it: the same digest twice, a table of differences, and what it refuses."""
+"""`slipway weights replay` as a command: equal digests, the table of differences, and refused input."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ SECONDS = 60.0
 
 
 async def replayed(*arguments: str, from_: str = RECORDING, cwd: Path | None = None) -> tuple[int | None, str, str]:
-    """Exit code, and what went to stdout and stderr."""
+    """Exit code, stdout and stderr of the command."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "--from", from_, *arguments, stdout=PIPE, stderr=PIPE, cwd=cwd
     )
@@ -24,7 +24,7 @@ async def replayed(*arguments: str, from_: str = RECORDING, cwd: Path | None = N
 
 
 async def test_twice_the_same(tmp_path: Path) -> None:
-    """To the letter; with another policy, what it would have done otherwise, and its own digest."""
+    """Equal output twice; another policy has differences and its own digest."""
     code, told, errors = await replayed("--policy", "default")
     assert (code, errors) == (0, "")
     assert (await replayed("--policy", "default"))[1] == told
@@ -42,19 +42,19 @@ async def test_twice_the_same(tmp_path: Path) -> None:
     assert "after 56 s → after " in outage
 
 
-async def test_what_was_recorded_faster_than_life() -> None:
-    """By the same digest at SPEED 1 alone; a pool of which nothing was recorded is an error, not an empty table."""
+async def test_a_recording_at_higher_speed() -> None:
+    """The digest is the same at speed 1 only; a pool without recorded events is an error, not an empty table."""
     plain = (await replayed("-o", "json"))[1]
     assert (await replayed("-o", "json", "--speed", "1"))[1] == plain
     assert (await replayed("-o", "json", "--speed", "20"))[1] != plain
     code, told, errors = await replayed("--pool", "nope")
     assert (code, told) == (1, "")
-    assert "nothing was recorded of a pool 'nope'" in errors
+    assert "no recorded events of pool nope" in errors
 
 
 @pytest.mark.parametrize("wrong", [timedelta(hours=1), timedelta(days=365)])
-async def test_one_clock_that_is_wrong(tmp_path: Path, wrong: timedelta) -> None:
-    """Costs nobody else a start, and is told."""
+async def test_one_wrong_clock(tmp_path: Path, wrong: timedelta) -> None:
+    """A wrong timestamp is reported and affects no other config."""
     lines = Path(RECORDING).read_text().splitlines()
     place = next(n for n, line in enumerate(lines) if n > 1000 and "worker.registered" in line)
     event = json.loads(lines[place])
@@ -62,13 +62,13 @@ async def test_one_clock_that_is_wrong(tmp_path: Path, wrong: timedelta) -> None
     (tmp_path / "log.jsonl").write_text("\n".join(lines))
     code, told, errors = await replayed(from_=str(tmp_path / "log.jsonl"))
     assert (code, errors) == (0, "")
-    assert "1 by clocks that are wrong" in told
+    assert "1 timestamp clamped because of clock skew" in told
     configs = [line.split() for line in told.splitlines() if line.startswith("linux-a ")]
     assert configs == [line.split() for line in (await replayed())[1].splitlines() if line.startswith("linux-a ")]
 
 
-async def test_what_is_no_file_in_a_folder(tmp_path: Path) -> None:
-    """A pipe is read like a file, and an empty one holds nothing; backwards, that is said."""
+async def test_pipes_and_devices(tmp_path: Path) -> None:
+    """A pipe is read like a file; events in the wrong order are reported, and an empty device is refused."""
     script = '"$0" -c "from slipway_client.cli import app; app()" weights replay --from <(tac "$1")'
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", script, sys.executable, RECORDING, stdout=PIPE, stderr=PIPE
@@ -76,14 +76,14 @@ async def test_what_is_no_file_in_a_folder(tmp_path: Path) -> None:
     out, err = await asyncio.wait_for(process.communicate(), SECONDS)
     assert (process.returncode, err) == (0, b"")
     assert b"2,500 events of 1 h 59 min" in out
-    assert b"stand over 2 min behind" in out
+    assert b"events more than 2 min" in out
     code, told, errors = await replayed(from_="/dev/null")
     assert (code, told) == (2, "")
-    assert "/dev/null: holds no event" in errors
+    assert "/dev/null: contains no events" in errors
 
 
-async def test_files_that_are_called_like_policies(tmp_path: Path) -> None:
-    """A file stands beside the policy of its name, not in its place; without a "/", the name is meant."""
+async def test_files_named_like_policies(tmp_path: Path) -> None:
+    """A file does not replace the policy of the same name; without a "/" the name is meant."""
     digests: dict[str, str] = {}
     for name in ("default", "spot"):
         (tmp_path / name).write_text("trip_capacity: 5\nprobe_initial_seconds: 60\n")
@@ -113,32 +113,32 @@ async def test_for_programs_and_of_one_pool() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("p.yaml", "half_life: 60\n", "p.yaml: no coefficient half_life; there is half_life_seconds, mass_cap,"),
+        ("p.yaml", "half_life: 60\n", "p.yaml: unknown coefficient half_life; known: half_life_seconds, mass_cap,"),
         ("p.toml", 'trip_boot = "many"\n', "p.toml: Expected `int`, got `str` - at `trip_boot`"),
-        ("p.json", '{"floor": 0}', "p.json: floor is 0; it has to be at least 1e-06 and at most 1"),
+        ("p.json", '{"floor": 0}', "p.json: floor is 0; it must be at least 1e-06 and at most 1"),
         ("p.toml", "trip_boot =", "p.toml: is not TOML: "),
         ("p.yaml", "trip_boot: 1\ntrip_boot: 2\n", "p.yaml:2: trip_boot: "),
-        ("p.yaml", "- 1\n", "p.yaml: is no mapping of coefficients to values"),
+        ("p.yaml", "- 1\n", "p.yaml: is not a mapping of coefficients to values"),
         ("p.yaml", "{", "p.yaml:1: is not YAML: "),
     ],
 )
-async def test_a_policy_file_that_is_none(tmp_path: Path, name: str, content: str, reason: str) -> None:
-    """Says what is wrong, and folds nothing."""
+async def test_an_invalid_policy_file(tmp_path: Path, name: str, content: str, reason: str) -> None:
+    """The error names the mistake, and nothing is replayed."""
     (tmp_path / name).write_text(content)
     code, told, errors = await replayed("--policy", str(tmp_path / name))
     assert (code, told) == (2, "")
     assert reason in errors
 
 
-async def test_what_cannot_be_replayed(tmp_path: Path) -> None:
-    """An unknown policy, a missing file, a line that is cut off: each in words, with exit code 2 and nothing told."""
+async def test_invalid_arguments(tmp_path: Path) -> None:
+    """An unknown policy, a missing file and a truncated line are reported with exit code 2 and no output."""
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(Path(RECORDING).read_bytes()[:100_000])
     last = cut.read_bytes().count(b"\n") + 1
     for arguments, from_, reason in (
-        (("--policy", "cheapest"), RECORDING, "there is no policy 'cheapest'; there is default, on-demand, spot"),
-        ((), str(tmp_path / "none.jsonl"), "none.jsonl, and no topic to replay"),
-        ((), str(cut), f"cut.jsonl:{last}: is cut off"),
+        (("--policy", "cheapest"), RECORDING, "unknown policy 'cheapest'; use default, on-demand, spot"),
+        ((), str(tmp_path / "none.jsonl"), "none.jsonl is neither a file nor a topic"),
+        ((), str(cut), f"cut.jsonl:{last}: is truncated"),
     ):
         code, told, errors = await replayed(*arguments, from_=from_)
         assert (code, told) == (2, "")

@@ -1,4 +1,4 @@
-"""`POST /signals` and `GET /signals`: who may say what, in which modes, and that a refused request changes nothing."""
+"""`POST /signals` and `GET /signals`: permissions, CloudEvents modes, and refusals without effect."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from slipway_weight_calculator.settings import Settings
 from tests.weight_calculator import Calculator, after, calculator_on, declared, ok
 
 ZONES = ("zone-a", "zone-b", "zone-c")
-SAID: dict[str, Any] = {
+BODY: dict[str, Any] = {
     "target_kind": "zone",
     "target_id": "zone-b",
     "kind": "degraded",
@@ -29,15 +29,15 @@ SAID: dict[str, Any] = {
     "ttl_seconds": 600,
     "observed_at": after(0).isoformat(),
 }
-SOMEBODY = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
+OTHER_WORKER = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
 BINARY = {"ce-specversion": "1.0", "ce-id": "7", "ce-source": "/page", "ce-type": SignalRaised.type}
 
 
 @pytest.fixture
 async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
-    """Three declared zones of one pool, at the start of time."""
+    """Three declared zones of one pool, at START."""
     async with calculator_on(postgres.url()) as calculator:
-        await calculator.tell(*map(declared, ZONES))
+        await calculator.consume(*map(declared, ZONES))
         yield calculator
 
 
@@ -57,7 +57,7 @@ async def caller(
     (folder / "sources.yaml").write_text(rules or "{}")
     settings: dict[str, Any] = {"tokens_file": folder / "tokens.yaml", "signal_sources_file": folder / "sources.yaml"}
     service = build(Settings(database_url="", kafka="", **settings))
-    service.runtime.pool = calculator.pool
+    service.runtime.database = calculator.database
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     transport = httpx2.ASGITransport(app=service.app(), raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://calculator", headers=headers) as client:
@@ -65,8 +65,8 @@ async def caller(
 
 
 async def raised(calculator: Calculator) -> list[SignalRaised]:
-    """Signals that wait to be published."""
-    rows = await calculator.pool.fetch(
+    """Signals in the outbox."""
+    rows = await calculator.database.fetch(
         "SELECT type, value FROM outbox WHERE topic = $1 ORDER BY id", LAUNCH_CONFIG_SIGNAL.name
     )
     return [DECODERS[row["type"]].decode(row["value"]) for row in rows]
@@ -84,17 +84,17 @@ def structured(data: Any, **attributes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
-        ({}, SAID),
-        (BINARY, SAID),
-        ({"content-type": "application/cloudevents+json; charset=utf-8"}, structured(SAID)),
-        ({}, SAID | {"source": "status-page"}),
+        ({}, BODY),
+        (BINARY, BODY),
+        ({"content-type": "application/cloudevents+json; charset=utf-8"}, structured(BODY)),
+        ({}, BODY | {"source": "status-page"}),
     ],
     ids=["plain", "binary", "structured", "own-name"],
 )
-async def test_a_signal_takes_the_way_of_all_signals(
+async def test_a_signal_is_published_to_the_topic(
     calculator: Calculator, tmp_path: Path, headers: Mapping[str, str], body: dict[str, Any]
 ) -> None:
-    """The source is the token's name. It is on its way to the topic, and nothing counts before it is heard there."""
+    """The source is the token's name. The signal counts once it is consumed from the topic."""
     async with caller(calculator, tmp_path) as client:
         answer = await client.post("/signals", content=json.dumps(body), headers=dict(headers))
         assert (answer.status_code, answer.json()) == (202, {"source": "status-page", "configs": ["zone-b"]})
@@ -109,9 +109,9 @@ async def test_a_signal_takes_the_way_of_all_signals(
             ttl_seconds=600.0,
         )
         assert (await client.get("/signals")).json() == {"items": [], "refused": []}
-        await calculator.tell(event)
-        (told,) = (await client.get("/signals")).json()["items"]
-    assert told == {
+        await calculator.consume(event)
+        (item,) = (await client.get("/signals")).json()["items"]
+    assert item == {
         "source": "status-page",
         "kind": "degraded",
         "target_kind": "zone",
@@ -124,23 +124,23 @@ async def test_a_signal_takes_the_way_of_all_signals(
     }
 
 
-async def test_a_signal_without_a_time_is_of_now(calculator: Calculator, tmp_path: Path) -> None:
+async def test_a_signal_without_a_time_is_observed_now(calculator: Calculator, tmp_path: Path) -> None:
     await calculator.set_clock(77)
-    said = {name: value for name, value in SAID.items() if name != "observed_at"}
+    body = {name: value for name, value in BODY.items() if name != "observed_at"}
     async with caller(calculator, tmp_path) as client:
-        assert (await client.post("/signals", json=said)).status_code == 202
+        assert (await client.post("/signals", json=body)).status_code == 202
     (event,) = await raised(calculator)
     assert event.observed_at == after(77)
 
 
-async def test_a_word_on_a_worker(calculator: Calculator, tmp_path: Path) -> None:
-    """Reaches its config while it boots; of another one it is passed on to whom it may concern."""
+async def test_a_signal_on_a_worker(calculator: Calculator, tmp_path: Path) -> None:
+    """It reaches the config of a booting worker; for other workers it is passed on to the provisioner."""
     booting = ok(config_id="zone-c")
-    await calculator.tell(booting)
+    await calculator.consume(booting)
     async with caller(calculator, tmp_path) as client:
-        for worker_id, configs in ((booting.worker_id, ["zone-c"]), (SOMEBODY, [])):
-            said = SAID | {"target_kind": "worker", "target_id": worker_id, "kind": "spot_interruption"}
-            answer = await client.post("/signals", json=said)
+        for worker_id, configs in ((booting.worker_id, ["zone-c"]), (OTHER_WORKER, [])):
+            body = BODY | {"target_kind": "worker", "target_id": worker_id, "kind": "spot_interruption"}
+            answer = await client.post("/signals", json=body)
             assert (answer.status_code, answer.json()["configs"]) == (202, configs)
     assert len(await raised(calculator)) == 2
 
@@ -158,11 +158,11 @@ async def test_a_word_on_a_worker(calculator: Calculator, tmp_path: Path) -> Non
         (["admin"], "", 401, "no-token"),
     ],
 )
-async def test_a_token_says_what_its_scopes_name(
+async def test_a_token_may_raise_what_its_scopes_allow(
     calculator: Calculator, tmp_path: Path, scopes: list[str], secret: str, status: int, slug: str
 ) -> None:
     async with caller(calculator, tmp_path, scopes, secret=secret) as client:
-        answer = await client.post("/signals", json=SAID)
+        answer = await client.post("/signals", json=BODY)
     assert answer.status_code == status
     assert answer.json().get("type", "").removeprefix("urn:slipway:problem:") == slug
     assert len(await raised(calculator)) == (status == 202)
@@ -173,13 +173,13 @@ async def test_a_token_says_what_its_scopes_name(
     [
         ({"kind": "up"}, "kind", "unknown kind 'up'; known: degraded, down, recovered"),
         ({"target_kind": "planet"}, "target", "unknown target kind 'planet'; known: worker, config"),
-        ({"target_id": "zone-z"}, "unreached", "no launch config is of zone 'zone-z'"),
-        ({"ttl_seconds": 0}, "ttl", "is not above 0"),
+        ({"target_id": "zone-z"}, "unreached", "no launch config belongs to zone 'zone-z'"),
+        ({"ttl_seconds": 0}, "ttl", "must be above 0"),
         ({"ttl_seconds": 1e9}, "ttl", "at most 86400"),
-        ({"observed_at": after(-601).isoformat()}, "expired", "its time was over 1 s ago"),
+        ({"observed_at": after(-601).isoformat()}, "expired", "it expired 1 s ago"),
         ({"observed_at": after(61).isoformat()}, "future", "in the future"),
         ({"value": 2}, "value", "2 is not between 0 and 1"),
-        ({"kind": "pause_request"}, "target", "a pause_request is of a config; of a zone it has no effect"),
+        ({"kind": "pause_request"}, "target", "a pause_request needs target kind config, not zone"),
         (
             {"kind": "pause_request", "target_kind": "config", "target_id": "nope"},
             "unreached",
@@ -190,31 +190,31 @@ async def test_a_token_says_what_its_scopes_name(
             "unreached",
             "there is no launch config 'nope'",
         ),
-        ({"kind": "down", "target_kind": "worker"}, "unreached", "does not boot"),
+        ({"kind": "down", "target_kind": "worker"}, "unreached", "is not booting"),
         (
             {"kind": "spot_interruption", "target_kind": "worker", "target_id": "i-0001"},
             "target",
-            "'i-0001' is no worker's id",
+            "'i-0001' is not a worker id",
         ),
-        ({"kind": "capacity_hint"}, "value", "a capacity_hint needs one"),
-        ({"kind": "down", "target_kind": "pool", "target_id": "linux"}, "share", "would close 3 of 3 active configs"),
-        ({"kind": "down"}, "source", "may not say down of a zone"),
-        ({"source": "pager"}, "source", "the data names 'pager', and the token is of 'status-page'"),
+        ({"kind": "capacity_hint"}, "value", "a capacity_hint needs a value"),
+        ({"kind": "down", "target_kind": "pool", "target_id": "linux"}, "share", "would trip 3 of 3 active configs"),
+        ({"kind": "down"}, "source", "may not raise down for target kind 'zone'"),
+        ({"source": "pager"}, "source", "the body names 'pager', but the token belongs to 'status-page'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_no_rule_allows_is_refused(
+async def test_a_signal_against_the_rules_is_refused(
     calculator: Calculator, tmp_path: Path, changes: dict[str, Any], reason: str, detail: str
 ) -> None:
-    """With the reason in words and as a word to count; nothing is stored, nothing is published."""
-    before, said = counted(reason), SAID | changes
+    """The answer has the category and text of the reason; nothing is stored or published."""
+    before, body = counted(reason), BODY | changes
     rules = "unnamed: {kinds: [degraded]}" if (changes, reason) == ({"kind": "down"}, "source") else ""
     async with caller(calculator, tmp_path, rules=rules) as client:
-        answer = await client.post("/signals", json=said)
-        told = answer.json()
-        assert (answer.status_code, told["type"]) == (422, "urn:slipway:problem:signal-refused")
-        assert told["detail"].startswith(f"{reason}: ")
-        assert detail in told["detail"]
+        answer = await client.post("/signals", json=body)
+        problem = answer.json()
+        assert (answer.status_code, problem["type"]) == (422, "urn:slipway:problem:signal-refused")
+        assert problem["detail"].startswith(f"{reason}: ")
+        assert detail in problem["detail"]
         assert (await client.get("/signals")).json() == {"items": [], "refused": []}
     assert await raised(calculator) == []
     assert counted(reason) == before + ("source" not in changes)
@@ -225,18 +225,18 @@ async def test_what_no_rule_allows_is_refused(
     [
         ({}, "{", 400, "truncated"),
         ({}, "[]", 422, "Expected `object`, got `array`"),
-        ({}, json.dumps(SAID | {"target": "x"}), 422, "unknown field `target`"),
-        ({}, json.dumps(SAID | {"reason": ""}), 422, "length >= 1"),
-        ({}, json.dumps(SAID | {"reason": "x" * 501}), 422, "length <= 500"),
-        ({}, json.dumps(SAID | {"observed_at": "2030-01-01T00:00:00"}), 422, "timezone"),
-        ({}, json.dumps(SAID | {"ttl_seconds": "600"}), 422, "Expected `float`, got `str`"),
-        (BINARY | {"ce-type": "io.odd.v1"}, json.dumps(SAID), 422, "'io.odd.v1' is no signal"),
-        (BINARY | {"ce-specversion": "0.3"}, json.dumps(SAID), 422, "specversion (1.0), id, source and type"),
-        ({"content-type": "application/cloudevents+json"}, json.dumps(SAID), 422, "missing required field"),
-        ({"content-type": "application/cloudevents+json"}, json.dumps(structured(SAID, id="")), 422, "specversion"),
+        ({}, json.dumps(BODY | {"target": "x"}), 422, "unknown field `target`"),
+        ({}, json.dumps(BODY | {"reason": ""}), 422, "length >= 1"),
+        ({}, json.dumps(BODY | {"reason": "x" * 501}), 422, "length <= 500"),
+        ({}, json.dumps(BODY | {"observed_at": "2030-01-01T00:00:00"}), 422, "timezone"),
+        ({}, json.dumps(BODY | {"ttl_seconds": "600"}), 422, "Expected `float`, got `str`"),
+        (BINARY | {"ce-type": "io.odd.v1"}, json.dumps(BODY), 422, "'io.odd.v1' is not the type of a signal"),
+        (BINARY | {"ce-specversion": "0.3"}, json.dumps(BODY), 422, "specversion (1.0), id, source and type"),
+        ({"content-type": "application/cloudevents+json"}, json.dumps(BODY), 422, "missing required field"),
+        ({"content-type": "application/cloudevents+json"}, json.dumps(structured(BODY, id="")), 422, "specversion"),
     ],
 )
-async def test_what_is_no_signal_is_refused(
+async def test_a_malformed_signal_is_refused(
     calculator: Calculator, tmp_path: Path, headers: dict[str, str], body: str, status: int, detail: str
 ) -> None:
     async with caller(calculator, tmp_path) as client:
@@ -247,21 +247,21 @@ async def test_what_is_no_signal_is_refused(
     assert await raised(calculator) == []
 
 
-async def test_texts_that_no_column_takes(calculator: Calculator, tmp_path: Path) -> None:
-    """Are refused, not failed on."""
+async def test_text_that_cannot_be_stored(calculator: Calculator, tmp_path: Path) -> None:
+    """Such requests are refused without an internal error."""
     async with caller(calculator, tmp_path) as client:
-        for said in (SAID | {"reason": "a\0b"}, SAID | {"target_id": "a\0b"}, SAID | {"reason": "\ud800"}):
-            assert (await client.post("/signals", content=json.dumps(said))).status_code in (202, 400, 422)
+        for body in (BODY | {"reason": "a\0b"}, BODY | {"target_id": "a\0b"}, BODY | {"reason": "\ud800"}):
+            assert (await client.post("/signals", content=json.dumps(body))).status_code in (202, 400, 422)
     assert all("\0" not in event.target_id for event in await raised(calculator))
 
 
-async def test_one_more_closure_than_its_share_is_refused(calculator: Calculator, tmp_path: Path) -> None:
-    """By what the source has said before, once that is heard."""
-    down = SAID | {"kind": "down"}
+async def test_a_trip_beyond_its_share_is_refused(calculator: Calculator, tmp_path: Path) -> None:
+    """Earlier signals of the source count towards its share once they are consumed."""
+    down = BODY | {"kind": "down"}
     async with caller(calculator, tmp_path) as client:
         assert (await client.post("/signals", json=down)).status_code == 202
         (event,) = await raised(calculator)
-        await calculator.tell(event)
+        await calculator.consume(event)
         answer = await client.post("/signals", json=down | {"target_id": "zone-a"})
         assert (answer.status_code, answer.json()["detail"].split(":")[0]) == (422, "share")
         await calculator.set_clock(600)

@@ -1,4 +1,4 @@
-"""The simulator as its callers see it: the real process on a free port, a provisioner of a few lines beside it."""
+"""HTTP API of the simulator: the real process on a free port, with a minimal fake provisioner."""
 
 import asyncio
 import os
@@ -44,38 +44,38 @@ SCENARIO: dict[str, Any] = {
 
 
 class Registrar:
-    """Stands for the provisioner: lets in the right secret, remembers what it was told, answers as it is set to."""
+    """Fake provisioner: admits the right secret, records the requests, and gives configurable answers."""
 
     def __init__(self) -> None:
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
-        self.heard: list[tuple[str, ...]] = []
+        self.requests: list[tuple[str, ...]] = []
         self.down = self.terminate = False
         self.app = FastAPI()
         self.app.post("/workers/register")(self.register)
-        self.app.post("/workers/{worker_id}/{what}")(self.told)
-        self.app.get("/workers/{worker_id}/should-terminate")(self.asked)
+        self.app.post("/workers/{worker_id}/{what}")(self.report)
+        self.app.get("/workers/{worker_id}/should-terminate")(self.should_terminate)
 
     async def register(self, body: dict[str, Any]) -> Any:
         if self.down:
             return Response(status_code=503)
         if body["secret"] != "secret":
             return Response(status_code=401)
-        self.heard.append(("register", body["instance_id"], body["batch_id"]))
+        self.requests.append(("register", body["instance_id"], body["batch_id"]))
         return {"worker_id": f"w-{body['instance_id']}", "pool_id": "linux", "token": f"token-{body['instance_id']}"}
 
-    async def told(self, worker_id: str, what: str, body: dict[str, Any]) -> Any:
+    async def report(self, worker_id: str, what: str, body: dict[str, Any]) -> Any:
         if self.down:
             return Response(status_code=503)
-        self.heard.append((what, worker_id, body.get("task_id", "")))
+        self.requests.append((what, worker_id, body.get("task_id", "")))
         return {"terminate": self.terminate}
 
-    async def asked(self, worker_id: str) -> Any:
+    async def should_terminate(self, worker_id: str) -> Any:
         return {"terminate": self.terminate, "reason": "idle"}
 
 
 class Simulated:
-    """The real app behind its real server, in this process or in one of its own, and a client for it."""
+    """The real application with its real server, in this process or in a separate one, and a client."""
 
     def __init__(self, ledger: Path, registrar: Registrar) -> None:
         self.settings = Settings(port=free_ports(1)[0], ledger=ledger, kafka="")
@@ -84,7 +84,7 @@ class Simulated:
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """In a process of its own, which can be killed."""
+        """Run it in a separate process, which can be killed."""
         env = os.environ | {"SLIPWAY_PORT": str(self.settings.port), "SLIPWAY_LEDGER": str(self.settings.ledger)}
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "slipway_simulator.main", env=env, stdout=asyncio.subprocess.DEVNULL
@@ -131,7 +131,7 @@ class Simulated:
         return answer
 
     async def facts(self, kind: type[Fact], number: int) -> list[Any]:
-        """The ledger's facts of a kind, once there are that many."""
+        """Facts of a kind in the ledger, once there are that many."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(found := self.written(kind)) < number:
                 await asyncio.sleep(0.02)
@@ -158,7 +158,7 @@ async def serving(config: uvicorn.Config) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def prepared(tmp_path: Path) -> AsyncIterator[Simulated]:
-    """Nothing runs yet but the provisioner's stand-in."""
+    """A simulator that is not running yet, with a fake provisioner."""
     registrar = Registrar()
     config = uvicorn.Config(registrar.app, port=registrar.port, log_config=None, lifespan="off", timeout_keep_alive=600)
     prepared = Simulated(tmp_path / "ledger.jsonl", registrar)
@@ -171,7 +171,7 @@ async def prepared(tmp_path: Path) -> AsyncIterator[Simulated]:
 
 @pytest.fixture
 async def simulated(prepared: Simulated) -> AsyncIterator[Simulated]:
-    """Running in this process, with the scenario loaded."""
+    """A simulator in this process with the scenario loaded."""
     async with serving(served(prepared.settings)):
         await prepared.post("/scenario", SCENARIO)
         yield prepared
@@ -179,13 +179,13 @@ async def simulated(prepared: Simulated) -> AsyncIterator[Simulated]:
 
 
 async def test_create_register_work_leave(simulated: Simulated) -> None:
-    """A one-task machine registers, claims, runs its task and stops by itself; all of it stands in the ledger."""
+    """A one-task machine registers, claims, runs its task and stops by itself; the ledger has all of it."""
     await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 60})
     reply = await simulated.create("t1", settings={"tasks_per_worker": 1})
     assert (reply.status_code, reply.json()) == (200, {"instances": [{"id": "i-000001", "state": "pending"}]})
     (ended,) = await simulated.facts(Terminated, 1)
     assert (ended.instance_id, ended.by, ended.account) == ("i-000001", "self", "sim-a")
-    assert simulated.registrar.heard == [
+    assert simulated.registrar.requests == [
         ("register", "i-000001", "batch-t1"),
         ("claimed", "w-i-000001", "linux-1"),
         ("stopped", "w-i-000001", ""),
@@ -195,19 +195,19 @@ async def test_create_register_work_leave(simulated: Simulated) -> None:
     assert await simulated.listed("t1") == []
 
 
-async def test_reusable_machine_works_on_until_told(simulated: Simulated) -> None:
-    """A machine without a limit runs task after task, says when it is idle, and leaves when told to."""
+async def test_reusable_machine_works_until_drained(simulated: Simulated) -> None:
+    """A machine without a limit runs task after task, reports when it is idle, and drains on request."""
     await simulated.create("t1")
     await simulated.post("/tasks", {"pool_id": "linux", "count": 3, "duration_seconds": 60, "at": [0, 1, 200]})
     assert [fact.status for fact in await simulated.facts(Idle, 3)] == [200, 200, 200]
     simulated.registrar.terminate = True
     await simulated.facts(Terminated, 1)
-    heard = [what for what, *_ in simulated.registrar.heard if what != "heartbeat"]
-    assert heard == ["register", *["claimed", "idle"] * 3, "stopped"]
+    reports = [what for what, *_ in simulated.registrar.requests if what != "heartbeat"]
+    assert reports == ["register", *["claimed", "idle"] * 3, "stopped"]
 
 
 async def test_partial_capacity_then_none(simulated: Simulated) -> None:
-    """A zone gives what it has, then refuses with its code; a deleted instance makes room."""
+    """A zone launches up to its capacity, then refuses with an error code; a deleted instance frees capacity."""
     assert len((await simulated.create("t1", zone="zone-c", count=3)).json()["instances"]) == 2
     refusal = await simulated.create("t2", zone="zone-c")
     assert (refusal.status_code, refusal.json()["code"]) == (409, "InsufficientCapacity")
@@ -220,7 +220,7 @@ async def test_partial_capacity_then_none(simulated: Simulated) -> None:
 
 
 async def test_lost_reply_then_listed_by_tag(simulated: Simulated) -> None:
-    """The connection ends without an answer, the instances are there under their tag, and the same token finds them."""
+    """The connection is dropped without an answer; the instances are listed by tag, and the token returns them."""
     await simulated.post("/faults", {"name": "lost-reply", "arg": "1"})
     with pytest.raises(httpx2.TransportError):
         await simulated.create("t1", count=2)
@@ -234,7 +234,7 @@ async def test_lost_reply_then_listed_by_tag(simulated: Simulated) -> None:
 
 
 async def test_ignored_token_doubles(simulated: Simulated) -> None:
-    """An account that ignores tokens creates anew under the same tag."""
+    """An account that ignores tokens creates more instances with the same tag."""
     await simulated.post("/faults", {"name": "ignore-token"})
     await simulated.create("t1")
     await simulated.create("t1")
@@ -242,7 +242,7 @@ async def test_ignored_token_doubles(simulated: Simulated) -> None:
 
 
 async def test_zone_out_keeps_its_instances(simulated: Simulated) -> None:
-    """A zone that is out launches nothing and loses nothing."""
+    """A zone without capacity launches nothing and keeps its instances."""
     await simulated.create("t1", zone="zone-b")
     await simulated.post("/faults", {"name": "zone-b"})
     assert (await simulated.create("t2", zone="zone-b")).json()["code"] == "InsufficientCapacity"
@@ -251,7 +251,7 @@ async def test_zone_out_keeps_its_instances(simulated: Simulated) -> None:
 
 
 async def test_throttle(simulated: Simulated) -> None:
-    """Above its bucket an account refuses, and says when to come again."""
+    """Beyond its token bucket, an account refuses and returns the time to wait."""
     answers = [await simulated.create(f"t{number}", account="slow") for number in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     refusal = answers[2].json()
@@ -259,8 +259,8 @@ async def test_throttle(simulated: Simulated) -> None:
     assert 0 < refusal["retry_after_seconds"] <= 100.0
 
 
-async def test_bad_requests_are_told_and_change_nothing(simulated: Simulated) -> None:
-    """Providers' codes for accounts, problems for operators."""
+async def test_bad_requests_are_refused_and_change_nothing(simulated: Simulated) -> None:
+    """Accounts answer with provider error codes, other APIs with problem+json."""
     before = (await simulated.client.get("/ledger")).json()["size_bytes"]
     unread = await simulated.create("")
     assert (unread.status_code, unread.json()["code"]) == (400, "InvalidRequest")
@@ -277,7 +277,7 @@ async def test_bad_requests_are_told_and_change_nothing(simulated: Simulated) ->
 
 
 async def test_refused_machine_stays_and_does_nothing(simulated: Simulated) -> None:
-    """A machine with a wrong secret lives on until somebody ends it."""
+    """A machine with a wrong secret runs until it is terminated."""
     await simulated.create("t1", user_data={"register_url": simulated.registrar.url, "secret": "wrong"})
     (refused,) = await simulated.facts(Refused, 1)
     assert refused.status == 401
@@ -285,7 +285,7 @@ async def test_refused_machine_stays_and_does_nothing(simulated: Simulated) -> N
 
 
 async def test_demand_level(simulated: Simulated) -> None:
-    """Machines hold as much of a level as there is, and let go when it drops."""
+    """Machines hold the units of a level, and release them when it drops."""
     await simulated.client.put("/demand/linux", json={"pending": 3})
     await simulated.create("t1", count=2)
     await simulated.facts(Claimed, 2)
@@ -296,8 +296,8 @@ async def test_demand_level(simulated: Simulated) -> None:
     await simulated.facts(Idle, 1)
 
 
-async def test_killed_simulator_goes_on_from_its_ledger(prepared: Simulated) -> None:
-    """kill -9 while one machine works and one waits to register: all is as before, and both finish what they began."""
+async def test_killed_simulator_continues_from_its_ledger(prepared: Simulated) -> None:
+    """After SIGKILL while one machine works and one waits to register, the state is the same and both go on."""
     simulated = prepared
     await simulated.start()
     await simulated.post("/scenario", SCENARIO)
@@ -319,7 +319,7 @@ async def test_killed_simulator_goes_on_from_its_ledger(prepared: Simulated) -> 
     again = (await simulated.create("t2", settings={"tasks_per_worker": 1})).json()
     assert [instance["id"] for instance in again["instances"]] == ["i-000002"]
     assert {fact.by for fact in await simulated.facts(Terminated, 2)} == {"self"}
-    assert sorted(simulated.registrar.heard) == [
+    assert sorted(simulated.registrar.requests) == [
         ("claimed", "w-i-000001", "linux-1"),
         ("claimed", "w-i-000002", "linux-2"),
         ("register", "i-000001", "batch-t1"),
@@ -328,11 +328,11 @@ async def test_killed_simulator_goes_on_from_its_ledger(prepared: Simulated) -> 
         ("stopped", "w-i-000002", ""),
     ]
     assert [fact.result for fact in await simulated.facts(TaskEnded, 2)] == ["done", "done"]
-    assert await simulated.stop(signal.SIGTERM) == -signal.SIGTERM  # after a clean stop, as uvicorn passes it on
+    assert await simulated.stop(signal.SIGTERM) == -signal.SIGTERM  # uvicorn raises the signal again after a clean stop
 
 
 async def test_crash_loses_the_machine_not_its_task(simulated: Simulated) -> None:
-    """A machine that dies without a word leaves its task to the next one."""
+    """The task of a crashed machine runs on the next one."""
     await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 2000})
     await simulated.create("t1")
     await simulated.facts(Claimed, 1)
@@ -342,8 +342,8 @@ async def test_crash_loses_the_machine_not_its_task(simulated: Simulated) -> Non
     assert [fact.by for fact in await simulated.facts(Terminated, 1)] == ["fault"]
 
 
-async def test_a_worker_from_outside_waits_claims_renews_and_finishes(simulated: Simulated) -> None:
-    """A claim waits for a task; asked again it is the same one; renewing and ending are its worker's alone."""
+async def test_an_external_worker_waits_claims_renews_and_finishes(simulated: Simulated) -> None:
+    """A claim waits for a task, and a repeated claim returns the same one; only its worker renews and finishes it."""
     assert (await simulated.claim("w-1")).status_code == 204
     waiting = asyncio.create_task(simulated.claim("w-1", wait_seconds=20))
     await simulated.post("/tasks", {"pool_id": "linux", "count": 2, "duration_seconds": 1500})
@@ -352,7 +352,7 @@ async def test_a_worker_from_outside_waits_claims_renews_and_finishes(simulated:
     assert (await simulated.claim("w-1")).json() == task
     assert (await simulated.claim("w-2")).json()["task_id"] == "linux-2"
     foreign = await simulated.client.post("/queue/linux/tasks/linux-1/renew", json={"worker_id": "w-2"})
-    assert (foreign.status_code, foreign.json()["detail"]) == (409, "linux-1 runs on w-1")
+    assert (foreign.status_code, foreign.json()["detail"]) == (409, "task linux-1 runs on w-1")
     end = "/queue/linux/tasks/linux-1/finish"
     bodies = [{"worker_id": "w-1", "exit_code": 3}, {"worker_id": "w-1", "exit_code": 3}, {"worker_id": "w-2"}]
     assert [(await simulated.client.post(end, json=body)).status_code for body in bodies] == [200, 200, 422]
@@ -364,8 +364,8 @@ async def test_a_worker_from_outside_waits_claims_renews_and_finishes(simulated:
     assert (pool["pending"], pool["claimed"], pool["busy"], pool["tasks_done"]) == (0, 1, 1, 1)
 
 
-async def test_machines_and_workers_from_outside_share_a_pool(simulated: Simulated) -> None:
-    """Each task runs once, on either kind."""
+async def test_machines_and_external_workers_share_a_pool(simulated: Simulated) -> None:
+    """Each task runs once, on a machine or on an external worker."""
     await simulated.post("/tasks", {"pool_id": "linux", "count": 2, "duration_seconds": 200})
     assert (await simulated.claim("w-1")).json()["task_id"] == "linux-1"
     await simulated.create("t1")
@@ -376,8 +376,8 @@ async def test_machines_and_workers_from_outside_share_a_pool(simulated: Simulat
     assert ended == {"linux-1": "i-w-1", "linux-2": "i-000001"}
 
 
-async def test_who_hangs_up_takes_nothing(simulated: Simulated) -> None:
-    """A worker that waited and went leaves the task to the next one that waits."""
+async def test_a_disconnected_worker_takes_nothing(simulated: Simulated) -> None:
+    """If a waiting worker disconnects, the next one gets the task."""
     going = asyncio.create_task(simulated.claim("w-1", wait_seconds=20))
     await simulated.facts(Registered, 1)
     going.cancel()
@@ -388,8 +388,8 @@ async def test_who_hangs_up_takes_nothing(simulated: Simulated) -> None:
     assert (await waiting).json()["task_id"] == "linux-1"
 
 
-async def test_claims_outlive_the_simulator_and_run_out(prepared: Simulated) -> None:
-    """Started anew from its ledger, a claim is still its worker's; unrenewed it runs out, and the task waits again."""
+async def test_claims_survive_a_restart_and_expire(prepared: Simulated) -> None:
+    """After a restart, a worker still has its claim; without renewal it expires and the task is pending again."""
     simulated = prepared
     async with serving(served(simulated.settings)):
         await simulated.post("/tasks", {"pool_id": "linux", "count": 1, "duration_seconds": 900})
@@ -399,21 +399,24 @@ async def test_claims_outlive_the_simulator_and_run_out(prepared: Simulated) -> 
         renewed = await simulated.client.post("/queue/linux/tasks/linux-1/renew", json={"worker_id": "w-1"})
         assert (renewed.status_code, renewed.json()) == (200, {"claim_seconds": 20.0})
     (claimed,), (renewal,) = simulated.written(TaskClaimed), simulated.written(TaskRenewed)
-    assert claimed.runs_out_at < renewal.runs_out_at
+    assert claimed.expires_at < renewal.expires_at
     ledger = Ledger(simulated.settings.ledger)
-    ledger.append([msgspec.structs.replace(renewal, runs_out_at=renewal.at + 1)])  # a test does not wait for 20 s
+    ledger.append([msgspec.structs.replace(renewal, expires_at=renewal.at + 1)])  # a test does not wait for 20 s
     ledger.close()
     async with serving(served(simulated.settings)):
         (ended,) = await simulated.facts(TaskEnded, 1)
         assert (ended.task_id, ended.result, ended.at >= renewal.at + 1) == ("linux-1", "interrupted", True)
         end = "/queue/linux/tasks/linux-1/finish"
         late = await simulated.client.post(end, json={"worker_id": "w-1", "exit_code": 0})
-        assert (late.status_code, late.json()["detail"]) == (409, "linux-1 waits again: the claim ran out")
+        assert (late.status_code, late.json()["detail"]) == (
+            409,
+            "task linux-1 is pending again because its claim expired",
+        )
         assert (await simulated.claim("w-2")).json()["task_id"] == "linux-1"
 
 
-async def test_who_waits_for_a_task_holds_up_no_stop(prepared: Simulated) -> None:
-    """A simulator that has to stop answers whoever waits, and is gone."""
+async def test_waiting_claims_do_not_delay_a_stop(prepared: Simulated) -> None:
+    """A stopping simulator answers waiting claims and exits."""
     async with serving(served(prepared.settings)):
         waiting = asyncio.create_task(prepared.claim("w-1", wait_seconds=30))
         await prepared.facts(Registered, 1)
@@ -422,8 +425,8 @@ async def test_who_waits_for_a_task_holds_up_no_stop(prepared: Simulated) -> Non
     assert (await waiting).status_code == 204
 
 
-def test_torn_line_is_cut(tmp_path: Path) -> None:
-    """A fact half written is none; what is appended later stands on its own line."""
+def test_incomplete_line_is_removed(tmp_path: Path) -> None:
+    """An incomplete fact is removed, and the next one is on its own line."""
     path = tmp_path / "ledger.jsonl"
     fact = Registered(at=1.0, instance_id="i-1", worker_id="w", pool_id="p", token="t")
     ledger = Ledger(path)
@@ -438,8 +441,8 @@ def test_torn_line_is_cut(tmp_path: Path) -> None:
     assert list(read(path)) == [fact, fact]
 
 
-async def test_one_run_of_chance(simulated: Simulated) -> None:
-    """Boot times come from the seed: the same scenario boots the same machines alike."""
+async def test_same_seed_same_run(simulated: Simulated) -> None:
+    """Boot times depend only on the seed: the same scenario has the same boot times."""
     await simulated.create("t1", count=2)
     first, second = await simulated.facts(InstanceCreated, 2)
     boots = [round((fact.boots_at - fact.at) * SCENARIO["speed"], 3) for fact in (first, second)]
@@ -447,8 +450,8 @@ async def test_one_run_of_chance(simulated: Simulated) -> None:
     assert all(20 < seconds < 400 for seconds in boots)
 
 
-async def test_one_instance_is_told_by_its_id(simulated: Simulated) -> None:
-    """While it lives and in its account; gone, foreign and unknown ones are not found."""
+async def test_get_one_instance(simulated: Simulated) -> None:
+    """An instance is found while it is live, in its account; terminated, unknown, and other accounts' ones are not."""
     await simulated.post("/scenario", SCENARIO | {"boot_seconds_median": 1e9})
     await simulated.create("t1")
     path = "/accounts/sim-a/instances/i-000001"
@@ -460,14 +463,14 @@ async def test_one_instance_is_told_by_its_id(simulated: Simulated) -> None:
     assert (gone.status_code, gone.json()["code"]) == (404, "InstanceNotFound")
 
 
-async def test_the_console_of_a_bad_image_outlives_its_machine(simulated: Simulated) -> None:
-    """What it printed, without the secret that it was given; another account knows nothing of it."""
+async def test_console_of_a_bad_image_is_kept_after_termination(simulated: Simulated) -> None:
+    """The console output is without secrets, and only for the machine's account."""
     await simulated.post("/faults", {"name": "bad-image", "arg": "linux-1"})
     await simulated.create("t1")
     await simulated.client.delete("/accounts/sim-a/instances/i-000001")
-    told = await simulated.client.get("/accounts/sim-a/instances/i-000001/console")
-    assert (told.status_code, told.headers["content-type"]) == (200, "text/plain; charset=utf-8")
-    first, last = told.text.splitlines()
+    answer = await simulated.client.get("/accounts/sim-a/instances/i-000001/console")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    first, last = answer.text.splitlines()
     assert first == "[      0.0] booting linux-1 on m5 in zone-a; kernel panic: no init found"
     assert last.endswith("power off by api")
     assert (await simulated.client.get("/accounts/slow/instances/i-000001/console")).status_code == 404

@@ -1,4 +1,4 @@
-"""GET /status: the same on every service, quick and harmless in every outage."""
+"""GET /status: the same on every service, and fast during every outage."""
 
 import asyncio
 import contextlib
@@ -32,13 +32,13 @@ FIELDS = {
     "dead_letters",
     "outbox_oldest_seconds",
     "stopped_partitions",
-    "standing",
+    "leadership",
 }
 
 Answer = TypeVar("Answer")
 MIGRATIONS = Path(slipway_provisioner.__file__).parent / "migrations/versions"
 NEWEST = max(file.name[:4] for file in MIGRATIONS.glob("0*.py"))
-WAITED_SECONDS = 20.0  # a second on a machine that has nothing else to do
+WAITED_SECONDS = 20.0  # a second on an idle machine
 
 
 @pytest.fixture
@@ -48,15 +48,15 @@ async def provisioner(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
 
 
 async def in_time(asked: Coroutine[Any, Any, Answer]) -> Answer:
-    """What was asked is answered, whoever hangs."""
+    """Status, within WAITED_SECONDS, even if a server hangs."""
     task = asyncio.create_task(asked)
     await asyncio.wait({task}, timeout=WAITED_SECONDS)
-    assert task.done() or not task.cancel(), "it waits for somebody who hangs"
+    assert task.done() or not task.cancel(), "it waits for a server that hangs"
     return task.result()
 
 
 async def status_of(client: httpx2.AsyncClient) -> dict[str, Any]:
-    """Asked without a token."""
+    """Status requested without a token."""
     answer = await in_time(client.get("/status"))
     assert answer.status_code == 200
     status: dict[str, Any] = answer.json()
@@ -64,8 +64,8 @@ async def status_of(client: httpx2.AsyncClient) -> dict[str, Any]:
     return status
 
 
-async def test_what_the_database_says(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clock, its schema, what is dead and how long the oldest event waits to be published."""
+async def test_database_status(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clock, schema, dead letters, and the age of the oldest unpublished event."""
     monkeypatch.setattr("slipway_common.status.ANSWER_SECONDS", PATIENCE_SECONDS)
     await provisioner.declare()
     await provisioner.demand(report(1))
@@ -74,28 +74,30 @@ async def test_what_the_database_says(provisioner: Provisioner, monkeypatch: pyt
         'INSERT INTO dead_letter (topic, partition, "offset", subject, state, reason, headers, record_at) '
         "VALUES ('t', 0, 0, 's', 'dead', 'r', '[]', slipway_clock())"
     )
-    await provisioner.pool.execute(letter)
+    await provisioner.database.execute(letter)
     async with provisioner.client() as client:
         status = await status_of(client)
     assert (status["service"], status["version"], status["instance"]) == ("provisioner", VERSION, "0")
     assert status["database_now"].replace("Z", "+00:00") == after(30).isoformat()
     assert (status["schema_revision"], status["dead_letters"], status["outbox_oldest_seconds"]) == (NEWEST, 1, 30)
-    assert (status["ready"], status["reasons"]) == (False, ["the broker has not answered yet, or lacks the topics"])
+    assert (status["ready"], status["reasons"]) == (False, ["the broker is unavailable or lacks the topics"])
 
 
 async def test_a_database_that_hangs(provisioner: Provisioner) -> None:
-    """Nothing is known of it, and it is asked again once it has answered, not before."""
+    """Its fields are missing, and it is queried again only once it has answered."""
     async with provisioner.client() as client:
         async with contextlib.AsyncExitStack() as stack:
-            for _ in range(provisioner.pool.get_max_size()):
-                await stack.enter_async_context(provisioner.pool.acquire())
+            for _ in range(provisioner.database.get_max_size()):
+                await stack.enter_async_context(provisioner.database.acquire())
             for _ in range(2):
                 status = await status_of(client)
                 assert status["database_now"] is status["schema_revision"] is status["dead_letters"] is None
-                assert "the database does not answer" in status["reasons"]
-            asking = [task for task in asyncio.all_tasks() if "_ask_database" in repr(task) or "_quietly" in repr(task)]
-            assert len(asking) == 1
-        await asyncio.gather(*asking)
+                assert "the database is unavailable" in status["reasons"]
+            reading = [
+                task for task in asyncio.all_tasks() if "_read_database" in repr(task) or "_quietly" in repr(task)
+            ]
+            assert len(reading) == 1
+        await asyncio.gather(*reading)
 
         async def asked_again() -> bool:
             return bool((await status_of(client))["schema_revision"] == NEWEST)
@@ -103,8 +105,8 @@ async def test_a_database_that_hangs(provisioner: Provisioner) -> None:
         await until(asked_again)
 
 
-async def test_before_the_servers_have_come() -> None:
-    """A process that has neither says so, and tells no address and no password."""
+async def test_before_the_servers_are_available() -> None:
+    """A process without servers reports so, without an address or a password."""
     settings = ServiceSettings(database_url="postgresql://slipway:hunter2@nowhere:1/db", kafka="nowhere:2")
     transport = httpx2.ASGITransport(app=Service(SERVICE, settings).app())
     async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
@@ -114,7 +116,7 @@ async def test_before_the_servers_have_come() -> None:
 
 
 class Consuming:
-    """What a subscription shows of itself; its broker answers once it is up."""
+    """Stand-in for a subscription; its broker answers once it is up."""
 
     name = "p.slipway.worker.lifecycle.v1"
     consumer = Consumer(SERVICE, WORKER_LIFECYCLE, record_words)
@@ -131,14 +133,14 @@ class Consuming:
 
 
 async def test_positions_and_lag_with_and_without_the_broker() -> None:
-    """Positions are our own; where the log ends, and so the lag, only the broker can say."""
+    """Positions are known without the broker; end offsets, and so the lag, are not."""
     consuming: Any = Consuming()
     runtime = Runtime()
     runtime.subscriptions = [consuming]
     status = Status(runtime, service=SERVICE, version="1", instance="0")
-    down = await in_time(status.told())
+    down = await in_time(status.read())
     consuming.up.set()
-    up = await status.told()
+    up = await status.read()
     common = [
         {"topic": WORKER_LIFECYCLE.name, "partition": 0, "owned": True, "next_offset": 7},
         {"topic": WORKER_LIFECYCLE.name, "partition": 1, "owned": False, "next_offset": None},
@@ -147,5 +149,5 @@ async def test_positions_and_lag_with_and_without_the_broker() -> None:
     assert down["partitions"] == [row | {"end_offset": None, "lag": None} for row in common]
     known = zip(common, ((10, 3), (4, None), (9, 0)), strict=True)
     assert up["partitions"] == [row | {"end_offset": end, "lag": lag} for row, (end, lag) in known]
-    stopped = {"topic": WORKER_LIFECYCLE.name, "partition": 1, "why": "stored position 9 of cluster x"}
+    stopped = {"topic": WORKER_LIFECYCLE.name, "partition": 1, "reason": "stored position 9 of cluster x"}
     assert up["stopped_partitions"] == [stopped]

@@ -1,4 +1,4 @@
-"""The sentences of `slipway why` from what a real provisioner answers: the fields that they are made of are there."""
+"""`slipway why` with the answers of a real provisioner, which must have the fields that the sentences need."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -27,7 +27,7 @@ async def read(provisioner: Provisioner, path: str) -> Any:
 
 
 async def test_of_a_worker(provisioner: Provisioner) -> None:
-    """From its decision to its task, at the times of the database."""
+    """From its decision to its task, with the times of the database."""
     (started,) = await provisioner.starting()
     await provisioner.set_clock(30)
     registered = await provisioner.register(started.instance_id or "", started.batch_id)
@@ -37,47 +37,54 @@ async def test_of_a_worker(provisioner: Provisioner) -> None:
         )
     worker = await read(provisioner, f"/workers/{started.id}")
     decision = await read(provisioner, f"/decisions/{worker['decision_id']}")
-    assert of_worker(worker, decision, [], now=after(30)) == [
-        f"Worker {started.id} of pool linux is running on zone-a (account {started.account_id}).",
-        f"It was asked for at {after(0):%H:%M:%S}: 1 needed, since 1 task wanted 1 and 0 served "
-        f"(decision {decision['id']}).",
+    configs = (await read(provisioner, "/launch-configs?pool=linux"))["items"]
+    assert {config["lease_pool_id"] for config in configs} == {worker["lease"]["lease_pool_id"]}
+    assert of_worker(worker, decision, None, now=after(30)).sentences(after(30)) == [
+        f"Worker {started.id}: running a task.",
+        f"Since {after(30):%H:%M:%S}, 0 s ago.",
+        "Effect: its task goes on.",
+        f"Remedy: none needed; `slipway worker terminate {started.id} --reason …` gives up on it.",
+        f"Pool linux, launch config zone-a, account {started.account_id}.",
+        f"Requested at {after(0):%H:%M:%S}: 1 needed; 1 task wanted 1 worker, 0 serving (decision {decision['id']}).",
         "→ zone-a got 1: weight 1, room for 64.",
-        f"It was admitted by lease pool {worker['lease']['lease_pool_id']} (fencing token 1): 0 s from its request to "
-        "the call.",
-        f"The provider was called at {after(0):%H:%M:%S} and said yes 0 s later: instance i-0001.",
-        f"It booted in 30 s: registered at {after(30):%H:%M:%S}.",
-        "It took 1 task, the first 0 s after it registered; now task t-1 of q.",
+        f"Admitted by lease pool {worker['lease']['lease_pool_id']} (fencing token 1): 0 s from the request to the call.",
+        f"Provider called at {after(0):%H:%M:%S}: launched 0 s later, instance i-0001.",
+        f"Registered at {after(30):%H:%M:%S}, after a boot of 30 s.",
+        "Claimed 1 task, the first 0 s after it registered; current: task t-1 of q.",
     ]
 
 
 async def test_of_a_pool(provisioner: Provisioner) -> None:
-    """What it wants, who got nothing and why, and the circuit that binds."""
+    """The tripped config is the cause; the details have the last decision."""
     await provisioner.declare()
     health = StageHealth(probability=0.1, successes=0, failures=2, window=8, failures_folded=0)
     await provisioner.weights(
         weight(
             stages={"launch": health},
-            state="closed",
-            closed_stage="launch",
+            state="tripped",
+            tripped_stage="launch",
+            tripped_since=after(0),
             probe_permit=1,
             next_probe_at=after(12),
-            reason="zone-a: closed, 2 capacity errors",
+            reason="zone-a tripped: 2 capacity errors",
         )
     )
     await provisioner.demand(report(5, 2))
     await provisioner.plan()
     facts = [
         await read(provisioner, path)
-        for path in ("/pools/linux", "/pools/linux/decisions", "/launch-configs?pool=linux", "/brakes")
+        for path in ("/pools/linux", "/pools/linux/decisions", "/launch-configs?pool=linux", "/launch-stops")
     ]
-    pool, decisions, configs, brakes = (fact.get("items", fact) for fact in facts)
-    told = of_pool(pool, decisions, configs, brakes, [], calculator="", now=after(2))
-    bounds = f"between {pool['min_capacity']} and {pool['max_capacity']}"
-    assert told == [
-        f"Pool linux wants 7 workers ({bounds}) for 5 tasks pending and 2 running, some for 0 s.",
-        "It has 0 (0 of them registered) and 0 leaving.",
-        f"Last decision, at {after(0):%H:%M:%S}: 7 needed, but no config may launch now.",
-        "  zone-a got nothing: closed, 2 capacity errors; no probe is due "
-        f"(weight {configs[0]['weight']:.3g}, room for 8).",
-        "zone-a is closed: 2 capacity errors; next probe in 10 s.",
+    pool, decisions, configs, launch_stops = (fact.get("items", fact) for fact in facts)
+    explained = of_pool(pool, decisions, configs, launch_stops, [], calculator="", now=after(2))
+    (decision,) = decisions
+    note = decision["details"]["configs"]["zone-a"]
+    assert explained.sentences(after(2)) == [
+        "Pool linux: its only launch config is tripped: zone-a (2 capacity errors; next probe in 10 s).",
+        f"Since {after(0):%H:%M:%S}, 2 s ago.",
+        "Effect: 5 tasks pending, 2 claimed; 0 of 7 wanted workers serving (0 registered); only probes are launched.",
+        "Remedy: none needed: Slipway probes by itself and launches again after the first success; "
+        "`slipway lc show zone-a` lists the failures.",
+        f"Last decision at {after(0):%H:%M:%S}: {decision['reason']}.",
+        f"  zone-a got nothing: {note['reason']} (weight {note['weight']:.3g}, room for {note['room']}).",
     ]

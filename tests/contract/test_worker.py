@@ -1,5 +1,5 @@
 """`slipway-worker` as its provisioner, its queue and its agent see it: real processes against the provisioner's real
-routes on a real database. The queue is the world outside: a few lines that do what the test says."""
+routes on a real database. The queue is a stub that each test controls."""
 
 import asyncio
 import contextlib
@@ -46,11 +46,11 @@ SECRET_LIKE: Final = re.compile(r"[A-Za-z0-9_-]{43,64}")
 
 
 class Queue:
-    """Gives out `commands` in order, and remembers what it was told. `lost`: no claim is anybody's any more."""
+    """Hands out `commands` in order and records its calls. `lost`: every claim is lost."""
 
     def __init__(self) -> None:
         self.commands: deque[list[str]] = deque()
-        self.told: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.lost = False
         self.claims = 0
         self.claim_seconds = 30.0
@@ -58,15 +58,15 @@ class Queue:
         self.url = f"http://127.0.0.1:{self.port}/queue"
         self.app = FastAPI()
         self.app.post("/queue/linux/claim")(self.claim)
-        self.app.post("/queue/linux/tasks/{task_id}/{what}")(self.hear)
+        self.app.post("/queue/linux/tasks/{task_id}/{what}")(self.receive)
 
     async def claim(self, body: dict[str, Any]) -> Any:
         self.claims += 1
         if not self.commands:
             await asyncio.sleep(0.05)
             return Response(status_code=204)
-        task_id = f"task-{sum(what == 'claim' for what, _ in self.told) + 1}"
-        self.told.append(("claim", task_id))
+        task_id = f"task-{sum(what == 'claim' for what, _ in self.calls) + 1}"
+        self.calls.append(("claim", task_id))
         return {
             "task_id": task_id,
             "command": self.commands.popleft(),
@@ -74,16 +74,16 @@ class Queue:
             "claim_seconds": self.claim_seconds,
         }
 
-    async def hear(self, task_id: str, what: str, body: dict[str, Any]) -> Any:
+    async def receive(self, task_id: str, what: str, body: dict[str, Any]) -> Any:
         if self.lost:
             return Response(status_code=409)
         if what == "finish":
-            self.told.append((task_id, body["exit_code"]))
+            self.calls.append((task_id, body["exit_code"]))
         return {}
 
 
 class Agent:
-    """A `slipway-worker` of its own session, like a provider's."""
+    """A `slipway-worker` in a session of its own, as a provider starts it."""
 
     def __init__(self, process: asyncio.subprocess.Process, tag: str) -> None:
         self.process = process
@@ -94,28 +94,28 @@ class Agent:
     def pid(self) -> int:
         return self.process.pid
 
-    async def until_said(self, words: str) -> None:
-        """Its own words, or those of what it has started; what it said is kept."""
+    async def until_printed(self, text: str) -> None:
+        """Read its output, and that of its children, until `text`; output is kept."""
         assert self.process.stdout is not None
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while words.encode() not in self.output:
+            while text.encode() not in self.output:
                 line = await self.process.stdout.readline()
-                assert line, f"it has ended without {words!r}: {self.output.decode()}"
+                assert line, f"it exited without {text!r}: {self.output.decode()}"
                 self.output += line
 
     async def end(self) -> int:
-        """Its exit code; what it said is kept."""
+        """Wait for its exit code; output is kept."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert self.process.stdout is not None
             self.output += await self.process.stdout.read()
             return await self.process.wait()
 
     def processes(self) -> list[int]:
-        """Those that carry its tag, itself too."""
+        """Processes that carry its tag, itself included."""
         return [process.pid for process in processes.tagged(TAG, self.tag)]
 
     def groups(self) -> dict[int, int]:
-        """Of those that are there still: process → its group."""
+        """Process group of each process that still exists."""
         found = {}
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
@@ -123,7 +123,7 @@ class Agent:
         return found
 
     def task(self) -> int:
-        """The process that leads its task's group, once it is that task's program; 0 before."""
+        """Leader of the task's process group once it runs the task's program; 0 before."""
         for pid, group in self.groups().items():
             if pid == group != self.pid and "SLIPWAY_TASK_ID" in environment(pid):
                 return pid
@@ -131,7 +131,7 @@ class Agent:
 
 
 class Scene:
-    """One worker's launch call is under way, and everybody it will speak to is there."""
+    """One worker whose launch call is in progress, with the provisioner and the queue that it will call."""
 
     def __init__(self, provisioner: Provisioner, queue: Queue, folder: Path) -> None:
         self.provisioner = provisioner
@@ -143,7 +143,7 @@ class Scene:
 
     @contextlib.asynccontextmanager
     async def serving(self, network: Callable[[Any], Any] = lambda app: app) -> AsyncIterator[None]:
-        """The provisioner answers, through that network."""
+        """Serve the provisioner through that network."""
         config = uvicorn.Config(network(self.provisioner.app), port=self.port, log_config=None, lifespan="off")
         async with serving(config):
             yield
@@ -178,14 +178,14 @@ class Scene:
     async def state(self) -> str:
         return str((await self.worker()).state)
 
-    async def told(self) -> list[str]:
-        """What the provisioner told the world of the worker's own words, in order."""
-        rows = await self.provisioner.pool.fetch("SELECT type FROM outbox ORDER BY id")
+    async def published(self) -> list[str]:
+        """Events that the provisioner published for the worker's reports, in order."""
+        rows = await self.provisioner.database.fetch("SELECT type FROM outbox ORDER BY id")
         names = {kind.type: name for kind, name in EVENTS.items()}
         return [names[row["type"]] for row in rows if row["type"] in names]
 
     async def tell_to_leave(self) -> None:
-        await self.provisioner.pool.execute("UPDATE worker SET state = 'stopping', reason = 'test'")
+        await self.provisioner.database.execute("UPDATE worker SET state = 'stopping', reason = 'test'")
 
 
 @contextlib.asynccontextmanager
@@ -232,9 +232,11 @@ async def scene(postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.
         provisioner_on(postgres) as provisioner,
         serving(uvicorn.Config(queue.app, port=queue.port, log_config=None, lifespan="off")),
     ):
-        provisioner.cloud.hold = asyncio.Event()  # no reply: whoever registers is the instance
+        provisioner.cloud.hold = (
+            asyncio.Event()
+        )  # no reply of the provider: the worker that registers names its instance
         await provisioner.admitted()
-        await provisioner.launcher.launch_next(provisioner.pool)
+        await provisioner.launcher.launch_next(provisioner.database)
         await provisioner.follow_the_host(ahead_seconds=60)
         scene = Scene(provisioner, queue, tmp_path)
         scene.batch_id = (await scene.worker()).batch_id or ""
@@ -250,7 +252,7 @@ def environment(pid: int) -> dict[str, str]:
     return dict(variable.partition("=")[::2] for variable in text.split("\0") if variable)
 
 
-async def test_a_life_with_two_tasks(scene: Scene) -> None:
+async def test_a_worker_with_two_tasks(scene: Scene) -> None:
     """Registers under its own identity, runs one task after the other in a group of its own, reports in order, leaves.
     Its tasks' output is its own; secret and token stand in no environment, no argument and no output."""
     scene.queue.commands += [
@@ -260,7 +262,7 @@ async def test_a_life_with_two_tasks(scene: Scene) -> None:
     async with scene.serving():
         agent = await scene.start("run", tasks_per_worker=2)
         own = processes.identity(agent.pid)
-        await until(lambda: ("claim", "task-2") in scene.queue.told, "the second task runs")
+        await until(lambda: ("claim", "task-2") in scene.queue.calls, "the second task runs")
         task = await until(agent.task)
         assert (os.getsid(task), environment(task)["SLIPWAY_TASK_ID"]) == (agent.pid, "task-2")
         assert [pid for pid, group in agent.groups().items() if group != task] == [agent.pid], "of the first task"
@@ -271,8 +273,8 @@ async def test_a_life_with_two_tasks(scene: Scene) -> None:
         assert (worker.instance_id, worker.state) == (own, "running")
         (scene.folder / "go").touch()
         assert await agent.end() == 0
-    assert scene.queue.told == [("claim", "task-1"), ("task-1", 3), ("claim", "task-2"), ("task-2", 0)]
-    assert await scene.told() == ["registered", "claimed", "idle", "claimed", "stopped"]
+    assert scene.queue.calls == [("claim", "task-1"), ("task-1", 3), ("claim", "task-2"), ("task-2", 0)]
+    assert await scene.published() == ["registered", "claimed", "idle", "claimed", "stopped"]
     assert (await scene.worker()).state == "stopped"
     output = agent.output.decode()
     assert "out of task-1\nread 1\n" in output
@@ -281,39 +283,39 @@ async def test_a_life_with_two_tasks(scene: Scene) -> None:
         assert not {word, hash_secret(word)} & secrets
 
 
-async def test_what_is_owed_is_told_when_somebody_listens_again(scene: Scene) -> None:
-    """The provisioner is away before the registration, and again while the task begins and ends: the task goes on, and
-    the facts are told in order with the times at which they were true."""
+async def test_reports_are_sent_when_the_provisioner_is_back(scene: Scene) -> None:
+    """The provisioner is unavailable before the registration, and again while the task begins and ends: the task
+    continues, and the reports arrive in order with the times at which they were true."""
     agent = await scene.start("run", tasks_per_worker=2)
     async with scene.serving():
-        await until(lambda: scene.queue.claims, "it has registered and asks for tasks")
+        await until(lambda: scene.queue.claims, "it has registered and claims tasks")
     scene.queue.commands.append(["true"])
-    await until(lambda: ("task-1", 0) in scene.queue.told)
-    assert await scene.told() == ["registered"]
+    await until(lambda: ("task-1", 0) in scene.queue.calls)
+    assert await scene.published() == ["registered"]
     back_at = utc_now()
     scene.queue.commands.append(["true"])
     async with scene.serving():
         assert await agent.end() == 0
-    assert await scene.told() == ["registered", "claimed", "idle", "claimed", "stopped"]
-    first, second = await scene.provisioner.pool.fetch("SELECT started_at, ended_at FROM claim ORDER BY started_at")
+    assert await scene.published() == ["registered", "claimed", "idle", "claimed", "stopped"]
+    first, second = await scene.provisioner.database.fetch("SELECT started_at, ended_at FROM claim ORDER BY started_at")
     assert first["started_at"] < first["ended_at"] < back_at
     assert first["ended_at"] < second["started_at"] <= second["ended_at"]
-    assert b"does not answer" in agent.output
+    assert b"provisioner unavailable" in agent.output
 
 
 async def test_lost_answers_double_nothing(scene: Scene) -> None:
-    """Everything takes effect, and every first answer is lost: said again, each fact is the same fact."""
+    """Every call takes effect, and every first answer is lost: a retry changes nothing."""
     scene.queue.commands += [["true"], ["true"]]
     async with scene.serving(losing_answers):
         agent = await scene.start("run", tasks_per_worker=2)
         assert await agent.end() == 0
-    assert await scene.told() == ["registered", "claimed", "idle", "claimed", "stopped"]
-    tasks = await scene.provisioner.pool.fetch("SELECT task_id FROM claim ORDER BY started_at")
+    assert await scene.published() == ["registered", "claimed", "idle", "claimed", "stopped"]
+    tasks = await scene.provisioner.database.fetch("SELECT task_id FROM claim ORDER BY started_at")
     assert [row["task_id"] for row in tasks] == ["task-1", "task-2"]
 
 
 async def test_a_lost_claim_ends_the_task(scene: Scene) -> None:
-    """The queue says that the task is not ours: its whole group ends, and the worker is idle and goes on."""
+    """The claim was given to another worker: the task's whole group is terminated, and the worker continues."""
     scene.queue.commands.append(["sh", "-c", "trap '' TERM; sleep 600 & wait; sleep 600"])
     scene.queue.claim_seconds = 3.0
     async with scene.serving():
@@ -324,103 +326,101 @@ async def test_a_lost_claim_ends_the_task(scene: Scene) -> None:
         scene.queue.lost = False
         scene.queue.commands.append(["true"])
         assert await agent.end() == 0
-    assert await scene.told() == ["registered", "claimed", "idle", "claimed", "stopped"]
-    assert scene.queue.told == [("claim", "task-1"), ("claim", "task-2"), ("task-2", 0)]
+    assert await scene.published() == ["registered", "claimed", "idle", "claimed", "stopped"]
+    assert scene.queue.calls == [("claim", "task-1"), ("claim", "task-2"), ("task-2", 0)]
 
 
-async def test_told_to_leave_it_ends_its_task_first(scene: Scene) -> None:
-    """And takes no other, though one waits."""
+async def test_a_draining_worker_finishes_its_task_first(scene: Scene) -> None:
+    """No other task is claimed, although one waits."""
     os.mkfifo(scene.folder / "go")
     scene.queue.commands += [["cat", str(scene.folder / "go")], ["sleep", "600"]]
     async with scene.serving():
         agent = await scene.start("run")
         await until(lambda: len(agent.processes()) == 2)
         await scene.tell_to_leave()
-        await agent.until_said("told to leave: test")
+        await agent.until_printed("leaving, as requested by the provisioner: test")
         assert len(agent.processes()) == 2
         (scene.folder / "go").write_text("")
         assert await agent.end() == 0
-    assert scene.queue.told == [("claim", "task-1"), ("task-1", 0)]
-    assert await scene.told() == ["registered", "claimed", "stopped"]
+    assert scene.queue.calls == [("claim", "task-1"), ("task-1", 0)]
+    assert await scene.published() == ["registered", "claimed", "stopped"]
 
 
 async def test_a_second_signal_ends_the_task(scene: Scene) -> None:
-    """The first one lets it go on. Of a task that was cut short the queue does not hear: it may wait again."""
+    """The first signal lets the task go on. A terminated task is not finished at the queue, so that it waits again."""
     scene.queue.commands.append(["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done"])
     async with scene.serving():
         agent = await scene.start("run", stop_seconds=60)
         await until(lambda: len(agent.processes()) > 1)
         agent.process.send_signal(signal.SIGTERM)
-        await agent.until_said("got SIGTERM; leaving")
-        await until(lambda: scene.provisioner.pool.fetchval("SELECT count(*) FROM claim"))
+        await agent.until_printed("got SIGTERM; leaving after the current task")
+        await until(lambda: scene.provisioner.database.fetchval("SELECT count(*) FROM claim"))
         assert len(agent.processes()) > 1
         agent.process.send_signal(signal.SIGTERM)
         assert await agent.end() == 0
-    assert scene.queue.told == [("claim", "task-1")]
-    assert await scene.told() == ["registered", "claimed", "stopped"]
+    assert scene.queue.calls == [("claim", "task-1")]
+    assert await scene.published() == ["registered", "claimed", "stopped"]
     assert agent.processes() == []
 
 
 @pytest.mark.parametrize(
-    ("break_it", "words"),
-    [("secret", "401 The secret is not this batch's"), ("surplus", "409 Nobody asked for this instance")],
+    ("break_it", "text"),
+    [("secret", "401 The secret does not match the batch"), ("orphan", "409 The instance is an orphan")],
 )
-async def test_who_is_not_wanted_leaves(scene: Scene, break_it: str, words: str) -> None:
-    """With the provisioner's words, and without the secret in them."""
-    if break_it == "surplus":
-        await scene.provisioner.pool.execute("UPDATE worker SET instance_id = 'another'")
+async def test_a_refused_worker_leaves(scene: Scene, break_it: str, text: str) -> None:
+    """The output holds the provisioner's refusal and no secret."""
+    if break_it == "orphan":
+        await scene.provisioner.database.execute("UPDATE worker SET instance_id = 'another'")
     async with scene.serving():
         agent = await scene.start("run", secret="not-this-one" if break_it == "secret" else "")
         assert await agent.end() == 1
-    assert words in agent.output.decode()
+    assert text in agent.output.decode()
     assert b"not-this-one" not in agent.output
     assert batch_secret(KEY, scene.batch_id).encode() not in agent.output
 
 
-async def test_who_has_ended_for_its_provisioner_ends_its_task(scene: Scene) -> None:
-    """410: nobody waits for this worker any more."""
+async def test_a_worker_that_was_stopped_by_the_provisioner_terminates_its_task(scene: Scene) -> None:
+    """410: the worker's row has stopped."""
     scene.queue.commands.append(["sleep", "600"])
     async with scene.serving():
         agent = await scene.start("run")
         await until(lambda: len(agent.processes()) == 2)
-        await scene.provisioner.pool.execute("UPDATE worker SET state = 'stopped', reason = 'given up'")
+        await scene.provisioner.database.execute("UPDATE worker SET state = 'stopped', reason = 'given up'")
         assert await agent.end() == 1
-    assert "410 The worker has ended: given up" in agent.output.decode()
+    assert "410 The worker has stopped: given up" in agent.output.decode()
     assert agent.processes() == []
 
 
 async def test_without_a_provisioner_it_gives_up(scene: Scene) -> None:
-    """And says so."""
     agent = await scene.start("run", give_up_seconds=0.5)
     assert await agent.end() == 1
     assert b"giving up: the provisioner has not answered for 0.5 s" in agent.output
 
 
 async def test_without_tasks_it_leaves(scene: Scene) -> None:
-    """After the idle time that it was given."""
     async with scene.serving():
         agent = await scene.start("run", idle_exit_seconds=0.3)
         assert await agent.end() == 0
-    assert await scene.told() == ["registered", "stopped"]
+    assert await scene.published() == ["registered", "stopped"]
 
 
 async def test_a_task_that_cannot_be_started_has_ended(scene: Scene) -> None:
-    """As a shell would say: 127, and 126 for what is no program."""
+    """Exit codes as in a shell: 127 if it is not found, 126 if it is not executable."""
     scene.queue.commands += [["no-such-program"], ["/"], []]
     async with scene.serving():
         agent = await scene.start("run", tasks_per_worker=3)
         assert await agent.end() == 0
     ends = [("task-1", 127), ("task-2", 126), ("task-3", 126)]
-    assert [told for told in scene.queue.told if told[0] != "claim"] == ends
-    assert b"no-such-program cannot be started: No such file or directory" in agent.output
+    assert [call for call in scene.queue.calls if call[0] != "claim"] == ends
+    assert b"cannot start no-such-program: No such file or directory" in agent.output
 
 
 # wrap
 
 
 async def test_an_agent_and_its_hooks(scene: Scene) -> None:
-    """The hooks' claims and ends are told in order, `draining` says whether to leave; no secret reaches the agent, its
-    socket is its user's alone, and nothing is left of it."""
+    """Claims and ends of the hooks are reported in order, and `draining` answers; no secret reaches the agent, its
+    socket is accessible to its user only, and is removed."""
     script = (
         f"{HOOK} draining; echo draining $?; {HOOK} claimed --task job-1 --source mine; {HOOK} idle; {HOOK} idle; "
         f"{HOOK} claimed --task ''; echo empty $?; read line; echo read $?; env | sort; "
@@ -431,17 +431,19 @@ async def test_an_agent_and_its_hooks(scene: Scene) -> None:
         await until(lambda: len(agent.processes()) > 1)
         (folder,) = await until(lambda: list(scene.folder.glob("slipway-worker-*")))
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        await until(lambda: scene.provisioner.pool.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NOT NULL"))
+        await until(
+            lambda: scene.provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NOT NULL")
+        )
         worker = await scene.worker()
         (scene.folder / "go").touch()
         assert await agent.end() == 0
-    assert await scene.told() == ["registered", "claimed", "idle", "stopped"]
-    claim = await scene.provisioner.pool.fetchrow("SELECT source, task_id FROM claim")
+    assert await scene.published() == ["registered", "claimed", "idle", "stopped"]
+    claim = await scene.provisioner.database.fetchrow("SELECT source, task_id FROM claim")
     assert claim is not None
     assert tuple(claim) == ("mine", "job-1")
     output = agent.output.decode()
-    assert "go on\ndraining 1\n" in output
-    assert "a job needs an id\nempty 1\nread 1\n" in output
+    assert "continue\ndraining 1\n" in output
+    assert "the job id is empty\nempty 1\nread 1\n" in output
     assert f"SLIPWAY_WORKER_SOCKET={folder}/" in output
     assert list(scene.folder.glob("slipway-worker-*")) == []
     secrets = {batch_secret(KEY, scene.batch_id), worker.token_sha256}
@@ -449,10 +451,10 @@ async def test_an_agent_and_its_hooks(scene: Scene) -> None:
         assert not {word, hash_secret(word)} & secrets
 
 
-async def test_an_agent_is_told_to_leave_between_jobs(scene: Scene) -> None:
-    """Not in its job; after the job's end by the drain signal, to its whole group; and if it stays, it is killed."""
+async def test_an_agent_is_drained_between_jobs(scene: Scene) -> None:
+    """After its job, by the drain signal to its whole group; if it does not exit, it is killed."""
     script = (
-        f"trap 'echo drained' USR1; trap '' TERM; {HOOK} claimed --task job-1; until [ -e $0/told ]; do sleep 0.02; "
+        f"trap 'echo drained' USR1; trap '' TERM; {HOOK} claimed --task job-1; until [ -e $0/drain ]; do sleep 0.02; "
         f"done; {HOOK} draining; echo draining $?; until [ -e $0/done ]; do sleep 0.02; done; {HOOK} idle; "
         "while :; do sleep 0.05; done"
     )
@@ -460,70 +462,70 @@ async def test_an_agent_is_told_to_leave_between_jobs(scene: Scene) -> None:
         agent = await scene.start(
             "wrap", "--drain-signal", "USR1", "--", "sh", "-c", script, str(scene.folder), stop_seconds=2
         )
-        await until(lambda: scene.provisioner.pool.fetchval("SELECT count(*) FROM claim"))
+        await until(lambda: scene.provisioner.database.fetchval("SELECT count(*) FROM claim"))
         await scene.tell_to_leave()
-        await agent.until_said("told to leave: test")
-        (scene.folder / "told").touch()
-        await agent.until_said("leave: test\ndraining 0\n")
+        await agent.until_printed("leaving, as requested by the provisioner: test")
+        (scene.folder / "drain").touch()
+        await agent.until_printed("leave: test\ndraining 0\n")
         assert b"drained" not in agent.output
         (scene.folder / "done").touch()
         assert await agent.end() == 128 + signal.SIGKILL
-    assert await scene.told() == ["registered", "claimed", "idle", "stopped"]
+    assert await scene.published() == ["registered", "claimed", "idle", "stopped"]
     output = agent.output.decode()
     assert "drained\n" in output
-    assert "the agent did not leave within 2 s" in output
+    assert "the agent did not exit within 2 s" in output
     assert list(scene.folder.glob("slipway-worker-*")) == []
 
 
 FAILURES = [
     (["sh", "-c", "exit 3"], 3, "exit code 3"),
     (["sh", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV, "killed by SIGSEGV"),
-    (["no-such-agent"], 127, "no-such-agent cannot be started: No such file or directory"),
-    (["/"], 126, "/ cannot be started: Permission denied"),
+    (["no-such-agent"], 127, "cannot start no-such-agent: No such file or directory"),
+    (["/"], 126, "cannot start /: Permission denied"),
 ]
 
 
 @pytest.mark.parametrize(("command", "code", "detail"), FAILURES)
 async def test_an_agent_that_fails(scene: Scene, command: list[str], code: int, detail: str) -> None:
-    """Its failure is told, then that the worker has stopped; its code is the wrap's."""
+    """The failure is reported, then that the worker has stopped; the wrap exits with its code."""
     async with scene.serving():
         agent = await scene.start("wrap", "--", *command)
         assert await agent.end() == code
-    assert await scene.told() == ["registered", "error", "stopped"]
-    (error,) = await scene.provisioner.told(WorkerErrorReported)
+    assert await scene.published() == ["registered", "error", "stopped"]
+    (error,) = await scene.provisioner.published(WorkerErrorReported)
     assert (error.kind, error.detail) == ("agent_exited", detail)
 
 
 async def test_signals_are_passed_on(scene: Scene) -> None:
-    """The agent decides what they mean; ending by one that asks for it is no failure."""
+    """The agent decides what they mean; exiting by a stop signal is no failure."""
     script = "trap 'echo got HUP' HUP; trap 'echo got USR2' USR2; touch $0/up; while :; do sleep 0.05; done"
     async with scene.serving():
         agent = await scene.start("wrap", "--", "sh", "-c", script, str(scene.folder))
         await until((scene.folder / "up").exists)
         for signum in (signal.SIGHUP, signal.SIGUSR2):
             agent.process.send_signal(signum)
-            await agent.until_said(f"got {signum.name[3:]}\n")
+            await agent.until_printed(f"got {signum.name[3:]}\n")
         agent.process.send_signal(signal.SIGTERM)
         assert await agent.end() == 128 + signal.SIGTERM
-    assert await scene.told() == ["registered", "stopped"]
+    assert await scene.published() == ["registered", "stopped"]
 
 
-def test_hooks_without_a_wrap_say_so(tmp_path: Path) -> None:
-    """Exit code 2 and words, whether none has started them or it is gone."""
+def test_hooks_without_a_wrap_fail(tmp_path: Path) -> None:
+    """Exit code 2 and a message, without a wrap and after its exit."""
     for variables in ({}, {"SLIPWAY_WORKER_SOCKET": str(tmp_path / "gone")}):
-        done = subprocess.run(
+        ran = subprocess.run(
             [*AGENT, "hook", "idle"], env=os.environ | variables, capture_output=True, text=True, check=False
         )
-        assert (done.returncode, done.stderr.startswith("slipway-worker hook: ")) == (2, True)
-        assert ("is not set" if not variables else "does not answer") in done.stderr
+        assert (ran.returncode, ran.stderr.startswith("slipway-worker hook: ")) == (2, True)
+        assert ("is not set" if not variables else "does not answer") in ran.stderr
 
 
-def test_it_starts_with_what_it_needs() -> None:
-    """No library of the other commands is imported by any launch: each would double its time."""
+def test_imports_are_limited_to_what_is_needed() -> None:
+    """No library of the other commands is imported: each would double the time that a worker takes to start."""
     heavy = ("rich", "aiokafka", "pydantic", "fastapi", "httpx2", "jsonschema", "yaml", "asyncpg", "structlog")
     script = f"""
 import sys
 import slipway_client.worker.cli, slipway_client.worker.run, slipway_client.worker.wrap
 print([name for name in {heavy!r} if name in sys.modules])"""
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "[]"
+    imported = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert imported.strip() == "[]"

@@ -1,5 +1,7 @@
-"""One service behind a mirror: its topics carry a prefix of their own, and every record crosses over byte by byte, some
-topics late. So the rest of the system sees an old world, without a switch for it in the product."""
+"""Mirror of one service's topics under another prefix, with a delay for some topics.
+
+Records are copied unchanged in both directions, so that the rest of the system sees delayed records of a real service.
+"""
 
 import asyncio
 import contextlib
@@ -16,9 +18,8 @@ from slipway_common.topics import TOPICS, Topic
 POLL_MS: Final = 50
 
 
-class Crossed(msgspec.Struct, frozen=True):
-    """A record that was written at `written` and has crossed at `at` (epoch seconds): nobody on the other side could
-    read it sooner."""
+class Copied(msgspec.Struct, frozen=True):
+    """A record written at `written` and copied at `at` (epoch seconds): the other side could not read it earlier."""
 
     written: float
     at: float
@@ -28,12 +29,15 @@ class Crossed(msgspec.Struct, frozen=True):
 
 
 class Mirror:
-    """Copies what `service` reads from `outside` to `inside`, and what it writes back; partition and headers stay."""
+    """Copies the topics that `service` consumes from `outside` to `inside`, and those that it produces back.
+
+    Partitions and headers are preserved.
+    """
 
     def __init__(
         self, bootstrap_servers: str, *, service: str, outside: str, inside: str, late: Mapping[Topic, float]
     ) -> None:
-        """`late` is in seconds from the record's own time stamp on."""
+        """`late` maps topics to seconds between a record's timestamp and its copy."""
         self.bootstrap_servers = bootstrap_servers
         self.routes = {outside + topic.name: (topic, inside, 0.0) for topic in TOPICS if service in topic.consumers}
         self.routes |= {
@@ -41,11 +45,11 @@ class Mirror:
             for topic in TOPICS
             if service in topic.producers
         }
-        self.crossed: list[Crossed] = []
+        self.copied: list[Copied] = []
 
     @contextlib.asynccontextmanager
     async def running(self, partitions: int) -> AsyncIterator[None]:
-        """The topics of both sides exist. A copy that has failed is raised at the end."""
+        """Copy records; topics of both sides must exist. An error of a copy is raised at the end."""
         places = [TopicPartition(name, number) for name in self.routes for number in range(partitions)]
         consumer = AIOKafkaConsumer(bootstrap_servers=self.bootstrap_servers, enable_auto_commit=False)
         producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers, enable_idempotence=True)
@@ -69,12 +73,12 @@ class Mirror:
             while True:
                 for place, records in (await consumer.getmany(timeout_ms=POLL_MS)).items():
                     if place not in queues:
-                        group.create_task(self._cross(producer, place, queues[place]))
+                        group.create_task(self._copy_partition(producer, place, queues[place]))
                     for record in records:
                         queues[place].put_nowait(record)
 
-    async def _cross(self, producer: Any, place: TopicPartition, queue: asyncio.Queue[Any]) -> None:
-        """One partition, in order."""
+    async def _copy_partition(self, producer: Any, place: TopicPartition, queue: asyncio.Queue[Any]) -> None:
+        """Copy one partition, in order."""
         topic, prefix, late_seconds = self.routes[place.topic]
         while True:
             record = await queue.get()
@@ -88,4 +92,4 @@ class Mirror:
                 partition=place.partition,
                 headers=list(record.headers),
             )
-            self.crossed.append(Crossed(written, at, topic, tuple(record.headers), record.value))
+            self.copied.append(Copied(written, at, topic, tuple(record.headers), record.value))

@@ -1,7 +1,7 @@
-"""`make e2e`: many demand changes while every part is killed once, judged from the ledger, the topics and the rows.
+"""`make e2e`: many demand changes while every part is killed once, checked by the ledger, the topics and the rows.
 
-CHANGES, POOLS, KILL (all, none, or names), SEED, FULL come from the environment. A change counts only if it changes
-what is wanted. Each kill falls at the first instant after a seeded one with at least 5 calls or grants in flight.
+CHANGES, POOLS, KILL (all, none, or names), SEED and FULL are read from the environment. Every change alters the wanted
+capacity. Each kill happens at the first instant after a seeded one with at least 5 calls or grants in flight.
 """
 
 import asyncio
@@ -30,33 +30,33 @@ PARTS: Final = ("provisioner", "weight-calculator", "lease-broker", "kafka", "po
 SPEED: Final = 40.0
 MAXIMUM: Final = 12
 IN_FLIGHT_MIN: Final = 5
-# Machines are told to leave as soon as they are too many: demand moves every few milliseconds here.
+# Machines in excess of demand are stopped soon, since demand changes every few milliseconds here.
 SECONDS: Final = {"idle_timeout_seconds": 4.0, "stop_grace_seconds": 200.0, "reap_seconds": 40.0}
 MET_SECONDS: Final = 5.0
-MET_WITHIN_SECONDS: Final = 90.0  # 10 to 15 where nothing else runs
+MET_WITHIN_SECONDS: Final = 90.0  # 10 to 15 on an idle machine
 BUSY_WITHIN_SECONDS: Final = 30.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run does. `kills` are (second, part); `stops` are (second, part, seconds stopped)."""
+    """Plan of one run. `kills` are (second, part); `pauses` are (second, part, seconds paused)."""
 
     seed: int
     changes: int
     pools: int
     seconds: float
     kills: Sequence[tuple[float, str]]
-    stops: Sequence[tuple[float, str, float]]
+    pauses: Sequence[tuple[float, str, float]]
 
 
 def plan(environment: dict[str, str]) -> Plan:
-    """Read the arguments; all chance comes from the seed."""
+    """Plan of a run by its arguments; all random numbers are derived from the seed. Raises ValueError."""
     full = environment.get("FULL") == "1"
     seed = int(environment.get("SEED") or 3)
     changes = int(environment.get("CHANGES") or (2000 if full else 600))
-    wished = environment.get("KILL") or "all"
-    parts = list(PARTS) if wished == "all" else [] if wished == "none" else wished.split(",")
+    kill = environment.get("KILL") or "all"
+    parts = list(PARTS) if kill == "all" else [] if kill == "none" else kill.split(",")
     if unknown := set(parts) - set(PARTS):
-        raise ValueError(f"KILL={wished}: no part {', '.join(sorted(unknown))}; there is {', '.join(PARTS)}")
+        raise ValueError(f"KILL={kill}: unknown part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     rng = Random(seed)
     rounds = 5 if full else 1
     seconds = 150.0 if full else min(22.0, max(10.0, changes / 25))
@@ -68,16 +68,21 @@ def plan(environment: dict[str, str]) -> Plan:
             (step * (number * len(parts) + place) + rng.uniform(0.2, 0.8) * step, part)
             for place, part in enumerate(shuffled)
         ]
-    stops = []
+    pauses = []
     if full:
-        stops = [(seconds * (0.2 + 0.25 * place), name, 20.0) for place, name in enumerate(PARTS[:3])]
+        pauses = [(seconds * (0.2 + 0.25 * place), name, 20.0) for place, name in enumerate(PARTS[:3])]
     return Plan(
-        seed=seed, changes=changes, pools=int(environment.get("POOLS") or 20), seconds=seconds, kills=kills, stops=stops
+        seed=seed,
+        changes=changes,
+        pools=int(environment.get("POOLS") or 20),
+        seconds=seconds,
+        kills=kills,
+        pauses=pauses,
     )
 
 
 def declaration(plan: Plan, url: str) -> Declaration:
-    """Pools of three configs over two accounts, whose limits bind in every burst."""
+    """Pools of three configs over two accounts, with limits that are reached in every burst."""
     accounts = ("e2e-a", "e2e-b")
     zones = (("zone-a", 0), ("zone-b", 0), ("zone-c", 1))
     return Declaration.model_validate(
@@ -128,7 +133,7 @@ def declaration(plan: Plan, url: str) -> Declaration:
 
 
 class Run:
-    """One deployment under load and under fire."""
+    """One deployment under demand changes, kills and pauses."""
 
     def __init__(self, supervisor: Supervisor, deployment: Deployment, plan: Plan) -> None:
         self.supervisor = supervisor
@@ -140,22 +145,24 @@ class Run:
         self.changed = 0
 
     async def change(self) -> None:
-        """All changes, evenly over the run, and more as long as parts are killed: where starting them again takes long,
-        the last kills would find nothing in flight. Each changes what its pool wants."""
+        """Change demand evenly over the run, and further until the last kill.
+
+        Restarts may take long, and the last kills would otherwise find nothing in flight.
+        """
         began = monotonic_seconds()
         for number in count():
             if number >= self.plan.changes and len(self.in_flight) == len(self.plan.kills):
                 return
             await asyncio.sleep(max(0.0, began + number * self.plan.seconds / self.plan.changes - monotonic_seconds()))
             pool_id = self.rng.choice(sorted(self.levels))
-            # Mostly small moves, sometimes to an end; always within 0…maximum, so that wanted changes too.
+            # Always within 0…MAXIMUM, so that the wanted capacity changes too.
             level = self.rng.choice([n for n in range(MAXIMUM + 1) if n != self.levels[pool_id]])
             await self.deployment.call("PUT", "simulator", f"/demand/{pool_id}", {"pending": level})
             self.levels[pool_id] = level
             self.changed += 1
 
     async def kill(self) -> None:
-        """Kill each part at its instant and start it again at once."""
+        """Kill each part at its time and restart it at once."""
         began = monotonic_seconds()
         for at, part in self.plan.kills:
             await asyncio.sleep(max(0.0, began + at - monotonic_seconds()))
@@ -165,19 +172,19 @@ class Run:
             print(f"{monotonic_seconds() - began:6.1f} s  killed {part} with {busy} in flight", flush=True)
             await self.supervisor.restart(part)
 
-    async def stop(self) -> None:
-        """SIGSTOP services and let them go on."""
+    async def pause(self) -> None:
+        """Pause services by SIGSTOP and resume them."""
         began = monotonic_seconds()
-        for at, part, seconds in self.plan.stops:
+        for at, part, seconds in self.plan.pauses:
             await asyncio.sleep(max(0.0, began + at - monotonic_seconds()))
             self.supervisor.pause(part)
-            print(f"{monotonic_seconds() - began:6.1f} s  stopped {part} for {seconds:.0f} s", flush=True)
+            print(f"{monotonic_seconds() - began:6.1f} s  paused {part} for {seconds:.0f} s", flush=True)
             await asyncio.sleep(seconds)
             self.supervisor.resume(part)
 
     async def _busy_enough(self) -> int:
-        """Wait for the first instant with enough calls or grants in flight; how many there were."""
-        # While a service is stopped there may be nothing in flight for as long.
+        """Wait until enough calls or grants are in flight; return their number."""
+        # While a service is paused, nothing may be in flight.
         deadline = monotonic_seconds() + BUSY_WITHIN_SECONDS
         busy = 0
         while monotonic_seconds() < deadline:
@@ -199,9 +206,8 @@ class Run:
                 await asyncio.sleep(0.05)
         return int(busy)
 
-    async def met(self, within_seconds: float) -> set[str]:
-        """Pools whose serving workers equalled what is wanted for 5 s on end, by the rows and by the ledger's
-        registered machines."""
+    async def pools_at_target(self, within_seconds: float) -> set[str]:
+        """Pools whose serving workers and registered machines both equalled the wanted capacity for 5 s in a row."""
         since: dict[str, float] = {}
         done: set[str] = set()
         deadline = monotonic_seconds() + within_seconds
@@ -222,28 +228,29 @@ class Run:
             await asyncio.sleep(0.2)
         for pool in pools:
             if pool["id"] not in done:
-                print(f"  not met: {pool} busy={state.get(pool['id'])} wanted={self.levels[pool['id']]}")
+                print(f"  not at target: {pool} busy={state.get(pool['id'])} wanted={self.levels[pool['id']]}")
         return done
 
 
-async def e2e(supervisor: Supervisor, wished: Plan) -> int:
+async def e2e(supervisor: Supervisor, planned: Plan) -> int:
+    """Run a plan on a new deployment; return the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="slipway-"))
     guard().remove(folder)
     deployment = Deployment(supervisor, folder, speed=SPEED, seconds=SECONDS)
     try:
         await deployment.start()
-        await deployment.apply(declaration(wished, deployment.url("simulator")))
+        await deployment.apply(declaration(planned, deployment.url("simulator")))
         await deployment.call(
             "POST",
             "simulator",
             "/scenario",
-            {"seed": wished.seed, "speed": SPEED, "accounts": {"*": {}}, "visibility_seconds": 5},
+            {"seed": planned.seed, "speed": SPEED, "accounts": {"*": {}}, "visibility_seconds": 5},
         )
-        print(f"started; SEED={wished.seed} CHANGES={wished.changes} POOLS={wished.pools}", flush=True)
-        work = Run(supervisor, deployment, wished)
-        await asyncio.gather(work.change(), work.kill(), work.stop())
-        met = await work.met(within_seconds=MET_WITHIN_SECONDS)
-        await asyncio.sleep(0 if len(met) == wished.pools else 1)
+        print(f"started; SEED={planned.seed} CHANGES={planned.changes} POOLS={planned.pools}", flush=True)
+        work = Run(supervisor, deployment, planned)
+        await asyncio.gather(work.change(), work.kill(), work.pause())
+        met = await work.pools_at_target(within_seconds=MET_WITHIN_SECONDS)
+        await asyncio.sleep(0 if len(met) == planned.pools else 1)
         await asyncio.sleep(max(0.0, deployment.settle_seconds - MET_SECONDS))
         found = await evidence.gather(
             ledger_path=deployment.ledger,
@@ -252,7 +259,7 @@ async def e2e(supervisor: Supervisor, wished: Plan) -> int:
             database_url=deployment.database_url,
             settle_seconds=deployment.settle_seconds,
         )
-        return summarise(wished, work, met, check.judge(found))
+        return summarise(planned, work, met, check.judge(found))
     finally:
         keep(folder)
         await supervisor.stop()
@@ -260,12 +267,13 @@ async def e2e(supervisor: Supervisor, wished: Plan) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def summarise(wished: Plan, work: Run, met: set[str], report: check.Report) -> int:
+def summarise(planned: Plan, work: Run, met: set[str], report: check.Report) -> int:
+    """Print the results; return 1 if there are problems."""
     problems = list(report.problems)
-    if len(met) < wished.pools:
-        problems.append(f"{wished.pools - len(met)} pools did not reach what is wanted")
+    if len(met) < planned.pools:
+        problems.append(f"{planned.pools - len(met)} pools did not reach their wanted capacity")
     if any(busy < IN_FLIGHT_MIN for busy in work.in_flight):
-        problems.append(f"a kill fell with fewer than {IN_FLIGHT_MIN} in flight: {work.in_flight}")
+        problems.append(f"a kill happened with fewer than {IN_FLIGHT_MIN} in flight: {work.in_flight}")
     for name, (peak, cap) in report.peaks.items():
         if name.startswith("account"):
             print(f"  {name}: at most {peak} at once, {cap} allowed")
@@ -274,7 +282,7 @@ def summarise(wished: Plan, work: Run, met: set[str], report: check.Report) -> i
         print(f"  PROBLEM {problem}")
     busy = ",".join(map(str, work.in_flight))
     print(
-        f"met {len(met)}/{wished.pools}, changes {work.changed}, kills {len(work.in_flight)} (in flight {busy}), "
+        f"met {len(met)}/{planned.pools}, changes {work.changed}, kills {len(work.in_flight)} (in flight {busy}), "
         f"doubled {report.doubled}, lost {report.lost}, dead {report.dead}"
     )
     return 1 if problems else 0
@@ -282,11 +290,11 @@ def summarise(wished: Plan, work: Run, met: set[str], report: check.Report) -> i
 
 def main() -> int:
     try:
-        wished = plan(dict(os.environ))
+        planned = plan(dict(os.environ))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    return run(lambda supervisor: e2e(supervisor, wished))
+    return run(lambda supervisor: e2e(supervisor, planned))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make demo` as a person runs it: it can be interrupted at any time and leaves nothing."""
+"""`make demo` as a user runs it: it can be interrupted at any time and leaves nothing behind."""
 
 import asyncio
 import contextlib
@@ -17,10 +17,11 @@ from tests.harness import PATIENCE_SECONDS, until
 from tests.linux import needs_linux
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 180.0  # 15 where nothing else runs
+START_SECONDS = 180.0  # 15 on an idle machine
 
 
 def descendants(pid: int) -> list[psutil.Process]:
+    """All descendants of a process; none if it is gone."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -28,12 +29,12 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def sockets(folder: Path) -> set[Path]:
-    """Sockets of servers, at the depths where they may stand."""
+    """Server sockets in a folder, up to three levels deep."""
     return {path for depth in ("*", "*/*", "*/*/*") for path in folder.glob(depth) if path.is_socket()}
 
 
 def is_orphan(path: Path) -> bool:
-    """Nobody listens any more. Others' servers may begin and end beside us."""
+    """True if no process listens on a socket any more. Servers of other users may start and end meanwhile."""
     with socket.socket(socket.AF_UNIX) as client:
         try:
             client.connect(str(path))
@@ -45,12 +46,13 @@ def is_orphan(path: Path) -> bool:
 
 
 async def test_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    """Ctrl-C while servers start, and in the middle of the run: no process, socket or data folder is left."""
+    """Ctrl-C during startup and during the run leaves no process, socket or data folder."""
     for moment in ("starting", "running"):
         await interrupt(moment, tmp_path)
 
 
 async def interrupt(moment: str, tmp_path: Path) -> None:
+    """Start a demo, interrupt it at a moment, and check that nothing is left."""
     before = sockets(Path(tempfile.gettempdir()))
     env = os.environ | {"DURATION": "0", "SEED": "3", "TMPDIR": str(tmp_path)}
     demo = await asyncio.create_subprocess_exec(
@@ -67,7 +69,7 @@ async def interrupt(moment: str, tmp_path: Path) -> None:
     try:
         async with asyncio.timeout(START_SECONDS):
             async for line in demo.stdout:
-                if moment == "starting" and b"starting" in line:
+                if moment == "starting" and b"Starting" in line:
                     break
                 if moment == "running" and b" waiting " in line:
                     break
@@ -91,7 +93,7 @@ async def interrupt(moment: str, tmp_path: Path) -> None:
 
 @needs_linux
 async def test_a_killed_demo_leaves_no_agent(tmp_path: Path) -> None:
-    """SIGKILL while real agents work: they lead sessions of their own and belong to nobody, and end all the same."""
+    """After SIGKILL of the demo, its agents end too, although they run in sessions of their own."""
     env = os.environ | {"DURATION": "0", "PROVIDER": "process", "PLAIN": "1", "TMPDIR": str(tmp_path)}
     log = tmp_path / "demo.log"
     with log.open("wb") as output:
@@ -120,7 +122,7 @@ async def test_a_killed_demo_leaves_no_agent(tmp_path: Path) -> None:
 
 
 def agents(folder: Path) -> list[int]:
-    """Agents that were handed this folder on as their place for temporary files, and what they have started."""
+    """Process IDs of agents, and of their children, whose folder for temporary files is `folder`."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

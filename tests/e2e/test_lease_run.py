@@ -1,5 +1,5 @@
-"""`slipway lease run` on a real broker: which signals reach the command, what is given back when, what its caller sees.
-Each story has a lease pool of its own, of one unit; the broker's history says what was done to it."""
+"""`slipway lease run` on a real broker: signals of the command, releases, and exit codes. Each test has a lease pool
+of its own with one unit; the broker's history shows the decisions about it."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ NAME: Final = "lease-run"
 PROGRAM: Final = "from slipway_client.cli import app; app(prog_name='slipway')"
 SECRET: Final = "secret-of-everybody"
 SECONDS: Final = 60.0
-PATIENT: Final = "patient"  # of a pace at which nobody starts while the broker is down
+PATIENT: Final = "patient"  # its pace allows no start while the broker is down
 POOLS: Final = (
     "exit",
     "crash",
@@ -46,8 +46,8 @@ POOLS: Final = (
     PATIENT,
     "pessimistic",
 )
-# Of those who are to lose their lease; nothing but time ends it.
-SHORT: Final = ("killed", "stopped", "silent")
+# Pools of tests that lose their lease: only its TTL ends it.
+SHORT: Final = ("killed", "stopped", "unavailable")
 SHORT_TTL_SECONDS: Final = 1.5
 PACED: Final = "paced"
 PACED_HOLD_SECONDS: Final = 1.5
@@ -66,7 +66,7 @@ class Run:
         self.lines: list[str] = []
 
     async def up(self) -> None:
-        """Until the command runs, under which lease."""
+        """Wait until the command runs, and read its lease."""
         assert self.process.stdout is not None
         async with asyncio.timeout(SECONDS):
             while line := (await self.process.stdout.readline()).decode():
@@ -75,14 +75,14 @@ class Run:
                     self.lease_id, _, token = line.removeprefix("up").strip().partition(" ")
                     self.fencing_token = int(token or 0)
                     return
-        _, said = await self.ended()
-        raise AssertionError(f"it ended with {self.process.returncode} before its command ran: {said}")
+        _, err = await self.ended()
+        raise AssertionError(f"it exited with {self.process.returncode} before its command ran: {err}")
 
     def send(self, signum: int) -> None:
         self.process.send_signal(signum)
 
     async def ended(self) -> tuple[int, str]:
-        """Its exit code as a shell shows it, and what it said on stderr; `lines` has its output."""
+        """Wait for its exit code as in a shell, and its stderr; `lines` has its output."""
         out, err = await asyncio.wait_for(self.process.communicate(), SECONDS)
         self.lines += out.decode().splitlines()
         code = self.process.returncode
@@ -91,7 +91,7 @@ class Run:
 
 
 class Broker:
-    """A lease-broker in a process of its own, and what there is to see of it."""
+    """A lease-broker in a process of its own, and its API."""
 
     def __init__(self, supervisor: Supervisor, folder: Path, url: str) -> None:
         self.supervisor = supervisor
@@ -101,7 +101,7 @@ class Broker:
         self.started: list[asyncio.subprocess.Process] = []
 
     async def close(self) -> None:
-        """End what a test that failed has left, with all that it started."""
+        """Kill processes that a failed test has left, with their groups."""
         await self.http.aclose()
         for process in self.started:
             with contextlib.suppress(ProcessLookupError):
@@ -120,7 +120,13 @@ class Broker:
             **variables,
         }
         process = await asyncio.create_subprocess_exec(
-            *command, env=own, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
+            *command,
+            env=own,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            start_new_session=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # pytest itself may ignore it
         )
         self.started.append(process)
         return Run(process)
@@ -133,12 +139,12 @@ class Broker:
     async def held(self, pool: str) -> list[str]:
         return [lease["lease_id"] for lease in (await self.get(f"/leases?pool={pool}"))["items"]]
 
-    async def told_of(self, lease_id: str) -> list[str]:
-        """What was done to a lease, in order."""
+    async def history(self, lease_id: str) -> list[str]:
+        """Kinds of the decisions about a lease, in order."""
         return [entry["kind"] for entry in (await self.get(f"/leases/{lease_id}/history"))["items"]]
 
     async def charged(self, pool: str) -> int:
-        """Starts that nobody admitted."""
+        """Number of unleased launches that were charged."""
         entries = (await self.get(f"/lease-pools/{pool}/history"))["items"]
         return sum(entry["kind"] == "unleased" for entry in entries)
 
@@ -190,14 +196,14 @@ async def broker(kafka: EmbeddedKafka, postgres: EmbeddedPostgres, session_folde
         await broker.close()
 
 
-# The command's end, and the client's
+# End of the command or of the client
 
 
 async def test_one_release_when_the_command_ends(broker: Broker) -> None:
     run = await broker.run("exit", "--", "sh", "-c", UP + "exit 7")
     await run.up()
     assert (await run.ended())[0] == 7
-    assert (await broker.told_of(run.lease_id)).count("released") == 1
+    assert (await broker.history(run.lease_id)).count("released") == 1
     assert await broker.held("exit") == []
 
 
@@ -205,7 +211,7 @@ async def test_one_release_when_the_command_crashes(broker: Broker) -> None:
     run = await broker.run("crash", "--", "sh", "-c", UP + "kill -SEGV $$")
     await run.up()
     assert (await run.ended())[0] == 128 + signal.SIGSEGV
-    assert (await broker.told_of(run.lease_id)).count("released") == 1
+    assert (await broker.history(run.lease_id)).count("released") == 1
     assert await broker.held("crash") == []
 
 
@@ -213,8 +219,8 @@ async def test_one_release_when_the_command_crashes(broker: Broker) -> None:
 async def test_a_signal_reaches_the_command_once_and_one_release_follows(
     broker: Broker, pool: str, signum: signal.Signals
 ) -> None:
-    """However often it comes, and whether it is sent to the client or to all of its group; the command may take its
-    time about it, and what it says of its end is kept."""
+    """Once per signal, whether it is sent to the client or to its whole group; the command may take its time to end,
+    and its exit code is kept."""
     name = signum.name.removeprefix("SIG")
     script = f"n=0; trap 'n=$((n+1))' {name}; trap 'echo got $n; exit 9' USR1; {UP}{FOREVER}"
     run = await broker.run(pool, "--", "sh", "-c", script)
@@ -227,22 +233,22 @@ async def test_a_signal_reaches_the_command_once_and_one_release_follows(
     run.send(signal.SIGUSR1)
     assert (await run.ended())[0] == 9
     assert run.lines[-1] == "got 2"
-    assert (await broker.told_of(run.lease_id)).count("released") == 1
+    assert (await broker.history(run.lease_id)).count("released") == 1
     assert await broker.held(pool) == []
 
 
 async def test_a_killed_client_s_lease_ends_by_its_ttl(broker: Broker) -> None:
-    """Nothing is given back by anybody; the command is told, and its unit is somebody else's later."""
-    script = f"trap 'echo told; exit 0' TERM; {UP}{FOREVER}"
+    """The lease is not released; the command gets a signal, and the unit is granted to another run later."""
+    script = f"trap 'echo signalled; exit 0' TERM; {UP}{FOREVER}"
     run = await broker.run("killed", "--", "sh", "-c", script)
     await run.up()
     run.send(signal.SIGKILL)
     assert (await run.ended())[0] == 128 + signal.SIGKILL
-    assert run.lines[-1] == "told"
+    assert run.lines[-1] == "signalled"
     after = await broker.run("killed", "--", "sh", "-c", UP)
     await after.up()
-    told = await broker.told_of(run.lease_id)
-    assert ("lost" in told, "released" in told) == (True, False)
+    history = await broker.history(run.lease_id)
+    assert ("lost" in history, "released" in history) == (True, False)
     assert after.fencing_token > run.fencing_token
     assert (await after.ended())[0] == 0
 
@@ -256,13 +262,13 @@ echo not reached
 
 
 async def test_a_script_s_own_traps_still_fire(broker: Broker) -> None:
-    """They are the shell's, and nothing of ours was put into it."""
+    """Nothing is installed into the shell."""
     script = await broker.start("bash", "-c", SCRIPT, "bash", sys.executable, "-c", PROGRAM)
     await script.up()
     os.killpg(script.process.pid, signal.SIGTERM)
     assert (await script.ended())[0] == 3
     assert script.lines[-2:] == ["own TERM trap", "own EXIT trap"]
-    assert (await broker.told_of(script.lease_id)).count("released") == 1
+    assert (await broker.history(script.lease_id)).count("released") == 1
 
 
 async def test_traps_of_the_command_fire_too(broker: Broker) -> None:
@@ -274,12 +280,12 @@ async def test_traps_of_the_command_fire_too(broker: Broker) -> None:
     assert await broker.held("trap") == []
 
 
-# The lease's end
+# End of the lease
 
 
-async def test_loss_is_told_after_the_client_was_stopped_for_too_long(broker: Broker) -> None:
-    """By our own clock, before anybody is asked; meanwhile the unit is another's, whose token is greater."""
-    script = f"trap 'echo told; exit 5' USR1; {UP}{FOREVER}"
+async def test_the_lease_is_lost_if_the_client_was_suspended_for_too_long(broker: Broker) -> None:
+    """The client's own clock decides before any call; meanwhile another run has the unit, with a greater token."""
+    script = f"trap 'echo signalled; exit 5' USR1; {UP}{FOREVER}"
     run = await broker.run("stopped", "--on-loss", "USR1", "--", "sh", "-c", script)
     await run.up()
     run.send(signal.SIGSTOP)
@@ -287,10 +293,10 @@ async def test_loss_is_told_after_the_client_was_stopped_for_too_long(broker: Br
     await other.up()
     assert other.fencing_token > run.fencing_token
     run.send(signal.SIGCONT)
-    code, said = await run.ended()
-    assert (code, run.lines[-1]) == (5, "told")
-    assert "the lease is lost" in said
-    assert "sending SIGUSR1 to the command" in said
+    code, err = await run.ended()
+    assert (code, run.lines[-1]) == (5, "signalled")
+    assert "lease lost" in err
+    assert "sending SIGUSR1 to the command" in err
     assert await broker.held("stopped") == [other.lease_id]
     other.send(signal.SIGTERM)
     await other.ended()
@@ -299,20 +305,20 @@ async def test_loss_is_told_after_the_client_was_stopped_for_too_long(broker: Br
 # Waiting
 
 
-async def test_whoever_is_not_admitted_in_time_waits_no_more(broker: Broker) -> None:
-    """The unit goes to who waits still, as soon as it is free."""
+async def test_a_request_that_is_not_admitted_in_time_leaves_the_queue(broker: Broker) -> None:
+    """The unit is granted to the run that still waits, as soon as it is free."""
     first = await broker.run("waits", "--", "sh", "-c", UP + "exec sleep 60")
     await first.up()
     short, patient, leaving = [
         await broker.run("waits", "--max-wait", wait, "--", "sh", "-c", UP) for wait in ("0.5s", "1m", "1m")
     ]
-    code, said = await short.ended()
+    code, err = await short.ended()
     assert (code, short.lines) == (75, [])
-    assert "no lease of waits within 0.5 s" in said
+    assert "no lease of waits within 0.5 s" in err
     await until(lambda: waiting_in(broker, "waits", 2), "both wait")
     leaving.send(signal.SIGTERM)
     assert (await leaving.ended())[0] == 128 + signal.SIGTERM
-    await until(lambda: waiting_in(broker, "waits", 1), "who has left waits no more")
+    await until(lambda: waiting_in(broker, "waits", 1), "the cancelled request has left the queue")
     first.send(signal.SIGTERM)
     await patient.up()
     assert (await patient.ended())[0] == 0
@@ -324,7 +330,7 @@ async def waiting_in(broker: Broker, pool: str, units: int) -> bool:
 
 
 async def test_the_next_attempt_takes_the_place_of_the_one_before(broker: Broker) -> None:
-    """A job that lost its client asks again while its lease is still counted: it ends as the new one begins."""
+    """A job whose client was killed retries while its lease still counts: that lease ends as the new one is granted."""
     attempt = ("--request-id", "job-1", "--", "sh", "-c", UP + "exec sleep 60")
     first = await broker.run("attempt", *attempt)
     await first.up()
@@ -333,33 +339,33 @@ async def test_the_next_attempt_takes_the_place_of_the_one_before(broker: Broker
     began = monotonic_seconds()
     second = await broker.run("attempt", "--attempt", "2", *attempt)
     await second.up()
-    assert monotonic_seconds() - began < SECONDS  # the lease before lives twice as long
+    assert monotonic_seconds() - began < SECONDS  # the TTL of the first lease is twice as long
     assert await broker.held("attempt") == [second.lease_id]
     second.send(signal.SIGTERM)
     await second.ended()
 
 
-# The broker's absence
+# The broker is unavailable
 
 
 async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
-    """Pessimistic starts nothing; optimistic starts at once and safe at the pace that was last known, or not at all;
-    whoever waits when the broker is back is admitted by it. What has started is told of and charged, once each, until
-    it has ended, also if that was before anybody heard of it. A command is told whose lease nobody renews for its ttl.
+    """Pessimistic starts nothing, optimistic starts at once, safe at the last known pace or not at all. Requests that
+    still wait when the broker is back are admitted by it. Every unleased launch is reported and charged once, also if
+    it has ended before. A command whose lease is not renewed within its TTL gets a signal.
     """
-    held = await broker.run("silent", "--", "sh", "-c", f"trap 'echo told; exit 4' TERM; {UP}{FOREVER}")
+    held = await broker.run("unavailable", "--", "sh", "-c", f"trap 'echo signalled; exit 4' TERM; {UP}{FOREVER}")
     await held.up()
-    for pool in (PACED, PATIENT):  # so that their paces are known here
+    for pool in (PACED, PATIENT):  # records their paces on this host
         assert await ended(await broker.run(pool, "--", "true")) == (0, [])
     await broker.supervisor.kill(NAME)
-    patient = await broker.run(PATIENT, "--silent-after", "0", "--", "sh", "-c", UP + "exit 8")
+    patient = await broker.run(PATIENT, "--unavailable-after", "0", "--", "sh", "-c", UP + "exit 8")
     optimistic = ("--fail-open", "optimistic", "--", "sh", "-c")
     running = await broker.run("optimistic", *optimistic, UP + FOREVER)
     await running.up()
-    safe = [await broker.run(PACED, "--silent-after", "0", "--", "echo", "started") for _ in range(2)]
+    safe = [await broker.run(PACED, "--unavailable-after", "0", "--", "echo", "started") for _ in range(2)]
     others = [
         await broker.run("pessimistic", "--fail-open", "pessimistic", "--max-wait", "1s", "--", "echo", "x"),
-        await broker.run(PATIENT, "--silent-after", "0", "--max-wait", "1s", "--", "echo", "x"),
+        await broker.run(PATIENT, "--unavailable-after", "0", "--max-wait", "1s", "--", "echo", "x"),
         await broker.run("optimistic", *optimistic, "echo $SLIPWAY_LEASE_ID.; exit 7"),
     ]
     assert [await ended(run) for run in [*others, *safe]] == [
@@ -369,15 +375,15 @@ async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
         (0, ["started"]),
         (0, ["started"]),
     ]
-    code, said = await held.ended()
-    assert (code, held.lines[-1]) == (4, "told")
-    assert "the lease is lost: it was not renewed in time" in said
+    code, err = await held.ended()
+    assert (code, held.lines[-1]) == (4, "signalled")
+    assert "lease lost: not renewed in time" in err
 
     await broker.supervisor.restart(NAME)
     await patient.up()
     assert ((await patient.ended())[0], bool(patient.lease_id)) == (8, True)
     await until(lambda: all_charged(broker), "every start is charged")
-    await until(lambda: holds(broker, "optimistic", 1), "what has ended is given back")
+    await until(lambda: holds(broker, "optimistic", 1), "launches that have ended are released")
     running.send(signal.SIGTERM)
     assert (await running.ended())[0] == 128 + signal.SIGTERM
     assert await broker.held("optimistic") == []
@@ -386,7 +392,7 @@ async def test_each_mode_while_the_broker_is_down(broker: Broker) -> None:
 
 
 async def all_charged(broker: Broker) -> bool:
-    """Two starts of each mode that starts, and none of others."""
+    """True if two launches of each mode that starts are charged, and none of the others."""
     return [await broker.charged(pool) for pool in ("optimistic", PACED, "pessimistic", PATIENT)] == [2, 2, 0, 0]
 
 

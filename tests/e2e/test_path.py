@@ -1,4 +1,4 @@
-"""The path on real parts, each its own process: what one task costs."""
+"""Launches per task on a deployment of real processes."""
 
 import asyncio
 import tempfile
@@ -18,10 +18,11 @@ from slipway_simulator import facts, ledger
 
 SPEED = 40.0
 WAIT_SECONDS = 180.0
-POOLS = {"reusable-1": 0, "one-task-1": 1, "reusable-2": 0, "one-task-2": 1}  # pool → tasks per worker, 0: any number
+POOLS = {"reusable-1": 0, "one-task-1": 1, "reusable-2": 0, "one-task-2": 1}  # pool → tasks per worker, 0: unlimited
 
 
 def declared(url: str) -> Declaration:
+    """Declaration of POOLS with one config each."""
     account = {
         "id": "acc",
         "provider": "simulated",
@@ -63,7 +64,7 @@ def declared(url: str) -> Declaration:
 
 @pytest.fixture
 async def deployment() -> AsyncIterator[Deployment]:
-    """A whole Slipway with four idle pools."""
+    """A complete deployment with four idle pools."""
     with tempfile.TemporaryDirectory(prefix="slipway-", ignore_cleanup_errors=True) as folder:
         guard().remove(Path(folder))
         async with Supervisor() as supervisor:
@@ -75,12 +76,13 @@ async def deployment() -> AsyncIterator[Deployment]:
 
 
 def launches(deployment: Deployment) -> Counter[str]:
-    """Instances ever created, by launch config, from the ledger."""
+    """Number of instances ever created by pool, from the ledger."""
     created = (f for f in ledger.read(deployment.ledger) if isinstance(f, facts.InstanceCreated))
     return Counter(fact.config.removesuffix("-zone-a") for fact in created)
 
 
 async def reported(deployment: Deployment, pool: str, since: float) -> list[facts.DemandReported]:
+    """Demand reports of a pool after a time."""
     return [
         f
         for f in ledger.read(deployment.ledger)
@@ -89,7 +91,7 @@ async def reported(deployment: Deployment, pool: str, since: float) -> list[fact
 
 
 async def wait(deployment: Deployment, pools: list[str], reports_after: int) -> None:
-    """Until each pool's one task has ended and that many reports came after its end."""
+    """Wait until each pool's one task has ended, with `reports_after` demand reports since."""
     deadline = monotonic_seconds() + WAIT_SECONDS
     while monotonic_seconds() < deadline:
         ends = {f.pool_id: f.at for f in ledger.read(deployment.ledger) if isinstance(f, facts.TaskEnded)}
@@ -101,8 +103,8 @@ async def wait(deployment: Deployment, pools: list[str], reports_after: int) -> 
 
 
 async def test_one_task_one_worker(deployment: Deployment) -> None:
-    """One pending task launches one worker: with slow boots and a report each second; and when the only report that
-    saw the task claimed is still the newest one after the task and its one-task worker have ended."""
+    """One pending task launches one worker, in two cases: slow boots with a report each second; and a report of the
+    claimed task that is still the newest one after the task and its one-task worker have ended."""
     slow = {
         "seed": 5,
         "speed": SPEED,

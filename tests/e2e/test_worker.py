@@ -1,5 +1,5 @@
-"""Real workers of the provider `process` through whole lives, on the whole system: what the rows, the topic, the
-queue's ledger and the kernel say of each. What is done to them begins for all at once, so that none waits for another.
+"""Real workers of the provider `process` through their whole lifecycle, on the whole system: the rows, the topic, the
+queue's ledger and the kernel agree on each. All stories run at the same time, so that none waits for another.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ TASK_SECONDS: Final = 6.0
 CLAIM_SECONDS: Final = 3.0
 LOOK_SECONDS: Final = 0.1
 SEEN_SECONDS: Final = 60.0
-# The product's times as these stories need them; whoever is told to leave gets the time that a task takes.
+# Product timeouts for these stories; the graceful shutdown period covers the length of a task.
 SECONDS: Final = {
     "call_timeout_seconds": 5.0,
     "visibility_seconds": 0.2,
@@ -113,7 +113,7 @@ class Busy(msgspec.Struct, frozen=True):
 
 
 class Stories:
-    """The deployment, and what is to be known of its workers from four sides."""
+    """The deployment, and four sources of facts about its workers."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -122,7 +122,7 @@ class Stories:
         self.seen: dict[str, asyncio.Task[Busy]] = {}
         self.reading: asyncio.Task[None] | None = None
 
-    # What is done
+    # Actions
 
     async def killed_agent(self) -> "Busy":
         """kill -9 of the agent alone in the middle of a task."""
@@ -132,7 +132,7 @@ class Stories:
         return busy
 
     async def killed_machine(self) -> "Busy":
-        """kill -9 of everything at once, as when a machine dies."""
+        """kill -9 of the whole instance at once, as when a machine dies."""
         await self.tasks("killed-machine", 1)
         busy = await self.until_busy("killed-machine")
         for process in busy.processes:
@@ -140,12 +140,12 @@ class Stories:
         return busy
 
     async def drained(self) -> "Busy":
-        """Told to leave in the middle of a task."""
+        """Terminate the worker in the middle of a task."""
         await self.tasks("drained", 2)
         busy = await self.until_busy("drained")
         path = f"/workers/{busy.worker['id']}/terminate"
-        told = await self.deployment.call("POST", "provisioner", path, {"reason": "the drill"})
-        assert told["state"] == "stopping"
+        answer = await self.deployment.call("POST", "provisioner", path, {"reason": "the drill"})
+        assert answer["state"] == "stopping"
         return busy
 
     async def tasks(self, pool: str, count: int) -> None:
@@ -153,14 +153,14 @@ class Stories:
         await self.deployment.call("POST", "simulator", "/tasks", body)
 
     async def demand(self, pool: str, pending: int) -> None:
-        """So many tasks that the queue gives to nobody: of agents that have a queue of their own."""
+        """Report demand for tasks that the queue does not hand out: those of agents with a queue of their own."""
         body = {"pending": pending, "claimed": 0, "source": "mine", "observed_at": utc_now().isoformat()}
         await self.deployment.call("PUT", "provisioner", f"/pools/{pool}/demand", body)
 
-    # What there is to see
+    # Observations
 
     async def read(self) -> None:
-        """All that the lifecycle topic says, for ever, with a plain consumer."""
+        """Consume the lifecycle topic for ever."""
         topic = self.deployment.prefix + "slipway.worker.lifecycle.v1"
         consumer = AIOKafkaConsumer(
             topic, bootstrap_servers=self.deployment.kafka, auto_offset_reset="earliest", group_id=None
@@ -173,26 +173,25 @@ class Stories:
         finally:
             await consumer.stop()
 
-    def said(self, worker_id: str) -> list[str]:
-        """What the topic says happened to a worker, in order. How often its launch had to wait on a busy machine is
-        another story."""
-        told = [event["event"] for event in self.events if event["worker_id"] == worker_id]
-        return [event for event in told if event != "delayed"]
+    def events_of(self, worker_id: str) -> list[str]:
+        """Published events of a worker, in order, without delays of its launch: a busy machine adds some."""
+        kinds = [event["event"] for event in self.events if event["worker_id"] == worker_id]
+        return [kind for kind in kinds if kind != "delayed"]
 
     def event(self, worker_id: str, kind: str) -> dict[str, Any]:
         (found,) = [event for event in self.events if (event["worker_id"], event["event"]) == (worker_id, kind)]
         return found
 
-    async def until_said(self, worker_id: str, last: str) -> list[str]:
-        """What the topic says of a worker, once it says this."""
+    async def until_published(self, worker_id: str, last: str) -> list[str]:
+        """Published events of a worker, once `last` is among them."""
 
-        def said() -> bool:
+        def published() -> bool:
             if self.reading and self.reading.done():
                 self.reading.result()
-            return last in self.said(worker_id)
+            return last in self.events_of(worker_id)
 
-        await see(said, f"{last} of {worker_id}")
-        return self.said(worker_id)
+        await see(published, f"{last} of {worker_id}")
+        return self.events_of(worker_id)
 
     async def rows(self, pool: str) -> list[dict[str, Any]]:
         """The workers of a pool, the oldest first."""
@@ -210,7 +209,7 @@ class Stories:
         return found
 
     async def until_stopped(self, worker: dict[str, Any]) -> dict[str, Any]:
-        """The worker's row, once it has ended."""
+        """The worker's row, once it has stopped."""
 
         async def ended() -> dict[str, Any] | None:
             row: dict[str, Any] = await self.deployment.call("GET", "provisioner", f"/workers/{worker['id']}")
@@ -220,7 +219,7 @@ class Stories:
         return found
 
     async def claims(self, worker: dict[str, Any]) -> list[tuple[str, str, bool]]:
-        """What ran on a worker, by the provisioner's rows: (source, task, whether it is over)."""
+        """Claims of a worker, by the provisioner's rows: (source, task, ended)."""
         db = await asyncpg.connect(self.deployment.database_url)
         try:
             rows = await db.fetch(
@@ -233,11 +232,11 @@ class Stories:
             await db.close()
 
     def processes(self, worker: dict[str, Any]) -> list[Process]:
-        """What runs now of a worker's instance, the leader first: the kernel's word."""
+        """Processes of a worker's instance, the leader first, by the kernel."""
         return processes.tagged(INSTANCE_TAG, f"{self.tag}{worker['account_id']}/{worker['batch_id']}/")
 
     def ledger(self, pool: str) -> list[facts.TaskClaimed | facts.TaskEnded]:
-        """Which tasks of a pool were claimed and ended, by the queue."""
+        """Claims and ends of a pool's tasks, by the queue's ledger."""
         return [
             fact
             for fact in ledger.read(self.deployment.ledger)
@@ -245,7 +244,7 @@ class Stories:
         ]
 
     async def until_ended(self, pool: str, results: Sequence[str]) -> list[facts.TaskClaimed | facts.TaskEnded]:
-        """The queue's words, once tasks of the pool have ended so."""
+        """The queue's ledger, once tasks of the pool have ended with these results."""
 
         def ends() -> list[str]:
             return [fact.result for fact in self.ledger(pool) if isinstance(fact, facts.TaskEnded)]
@@ -254,16 +253,16 @@ class Stories:
         return self.ledger(pool)
 
     async def second_run(self, pool: str, *, first: dict[str, Any]) -> str:
-        """The worker on which the pool's task was done, after it was cut short on its first."""
-        words = await self.until_ended(pool, ["interrupted", "done"])
-        claims = [(fact.task_id, fact.worker_id) for fact in words if isinstance(fact, facts.TaskClaimed)]
+        """The worker on which the pool's task was done, after it was interrupted on its first."""
+        claims_ended = await self.until_ended(pool, ["interrupted", "done"])
+        claims = [(fact.task_id, fact.worker_id) for fact in claims_ended if isinstance(fact, facts.TaskClaimed)]
         (task_id, worker_id), (again_id, other_id) = claims
         assert (task_id, worker_id) == (again_id, first["id"])
         assert other_id in {row["id"] for row in await self.rows(pool)} - {worker_id}
         return other_id
 
     async def until_busy(self, pool: str) -> Busy:
-        """A pool's first worker, once its task is one of its processes and the provisioner has heard of the claim."""
+        """A pool's first worker, once its task runs and the provisioner knows the claim."""
         worker = await self.first(pool)
 
         async def busy() -> Busy | None:
@@ -274,7 +273,7 @@ class Stories:
         return found
 
     async def exit_code(self, worker: dict[str, Any]) -> int:
-        """What the kernel told the parent, which is the provisioner: it logs that, and keeps it nowhere else."""
+        """Exit code of a worker's process, from the log of its parent, the provisioner."""
         pid = int(worker["instance_id"].partition("-")[0])
         log = self.deployment.folder / "provisioner.log"
 
@@ -287,7 +286,7 @@ class Stories:
 
 
 async def see(condition: Callable[[], Any], what: str = "") -> Any:
-    """As `until`, looking less often: each look costs the processor that the workers need."""
+    """Like `until` with a longer interval: each check costs CPU that the workers need."""
 
     async def look() -> Any:
         answer = condition()
@@ -331,40 +330,52 @@ async def stories() -> AsyncIterator[Stories]:
 
 
 async def test_killed_agent(stories: Stories) -> None:
-    """The worker is lost and its claim closed; its task's process is found by the tag and ended, and the task runs
+    """The worker is lost and its claim closed; its task's process is found by the tag and terminated, and the task runs
     again on another worker."""
     busy = await stories.seen["killed_agent"]
     worker, (agent, task) = busy.worker, busy.processes
     assert (agent.identity, task.session) == (worker["instance_id"], agent.pid)
     row = await stories.until_stopped(worker)
     assert row["reason"] == "instance is gone"
-    assert await stories.until_said(worker["id"], "lost") == ["requested", "launched", "registered", "claimed", "lost"]
+    assert await stories.until_published(worker["id"], "lost") == [
+        "requested",
+        "launched",
+        "registered",
+        "claimed",
+        "lost",
+    ]
     assert await stories.claims(worker) == [("simulator", "killed-agent-1", True)]
     await see(lambda: stories.processes(worker) == [], "the task's process is gone too")
     assert not processes.alive(task.identity)
     again = await stories.second_run("killed-agent", first=worker)
-    assert (await stories.until_said(again, "claimed"))[:4] == ["requested", "launched", "registered", "claimed"]
+    assert (await stories.until_published(again, "claimed"))[:4] == ["requested", "launched", "registered", "claimed"]
     assert await stories.exit_code(worker) == -signal.SIGKILL
 
 
 async def test_killed_machine(stories: Stories) -> None:
-    """Lost, and the task runs again elsewhere."""
+    """The worker is lost, and the task runs again on another."""
     worker = (await stories.seen["killed_machine"]).worker
     await stories.until_stopped(worker)
-    assert await stories.until_said(worker["id"], "lost") == ["requested", "launched", "registered", "claimed", "lost"]
+    assert await stories.until_published(worker["id"], "lost") == [
+        "requested",
+        "launched",
+        "registered",
+        "claimed",
+        "lost",
+    ]
     assert await stories.claims(worker) == [("simulator", "killed-machine-1", True)]
     assert stories.processes(worker) == []
     await stories.second_run("killed-machine", first=worker)
 
 
 async def test_drain_between_jobs(stories: Stories) -> None:
-    """The task ends as it should, no other is taken though one waits, and the worker stops by itself with 0."""
+    """The task ends normally, no other is taken although one waits, and the worker exits with 0."""
     worker = (await stories.seen["drained"]).worker
     row = await stories.until_stopped(worker)
     assert "the drill" in row["reason"]
-    said = await stories.until_said(worker["id"], "stopped")
-    # Told in the task, it does not say that it is idle; told only by the answer to that, it has.
-    assert [word for word in said if word != "idle"] == [
+    events = await stories.until_published(worker["id"], "stopped")
+    # Asked to leave during the task, it does not report idle; asked by the answer to that report, it has.
+    assert [event for event in events if event != "idle"] == [
         "requested",
         "launched",
         "registered",
@@ -373,8 +384,8 @@ async def test_drain_between_jobs(stories: Stories) -> None:
         "stopped",
     ]
     assert await stories.exit_code(worker) == 0
-    words = await stories.until_ended("drained", ["done", "done"])
-    mine = [fact for fact in words if fact.instance_id == worker["instance_id"]]
+    ended = await stories.until_ended("drained", ["done", "done"])
+    mine = [fact for fact in ended if fact.instance_id == worker["instance_id"]]
     assert [(type(fact), fact.task_id) for fact in mine] == [
         (facts.TaskClaimed, "drained-1"),
         (facts.TaskEnded, "drained-1"),
@@ -385,12 +396,12 @@ async def test_drain_between_jobs(stories: Stories) -> None:
 
 
 async def test_an_agent_that_never_claims(stories: Stories) -> None:
-    """Idle while tasks wait: told to leave as a failed claim, which its agent does; nothing of it is left."""
+    """Idle while tasks wait: terminated as a failed claim; its agent exits, and no process is left."""
     worker = await stories.first("never-claims")
     await stories.until_stopped(worker)
     await stories.demand("never-claims", 0)
-    said = await stories.until_said(worker["id"], "stopped")
-    assert said == ["requested", "launched", "registered", "stopping", "stopped"]
+    events = await stories.until_published(worker["id"], "stopped")
+    assert events == ["requested", "launched", "registered", "stopping", "stopped"]
     stopping = stories.event(worker["id"], "stopping")
     outcome = {name: stopping["outcome"][name] for name in ("stage", "result", "code")}
     assert outcome == {"stage": "claim", "result": "failed", "code": "never_claimed"}
@@ -399,24 +410,24 @@ async def test_an_agent_that_never_claims(stories: Stories) -> None:
 
 
 async def test_an_agent_that_fails(stories: Stories) -> None:
-    """Its failure is an event, and its exit code the worker's."""
+    """The failure is published, and the worker exits with the agent's code."""
     worker = await stories.first("fails")
     await stories.demand("fails", 0)
     await stories.until_stopped(worker)
-    said = await stories.until_said(worker["id"], "stopped")
-    assert said == ["requested", "launched", "registered", "error_reported", "stopped"]
+    events = await stories.until_published(worker["id"], "stopped")
+    assert events == ["requested", "launched", "registered", "error_reported", "stopped"]
     error = stories.event(worker["id"], "error_reported")
     assert (error["kind"], error["detail"]) == ("agent_exited", "exit code 3")
     assert await stories.exit_code(worker) == 3
 
 
-async def test_an_agent_whose_hooks_speak(stories: Stories) -> None:
-    """What its hooks say is what the world hears."""
+async def test_hooks_of_an_agent_are_reported(stories: Stories) -> None:
+    """Calls of its hooks become events."""
     worker = await stories.first("works")
     await stories.demand("works", 0)
     await stories.until_stopped(worker)
-    said = await stories.until_said(worker["id"], "stopped")
-    assert said == ["requested", "launched", "registered", "claimed", "idle", "stopped"]
+    events = await stories.until_published(worker["id"], "stopped")
+    assert events == ["requested", "launched", "registered", "claimed", "idle", "stopped"]
     claimed = stories.event(worker["id"], "claimed")
     assert (claimed["task_id"], claimed["source"]) == ("job-1", "mine")
     assert await stories.claims(worker) == [("mine", "job-1", True)]

@@ -1,8 +1,8 @@
-"""`make e2e-windows`: are windows kept while weights are old, the calculator is away, and three replicas spend them?
+"""`make e2e-windows`: check that launches stay within windows with stale weights, without a calculator, by 3 replicas.
 
-The whole system in processes of its own on a simulated cloud with seeded outages, an exhausted quota and an image that
-never registers. The calculator stands behind a mirror, through which its weights come a minute of product time late;
-for a while it is stopped. Judged from the simulator's ledger and the records that came through. SEED is the argument.
+The whole system runs as processes on a simulated cloud with seeded outages, an exhausted quota and an image that never
+registers. A mirror delays the calculator's weights by a minute of product time; for some seconds the calculator is
+paused. The run is judged by the simulator's ledger and the copied records. SEED is the argument.
 """
 
 import asyncio
@@ -32,31 +32,31 @@ from slipway_local.deployment import PARTITIONS, PRODUCT_SECONDS, Deployment
 from slipway_local.guard import guard
 from slipway_local.supervisor import Supervisor, run
 from slipway_simulator import facts, ledger
-from tests.e2e.mirror import Crossed, Mirror
-from tests.e2e.windows_judge import Report, Times, Visible, Way, judge
+from tests.e2e.mirror import Copied, Mirror
+from tests.e2e.windows_judge import ConfigKeys, Report, Times, Visible, judge
 
 SPEED: Final = 12.0
 DURATION_SECONDS: Final = 40.0
 PRODUCT: Final = DURATION_SECONDS * SPEED
 REPLICAS: Final = 3
 LATE_SECONDS: Final = 60.0  # of product time
-ROUNDED_SECONDS: Final = 0.1  # of it too: the log's clock has milliseconds, and the run is quicker
-# Boots that fail do so within the run; calls are patient, so that a busy machine cuts none off.
+ROUNDED_SECONDS: Final = 0.1  # of product time: Kafka timestamps are in milliseconds, and the run is fast
+# Failing boots time out within the run; calls have a long timeout, so that a busy machine fails none.
 SECONDS: Final = {"boot_timeout_seconds": 240.0, "call_timeout_seconds": 240.0, "idle_timeout_seconds": 60.0}
-# Heartbeats count in real seconds; the calculator is away for longer than it takes to notice.
+# Heartbeats are in real seconds; the calculator is paused for longer than it takes to be reported unavailable.
 HEARTBEAT_SECONDS: Final = 1.0
-SILENT_SECONDS: Final = 5.0
-AWAY: Final = (0.5, SILENT_SECONDS + 4.0)  # from this part of the run on, for so many seconds
-READING_SECONDS: Final = 0.5  # from being readable to being read and written down, where nothing holds a replica up
+UNAVAILABLE_SECONDS: Final = 5.0
+PAUSE: Final = (0.5, UNAVAILABLE_SECONDS + 4.0)  # start as a fraction of the run, and seconds
+READING_SECONDS: Final = 0.5  # from being readable to being read and stored by a replica on an idle machine
 LAUNCHES_MIN: Final = 200
 FAILURES_MIN: Final = 50
-COUNTED: Final = ("slipway_decisions_total", "slipway_provider_calls_total")
-TO_REACH: Final = ("config launch", "config boot", "image boot", "quota")
+METRICS: Final = ("slipway_decisions_total", "slipway_provider_calls_total")
+REQUIRED_KINDS: Final = ("config launch", "config boot", "image boot", "quota")
 DECIDED: Final = """
 SELECT b.id::text AS batch, extract(epoch FROM min(w.requested_at))::float8 AS decided
 FROM provisioner.launch_batch b JOIN provisioner.worker w ON w.batch_id = b.id GROUP BY b.id"""
 
-# Pool → launch configs as (account, zone, instance type, image), and its demand.
+# Pool → launch configs as (account, zone, instance type, image), and demand.
 SPREAD: Final = [
     ("acc-a", "zone-a", "m5", "good-1"),
     ("acc-a", "zone-b", "m5", "good-1"),
@@ -79,14 +79,14 @@ POOLS: Final[dict[str, tuple[list[tuple[str, str, str, str]], dict[str, Any]]]] 
 
 
 class Work(msgspec.Struct, frozen=True):
-    """How often a replica decided for a pool, and how often it called a provider to create workers."""
+    """Numbers of decisions and of create calls of one replica."""
 
     decisions: int
     calls: int
 
 
 def declaration(url: str) -> Declaration:
-    """Pools whose configs share images and quotas, in accounts whose limits never bind: windows alone hold back."""
+    """Pools whose configs share images and quotas, in accounts with high limits: only windows limit launches."""
     accounts = sorted({account for configs, _ in POOLS.values() for account, _, _, _ in configs})
     return Declaration.model_validate(
         {
@@ -136,16 +136,17 @@ def declaration(url: str) -> Declaration:
     )
 
 
-def ways() -> dict[str, Way]:
+def config_keys() -> dict[str, ConfigKeys]:
+    """Pool and shared keys of each launch config."""
     return {
-        f"{pool}-{zone}": Way(pool, image_key(image), quota_key(account, "sim-1", kind), credential_key(account))
+        f"{pool}-{zone}": ConfigKeys(pool, image_key(image), quota_key(account, "sim-1", kind), credential_key(account))
         for pool, (configs, _) in POOLS.items()
         for account, zone, kind, image in configs
     }
 
 
 def scenario(seed: int) -> dict[str, Any]:
-    """Outages at seeded times: of zones, of all of them, and of one while nobody folds failures."""
+    """Scenario with outages at seeded times: of zones, of all zones, and of one while the calculator is paused."""
     rng = Random(seed)
 
     def fault(name: str, arg: str, begin: float, end: float) -> dict[str, Any]:
@@ -175,25 +176,26 @@ def scenario(seed: int) -> dict[str, Any]:
             fault("quota", "acc-q", 0.0, 0.1),
             *(fault("zone", zone, 0.0, 0.08) for zone in zones[2:]),
             *(fault("zone", zone, 0.18 + 0.03 * place, 0.42) for place, zone in enumerate(zones)),
-            fault("zone", zones[0], AWAY[0] + 0.03, AWAY[0] + 0.2),
+            fault("zone", zones[0], PAUSE[0] + 0.03, PAUSE[0] + 0.2),
             *(fault("zone", zone, 0.75 + 0.03 * place, 1.0) for place, zone in enumerate(zones)),
         ],
     }
 
 
-async def away(supervisor: Supervisor, began: float) -> None:
-    """Stop the calculator for a while."""
-    await asyncio.sleep(max(0.0, began + AWAY[0] * DURATION_SECONDS - monotonic_seconds()))
+async def pause(supervisor: Supervisor, began: float) -> None:
+    """Pause the calculator for PAUSE[1] seconds."""
+    await asyncio.sleep(max(0.0, began + PAUSE[0] * DURATION_SECONDS - monotonic_seconds()))
     supervisor.pause("weight-calculator")
-    print(f"{monotonic_seconds() - began:6.1f} s  weight-calculator stopped for {AWAY[1]:g} s", flush=True)
+    print(f"{monotonic_seconds() - began:6.1f} s  weight-calculator paused for {PAUSE[1]:g} s", flush=True)
     try:
-        await asyncio.sleep(AWAY[1])
+        await asyncio.sleep(PAUSE[1])
     finally:
         supervisor.resume("weight-calculator")
-    print(f"{monotonic_seconds() - began:6.1f} s  weight-calculator goes on", flush=True)
+    print(f"{monotonic_seconds() - began:6.1f} s  weight-calculator resumed", flush=True)
 
 
 async def windows(supervisor: Supervisor, seed: int) -> int:
+    """Run on a new deployment; return the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="slipway-"))
     guard().remove(folder)
     inside = f"mirrored-{new_id()[-12:]}."
@@ -204,7 +206,7 @@ async def windows(supervisor: Supervisor, seed: int) -> int:
         seconds=SECONDS,
         environment={
             "weight-calculator": {"SLIPWAY_TOPIC_PREFIX": inside, "SLIPWAY_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS)},
-            "provisioner": {"SLIPWAY_SILENT_AFTER_SECONDS": str(SILENT_SECONDS)},
+            "provisioner": {"SLIPWAY_UNAVAILABLE_AFTER_SECONDS": str(UNAVAILABLE_SECONDS)},
         },
     )
     try:
@@ -222,12 +224,12 @@ async def windows(supervisor: Supervisor, seed: int) -> int:
             await deployment.call("POST", "simulator", "/scenario", scenario(seed))
             print(f"started; SEED={seed} SPEED={SPEED:g}, {REPLICAS} provisioners", flush=True)
             began = monotonic_seconds()
-            await asyncio.gather(away(supervisor, began), asyncio.sleep(DURATION_SECONDS))
+            await asyncio.gather(pause(supervisor, began), asyncio.sleep(DURATION_SECONDS))
             until = utc_now().timestamp()
             decided = await decisions(deployment.database_url)
-            work = {name: await done(deployment, name) for name in ("provisioner", *more)}
+            work = {name: await work_of(deployment, name) for name in ("provisioner", *more)}
         played = [fact for fact in ledger.read(deployment.ledger) if fact.at <= until]
-        return summarise(played, mirror.crossed, judged(played, mirror.crossed, decided), decided, work)
+        return summarise(played, mirror.copied, judged(played, mirror.copied, decided), decided, work)
     finally:
         keep(folder)
         await supervisor.stop()
@@ -236,7 +238,7 @@ async def windows(supervisor: Supervisor, seed: int) -> int:
 
 
 async def decisions(database_url: str) -> dict[str, float]:
-    """When each call's batch was decided. What a call was, the ledger says; this says only since when it was meant."""
+    """Time at which each batch was decided, by batch ID. Everything else about calls comes from the ledger."""
     db = await asyncpg.connect(database_url)
     try:
         return dict(await db.fetch(DECIDED))
@@ -244,87 +246,90 @@ async def decisions(database_url: str) -> dict[str, float]:
         await db.close()
 
 
-async def done(deployment: Deployment, name: str) -> Work:
-    """What one replica has done, by its own count."""
-    told = (await deployment.http.get(f"{deployment.url(name)}/metrics")).raise_for_status().text
+async def work_of(deployment: Deployment, name: str) -> Work:
+    """Decisions and calls of one replica, by its metrics."""
+    text = (await deployment.http.get(f"{deployment.url(name)}/metrics")).raise_for_status().text
     counted = Counter[str]()
-    for family in text_string_to_metric_families(told):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            counted[sample.name] += int(sample.value) if sample.name in COUNTED else 0
-    return Work(*(counted[each] for each in COUNTED))
+            counted[sample.name] += int(sample.value) if sample.name in METRICS else 0
+    return Work(*(counted[each] for each in METRICS))
 
 
-def judged(played: list[facts.Fact], crossed: list[Crossed], decided: Mapping[str, float]) -> Report:
-    records = [(c.at, event(c)) for c in crossed if c.topic is LAUNCH_CONFIG_WEIGHT]
+def judged(played: list[facts.Fact], copied: list[Copied], decided: Mapping[str, float]) -> Report:
+    records = [(c.at, event(c)) for c in copied if c.topic is LAUNCH_CONFIG_WEIGHT]
     return judge(
         played,
         [Visible(at, record) for at, record in records if record is not None],
-        [c.at for c in crossed if c.topic is SERVICE_HEARTBEAT],
-        ways(),
+        [c.at for c in copied if c.topic is SERVICE_HEARTBEAT],
+        config_keys(),
         Times(
             reading=READING_SECONDS,
             boot=SECONDS["boot_timeout_seconds"] / SPEED,
-            silent=SILENT_SECONDS,
-            attempt=PRODUCT_SECONDS["provisioner"]["silent_attempt_seconds"] / SPEED,
+            unavailable=UNAVAILABLE_SECONDS,
+            attempt=PRODUCT_SECONDS["provisioner"]["unavailable_attempt_seconds"] / SPEED,
         ),
         decided=decided,
     )
 
 
 def lags(played: list[facts.Fact], decided: Mapping[str, float]) -> list[float]:
-    """From each decision to its call, ascending."""
+    """Seconds from each decision to its call, ascending."""
     return sorted(f.at - decided[f.batch] for f in played if isinstance(f, facts.Call) and f.batch in decided)
 
 
-def event(record: Crossed) -> Any:
+def event(record: Copied) -> Any:
     return decode_data(dict(record.headers)["ce_type"].decode(), record.value)
 
 
 def summarise(
     played: list[facts.Fact],
-    crossed: list[Crossed],
+    copied: list[Copied],
     report: Report,
     decided: Mapping[str, float],
     work: Mapping[str, Work],
 ) -> int:
     began = next(fact.at for fact in played if isinstance(fact, facts.ScenarioLoaded))
     taken = lags(played, decided)
-    late = [(c.at - c.written) * SPEED for c in crossed if c.topic is LAUNCH_CONFIG_WEIGHT]
-    beats = sorted(c.written for c in crossed if c.topic is SERVICE_HEARTBEAT)
-    silent = max(b - a for a, b in pairwise(beats))
-    print(f"  {len(late)} weight records came {min(late):.0f} to {max(late):.0f} demo seconds late")
+    late = [(c.at - c.written) * SPEED for c in copied if c.topic is LAUNCH_CONFIG_WEIGHT]
+    beats = sorted(c.written for c in copied if c.topic is SERVICE_HEARTBEAT)
+    silence = max(b - a for a, b in pairwise(beats))
+    print(f"  {len(late)} weight records were {min(late):.0f} to {max(late):.0f} demo seconds late")
     for name, each in work.items():
-        print(f"  {name} decided {each.decisions} times and called {each.calls} times")
-    print(f"  the longest time without a heartbeat of the calculator was {silent:.1f} s")
-    print(f"  from a decision to its call: {taken[len(taken) // 2]:.2f} s in the middle, {taken[-1]:.2f} s at most")
-    for kind in TO_REACH:
-        print(f"  {kind} window reached {report.reached.get(kind, 0)} times, highest level {report.peaks[kind]}")
-    print(f"  {report.probes} probes by permit and {report.attempts} attempts without a calculator fit no window")
-    short = missing(report, silent=silent, late=min(late), work=work)
+        print(f"  {name} made {each.decisions} decisions and {each.calls} calls")
+    print(f"  longest interval between heartbeats of the calculator: {silence:.1f} s")
+    print(f"  from a decision to its call: median {taken[len(taken) // 2]:.2f} s, maximum {taken[-1]:.2f} s")
+    for kind in REQUIRED_KINDS:
+        print(f"  {kind} window full {report.reached.get(kind, 0)} times, highest level {report.peaks[kind]}")
+    print(f"  {report.probes} probes by permit and {report.attempts} attempts without a calculator, outside any window")
+    short = missing(report, silence=silence, late=min(late), work=work)
     for text in short:
         print(f"  PROBLEM {text}")
     for violation in report.violations:
-        print(f"  VIOLATION {violation.at - began:6.2f} s  {violation.config_id}: {violation.what}")
+        print(f"  VIOLATION {violation.at - began:6.2f} s  {violation.config_id}: {violation.text}")
     print(f"{len(report.violations)} violations: {report.launches} launches, {report.failures} failures")
     return 1 if report.violations or short else 0
 
 
-def missing(report: Report, *, silent: float, late: float, work: Mapping[str, Work]) -> list[str]:
-    """Without what a run shows nothing, however few violations: `silent` is the calculator's longest silence in
-    seconds, `late` the demo seconds by which each weight was late at least."""
-    short = [f"the {kind} window was never reached" for kind in TO_REACH if not report.reached.get(kind)]
-    if silent <= SILENT_SECONDS:
-        short.append("the calculator was never silent")
+def missing(report: Report, *, silence: float, late: float, work: Mapping[str, Work]) -> list[str]:
+    """Conditions without which the run is no evidence, however few violations it has.
+
+    `silence` is the longest interval between heartbeats in seconds, `late` the smallest delay of a weight in demo
+    seconds.
+    """
+    short = [f"the {kind} window was never full" for kind in REQUIRED_KINDS if not report.reached.get(kind)]
+    if silence <= UNAVAILABLE_SECONDS:
+        short.append("the calculator was never unavailable")
     if late < LATE_SECONDS - ROUNDED_SECONDS:
-        short.append(f"a weight was only {late:.1f} demo seconds late, not {LATE_SECONDS:g}")
+        short.append(f"a weight was only {late:.1f} demo seconds late; {LATE_SECONDS:g} are required")
     if (busy := sum(each.decisions > 0 and each.calls > 0 for each in work.values())) < REPLICAS:
-        short.append(f"{busy} replicas decided and launched, not {REPLICAS}")
+        short.append(f"{busy} replicas decided and launched; {REPLICAS} are required")
     for number, least, what in (
         (report.launches, LAUNCHES_MIN, "launches"),
         (report.failures, FAILURES_MIN, "failures"),
     ):
         if number < least:
-            short.append(f"{number} {what}; at least {least}, or the run shows nothing")
+            short.append(f"{number} {what}; at least {least} are required")
     return short
 
 
@@ -332,7 +337,7 @@ def main() -> int:
     try:
         seed = int(os.environ.get("SEED") or 5)
     except ValueError:
-        print(f"SEED={os.environ['SEED']}: a whole number", file=sys.stderr)
+        print(f"SEED={os.environ['SEED']}: must be an integer", file=sys.stderr)
         return 2
     return run(lambda supervisor: windows(supervisor, seed))
 

@@ -1,10 +1,10 @@
-"""Did the starts of a run stay within the windows that were published? Pure: facts in, violations out.
+"""Check that all launches of a run stayed within the published windows. Pure: facts in, violations out.
 
-Levels come from the simulator's ledger alone: a start is under way from its call on, in its stage and in all later
-ones, until the ledger shows that the stage has succeeded; a failure fills its unit until a weight record that has
-folded it could be read. Windows, closed circuits and permits come from the weight records, from the instant on at which
-the provisioner could read them. A level rises only by a call, so each call is judged: at some moment between its
-decision and its arrival there must have been room for everything under way by then.
+Levels come from the simulator's ledger alone: a start is in flight from its call on, in its stage and all later ones,
+until the ledger shows that the stage has succeeded; a failure occupies its unit until a weight record that has folded
+it could be read. Windows, health states and permits come from the weight records, from the time at which the
+provisioner could read them. A level rises only by a call, so each call is judged: at some moment between its decision
+and its arrival, the windows must have had room for everything in flight by then.
 """
 
 from bisect import bisect_right
@@ -18,19 +18,19 @@ from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_simulator import facts
 
 STAGES: Final = ("launch", "boot", "claim")
-# Before any record: what was never seen starts small.
+# Windows before the first record of a config.
 UNSEEN: Final = {"launch": 4, "boot": 8, "claim": 64}
-SILENT_WINDOW: Final = 4
+UNAVAILABLE_WINDOW: Final = 4
 KINDS: Final = {"launch": "config launch", "boot": "config boot", "claim": "config claim"}
-# Of what configs share: kind, which key, stage, and the window before any record.
+# Windows of shared keys: kind, index of the key, stage, and the window before the first record.
 SHARED: Final = (("image boot", 0, "boot", 8), ("image claim", 0, "claim", 64), ("quota", 1, "launch", 64))
 
 
 T = TypeVar("T")
 
 
-class Way(msgspec.Struct, frozen=True):
-    """One launch config as declared: its pool, and the keys of what it shares with others."""
+class ConfigKeys(msgspec.Struct, frozen=True):
+    """Pool and shared keys of one declared launch config."""
 
     pool_id: str
     image: str
@@ -38,40 +38,45 @@ class Way(msgspec.Struct, frozen=True):
     credential: str
 
     @property
-    def keys(self) -> tuple[str, str, str]:
+    def shared(self) -> tuple[str, str, str]:
         return self.image, self.quota, self.credential
 
 
 class Visible(msgspec.Struct, frozen=True):
-    """A weight record, and from when on (epoch seconds) the provisioner could read it."""
+    """A weight record and the time (epoch seconds) from which the provisioner could read it."""
 
     at: float
     record: WeightChanged
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """In seconds of the ledger's clock. `reading` is how long any replica may take to read what it could read; whoever
-    took long from a decision to its call may have taken as much longer for that. `boot` is the time after which a
-    machine counts as failed, `silent` that after which the calculator counts as away; `attempt` is what lies between
-    two attempts of a pool while it is."""
+    """Times in seconds of the ledger's clock.
+
+    `reading`: a replica reads any record within this time; one that took longer from a decision to its call may have
+    needed as much more. `boot`: time after which a machine has failed to boot. `unavailable`: time without a heartbeat
+    after which the calculator is unavailable. `attempt`: interval between attempts of a pool while it is.
+    """
 
     reading: float
     boot: float
-    silent: float
+    unavailable: float
     attempt: float
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A call that nothing published allowed."""
+    """A call that no published record allowed."""
 
     at: float
     config_id: str
-    what: str
+    text: str
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. `reached`: after how many calls a window of that kind was exactly full. `probes` were made
-    by permit, `attempts` while the calculator was silent; neither has to fit a window. `peaks`: the highest level."""
+    """Results of a run.
+
+    `reached`: number of calls after which a window of that kind was exactly full; `peaks`: highest level by kind.
+    `probes` were made by permit, `attempts` while the calculator was unavailable; neither needs room in a window.
+    """
 
     launches: int
     failures: int
@@ -86,15 +91,18 @@ def judge(
     ledger: Sequence[facts.Fact],
     seen: Sequence[Visible],
     heartbeats: Sequence[float],
-    ways: Mapping[str, Way],
+    configs: Mapping[str, ConfigKeys],
     times: Times,
     *,
     decided: Mapping[str, float],
 ) -> Report:
-    """Replay the ledger against what could be known. `decided` says of a call's batch when it was decided: what could
-    be read only later is not held against it, and what was in force only before does not excuse it."""
-    known, levels = _Known(seen, heartbeats, times), _Levels(ways)
-    told: list[Violation] = []
+    """Replay the ledger against the records readable at each time.
+
+    `decided` maps a batch to the time of its decision: its calls are judged by records readable between then and the
+    call, neither by later nor by earlier ones.
+    """
+    readable, levels = _Readable(seen, heartbeats, times), _Levels(configs)
+    violations: list[Violation] = []
     reached: Counter[str] = Counter()
     peaks: Counter[str] = Counter()
     launches = probes = 0
@@ -109,23 +117,25 @@ def judge(
             continue
         config, units = step.config, step.units
         launches += units
-        moments = known.moments(decided.get(step.batch, at), at, levels.sharing(config))
-        rooms = [known.rooms(levels, config, moment) for moment in moments]
-        fitting = [room for room in rooms if room is not None and min(room.values()) >= 0]
+        moments = readable.moments(decided.get(step.batch, at), at, levels.sharing(config))
+        free = [readable.free_units(levels, config, moment) for moment in moments]
+        fitting = [units_free for units_free in free if units_free is not None and min(units_free.values()) >= 0]
         for kind, level in levels.of(config).items():
             peaks[kind] = max(peaks[kind], level)
         if fitting:
-            reached.update(kind for kind, room in fitting[-1].items() if room == 0)
-        elif units == 1 and (permit := known.permit(config, moments, spent)) is not None:
+            reached.update(kind for kind, number in fitting[-1].items() if number == 0)
+        elif units == 1 and (permit := readable.permit(config, moments, spent)) is not None:
             spent.add((config, permit))
             probes += 1
-        elif units == 1 and any(known.silent(moment) for moment in moments):
-            attempts[ways[config].pool_id].append(at)
+        elif units == 1 and any(readable.unavailable(moment) for moment in moments):
+            attempts[configs[config].pool_id].append(at)
         else:
-            told.append(Violation(at, config, _why(rooms, units)))
+            violations.append(Violation(at, config, _reason(free, units)))
     for pool_id, tried in attempts.items():
-        if len(tried) > (most := known.attempts_at_most()):
-            told.append(Violation(tried[-1], pool_id, f"{len(tried)} attempts without a calculator, at most {most}"))
+        if len(tried) > (most := readable.attempts_max()):
+            violations.append(
+                Violation(tried[-1], pool_id, f"{len(tried)} attempts without a calculator, at most {most}")
+            )
     return Report(
         launches=launches,
         failures=levels.failed,
@@ -133,21 +143,21 @@ def judge(
         attempts=sum(map(len, attempts.values())),
         reached=reached,
         peaks=peaks,
-        violations=told,
+        violations=violations,
     )
 
 
-def _why(rooms: Sequence["dict[str, int] | None"], units: int) -> str:
-    """The least that would have been wrong with the call."""
-    over = [{kind: -room for kind, room in each.items() if room < 0} for each in rooms if each is not None]
+def _reason(free: Sequence["dict[str, int] | None"], units: int) -> str:
+    """Text of the smallest excess of a call over all its moments."""
+    over = [{kind: -number for kind, number in each.items() if number < 0} for each in free if each is not None]
     if not over:
-        return f"{units} started although closed, without a permit"
+        return f"{units} started although tripped, without a permit"
     least = min(over, key=lambda each: sum(each.values()))
     return f"{units} started: " + ", ".join(f"{kind} window exceeded by {n}" for kind, n in least.items())
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """`units` of a config enter (`into`) and leave (`out`) a stage's flight, or fail in it. A call has a `batch`."""
+    """Units of a config that enter (`into`), leave (`out`) or fail in a stage. A call has a `batch`."""
 
     config: str
     units: int
@@ -158,10 +168,10 @@ class _Step(msgspec.Struct, frozen=True):
 
 
 def _steps(ledger: Sequence[facts.Fact], times: Times) -> Iterator[tuple[float, _Step]]:
-    """What each fact moves, and when.
+    """Steps of all facts, with their times.
 
-    A machine that registers counts as registered from its first try: the ledger's line comes with the answer, and the
-    provisioner may have counted on it by then. One that does not within its time has failed at the end of it.
+    A machine that registers counts as registered from its first try, since the ledger's line is written with the answer
+    and the provisioner may know earlier. A machine that does not register has failed at the end of its boot time.
     """
     calls: dict[str, facts.Call] = {}
     tokens: set[tuple[str, str]] = set()
@@ -179,8 +189,8 @@ def _steps(ledger: Sequence[facts.Fact], times: Times) -> Iterator[tuple[float, 
             case facts.Reply() if fact.call_id in calls:
                 call = calls[fact.call_id]
                 refused = call.count - len(fact.instance_ids)
-                put_back = fact.code == "RequestLimitExceeded"
-                yield fact.at, _Step(call.config, refused, out="launch", failed="" if put_back else "launch")
+                is_throttled = fact.code == "RequestLimitExceeded"
+                yield fact.at, _Step(call.config, refused, out="launch", failed="" if is_throttled else "launch")
                 yield fact.at, _Step(call.config, len(fact.instance_ids), out="launch", into="boot")
             case facts.InstanceCreated():
                 created[fact.instance_id] = fact
@@ -196,7 +206,7 @@ def _steps(ledger: Sequence[facts.Fact], times: Times) -> Iterator[tuple[float, 
             case facts.TaskStarted() | facts.TaskClaimed() if fact.instance_id in idle:
                 idle.discard(fact.instance_id)
                 yield fact.at, _Step(created[fact.instance_id].config, 1, out="claim")
-            case facts.Told() | facts.Terminated() if fact.instance_id in idle - worked:
+            case facts.DrainRequested() | facts.Terminated() if fact.instance_id in idle - worked:
                 idle.discard(fact.instance_id)
                 machine = created[fact.instance_id]
                 yield fact.at, _Step(machine.config, 1, out="claim", failed="" if machine.claims else "claim")
@@ -205,19 +215,20 @@ def _steps(ledger: Sequence[facts.Fact], times: Times) -> Iterator[tuple[float, 
 
 
 class _Levels:
-    """What is under way, and what has failed so far, per config and stage."""
+    """Units in flight and failures so far, by config and stage."""
 
-    def __init__(self, ways: Mapping[str, Way]) -> None:
-        self.ways = ways
+    def __init__(self, configs: Mapping[str, ConfigKeys]) -> None:
+        self.configs = configs
         self.in_flight: Counter[tuple[str, str]] = Counter()
         self.failures: Counter[tuple[str, str]] = Counter()
         self.failed = 0
         self.members: dict[str, list[str]] = defaultdict(list)
-        for config, way in ways.items():
-            for key in way.keys:
+        for config, keys in configs.items():
+            for key in keys.shared:
                 self.members[key].append(config)
 
     def move(self, step: _Step) -> None:
+        """Apply one step."""
         if step.out:
             self.in_flight[step.config, step.out] -= step.units
         if step.into:
@@ -227,24 +238,24 @@ class _Levels:
             self.failed += step.units
 
     def sharing(self, config: str) -> list[str]:
-        """Everybody, itself too, whose records speak of what this config shares."""
-        return sorted({member for key in self.ways[config].keys for member in self.members[key]})
+        """All configs, including this one, that share a key with it."""
+        return sorted({member for key in self.configs[config].shared for member in self.members[key]})
 
     def arriving(self, config: str, stage: str) -> int:
-        """Under way in a stage or before it."""
+        """Units in flight in a stage or an earlier one."""
         return sum(self.in_flight[config, each] for each in STAGES[: STAGES.index(stage) + 1])
 
     def of(self, config: str) -> dict[str, int]:
-        """Every level that counts for a config, without failures."""
-        way = self.ways[config]
+        """All levels that count for a config, without failures."""
+        keys = self.configs[config]
         levels = {KINDS[stage]: self.arriving(config, stage) for stage in STAGES}
         for kind, place, stage, _ in SHARED:
-            levels[kind] = sum(self.arriving(member, stage) for member in self.members[way.keys[place]])
+            levels[kind] = sum(self.arriving(member, stage) for member in self.members[keys.shared[place]])
         return levels
 
 
 class _History(Generic[T]):
-    """Values in the order in which they could be read."""
+    """Values with the times from which they could be read, ascending."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
@@ -255,17 +266,18 @@ class _History(Generic[T]):
         self.values.append(value)
 
     def newest(self, moment: float) -> T | None:
+        """Newest value readable at a moment."""
         place = bisect_right(self.at, moment)
         return self.values[place - 1] if place else None
 
 
-class _Known:
-    """What could be known at a moment: the newest readable record of each config and of each share, and silence."""
+class _Readable:
+    """State readable at a moment: newest record of each config and shared key, and availability of the calculator."""
 
     def __init__(self, seen: Sequence[Visible], heartbeats: Sequence[float], times: Times) -> None:
         self.times = times
         self.heartbeats = sorted(heartbeats)
-        self.silences = [beat + times.silent for beat in self.heartbeats]  # if none has followed by then
+        self.timeouts = [beat + times.unavailable for beat in self.heartbeats]  # passed if no heartbeat has followed
         self.records: dict[str, _History[WeightChanged]] = defaultdict(_History)
         self.shared: dict[str, dict[str, _History[SharedWindow]]] = defaultdict(lambda: defaultdict(_History))
         for visible in sorted(seen, key=lambda visible: visible.at):
@@ -276,56 +288,57 @@ class _Known:
                     history.append(visible.at, window)
 
     def moments(self, decided: float, at: float, configs: Sequence[str]) -> list[float]:
-        """What a call at `at` may have been decided by: instants between which nothing changes for these configs."""
+        """Moments whose records may have led to a call at `at`; between them nothing changes for these configs."""
         decided = min(decided, at)
         since = decided - (at - decided) - self.times.reading
-        changes = [self.heartbeats, self.silences, *(self.records[config].at for config in configs)]
+        changes = [self.heartbeats, self.timeouts, *(self.records[config].at for config in configs)]
         later = {when for each in changes for when in each[bisect_right(each, since) : bisect_right(each, at)]}
         return [since, *sorted(later)]
 
-    def silent(self, moment: float) -> bool:
+    def unavailable(self, moment: float) -> bool:
+        """True if the calculator counts as unavailable."""
         place = bisect_right(self.heartbeats, moment)
-        return place > 0 and moment - self.heartbeats[place - 1] >= self.times.silent
+        return place > 0 and moment - self.heartbeats[place - 1] >= self.times.unavailable
 
-    def attempts_at_most(self) -> int:
-        """One when silence begins, and one per interval of it, with the time that hearing of its end may take."""
+    def attempts_max(self) -> int:
+        """Most attempts: one at the start of each calculator outage and one per interval, with time to read its end."""
         gaps = [b - a for a, b in zip(self.heartbeats, self.heartbeats[1:], strict=False)]
-        silences = [gap - self.times.silent + self.times.reading for gap in gaps if gap > self.times.silent]
-        return sum(1 + int(silence / self.times.attempt) for silence in silences)
+        outages = [gap - self.times.unavailable + self.times.reading for gap in gaps if gap > self.times.unavailable]
+        return sum(1 + int(outage / self.times.attempt) for outage in outages)
 
-    def closed(self, way: Way, config: str, moment: float) -> bool:
+    def tripped(self, keys: ConfigKeys, config: str, moment: float) -> bool:
         record = self.records[config].newest(moment)
-        shares = [share for key in way.keys for share in self.shared[key].values()]
+        shares = [share for key in keys.shared for share in self.shared[key].values()]
         newest = [record, *(share.newest(moment) for share in shares)]
-        return any(each is not None and each.state == "closed" for each in newest)
+        return any(each is not None and each.state != "healthy" for each in newest)
 
-    def rooms(self, levels: _Levels, config: str, moment: float) -> dict[str, int] | None:
-        """Room that each kind of window had left, counting what is under way now; None if the config was closed."""
-        way, record = levels.ways[config], self.records[config].newest(moment)
-        if self.closed(way, config, moment):
+    def free_units(self, levels: _Levels, config: str, moment: float) -> dict[str, int] | None:
+        """Free units by kind of window at a moment, with units in flight now; None if the config was tripped."""
+        keys, record = levels.configs[config], self.records[config].newest(moment)
+        if self.tripped(keys, config, moment):
             return None
-        rooms = {}
+        free = {}
         for stage in STAGES:
             window = record.stages[stage].window if record is not None else UNSEEN[stage]
-            rooms[KINDS[stage]] = self._capped(window, moment) - self._level(levels, config, stage, moment)
+            free[KINDS[stage]] = self._capped(window, moment) - self._level(levels, config, stage, moment)
         for kind, place, stage, unseen in SHARED:
-            key = way.keys[place]
+            key = keys.shared[place]
             known = self.shared[key][stage].newest(moment)
             level = sum(self._level(levels, member, stage, moment) for member in levels.members[key])
-            rooms[kind] = self._capped(unseen if known is None else known.window, moment) - level
-        return rooms
+            free[kind] = self._capped(unseen if known is None else known.window, moment) - level
+        return free
 
     def _level(self, levels: _Levels, config: str, stage: str, moment: float) -> int:
-        """Under way by now, and failed without a record that could be read at the moment and has folded it."""
+        """Units in flight now, plus failures that no record readable at the moment has folded."""
         record = self.records[config].newest(moment)
         folded = record.stages[stage].failures_folded if record is not None else 0
         return levels.arriving(config, stage) + max(0, levels.failures[config, stage] - folded)
 
     def _capped(self, window: int, moment: float) -> int:
-        return min(window, SILENT_WINDOW) if self.silent(moment) else window
+        return min(window, UNAVAILABLE_WINDOW) if self.unavailable(moment) else window
 
     def permit(self, config: str, moments: Sequence[float], spent: set[tuple[str, int]]) -> int | None:
-        """A permit that could be read at one of the moments and that no earlier call has spent."""
+        """A permit readable at one of the moments and not spent by an earlier call."""
         for moment in moments:
             record = self.records[config].newest(moment)
             permit = record.probe_permit if record is not None and record.probe_ready else None

@@ -1,5 +1,5 @@
-"""One client of the lease-broker over HTTP: it calls any replica, notes what it calls and what it hears, and goes by a
-clock of its own. What it does with that is decided elsewhere."""
+"""A client of the lease-broker over HTTP: it calls any replica, records its calls and their answers, and goes by a
+clock of its own. Its decisions are made elsewhere."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from slipway_common.clock import monotonic_seconds
 from tests.histories.history import EVER, Call, Does, Lease
 from tests.histories.journal import Journal
 
-ANSWER_SECONDS: Final = 2.0  # beyond what it asked to wait
+ANSWER_SECONDS: Final = 2.0  # beyond the requested wait
 LOST_ANSWERS: Final = (OSError, TimeoutError, EOFError, ValueError)
 
 
@@ -28,7 +28,8 @@ class Own(msgspec.Struct, frozen=True):
 
 
 class Actor:
-    """`ports` are replicas to choose from by chance, for each call anew; `resource` is the guarded one's port."""
+    """A client. `ports` are replicas, one of which is chosen at random for each call; `resource` is the port of the
+    guarded resource."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Actor:
         self.journal = journal
         self.rng = rng
         self.clock = clock or Own()
-        self.tokens: dict[str, list[int]] = {}  # pool → those it was given
+        self.tokens: dict[str, list[int]] = {}  # pool → its granted leases
         self._secret = secret
         self._resource = resource
 
@@ -62,7 +63,7 @@ class Actor:
         replaces: Lease | None = None,
         port: int | None = None,
     ) -> Call:
-        """Ask once; whoever was not answered asks again under the same id."""
+        """Acquire once; without an answer repeat the request under the same id."""
         body: dict[str, Any] = {
             "request_id": request_id,
             "units": units,
@@ -80,7 +81,7 @@ class Actor:
             self.tokens.setdefault(pool, []).append(done.lease.fencing_token)
         return done
 
-    async def say(
+    async def send(
         self, does: Does, pool: str, lease: Lease, *, units: int = 0, token: int | None = None, port: int | None = None
     ) -> Call:
         """Confirm, renew or release; by default all units, and under the lease's own token."""
@@ -105,7 +106,7 @@ class Actor:
         return await self._made(self._call(does, pool), "POST", f"/lease-pools/{pool}/{does}", body)
 
     async def write(self, pool: str, lease: Lease) -> bool:
-        """Write to what the pool guards; False when that was refused or could not be asked."""
+        """Write to the resource guarded by the pool; False when that was refused or failed."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._resource)
@@ -141,58 +142,59 @@ class Actor:
         number = self.journal.note(call)
         try:
             async with asyncio.timeout(seconds):
-                status, said = await request(port or self.rng.choice(self.ports), method, path, body, self._secret)
+                status, body = await request(port or self.rng.choice(self.ports), method, path, body, self._secret)
         except LOST_ANSWERS as error:
             done = replace(call, reason=type(error).__name__)
             self.journal.note(done, number)
             return done
-        done = answered(replace(call, returned=monotonic_seconds()), status, said)
+        done = answered(replace(call, returned=monotonic_seconds()), status, body)
         self.journal.note(done, number)
         return done
 
 
-def answered(call: Call, status: int, said: Mapping[str, Any]) -> Call:
-    """The call with what its answer says. An error of the server says nothing: its effect may have been committed."""
+def answered(call: Call, status: int, body: Mapping[str, Any]) -> Call:
+    """The call with the content of its answer. After a server error the effect is unknown: it may have been
+    committed."""
     if status >= 500:
         return replace(call, returned=EVER, reason=f"status {status}")
     if status >= 400:
-        slug = str(said.get("type", "")).rpartition(":")[2]
-        return replace(call, answer="refused", reason=str(said.get("reason") or slug) if status == 410 else slug)
+        slug = str(body.get("type", "")).rpartition(":")[2]
+        return replace(call, answer="refused", reason=str(body.get("reason") or slug) if status == 410 else slug)
     if status == 202:
         return replace(call, answer="waiting")
-    if call.does == "cancel":  # of what is granted already it gives back, and cancels nothing
-        return replace(call, answer="ok" if said["cancelled_units"] else "refused")
+    if call.does == "cancel":  # units granted already are released, and nothing is cancelled
+        return replace(call, answer="ok" if body["cancelled_units"] else "refused")
     if call.does == "release":
         left = Lease(
-            lease_id=call.lease_id, fencing_token=call.fencing_token, units=said["remaining"], seconds_left=0.0
+            lease_id=call.lease_id, fencing_token=call.fencing_token, units=body["remaining"], seconds_left=0.0
         )
         return replace(call, answer="ok", lease=left)
-    return replace(call, answer="ok", lease=shown(said) if "fencing_token" in said else None)
+    return replace(call, answer="ok", lease=shown(body) if "fencing_token" in body else None)
 
 
-def shown(said: Mapping[str, Any]) -> Lease:
+def shown(body: Mapping[str, Any]) -> Lease:
     return Lease(
-        lease_id=said["lease_id"],
-        fencing_token=said["fencing_token"],
-        units=said["units"],
-        seconds_left=min(said["ttl_seconds_left"], said["hold_seconds_left"]),
+        lease_id=body["lease_id"],
+        fencing_token=body["fencing_token"],
+        units=body["units"],
+        seconds_left=min(body["ttl_seconds_left"], body["hold_seconds_left"]),
     )
 
 
 async def request(port: int, method: str, path: str, body: Any, secret: str) -> tuple[int, dict[str, Any]]:
-    """One request on a connection of its own; status and decoded body. Raises one of LOST_ANSWERS when none came."""
+    """One request on its own connection; status and decoded body. Raises one of LOST_ANSWERS when no answer came."""
     status, answer = await exchange(port, method, path, body, secret)
     return status, msgspec.json.decode(answer, type=dict[str, Any])
 
 
 async def scraped(port: int) -> str:
-    """What a service tells Prometheus."""
+    """Prometheus metrics of a service."""
     _, answer = await exchange(port, "GET", "/metrics", None, "")
     return answer.decode()
 
 
 async def exchange(port: int, method: str, path: str, body: Any, secret: str) -> tuple[int, bytes]:
-    """One request on a connection of its own."""
+    """One request on its own connection."""
     payload = b"" if body is None else msgspec.json.encode(body)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -201,9 +203,9 @@ async def exchange(port: int, method: str, path: str, body: Any, secret: str) ->
             f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
         )
         writer.write(head.encode() + payload)
-        told, _, answer = (await reader.read(-1)).partition(b"\r\n\r\n")
+        status_line, _, answer = (await reader.read(-1)).partition(b"\r\n\r\n")
     finally:
         writer.close()
     if not answer:
         raise EOFError("the connection was cut")
-    return int(told.split(maxsplit=2)[1]), answer
+    return int(status_line.split(maxsplit=2)[1]), answer

@@ -1,4 +1,5 @@
-"""The lease-broker's other way in: what is asked of it on Kafka, each record twice, and what it tells there."""
+"""The Kafka side of a history: lease commands, each record sent twice, and the events that the lease-broker
+publishes."""
 
 import asyncio
 import contextlib
@@ -35,10 +36,10 @@ ANSWER_SECONDS: Final = 3.0
 
 
 class Bus:
-    """One producer and one consumer for all histories of a run. `told` is all that was read, with the instant."""
+    """One producer and one consumer for all histories of a run. `events` are all events read, with the instant."""
 
     def __init__(self, bootstrap: str, prefix: str, partitions: int) -> None:
-        self.told: list[tuple[float, Any]] = []
+        self.events: list[tuple[float, Any]] = []
         self._prefix = prefix
         self._partitions = partitions
         self._producer = AIOKafkaProducer(
@@ -46,7 +47,7 @@ class Bus:
         )
         self._consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
         self._news = asyncio.Condition()
-        # Deadlines are told by the database's wall clock, which is this machine's.
+        # Deadlines are published by the database's wall clock, which is this machine's.
         self._wall = utc_now().timestamp() - monotonic_seconds()
 
     @contextlib.asynccontextmanager
@@ -70,27 +71,27 @@ class Bus:
             decoder = DECODERS.get(headers.get("ce_type", b"").decode())
             if decoder is not None and record.value is not None:
                 async with self._news:
-                    self.told.append((monotonic_seconds(), decoder.decode(record.value)))
+                    self.events.append((monotonic_seconds(), decoder.decode(record.value)))
                     self._news.notify_all()
 
     def monotonic(self, at: datetime) -> float:
-        """A deadline as it is told, by the machine's monotonic clock."""
+        """A published deadline, by the machine's monotonic clock."""
         return at.timestamp() - self._wall
 
-    async def ask(self, *facts: Any, source: str = SOURCE) -> None:
-        """Send these in order, one batch per partition, every record twice, as a producer may that heard no answer.
-        What is asked for belongs to the `source`."""
+    async def send(self, *commands: Any, source: str = SOURCE) -> None:
+        """Send these commands in order, one batch per partition, every record twice, like a producer that got no
+        answer. The requests belong to the `source`."""
         batches: dict[int, Any] = {}
-        for fact in facts:
-            partition = partition_for(fact.lease_pool_id, self._partitions)
+        for command in commands:
+            partition = partition_for(command.lease_pool_id, self._partitions)
             batch = batches.setdefault(partition, self._producer.create_batch())
             envelope = Envelope(
-                id=new_id(), type=fact.type, source=source, subject=LEASE_REQUEST.subject(fact), time=utc_now()
+                id=new_id(), type=command.type, source=source, subject=LEASE_REQUEST.subject(command), time=utc_now()
             )
             for _ in range(TWICE):
                 kept = batch.append(
-                    key=fact.lease_pool_id.encode(),
-                    value=msgspec.json.encode(fact),
+                    key=command.lease_pool_id.encode(),
+                    value=msgspec.json.encode(command),
                     timestamp=None,
                     headers=encode(envelope),
                 )
@@ -99,57 +100,59 @@ class Bus:
         for partition, batch in batches.items():
             await (await self._producer.send_batch(batch, topic, partition=partition))
 
-    async def heard(self, begin: int, wanted: Callable[[Any], bool]) -> tuple[float, Any] | None:
-        """The first event told from place `begin` on that is wanted; None when none came in time."""
+    async def wait_for_event(self, begin: int, wanted: Callable[[Any], bool]) -> tuple[float, Any] | None:
+        """The first wanted event from index `begin` on; None when none came in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS), self._news:
                 while True:
-                    for at, event in self.told[begin:]:
+                    for at, event in self.events[begin:]:
                         if wanted(event):
                             return at, event
-                    begin = len(self.told)
+                    begin = len(self.events)
                     await self._news.wait()
         return None
 
     def ended(self, pools: Sequence[str]) -> list[Ended]:
-        """The ends of leases that were told of these pools."""
+        """The published ends of leases of these pools."""
         found = []
-        for at, event in self.told:
-            reason = how_it_ended(event)
+        for at, event in self.events:
+            reason = end_reason(event)
             if reason and event.lease_pool_id in pools:
                 found.append(Ended(at=at, pool=event.lease_pool_id, lease_id=event.lease_id, reason=reason))
         return found
 
 
-class Asker:
-    """A client that speaks by Kafka alone: asks for units, which may come in parts, and uses each part."""
+class KafkaClient:
+    """A client that uses Kafka only: requests units, which may be granted in parts, and uses each part."""
 
     def __init__(self, name: str, bus: Bus, pool: str) -> None:
         self.name = name
         self.bus = bus
         self.pool = pool
         self.calls: list[Call] = []
-        self._asked = 0
+        self._requests = 0
 
     async def once(self, units: int) -> None:
-        """One request: every lease it gets is confirmed, renewed and given back."""
-        self._asked += 1
-        request_id = f"{self.name}-{self._asked}"
-        begin = len(self.bus.told)
-        asked = self._call("acquire", request_id=request_id, units=units)
+        """Make one request: every lease it gets is confirmed, renewed and released."""
+        self._requests += 1
+        request_id = f"{self.name}-{self._requests}"
+        begin = len(self.bus.events)
+        request = self._call("acquire", request_id=request_id, units=units)
         place = len(self.calls)
-        self.calls.append(asked)
-        fact = LeaseRequested(lease_pool_id=self.pool, request_id=request_id, units=units, tenant=self.name)
-        await self.bus.ask(fact, fact)  # again under an id of its own: it still waits
+        self.calls.append(request)
+        command = LeaseRequested(lease_pool_id=self.pool, request_id=request_id, units=units, tenant=self.name)
+        await self.bus.send(command, command)  # repeated in a record of its own: it still waits
         granted, seen = 0, set[str]()
         while granted < units:
-            news = await self.bus.heard(begin, lambda told: granted_to(request_id, told) and told.lease_id not in seen)
+            news = await self.bus.wait_for_event(
+                begin, lambda event: granted_to(request_id, event) and event.lease_id not in seen
+            )
             if news is None:
                 return
             at, grant = news
             seen.add(grant.lease_id)
             granted += grant.units
-            answered = self._answered(asked, at, grant, grant.units, grant.expires_at)
+            answered = self._answered(request, at, grant, grant.units, grant.expires_at)
             if len(seen) == 1:
                 self.calls[place] = answered
             else:
@@ -163,11 +166,11 @@ class Asker:
             "fencing_token": grant.fencing_token,
         }
         until = grant.expires_at
-        for does, fact in (("confirm", LeaseConfirmRequested(**names)), ("renew", LeaseRenewRequested(**names))):
-            begin = len(self.bus.told)
+        for does, command in (("confirm", LeaseConfirmRequested(**names)), ("renew", LeaseRenewRequested(**names))):
+            begin = len(self.bus.events)
             call = self._call(does, lease_id=grant.lease_id, fencing_token=grant.fencing_token)
-            await self.bus.ask(fact)
-            news = await self.bus.heard(begin, partial(prolonged, grant.lease_id, until))
+            await self.bus.send(command)
+            news = await self.bus.wait_for_event(begin, partial(is_extended, grant.lease_id, until))
             if news is None:
                 self.calls.append(call)
                 break
@@ -176,7 +179,7 @@ class Asker:
         self.calls.append(
             self._call("release", lease_id=grant.lease_id, fencing_token=grant.fencing_token, units=grant.units)
         )
-        await self.bus.ask(LeaseReleaseRequested(**names, units=grant.units, result="registered"))
+        await self.bus.send(LeaseReleaseRequested(**names, units=grant.units, result="registered"))
 
     def _call(self, does: Any, **fields: Any) -> Call:
         return Call(
@@ -199,18 +202,18 @@ class Asker:
         return msgspec.structs.replace(call, returned=at, answer="ok", lease=lease)
 
 
-def granted_to(request_id: str, told: Any) -> bool:
-    return isinstance(told, LeaseGranted) and told.request_id == request_id
+def granted_to(request_id: str, event: Any) -> bool:
+    return isinstance(event, LeaseGranted) and event.request_id == request_id
 
 
-def prolonged(lease_id: str, until: datetime, told: Any) -> bool:
-    """Whether a lease lives longer than was known; an answer that was published twice says nothing new."""
-    return isinstance(told, LeaseConfirmed) and told.lease_id == lease_id and told.expires_at > until
+def is_extended(lease_id: str, until: datetime, event: Any) -> bool:
+    """True if a lease lives longer than was known; an answer that was published twice adds nothing."""
+    return isinstance(event, LeaseConfirmed) and event.lease_id == lease_id and event.expires_at > until
 
 
-def how_it_ended(told: Any) -> str:
-    """The reason in an event that tells of the end of a lease; empty if it tells of none."""
-    match told:
+def end_reason(event: Any) -> str:
+    """The reason in an event about the end of a lease; empty for other events."""
+    match event:
         case LeaseExpired():
             return "expired"
         case LeaseLost():

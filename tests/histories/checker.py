@@ -1,9 +1,10 @@
-"""Was a lease-broker an n-semaphore with fencing, as far as anybody could see? Pure: a history in, violations out.
+"""Checker of a lease-broker as an n-semaphore with fencing, from what clients observe. Pure: a history in, violations
+out.
 
-Only what is proven counts. A call took effect at some instant between its invocation and its return, and one without
-an answer perhaps never. So a lease is *surely held* from the return of its grant until its release is invoked, or its
-holder's deadline: the invocation of an acknowledged call plus the seconds that its answer promised, less the skew. A
-renewal that was acknowledged proves too that the lease had lived until the renewal was invoked.
+Only proven violations count. A call took effect at some instant between its invocation and its return; one without an
+answer may never have taken effect. So a lease is *surely held* from the return of its grant until its release is
+invoked, or until its holder's deadline: the invocation of an acknowledged call plus the seconds that its answer
+promised, less the skew. An acknowledged renewal also proves that the lease was alive until the renewal was invoked.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ import msgspec
 
 from tests.histories.history import EVER, Call, History
 
-BY_TIME: Final = ("expired", "lost", "hold")  # ways of ending for which a deadline has to pass
+BY_TIME: Final = ("expired", "lost", "hold")  # end reasons that need a passed deadline
 ENDS: Final = (*BY_TIME, "released", "replaced", "no-progress")
 ALL_UNITS: Final = 1 << 31  # more than any lease has
 
@@ -45,8 +46,8 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease as its grants and renewals prove it. It was granted between `asked_at` and `known_at`. `promises` are
-    (invocation, deadline) of what was acknowledged; `given_up` are (instant, units left) of what its holder said."""
+    """One lease as its grants and renewals prove it. It was granted between `requested_at` and `known_at`. `promises`
+    are (invocation, deadline) of acknowledged calls; `given_up` are (instant, units left) of its holder's releases."""
 
     pool: str
     lease_id: str
@@ -54,18 +55,18 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     fencing_token: int
     units: int
-    asked_at: float
+    requested_at: float
     known_at: float
     promises: Sequence[tuple[float, float]]
     given_up: Sequence[tuple[float, int]] = ()
 
     def deadline(self, at: float) -> float:
-        """Until when its holder may rely on it, by what was invoked by then."""
+        """Deadline on which the holder may rely, by the calls invoked until then."""
         return max((until for invoked, until in self.promises if invoked <= at), default=-EVER)
 
     @property
     def until(self) -> float:
-        """When it is no longer sure that anything is held."""
+        """End of the time for which a unit is surely held."""
         lived = max(max(invoked, until) for invoked, until in self.promises)
         return min([lived, *(at for at, left in self.given_up if left <= 0)])
 
@@ -84,7 +85,7 @@ def check(history: History) -> list[Violation]:
         *grants(history, holdings),
         *tokens(holdings),
         *writes(history, holdings),
-        *facts(history, holdings),
+        *commands(history, holdings),
         *cancels(history),
         *ends(history, holdings),
         *drains(history, holdings),
@@ -94,14 +95,14 @@ def check(history: History) -> list[Violation]:
 
 
 def held(history: History) -> list[Holding]:
-    """One for every lease that an acquire was answered with, in order of what is known of their grants."""
-    asked: dict[tuple[str, str], float] = {}
+    """One holding for every lease in the answer of an acquire, in order of their known grants."""
+    requested: dict[tuple[str, str], float] = {}
     granted: dict[str, list[Call]] = defaultdict(list)
     promised: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for call in history.calls:
         if call.does == "acquire":
             key = call.pool, call.request_id
-            asked[key] = min(asked.get(key, EVER), call.invoked)
+            requested[key] = min(requested.get(key, EVER), call.invoked)
         if call.answer != "ok" or call.lease is None:
             continue
         if call.does == "acquire":
@@ -121,7 +122,7 @@ def held(history: History) -> list[Holding]:
                 owner=first.owner,
                 fencing_token=first.lease.fencing_token,
                 units=first.lease.units,
-                asked_at=asked[first.pool, first.request_id],
+                requested_at=requested[first.pool, first.request_id],
                 known_at=first.returned,
                 promises=tuple(promised[lease_id]),
                 given_up=tuple(given_up(history, first)),
@@ -131,32 +132,32 @@ def held(history: History) -> list[Holding]:
 
 
 def given_up(history: History, grant: Call) -> Iterator[tuple[float, int]]:
-    """From when on how many units of a lease are left, if all that its holder said took effect. What others say of it,
-    or under other tokens, must have none."""
+    """(instant, units left) of a lease if all releases of its holder took effect. Releases of others, or under other
+    tokens, must have no effect."""
     assert grant.lease is not None
-    said = []
+    steps = []
     for call in history.calls:
         rightly = call.owner == grant.owner and call.fencing_token == grant.lease.fencing_token
         if call.does == "release" and call.lease_id == grant.lease.lease_id and rightly:
-            said.append((call.invoked, call.units))
+            steps.append((call.invoked, call.units))
         cancelled = call.does == "cancel" and (call.pool, call.request_id) == (grant.pool, grant.request_id)
         if cancelled or (call.does == "acquire" and call.replaces == grant.lease.lease_id):
-            said.append((call.invoked, ALL_UNITS))
+            steps.append((call.invoked, ALL_UNITS))
     left = grant.lease.units
-    for at, units in sorted(said):
+    for at, units in sorted(steps):
         left -= units
         yield at, left
 
 
 def capacity(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]:
-    """Never more units surely held than the limit was when the last of them was granted, which is the one with the
-    highest token. Lowering a limit revokes nothing, so older leases may stand above it."""
+    """Never more units surely held than the limit when the last of them was granted, which is the one with the highest
+    token. Lowering a limit revokes nothing, so that older leases may exceed it."""
     for newest in holdings:
         pool, at, total = newest.pool, newest.known_at, 0
         together = [holding for holding in holdings if holding.pool == pool and holding.units_at(at)]
         for last in sorted(together, key=lambda holding: holding.fencing_token):
             total += last.units_at(at)
-            if total <= (most := highest_limit(history, pool, last.asked_at, last.known_at)):
+            if total <= (most := highest_limit(history, pool, last.requested_at, last.known_at)):
                 continue
             names = ", ".join(f"{holding.lease_id} ({holding.units_at(at)})" for holding in together)
             kind = Kind.RENEWED_TAKEN if any(holding.deadline(at) <= at for holding in together) else Kind.OVER_LIMIT
@@ -165,13 +166,13 @@ def capacity(history: History, holdings: Sequence[Holding]) -> Iterator[Violatio
 
 
 def highest_limit(history: History, pool: str, begin: float, end: float) -> int:
-    """The highest limit that may have been in force at any instant between these."""
+    """The highest limit that may have been in force at any instant of an interval."""
     changes = [call for call in history.calls if call.does == "limit" and call.pool == pool]
     steps = [(-EVER, -EVER, history.limits[pool])]
     steps += [(c.invoked, c.returned if c.answer == "ok" else EVER, c.units) for c in changes if c.answer != "refused"]
     possible = []
     for since, _, limit in steps:
-        # Until a later change has surely been made.
+        # Until a later change has surely taken effect.
         over = min((surely for later, surely, _ in steps if later > since), default=EVER)
         if since <= end and begin <= over:
             possible.append(limit)
@@ -182,14 +183,14 @@ def grants(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]
     """A request is granted once, to one owner, under a token of its own."""
     by_request: dict[tuple[str, str], list[Holding]] = defaultdict(list)
     by_token: dict[tuple[str, int], list[Holding]] = defaultdict(list)
-    asked = {(c.pool, c.request_id): c.units for c in history.calls if c.does == "acquire"}
+    requested = {(c.pool, c.request_id): c.units for c in history.calls if c.does == "acquire"}
     for holding in holdings:
         by_request[holding.pool, holding.request_id].append(holding)
         by_token[holding.pool, holding.fencing_token].append(holding)
     for (pool, request_id), leases in by_request.items():
-        if (total := sum(lease.units for lease in leases)) > asked[pool, request_id]:
+        if (total := sum(lease.units for lease in leases)) > requested[pool, request_id]:
             names = ", ".join(lease.lease_id for lease in leases)
-            what = f"request {request_id} for {asked[pool, request_id]} units was granted {total}: {names}"
+            what = f"request {request_id} for {requested[pool, request_id]} units was granted {total}: {names}"
             yield Violation(Kind.DUPLICATE_GRANT, leases[-1].known_at, pool, what)
     for (pool, token), leases in by_token.items():
         if len(leases) > 1:
@@ -213,7 +214,7 @@ def tokens(holdings: Sequence[Holding]) -> Iterator[Violation]:
     """Of two grants of which one was surely first, the second has the higher token."""
     for later in holdings:
         for earlier in holdings:
-            if earlier.pool != later.pool or earlier.known_at >= later.asked_at:
+            if earlier.pool != later.pool or earlier.known_at >= later.requested_at:
                 continue
             if earlier.fencing_token > later.fencing_token:
                 what = (
@@ -225,7 +226,8 @@ def tokens(holdings: Sequence[Holding]) -> Iterator[Violation]:
 
 
 def writes(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]:
-    """Once a newer token has written, an older one writes no more; where only one may hold, its holder always can."""
+    """Once a newer token has written, an older one writes no more; where only one lease can be held, its holder can
+    always write."""
     highest: dict[str, int] = {}
     alone = {pool for pool, limit in history.limits.items() if limit == 1} - {
         call.pool for call in history.calls if call.does == "limit"
@@ -245,8 +247,8 @@ def writes(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]
             yield Violation(Kind.HOLDER_FENCED, write.at, write.pool, what)
 
 
-def facts(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]:
-    """What is said of a lease counts only from its owner and under its token."""
+def commands(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]:
+    """Commands about a lease take effect only from its owner and under its token."""
     by_id = {holding.lease_id: holding for holding in holdings}
     for call in history.calls:
         holding = by_id.get(call.lease_id)
@@ -261,23 +263,23 @@ def facts(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]:
 
 
 def cancels(history: History) -> Iterator[Violation]:
-    """A request whose cancel was acknowledged waited then, and is never granted."""
+    """A request whose cancel was acknowledged was waiting then, and is never granted."""
     cancelled = {(c.pool, c.request_id) for c in history.calls if c.does == "cancel" and c.answer == "ok"}
-    told: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str]] = set()
     for call in history.calls:
         key = call.pool, call.request_id
-        if call.does == "acquire" and call.answer == "ok" and call.lease is not None and key in cancelled - told:
-            told.add(key)
+        if call.does == "acquire" and call.answer == "ok" and call.lease is not None and key in cancelled - seen:
+            seen.add(key)
             what = f"request {call.request_id} was cancelled, and granted as {call.lease.lease_id}"
             yield Violation(Kind.GRANTED_CANCELLED, call.returned, call.pool, what)
 
 
 def ends(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]:
-    """An end is an end, and time ends nothing before its deadline."""
+    """An ended lease stays ended, and time ends no lease before its deadline."""
     over: dict[str, tuple[float, str]] = {}
-    told = [(each.at, each.lease_id, each.reason) for each in history.ended]
-    told += [(c.returned, c.lease_id, reason) for c in history.calls if (reason := ended_by(c))]
-    for at, lease_id, reason in sorted(told):
+    seen = [(each.at, each.lease_id, each.reason) for each in history.ended]
+    seen += [(c.returned, c.lease_id, reason) for c in history.calls if (reason := ended_by(c))]
+    for at, lease_id, reason in sorted(seen):
         over.setdefault(lease_id, (at, reason))
     for holding in holdings:
         if holding.lease_id not in over:
@@ -285,7 +287,7 @@ def ends(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]:
         at, reason = over[holding.lease_id]
         deadline = min([holding.deadline(at), *(since for since, _ in holding.given_up)])
         if reason in BY_TIME and at < deadline:
-            what = f"{holding.lease_id} was told to be {reason} {deadline - at:.3f} s before its deadline"
+            what = f"{holding.lease_id}ended as {reason} {deadline - at:.3f} s before its deadline"
             yield Violation(Kind.ENDED_EARLY, at, holding.pool, what)
     for call in history.calls:
         if call.does not in ("confirm", "renew") or call.answer != "ok" or call.lease_id not in over:
@@ -297,7 +299,7 @@ def ends(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]:
 
 
 def ended_by(call: Call) -> str:
-    """How its lease has ended, if the answer to a call proves that it has."""
+    """The end reason of the lease, if the answer to a call proves that it has ended."""
     if call.does in ("confirm", "renew", "release") and call.answer == "refused" and call.reason in ENDS:
         return call.reason
     whole = call.does == "release" and call.answer == "ok" and call.lease is not None and call.lease.units == 0
@@ -305,16 +307,16 @@ def ended_by(call: Call) -> str:
 
 
 def drains(history: History, holdings: Sequence[Holding]) -> Iterator[Violation]:
-    """Nothing that is first asked for while a pool is surely drained is granted until it may be no more."""
+    """No request first made while a pool is surely drained is granted until it may be undrained."""
     for pool, begin, end in drained(history):
         for holding in holdings:
-            if holding.pool == pool and begin < holding.asked_at and holding.known_at < end:
-                what = f"{holding.lease_id} was asked for and granted while the pool was drained"
+            if holding.pool == pool and begin < holding.requested_at and holding.known_at < end:
+                what = f"{holding.lease_id}was requested and granted while the pool was drained"
                 yield Violation(Kind.GRANTED_DRAINED, holding.known_at, pool, what)
 
 
 def drained(history: History) -> Iterator[tuple[str, float, float]]:
-    """Pool and interval of each drain, as far as it is sure."""
+    """Pool and interval of each drain, as far as it is certain."""
     changes = [call for call in history.calls if call.does in ("drain", "undrain")]
     for drain in changes:
         if drain.does == "drain" and drain.answer == "ok":
@@ -323,12 +325,12 @@ def drained(history: History) -> Iterator[tuple[str, float, float]]:
 
 
 def conservation(history: History) -> Iterator[Violation]:
-    """When all is quiet, everything can be granted again."""
-    asked: dict[tuple[str, str], list[Call]] = defaultdict(list)
+    """When all faults and clients have stopped, everything can be granted again."""
+    requested: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for call in history.calls:
         if call.does == "acquire" and call.invoked >= history.quiet_at:
-            asked[call.pool, call.request_id].append(call)
-    for (pool, request_id), calls in asked.items():
+            requested[call.pool, call.request_id].append(call)
+    for (pool, request_id), calls in requested.items():
         if not any(call.answer == "ok" for call in calls):
             last = calls[-1]
             what = f"request {request_id} for {last.units} units was answered {last.answer} {last.reason}".rstrip()
@@ -336,7 +338,7 @@ def conservation(history: History) -> Iterator[Violation]:
 
 
 def counts(violations: Sequence[Violation]) -> Mapping[Kind, int]:
-    """How many of each kind there are."""
+    """Number of calls of each kind."""
     found: dict[Kind, int] = defaultdict(int)
     for violation in violations:
         found[violation.kind] += 1

@@ -1,6 +1,6 @@
 """Clients of lease pools in a process of their own, to be stopped and killed: `python -m tests.histories.clients PLAN
-JOURNAL`. They ask, hold, write, renew and give back as chance wants it: mostly well, now and then as clients do that
-were asleep, forget, or confuse their leases."""
+JOURNAL`. They acquire, hold, write, renew and release at random: mostly correctly, now and then like clients that
+slept, forget, or confuse their leases."""
 
 import asyncio
 import os
@@ -18,15 +18,15 @@ from tests.histories.actor import Actor, Own
 from tests.histories.history import Call, Does, Lease
 from tests.histories.journal import Journal
 
-PAUSE_SECONDS: Final = (0.05, 0.3)  # between one lease and the next
+PAUSE_SECONDS: Final = (0.05, 0.3)  # between two leases
 PATIENCE_SECONDS: Final = (0.3, 2.0)
-CANCELLED: Final = 0.5  # of those whose patience ends; the others are never heard of again
-# What a holder does with its lease.
+CANCELLED: Final = 0.5  # share of clients that cancel when they give up; the others just stop
+# Behaviours of a holder.
 WAYS: Final = {"well": 0.55, "asleep": 0.15, "confused": 0.15, "forgets": 0.15}
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """One client: it asks `pool` for 1…`units` units at a time, and jumps in time."""
+    """One client: it acquires 1…`units` units of `pool` at a time, with jumps of its clock."""
 
     name: str
     owner: str
@@ -38,7 +38,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`ports` are the brokers', `resource` that of what is guarded."""
+    """Plan of a process of clients. `ports` are those of the brokers, `resource` that of the guarded resource."""
 
     workers: Sequence[Worker]
     ports: Sequence[int]
@@ -65,7 +65,7 @@ class Working:
             resource=plan.resource,
             clock=Own(worker.jumps),
         )
-        self._asked = 0
+        self._requests = 0
 
     async def run(self) -> None:
         while not self.over.is_set():
@@ -75,9 +75,9 @@ class Working:
                 await self.use(granted)
 
     async def get(self) -> Call | None:
-        """Ask under one id until it is granted, refused, or no longer worth it."""
-        self._asked += 1
-        request_id = f"{self.worker.name}-{self._asked}-{os.getpid()}"
+        """Acquire under one id until granted, refused, or given up."""
+        self._requests += 1
+        request_id = f"{self.worker.name}-{self._requests}-{os.getpid()}"
         units = self.rng.randint(1, self.worker.units)
         until = monotonic_seconds() + self.rng.uniform(*PATIENCE_SECONDS)
         while monotonic_seconds() < until and not self.over.is_set():
@@ -98,17 +98,17 @@ class Working:
         lease, pool = granted.lease, self.worker.pool
         (way,) = self.rng.choices(list(WAYS), list(WAYS.values()))
         until = self.sure(granted)
-        if way == "asleep":  # as if its machine had stood still: it writes and renews without a look at the clock
+        if way == "asleep":  # as if its machine had stopped: it writes and renews without checking the clock
             await asyncio.sleep(self.worker.ttl_seconds * self.rng.uniform(0.9, 1.4))
             await self.actor.write(pool, lease)
-            await self.actor.say("renew", pool, lease)
+            await self.actor.send("renew", pool, lease)
             return
         for _ in range(self.rng.randint(1, 4)):
             if self.actor.clock.now() >= until or self.over.is_set():
                 return
             await self.actor.write(pool, lease)
             await asyncio.sleep(self.worker.ttl_seconds * self.rng.uniform(0.1, 0.3))
-            renewed = await self.actor.say("renew" if self.rng.random() < 0.7 else "confirm", pool, lease)
+            renewed = await self.actor.send("renew" if self.rng.random() < 0.7 else "confirm", pool, lease)
             if renewed.answer == "refused":
                 return
             if renewed.answer == "ok":
@@ -118,27 +118,27 @@ class Working:
         if way == "confused":
             await self.confuse(lease)
         if lease.units > 1 and self.rng.random() < 0.5:
-            await self.actor.say("release", pool, lease, units=1)
+            await self.actor.send("release", pool, lease, units=1)
             lease = msgspec.structs.replace(lease, units=lease.units - 1)
         for _ in range(self.rng.choice((1, 1, 2))):
-            await self.actor.say("release", pool, lease)
+            await self.actor.send("release", pool, lease)
 
     async def confuse(self, lease: Lease) -> None:
-        """Speak of this lease under a token of a former one."""
+        """Send a command for this lease under a token of a former one."""
         former = [token for token in self.actor.tokens[self.worker.pool] if token != lease.fencing_token]
         if former:
             does: Does = "renew" if self.rng.random() < 0.5 else "release"
-            await self.actor.say(does, self.worker.pool, lease, token=former[-1])
+            await self.actor.send(does, self.worker.pool, lease, token=former[-1])
 
     def sure(self, call: Call) -> float:
-        """Until when it may hold, by its own clock: counted from before it asked."""
+        """Time until which it may hold, by its own clock: counted from before the request."""
         assert call.lease is not None
         asked_for = monotonic_seconds() - call.invoked
         return self.actor.clock.now() - asked_for + call.lease.seconds_left - self.plan.skew_seconds
 
 
 async def work(plan: Plan, journal: Journal) -> None:
-    """Until SIGTERM; what is under way then is ended in order."""
+    """Run until SIGTERM; calls in flight are then completed."""
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     async with asyncio.TaskGroup() as group:

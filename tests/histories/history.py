@@ -1,7 +1,7 @@
-"""What clients of a lease-broker saw, and what a resource saw that is guarded by fencing tokens. Values only.
+"""Observations of clients of a lease-broker, and of a resource guarded by fencing tokens. Values only.
 
-Every time is in seconds of the machine's monotonic clock, which all processes of a run share: it is the judge's clock.
-A client may go by another one, or be stopped while its own time passes; that is part of what is judged.
+Every time is in seconds of the machine's monotonic clock, which all processes of a run share and the checker uses. A
+client may go by another clock, or be stopped while its own time passes; that is part of the test.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 Does: TypeAlias = Literal["acquire", "confirm", "renew", "release", "cancel", "limit", "drain", "undrain"]
-# "unknown": no answer came, or one that does not say whether it had an effect.
+# "unknown": no answer came, or one that leaves the effect unknown.
 Answer: TypeAlias = Literal["ok", "waiting", "refused", "unknown"]
 
 EVER: Final = float("inf")
@@ -26,11 +26,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):  # JSON has no infinity
-    """One operation: what was asked from `invoked` on, and what had been answered at `returned`.
+    """One operation: the call invoked at `invoked`, and its answer at `returned`.
 
-    `units` are those asked for, given back, or the new limit. An acquire has a request id and is repeated under it;
-    a confirm, renew or release names a lease and the token that its caller believes in. `replaces` is the lease that an
-    acquire ends. `owner` is in whose name it was called.
+    `units` are those requested or released, or the new limit. An acquire has a request id and is repeated under it; a
+    confirm, renew or release names a lease and the token that its caller holds. `replaces` is the lease that an acquire
+    ends. `owner` is the caller's name.
     """
 
     client: str
@@ -50,7 +50,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):  # JS
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """The broker told, unasked, that a lease has ended."""
+    """A published event that a lease has ended."""
 
     at: float
     pool: str
@@ -59,7 +59,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
-    """One write that reached the guarded resource of a pool, which keeps the highest token it has seen."""
+    """One write that reached the guarded resource of a pool, which remembers the highest token it has seen."""
 
     at: float
     pool: str
@@ -69,8 +69,8 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """`limits` are those at the beginning. From `quiet_at` on no fault is played and nobody holds or renews anything:
-    what is asked for then must be granted. `skew_seconds` is the margin by which holders stop before their deadline."""
+    """`limits` are those at the beginning. From `quiet_at` on there are no faults, holds or renewals: all requests must
+    then be granted. `skew_seconds` is the margin by which holders stop before their deadline."""
 
     limits: Mapping[str, int]
     calls: Sequence[Call]

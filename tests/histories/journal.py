@@ -1,5 +1,5 @@
-"""What clients call, written down before it is sent and again when it is answered. A client that is killed in between
-leaves a call without an answer."""
+"""Journal of client calls, written before each call is sent and again when it is answered. A client that is killed in
+between leaves a call without an answer."""
 
 from collections.abc import Callable, Iterable
 
@@ -15,12 +15,12 @@ class Line(msgspec.Struct, frozen=True):
 
 class Journal:
     def __init__(self, write: Callable[[bytes], object]) -> None:
-        """`write` takes one line at a time, and has kept it when it returns."""
+        """`write` takes one line at a time and has stored it when it returns."""
         self._write = write
         self._next = 0
 
     def note(self, call: Call, number: int | None = None) -> int:
-        """Keep a call, or what it has become; returns the number under which it goes on."""
+        """Record a call or its update; returns the number of the call."""
         if number is None:
             number = self._next
             self._next += 1
@@ -29,7 +29,7 @@ class Journal:
 
 
 def calls(lines: Iterable[bytes]) -> list[Call]:
-    """The calls of one journal, each as it was noted last. A last line that was cut off is left out."""
+    """The calls of one journal in their last recorded state. A truncated last line is left out."""
     newest: dict[int, Call] = {}
     for line in lines:
         if line.endswith(b"\n"):

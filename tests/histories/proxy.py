@@ -1,4 +1,4 @@
-"""Between clients and a broker, and between clients and what leases guard."""
+"""Proxies between clients and a broker, and the resource guarded by leases."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,8 @@ CHUNK_BYTES = 65_536
 
 
 class Proxy:
-    """Passes connections on to a port. Of a share of them, drawn from `rng`, it cuts the answer off: the request has
-    been sent, was perhaps done, and nobody hears of it. While it is `cut` nothing passes at all."""
+    """Forwards connections to a port. For a share of them, drawn from `rng`, it drops the answer: the request has been
+    sent and perhaps executed, but no client learns of it. While it is `cut` nothing passes."""
 
     def __init__(self, target: int, rng: Random) -> None:
         self.target = target
@@ -24,7 +24,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> int:
-        """Its own port."""
+        """Listen on its own port."""
         self._server = await asyncio.start_server(self._pass, "127.0.0.1")
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -34,7 +34,7 @@ class Proxy:
             self._server.close()
 
     def cut_off(self) -> None:
-        """End what is open and let nothing through, until `cut` is taken back."""
+        """Close open connections and let nothing through until `cut` is reset."""
         self.cut = True
         for writer in list(self._open):
             writer.close()
@@ -66,8 +66,8 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 class Resource:
-    """What leases guard: of each pool it takes a write whose fencing token is not below the highest it has seen. It
-    keeps all that was tried, in the order in which it came."""
+    """The resource guarded by leases: for each pool it accepts a write whose fencing token is not below the highest one
+    seen. It records all attempts in order."""
 
     def __init__(self) -> None:
         self.writes: list[Write] = []

@@ -1,8 +1,9 @@
-"""`make histories`: is the lease-broker an n-semaphore with fencing while its clients and itself are stopped and
-killed, its database is restarted, its answers are dropped and its clients' clocks jump?
+"""`make histories`: checks the lease-broker as an n-semaphore with fencing while its clients and itself are stopped and
+killed, its database is restarted, its answers are dropped and its clients' clocks jump.
 
-N is how many histories (FULL=1: 200), SEED seeds all chance. Histories are played in rounds on one real system, each in
-lease pools of its own, and judged one by one by the checker. On a broken copy (MUTANT=name) every one has to be caught.
+N is the number of histories (FULL=1: 200), SEED seeds all randomness. Histories are played in rounds on one real
+system, each in lease pools of its own, and judged one by one by the checker. On a broken copy (MUTANT=name) every
+history has to be caught.
 """
 
 import asyncio
@@ -49,12 +50,12 @@ from tests.histories.system import PARTITIONS, System
 HISTORIES: Final = 20
 HISTORIES_FULL: Final = 200
 AT_A_TIME: Final = 10
-TELLING: Final = 5  # of so many histories, each kind of answer and fault has some
-FAULTS_SECONDS: Final = 3.0  # of a round: within so many they begin
+TELLING: Final = 5  # with this many histories each kind of answer and fault occurs
+FAULTS_SECONDS: Final = 3.0  # of a round: faults start within this time
 AFTERMATH_SECONDS: Final = 0.5
 TAKE_SECONDS: Final = 20.0
 DROPPED: Final = 0.08
-# Groups of clients, each in a process; the last stands in for the one that is killed.
+# Groups of clients, each in a process; the last replaces the one that is killed.
 STOPPED, KILLED, NEXT = GROUPS = ("stopped", "killed", "next")
 SHOWN: Final = 5
 
@@ -66,7 +67,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Round:
-    """Histories that share the system for a while, and its faults."""
+    """Histories that share the system for a while, with its faults."""
 
     def __init__(self, system: System, bus: Bus, number: int, names: Sequence[str], seed: str) -> None:
         self.system = system
@@ -75,7 +76,7 @@ class Round:
         self.seed = f"{seed}/{number}"
         self.rng = Random(self.seed)
         self.plays = [Play(name, f"{seed}/{name}", system, bus) for name in names]
-        self.told: list[str] = []
+        self.faults: list[str] = []
 
     async def play(self) -> list[Judged]:
         held = [TERMS | {"id": pool, "limit": 1} for pool in HELD_POOLS]
@@ -134,13 +135,13 @@ class Round:
         return calls(journal.read_bytes().splitlines(keepends=True)) if journal.exists() else []
 
     def _faults(self, clients: Mapping[str, Service]) -> Sequence[Coroutine[Any, Any, None]]:
-        """Each at some instant."""
+        """The faults of a round, each at some instant."""
         system, rng = self.system, self.rng
 
         async def soon(what: str, does: Callable[[], Awaitable[None]], after: float) -> None:
             await asyncio.sleep(after)
             await does()
-            self.told.append(what)
+            self.faults.append(what)
 
         async def kill_clients() -> None:
             await clients[KILLED].kill()
@@ -150,16 +151,16 @@ class Round:
         stopped_seconds, asleep_seconds = rng.uniform(0.5, 1.5), rng.uniform(0.5, 1.5)
         faults: dict[str, Callable[[], Awaitable[None]]] = {
             "broker killed": lambda: system.kill(first),
-            "broker stopped": lambda: system.stand_still(second, stopped_seconds),
+            "broker stopped": lambda: system.suspend(second, stopped_seconds),
             "database restarted": system.restart_postgres,
-            "clients stopped": lambda: system.stand_still(clients[STOPPED].name, asleep_seconds),
+            "clients stopped": lambda: system.suspend(clients[STOPPED].name, asleep_seconds),
             "clients killed": kill_clients,
         }
         return [soon(what, does, rng.uniform(0, FAULTS_SECONDS)) for what, does in faults.items()]
 
     async def _in_every_history(self) -> None:
-        """A batch that waits for a lock, then a replica that takes long. Each befalls all histories of the round at
-        once, since a broker takes batches and decisions one after the other."""
+        """A batch that waits for a lock, then a slow replica. Each affects all histories of the round at once, since a
+        broker handles batches and decisions one after another."""
         holding = await self._holding(lambda play: play.crossed)
         began = monotonic_seconds()
         await asyncio.gather(
@@ -181,7 +182,7 @@ class Round:
 
     async def _send(self, holding: Sequence[tuple[Play, Lease]], at: float) -> None:
         await until(at)
-        await self.bus.ask(*(fact for play, lease in holding for fact in play.batch(lease)), source=HOLDER)
+        await self.bus.send(*(command for play, lease in holding for command in play.batch(lease)), source=HOLDER)
 
 
 async def truly(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -190,11 +191,11 @@ async def truly(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 def lines(history: History) -> list[bytes]:
-    """In order of time, for people who look into a run."""
-    told: list[tuple[float, Any]] = [(call.invoked, call) for call in history.calls]
-    told += [(each.at, each) for each in history.ended]
-    told += [(each.at, each) for each in history.writes]
-    return [msgspec.json.encode(each) for _, each in sorted(told, key=lambda each: each[0])]
+    """The records in order of time, for people who examine a run."""
+    records: list[tuple[float, Any]] = [(call.invoked, call) for call in history.calls]
+    records += [(each.at, each) for each in history.ended]
+    records += [(each.at, each) for each in history.writes]
+    return [msgspec.json.encode(each) for _, each in sorted(records, key=lambda each: each[0])]
 
 
 def judge(name: str, history: History) -> Judged:
@@ -209,7 +210,7 @@ async def histories(supervisor: Supervisor, count: int, seed: int, mutant: str) 
     guard().remove(folder)
     (port,) = free_ports(1)
     kafka = EmbeddedKafka(folder / "kafka", port)
-    # What a killed server has written is still in the system's cache: only a power cut would miss the sync.
+    # Data written by a killed server are still in the system's cache: without a sync only a power failure loses them.
     postgres = EmbeddedPostgres(folder / "postgres", {"fsync": "off"})
     system = System(supervisor, folder, kafka, postgres, seed=str(seed))
     judged: list[Judged] = []
@@ -222,9 +223,9 @@ async def histories(supervisor: Supervisor, count: int, seed: int, mutant: str) 
             for number, begin in enumerate(range(0, count, AT_A_TIME)):
                 played = Round(system, bus, number, names[begin : begin + AT_A_TIME], str(seed))
                 judged += await played.play()
-                faults.update(played.told)
+                faults.update(played.faults)
                 for each in judged[begin:]:
-                    tell(each)
+                    print_result(each)
         faults["answers dropped"] = sum(proxy.dropped for proxy in system.proxies)
         return summarise(judged, faults, mutant)
     finally:
@@ -234,14 +235,14 @@ async def histories(supervisor: Supervisor, count: int, seed: int, mutant: str) 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def tell(judged: Judged) -> None:
+def print_result(judged: Judged) -> None:
     for violation in judged.violations[:SHOWN]:
         print(f"  {judged.name} {violation.kind}: {violation.pool}: {violation.what}", flush=True)
     if (more := len(judged.violations) - SHOWN) > 0:
         print(f"  {judged.name} … and {more} more", flush=True)
 
 
-# Without these a run shows nothing, however few its violations.
+# Without these a run proves nothing, however few its violations.
 TO_HAPPEN: Final = (
     "acquire ok",
     "acquire waiting",
@@ -277,8 +278,8 @@ def summarise(judged: Sequence[Judged], faults: Mapping[str, int], mutant: str) 
     return 1 if found or short else 0
 
 
-def asked(environment: Mapping[str, str]) -> tuple[int, int]:
-    """How many histories, and the seed. Raises ValueError with what an argument has to be."""
+def arguments(environment: Mapping[str, str]) -> tuple[int, int]:
+    """The number of histories, and the seed. Raises ValueError with the valid values of an argument."""
 
     def number(name: str, default: int, least: int) -> int:
         text = environment.get(name) or str(default)
@@ -292,7 +293,7 @@ def asked(environment: Mapping[str, str]) -> tuple[int, int]:
 
 def main() -> int:
     try:
-        count, seed = asked(os.environ)
+        count, seed = arguments(os.environ)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,5 +1,5 @@
-"""The small real system that histories are played on: brokers behind proxies, on real servers, and what can be done
-to them."""
+"""The small real system that histories are played on: brokers behind proxies, on real servers, with the faults that can
+be injected."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from tests.histories.proxy import Proxy, Resource
 SERVICE: Final = "lease-broker"
 PARTITIONS: Final = 2
 BROKERS: Final = 2
-START_SECONDS: Final = 120.0  # beside Kafka, which may itself take 90 on a busy machine
+START_SECONDS: Final = 120.0  # besides Kafka, which may itself take 90 s on a busy machine
 OWNERS: Final = ("ann", "ben", "cid")
 OPERATOR: Final = "operator"
 LOCK_POOLS: Final = "SELECT id FROM lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
@@ -67,7 +67,8 @@ class System:
         self.secrets = {name: f"secret-of-{name}" for name in (*OWNERS, OPERATOR)}
 
     async def start(self) -> None:
-        """The servers too, unless they run. Everything at once: brokers wait for what they need by themselves."""
+        """Start everything at once, including the servers unless they run: brokers wait for their dependencies by
+        themselves."""
         self._write_tokens()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._start_kafka())
@@ -128,14 +129,14 @@ class System:
         )
 
     async def declare(self, wanted: Sequence[dict[str, Any]]) -> None:
-        """These pools, and no others."""
-        status, said = await request(self.ports[0], "PUT", "/lease-pools", wanted, self.secrets[OPERATOR])
+        """Declare exactly these pools."""
+        status, body = await request(self.ports[0], "PUT", "/lease-pools", wanted, self.secrets[OPERATOR])
         if status != 200:
-            raise RuntimeError(f"lease pools were refused: {status} {said}")
+            raise RuntimeError(f"lease pools were refused: {status} {body}")
 
-    # What can be done to it
+    # Faults
 
-    async def stand_still(self, name: str, seconds: float) -> None:
+    async def suspend(self, name: str, seconds: float) -> None:
         """SIGSTOP a process for a while."""
         self.supervisor.pause(name)
         try:
@@ -144,7 +145,7 @@ class System:
             self.supervisor.resume(name)
 
     async def kill(self, name: str) -> None:
-        """kill -9, and start it again."""
+        """kill -9 a process and start it again."""
         await self.supervisor.kill(name)
         await self.supervisor.restart(name)
 
@@ -152,13 +153,14 @@ class System:
         await self.supervisor.restart(self.postgres.name)
 
     async def hold_pools(self, names: Sequence[str], seconds: float) -> None:
-        """Their rows stay locked for a while, as by a broker that stands still in the middle of a transaction."""
+        """Keep the rows of pools locked for a while, like a broker that is suspended in the middle of a transaction."""
         async with self._session() as session, session.transaction():
             await session.execute(LOCK_POOLS, sorted(names))
             await asyncio.sleep(seconds)
 
     async def decide_slowly(self, names: Sequence[str], *, decided_after: float, committed_after: float) -> None:
-        """One more replica: it locks these pools, decides for them so many seconds later, and later commits."""
+        """Act as one more replica: it locks these pools, decides for them that many seconds later, and commits later
+        still."""
         async with self._session() as session, session.transaction():
             await session.execute(LOCK_POOLS, sorted(names))
             began = monotonic_seconds()
@@ -176,7 +178,7 @@ class System:
 
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[Any]:
-        """As a broker has it. An error of the database ends what was done in it, and concerns nobody else."""
+        """A session like a broker's. An error of the database ends the work in it, and has no other effect."""
         session = await postgres.session(self.database_url, SERVICE)
         try:
             with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):

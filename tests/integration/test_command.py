@@ -65,7 +65,7 @@ def ago(seconds: float) -> Any:
 
 
 async def test_events_are_merged_by_time_over_partitions_and_topics(place: Place, events: Publisher) -> None:
-    """Whatever the order in which they were written."""
+    """Events print in the order of their time, however they were written."""
     alert = AlertRaised(dedup_key="k", subject_id="sim-a", kind="odd", summary="it is odd")
     for seconds, partition in ((1, 3), (9, 0), (5, 2), (7, 1)):
         await events.send(report(f"w-{seconds}", "x"), partition=partition, time=ago(seconds))
@@ -120,13 +120,13 @@ async def test_filters_find_what_is_behind_many_others(place: Place, events: Pub
         await events.send(report(f"w-{number}", "other"), partition=1)
     assert [line.split()[-2:] for line in (await tail(place, "--worker", "3f9a12cd"))[1]] == [["mine", "c"]]
     assert len((await tail(place, "--pool", "p", "-n", "100"))[1]) == 41
-    assert await tail(place, "--config", "elsewhere") == (0, [], "nothing of elsewhere so far\n")
+    assert await tail(place, "--config", "elsewhere") == (0, [], "no events of elsewhere so far\n")
     assert len((await tail(place))[1]) == 10
     assert len((await tail(place, "--since", "10m"))[1]) == 41
 
 
 async def test_follows_until_ctrl_c(place: Place, events: Publisher) -> None:
-    """What was there first, then what comes, each line at once; Ctrl-C is a normal end."""
+    """Prints stored events, then new ones at once; Ctrl-C is a normal end."""
     await events.send(report("w-1", "x"), partition=0)
     async with slipway(place, "events", "tail", "--topic", "worker.lifecycle") as process:
         assert process.stdout is not None
@@ -177,7 +177,7 @@ async def test_doctor_on_a_deployment(place: Place, server: tuple[Services, str]
 
     async def wrong() -> dict[str, str]:
         code, lines, errors = await told(place, "doctor", "-o", "json", "--partitions", str(PARTITIONS), url=url)
-        found = {row["what"]: row["detail"] for row in json.loads("".join(lines)) if row["level"] != "ok"}
+        found = {row["check"]: row["detail"] for row in json.loads("".join(lines)) if row["grade"] != "ok"}
         assert (code, errors) == (3 if found else 0, "")
         return found
 
@@ -188,7 +188,7 @@ async def test_doctor_on_a_deployment(place: Place, server: tuple[Services, str]
             await events.send(heartbeat, partition=1, time=ago(seconds))
 
         async def beaten() -> dict[str, str]:
-            """What is wrong while every service says that it lives: a few answers may take as long as silence does."""
+            """Findings while every service sends heartbeats."""
             for name in SERVICES:
                 await beat(name, 0)
             return await wrong()
@@ -201,7 +201,7 @@ async def test_doctor_on_a_deployment(place: Place, server: tuple[Services, str]
         alert: dict[str, Any] = {"dedup_key": "k", "subject_id": "sim-a", "kind": "odd"}
         await events.send(AlertRaised(**alert, summary="it is odd"))
         services.dead_letters = 2
-        assert await beaten() == {"alerts": "it is odd", "dead letters": "lease-broker could not apply 2"}
+        assert await beaten() == {"alerts": "it is odd", "dead letters": "lease-broker has 2 dead letters"}
         await events.send(AlertResolved(**alert, summary=""))
         services.dead_letters = 0
         assert await beaten() == {}

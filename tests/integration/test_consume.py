@@ -1,5 +1,5 @@
-"""Consuming on a real broker and a real database: every record takes effect once, or is a dead letter with a reason,
-or a recorded gap, whatever fails."""
+"""Consumption on a real broker and database: despite failures, every record takes effect once, becomes a dead letter
+with a reason, or is recorded as a gap."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ from tests.processes import INSTANCE, Process
 
 
 async def positions(place: Place) -> int:
-    """How many offsets of all partitions are done with."""
-    return int(await place.pool.fetchval("SELECT coalesce(sum(next_offset), 0) FROM consumed"))
+    """Number of offsets consumed over all partitions."""
+    return int(await place.database.fetchval("SELECT coalesce(sum(next_offset), 0) FROM consumed"))
 
 
 async def until_read(place: Place, records: int) -> None:
@@ -53,7 +53,7 @@ async def until_read(place: Place, records: int) -> None:
 
 
 async def test_raised_handler(place: Place) -> None:
-    """What a handler raises is the record's fault: it is dead, its neighbours take effect, the stream goes on."""
+    """A record whose handler raises is dead; its neighbours take effect and consumption continues."""
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish, member(place):
         for subject, word in [("w1", "a"), ("w2", "raise"), ("w1", "b")]:
@@ -64,7 +64,7 @@ async def test_raised_handler(place: Place) -> None:
 
 
 async def test_undecodable_value(place: Place) -> None:
-    """Bytes that are no event, or not of this type, are dead with the decoder's reason."""
+    """Values that do not decode as their event type are dead, with the decoder's reason."""
     await place.create(WORKER_LIFECYCLE)
     values = [b"{", b"\xff\xfe", b'{"worker_id": 1}', b'{"x":' + b"[" * 100_000, b""]
     async with publisher(place) as publish, member(place):
@@ -77,7 +77,7 @@ async def test_undecodable_value(place: Place) -> None:
 
 
 async def test_undecodable_header(place: Place) -> None:
-    """A header that no envelope can have, or that no column could store, is a dead letter and stops nothing."""
+    """A record with an invalid or unstorable header is dead and blocks nothing."""
     good = encode(Envelope(id="1", type=report("w", "x").type, source="/outside", time=utc_now()))
     broken = [
         [*good, ("ce_subject", b"\xff")],
@@ -102,7 +102,7 @@ async def test_undecodable_header(place: Place) -> None:
 
 
 async def test_tombstone(place: Place) -> None:
-    """A deletion reaches the handler as a subject without an event; a bare null, as plain tools write it, nobody."""
+    """A tombstone reaches the handler as a subject without an event; a null value without headers is left out."""
     await place.create(LAUNCH_CONFIG_WEIGHT)
     deleted: list[tuple[str, Any]] = []
 
@@ -110,7 +110,9 @@ async def test_tombstone(place: Place) -> None:
         deleted.extend((received.subject, received.event) for received in events)
 
     headers = encode(
-        Envelope(id="1", type="io.slipway.weight.changed.v1", source="/s", subject="c1", time=utc_now(), number=1)
+        Envelope(
+            id="1", type="io.slipway.weight.changed.v1", source="/s", subject="c1", time=utc_now(), sequence_number=1
+        )
     )
     async with publisher(place) as publish, member(place, note, topic=LAUNCH_CONFIG_WEIGHT):
         name = place.prefix + LAUNCH_CONFIG_WEIGHT.name
@@ -122,7 +124,7 @@ async def test_tombstone(place: Place) -> None:
 
 
 async def test_poison_in_batch(place: Place) -> None:
-    """One poisoned record in a full batch: it alone is dead, though its batch had to be redone."""
+    """One poison record in a full batch is the only dead one, although the batch is retried record by record."""
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish:
         words = [f"{n}" if n != 137 else "raise" for n in range(300)]
@@ -136,7 +138,7 @@ async def test_poison_in_batch(place: Place) -> None:
 
 
 async def test_parked_behind_dead(place: Place) -> None:
-    """Order of a subject holds over a dead event: what follows it waits, in its batch and in later ones."""
+    """Events that follow a dead event of their subject are parked, in the same batch and in later ones."""
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish, member(place):
         for subject, word in [("w1", "a"), ("w1", "raise"), ("w1", "b"), ("w2", "a")]:
@@ -157,7 +159,7 @@ async def test_parked_behind_dead(place: Place) -> None:
 
 
 async def test_latest_wins_is_not_parked(place: Place) -> None:
-    """A dead demand report holds up no later one."""
+    """A dead demand report does not block later ones."""
     await place.create(POOL_DEMAND)
     seen: list[int] = []
 
@@ -176,23 +178,23 @@ def demand(pending: int, pool_id: str = "p", seconds: float = 0) -> DemandReport
     return DemandReported(pool_id=pool_id, source="q", pending=pending, claimed=0, observed_at=at)
 
 
-async def test_hole(place: Place) -> None:
-    """A number that follows one we never saw: recorded, alerted, and the stream goes on; a repeat is dropped."""
+async def test_sequence_gap(place: Place) -> None:
+    """A missing sequence number is recorded and alerted, and consumption continues; a repeat is dropped."""
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish, member(place):
-        await publish.send(report("w1", "a"), partition=0, number=41, previous=40)
-        await publish.send(report("w2", "b"), partition=0, number=44, previous=43)
-        await publish.send(report("w3", "b"), partition=0, number=44, previous=43)
-        await publish.send(report("w4", "a"), partition=0, number=41, previous=40)
-        await publish.send(report("w5", "c"), partition=0, number=49, previous=44)
+        await publish.send(report("w1", "a"), partition=0, sequence_number=41, previous=40)
+        await publish.send(report("w2", "b"), partition=0, sequence_number=44, previous=43)
+        await publish.send(report("w3", "b"), partition=0, sequence_number=44, previous=43)
+        await publish.send(report("w4", "a"), partition=0, sequence_number=41, previous=40)
+        await publish.send(report("w5", "c"), partition=0, sequence_number=49, previous=44)
         await until_read(place, 5)
     assert await place.effects() == {("w1", "a"): 1, ("w2", "b"): 1, ("w5", "c"): 1}
-    assert await place.gaps() == ["hole"]
-    assert await place.alerts() == ["hole"]
+    assert await place.gaps() == ["sequence-gap"]
+    assert await place.alerts() == ["sequence-gap"]
 
 
 async def test_unknown_type(place: Place) -> None:
-    """A type of a newer sender is skipped, its number remembered: no dead letter, no hole."""
+    """An unknown event type is skipped and its sequence number recorded: no dead letter, no gap."""
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish, member(place):
         await publish.send(report("w1", "a"), partition=0)
@@ -204,9 +206,9 @@ async def test_unknown_type(place: Place) -> None:
 
 
 async def test_outside_partitioner(place: Place) -> None:
-    """Other clients put the same key elsewhere: a repeat counts once wherever it lands, and the newest report wins."""
+    """Clients with other partitioners: a repeat counts once in any partition, and the newest report wins."""
     await place.create(POOL_DEMAND)
-    await place.pool.execute("CREATE TABLE newest (key text PRIMARY KEY, pending int, observed_at timestamptz)")
+    await place.database.execute("CREATE TABLE newest (key text PRIMARY KEY, pending int, observed_at timestamptz)")
     handled: list[str] = []
 
     async def keep_newest(tx: Connection, events: Sequence[Received]) -> None:
@@ -223,7 +225,7 @@ async def test_outside_partitioner(place: Place) -> None:
 
     reports = [demand(n, f"pool-{key}", seconds=s) for key in range(8) for n, s in ((1, -1), (3, 0), (2, -2))]
     landed: dict[Any, set[Any]] = {}
-    foreign = {  # kcat and librdkafka hash with CRC32, Java's client and ours with murmur2
+    clients = {  # kcat and librdkafka hash with CRC32, Java's client and ours with murmur2
         name: Producer({"bootstrap.servers": place.kafka.bootstrap, "partitioner": name})
         for name in ("consistent_random", "murmur2_random")
     }
@@ -231,7 +233,7 @@ async def test_outside_partitioner(place: Place) -> None:
         for number, event in enumerate(reports):
             key = POOL_DEMAND.key(event)
             headers = encode(Envelope(id=f"{number}", type=event.type, source="/monitor", time=utc_now(), subject=key))
-            for client in foreign.values():  # the same event through both
+            for client in clients.values():  # the same event through both
                 client.produce(
                     place.prefix + POOL_DEMAND.name,
                     msgspec.json.encode(event),
@@ -239,17 +241,17 @@ async def test_outside_partitioner(place: Place) -> None:
                     headers=[*headers],
                     on_delivery=lambda _, m: landed.setdefault(m.key(), set()).add(m.partition()),
                 )
-        for client in foreign.values():
+        for client in clients.values():
             await asyncio.to_thread(client.flush)
         await until_read(place, 2 * len(reports))
     assert any(len(partitions) > 1 for partitions in landed.values())
     assert sorted(handled, key=int) == [f"{n}" for n in range(len(reports))]
-    assert {row["pending"] for row in await place.pool.fetch("SELECT pending FROM newest")} == {3}
+    assert {row["pending"] for row in await place.database.fetch("SELECT pending FROM newest")} == {3}
     assert await place.dead() == []
 
 
 async def test_rebalance_while_failing(place: Place) -> None:
-    """Members come and go while their handlers fail: in the end all partitions are owned and every record took
+    """Members join and leave while their handlers fail: in the end all partitions are owned and every record took
     effect once."""
     await place.create(WORKER_LIFECYCLE)
     expected: dict[tuple[str, str], int] = {}
@@ -257,7 +259,7 @@ async def test_rebalance_while_failing(place: Place) -> None:
         staying = await join(place, failing(Random(0)), session_seconds=1.0)
         for seed in range(10):
             chance = Random(seed)
-            instance = "" if seed % 3 else f"m{seed}"  # every third leaves without a word, as a static member does
+            instance = "" if seed % 3 else f"m{seed}"  # every third leaves silently, like a static member
             coming = await join(place, failing(chance), session_seconds=1.0, instance=instance)
             leaving, staying = (staying, coming) if seed % 2 else (coming, staying)
             for n in range(40):
@@ -279,7 +281,7 @@ async def until_owned(joined: Member) -> None:
 
 
 def failing(chance: Random) -> consume.Handler:
-    """Every third batch or so fails, before or after its effects, as infrastructure does."""
+    """About every third batch fails with an infrastructure error, before or after its effects."""
 
     async def handle(tx: Connection, events: Sequence[Received]) -> None:
         fate = chance.random()
@@ -295,40 +297,40 @@ def failing(chance: Random) -> consume.Handler:
 
 
 def goes_on_at(subscription: kafka.Subscription, partition: int = 2) -> int | None:
-    """The next offset, if the partition is owned."""
+    """Next offset, if the partition is owned."""
     owned = subscription.owned.get(partition)
     return owned.next_offset if owned else None
 
 
 async def test_stalled_owner(place: Place) -> None:
-    """A process that was stopped inside its transaction holds up nobody, and what it does on waking has no effect."""
+    """A process stopped inside its transaction blocks no other, and its work has no effect after it resumes."""
     await place.create(WORKER_LIFECYCLE)
     stalled = Process.at(place, "consumer")
     try:
         async with publisher(place) as publish:
             await publish.send(report("w1", "a"), partition=2)
-            await stalled.until_said("inside")
+            await stalled.until_printed("inside")
             stalled.stop()
             async with member(place, instance=INSTANCE) as successor:
                 await until_read(place, 1)
                 await publish.send(report("w1", "b"), partition=2)
                 await until_read(place, 2)
-                stalled.go_on()
-                await stalled.until_said("batch was undone")
+                stalled.resume()
+                await stalled.until_printed("batch rolled back")
                 await publish.send(report("w1", "c"), partition=2)
                 await until_read(place, 3)
-                # On a slow machine its membership may lapse meanwhile: it has to own the partition, not all the while.
+                # On a slow machine the membership may lapse meanwhile; the partition must be owned now, not throughout.
                 await until(lambda: goes_on_at(successor.subscription) == 3, "the successor owns the partition")
     finally:
         stalled.kill()
     assert await place.words("w1") == ["a", "b", "c"]
 
 
-async def test_robbed_owner_joins_again(place: Place) -> None:
-    """A zombie's late claim fences the rightful owner; a partition that is assigned does not stay un-owned."""
+async def test_fenced_owner_rejoins(place: Place) -> None:
+    """A zombie's late claim fences the rightful owner, which rejoins and owns the partition again."""
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish, member(place, instance="0", session_seconds=1.0) as owner:
-        async with place.pool.acquire() as db:
+        async with place.database.acquire() as db:
             zombie, _ = await consume.claim(db, WORKER_LIFECYCLE.name, 1, owner.subscription.cluster)
         await publish.send(report("w1", "a"), partition=1)
         await until_read(place, 1)
@@ -338,7 +340,7 @@ async def test_robbed_owner_joins_again(place: Place) -> None:
 
 
 async def test_unknown_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer to a commit is lost: the position is read again, and what was committed is not repeated."""
+    """If the reply to a commit is lost, the position is read again and committed records are not repeated."""
     await place.create(WORKER_LIFECYCLE)
     lost: list[Owned] = []
 
@@ -359,7 +361,7 @@ async def test_unknown_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_fetched_before_the_seek(place: Place) -> None:
-    """Kafka's own offsets are ahead and the fetcher follows them while the claim waits: our position decides."""
+    """The stored position decides even if Kafka's offsets are ahead and the fetcher followed them during the claim."""
     await place.create(WORKER_LIFECYCLE)
     name = place.prefix + WORKER_LIFECYCLE.name
     async with publisher(place) as publish:
@@ -368,8 +370,8 @@ async def test_fetched_before_the_seek(place: Place) -> None:
                 await publish.send(report("w1", f"{n}"), partition=0)
             await until_read(place, 10)
             await former.subscription.client.commit({TopicPartition(name, 0): 6})
-        await place.pool.execute("TRUNCATE effect, seen_number")
-        await place.pool.execute("UPDATE consumed SET next_offset = 0")
+        await place.database.execute("TRUNCATE effect, seen_sequence")
+        await place.database.execute("UPDATE consumed SET next_offset = 0")
         claimed = await session(place.url, SERVICE, idle_in_transaction_session_timeout="0")
         async with claimed.transaction():
             await claimed.execute("SELECT FROM consumed FOR UPDATE")
@@ -387,7 +389,7 @@ async def test_fetched_before_the_seek(place: Place) -> None:
 
 
 async def test_batch_above_the_position(place: Place) -> None:
-    """Such a batch is believed only if a read after a seek begins there too."""
+    """A batch above the position is accepted only if a read after a seek begins there too."""
     await place.create(WORKER_LIFECYCLE)
     async with member(place) as owner:
         client = owner.subscription.client
@@ -403,14 +405,16 @@ async def test_batch_above_the_position(place: Place) -> None:
 def fetched_record(place: Place, offset: int) -> Any:
     event = report("w1", "late")
     value = msgspec.json.encode(event)
-    headers = encode(Envelope(id=new_id(), type=event.type, source="/s", subject="w1", time=utc_now(), number=9))
+    headers = encode(
+        Envelope(id=new_id(), type=event.type, source="/s", subject="w1", time=utc_now(), sequence_number=9)
+    )
     return ConsumerRecord(
         place.prefix + WORKER_LIFECYCLE.name, 0, offset, 0, 0, b"w1", value, None, 2, len(value), tuple(headers)
     )
 
 
 async def test_foreign_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions of another cluster stop the partition, loudly, until an operator has rebased them."""
+    """Positions of another cluster stop the partition and raise an alert until an operator adopts a new position."""
     monkeypatch.setattr(kafka, "STOPPED_SECONDS", 0.05)
     await place.create(WORKER_LIFECYCLE)
     async with member(place, instance="0", cluster="the-old-one"):
@@ -435,7 +439,7 @@ async def test_foreign_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_retention_gap(place: Place) -> None:
-    """Records that were deleted before they were read are a recorded loss; a first start behind them is none."""
+    """Records deleted before they were read are recorded as a gap, except on the first start."""
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish:
         await publish.send(report("w0", "before our time"), partition=1)
@@ -450,8 +454,8 @@ async def test_retention_gap(place: Place) -> None:
         async with member(place, instance="0"):
             await until_read(place, 6)
     assert await place.words("w1") == ["a", "d"]
-    details = await place.pool.fetch("SELECT detail FROM gap WHERE kind = 'retention'")
-    assert [row["detail"] for row in details] == ["offsets 1…2 were deleted before they were read"]
+    details = await place.database.fetch("SELECT detail FROM gap WHERE kind = 'retention'")
+    assert [row["detail"] for row in details] == ["offsets 1…2 were deleted by retention before they were read"]
     assert "retention" in await place.alerts()
 
 
@@ -468,7 +472,7 @@ async def delete_records(place: Place, before: dict[int, int]) -> None:
 
 
 async def test_applied_positions_are_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka is told what was applied, also after the last record, so that lag tools see zero."""
+    """Applied positions are committed to Kafka, including the last, so that lag tools show zero."""
     monkeypatch.setattr(kafka, "REPORT_SECONDS", 0.05)
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish, member(place):
@@ -488,7 +492,7 @@ async def test_applied_positions_are_reported(place: Place, monkeypatch: pytest.
 
 
 async def test_broker_restart(place: Place) -> None:
-    """Kafka dies and comes back while events are published and consumed: each takes effect once, in order."""
+    """Each event takes effect once and in order across a restart of Kafka."""
     await place.create(WORKER_LIFECYCLE)
     relay = place.relay(WORKER_LIFECYCLE)
     publishing = asyncio.create_task(relay.run())
@@ -516,12 +520,12 @@ async def test_broker_restart(place: Place) -> None:
 
 async def keep_enqueuing(place: Place, relay: Any, numbers: range) -> None:
     for n in numbers:
-        await enqueue(place.pool, report(f"w{n % 5}", f"{n}"))
-        relay.ring(place.pool)
+        await enqueue(place.database, report(f"w{n % 5}", f"{n}"))
+        relay.wake(place.database)
 
 
 async def test_database_outage_fills_no_dlq(place: Place) -> None:
-    """PostgreSQL dies in the middle and comes back: no record is blamed, each takes effect once."""
+    """Each event takes effect once across a restart of PostgreSQL, without dead letters."""
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish, member(place):
         for n in range(60):

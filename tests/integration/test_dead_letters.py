@@ -1,4 +1,4 @@
-"""Dead letters: told, replayed and dropped by the service that refused them."""
+"""Dead letters: listing, replay and dropping."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from slipway_common.dead_letters import NotDead, Replayed
 from slipway_common.envelope import Envelope, encode
 from slipway_common.errors import Transient
 from slipway_common.ids import hash_secret, new_id
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.records import Received, Record
 from slipway_common.service import Service, ServiceSettings
 from slipway_common.topics import POOL_DEMAND, WORKER_LIFECYCLE, Topic
@@ -26,8 +26,9 @@ TOPIC = WORKER_LIFECYCLE.name
 
 
 class Handler:
-    """Refuses the words in `refused`; counts as infrastructure trouble those in `troubled`. `counted` are the
-    words that it has counted, as it asks to do once they are committed."""
+    """Handler that refuses the words in `refused` and raises infrastructure errors for those in `troubled`.
+
+    `counted` are the words counted by its callback after the commit."""
 
     def __init__(self) -> None:
         self.refused = {"bad"}
@@ -50,14 +51,14 @@ def handler() -> Handler:
 
 
 @pytest.fixture
-async def pool(place: Place, handler: Handler) -> Pool:
-    """With the letters of a batch: w1's a dead, b and c parked; w2's alone; w3 has none."""
-    async with place.pool.acquire() as db:
+async def database(place: Place, handler: Handler) -> Database:
+    """Database with dead letters: a of w1 is dead, b and c are parked; w2 has a single one, w3 none."""
+    async with place.database.acquire() as db:
         owned, _ = await consume.claim(db, TOPIC, 0, "cluster")
         words = [("w1", "bad"), ("w1", "b"), ("w2", "bad"), ("w3", "d"), ("w1", "c")]
         records = [record(offset, *word) for offset, word in enumerate(words)]
         await consume.apply(db, consumer(handler), owned, records)
-    return place.pool
+    return place.database
 
 
 def consumer(handler: Handler, topic: Topic = WORKER_LIFECYCLE) -> Consumer:
@@ -66,74 +67,76 @@ def consumer(handler: Handler, topic: Topic = WORKER_LIFECYCLE) -> Consumer:
 
 def record(offset: int, subject: str, word: str) -> Record:
     event = report(subject, word)
-    envelope = Envelope(id=new_id(), type=event.type, source="/s", subject=subject, time=utc_now(), number=offset + 1)
+    envelope = Envelope(
+        id=new_id(), type=event.type, source="/s", subject=subject, time=utc_now(), sequence_number=offset + 1
+    )
     return Record(TOPIC, 0, offset, subject.encode(), msgspec.json.encode(event), encode(envelope), 1_000)
 
 
-async def told(pool: Pool) -> list[tuple[int, str, str]]:
-    async with pool.acquire() as db:
-        return [(d.offset, d.subject, d.state) for d in await dead_letters.tell(db)]
+async def remaining(database: Database) -> list[tuple[int, str, str]]:
+    async with database.acquire() as db:
+        return [(d.offset, d.subject, d.state) for d in await dead_letters.fetch(db)]
 
 
-async def test_replay(place: Place, pool: Pool, handler: Handler) -> None:
-    """The dead record and those parked behind it, in their order; others are left alone."""
-    assert await told(pool) == [(0, "w1", "dead"), (1, "w1", "parked"), (2, "w2", "dead"), (4, "w1", "parked")]
+async def test_replay(place: Place, database: Database, handler: Handler) -> None:
+    """Replay applies the dead record and those parked behind it in order; others are not affected."""
+    assert await remaining(database) == [(0, "w1", "dead"), (1, "w1", "parked"), (2, "w2", "dead"), (4, "w1", "parked")]
     handler.refused = set()
-    async with pool.acquire() as db:
+    async with database.acquire() as db:
         assert await dead_letters.replay(db, consumer(handler), 0, 4) == Replayed(3, 0)
         with pytest.raises(NotDead):
             await dead_letters.replay(db, consumer(handler), 0, 0)
     assert await place.words("w1") == ["bad", "b", "c"]
     assert handler.counted == ["d", "bad", "b", "c"]
-    assert await told(pool) == [(2, "w2", "dead")]
+    assert await remaining(database) == [(2, "w2", "dead")]
 
 
-async def test_replay_fails_again(place: Place, pool: Pool, handler: Handler) -> None:
-    """It stops at the first that fails: that one is dead now, what follows stays parked."""
+async def test_replay_fails_again(place: Place, database: Database, handler: Handler) -> None:
+    """Replay stops at the first failure: that record is dead, later ones stay parked."""
     handler.refused = {"b"}
-    async with pool.acquire() as db:
+    async with database.acquire() as db:
         outcome = await dead_letters.replay(db, consumer(handler), 0, 0)
     assert outcome == Replayed(1, 2, "ValueError: b is refused")
     assert await place.words("w1") == ["bad"]
     assert handler.counted == ["d", "bad"]
-    assert await told(pool) == [(1, "w1", "dead"), (2, "w2", "dead"), (4, "w1", "parked")]
+    assert await remaining(database) == [(1, "w1", "dead"), (2, "w2", "dead"), (4, "w1", "parked")]
 
 
-async def test_replay_meets_an_outage(place: Place, pool: Pool, handler: Handler) -> None:
-    """Infrastructure is nobody's fault: nothing has changed."""
-    before = await told(pool)
+async def test_replay_meets_an_outage(place: Place, database: Database, handler: Handler) -> None:
+    """An infrastructure error changes nothing."""
+    before = await remaining(database)
     handler.refused, handler.troubled = set(), {"c"}
-    async with pool.acquire() as db:
+    async with database.acquire() as db:
         with pytest.raises(Transient):
             await dead_letters.replay(db, consumer(handler), 0, 0)
-    assert (await told(pool), await place.words("w1"), handler.counted) == (before, [], ["d"])
+    assert (await remaining(database), await place.words("w1"), handler.counted) == (before, [], ["d"])
 
 
-async def test_drop(place: Place, pool: Pool, handler: Handler) -> None:
-    """What was parked behind the dropped one is applied; one dropped from the middle is only gone."""
-    async with pool.acquire() as db:
+async def test_drop(place: Place, database: Database, handler: Handler) -> None:
+    """Records parked behind a dropped one are applied; dropping one in the middle only deletes it."""
+    async with database.acquire() as db:
         outcome = await dead_letters.drop(db, consumer(handler), 0, 1)
         assert outcome == Replayed(0, 2, "ValueError: bad is refused")
         assert await dead_letters.drop(db, consumer(handler), 0, 0) == Replayed(1, 0)
     assert await place.words("w1") == ["c"]
-    assert await told(pool) == [(2, "w2", "dead")]
+    assert await remaining(database) == [(2, "w2", "dead")]
 
 
 async def test_latest_wins_stands_alone(place: Place, handler: Handler) -> None:
-    """Where order does not count, each letter is replayed by itself."""
+    """Without ordering, each dead letter is replayed on its own."""
     demand = consumer(handler, POOL_DEMAND)
-    async with place.pool.acquire() as db:
+    async with place.database.acquire() as db:
         owned, _ = await consume.claim(db, POOL_DEMAND.name, 0, "cluster")
         records = [record(offset, "w1", "bad") for offset in range(2)]
         records = [msgspec.structs.replace(r, topic=POOL_DEMAND.name) for r in records]
         await consume.apply(db, demand, owned, records)
         handler.refused = set()
         assert await dead_letters.replay(db, demand, 0, 1) == Replayed(1, 0)
-    assert await told(place.pool) == [(0, "w1", "dead")]
+    assert await remaining(place.database) == [(0, "w1", "dead")]
 
 
-async def test_http(place: Place, pool: Pool, handler: Handler, tmp_path: Path) -> None:
-    """Anybody may read; to replay or drop needs a token with the scope."""
+async def test_http(place: Place, database: Database, handler: Handler, tmp_path: Path) -> None:
+    """Listing needs no token; replaying and dropping need one with the scope."""
     tokens = tmp_path / "tokens.yaml"
     names = {"mender": ["dead-letters:write"], "stranger": ["demand:write"]}
     tokens.write_text(
@@ -150,7 +153,7 @@ async def test_http(place: Place, pool: Pool, handler: Handler, tmp_path: Path) 
             return answer.status_code, answer.json()
 
         assert (await http.get("/dead-letters")).status_code == 503
-        probe.runtime.pool = pool
+        probe.runtime.database = database
         items = (await http.get("/dead-letters", params={"topic": TOPIC})).json()["items"]
         assert [(item["offset"], item["state"]) for item in items][:2] == [(0, "dead"), (1, "parked")]
         assert items[0]["reason"] == "ValueError: bad is refused"
@@ -162,9 +165,9 @@ async def test_http(place: Place, pool: Pool, handler: Handler, tmp_path: Path) 
         status, refusal = await post("/dead-letters/replay", offset=3)
         assert (status, refusal["type"]) == (404, "urn:slipway:problem:not-dead")
         assert (await post("/dead-letters/replay", topic="other"))[0] == 404
-        assert len(await told(pool)) == 4
+        assert len(await remaining(database)) == 4
 
         assert await post("/dead-letters/drop") == (200, {"applied": 2, "remaining": 0, "reason": ""})
         handler.refused = set()
         assert await post("/dead-letters/replay", offset=2) == (200, {"applied": 1, "remaining": 0, "reason": ""})
-        assert await told(pool) == []
+        assert await remaining(database) == []

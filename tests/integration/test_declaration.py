@@ -33,24 +33,24 @@ async def test_a_refused_declaration_changes_nothing(postgres: EmbeddedPostgres,
         provisioner.app.state.tokens.path = tokens
         async with provisioner.client(token="s") as client:
             assert (await client.put("/declaration", json=declared())).status_code == 200
-            before = tuple(await provisioner.pool.fetchrow(ALL))
+            before = tuple(await provisioner.database.fetchrow(ALL))
             for query in ("", "?dry_run=true"):
                 answer = await client.put(f"/declaration{query}", json=refusable())
                 assert answer.status_code == 409
                 assert answer.json()["type"] == "urn:slipway:problem:declaration-refused"
                 assert "zone cannot change under the same id" in answer.json()["detail"]
-                assert tuple(await provisioner.pool.fetchrow(ALL)) == before
+                assert tuple(await provisioner.database.fetchrow(ALL)) == before
 
 
 async def test_how_health_is_judged_is_told_of_each_config(postgres: EmbeddedPostgres) -> None:
     """With the config's own profile or its pool's, at once when either is declared anew, and what is in force else.
-    Whoever applies it is told of a pool's change once."""
+    A change of the pool is reported once per apply."""
     body = declared("zone-a", "zone-b", "zone-c", on_bad_image="freeze", freeze_after=7)
     pool = body["worker_pools"][0]
     pool["launch_configs"][1]["profile"] = "bare-metal"
     async with provisioner_on(postgres) as provisioner:
         await provisioner.declare(body)
-        told = {event.launch_config_id: event for event in await provisioner.told(LaunchConfigCreated)}
+        told = {event.launch_config_id: event for event in await provisioner.published(LaunchConfigCreated)}
         assert {name: event.profile for name, event in told.items()} == {
             "zone-a": "on-demand",
             "zone-b": "bare-metal",
@@ -60,7 +60,7 @@ async def test_how_health_is_judged_is_told_of_each_config(postgres: EmbeddedPos
         pool["profile"] = "spot"
         changes = await provisioner.declare(body)
         assert [(change.id, change.detail) for change in changes] == [("linux", "profile: on-demand → spot")]
-        updated = await provisioner.told(LaunchConfigUpdated)
+        updated = await provisioner.published(LaunchConfigUpdated)
         assert [(e.launch_config_id, e.profile, e.revision) for e in updated] == [
             ("zone-a", "spot", 2),
             ("zone-c", "spot", 2),
@@ -73,6 +73,7 @@ async def test_how_health_is_judged_is_told_of_each_config(postgres: EmbeddedPos
             ("zone-c", "base_weight: 1.0 → 2.0"),
         ]
         assert {
-            (e.launch_config_id, e.boot_evidence, e.claim_evidence) for e in await provisioner.told(LaunchConfigUpdated)
+            (e.launch_config_id, e.boot_evidence, e.claim_evidence)
+            for e in await provisioner.published(LaunchConfigUpdated)
         } == {(name, "provider_running", "none") for name in ("zone-a", "zone-b", "zone-c")}
         assert await provisioner.declare(body) == []

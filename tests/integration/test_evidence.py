@@ -1,5 +1,5 @@
-"""What is evidence of a config's or an image's health, and what is not: boots and claims by each pool's own evidence,
-and everything that we do ourselves."""
+"""Evidence of a config's or an image's health: boots and claims by each pool's own evidence, and actions that are
+none."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
@@ -16,7 +16,7 @@ from slipway_common.topics import DECODERS
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
-from tests.provisioner import Lost, Provisioner, administrator, after, declared, provisioner_on, report
+from tests.provisioner import Provisioner, ReplyLost, administrator, after, declared, provisioner_on, report
 
 NEVER_CLAIMED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1", "never_claimed")
 
@@ -29,26 +29,26 @@ async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatc
 
 
 async def started(provisioner: Provisioner, pending: int = 1, **pool: Any) -> None:
-    """Workers that boot, in a pool with these settings."""
+    """Start workers that boot, in a pool with these settings."""
     await provisioner.declare(declared(**pool))
     await provisioner.trust()
     await provisioner.demand(report(pending))
     await provisioner.plan()
-    for request in await provisioner.told(LeaseRequested):
+    for request in await provisioner.published(LeaseRequested):
         await provisioner.leases(provisioner.granted(request))
     await provisioner.launch()
 
 
 async def running(provisioner: Provisioner, pending: int = 1, **pool: Any) -> None:
-    """Workers that have registered."""
+    """Start workers and register them."""
     await started(provisioner, pending, **pool)
     for worker in await provisioner.workers():
         assert (await provisioner.register(worker.instance_id or "", worker.batch_id)).is_success
     await provisioner.events()
 
 
-async def tell(provisioner: Provisioner, at: float, pending: int, claimed: int = 0, **changes: Any) -> None:
-    """A report, at its time."""
+async def report_at(provisioner: Provisioner, at: float, pending: int, claimed: int = 0, **changes: Any) -> None:
+    """Report demand at a time."""
     await provisioner.set_clock(at)
     await provisioner.demand(report(pending, claimed, at=at, **changes))
 
@@ -57,7 +57,8 @@ async def tell(provisioner: Provisioner, at: float, pending: int, claimed: int =
 
 
 async def test_a_boot_is_confirmed_by_the_provider(provisioner: Provisioner) -> None:
-    """Where the pool says so: once the provider says that the instance runs, and nobody has to report in."""
+    """With this boot evidence a boot succeeds once the provider reports the instance as running, without a
+    registration."""
     provisioner.cloud.boots_slowly = True
     await started(provisioner, evidence={"boot": "provider_running", "claim": "none"})
     await provisioner.events()
@@ -72,15 +73,15 @@ async def test_a_boot_is_confirmed_by_the_provider(provisioner: Provisioner) -> 
     assert isinstance(registered, WorkerRegistered)
     assert registered.outcome == Outcome(Stage.BOOT, Result.OK, code="provider_running")
     assert registered.boot_seconds == 61.0
-    await tell(provisioner, 100, 1, valid_for_seconds=9000)
+    await report_at(provisioner, 100, 1, valid_for_seconds=9000)
     await provisioner.set_clock(8000)
     await provisioner.expire()
     await provisioner.reap()
     assert (await provisioner.states(), await provisioner.events()) == ({"running": 1}, [])
 
 
-async def test_an_agent_may_speak_all_the_same(provisioner: Provisioner) -> None:
-    """It gets its token, and silence after its first words is no reason to end it."""
+async def test_an_agent_may_register_too(provisioner: Provisioner) -> None:
+    """It gets its token, and is not stopped as unresponsive afterwards."""
     await started(provisioner, evidence={"boot": "provider_running"})
     await provisioner.set_clock(61)
     await provisioner.reap()
@@ -94,9 +95,9 @@ async def test_an_agent_may_speak_all_the_same(provisioner: Provisioner) -> None
 
 
 @pytest.mark.parametrize("identity", ["sim-a", "somebody else"])
-async def test_whose_word_is_not_enough(provisioner: Provisioner, identity: str) -> None:
-    """The provider's where a pool waits for the worker's own; a stranger's anywhere."""
-    provisioner.cloud.identity_told = identity
+async def test_insufficient_evidence_of_a_boot(provisioner: Provisioner, identity: str) -> None:
+    """The provider's word where a pool requires registration, and another account's anywhere."""
+    provisioner.cloud.reported_identity = identity
     await started(provisioner, evidence={"boot": "register" if identity == "sim-a" else "provider_running"})
     await provisioner.set_clock(61)
     await provisioner.reap()
@@ -106,8 +107,8 @@ async def test_whose_word_is_not_enough(provisioner: Provisioner, identity: str)
 # Claims
 
 
-#         evidence, claimed tasks seen (at), given up with what outcome; None: not given up
-IN_VAIN = [
+#         evidence, claimed tasks seen (at), outcome of the stop; None: not stopped
+UNCLAIMED = [
     ("hook", None, NEVER_CLAIMED),
     ("hook", 100, NEVER_CLAIMED),
     ("queue", None, NEVER_CLAIMED),
@@ -117,53 +118,53 @@ IN_VAIN = [
 ]
 
 
-@pytest.mark.parametrize(("evidence", "seen", "outcome"), IN_VAIN)
-async def test_who_never_claims(
+@pytest.mark.parametrize(("evidence", "seen", "outcome"), UNCLAIMED)
+async def test_a_worker_that_never_claims(
     provisioner: Provisioner, evidence: str, seen: float | None, outcome: Outcome | None
 ) -> None:
-    """Is given up while tasks wait if its pool can tell: by its own word, or because no source, not even another one,
-    has seen a task claimed in its time."""
+    """It is given up while tasks wait if the claim evidence shows it: by its own report, or because no source of the
+    pool has seen a claimed task in its time."""
     await running(provisioner, evidence={"claim": evidence})
     if seen is not None:
-        await tell(provisioner, seen, 0, 1, source="other")
-        await tell(provisioner, seen + 1, 0, source="other")
-    await tell(provisioner, 150, 1)
+        await report_at(provisioner, seen, 0, 1, source="other")
+        await report_at(provisioner, seen + 1, 0, source="other")
+    await report_at(provisioner, 150, 1)
     await provisioner.set_clock(301)
     await provisioner.expire()
-    told = await provisioner.told(WorkerStopping)
-    assert [event.outcome for event in told] == ([] if outcome is None else [outcome])
+    events = await provisioner.published(WorkerStopping)
+    assert [event.outcome for event in events] == ([] if outcome is None else [outcome])
 
 
-#         reports as (source, at, pending), is it given up, and is that evidence
+#         reports as (source, at, pending), stopped, counts as evidence
 PENDING = [
     ([("q", 10, 1), ("q", 290, 3)], True, True),
-    ([("q", 290, 3)], True, True),  # the one at 0 is valid for 300 s
-    ([("q", 200, 0), ("q", 201, 3)], False, False),  # for a while nothing waited
+    ([("q", 290, 3)], True, True),  # the report at 0 is valid for 300 s
+    ([("q", 200, 0), ("q", 201, 3)], False, False),  # nothing was pending for a while
     ([("q", 5, 0), ("q", 6, 3), ("q", 300, 3)], True, False),  # not at first
-    ([("q", 301, 1)], False, False),  # stale in between: nobody knows
-    ([("q", 150, 0), ("other", 150, 3)], False, False),  # now here, now there
-    ([("q", 150, 0), ("other", 0, 3), ("other", 290, 3)], True, True),  # one of them all the while
+    ([("q", 301, 1)], False, False),  # stale in between: unknown
+    ([("q", 150, 0), ("other", 150, 3)], False, False),  # alternating sources
+    ([("q", 150, 0), ("other", 0, 3), ("other", 290, 3)], True, True),  # one source throughout
 ]
 
 
-@pytest.mark.parametrize(("reports", "given_up", "evidence"), PENDING)
-async def test_tasks_that_wait_throughout(
-    provisioner: Provisioner, reports: list[tuple[str, float, int]], given_up: bool, evidence: bool
+@pytest.mark.parametrize(("reports", "is_stopped", "evidence"), PENDING)
+async def test_tasks_pending_all_the_time(
+    provisioner: Provisioner, reports: list[tuple[str, float, int]], is_stopped: bool, evidence: bool
 ) -> None:
-    """Some source has had tasks pending for all the idle time, as far as is known."""
+    """Some source has had pending tasks for all the idle time, as far as is known."""
     await running(provisioner)
     for source, at, pending in reports:
-        await tell(provisioner, at, pending, source=source)
+        await report_at(provisioner, at, pending, source=source)
     await provisioner.set_clock(307)
     await provisioner.expire()
-    told = await provisioner.told(WorkerStopping)
-    assert len(told) == given_up
-    if given_up:
-        assert told[0].outcome is not None
-        assert (told[0].outcome.scope is Scope.IMAGE) == evidence
+    events = await provisioner.published(WorkerStopping)
+    assert len(events) == is_stopped
+    if is_stopped:
+        assert events[0].outcome is not None
+        assert (events[0].outcome.scope is Scope.IMAGE) == evidence
 
 
-# Our own doing
+# Our own actions
 
 
 async def paused(provisioner: Provisioner, folder: Path) -> None:
@@ -203,13 +204,13 @@ async def archived(provisioner: Provisioner, folder: Path) -> None:
 
 
 async def terminated(provisioner: Provisioner, folder: Path) -> None:
-    """In each state, also while the call for it is under way; ended and proven gone."""
+    """A worker in each state is terminated, also while its call is in flight."""
     await provisioner.starting(3)
     first, second, _ = await provisioner.workers()
     await provisioner.register(first.instance_id or "", first.batch_id)
     await provisioner.demand(report(5, at=1))
     await provisioner.plan()
-    (request,) = await provisioner.told(LeaseRequested)
+    (request,) = await provisioner.published(LeaseRequested)
     await provisioner.leases(provisioner.granted(request, units=1))
     provisioner.cloud.script.append(OutcomeUnknown("no reply"))
     await provisioner.launch()
@@ -220,7 +221,7 @@ async def terminated(provisioner: Provisioner, folder: Path) -> None:
                 assert (await client.post(f"/workers/{worker.id}/terminate", json={"reason": "drill"})).is_success
     await provisioner.set_clock(125)
     await provisioner.resolve()
-    await provisioner.end_instances()
+    await provisioner.terminate_instances()
     await provisioner.reap()
     assert (await provisioner.states())["stopped"] == 4
 
@@ -247,7 +248,7 @@ async def timed_out(provisioner: Provisioner, folder: Path) -> None:
 
 
 async def reply_lost(provisioner: Provisioner, folder: Path) -> None:
-    provisioner.cloud.script.append(Lost)
+    provisioner.cloud.script.append(ReplyLost)
     await provisioner.admitted(2)
     await provisioner.launch()
     await provisioner.set_clock(16)
@@ -278,7 +279,7 @@ async def interrupted(provisioner: Provisioner, folder: Path) -> None:
     await provisioner.signals(signal)
 
 
-async def silent(provisioner: Provisioner, folder: Path) -> None:
+async def unresponsive(provisioner: Provisioner, folder: Path) -> None:
     await running(provisioner)
     await provisioner.demand(report(0, at=1, valid_for_seconds=5000))
     await provisioner.set_clock(1000)
@@ -298,19 +299,19 @@ OWN: Final[list[Callable[[Provisioner, Path], Awaitable[None]]]] = [
     reply_lost,
     throttled,
     interrupted,
-    silent,
+    unresponsive,
 ]
 
 
 @pytest.mark.parametrize("act", OWN, ids=lambda act: act.__name__)
-async def test_what_we_do_ourselves_is_no_evidence(
+async def test_our_own_actions_are_no_evidence(
     provisioner: Provisioner, tmp_path: Path, act: Callable[[Provisioner, Path], Awaitable[None]]
 ) -> None:
-    """Pausing, scaling down, cancelling, ending, waiting too long and asking too often say nothing about a start: no
-    stage ends as failed by it, unless as a failure that says something about nothing."""
+    """Pausing, scaling down, cancelling, terminating, timeouts and throttling are no evidence about a start: no stage
+    fails by them, except with scope `nothing`."""
     await act(provisioner, tmp_path)
-    rows = await provisioner.pool.fetch("SELECT type, value FROM outbox WHERE type LIKE 'io.slipway.worker.%'")
-    told: list[WorkerEvent] = [DECODERS[row["type"]].decode(row["value"]) for row in rows]
-    assert len(told) > 1
-    outcomes = [outcome for event in told if (outcome := getattr(event, "outcome", None)) is not None]
+    rows = await provisioner.database.fetch("SELECT type, value FROM outbox WHERE type LIKE 'io.slipway.worker.%'")
+    events: list[WorkerEvent] = [DECODERS[row["type"]].decode(row["value"]) for row in rows]
+    assert len(events) > 1
+    outcomes = [outcome for event in events if (outcome := getattr(event, "outcome", None)) is not None]
     assert {outcome.scope for outcome in outcomes if outcome.result is Result.FAILED} <= {Scope.NOTHING}

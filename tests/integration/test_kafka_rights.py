@@ -65,7 +65,7 @@ MODULES: Final = {
     "weight-calculator": "slipway_weight_calculator.main",
     "lease-broker": "slipway_lease_broker.main",
 }
-# Who may write and read what: by hand, against what the registry makes of it.
+# Expected rights, written by hand and compared with those derived from the registry.
 WRITES: Final[dict[str, set[Topic]]] = {
     "provisioner": {POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, LEASE_REQUEST, SERVICE_HEARTBEAT, ALERT},
     "weight-calculator": {LAUNCH_CONFIG_SIGNAL, LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT, ALERT},
@@ -95,7 +95,7 @@ def password(user: str) -> str:
 
 
 def settings(port: int) -> dict[str, str]:
-    """Every listener asks who is there, the controller's too; only the administrator may do what no row allows."""
+    """Every listener authenticates, including the controller's; only the administrator may do what no ACL allows."""
     users = " ".join(f'user_{user}="{password(user)}"' for user in (ADMIN, *WRITES))
     jaas = f'{PLAIN} username="{ADMIN}" password="{password(ADMIN)}" {users};'
     told = {
@@ -117,7 +117,7 @@ def settings(port: int) -> dict[str, str]:
 
 
 class Guarded:
-    """A broker with the rights of the scripts. Whoever comes to `open_address` is User:ANONYMOUS."""
+    """A broker with the ACLs of the scripts. Clients of `open_address` are User:ANONYMOUS."""
 
     def __init__(self, open_address: str, address: str, folder: Path) -> None:
         self.open_address = open_address
@@ -125,7 +125,7 @@ class Guarded:
         self.folder = folder
 
     def apply_scripts(self, prefix: str, **principals: str) -> None:
-        """Topics and rights under a prefix."""
+        """Topics and ACLs under a prefix."""
         admin = AdminClient(
             {
                 "bootstrap.servers": self.address,
@@ -143,7 +143,7 @@ class Guarded:
             future.result(30)
 
     def aiokafka(self, user: str) -> dict[str, str]:
-        """Arguments of a client of aiokafka."""
+        """Arguments of an aiokafka client."""
         return {
             "bootstrap_servers": self.address,
             "security_protocol": "SASL_PLAINTEXT",
@@ -164,12 +164,12 @@ class Guarded:
         return True
 
     async def reads(self, user: str, topic: str, *, prefix: str = PREFIX) -> bool:
-        """Whether a record comes, without a group."""
+        """True if a record can be read without a group."""
         consumer = AIOKafkaConsumer(**self.aiokafka(user), enable_auto_commit=False, auto_offset_reset="earliest")
         await consumer.start()
         try:
             if prefix + topic not in await consumer.topics():
-                return False  # not even to be seen; aiokafka would wait for it
+                return False  # not visible; aiokafka would wait for it
             consumer.assign([TopicPartition(prefix + topic, 0)])
             async with asyncio.timeout(PATIENCE_SECONDS):
                 return bool(await consumer.getone())
@@ -179,7 +179,7 @@ class Guarded:
             await consumer.stop()
 
     async def joins(self, user: str, group_id: str, topic: str) -> bool:
-        """Whether a record comes to a member of a group."""
+        """True if a record can be read by a member of a group."""
         consumer = AIOKafkaConsumer(
             PREFIX + topic,
             **self.aiokafka(user),
@@ -198,7 +198,7 @@ class Guarded:
 
 
 def called(script: str, folder: Path, tool: str, prefix: str, **env: str) -> list[list[str]]:
-    """What a script, as the code writes it, calls a tool with."""
+    """Arguments with which a generated script calls a tool."""
     folder = folder / f"{prefix}{script}"
     folder.mkdir()
     path, told, stand_in = folder / script, folder / "told", folder / tool
@@ -217,7 +217,7 @@ def called(script: str, folder: Path, tool: str, prefix: str, **env: str) -> lis
 
 
 def options(call: Sequence[str]) -> dict[str, list[str]]:
-    """Option → its values."""
+    """Values by option."""
     found: dict[str, list[str]] = {}
     for word, value in zip(call, [*call[1:], "--"], strict=True):
         if word.startswith("--"):
@@ -322,7 +322,7 @@ async def test_each_reads_what_it_needs(guarded: Guarded, user: str) -> None:
 
 
 async def test_groups_are_kept_apart(guarded: Guarded) -> None:
-    """A subscriber takes groups of its own, and cannot move a service's position."""
+    """A subscriber may use its own groups only, and cannot move the position of a service."""
     topic = WORKER_LIFECYCLE.name
     taken = group("weight-calculator", WORKER_LIFECYCLE)
     assert await guarded.joins("subscribers", "subscriber.dashboard", topic)
@@ -331,8 +331,7 @@ async def test_groups_are_kept_apart(guarded: Guarded) -> None:
 
 
 async def test_services_work_with_their_rights(guarded: Guarded, postgres: EmbeddedPostgres) -> None:
-    """Each whole service, with no other rights than its own: its partitions are claimed, its views read to the end, and
-    its events published."""
+    """Each service works with its own rights only: partitions claimed, views read to the end, events published."""
     urls = {}
     for service in MODULES:
         urls[service] = await postgres.create_database(f"rights_{service}")
@@ -341,7 +340,7 @@ async def test_services_work_with_their_rights(guarded: Guarded, postgres: Embed
 
 
 async def works(guarded: Guarded, service: str, url: str) -> None:
-    """Under a prefix of its own, where nobody else has rights."""
+    """Under a prefix of its own, without rights of others."""
     prefix = f"{service}."
     await asyncio.to_thread(guarded.apply_scripts, prefix, **{service.upper().replace("-", "_"): "User:ANONYMOUS"})
     (port,) = free_ports(1)

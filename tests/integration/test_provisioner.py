@@ -1,4 +1,4 @@
-"""The provisioner's handlers, loops and routes on a real database: what becomes of calls, leases, machines, reports."""
+"""The provisioner's handlers, loops and routes on a real database: calls, leases, machines and demand reports."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -53,7 +53,7 @@ from slipway_provisioner.store import accounts, declarations, leases, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.harness import PATIENCE_SECONDS
-from tests.provisioner import Lost, Provisioner, administrator, after, declared, provisioner_on, report, weight
+from tests.provisioner import Provisioner, ReplyLost, administrator, after, declared, provisioner_on, report, weight
 
 
 @pytest.fixture
@@ -73,20 +73,22 @@ def refused(scope: Scope, code: str, *, retry: float | None = None) -> Refused:
 
 
 async def batch_states(provisioner: Provisioner) -> list[str]:
-    rows = await provisioner.pool.fetch("SELECT state FROM launch_batch ORDER BY id")
+    rows = await provisioner.database.fetch("SELECT state FROM launch_batch ORDER BY id")
     return [row["state"] for row in rows]
 
 
 async def failures(provisioner: Provisioner) -> dict[str, int]:
-    return dict(await provisioner.pool.fetch("SELECT stage, failures FROM launch_config_outcomes WHERE failures > 0"))
+    return dict(
+        await provisioner.database.fetch("SELECT stage, failures FROM launch_config_outcomes WHERE failures > 0")
+    )
 
 
-# Calls. The deadline of a call is 5 s, the cloud lists its instances within 10 s.
+# Calls. The call deadline is 5 s, the visibility delay 10 s.
 
 
 async def test_a_lost_reply_is_looked_up_by_its_tag(provisioner: Provisioner) -> None:
-    """Not before the call must have ended and its instances be listed; then they are bound, and nothing is created."""
-    provisioner.cloud.script.append(Lost)
+    """The look-up waits for the call deadline and the visibility delay, then binds the instances and creates none."""
+    provisioner.cloud.script.append(ReplyLost)
     await provisioner.admitted(2)
     await provisioner.launch()
     await provisioner.set_clock(15)
@@ -95,24 +97,24 @@ async def test_a_lost_reply_is_looked_up_by_its_tag(provisioner: Provisioner) ->
     await provisioner.set_clock(16)
     await provisioner.resolve()
     assert [w.instance_id for w in await provisioner.workers()] == ["i-0001", "i-0002"]
-    assert [event.looked_up for event in await provisioner.told(WorkerLaunched)] == [True, True]
+    assert [event.looked_up for event in await provisioner.published(WorkerLaunched)] == [True, True]
     assert (len(provisioner.cloud.calls), await batch_states(provisioner)) == (1, ["known"])
 
 
 async def test_a_call_without_effect_is_put_back(provisioner: Provisioner) -> None:
-    """Its intents ask anew; the next call has a new request, batch and token."""
+    """Its intents request admission again; the next call has a new request, batch and token."""
     provisioner.cloud.script.append(OutcomeUnknown("connection refused"))
     (request,) = await provisioner.requested()
     await provisioner.leases(provisioner.granted(request))
     await provisioner.launch()
     await provisioner.set_clock(16)
     await provisioner.resolve()
-    told = await provisioner.events()
-    assert [e.reason for e in told if isinstance(e, WorkerDelayed)] == ["looked up: the call had no effect"]
-    assert [e.units for e in told if isinstance(e, LeaseReleaseRequested)] == [1]
+    events = await provisioner.events()
+    assert [e.reason for e in events if isinstance(e, WorkerDelayed)] == ["looked up: the call had no effect"]
+    assert [e.units for e in events if isinstance(e, LeaseReleaseRequested)] == [1]
     assert await failures(provisioner) == {}
-    await provisioner.ask_again()
-    (again,) = await provisioner.told(LeaseRequested)
+    await provisioner.resend_requests()
+    (again,) = await provisioner.published(LeaseRequested)
     assert again.request_id != request.request_id
     await provisioner.leases(provisioner.granted(again))
     await provisioner.launch()
@@ -122,25 +124,25 @@ async def test_a_call_without_effect_is_put_back(provisioner: Provisioner) -> No
 
 
 async def test_a_call_that_was_not_sent_in_time(provisioner: Provisioner) -> None:
-    """Is put back, unless somebody has repeated it meanwhile: then its outcome is not certain."""
+    """It is put back, unless another replica has repeated it meanwhile, which makes its outcome uncertain."""
     (grant,) = await provisioner.admitted()
-    async with provisioner.pool.acquire() as db:
+    async with provisioner.database.acquire() as db:
         started = await provisioner.launcher._start(db, grant.lease_id)
     assert started is not None
     late = monotonic_seconds() - provisioner.settings.send_within_seconds - 1
-    await provisioner.pool.execute("UPDATE launch_batch SET repeats = 1")
-    await provisioner.launcher._call(provisioner.pool, *started, began=late)
+    await provisioner.database.execute("UPDATE launch_batch SET repeats = 1")
+    await provisioner.launcher._call(provisioner.database, *started, began=late)
     assert (await provisioner.states(), await batch_states(provisioner)) == ({"launching": 1}, ["calling"])
-    await provisioner.pool.execute("UPDATE launch_batch SET repeats = 0")
-    await provisioner.launcher._call(provisioner.pool, *started, began=late)
+    await provisioner.database.execute("UPDATE launch_batch SET repeats = 0")
+    await provisioner.launcher._call(provisioner.database, *started, began=late)
     assert (await provisioner.states(), await batch_states(provisioner)) == ({"requested": 1}, ["known"])
     assert provisioner.cloud.calls == []
 
 
 async def test_a_call_is_repeated_with_its_token_where_that_is_safe(provisioner: Provisioner) -> None:
-    """Same body, same token: the cloud answers what it answered before."""
+    """The repeated call has the same body and token, and the provider gives the same reply."""
     provisioner.cloud.honours = True
-    provisioner.cloud.script.append(Lost)
+    provisioner.cloud.script.append(ReplyLost)
     await provisioner.admitted(2)
     await provisioner.launch()
     await provisioner.set_clock(16)
@@ -152,10 +154,10 @@ async def test_a_call_is_repeated_with_its_token_where_that_is_safe(provisioner:
 
 
 @pytest.mark.parametrize("scope", [Scope.LIMITER, Scope.CREDENTIAL])
-async def test_a_repeated_call_that_is_turned_away_proves_nothing(provisioner: Provisioner, scope: Scope) -> None:
-    """Of the first call; it is repeated later, and nothing new is tried meanwhile."""
+async def test_a_rejected_repetition_proves_nothing(provisioner: Provisioner, scope: Scope) -> None:
+    """The first call stays unknown; it is repeated later, and no new call is made meanwhile."""
     provisioner.cloud.honours = True
-    provisioner.cloud.script.extend([Lost, refused(scope, "GoAway", retry=1)])
+    provisioner.cloud.script.extend([ReplyLost, refused(scope, "GoAway", retry=1)])
     await provisioner.admitted()
     await provisioner.launch()
     await provisioner.set_clock(16)
@@ -167,10 +169,10 @@ async def test_a_repeated_call_that_is_turned_away_proves_nothing(provisioner: P
     assert len({call.token for call in provisioner.cloud.calls}) == 1
 
 
-async def test_an_ended_machine_in_a_repeated_reply(provisioner: Provisioner) -> None:
-    """Is bound to nobody else: its worker registered, worked and ended before the reply was repeated."""
+async def test_a_stopped_worker_in_a_repeated_reply(provisioner: Provisioner) -> None:
+    """An instance whose worker registered, worked and ended before the repeated reply is not bound again."""
     provisioner.cloud.honours = True
-    provisioner.cloud.script.append(Lost)
+    provisioner.cloud.script.append(ReplyLost)
     await provisioner.admitted(2)
     await provisioner.launch()
     (batch_id,) = {worker.batch_id for worker in await provisioner.workers()}
@@ -183,9 +185,9 @@ async def test_an_ended_machine_in_a_repeated_reply(provisioner: Provisioner) ->
     assert found == {"i-0001": "stopped", "i-0002": "starting"}
 
 
-async def test_a_cloud_that_hangs_holds_up_no_other_batch(provisioner: Provisioner) -> None:
-    """Look-ups go on beside each other, and one that fails is tried again later."""
-    provisioner.cloud.script.extend([Lost, Lost])
+async def test_a_provider_that_hangs_does_not_block_other_batches(provisioner: Provisioner) -> None:
+    """Look-ups run concurrently, and one that fails is retried later."""
+    provisioner.cloud.script.extend([ReplyLost, ReplyLost])
     await provisioner.admitted(2, "zone-a", "zone-b")
     await provisioner.launch()
     await provisioner.set_clock(16)
@@ -202,26 +204,26 @@ async def test_a_cloud_that_hangs_holds_up_no_other_batch(provisioner: Provision
     assert await provisioner.states() == {"launching": 1, "starting": 1}
 
 
-async def test_a_throttle_says_something_about_the_limiter_only(provisioner: Provisioner) -> None:
-    """The lease goes back with the evidence, the intent waits, no weight hears of it."""
+async def test_a_throttled_call_is_no_evidence(provisioner: Provisioner) -> None:
+    """The lease is released with the evidence, the intent is delayed, and no outcome is recorded for the config."""
     provisioner.cloud.script.append(refused(Scope.LIMITER, "RequestLimitExceeded", retry=7))
     await provisioner.admitted(2)
     await provisioner.events()
     await provisioner.launch()
-    told = await provisioner.events()
-    (release,) = [event for event in told if isinstance(event, LeaseReleaseRequested)]
+    events = await provisioner.events()
+    (release,) = [event for event in events if isinstance(event, LeaseReleaseRequested)]
     assert (release.units, release.throttled, release.retry_after_seconds) == (2, True, 7)
-    delays = [event for event in told if isinstance(event, WorkerDelayed)]
+    delays = [event for event in events if isinstance(event, WorkerDelayed)]
     assert ([event.reason for event in delays], await failures(provisioner)) == (["throttled"] * 2, {})
-    assert not any(getattr(event, "outcome", None) for event in told)
-    await provisioner.ask_again()
-    assert await provisioner.told(LeaseRequested) == []
+    assert not any(getattr(event, "outcome", None) for event in events)
+    await provisioner.resend_requests()
+    assert await provisioner.published(LeaseRequested) == []
     await provisioner.set_clock(7)
-    await provisioner.ask_again()
-    assert [event.units for event in await provisioner.told(LeaseRequested)] == [2]
+    await provisioner.resend_requests()
+    assert [event.units for event in await provisioner.published(LeaseRequested)] == [2]
 
 
-#          code, what it says something about, which one
+#          code, scope, scope key, classified
 REFUSALS: Final = [
     ("InsufficientCapacity", Scope.CAPACITY, "m5.large/zone-a/on-demand", True),
     ("QuotaExceeded", Scope.QUOTA, "sim-a/sim-1/m5", True),
@@ -234,10 +236,10 @@ REFUSALS: Final = [
 
 @pytest.mark.parametrize(("code", "scope", "key", "classified"), REFUSALS)
 async def test_refusals(provisioner: Provisioner, code: str, scope: Scope, key: str, classified: bool) -> None:
-    """A definite failure ends the intent, counts against the window whatever it blames, and frees its unit."""
+    """A definite failure ends the intent, counts against the window whatever its scope, and releases its unit."""
     await provisioner.admitted()
     await provisioner.events()
-    account = await accounts.get(provisioner.pool, "sim-a")
+    account = await accounts.get(provisioner.database, "sim-a")
     body = {"id": "zone-a", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1"}
     outcome = classify(account, body, code)
     provisioner.cloud.script.append(Refused(outcome, "no", throttled=False, retry_after_seconds=None))
@@ -252,32 +254,32 @@ async def test_refusals(provisioner: Provisioner, code: str, scope: Scope, key: 
 
 
 async def test_partial_capacity(provisioner: Provisioner) -> None:
-    """What came is bound; the rest was refused for want of capacity."""
+    """The launched instances are bound, and the rest counts as refused for lack of capacity."""
     provisioner.cloud.script.append(1)
     await provisioner.admitted(3)
     await provisioner.events()
     await provisioner.launch()
-    told = await provisioner.events()
-    assert [event.instance_id for event in told if isinstance(event, WorkerLaunched)] == ["i-0001"]
-    failed = [event.outcome for event in told if isinstance(event, WorkerLaunchFailed)]
+    events = await provisioner.events()
+    assert [event.instance_id for event in events if isinstance(event, WorkerLaunched)] == ["i-0001"]
+    failed = [event.outcome for event in events if isinstance(event, WorkerLaunchFailed)]
     assert [(outcome.scope, outcome.code) for outcome in failed] == [(Scope.CAPACITY, "PartialCapacity")] * 2
-    assert [event.units for event in told if isinstance(event, LeaseReleaseRequested)] == [2]
+    assert [event.units for event in events if isinstance(event, LeaseReleaseRequested)] == [2]
 
 
 async def test_a_call_that_is_not_sent_in_time_is_put_back(postgres: EmbeddedPostgres) -> None:
-    """A process that slept behind its start statement must not act on it."""
+    """A process that was suspended after its start statement must not make the call."""
     async with provisioner_on(postgres, send_within_seconds=-1) as provisioner:
         await provisioner.admitted()
-        assert await provisioner.launcher.launch_next(provisioner.pool)
+        assert await provisioner.launcher.launch_next(provisioner.database)
         await asyncio.gather(*provisioner.launcher.calls)
         assert (provisioner.cloud.calls, await batch_states(provisioner)) == ([], ["known"])
-        told = await provisioner.events()
-        assert [event.reason for event in told if isinstance(event, WorkerDelayed)] == ["not sent in time"]
-        assert [event.units for event in told if isinstance(event, LeaseReleaseRequested)] == [1]
+        events = await provisioner.events()
+        assert [event.reason for event in events if isinstance(event, WorkerDelayed)] == ["not sent in time"]
+        assert [event.units for event in events if isinstance(event, LeaseReleaseRequested)] == [1]
 
 
 async def test_a_provisioner_that_may_not_launch(postgres: EmbeddedPostgres) -> None:
-    """Decides and records, and starts nothing."""
+    """It decides and records, but launches nothing."""
     async with provisioner_on(postgres, launching=False) as provisioner:
         await provisioner.admitted()
         await provisioner.launch()
@@ -288,14 +290,15 @@ async def test_a_provisioner_that_may_not_launch(postgres: EmbeddedPostgres) -> 
 
 
 async def test_little_left_of_a_lease(provisioner: Provisioner) -> None:
-    """A call needs its time-out and the skew: the lease is renewed first, asked for once, and then used."""
+    """A lease with less time left than call timeout and clock skew is renewed first, with one request, and then
+    used."""
     (request,) = await provisioner.requested()
     await provisioner.leases(provisioner.granted(request, expires_at=after(16)))
     await provisioner.set_clock(6)
     await provisioner.launch()
     await provisioner.launch()
     assert provisioner.cloud.calls == []
-    assert len(await provisioner.told(LeaseRenewRequested)) == 1
+    assert len(await provisioner.published(LeaseRenewRequested)) == 1
     await provisioner.leases(
         LeaseConfirmed(lease_pool_id="sim-a", lease_id="lease-1", fencing_token=1, expires_at=after(100))
     )
@@ -313,86 +316,86 @@ def ended(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["expired", "lost", "hold"])
-async def test_intents_whose_lease_ends_ask_again(provisioner: Provisioner, kind: str) -> None:
-    """Under a new request; nothing is given back that nobody holds any more."""
+async def test_intents_whose_lease_ends_request_again(provisioner: Provisioner, kind: str) -> None:
+    """They request admission under a new request, and nothing is released for the ended lease."""
     (grant,) = await provisioner.admitted(2)
     await provisioner.leases(ended(kind))
     await provisioner.launch()
-    await provisioner.ask_again()
-    told = await provisioner.events()
-    assert [type(event) for event in told] == [WorkerDelayed, WorkerDelayed, LeaseRequested]
-    assert told[-1].request_id != grant.request_id
-    assert (told[-1].units, provisioner.cloud.calls) == (2, [])
+    await provisioner.resend_requests()
+    events = await provisioner.events()
+    assert [type(event) for event in events] == [WorkerDelayed, WorkerDelayed, LeaseRequested]
+    assert events[-1].request_id != grant.request_id
+    assert (events[-1].units, provisioner.cloud.calls) == (2, [])
 
 
 async def test_a_lease_that_ends_under_a_call(provisioner: Provisioner) -> None:
-    """The call goes on and is recorded; its end tells the broker nothing about units that are gone."""
+    """The call continues and is recorded; nothing is released for the ended lease."""
     (worker,) = await provisioner.starting()
     await provisioner.leases(ended("lost"))
     assert (await provisioner.register("i-0001", worker.batch_id)).status_code == 200
-    assert await provisioner.told(LeaseReleaseRequested) == []
+    assert await provisioner.published(LeaseReleaseRequested) == []
 
 
-async def test_what_was_not_asked_for_is_given_back(provisioner: Provisioner) -> None:
-    """In the transaction of the grant: unknown requests, more than waits, and nothing for a repeated grant."""
+async def test_unrequested_units_are_released(provisioner: Provisioner) -> None:
+    """Units of unknown requests and beyond the waiting intents are released in the transaction of the grant, once."""
     (request,) = await provisioner.requested(2)
     stranger = LeaseRequested(lease_pool_id="sim-a", request_id="not even a uuid", units=3, tenant="other")
     more = provisioner.granted(request, units=5)
     await provisioner.leases(provisioner.granted(stranger), more, more)
-    assert [(e.units, e.result) for e in await provisioner.told(LeaseReleaseRequested)] == [
+    assert [(e.units, e.result) for e in await provisioner.published(LeaseReleaseRequested)] == [
         (3, "surplus"),
         (3, "surplus"),
     ]
     assert [worker.lease_id for worker in await provisioner.workers()] == [more.lease_id] * 2
 
 
-async def test_what_others_were_granted_is_theirs(provisioner: Provisioner) -> None:
-    """An account's lease pool may admit others too: their leases are neither kept here nor given back."""
+async def test_leases_of_other_owners_are_ignored(provisioner: Provisioner) -> None:
+    """Leases of other owners in the same lease pool are neither stored nor released."""
     (request,) = await provisioner.requested(2)
     theirs = LeaseRequested(lease_pool_id="sim-a", request_id="an install", units=3, tenant="other")
     ours = provisioner.granted(request, owner="/slipway/provisioner")
     await provisioner.leases(provisioner.granted(theirs, owner="ann"), ours)
-    assert await provisioner.told(LeaseReleaseRequested) == []
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM lease") == 1
+    assert await provisioner.published(LeaseReleaseRequested) == []
+    assert await provisioner.database.fetchval("SELECT count(*) FROM lease") == 1
 
 
 async def test_a_partial_grant_takes_the_lowest_ids(provisioner: Provisioner) -> None:
-    """The rest goes on waiting under the same request, also after a repetition."""
+    """The other intents keep waiting under the same request, which is resent."""
     (request,) = await provisioner.requested(3)
     await provisioner.leases(provisioner.granted(request, units=2))
     assert [worker.lease_id for worker in await provisioner.workers()] == ["lease-1", "lease-1", None]
     await provisioner.set_clock(30)
-    await provisioner.ask_again()
-    assert await provisioner.told(LeaseRequested) == []
+    await provisioner.resend_requests()
+    assert await provisioner.published(LeaseRequested) == []
     await provisioner.set_clock(31)
-    await provisioner.ask_again()
-    (again,) = await provisioner.told(LeaseRequested)
+    await provisioner.resend_requests()
+    (again,) = await provisioner.published(LeaseRequested)
     assert (again.request_id, again.units) == (request.request_id, 1)
     await provisioner.leases(provisioner.granted(request, units=1))
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM lease_request") == 0
+    assert await provisioner.database.fetchval("SELECT count(*) FROM lease_request") == 0
 
 
-async def test_leases_of_a_paused_config_hold_up_nobody(provisioner: Provisioner) -> None:
-    """However many there are."""
+async def test_leases_of_a_paused_config_do_not_block_others(provisioner: Provisioner) -> None:
+    """Leases of a paused config, however many, do not delay calls of other configs."""
     await provisioner.declare(declared("zone-a", "zone-b"))
     paused = [
         LeaseRequested(lease_pool_id="sim-a", request_id=request_id, units=1, tenant="linux")
-        for request_id in await asked_apart(provisioner, 40)
+        for request_id in await separate_requests(provisioner, 40)
     ]
     for request in paused:
         await provisioner.leases(provisioner.granted(request))
-    await provisioner.pool.execute("UPDATE launch_config SET state = 'paused' WHERE id = 'zone-a'")
+    await provisioner.database.execute("UPDATE launch_config SET state = 'paused' WHERE id = 'zone-a'")
     await provisioner.launch()
     assert {call.config["id"] for call in provisioner.cloud.calls} == {"zone-b"}
 
 
-async def asked_apart(provisioner: Provisioner, number: int) -> list[str]:
-    """A request for each of so many intents."""
+async def separate_requests(provisioner: Provisioner, number: int) -> list[str]:
+    """Create this number of intents, each with a request of its own; returns the request ids."""
     ids: list[str] = []
     for n in range(1, number + 1):
         await provisioner.demand(report(n, at=n / 1000))
         await provisioner.plan()
-        ids += [request.request_id for request in await provisioner.told(LeaseRequested)]
+        ids += [request.request_id for request in await provisioner.published(LeaseRequested)]
     return ids
 
 
@@ -400,28 +403,28 @@ async def asked_apart(provisioner: Provisioner, number: int) -> list[str]:
 
 
 async def test_boot_timeout(provisioner: Provisioner) -> None:
-    """Told to leave with the stage's outcome, ended, proven gone; its unit comes back then, and it is replaced."""
+    """The worker fails its boot stage, is terminated and confirmed gone; its unit is released and it is replaced."""
     (worker,) = await provisioner.starting()
     await provisioner.set_clock(901)
-    (launched,) = await provisioner.told(WorkerLaunched)
+    (launched,) = await provisioner.published(WorkerLaunched)
     await provisioner.expire()
-    (stopping,) = await provisioner.told(WorkerStopping)
+    (stopping,) = await provisioner.published(WorkerStopping)
     assert stopping.outcome == Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, "linux-1", "boot_timeout")
     for event in (launched, stopping):
         assert (event.instance_id, event.console) == ("i-0001", f"/var/log/{worker.batch_id}/i-0001")
     assert await failures(provisioner) == {"boot": 1}
-    await provisioner.end_instances()
+    await provisioner.terminate_instances()
     assert provisioner.cloud.terminated == ["i-0001"]
     await provisioner.reap()
-    told = await provisioner.events()
-    assert [type(event) for event in told] == [LeaseReleaseRequested, WorkerStopped]
+    events = await provisioner.events()
+    assert [type(event) for event in events] == [LeaseReleaseRequested, WorkerStopped]
     assert (await provisioner.worker()).reason == "did not register in time"
     answer = await provisioner.register("i-0001", worker.batch_id)
     assert (answer.status_code, answer.json()["type"]) == (410, "urn:slipway:problem:worker-gone")
 
 
 async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Worker, httpx2.AsyncClient]]:
-    """Registered workers and what they speak with."""
+    """Registered workers and clients with their tokens."""
     pairs = []
     for worker in await provisioner.starting(pending):
         answer = (await provisioner.register(worker.instance_id or "", worker.batch_id)).json()
@@ -439,70 +442,72 @@ CLAIM_FAILED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1"
     ("pending_at", "outcome"),
     [(0, CLAIM_FAILED), (9, Outcome(Stage.CLAIM, Result.FAILED, Scope.NOTHING, "", "never_claimed"))],
 )
-async def test_idle_in_vain(provisioner: Provisioner, pending_at: float, outcome: Outcome) -> None:
-    """Given up and replaced; evidence only if there was work throughout its idle time."""
+async def test_idle_despite_demand(provisioner: Provisioner, pending_at: float, outcome: Outcome) -> None:
+    """A worker that stays idle while tasks are pending is replaced; this is evidence only if they were pending
+    throughout."""
     await running(provisioner)
     if pending_at:
         await provisioner.demand(report(0, 1, at=1))
     await provisioner.demand(report(1, 1, at=pending_at or 1, valid_for_seconds=900))
     await provisioner.set_clock(300)
     await provisioner.expire()
-    assert await provisioner.told(WorkerStopping) == []
+    assert await provisioner.published(WorkerStopping) == []
     await provisioner.set_clock(310)
     await provisioner.expire()
-    (stopping,) = await provisioner.told(WorkerStopping)
+    (stopping,) = await provisioner.published(WorkerStopping)
     assert (stopping.reason, stopping.outcome) == ("idle while tasks wait", outcome)
     await provisioner.plan()
     assert await provisioner.states() == {"stopping": 1, "requested": 2}
 
 
-async def test_idle_without_work_is_no_vain(provisioner: Provisioner) -> None:
-    """Nor is one that has worked a failed start."""
+async def test_idle_without_demand(provisioner: Provisioner) -> None:
+    """A worker is not given up without pending tasks, and one that has worked is no failed start."""
     ((_, client),) = await running(provisioner)
     await provisioner.demand(report(0, 1, at=1, valid_for_seconds=900))
     await client.post("/claimed", json={"task_id": "t", "source": "q", "at": after(2).isoformat()})
     await client.post("/idle", json={"at": after(3).isoformat()})
     await provisioner.set_clock(400)
     await provisioner.expire()
-    assert await provisioner.told(WorkerStopping) == []
+    assert await provisioner.published(WorkerStopping) == []
     await provisioner.demand(report(5, 0, at=10, valid_for_seconds=900))
     await provisioner.expire()
-    (stopping,) = await provisioner.told(WorkerStopping)
+    (stopping,) = await provisioner.published(WorkerStopping)
     assert stopping.outcome is None
 
 
-async def test_unheard(provisioner: Provisioner) -> None:
-    """Told to leave, since it cannot be heard any more; a heartbeat counts."""
+async def test_unresponsive(provisioner: Provisioner) -> None:
+    """A worker without contact is stopped as unresponsive; a heartbeat counts as contact."""
     (_, alive), (_, _) = await running(provisioner, 2)
     await provisioner.demand(report(0, 2, at=1, valid_for_seconds=5000))
     await provisioner.set_clock(600)
     assert (await alive.post("/heartbeat")).json() == {"terminate": False, "reason": ""}
     await provisioner.set_clock(901)
     await provisioner.expire()
-    assert [event.reason for event in await provisioner.told(WorkerStopping)] == ["not heard from"]
+    assert [event.reason for event in await provisioner.published(WorkerStopping)] == ["unresponsive"]
 
 
-async def test_told_to_leave(provisioner: Provisioner) -> None:
-    """An idle worker beyond what is wanted hears of it with its next word, ends by itself, or is ended."""
+async def test_stopping_an_idle_worker(provisioner: Provisioner) -> None:
+    """A surplus idle worker learns with its next request that it must stop, and is terminated after the grace
+    period."""
     pairs = await running(provisioner, 2)
     await provisioner.demand(report(0, at=1))
     await provisioner.plan()
-    assert await provisioner.told(WorkerStopping) == []
+    assert await provisioner.published(WorkerStopping) == []
     await provisioner.set_clock(121)
     await provisioner.plan()
-    assert len(await provisioner.told(WorkerStopping)) == 2
+    assert len(await provisioner.published(WorkerStopping)) == 2
     answer = (await pairs[0][1].get("/should-terminate")).json()
     assert answer == {"terminate": True, "reason": "more workers than wanted"}
     assert (await pairs[0][1].post("/stopped", json={"at": after(121).isoformat()})).status_code == 200
-    await provisioner.end_instances()
+    await provisioner.terminate_instances()
     assert provisioner.cloud.terminated == []
     await provisioner.set_clock(242)
-    await provisioner.end_instances()
+    await provisioner.terminate_instances()
     assert provisioner.cloud.terminated == ["i-0002"]
 
 
-async def test_a_task_that_is_tried_again(provisioner: Provisioner) -> None:
-    """Is a claim of its own, and so is its namesake of another source; a late repeat of the first one is none."""
+async def test_a_retried_task(provisioner: Provisioner) -> None:
+    """It is a claim of its own, as is an equal id of another source; a late repeat of the first report is none."""
     ((_, client),) = await running(provisioner)
 
     async def say(path: str, at: float, **task: str) -> None:
@@ -511,7 +516,7 @@ async def test_a_task_that_is_tried_again(provisioner: Provisioner) -> None:
     async def is_idle() -> bool:
         return (await provisioner.worker()).idle_since is not None
 
-    await provisioner.set_clock(600)  # the machine's times are not believed, and still tell repeats from new tasks
+    await provisioner.set_clock(600)  # the machine's times are clamped, and still distinguish repeats from new tasks
     for source, at in (("q", 1), ("q", 3), ("other", 3)):
         await say("/claimed", at, task_id="t", source=source)
         await say("/claimed", at, task_id="t", source=source)
@@ -522,15 +527,15 @@ async def test_a_task_that_is_tried_again(provisioner: Provisioner) -> None:
     await provisioner.set_clock(610)
     await say("/claimed", 1, task_id="t", source="q")
     assert await is_idle()
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM claim") == 3
+    assert await provisioner.database.fetchval("SELECT count(*) FROM claim") == 3
 
 
-async def test_an_account_that_fails_holds_up_no_other(
+async def test_a_failing_account_does_not_block_others(
     provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More instances than one round ends cannot be ended; the next round begins with the others."""
+    """If more instances than fit into a round cannot be terminated, the next round begins with the others."""
     await provisioner.starting(60)
-    await provisioner.pool.execute("UPDATE worker SET state = 'stopping', stopping_at = slipway_clock()")
+    await provisioner.database.execute("UPDATE worker SET state = 'stopping', stopping_at = slipway_clock()")
     terminate, dead = provisioner.cloud.terminate, [f"i-{n:04d}" for n in range(1, 51)]
 
     async def end(account: Account, instance_id: str) -> None:
@@ -539,14 +544,14 @@ async def test_an_account_that_fails_holds_up_no_other(
         await terminate(account, instance_id)
 
     monkeypatch.setattr(provisioner.cloud, "terminate", end)
-    await provisioner.end_instances()
+    await provisioner.terminate_instances()
     await provisioner.set_clock(61)
-    await provisioner.end_instances()
+    await provisioner.terminate_instances()
     assert len(provisioner.cloud.terminated) == 10
 
 
 async def test_a_task_that_ended_since_the_report_is_not_replaced(provisioner: Provisioner) -> None:
-    """Whatever the next report says and however late it comes."""
+    """A task that ended since the report causes no launch, however late the next report is."""
     ((_, client),) = await running(provisioner)
     await provisioner.demand(report(0, 1, at=1))
     await client.post("/claimed", json={"task_id": "t", "source": "q", "at": after(0).isoformat()})
@@ -559,11 +564,11 @@ async def test_a_task_that_ended_since_the_report_is_not_replaced(provisioner: P
     assert await provisioner.states() == {"stopped": 1, "requested": 1}
 
 
-# The reaper
+# The instance reaper
 
 
-async def test_the_reaper_ends_what_nobody_asked_for(provisioner: Provisioner) -> None:
-    """Once the batch is known and the instance is old enough to be judged."""
+async def test_the_reaper_terminates_orphans(provisioner: Provisioner) -> None:
+    """Orphans are terminated once the batch is known and the instance is old enough."""
     provisioner.cloud.script.append(3)
     await provisioner.starting(2)
     await provisioner.reap()
@@ -574,9 +579,9 @@ async def test_the_reaper_ends_what_nobody_asked_for(provisioner: Provisioner) -
     assert await provisioner.states() == {"starting": 2}
 
 
-async def test_the_reaper_leaves_what_may_be_asked_for(provisioner: Provisioner) -> None:
-    """A batch whose outcome is not known yet."""
-    provisioner.cloud.script.append(Lost)
+async def test_the_reaper_leaves_batches_of_unknown_outcome(provisioner: Provisioner) -> None:
+    """Instances of a batch with an unknown outcome are no orphans."""
+    provisioner.cloud.script.append(ReplyLost)
     await provisioner.admitted()
     await provisioner.launch()
     await provisioner.set_clock(61)
@@ -584,34 +589,34 @@ async def test_the_reaper_leaves_what_may_be_asked_for(provisioner: Provisioner)
     assert provisioner.cloud.terminated == []
 
 
-async def test_the_reaper_finds_what_is_gone(provisioner: Provisioner) -> None:
-    """In one pass; its unit comes back, its task counts as gone, and it is replaced."""
+async def test_the_reaper_finds_missing_instances(provisioner: Provisioner) -> None:
+    """A missing worker is found in one pass; its unit is released, its task counts as gone, and it is replaced."""
     pairs = await running(provisioner, 6)
     await pairs[0][1].post("/claimed", json={"task_id": "t", "source": "q", "at": after(0).isoformat()})
     del provisioner.cloud.live["i-0001"]
     await provisioner.set_clock(61)
     await provisioner.reap()
     assert await provisioner.states() == {"running": 5, "stopped": 1}
-    assert [event.reason for event in await provisioner.told(WorkerLost)] == ["instance is gone"]
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NULL") == 0
+    assert [event.reason for event in await provisioner.published(WorkerLost)] == ["instance is gone"]
+    assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NULL") == 0
 
 
 @pytest.mark.parametrize("hidden", [2, 6])
 async def test_an_implausible_listing_marks_nothing_lost(provisioner: Provisioner, hidden: int) -> None:
-    """It is told, and what the cloud, asked by id, still has stays."""
+    """An alert is raised, and instances that the provider still has by id stay."""
     await running(provisioner, 6)
     provisioner.cloud.hidden = {f"i-000{n}" for n in range(1, hidden + 1)}
     del provisioner.cloud.live["i-0001"]
     await provisioner.set_clock(61)
     await provisioner.reap()
-    told = await provisioner.events()
-    (alert,) = [event for event in told if isinstance(event, AlertRaised)]
+    events = await provisioner.events()
+    (alert,) = [event for event in events if isinstance(event, AlertRaised)]
     assert alert.kind == "implausible-listing"
     assert await provisioner.states() == {"running": 5, "stopped": 1}
 
 
-async def test_a_doubtful_listing_is_told_once(provisioner: Provisioner) -> None:
-    """And again when there is another reason to doubt it; resolved by the first that is plausible, once."""
+async def test_an_implausible_listing_raises_one_alert(provisioner: Provisioner) -> None:
+    """A new reason raises it again, and the first plausible listing resolves it once."""
     await running(provisioner, 6)
     everybody = {f"i-000{n}" for n in range(1, 7)}
     story: list[tuple[set[str], list[type[Alert]]]] = [
@@ -622,34 +627,36 @@ async def test_a_doubtful_listing_is_told_once(provisioner: Provisioner) -> None
         (set(), [AlertResolved]),
         (set(), []),
     ]
-    told: list[Alert] = []
+    published: list[Alert] = []
     for round_, (hidden, expected) in enumerate(story, 1):
         provisioner.cloud.hidden = hidden
         await provisioner.set_clock(61 * round_)
         await provisioner.reap()
-        alerts = await provisioner.told(Alert)
+        alerts = await provisioner.published(Alert)
         assert [type(alert) for alert in alerts] == expected, round_
-        told += alerts
-    assert {(alert.kind, alert.dedup_key) for alert in told} == {("implausible-listing", "provisioner/listing/sim-a")}
+        published += alerts
+    assert {(alert.kind, alert.dedup_key) for alert in published} == {
+        ("implausible-listing", "provisioner/listing/sim-a")
+    }
 
 
-async def test_a_strangers_account_is_left_alone(provisioner: Provisioner) -> None:
-    """Nothing is ended and nothing is lost, whatever it lists."""
+async def test_credentials_of_another_account(provisioner: Provisioner) -> None:
+    """With credentials of another account nothing is terminated and no worker is lost."""
     provisioner.cloud.script.append(3)
     await provisioner.starting(2)
-    provisioner.cloud.identity_told = "somebody else"
+    provisioner.cloud.reported_identity = "somebody else"
     del provisioner.cloud.live["i-0001"]
     await provisioner.set_clock(61)
     await provisioner.reap()
     assert (await provisioner.states(), provisioner.cloud.terminated) == ({"starting": 2}, [])
-    assert len(await provisioner.told(AlertRaised)) == 1
+    assert len(await provisioner.published(AlertRaised)) == 1
 
 
-# Demand, signals, weights, brakes, time
+# Demand, signals, weights, launch stops, time
 
 
 async def test_the_newest_report_counts(provisioner: Provisioner) -> None:
-    """Per source; older ones and repetitions change nothing and wake nobody."""
+    """The newest report per source counts; older and repeated ones change nothing and trigger no decision."""
     await provisioner.declare()
     await provisioner.trust()
     await provisioner.demand(report(3, at=5), report(9, at=4), report(2, at=1, source="other"))
@@ -660,7 +667,7 @@ async def test_the_newest_report_counts(provisioner: Provisioner) -> None:
 
 
 async def test_a_stale_source(provisioner: Provisioner) -> None:
-    """Asks for nothing, protects what serves, and is decided for when it turns stale, without another word."""
+    """It launches nothing, protects serving workers, and triggers a decision when it becomes stale."""
     await running(provisioner, 2)
     await provisioner.demand(report(0, 2, at=1, valid_for_seconds=100), report(1, at=1, source="other"))
     await provisioner.plan()
@@ -674,7 +681,7 @@ async def test_a_stale_source(provisioner: Provisioner) -> None:
     await provisioner.set_clock(500)
     await provisioner.plan()
     assert await provisioner.states() == {"running": 2, "requested": 1}
-    assert await provisioner.why() == "nothing is needed"
+    assert await provisioner.last_reason() == "nothing is needed"
 
 
 @pytest.mark.parametrize(
@@ -687,12 +694,12 @@ async def test_a_stale_source(provisioner: Provisioner) -> None:
         report(1, source=""),
     ],
 )
-async def test_reports_that_cannot_be_believed(provisioner: Provisioner, bad: Any) -> None:
-    """Are dead letters."""
+async def test_invalid_reports(provisioner: Provisioner, bad: Any) -> None:
+    """Invalid reports are dead-lettered."""
     await provisioner.declare()
     with pytest.raises(BadEvent):
         await provisioner.demand(report(1), bad)
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM demand") == 0
+    assert await provisioner.database.fetchval("SELECT count(*) FROM demand") == 0
 
 
 def signal(kind: str, source: str = "monitor", at: float = 0, ttl: float = 60) -> SignalRaised:
@@ -708,74 +715,80 @@ def signal(kind: str, source: str = "monitor", at: float = 0, ttl: float = 60) -
 
 
 async def test_pause_by_signal(provisioner: Provisioner) -> None:
-    """Holds until its time is over; only its own source may lift it earlier."""
+    """It lasts until its TTL ends; only its own source may end it earlier."""
     await provisioner.declare()
     await provisioner.events()
     await provisioner.signals(signal("pause_request"), signal("resume_request", "stranger"), signal("degraded"))
-    (paused,) = await provisioner.told(LaunchConfigPaused)
+    (paused,) = await provisioner.published(LaunchConfigPaused)
     assert (paused.state, paused.by, paused.until) == ("paused", "signal:monitor", after(60))
     await provisioner.demand(report(1))
     await provisioner.plan()
-    assert (await provisioner.states(), await provisioner.why()) == ({}, "1 needed, but no config may launch now")
+    assert (await provisioner.states(), await provisioner.last_reason()) == (
+        {},
+        "1 needed, but no config may launch now",
+    )
     await provisioner.set_clock(60)
     await provisioner.expire()
     await provisioner.plan()
-    assert (await provisioner.states(), len(await provisioner.told(LaunchConfigResumed))) == ({"requested": 1}, 1)
+    assert (await provisioner.states(), len(await provisioner.published(LaunchConfigResumed))) == ({"requested": 1}, 1)
     await provisioner.signals(signal("pause_request"))
-    assert await provisioner.told(LaunchConfigPaused) == []  # its time was over before it came
+    assert await provisioner.published(LaunchConfigPaused) == []  # its TTL had ended before it arrived
 
 
-async def test_a_signal_undoes_no_command(provisioner: Provisioner, tmp_path: Path) -> None:
-    """An operator's pause without an end is not shortened by a monitor's."""
+async def test_a_signal_does_not_override_a_command(provisioner: Provisioner, tmp_path: Path) -> None:
+    """A monitor does not shorten the indefinite pause of an operator."""
     await provisioner.declare()
     async with administrator(provisioner, tmp_path) as client:
         assert (await client.post("/launch-configs/zone-a/pause", json={"reason": "mine"})).status_code == 200
     await provisioner.signals(signal("pause_request", ttl=1), signal("resume_request"))
     await provisioner.set_clock(100)
     await provisioner.expire()
-    row = await provisioner.pool.fetchrow("SELECT state, state_by, paused_until FROM launch_config")
+    row = await provisioner.database.fetchrow("SELECT state, state_by, paused_until FROM launch_config")
     assert tuple(row) == ("paused", "admin", None)
 
 
 async def test_probes(provisioner: Provisioner) -> None:
-    """Each permit is spent once, by demand; a permit whose holder is delayed is given up with its successor."""
+    """Each permit is spent once, by demand. A delayed permit is withdrawn once its successor is issued."""
     await provisioner.declare()
-    await provisioner.weights(weight(state="closed"))
+    await provisioner.weights(weight(state="tripped"))
     await provisioner.demand(report(5))
     await provisioner.plan()
     assert await provisioner.states() == {}
-    await provisioner.weights(weight(state="closed", probe_permit=1, probe_ready=True), revision=2)
+    await provisioner.weights(weight(state="probing", probe_permit=1, probe_ready=True), revision=2)
     await provisioner.plan()
-    (request,) = await provisioner.told(LeaseRequested)
+    (request,) = await provisioner.published(LeaseRequested)
     assert (request.units, (await provisioner.worker()).probe_permit) == (1, 1)
-    await provisioner.weights(weight(state="closed", probe_permit=1, probe_ready=True, weight=0.5), revision=3)
+    await provisioner.weights(weight(state="probing", probe_permit=1, probe_ready=True, weight=0.5), revision=3)
     await provisioner.plan()
     assert (await provisioner.states(), await provisioner.events()) == ({"requested": 1}, [])
-    await provisioner.weights(weight(state="closed", probe_permit=2, probe_ready=True), revision=4)
+    await provisioner.weights(weight(state="probing", probe_permit=2, probe_ready=True), revision=4)
     await provisioner.plan()
     assert await provisioner.states() == {"requested": 1, "stopped": 1}
-    await provisioner.weights(weight(state="closed", probe_permit=9, probe_ready=True), revision=3)
+    await provisioner.weights(weight(state="probing", probe_permit=9, probe_ready=True), revision=3)
     assert await provisioner.plan_step() is False
 
 
-async def test_a_brake_that_ends_by_time(provisioner: Provisioner, tmp_path: Path) -> None:
-    """Waiting intents give up their places; when it ends the pool is decided for without another word."""
+async def test_a_launch_stop_that_ends_by_time(provisioner: Provisioner, tmp_path: Path) -> None:
+    """Waiting intents are cancelled, and the end of the stop triggers a decision."""
     await provisioner.requested(2)
     async with administrator(provisioner, tmp_path) as client:
         body = {"scope": "pool", "scope_id": "linux", "reason": "drill", "until": after(50).isoformat()}
         assert (await client.post("/stop-launching", json=body)).status_code == 200
     await provisioner.plan()
-    assert (await provisioner.states(), await provisioner.why()) == ({"stopped": 2}, "launching is stopped: drill")
+    assert (await provisioner.states(), await provisioner.last_reason()) == (
+        {"stopped": 2},
+        "launching is stopped: drill",
+    )
     await provisioner.set_clock(50)
     await provisioner.plan()
     assert await provisioner.states() == {"stopped": 2, "requested": 2}
 
 
 async def test_a_sweep_heals_a_lost_wake_up(provisioner: Provisioner) -> None:
-    """A fact whose mark was lost is decided for within a round."""
+    """A change without a dirty mark is planned within one sweep."""
     await provisioner.declare()
     await provisioner.demand(report(1))
-    await provisioner.pool.execute("TRUNCATE dirty_pool")
+    await provisioner.database.execute("TRUNCATE dirty_pool")
     await provisioner.set_clock(601)
     await provisioner.sweep()
     await provisioner.demand(report(1, at=600))
@@ -784,7 +797,7 @@ async def test_a_sweep_heals_a_lost_wake_up(provisioner: Provisioner) -> None:
 
 
 async def test_a_rejected_plan_stops_only_its_pool(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told once, nothing of it is done, and it is told when a plan keeps the rules again."""
+    """Nothing of it is executed; an alert is raised once, and resolved by the next valid plan."""
     body = declared()
     body["worker_pools"].append(declared("other-a", id="other")["worker_pools"][0])
     await provisioner.declare(body)
@@ -792,21 +805,21 @@ async def test_a_rejected_plan_stops_only_its_pool(provisioner: Provisioner, mon
     check = planning.check_plan
     monkeypatch.setattr(planning, "check_plan", lambda o, p: ["broken"] if o.pool.id == "linux" else check(o, p))
     await provisioner.plan()
-    told = await provisioner.events()
-    (alert,) = [event for event in told if isinstance(event, AlertRaised)]
+    events = await provisioner.events()
+    (alert,) = [event for event in events if isinstance(event, AlertRaised)]
     assert (alert.kind, "broken" in alert.summary) == ("plan-failed", True)
-    assert [event.pool_id for event in told if isinstance(event, WorkerRequested)] == ["other"]
+    assert [event.pool_id for event in events if isinstance(event, WorkerRequested)] == ["other"]
     monkeypatch.setattr(planning, "check_plan", check)
     await provisioner.set_clock(5)
     await provisioner.plan()
-    (resolved,) = await provisioner.told(AlertResolved)
+    (resolved,) = await provisioner.published(AlertResolved)
     assert resolved.dedup_key == alert.dedup_key
 
 
-async def test_a_pool_whose_decision_fails_stops_no_other(
+async def test_a_pool_whose_planning_fails_does_not_stop_others(
     provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes again after 5 s, is told of once, and is decided for as soon as that works; that is told once, too."""
+    """It is retried after 5 s; one alert is raised, and resolved once planning succeeds."""
     body = declared()
     body["worker_pools"].append(declared("other-a", id="other")["worker_pools"][0])
     await provisioner.declare(body)
@@ -820,28 +833,28 @@ async def test_a_pool_whose_decision_fails_stops_no_other(
     for seconds in (0, 4, 5, 11):
         await provisioner.set_clock(seconds)
         await provisioner.plan()
-    told = await provisioner.events()
-    assert [event.kind for event in told if isinstance(event, AlertRaised)] == ["plan-failed"]
-    assert [event.pool_id for event in told if isinstance(event, WorkerRequested)] == ["other"]
+    events = await provisioner.events()
+    assert [event.kind for event in events if isinstance(event, AlertRaised)] == ["plan-failed"]
+    assert [event.pool_id for event in events if isinstance(event, WorkerRequested)] == ["other"]
     monkeypatch.setattr(planning, "plan", decide)
     await provisioner.plan()
     assert await provisioner.events() == []
     await provisioner.set_clock(16)
     await provisioner.plan()
-    told = await provisioner.events()
-    assert sum(isinstance(event, WorkerRequested) for event in told) == 1
-    resolved = [(event.kind, event.dedup_key) for event in told if isinstance(event, AlertResolved)]
+    events = await provisioner.events()
+    assert sum(isinstance(event, WorkerRequested) for event in events) == 1
+    resolved = [(event.kind, event.dedup_key) for event in events if isinstance(event, AlertResolved)]
     assert resolved == [("plan-failed", "provisioner/plan-failed/linux")]
     await provisioner.sweep_now()
     await provisioner.plan()
-    assert await provisioner.told(AlertResolved) == []
+    assert await provisioner.published(AlertResolved) == []
 
 
 # Declarations
 
 
 async def test_a_declaration_is_applied_whole_and_once(provisioner: Provisioner) -> None:
-    """Again changes nothing; what is not declared any more is archived or deleted; it may come back."""
+    """A repetition changes nothing; undeclared objects are archived or deleted, and may be declared again."""
     assert [(c.kind, c.action) for c in await provisioner.declare(declared("zone-a", "zone-b"))] == [
         ("account", "create"),
         ("pool", "create"),
@@ -871,9 +884,9 @@ async def test_a_body_never_changes_under_its_id(provisioner: Provisioner) -> No
     await provisioner.declare()
     changed = declared(max_capacity=7)
     changed["worker_pools"][0]["launch_configs"][0]["zone"] = "elsewhere"
-    with pytest.raises(declarations.Refused, match="zone cannot change under the same id"):
+    with pytest.raises(declarations.DeclarationRefused, match="zone cannot change under the same id"):
         await provisioner.declare(changed)
-    assert await provisioner.pool.fetchval("SELECT max_capacity FROM worker_pool") == 100
+    assert await provisioner.database.fetchval("SELECT max_capacity FROM worker_pool") == 100
 
 
 @pytest.mark.parametrize(
@@ -889,17 +902,17 @@ async def test_a_body_never_changes_under_its_id(provisioner: Provisioner) -> No
         ),
     ],
 )
-async def test_a_declaration_that_nothing_could_start_by(
+async def test_a_declaration_without_time_for_a_call(
     provisioner: Provisioner, tmp_path: Path, settings: dict[str, Any], reserve_seconds: float, reason: str
 ) -> None:
-    """Is refused, with what to write instead."""
+    """It is refused with the value to write instead."""
     body = declared(settings=settings)
     body["lease_pools"][0]["reserve_seconds"] = reserve_seconds
     async with administrator(provisioner, tmp_path) as client:
         answer = await client.put("/declaration", json=body)
     assert answer.status_code == 409
     assert reason in answer.json()["detail"]
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM account") == 0
+    assert await provisioner.database.fetchval("SELECT count(*) FROM account") == 0
 
 
 # HTTP
@@ -974,7 +987,7 @@ BAD: Final[list[tuple[str, str, Any, tuple[str, ...], int, str]]] = [
     ("POST", "/workers/nobody/heartbeat", None, (), 404, "unknown-worker"),
 ]
 CHANGED: Final = """
-SELECT (SELECT count(*) FROM demand) + (SELECT count(*) FROM brake) + (SELECT count(*) FROM outbox)
+SELECT (SELECT count(*) FROM demand) + (SELECT count(*) FROM launch_stop) + (SELECT count(*) FROM outbox)
     + (SELECT sum(revision) FROM launch_config) + (SELECT sum(revision) FROM worker_pool)"""
 
 
@@ -989,18 +1002,18 @@ async def test_refused_requests(
     status: int,
     kind: str,
 ) -> None:
-    """Say what is wrong as a problem with a stable type, and change nothing."""
+    """They return a problem with a stable type and change nothing."""
     await provisioner.declare()
-    before = await provisioner.pool.fetchval(CHANGED)
+    before = await provisioner.database.fetchval(CHANGED)
     async with administrator(provisioner, tmp_path, scopes) as client:
         answer = await client.request(method, path, json=body)
     assert (answer.status_code, answer.json()["type"]) == (status, f"urn:slipway:problem:{kind}")
     assert answer.headers["content-type"] == "application/problem+json"
-    assert await provisioner.pool.fetchval(CHANGED) == before
+    assert await provisioner.database.fetchval(CHANGED) == before
 
 
 async def test_writes_need_a_token(provisioner: Provisioner) -> None:
-    """One that is known."""
+    """The token must be known."""
     for token, kind in (("", "no-token"), ("guess", "unknown-token")):
         async with provisioner.client(token=token) as client:
             answer = await client.put("/pools/linux/demand", json=demand_body())
@@ -1008,7 +1021,7 @@ async def test_writes_need_a_token(provisioner: Provisioner) -> None:
 
 
 async def test_registration(provisioner: Provisioner) -> None:
-    """By the batch's secret, once per instance, repeatable until the token was used."""
+    """It needs the batch secret, binds each instance once, and is repeatable until the token was used."""
     first, second = await provisioner.starting(2)
     batch = first.batch_id
 
@@ -1028,26 +1041,26 @@ async def test_registration(provisioner: Provisioner) -> None:
         assert (foreign.status_code, foreign.json()["type"]) == (401, "urn:slipway:problem:foreign-token")
         assert (await client.post(f"/workers/{first.id}/heartbeat")).status_code == 200
     assert await refused_as("i-0001") == "already-registered"
-    assert await refused_as("i-9999") == "surplus-instance"
+    assert await refused_as("i-9999") == "orphan-instance"
     assert await provisioner.states() == {"running": 1, "starting": 1}
 
 
 async def test_an_instance_of_another_batch(provisioner: Provisioner) -> None:
-    """Is nobody in this one."""
+    """It is refused in this batch."""
     await provisioner.starting(1)
     await provisioner.demand(report(2, at=1))
     await provisioner.plan()
-    (request,) = await provisioner.told(LeaseRequested)
+    (request,) = await provisioner.published(LeaseRequested)
     await provisioner.leases(provisioner.granted(request))
-    provisioner.cloud.script.append(Lost)
+    provisioner.cloud.script.append(ReplyLost)
     await provisioner.launch()
     calling = (await provisioner.workers())[1]
     answer = await provisioner.register("i-0001", calling.batch_id)
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:slipway:problem:foreign-instance")
 
 
-async def test_texts_of_machines_that_cannot_be_stored(provisioner: Provisioner) -> None:
-    """Are refused like every other thing that is not valid, and change nothing."""
+async def test_invalid_texts_of_machines(provisioner: Provisioner) -> None:
+    """They are refused as invalid and change nothing."""
     ((worker, client),) = await running(provisioner)
     before = await provisioner.worker()
     claim = {"task_id": "t\0", "source": "q", "at": after(0).isoformat()}
@@ -1056,12 +1069,12 @@ async def test_texts_of_machines_that_cannot_be_stored(provisioner: Provisioner)
     assert await provisioner.worker() == before
 
 
-async def test_what_a_machine_says(provisioner: Provisioner) -> None:
-    """In order, repeated at will; nothing after its end; times too far off are not believed."""
+async def test_reports_of_a_machine(provisioner: Provisioner) -> None:
+    """Reports are accepted in order and repeatedly, but not after the end; times too far off are clamped."""
     ((worker, client),) = await running(provisioner)
     await provisioner.set_clock(1000)
     at = {"at": after(1000).isoformat()}
-    said: list[tuple[str, dict[str, Any]]] = [
+    reports: list[tuple[str, dict[str, Any]]] = [
         ("/idle", at),
         ("/claimed", {"task_id": "t", "source": "q", "at": after(0).isoformat()}),
         ("/claimed", {"task_id": "t", "source": "q", "at": after(0).isoformat()}),
@@ -1069,16 +1082,16 @@ async def test_what_a_machine_says(provisioner: Provisioner) -> None:
         ("/error", {"kind": "disk", "detail": "full"}),
         ("/stopped", at),
     ]
-    assert [(await client.post(path, json=body)).status_code for path, body in said] == [200] * len(said)
+    assert [(await client.post(path, json=body)).status_code for path, body in reports] == [200] * len(reports)
     assert [type(event).__name__ for event in await provisioner.events()] == [
         "WorkerClaimed",
         "WorkerIdle",
         "WorkerErrorReported",
         "WorkerStopped",
     ]
-    claim = await provisioner.pool.fetchrow("SELECT started_at, ended_at FROM claim")
+    claim = await provisioner.database.fetchrow("SELECT started_at, ended_at FROM claim")
     assert tuple(claim) == (after(880), after(1000))
-    for path, body in said:
+    for path, body in reports:
         answer = await client.post(path, json=body)
         assert (answer.status_code, answer.json()["type"]) == (410, "urn:slipway:problem:worker-gone")
     assert await provisioner.events() == []
@@ -1086,43 +1099,43 @@ async def test_what_a_machine_says(provisioner: Provisioner) -> None:
 
 
 async def test_a_wrong_state(provisioner: Provisioner) -> None:
-    """A worker that was told to leave may finish its task, but has no errors to report."""
+    """A stopping worker may finish its task but cannot report errors."""
     ((_, client),) = await running(provisioner)
-    await provisioner.pool.execute("UPDATE worker SET state = 'stopping'")
+    await provisioner.database.execute("UPDATE worker SET state = 'stopping'")
     answer = await client.post("/error", json={"kind": "disk"})
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:slipway:problem:wrong-state")
 
 
-async def test_reading(provisioner: Provisioner) -> None:
-    """Lists for people, without secrets."""
+async def test_lists(provisioner: Provisioner) -> None:
+    """Lists for people contain no secrets."""
     await running(provisioner)
     async with provisioner.client() as client:
         paths = ("/pools", "/pools/linux", "/pools/linux/decisions", "/launch-configs", "/workers?state=running")
         answers = {path: (await client.get(path)).json() for path in paths}
     assert answers["/pools"]["items"] == [answers["/pools/linux"]]
     assert answers["/pools/linux"]["running"] == 1
-    assert answers["/pools/linux/decisions"]["items"][-1]["because"] == "1 needed"
+    assert answers["/pools/linux/decisions"]["items"][-1]["reason"] == "1 needed"
     assert [c["id"] for c in answers["/launch-configs"]["items"]] == ["zone-a"]
     (worker,) = answers["/workers?state=running"]["items"]
     assert "token_sha256" not in worker
 
 
-async def test_a_dry_run_tells_and_changes_nothing(provisioner: Provisioner, tmp_path: Path) -> None:
-    """The same differences that applying makes."""
+async def test_a_dry_run_changes_nothing(provisioner: Provisioner, tmp_path: Path) -> None:
+    """It lists the same differences as applying."""
     async with administrator(provisioner, tmp_path) as client:
         dry = (await client.put("/declaration?dry_run=true", json=declared())).json()
-        assert await provisioner.pool.fetchval("SELECT count(*) FROM account") == 0
+        assert await provisioner.database.fetchval("SELECT count(*) FROM account") == 0
         wet = (await client.put("/declaration", json=declared())).json()
         assert (dry["items"], dry["applied"], wet["applied"]) == (wet["items"], False, True)
         assert (await client.put("/declaration", json=declared())).json()["items"] == []
 
 
-# With the simulator's own API as the cloud
+# With the simulator as the provider
 
 
 @pytest.fixture
 async def simulator(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """The real app behind its real server."""
+    """The real simulator behind its real server."""
     (port,) = free_ports(1)
     server = uvicorn.Server(served(SimulatorSettings(port=port, ledger=tmp_path / "ledger.jsonl", kafka="")))
     serving = asyncio.create_task(server.serve())
@@ -1147,7 +1160,7 @@ async def simulator(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
 async def simulated(
     postgres: EmbeddedPostgres, simulator: httpx2.AsyncClient
 ) -> AsyncIterator[tuple[Provisioner, httpx2.AsyncClient]]:
-    """A provisioner whose cloud it is, on the host's time; its machines never find it."""
+    """A provisioner with the simulator as its provider, on the host's clock. Its machines never reach it."""
     adapter = Simulated(deployment="test", register_url="http://127.0.0.1:9", timeout_seconds=PATIENCE_SECONDS)
     async with provisioner_on(postgres, adapter) as provisioner:
         await provisioner.follow_the_host()
@@ -1157,15 +1170,15 @@ async def simulated(
 
 async def launched_on(provisioner: Provisioner, simulator: httpx2.AsyncClient, *configs: str, pending: int) -> None:
     await provisioner.declare(declared(*configs, settings={"url": str(simulator.base_url)}))
-    await provisioner.demand(report(pending, observed_at=await pools.now(provisioner.pool)))
+    await provisioner.demand(report(pending, observed_at=await pools.now(provisioner.database)))
     await provisioner.plan()
-    for request in await provisioner.told(LeaseRequested):
+    for request in await provisioner.published(LeaseRequested):
         await provisioner.leases(provisioner.granted(request, expires_at=after(10**9)))
     await provisioner.launch()
 
 
 async def test_simulated_lost_reply(simulated: tuple[Provisioner, httpx2.AsyncClient]) -> None:
-    """The connection ends without a reply; the tag finds what was created; the ledger shows one call."""
+    """The connection ends without a reply; the instances are found by tag, and the ledger shows one call."""
     provisioner, simulator = simulated
     await simulator.post("/faults", json={"name": "lost-reply", "arg": "1"})
     await launched_on(provisioner, simulator, "zone-a", pending=2)
@@ -1178,45 +1191,46 @@ async def test_simulated_lost_reply(simulated: tuple[Provisioner, httpx2.AsyncCl
 
 
 async def test_simulated_capacity_and_images(simulated: tuple[Provisioner, httpx2.AsyncClient]) -> None:
-    """Partial capacity, no capacity, and machines that vanish, as the cloud itself tells them."""
+    """Partial capacity, no capacity, and machines that vanish, as reported by the simulator."""
     provisioner, simulator = simulated
     await launched_on(provisioner, simulator, "zone-b", pending=2)
     assert await provisioner.states() == {"starting": 1, "stopped": 1}
-    (failed,) = await provisioner.told(WorkerLaunchFailed)
+    (failed,) = await provisioner.published(WorkerLaunchFailed)
     assert (failed.outcome.scope, failed.outcome.code) == (Scope.CAPACITY, "PartialCapacity")
     starting = next(worker for worker in await provisioner.workers() if worker.instance_id)
     await simulator.post(f"/instances/{starting.instance_id}/crash")
     await provisioner.follow_the_host(ahead_seconds=61)
     await provisioner.reap()
     assert await provisioner.states() == {"stopped": 2}
-    (lost,) = await provisioner.told(WorkerLost)
+    (lost,) = await provisioner.published(WorkerLost)
     assert lost.outcome is not None
     assert lost.outcome.stage is Stage.BOOT
 
 
-# While no lease-broker is heard
+# While the lease-broker is unavailable
 
 
 @pytest.fixture
 async def safe(postgres: EmbeddedPostgres) -> AsyncIterator[Provisioner]:
-    async with provisioner_on(postgres, broker_silent_mode="safe") as provisioner:
+    async with provisioner_on(postgres, broker_unavailable_mode="safe") as provisioner:
         yield provisioner
 
 
 async def outage(provisioner: Provisioner, units: int, waiting: int) -> list[LeaseRequested]:
-    """A lease pool that granted `units` now, with a hold of 1200 s, fell silent; what then waits."""
+    """A lease pool that granted `units` now, with a hold of 1200 s, before the broker became unavailable; then intents
+    wait."""
     (request,) = await provisioner.requested(units)
     await provisioner.leases(provisioner.granted(request))
     await provisioner.launch()
     await provisioner.set_clock(1)
     await provisioner.demand(report(units + waiting, at=1))
     await provisioner.plan()
-    provisioner.broker_silent_seconds = 1.0
-    return await provisioner.told(LeaseRequested)
+    provisioner.broker_unavailable_seconds = 1.0
+    return await provisioner.published(LeaseRequested)
 
 
-async def test_starts_without_a_broker_keep_its_last_pace(safe: Provisioner) -> None:
-    """Four in a hold of 1200 s: one each 300 s, each told to be charged, with its place in the queue given up."""
+async def test_unleased_launches_keep_the_last_pace(safe: Provisioner) -> None:
+    """Four units in a hold of 1200 s: one start per 300 s, each reported to be charged, with its request cancelled."""
     (asked,) = await outage(safe, 4, 3)
     assert not await safe.admit_unleased()
     for number in (1, 2):
@@ -1224,9 +1238,9 @@ async def test_starts_without_a_broker_keep_its_last_pace(safe: Provisioner) -> 
         assert [await safe.admit_unleased() for _ in range(3)] == [True, False, False]
         await safe.launch()
         events = await safe.events()
-        (told,) = [event for event in events if isinstance(event, LeaseUnleasedReported)]
+        (reported,) = [event for event in events if isinstance(event, LeaseUnleasedReported)]
         (left,) = [event for event in events if isinstance(event, LeaseCancelRequested)]
-        assert (told.lease_pool_id, told.units, told.tenant, told.started_at) == (
+        assert (reported.lease_pool_id, reported.units, reported.tenant, reported.started_at) == (
             "sim-a",
             1,
             "linux",
@@ -1235,39 +1249,39 @@ async def test_starts_without_a_broker_keep_its_last_pace(safe: Provisioner) -> 
         assert (left.request_id, left.units) == (asked.request_id, 1)
         assert not [event for event in events if isinstance(event, LeaseConfirmRequested | LeaseRenewRequested)]
         assert sum(call.count for call in safe.cloud.calls) == 4 + number
-    assert await safe.pool.fetchval("SELECT count(*) FROM lease WHERE state = 'unleased'") == 2
+    assert await safe.database.fetchval("SELECT count(*) FROM lease WHERE state = 'unleased'") == 2
 
 
-async def test_launches_wait_for_the_broker_unless_they_may_not(provisioner: Provisioner, safe: Provisioner) -> None:
-    """By default; while it is heard; and where it never granted anything, so that no pace is known."""
+async def test_launches_wait_for_the_broker(provisioner: Provisioner, safe: Provisioner) -> None:
+    """They wait in the default mode, while it is available, and where it never granted anything."""
     for waiting in (provisioner, safe):
         await outage(waiting, 4, 3)
         await waiting.set_clock(300)
-    safe.broker_silent_seconds = 0.0
+    safe.broker_unavailable_seconds = 0.0
     assert not await provisioner.admit_unleased()
     assert not await safe.admit_unleased()
-    await safe.pool.execute("UPDATE lease SET granted_units = 0")
-    safe.broker_silent_seconds = 1.0
+    await safe.database.execute("UPDATE lease SET granted_units = 0")
+    safe.broker_unavailable_seconds = 1.0
     assert not await safe.admit_unleased()
 
 
-async def test_a_start_without_a_lease_becomes_one_when_it_is_charged(safe: Provisioner) -> None:
-    """Its token comes with the confirm; then it is renewed and given back like any other. One that is given back before
-    has no token to do it with, and stays charged until its hold is over."""
+async def test_an_unleased_launch_gets_a_lease_when_charged(safe: Provisioner) -> None:
+    """Its token comes with the confirmation; then it is renewed and released as usual. One that is released earlier has
+    no token and stays charged until its hold ends."""
     await outage(safe, 4, 3)
     for seconds in (300, 600):
         await safe.set_clock(seconds)
         await safe.admit_unleased()
-    kept, early = await safe.told(LeaseUnleasedReported)
-    async with safe.pool.acquire() as db, db.transaction():
+    kept, early = await safe.published(LeaseUnleasedReported)
+    async with safe.database.acquire() as db, db.transaction():
         await leases.release_units(db, early.lease_id, 1, "registered")
-    for told, token in ((kept, 71), (early, 72)):
+    for lease, token in ((kept, 71), (early, 72)):
         await safe.leases(
-            LeaseConfirmed(lease_pool_id="sim-a", lease_id=told.lease_id, fencing_token=token, expires_at=after(1500))
+            LeaseConfirmed(lease_pool_id="sim-a", lease_id=lease.lease_id, fencing_token=token, expires_at=after(1500))
         )
-    async with safe.pool.acquire() as db, db.transaction():
-        for told in (kept, early):
-            await leases.release_units(db, told.lease_id, 1, "registered")
-    assert [(back.lease_id, back.fencing_token) for back in await safe.told(LeaseReleaseRequested)] == [
+    async with safe.database.acquire() as db, db.transaction():
+        for lease in (kept, early):
+            await leases.release_units(db, lease.lease_id, 1, "registered")
+    assert [(back.lease_id, back.fencing_token) for back in await safe.published(LeaseReleaseRequested)] == [
         (kept.lease_id, 71)
     ]

@@ -1,4 +1,4 @@
-"""A machine that its cloud is about to take away."""
+"""Signals for the provisioner: spot interruptions, pause and resume requests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,23 +33,23 @@ def interruption(worker_id: str, *, ttl: float = 120, kind: str = "spot_interrup
     )
 
 
-async def test_an_interrupted_worker_is_told_to_leave(provisioner: Provisioner) -> None:
-    """Once, with the reason; no stage ends by it, so its config is charged nothing."""
+async def test_an_interrupted_worker_is_stopped(provisioner: Provisioner) -> None:
+    """It is stopped once, with the reason; no stage ends by it, so its config is not charged."""
     first, _ = await provisioner.starting(2)
     await provisioner.events()
     await provisioner.signals(interruption(first.id), interruption(first.id))
-    (told,) = await provisioner.told(WorkerStopping)
-    assert (told.worker_id, told.outcome) == (first.id, None)
-    assert told.reason == "spot interruption, says spot-watch: reclaimed in 2 minutes"
+    (stopping,) = await provisioner.published(WorkerStopping)
+    assert (stopping.worker_id, stopping.outcome) == (first.id, None)
+    assert stopping.reason == "spot interruption reported by spot-watch: reclaimed in 2 minutes"
     assert await provisioner.states() == {"stopping": 1, "starting": 1}
-    assert await provisioner.pool.fetchval("SELECT sum(failures) FROM launch_config_outcomes") in (None, 0)
+    assert await provisioner.database.fetchval("SELECT sum(failures) FROM launch_config_outcomes") in (None, 0)
     await provisioner.signals(interruption(first.id))
-    assert await provisioner.told(WorkerStopping) == []
+    assert await provisioner.published(WorkerStopping) == []
 
 
-async def test_what_interrupts_nobody(provisioner: Provisioner) -> None:
-    """A signal whose time is over, one on another matter, a worker that nobody knows, and no worker's id at all: what
-    is for us and has no effect is counted."""
+async def test_signals_without_effect(provisioner: Provisioner) -> None:
+    """An expired signal, one of another kind, an unknown worker and an invalid worker id. Signals for the provisioner
+    without effect are counted."""
     (worker,) = await provisioner.starting()
     await provisioner.set_clock(60)
     for signal, reason in (
@@ -66,19 +66,19 @@ async def test_what_interrupts_nobody(provisioner: Provisioner) -> None:
     assert await provisioner.states() == {"stopping": 1}
 
 
-async def test_who_has_ended_is_interrupted_by_nobody(provisioner: Provisioner) -> None:
-    """Nor is who waits for a machine: each is counted, and nothing changes. One that leaves already is no mistake."""
+async def test_workers_without_a_machine_are_not_interrupted(provisioner: Provisioner) -> None:
+    """Stopped and waiting workers are counted and not changed. A stopping worker is not counted."""
     (worker,) = await provisioner.starting()
     counted = refused("unreached")
     await provisioner.signals(interruption(worker.id), interruption(worker.id))
     assert (await provisioner.states(), refused("unreached")) == ({"stopping": 1}, counted)
-    await provisioner.pool.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock()")
+    await provisioner.database.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock()")
     await provisioner.signals(interruption(worker.id))
     assert (await provisioner.states(), refused("unreached")) == ({"stopped": 1}, counted + 1)
 
 
-async def test_a_request_for_a_config_that_there_is_not(provisioner: Provisioner) -> None:
-    """Is counted; the others of its batch are followed."""
+async def test_a_request_for_an_unknown_config(provisioner: Provisioner) -> None:
+    """It is counted; the others of its batch are applied."""
     await provisioner.declare()
     before, counted = await states(provisioner), refused("unreached")
     await provisioner.signals(request(target_id="nope"), request(), request("resume_request", target_id="nope"))
@@ -107,7 +107,7 @@ def request(kind: str = "pause_request", **fields: Any) -> SignalRaised:
 async def test_a_request_that_no_rule_allows_changes_nothing(
     postgres: EmbeddedPostgres, tmp_path: Path, fields: dict[str, Any], reason: str
 ) -> None:
-    """By the sources file that the calculator refuses by; and it is counted."""
+    """It is refused by the same sources file as in the weight-calculator, and counted."""
     (tmp_path / "sources.yaml").write_text(RULES)
     async with provisioner_on(postgres, signal_sources_file=tmp_path / "sources.yaml") as provisioner:
         await provisioner.declare()
@@ -121,7 +121,7 @@ async def test_a_request_that_no_rule_allows_changes_nothing(
         assert ("zone-a", "active") in await states(provisioner)
 
 
-async def test_nobody_drains_what_it_may_not_speak_of(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+async def test_a_source_without_permission_drains_no_worker(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     (tmp_path / "sources.yaml").write_text("unnamed: {kinds: [degraded]}")
     async with provisioner_on(postgres, signal_sources_file=tmp_path / "sources.yaml") as provisioner:
         (worker,) = await provisioner.starting()
@@ -131,7 +131,7 @@ async def test_nobody_drains_what_it_may_not_speak_of(postgres: EmbeddedPostgres
 
 
 async def states(provisioner: Provisioner) -> list[tuple[str, str]]:
-    return [tuple(row) for row in await provisioner.pool.fetch("SELECT id, state FROM launch_config ORDER BY id")]
+    return [tuple(row) for row in await provisioner.database.fetch("SELECT id, state FROM launch_config ORDER BY id")]
 
 
 def refused(reason: str) -> float:

@@ -1,5 +1,5 @@
-"""How many starts may be under way, on a real database: windows of configs and of what they share, closures, and what
-fills or frees them."""
+"""Launch windows on a real database: windows of configs and of shares, trips, and the starts and failures that
+count."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatc
 
 
 def two_pools(**changes: Any) -> dict[str, Any]:
-    """Pool "linux" with zone-a, pool "other" with zone-b of the same image and with zone-c of another one."""
+    """Pool "linux" with zone-a, pool "other" with zone-b of the same image and zone-c of another one."""
     body = declared("zone-a", "zone-b", "zone-c", **changes)
     (first,) = body["worker_pools"]
     configs = first["launch_configs"]
@@ -60,53 +60,54 @@ def healths(window: int = 64, **folded: int) -> dict[str, StageHealth]:
 
 
 async def demanded(provisioner: Provisioner, *pools_: str, pending: int = 50, at: float = 0) -> dict[str, int]:
-    """So much is asked of the pools; how many intents each config has then."""
+    """Demand of this many tasks for the pools; returns the number of intents per config."""
     await provisioner.demand(*(report(pending, at=at, pool_id=pool) for pool in pools_ or ("linux",)))
     await provisioner.plan()
-    rows = await provisioner.pool.fetch("SELECT launch_config_id AS config FROM worker WHERE state <> 'stopped'")
+    rows = await provisioner.database.fetch("SELECT launch_config_id AS config FROM worker WHERE state <> 'stopped'")
     return dict(Counter(row["config"] for row in rows))
 
 
-async def why(provisioner: Provisioner, config_id: str, pool_id: str = "linux") -> str:
-    (decision,) = await decisions.recent(provisioner.pool, pool_id, 1)
-    lost_: str = decision["why"]["configs"][config_id]["lost"]
-    return lost_
+async def config_reason(provisioner: Provisioner, config_id: str, pool_id: str = "linux") -> str:
+    (decision,) = await decisions.recent(provisioner.database, pool_id, 1)
+    reason: str = decision["details"]["configs"][config_id]["reason"]
+    return reason
 
 
 async def level(provisioner: Provisioner, key: str = IMAGE, stage: str = "boot", pool_id: str = "linux") -> int:
-    _, known = await pools.counted(provisioner.pool, pool_id, await pools.now(provisioner.pool))
+    _, known = await pools.counted(provisioner.database, pool_id, await pools.now(provisioner.database))
     (found,) = [shared for shared in known if shared.share == (key, stage)]
     return found.in_flight + found.unfolded
 
 
 async def end(provisioner: Provisioner, some: Sequence[Worker], outcome: Outcome | None) -> None:
-    """They are told to leave: with an outcome for what it says, without one by our own doing."""
-    async with provisioner.pool.acquire() as db, db.transaction():
+    """Stop workers with an outcome, or without one as by our own action."""
+    async with provisioner.database.acquire() as db, db.transaction():
         now = await pools.now(db)
         locked = await workers.lock(db, sorted(worker.id for worker in some))
         await workers.save(db, [stopping(worker, "test", now, outcome) for worker in locked])
 
 
-# What was never seen
+# Configs and images without a record
 
 
-async def test_what_was_never_seen_starts_small(provisioner: Provisioner) -> None:
-    """Four launches of a config, eight boots of an image, however many configs have it; each decision says so."""
+async def test_initial_windows_are_small(provisioner: Provisioner) -> None:
+    """Four launches per config and eight boots per image, however many configs use it; each decision gives the
+    reason."""
     await provisioner.declare(declared("zone-a", "zone-b", "zone-c"))
     assert sum((await demanded(provisioner)).values()) == 8
-    assert await provisioner.why() == "50 needed, room for 8"
+    assert await provisioner.last_reason() == "50 needed, room for 8"
     await demanded(provisioner, at=1)
-    assert await why(provisioner, "zone-c") == "the boot window of image/linux-1 is full"
+    assert await config_reason(provisioner, "zone-c") == "the boot window of image/linux-1 is full"
     await provisioner.weights(weight("zone-a", shared=(shared(window=64),)))
     assert await demanded(provisioner, at=2) == {"zone-a": 42, "zone-b": 4, "zone-c": 4}
     await demanded(provisioner, pending=60, at=3)
-    assert await why(provisioner, "zone-b") == "the launch window is full"
+    assert await config_reason(provisioner, "zone-b") == "the launch window is full"
 
 
 async def test_keys_are_those_of_the_calculator(provisioner: Provisioner) -> None:
-    """Both sides mean the same thing by a key."""
+    """Both services use the same keys."""
     await provisioner.declare()
-    rows = await provisioner.pool.fetch("SELECT key, stage, size FROM shared_window")
+    rows = await provisioner.database.fetch("SELECT key, stage, size FROM shared_window")
     image, quota = image_key("linux-1"), quota_key("sim-a", "sim-1", "m5.large")
     assert {tuple(row) for row in rows} == {
         (image, "boot", 8),
@@ -117,30 +118,32 @@ async def test_keys_are_those_of_the_calculator(provisioner: Provisioner) -> Non
     }
 
 
-# What records say of shares
+# Shares in weight records
 
 
 async def test_the_highest_version_counts(provisioner: Provisioner) -> None:
-    """Whichever record carries it, in whatever order they come; a record that is withdrawn takes back nothing."""
+    """The highest version wins in any order and from any record; a deleted record changes nothing."""
     await provisioner.declare(two_pools())
-    told = [weight("zone-a", shared=(shared(version=7, window=11), shared(stage="claim", version=7, window=70)))]
-    told.append(weight("zone-b", pool_id="other", shared=(shared(version=9, window=12, state="closed"),)))
-    told.append(weight("zone-c", pool_id="other", shared=(shared(version=8, window=13),)))
-    await provisioner.weights(*told[:2])
-    await provisioner.weights(told[2], revision=2)
-    gone = [msgspec.structs.replace(record, event=None) for record in received(told[1])]
-    await WeightView().apply(provisioner.pool, gone)
-    rows = await provisioner.pool.fetch("SELECT stage, version, size, state FROM shared_window WHERE key = $1", IMAGE)
+    records = [weight("zone-a", shared=(shared(version=7, window=11), shared(stage="claim", version=7, window=70)))]
+    records.append(weight("zone-b", pool_id="other", shared=(shared(version=9, window=12, state="tripped"),)))
+    records.append(weight("zone-c", pool_id="other", shared=(shared(version=8, window=13),)))
+    await provisioner.weights(*records[:2])
+    await provisioner.weights(records[2], revision=2)
+    gone = [msgspec.structs.replace(record, event=None) for record in received(records[1])]
+    await WeightView().apply(provisioner.database, gone)
+    rows = await provisioner.database.fetch(
+        "SELECT stage, version, size, state FROM shared_window WHERE key = $1", IMAGE
+    )
     assert {tuple(row) for row in rows} == {
-        ("boot", 9, 12, "closed"),
-        ("claim", 7, 70, "open"),
-        ("launch", 0, None, "open"),
+        ("boot", 9, 12, "tripped"),
+        ("claim", 7, 70, "healthy"),
+        ("launch", 0, None, "healthy"),
     }
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM weight") == 2
+    assert await provisioner.database.fetchval("SELECT count(*) FROM weight") == 2
 
 
-async def test_a_share_wakes_every_pool_that_has_it(provisioner: Provisioner) -> None:
-    """Once for each version; pools beside the scope sleep on."""
+async def test_a_share_marks_its_pools_dirty(provisioner: Provisioner) -> None:
+    """Each version marks the pools of the share dirty once, and no others."""
     body = two_pools()
     body["worker_pools"].append(declared("zone-d", id="third")["worker_pools"][0])
     body["worker_pools"][2]["launch_configs"][0] |= {"image": "linux-3", "instance_type": "r5.large"}
@@ -150,33 +153,39 @@ async def test_a_share_wakes_every_pool_that_has_it(provisioner: Provisioner) ->
     for expected in (["linux", "other"], ["linux"]):
         revision = 3 - len(expected)
         await provisioner.weights(weight("zone-a", shared=(shared(version=4),)), revision=revision)
-        assert [row["pool_id"] for row in await provisioner.pool.fetch(dirty)] == expected
+        assert [row["pool_id"] for row in await provisioner.database.fetch(dirty)] == expected
         await provisioner.plan()
 
 
 @pytest.mark.parametrize("key_stage", [(IMAGE, "boot"), (IMAGE, "claim"), (IMAGE, "launch"), (QUOTA, "launch")])
-async def test_what_is_closed_closes_its_scope_and_no_other(
+async def test_a_tripped_share_trips_its_configs_and_no_others(
     provisioner: Provisioner, key_stage: tuple[str, str]
 ) -> None:
-    """Also a config without a record, and one whose record says that it is open; of both pools."""
+    """In both pools, a config without a record and one whose record is healthy trip, too."""
     await provisioner.declare(two_pools())
-    closed = shared(*key_stage, state="closed", reason="closed, 5 image errors (boot_timeout)")
-    await provisioner.weights(weight("zone-c", pool_id="other", shared=(closed,)))
+    tripped = shared(*key_stage, state="tripped", reason="5 image errors (boot_timeout)")
+    await provisioner.weights(weight("zone-c", pool_id="other", shared=(tripped,)))
     assert await demanded(provisioner, "linux", "other") == {"zone-c": 8}
-    words = f"closed, 5 image errors (boot_timeout), by {key_stage[0]}; no probe is due"
-    assert await why(provisioner, "zone-a") == await why(provisioner, "zone-b", "other") == words
+    words = f"tripped: {key_stage[0]}: 5 image errors (boot_timeout); no probe is due"
+    assert await config_reason(provisioner, "zone-a") == await config_reason(provisioner, "zone-b", "other") == words
     await provisioner.weights(
-        weight("zone-a", state="closed", probe_permit=3, probe_ready=True, reason="zone-a: closed, by the image"),
+        weight(
+            "zone-a",
+            state="probing",
+            probe_permit=3,
+            probe_ready=True,
+            reason="zone-a tripped: the image; probe 3 may launch",
+        ),
         weight("zone-b", pool_id="other", probe_permit=2, probe_ready=True),
         revision=2,
     )
     assert await demanded(provisioner, "linux", "other", at=1) == {"zone-a": 1, "zone-c": 8}
-    assert await why(provisioner, "zone-b", "other") == words
+    assert await config_reason(provisioner, "zone-b", "other") == words
     async with provisioner.client() as client:
         (row,) = (await client.get("/launch-configs?pool=linux")).json()["items"]
-        assert (row["circuit"], row["shared"][0]["key"]) == ("closed", "credential/sim-a")
-        told = (await client.get("/launch-configs/zone-b")).json()
-        assert (told["circuit"], told["closed_by"], told["closed_stage"]) == ("closed", *key_stage)
+        assert (row["health_state"], row["shared"][0]["key"]) == ("probing", "credential/sim-a")
+        answer = (await client.get("/launch-configs/zone-b")).json()
+        assert (answer["health_state"], answer["tripped_by"], answer["tripped_stage"]) == ("tripped", *key_stage)
     await provisioner.weights(
         weight("zone-b", pool_id="other", shared=(shared(*key_stage, version=2, window=10),)), revision=3
     )
@@ -187,11 +196,11 @@ async def test_what_is_closed_closes_its_scope_and_no_other(
 
 
 async def test_unfolded_failures_hold_windows_that_pools_share(provisioner: Provisioner) -> None:
-    """Until a record has taken them in, whichever pool they befell."""
+    """They count in both pools until a record has folded them."""
     await provisioner.declare(two_pools())
     await provisioner.trust()
-    await provisioner.pool.execute("UPDATE shared_window SET size = 9 WHERE stage = 'boot'")
-    for request in await _asked(provisioner, 6):
+    await provisioner.database.execute("UPDATE shared_window SET size = 9 WHERE stage = 'boot'")
+    for request in await _requested(provisioner, 6):
         await provisioner.leases(provisioner.granted(request))
     await provisioner.launch()
     await end(provisioner, (await provisioner.workers())[:4], BOOT_FAILED)
@@ -203,13 +212,13 @@ async def test_unfolded_failures_hold_windows_that_pools_share(provisioner: Prov
 
 
 async def boot_fails(provisioner: Provisioner) -> None:
-    await provisioner.pool.execute(workers.COUNT_OUTCOMES, ["zone-a"], ["boot"], [True])
+    await provisioner.database.execute(workers.COUNT_OUTCOMES, ["zone-a"], ["boot"], [True])
 
 
 async def unfolded_after(provisioner: Provisioner, seconds: float, *, sent: bool = True) -> int:
-    """What holds the window of the image after a sweep at that time; `sent` if the relay has sent all there was."""
+    """Unfolded failures of the image after a sweep at that time; `sent` if the relay has sent all events."""
     if sent:
-        await provisioner.pool.execute("DELETE FROM outbox")
+        await provisioner.database.execute("DELETE FROM outbox")
     await provisioner.set_clock(seconds)
     await provisioner.sweep()
     return await level(provisioner)
@@ -217,7 +226,7 @@ async def unfolded_after(provisioner: Provisioner, seconds: float, *, sent: bool
 
 @pytest.fixture
 async def one_unfolded(provisioner: Provisioner) -> Provisioner:
-    """Two boots of zone-a have failed, one was folded, and a sweep has seen that at 601 s."""
+    """Two boots of zone-a have failed, one was folded, and a sweep has run at 601 s."""
     await provisioner.declare(two_pools())
     await provisioner.trust()
     for _ in range(2):
@@ -227,8 +236,8 @@ async def one_unfolded(provisioner: Provisioner) -> Provisioner:
     return provisioner
 
 
-async def test_what_nobody_folds_holds_a_window_for_an_hour(one_unfolded: Provisioner) -> None:
-    """A dead record that names nobody is counted by nobody else. What has failed is told as ever, and counts anew."""
+async def test_an_unfolded_failure_is_written_off_after_an_hour(one_unfolded: Provisioner) -> None:
+    """An unfolded failure is written off after an hour. The failure total is unchanged, and new failures count."""
     assert [await unfolded_after(one_unfolded, seconds) for seconds in (1202, 4200, 4801)] == [1, 1, 0]
     assert await level(one_unfolded, pool_id="other") == 0
     async with one_unfolded.client() as client:
@@ -238,8 +247,8 @@ async def test_what_nobody_folds_holds_a_window_for_an_hour(one_unfolded: Provis
     assert await unfolded_after(one_unfolded, 5402) == 1
 
 
-async def test_what_is_folded_after_all_is_over_no_more(one_unfolded: Provisioner) -> None:
-    """Or it would hide the next failure."""
+async def test_a_failure_folded_late_is_no_longer_written_off(one_unfolded: Provisioner) -> None:
+    """Otherwise it would hide the next failure."""
     assert await unfolded_after(one_unfolded, 4801) == 0
     await one_unfolded.weights(weight("zone-a", stages=healths(boot=2)), revision=6)
     assert await unfolded_after(one_unfolded, 5402) == 0
@@ -247,33 +256,32 @@ async def test_what_is_folded_after_all_is_over_no_more(one_unfolded: Provisione
     assert await level(one_unfolded) == 1
 
 
-@pytest.mark.parametrize("what", ["failed", "silent", "unsent"])
-async def test_the_hour_begins_anew(one_unfolded: Provisioner, what: str) -> None:
-    """With a failure that may be folded yet, with a sweep that has not heard the calculator, and while events wait to
-    be sent."""
+@pytest.mark.parametrize("what", ["failed", "unavailable", "unsent"])
+async def test_the_hour_restarts(one_unfolded: Provisioner, what: str) -> None:
+    """It restarts with a new failure, with a sweep without the calculator, and while events are unsent."""
     left = 1
     if what == "failed":
         await boot_fails(one_unfolded)
         left = 2
-    one_unfolded.silent_seconds = float(what == "silent")
+    one_unfolded.unavailable_seconds = float(what == "unavailable")
     assert await unfolded_after(one_unfolded, 4300, sent=what != "unsent") == left
-    one_unfolded.silent_seconds = 0.0
+    one_unfolded.unavailable_seconds = 0.0
     assert [await unfolded_after(one_unfolded, seconds) for seconds in (4901, 7800)] == [left, left]
     assert await unfolded_after(one_unfolded, 8601) == 0
 
 
-async def _asked(provisioner: Provisioner, pending: int) -> list[LeaseRequested]:
+async def _requested(provisioner: Provisioner, pending: int) -> list[LeaseRequested]:
     await provisioner.demand(report(pending))
     await provisioner.plan()
-    return await provisioner.told(LeaseRequested)
+    return await provisioner.published(LeaseRequested)
 
 
-async def test_a_worker_that_fails_while_a_plan_looks_counts_once(provisioner: Provisioner) -> None:
-    """As under way or as failed, but never as neither: what is counted of a config is counted in one look."""
+async def test_a_worker_that_fails_during_a_plan_counts_once(provisioner: Provisioner) -> None:
+    """It counts as in flight or as failed, never as neither, since one statement reads both."""
     await provisioner.admitted(4)
-    await provisioner.pool.execute("UPDATE weight SET record = jsonb_set(record, '{stages,launch,window}', '4')")
+    await provisioner.database.execute("UPDATE weight SET record = jsonb_set(record, '{stages,launch,window}', '4')")
     everybody = await provisioner.workers()
-    async with provisioner.pool.acquire() as db, provisioner.pool.acquire() as other:
+    async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
         assert await provisioner.launcher._start(db, "lease-1")
         await provisioner.demand(report(9, at=1))
         async with db.transaction():
@@ -289,13 +297,13 @@ async def test_a_worker_that_fails_while_a_plan_looks_counts_once(provisioner: P
 
 
 @pytest.mark.parametrize(("kind", "counted"), [("launching", 4), ("starting", 0)])
-async def test_a_worker_that_is_told_to_leave(
+async def test_a_stopping_worker_frees_its_unit(
     provisioner: Provisioner, tmp_path: Path, kind: str, counted: int
 ) -> None:
-    """Frees its place at once, unless the call for it may still fail."""
+    """It frees its unit at once, unless its call may still fail."""
     (grant,) = await provisioner.admitted(4)
     if kind == "launching":
-        async with provisioner.pool.acquire() as db:
+        async with provisioner.database.acquire() as db:
             assert await provisioner.launcher._start(db, grant.lease_id)
     else:
         await provisioner.launch()
@@ -307,9 +315,9 @@ async def test_a_worker_that_is_told_to_leave(
 
 
 async def test_failures_of_an_archived_config(provisioner: Provisioner) -> None:
-    """Its record is withdrawn: they count while one may be late, and are over then. Its workers count on."""
+    """Its record is deleted, so its failures count only as long as a record may be late. Its workers keep counting."""
     await provisioner.declare(two_pools())
-    for request in await _asked(provisioner, 4):
+    for request in await _requested(provisioner, 4):
         await provisioner.leases(provisioner.granted(request))
     await provisioner.launch()
     body = two_pools()
@@ -324,16 +332,17 @@ async def test_failures_of_an_archived_config(provisioner: Provisioner) -> None:
     assert await level(provisioner) == 0
 
 
-@pytest.mark.parametrize(("days", "failures", "state"), [(7, 3, "closed"), (9, 0, "open")])
-async def test_a_config_that_comes_back(provisioner: Provisioner, days: int, failures: int, state: str) -> None:
-    """Goes on where it was; after eight days it begins anew, as in the calculator, and so does what it alone shared."""
+@pytest.mark.parametrize(("days", "failures", "state"), [(7, 3, "tripped"), (9, 0, "healthy")])
+async def test_a_config_that_is_declared_again(provisioner: Provisioner, days: int, failures: int, state: str) -> None:
+    """It continues where it was; after eight days it starts from zero, as in the weight-calculator, as do its own
+    shares."""
     await provisioner.declare(declared("zone-a", "zone-b"))
-    (request,) = [r for r in await _asked(provisioner, 1) if r.units]
+    (request,) = [r for r in await _requested(provisioner, 1) if r.units]
     await provisioner.leases(provisioner.granted(request))
     await provisioner.launch()
     worker = await provisioner.worker()
-    await provisioner.weights(weight(worker.launch_config_id, shared=(shared(version=5, state="closed"),)))
-    await provisioner.pool.execute(
+    await provisioner.weights(weight(worker.launch_config_id, shared=(shared(version=5, state="tripped"),)))
+    await provisioner.database.execute(
         "INSERT INTO launch_config_outcomes (launch_config_id, stage, failures) VALUES ($1, 'boot', 3)",
         worker.launch_config_id,
     )
@@ -343,15 +352,17 @@ async def test_a_config_that_comes_back(provisioner: Provisioner, days: int, fai
     await provisioner.set_clock(days * 86_400.0)
     await provisioner.declare(declared("zone-a", "zone-b"))
     counted = "SELECT coalesce(sum(failures), 0)::int FROM launch_config_outcomes"
-    assert await provisioner.pool.fetchval(counted) == failures
-    row = await provisioner.pool.fetchrow("SELECT state FROM shared_window WHERE key = $1 AND stage = 'boot'", IMAGE)
+    assert await provisioner.database.fetchval(counted) == failures
+    row = await provisioner.database.fetchrow(
+        "SELECT state FROM shared_window WHERE key = $1 AND stage = 'boot'", IMAGE
+    )
     assert row["state"] == state
-    await provisioner.pool.execute("DELETE FROM weight")
+    await provisioner.database.execute("DELETE FROM weight")
     await provisioner.sweep()
-    assert await provisioner.pool.fetchval(counted) == failures
+    assert await provisioner.database.fetchval(counted) == failures
 
 
-#         claim evidence, claimed tasks seen when, workers that still have to prove themselves, is the window in force
+#         claim evidence, claimed tasks seen (at), workers in the claim stage, is there a claim window
 CLAIMS = [
     ("hook", None, 3, True),
     ("hook", 5, 3, True),
@@ -362,14 +373,14 @@ CLAIMS = [
 
 
 @pytest.mark.parametrize(("evidence", "seen", "unconfirmed", "judged"), CLAIMS)
-async def test_what_confirms_a_claim(
+async def test_claim_evidence(
     provisioner: Provisioner, evidence: str, seen: float | None, unconfirmed: int, judged: bool
 ) -> None:
-    """The worker's word, or the queue's since the worker came; where nothing does, the window bounds nothing."""
+    """The worker's report, or the queue's since the worker registered; without claim evidence there is no window."""
     await provisioner.declare(declared(evidence={"claim": evidence}))
     await provisioner.trust()
     await provisioner.demand(report(3, 1, at=-5))
-    for request in await _asked(provisioner, 3):
+    for request in await _requested(provisioner, 3):
         await provisioner.leases(provisioner.granted(request))
     await provisioner.launch()
     for worker in await provisioner.workers():
@@ -380,20 +391,20 @@ async def test_what_confirms_a_claim(
     async with provisioner.client() as client:
         (row,) = (await client.get("/launch-configs")).json()["items"]
     assert row["stages"].get("claim", {}).get("in_flight", 0) == unconfirmed
-    _, known = await pools.counted(provisioner.pool, "linux", after(10))
+    _, known = await pools.counted(provisioner.database, "linux", after(10))
     assert {(shared.key, shared.in_flight) for shared in known if shared.stage == "claim"} == (
         {(IMAGE, unconfirmed)} if judged else set()
     )
-    await provisioner.pool.execute("UPDATE weight SET record = jsonb_set(record, '{stages,claim,window}', '1')")
+    await provisioner.database.execute("UPDATE weight SET record = jsonb_set(record, '{stages,claim,window}', '1')")
     await provisioner.plan()
     assert await provisioner.states() == {"running": 3} if unconfirmed else {"running": 3, "requested": 1}
 
 
-# All of it, at random
+# Random histories
 
 
 class Truth:
-    """Levels by what was told: events, and what records have folded of them. Counts nothing that the planner counts."""
+    """Levels derived from published events and folded failures, independent of the planner's counts."""
 
     def __init__(self) -> None:
         self.under_way: dict[str, tuple[str, str]] = {}  # worker → config, stage
@@ -401,7 +412,7 @@ class Truth:
         self.folded: Counter[tuple[str, str]] = Counter()
         self.probes: set[str] = set()
 
-    def hear(self, event: WorkerEvent) -> None:
+    def apply(self, event: WorkerEvent) -> None:
         worker, config = event.worker_id, event.launch_config_id
         outcome: Outcome | None = getattr(event, "outcome", None)
         known = self.under_way.get(worker)
@@ -413,7 +424,7 @@ class Truth:
         elif outcome is not None and outcome.result is Result.OK:
             order = ["launch", "boot", "claim", ""]
             after_ = order[order.index(outcome.stage.value) + 1]
-            # One that registered before the reply stays where it is.
+            # A worker that registered before the reply keeps its stage.
             if after_ and known is not None and order.index(after_) > order.index(known[1]):
                 self.under_way[worker] = config, after_
             elif not after_:
@@ -436,15 +447,15 @@ TOGETHER: Final = {(IMAGE, "boot"): 7, (IMAGE, "claim"): 9, (QUOTA, "launch"): 6
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, seed: int) -> None:
-    """Two pools with one image, three planners at once, calls that fail, machines that never come or never claim, and
-    records that are late: at no moment is more under way or unfolded than any window holds."""
+    """Two pools with one image, three concurrent planners, calls that fail, machines that never register or claim, and
+    late records: starts in flight plus unfolded failures never exceed a window."""
     chance, truth, highest = random.Random(seed), Truth(), Counter[tuple[str, str]]()
     await provisioner.declare(two_pools())
-    told = tuple(shared(key, stage, 1, size) for (key, stage), size in TOGETHER.items())
+    shares = tuple(shared(key, stage, 1, size) for (key, stage), size in TOGETHER.items())
     requests: list[LeaseRequested] = []
 
     async def fold(revision: int) -> None:
-        """A record of what was known some time ago."""
+        """A weight record of what was known some time ago."""
         for place, count in truth.failed.items():
             truth.folded[place] = chance.randint(truth.folded[place], count)
         await provisioner.weights(
@@ -452,7 +463,7 @@ async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, s
                 weight(
                     name,
                     pool_id=pool_id,
-                    shared=told,
+                    shared=shares,
                     stages={
                         stage: StageHealth(
                             probability=0.9,
@@ -472,7 +483,7 @@ async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, s
     async def listen() -> None:
         for event in await provisioner.events():
             if isinstance(event, WorkerEvent):
-                truth.hear(event)
+                truth.apply(event)
             elif isinstance(event, LeaseRequested):
                 requests.append(event)
         for name in CONFIGS:
@@ -491,7 +502,7 @@ async def test_no_window_is_exceeded(provisioner: Provisioner, tmp_path: Path, s
                 await end(provisioner, [worker], BOOT_FAILED)
             else:
                 await provisioner.register(worker.instance_id or "", worker.batch_id)
-        async with provisioner.pool.acquire() as db, db.transaction():
+        async with provisioner.database.acquire() as db, db.transaction():
             now = await pools.now(db)
             running = await workers.lock(db, sorted(worker.id for worker in await some(State.RUNNING)))
             fates = [

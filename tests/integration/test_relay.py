@@ -1,5 +1,5 @@
-"""Publishing on a real broker and a real database: nothing is lost, order per subject, numbers without a gap, whoever
-dies or stalls."""
+"""Publishing on a real broker and database: despite crashes and stalls, nothing is lost, order per subject holds, and
+sequence numbers have no gaps."""
 
 import asyncio
 import contextlib
@@ -36,18 +36,18 @@ async def running(relay: Relay) -> AsyncIterator[Relay]:
 
 async def until_published(place: Place) -> None:
     async def empty() -> bool:
-        return not await place.pool.fetchval("SELECT count(*) FROM outbox")
+        return not await place.database.fetchval("SELECT count(*) FROM outbox")
 
     await until(empty, "the outbox is empty")
 
 
 class Log(msgspec.Struct):
-    """A topic as a consumer sees it that drops what a number proves to be a repeat."""
+    """A topic as seen by a consumer that drops duplicates by sequence number."""
 
     events: dict[str, list[tuple[int, str]]]
-    """By subject: (revision, word)."""
+    """(revision, word) by subject."""
     repeats: int
-    holes: list[str]
+    gaps: list[str]
 
 
 async def read(place: Place) -> Log:
@@ -55,17 +55,17 @@ async def read(place: Place) -> Log:
     last: dict[tuple[int, str], int] = {}
     for record in await read_all(place, WORKER_LIFECYCLE.name):
         envelope = decode(record.headers, received_at=utc_now())
-        assert envelope.number is not None
+        assert envelope.sequence_number is not None
         assert envelope.revision is not None
-        assert envelope.previous == envelope.number - 1
+        assert envelope.previous == envelope.sequence_number - 1
         assert record.partition == partition_for(envelope.subject, PARTITIONS)
-        place_of = record.partition, envelope.number_source
-        if envelope.number <= last.get(place_of, 0):
+        place_of = record.partition, envelope.sequence_source
+        if envelope.sequence_number <= last.get(place_of, 0):
             log.repeats += 1
             continue
         if envelope.previous > last.get(place_of, 0):
-            log.holes.append(f"{place_of}: {envelope.number} after {last.get(place_of, 0)}")
-        last[place_of] = envelope.number
+            log.gaps.append(f"{place_of}: {envelope.sequence_number} after {last.get(place_of, 0)}")
+        last[place_of] = envelope.sequence_number
         event = msgspec.json.decode(record.value, type=WorkerErrorReported)
         log.events[envelope.subject].append((envelope.revision, event.kind))
     return log
@@ -77,17 +77,18 @@ async def write(
     *,
     rounds: int,
     subjects: int = 7,
-    ring: Relay | None = None,
+    relay: Relay | None = None,
     until_set: asyncio.Event | None = None,
 ) -> None:
-    """Transactions of several subjects, some undone, some slow to commit; each tells the relay that leads. At least so
-    many rounds, and on until an event is set."""
+    """Write transactions of several subjects, some rolled back, some slow to commit; each notifies the relay.
+
+    At least `rounds` of them, and more until an event is set."""
     chance = Random(writer)
     for n in count():
         if n >= rounds and (until_set is None or until_set.is_set()):
             return
         names = sorted(chance.sample(range(subjects), chance.randint(1, 3)))
-        async with place.pool.acquire() as db:
+        async with place.database.acquire() as db:
             undone = chance.random() < 0.1
             with contextlib.suppress(Undone):
                 async with db.transaction():
@@ -95,8 +96,8 @@ async def write(
                     await asyncio.sleep(chance.choice([0, 0, 0.002]))
                     if undone:
                         raise Undone
-        if ring is not None:
-            ring.ring(place.pool)
+        if relay is not None:
+            relay.wake(place.database)
 
 
 class Undone(Exception):
@@ -104,8 +105,8 @@ class Undone(Exception):
 
 
 def check(log: Log) -> None:
-    """Nothing lost and in order: revisions of a subject are 1, 2, 3 …; each writer's own words keep their order."""
-    assert log.holes == []
+    """Check that nothing is lost: revisions of a subject are 1, 2, 3 …, and the words of each writer are in order."""
+    assert log.gaps == []
     for events in log.events.values():
         assert [revision for revision, _ in events] == list(range(1, len(events) + 1))
         by_writer = defaultdict(list)
@@ -119,29 +120,29 @@ async def test_concurrent_writers(place: Place) -> None:
     """Sixteen writers on shared subjects while the relay runs."""
     await place.create(WORKER_LIFECYCLE)
     async with running(place.relay(WORKER_LIFECYCLE)) as relay:
-        await asyncio.gather(*(write(place, writer, rounds=40, ring=relay) for writer in range(16)))
+        await asyncio.gather(*(write(place, writer, rounds=40, relay=relay) for writer in range(16)))
         await until_published(place)
     log = await read(place)
     check(log)
     assert log.repeats == 0
-    revisions = dict(await place.pool.fetch("SELECT subject, revision FROM outbox_subject"))
+    revisions = dict(await place.database.fetch("SELECT subject, revision FROM outbox_subject"))
     assert {subject: len(events) for subject, events in log.events.items()} == revisions
 
 
 async def test_killed_relay(place: Place) -> None:
-    """A relay dies by SIGKILL in the middle; another takes over."""
+    """Another relay takes over after SIGKILL."""
     await place.create(WORKER_LIFECYCLE)
     first = Process.at(place, "relay", "10")
     second = place.relay(WORKER_LIFECYCLE)
     try:
         await write(place, 0, rounds=5)
-        await first.until_said("published")
+        await first.until_printed("published")
         async with running(second):
             killed = asyncio.Event()
             writing = asyncio.gather(
-                *(write(place, writer, rounds=60, ring=second, until_set=killed) for writer in range(1, 5))
+                *(write(place, writer, rounds=60, relay=second, until_set=killed) for writer in range(1, 5))
             )
-            await first.until_said("published\npublished\npublished")
+            await first.until_printed("published\npublished\npublished")
             assert not second.leading
             first.kill()
             killed.set()
@@ -154,23 +155,23 @@ async def test_killed_relay(place: Place) -> None:
 
 
 async def test_stopped_relay(place: Place) -> None:
-    """A relay is stopped for longer than its session may be silent; another takes over; what the first still sends
-    on waking are repeats."""
+    """Another relay takes over from one stopped for longer than the session timeout; records sent by the first after it
+    resumes are duplicates."""
     await place.create(WORKER_LIFECYCLE)
     first = Process.at(place, "relay", "1.5")
     second = place.relay(WORKER_LIFECYCLE)
     try:
-        await first.until_said("up")
+        await first.until_printed("up")
         await write(place, 0, rounds=5)
-        await first.until_said("published")
+        await first.until_printed("published")
         async with running(second):
             first.stop()
             await write(place, 1, rounds=30)
             await until(lambda: second.leading)
             await until_published(place)
-            first.go_on()
+            first.resume()
             await write(place, 2, rounds=30)
-            await first.until_said("relay starts anew")
+            await first.until_printed("relay restarting after an error")
             await until_published(place)
             assert second.leading
     finally:
@@ -179,7 +180,7 @@ async def test_stopped_relay(place: Place) -> None:
 
 
 async def test_zombie_relay(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relay that lost its lock still holds batches. Whether it sends them before the successor or after: repeats."""
+    """Batches that a relay sends after losing its lock are duplicates, before and after those of its successor."""
     await place.create(WORKER_LIFECYCLE)
     zombie, successor = place.relay(WORKER_LIFECYCLE), place.relay(WORKER_LIFECYCLE)
     held: list[Any] = []
@@ -191,8 +192,8 @@ async def test_zombie_relay(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(zombie, "_send", hold)
     for n in range(24):
-        await enqueue(place.pool, report(f"w{n % 12}", f"0.{n}"))
-    async with publisher(place) as publish, place.pool.acquire() as db:
+        await enqueue(place.database, report(f"w{n % 12}", f"0.{n}"))
+    async with publisher(place) as publish, place.database.acquire() as db:
         source = f"/slipway/{SERVICE}/{await db.fetchval('SELECT id FROM incarnation')}"
         with pytest.raises(ConnectionResetError):
             await zombie.publish(db, publish.producer, source)
@@ -200,11 +201,11 @@ async def test_zombie_relay(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
         assert late
         await send(*early)
         async with running(successor):
-            await enqueue(place.pool, *(report(f"w{n}", "0.24") for n in range(6)))
+            await enqueue(place.database, *(report(f"w{n}", "0.24") for n in range(6)))
             await until_published(place)
             for batch in late:
                 await send(*batch)
-            await enqueue(place.pool, *(report(f"w{n}", "0.25") for n in range(12)))
+            await enqueue(place.database, *(report(f"w{n}", "0.25") for n in range(12)))
             await until_published(place)
     log = await read(place)
     check(log)
@@ -213,18 +214,18 @@ async def test_zombie_relay(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_wrong_partition_count(place: Place) -> None:
-    """With other partitions keys would move: it publishes nothing and says so."""
+    """The relay publishes nothing if the partition count differs, since keys would move."""
     await place.create(WORKER_LIFECYCLE)
     relay = place.relay(WORKER_LIFECYCLE, partitions=PARTITIONS + 1)
-    await enqueue(place.pool, report("w1", "a"))
-    with pytest.raises(WrongPartitions, match=r"has 4 partitions, the registry says 5"):
+    await enqueue(place.database, report("w1", "a"))
+    with pytest.raises(WrongPartitions, match=r"has 4 partitions, but the registry has 5"):
         await relay._lead()
-    assert await place.pool.fetchval("SELECT count(*) FROM outbox") == 1
+    assert await place.database.fetchval("SELECT count(*) FROM outbox") == 1
     assert await read_all(place, WORKER_LIFECYCLE.name) == []
 
 
 async def test_a_refused_row_holds_up_no_other_topic(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one partition's broker refuses waits; the others' rows are sent once and done with."""
+    """Rows that the broker of one partition refuses wait; rows of other partitions are sent once and deleted."""
     await place.create(WORKER_LIFECYCLE)
     relay = place.relay(WORKER_LIFECYCLE)
     send = relay._send
@@ -237,28 +238,27 @@ async def test_a_refused_row_holds_up_no_other_topic(place: Place, monkeypatch: 
     monkeypatch.setattr(relay, "_send", refuse_one)
     subjects = [f"w{n}" for n in range(12)]
     refused = partition_for("w0", PARTITIONS)
-    await enqueue(place.pool, *(report(subject, "0.1") for subject in subjects))
-    async with publisher(place) as publish, place.pool.acquire() as db:
+    await enqueue(place.database, *(report(subject, "0.1") for subject in subjects))
+    async with publisher(place) as publish, place.database.acquire() as db:
         for _ in range(3):
             with pytest.raises(ConnectionResetError):
                 await relay.publish(db, publish.producer, "/slipway/probe/1")
-    waiting = {row["subject"] for row in await place.pool.fetch("SELECT subject FROM outbox")}
+    waiting = {row["subject"] for row in await place.database.fetch("SELECT subject FROM outbox")}
     assert waiting == {subject for subject in subjects if partition_for(subject, PARTITIONS) == refused}
     assert set((await read(place)).events) == set(subjects) - waiting
 
 
 async def test_dead_letter_topic(place: Place) -> None:
-    """A dead record reaches its dead-letter topic as it came, with the reason; one that no batch carries, without its
-    value."""
+    """A dead record reaches its dead-letter topic unchanged, with the reason; without its value if it is too large."""
     await place.create(WORKER_LIFECYCLE)
     async with publisher(place) as publish, member(place), running(place.relay(WORKER_LIFECYCLE)):
         bad = await publish.send(report("w1", "bad"), value=b"{", key=b"\xff\0")
         await publish.send(report("w2", "bad"), value=b"{" * 900_000)
 
-        async def buried() -> bool:
+        async def dead_lettered() -> bool:
             return len(await place.dead()) == 2
 
-        await until(buried)
+        await until(dead_lettered)
         await until_published(place)
     letters = {r.key: r for r in await read_all(place, dead_letter_topic(WORKER_LIFECYCLE, SERVICE))}
     headers = dict(letters["\ufffd\ufffd".encode()].headers)
@@ -269,17 +269,17 @@ async def test_dead_letter_topic(place: Place) -> None:
     assert letters["\ufffd\ufffd".encode()].value == b"{"
     assert letters[b"w2"].value is None
     assert int(dict(letters[b"w2"].headers)["__dlq.errors.omitted_bytes"]) > 900_000
-    assert await place.pool.fetchval("SELECT max(length(value)) FROM dead_letter") == 900_000
+    assert await place.database.fetchval("SELECT max(length(value)) FROM dead_letter") == 900_000
 
 
 async def test_too_large_to_publish(place: Place) -> None:
-    """An event that would stop the relay for good is refused before it is committed."""
+    """An event too large for the relay is refused before the commit."""
     with pytest.raises(BadEvent, match="at most"):
-        await enqueue(place.pool, report("w1", "x" * 600_000))
+        await enqueue(place.database, report("w1", "x" * 600_000))
 
 
 async def test_deleted_key(place: Place) -> None:
-    """A tombstone has the key, the type and a number, and no value; a trace of its own is continued."""
+    """A tombstone has a key, a type and a sequence number but no value, and continues its own trace."""
     await place.create(LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE)
     trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     gone = LaunchConfigArchived(
@@ -295,7 +295,7 @@ async def test_deleted_key(place: Place) -> None:
         state="archived",
         revision=1,
     )
-    await enqueue(place.pool, gone, outbox.Tombstone(gone), outbox.Traced(report("w1", "x"), trace))
+    await enqueue(place.database, gone, outbox.Tombstone(gone), outbox.Traced(report("w1", "x"), trace))
     async with running(place.relay(LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE)):
         await until_published(place)
     state, tombstone = await read_all(place, LAUNCH_CONFIG_LIFECYCLE.name)

@@ -1,4 +1,4 @@
-"""The shape of every service: it starts without its servers, says what it waits for, works, and drains."""
+"""Service framework: starts without its servers, reports what it waits for, and shuts down gracefully."""
 
 import asyncio
 import contextlib
@@ -22,11 +22,11 @@ from tests.processes import Process
 
 UNOWNED = 'slipway_unowned_partitions{topic="slipway.worker.lifecycle.v1"} 0.0'
 
-DRAINED_SECONDS = 20.0  # one where nothing else runs; whoever waits for somebody who never comes waits longer
+DRAINED_SECONDS = 20.0  # a second on an idle machine; a hanging shutdown would take longer
 
 
 async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> None:
-    """Live at once; ready when database, broker and topics have come; drained within seconds of SIGTERM."""
+    """Live at once; ready when database, broker and topics are available; stopped within seconds of SIGTERM."""
     kafka, postgres = servers
     name, (port, door) = harness.new_name(), free_ports(2)
     process = Process("service", postgres.url(name), f"127.0.0.1:{door}", f"{name}.", str(port))
@@ -37,19 +37,19 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
                 await until(lambda: answers(http, "/readyz", 503, text), f"not ready because of {text}")
 
             await until(lambda: answers(http, "/livez", 200), "live")
-            await waits_for("the database has not answered")
+            await waits_for("the database is unavailable")
             async with harness.new_place(servers, name) as place:
-                await waits_for("the broker has not answered")
-                await until(lambda: process.said("effects 0"), "loops do not wait for the broker")
+                await waits_for("the broker is unavailable")
+                await until(lambda: process.printed("effects 0"), "loops do not wait for the broker")
                 await topic_admin.create(kafka.bootstrap, prefix=place.prefix, partitions=PARTITIONS)
                 opened = await asyncio.start_server(partial(forward, kafka.bootstrap), "127.0.0.1", door)
                 await until(lambda: answers(http, "/readyz", 200), "ready")
                 async with publisher(place) as publish:
                     await publish.send(report("w1", "a"))
-                await until(lambda: process.said("effects 1"))
+                await until(lambda: process.printed("effects 1"))
 
                 async def known() -> Any:
-                    """The status, once the broker has said in time where its topics end."""
+                    """Status, once the broker has returned end offsets in time."""
                     told = (await http.get("/status")).json()
                     return told["partitions"] and all(row["lag"] is not None for row in told["partitions"]) and told
 
@@ -64,15 +64,15 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
                 asked_at = monotonic_seconds()
                 await until(lambda: process.exit_code is not None)
                 assert monotonic_seconds() - asked_at < DRAINED_SECONDS
-                assert process.exit_code == -signal.SIGTERM  # the server raises it again when it is done
-                assert process.said("stopped")
+                assert process.exit_code == -signal.SIGTERM  # the server raises it again after the shutdown
+                assert process.printed("stopped")
                 opened.close()
     finally:
         process.kill()
 
 
 async def forward(bootstrap: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A door to the broker: clients come in here, and go on to the address that the broker tells them."""
+    """Proxy to the broker: clients connect here first, then to the advertised address."""
     host, port = bootstrap.split(":")
     from_broker, to_broker = await asyncio.open_connection(host, int(port))
     await asyncio.gather(copy(reader, to_broker), copy(from_broker, writer))
@@ -98,7 +98,7 @@ async def heartbeats(place: Place) -> int:
 
 
 async def test_database_outage(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) -> None:
-    """A service whose database died says so, is ready again when it is back, and ends when asked without it."""
+    """Without its database, a service reports so and can be stopped; it is ready again when the database is back."""
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     async with harness.new_place(servers) as place, httpx2.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS) as http:
@@ -115,14 +115,14 @@ async def test_database_outage(servers: tuple[EmbeddedKafka, EmbeddedPostgres]) 
             await place.postgres.kill()
             process.terminate()
             await until(lambda: process.exit_code is not None)
-            assert process.said("stopped")
+            assert process.printed("stopped")
         finally:
             process.kill()
             await place.postgres.start()
 
 
 async def test_unowned_partition_is_alerted(place: Place) -> None:
-    """A partition that stays assigned and un-owned: one alert, and one more when it is over."""
+    """A partition that stays assigned but not owned raises an alert, which is resolved afterwards."""
 
     class Stuck:
         name = "topic"
@@ -135,6 +135,6 @@ async def test_unowned_partition_is_alerted(place: Place) -> None:
     probe = Service(SERVICE, ServiceSettings(database_url=place.url, kafka="nowhere:1"))
     probe.runtime.subscriptions = [stuck]
     for stuck.waiting_seconds in (9.0, 11.0, 15.0, 0.0, 0.0):
-        await probe._watch_ownership(place.pool)
-    rows = await place.pool.fetch("SELECT type FROM outbox ORDER BY id")
+        await probe._watch_ownership(place.database)
+    rows = await place.database.fetch("SELECT type FROM outbox ORDER BY id")
     assert [row["type"] for row in rows] == [AlertRaised.type, AlertResolved.type]

@@ -1,5 +1,5 @@
-"""Two weight-calculators in processes of their own: one works, one stands by and answers; when the one is killed the
-other goes on, and every event is folded once."""
+"""Two weight-calculator processes: one leads, the other is a ready standby; when the leader is killed, the standby
+takes over, and every event is folded once."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ SECONDS = 60.0
 
 
 class Replica:
-    """One weight-calculator as it is run, and what it answers."""
+    """A weight-calculator process and its HTTP API."""
 
     def __init__(self, place: Place, folder: Path, name: str, port: int) -> None:
         tokens = folder / "tokens.yaml"
@@ -53,22 +53,22 @@ class Replica:
         )
         self.http = httpx2.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"})
 
-    async def standing(self) -> str:
-        """active, standby, or nothing as long as it is not ready."""
+    async def leadership(self) -> str:
+        """leader, standby, or empty while it is not ready."""
         try:
             status = (await self.http.get("/status")).json()
         except httpx2.HTTPError:
             return ""
-        return status["standing"]["role"] if status["ready"] else ""
+        return status["leadership"]["role"] if status["ready"] else ""
 
     async def until_it(self, role: str) -> None:
         async def so() -> bool:
-            return await self.standing() == role
+            return await self.leadership() == role
 
         await until(so, f"{self.name} is {role}", seconds=SECONDS)
 
     async def folded(self) -> dict[str, int]:
-        """Failed launches that the published records have seen, by config."""
+        """Failed launches counted in the published records, by config."""
         items = (await self.http.get("/weights")).json()["items"]
         return {item["launch_config_id"]: item["stages"]["launch"]["failures_folded"] for item in items}
 
@@ -87,32 +87,33 @@ async def replicas(place: Place, folder: Path, *names: str) -> AsyncIterator[lis
 
 
 async def beats(place: Place) -> list[str]:
-    """Who has beaten, in order."""
+    """Instances in the order of their heartbeats."""
     records = await read_all(place, SERVICE_HEARTBEAT.name)
     return [msgspec.json.decode(record.value)["instance"] for record in records if record.key == SERVICE.encode()]
 
 
 async def test_the_other_goes_on(place: Place, tmp_path: Path) -> None:
-    """A takeover is told, not timed: a machine of tests is slower than any."""
+    """The takeover is awaited, not timed, since test machines are slow."""
     async with replicas(place, tmp_path, "a", "b") as (a, b), publisher(place) as publish:
         a.child.start()
-        await a.until_it("active")
+        await a.until_it("leader")
         b.child.start()
         await b.until_it("standby")
         await tell(publish, *(declared(f"zone-{n}") for n in range(3)))
         await tell(publish, *(failed(config_id=f"zone-{n % 3}") for n in range(30)))
-        await until(lambda: sees(b, 30), "who stands by answers what is published", seconds=SECONDS)
+        await until(lambda: sees(b, 30), "the standby returns what is published", seconds=SECONDS)
         assert (await b.http.get("/readyz")).status_code == 200
         assert set(await beats(place)) == {"a"}
         letter = {"topic": WORKER_LIFECYCLE.name, "partition": 0, "offset": 0}
         refused = await b.http.post("/dead-letters/replay", json=letter)
-        assert (refused.status_code, refused.json()["detail"]) == (409, "instance a is active: ask that one")
+        detail = "instance a is the leader; send the request there"
+        assert (refused.status_code, refused.json()["detail"]) == (409, detail)
         assert (await a.http.post("/dead-letters/replay", json=letter)).status_code == 404
 
         sending = asyncio.create_task(tell(publish, *(failed(config_id=f"zone-{n % 3}") for n in range(200))))
         await a.child.kill()
         killed_at = monotonic_seconds()
-        await b.until_it("active")
+        await b.until_it("leader")
         print(f"\ntook over {monotonic_seconds() - killed_at:.1f} s after the kill")
         await sending
         await until(lambda: sees(b, 230), "all is folded", seconds=SECONDS)
@@ -123,7 +124,7 @@ async def test_the_other_goes_on(place: Place, tmp_path: Path) -> None:
         await a.until_it("standby")
         await check_journal(place)
         await b.child.stop()
-        await a.until_it("active")
+        await a.until_it("leader")
         assert await sees(a, 230)
 
 
@@ -141,7 +142,7 @@ async def beaten(place: Place, name: str) -> bool:
 
 
 async def check_journal(place: Place) -> None:
-    """Its ranges tile what was read, over both epochs."""
+    """The ranges of the journal cover all records read, over both epochs."""
     pool = await postgres.connect(place.url, SERVICE)
     try:
         rows = await pool.fetch("SELECT * FROM journal ORDER BY seq")

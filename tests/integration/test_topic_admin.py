@@ -1,4 +1,4 @@
-"""Topics on a real broker, as the registry says."""
+"""Creation of topics on a real broker, and comparison with the registry."""
 
 import msgspec
 from aiokafka.admin import AIOKafkaAdminClient
@@ -10,7 +10,7 @@ from tests.harness import Place, until
 
 
 async def test_create_and_diff(place: Place) -> None:
-    """Creation is idempotent; afterwards broker and registry differ in nothing, and each later change is told."""
+    """Creation is idempotent; afterwards nothing differs, and every later change is reported."""
     broker, prefix = place.kafka.bootstrap, place.prefix
     assert len(await topic_admin.diff(broker, prefix=prefix, partitions=1)) == len(TOPICS) + len(CONSUMED)
     assert await topic_admin.create(broker, prefix=prefix, partitions=1) == len(TOPICS) + len(CONSUMED)
@@ -35,7 +35,7 @@ async def test_create_and_diff(place: Place) -> None:
 
 
 async def test_partition_counts_differ(place: Place) -> None:
-    """Partitions are never changed, as keys would move: it only says so."""
+    """A different partition count is reported but never changed, since keys would move."""
     row = topic_admin.Wanted(place.prefix + WORKER_LIFECYCLE.name, 2, WORKER_LIFECYCLE.config)
     assert await topic_admin.ensure(place.kafka.bootstrap, [row]) == 1
     assert await topic_admin.ensure(place.kafka.bootstrap, [msgspec.structs.replace(row, partitions=3)]) == 0

@@ -1,10 +1,10 @@
-"""Views: a topic read whole, ready once read to the end, and read again from its beginning after any error."""
+"""Views: ready once read to the end, and read again from the beginning after any error."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_common.records import Received
 from slipway_common.topics import WORKER_LIFECYCLE
 from slipway_common.views import Reader
@@ -13,8 +13,8 @@ from tests.harness import Place, Words, publisher, report, until
 
 @contextlib.asynccontextmanager
 async def reading(place: Place, view: Words) -> AsyncIterator[Reader]:
-    reader = Reader(view, bootstrap_servers=place.kafka.bootstrap, prefix=place.prefix, ring=lambda: None)
-    task = asyncio.create_task(reader.run(place.pool))
+    reader = Reader(view, bootstrap_servers=place.kafka.bootstrap, prefix=place.prefix, wake=lambda: None)
+    task = asyncio.create_task(reader.run(place.database))
     try:
         yield reader
     finally:
@@ -23,7 +23,7 @@ async def reading(place: Place, view: Words) -> AsyncIterator[Reader]:
 
 
 async def test_ready_when_read_to_the_end(place: Place) -> None:
-    """What was there at the start is applied before it is ready; what comes later follows; bad records are skipped."""
+    """Records present at the start are applied before the view is ready; malformed records are skipped."""
     await place.create(WORKER_LIFECYCLE)
     view = Words()
     async with publisher(place) as publish:
@@ -42,14 +42,14 @@ async def test_ready_when_read_to_the_end(place: Place) -> None:
 
 
 async def test_starts_over_after_an_error(place: Place) -> None:
-    """A view that failed has everything again, and is not ready in between."""
+    """After an error everything is applied again, and the view is not ready in between."""
     await place.create(WORKER_LIFECYCLE)
     ready: list[bool] = []
 
     class Noting(Words):
-        """Notes whether it was ready when it was given its first record, and each time that it begins again."""
+        """View that records its readiness at the first record and at each restart."""
 
-        async def apply(self, pool: Pool, records: Sequence[Received]) -> None:
+        async def apply(self, pool: Database, records: Sequence[Received]) -> None:
             if not self.seen:
                 ready.append(reader.ready)
             await super().apply(pool, records)
@@ -66,7 +66,7 @@ async def test_starts_over_after_an_error(place: Place) -> None:
 
 
 async def test_waits_for_its_topic(place: Place) -> None:
-    """Without its topic it is not ready; an empty one is read to its end at once."""
+    """A view is not ready without its topic; an empty topic is read at once."""
     view = Words()
     async with reading(place, view) as reader:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What is narrated from topics, for whoever watches a deployment."""
+"""Narration of topics for people who watch a deployment."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -26,7 +26,7 @@ def weight(state: str, reason: str, next_probe_at: datetime | None = None) -> We
         stages={},
         state=state,
         next_probe_at=next_probe_at,
-        reason=f"zone-b: {reason}",
+        reason=f"linux-zone-b {reason}",
     )
 
 
@@ -57,7 +57,7 @@ async def test_topics_are_told_from_a_while_ago(place: Place) -> None:
 
     async with publisher(place) as publish:
         at = utc_now().replace(microsecond=0) - timedelta(seconds=30)
-        await publish.send(weight("closed", "closed, 2 capacity errors", at + timedelta(seconds=12)), time=at)
+        await publish.send(weight("tripped", "tripped: 2 capacity errors", at + timedelta(seconds=12)), time=at)
         for number in range(3):
             await publish.send(refused(number), time=at + timedelta(milliseconds=number))
         await publish.send(refused(0), value=b"{", partition=0)
@@ -72,15 +72,15 @@ async def test_topics_are_told_from_a_while_ago(place: Place) -> None:
         running = asyncio.create_task(watch.run())
         try:
             await until(lambda: "kafka" not in watch.problems and watch.complete)
-            await publish.send(weight("open", "open"), time=utc_now())
+            await publish.send(weight("healthy", "healthy"), time=utc_now())
             await publish.send(alert, time=utc_now())
             texts = await until(lambda: len(told := narrated(watch)) == 4 and told)
         finally:
             running.cancel()
             await asyncio.wait({running})
     assert texts == [
-        "zone-b closed: 2 capacity errors, next probe 12 s",
+        "linux-zone-b tripped: 2 capacity errors; next probe in 12 s",
         "3 launches refused: InsufficientCapacity (linux-zone-b 3)",
-        "zone-b open again: a start succeeded",
+        "linux-zone-b recovered: a start succeeded",
         "alert: records are missing",
     ]

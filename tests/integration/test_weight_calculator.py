@@ -1,4 +1,4 @@
-"""Outcomes in, weight records and a journal out, on a real database: the whole service but Kafka and HTTP."""
+"""Outcomes in, weight records and a journal out, on a real database: the service without Kafka and HTTP."""
 
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -21,7 +21,7 @@ from slipway_common.events.worker import (
     WorkerRequested,
     WorkerStopping,
 )
-from slipway_common.owner import Deposed
+from slipway_common.leadership import LeadershipLost
 from slipway_common.runtime import database
 from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
 from slipway_local.postgres import EmbeddedPostgres
@@ -51,39 +51,41 @@ ZONES = ("zone-a", "zone-b", "zone-c")
 async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
     """Three declared zones of one pool, published."""
     async with calculator_on(postgres.url()) as calculator:
-        await calculator.tell(*map(declared, ZONES))
+        await calculator.consume(*map(declared, ZONES))
         await calculator.publish()
         yield calculator
-        assert replayed(await calculator.journal(), calculator.records) == await calculator.stored(), "its journal lies"
+        assert replayed(await calculator.journal(), calculator.records) == await calculator.stored(), (
+            "a replay of the journal differs"
+        )
 
 
-# What is told.
+# Published records.
 
 
 async def test_declared_configs_are_published_equal(postgres: EmbeddedPostgres) -> None:
-    """Each once, at revision 1, with equal weights, in the turn that took them in; looking again publishes nothing."""
+    """Each once, at revision 1, with equal weights, in the turn that consumed them; further turns publish nothing."""
     async with calculator_on(postgres.url()) as calculator:
-        await calculator.tell(*map(declared, ZONES))
-        told = await calculator.told()
-        assert [(revision, record and record.launch_config_id) for revision, record in told] == [
+        await calculator.consume(*map(declared, ZONES))
+        published = await calculator.published()
+        assert [(revision, record and record.launch_config_id) for revision, record in published] == [
             (1, zone) for zone in ZONES
         ]
-        assert len({record.weight for _, record in told if record}) == 1
+        assert len({record.weight for _, record in published if record}) == 1
         assert await calculator.publish() == []
 
 
-async def test_outage_closes_and_is_told_in_its_turn(calculator: Calculator) -> None:
-    """One failure lowers the weight, the second closes the gate; other zones stay as they are."""
+async def test_outage_trips_and_is_published_in_its_turn(calculator: Calculator) -> None:
+    """One failure lowers the weight, the second trips the config; other zones stay as they are."""
     await calculator.set_clock(2)
-    await calculator.tell(failed(), at=1)
-    ((_, first),) = await calculator.told()
+    await calculator.consume(failed(), at=1)
+    ((_, first),) = await calculator.published()
     assert first is not None
-    assert (first.state, first.stages["launch"].failures_folded) == ("open", 1)
+    assert (first.state, first.stages["launch"].failures_folded) == ("healthy", 1)
     await calculator.set_clock(3)
-    await calculator.tell(failed(), at=2)
-    ((_, second),) = await calculator.told()
+    await calculator.consume(failed(), at=2)
+    ((_, second),) = await calculator.published()
     assert second is not None
-    assert (second.launch_config_id, second.state, second.closed_stage) == ("zone-b", "closed", "launch")
+    assert (second.launch_config_id, second.state, second.tripped_stage) == ("zone-b", "tripped", "launch")
     assert second.stages["launch"].failures_folded == 2
     assert (second.probe_permit, second.probe_ready) == (None, False)
     assert second.next_probe_at is not None
@@ -92,13 +94,13 @@ async def test_outage_closes_and_is_told_in_its_turn(calculator: Calculator) -> 
 
 
 async def test_probe_is_issued_when_it_is_due(calculator: Calculator) -> None:
-    """By time alone, in a turn without records that is journalled; a failure backs off, a success opens."""
-    await calculator.tell(failed(), failed())
-    (closed,) = await calculator.publish()
-    assert closed.next_probe_at is not None
+    """A timer issues the probe in a journalled turn without records; a failure backs off, a success recovers."""
+    await calculator.consume(failed(), failed())
+    (tripped,) = await calculator.publish()
+    assert tripped.next_probe_at is not None
     due = calculator.work.due()
-    assert due == pytest.approx(closed.next_probe_at.timestamp(), abs=1e-5)
-    await calculator.set_clock((closed.next_probe_at - START).total_seconds() - 0.1)
+    assert due == pytest.approx(tripped.next_probe_at.timestamp(), abs=1e-5)
+    await calculator.set_clock((tripped.next_probe_at - START).total_seconds() - 0.1)
     turns = len(await calculator.journal())
     assert await calculator.publish() == []
     assert len(await calculator.journal()) == turns
@@ -110,28 +112,28 @@ async def test_probe_is_issued_when_it_is_due(calculator: Calculator) -> None:
     assert (timer.taken, timer.at) == ([], after(15).timestamp())
 
     await calculator.set_clock(100)
-    await calculator.tell(failed(permit=1), at=100)
-    settled = await newest(calculator)
-    assert (settled.probe_permit, settled.probe_ready) == (1, False)
+    await calculator.consume(failed(permit=1), at=100)
+    answered = await newest(calculator)
+    assert (answered.probe_permit, answered.probe_ready) == (1, False)
     await calculator.set_clock(130)
     again = await newest(calculator)
     assert (again.probe_permit, again.probe_ready) == (2, True)
-    await calculator.tell(ok(permit=2), at=130)
-    opened = await newest(calculator)
-    assert (opened.state, opened.closed_stage, opened.probe_ready) == ("open", None, False)
-    assert opened.stages["launch"].failures_folded == 3
+    await calculator.consume(ok(permit=2), at=130)
+    recovered = await newest(calculator)
+    assert (recovered.state, recovered.tripped_stage, recovered.probe_ready) == ("healthy", None, False)
+    assert recovered.stages["launch"].failures_folded == 3
 
 
 async def newest(calculator: Calculator) -> WeightChanged:
-    """The newest of what is told of zone-b now."""
+    """The newest of the records of zone-b published now."""
     return [record for record in await calculator.publish() if record.launch_config_id == "zone-b"][-1]
 
 
-async def test_cancelled_probe_is_given_again_under_a_new_number(calculator: Calculator) -> None:
-    await calculator.tell(failed(), failed())
+async def test_cancelled_probe_is_reissued_with_a_new_number(calculator: Calculator) -> None:
+    await calculator.consume(failed(), failed())
     await calculator.set_clock(15)
     await calculator.publish()
-    await calculator.tell(stopped(permit=1, cancelled=True), at=15)
+    await calculator.consume(stopped(permit=1, cancelled=True), at=15)
     assert not (await newest(calculator)).probe_ready
     await calculator.set_clock(31)
     ready = await newest(calculator)
@@ -139,96 +141,96 @@ async def test_cancelled_probe_is_given_again_under_a_new_number(calculator: Cal
 
 
 async def test_every_failure_is_counted_and_published(calculator: Calculator) -> None:
-    """A throttle moves neither weight nor gate, but its number frees its place in the window: a record is due."""
+    """A throttle changes neither weight nor health, but its folded count frees its place in the window."""
     before = calculator.work.publishing.published["zone-b"].record
     await calculator.set_clock(1)
-    await calculator.tell(*[failed(scope) for scope in (Scope.LIMITER, Scope.NOTHING, Scope.UNKNOWN) * 3])
-    ((_, record),) = await calculator.told()
+    await calculator.consume(*[failed(scope) for scope in (Scope.LIMITER, Scope.NOTHING, Scope.UNKNOWN) * 3])
+    ((_, record),) = await calculator.published()
     assert record is not None
     assert record.stages["launch"].failures_folded == 9
-    assert (record.state, record.weight) == ("open", before.weight)
+    assert (record.state, record.weight) == ("healthy", before.weight)
 
 
 async def test_boot_and_claim_outcomes_have_their_own_stages(calculator: Calculator) -> None:
     boot = Outcome(Stage.BOOT, Result.FAILED, Scope.CONFIG, code="boot-timeout")
-    await calculator.tell(*[WorkerStopping(reason="boot", outcome=boot, **of("zone-b")) for _ in range(9)])
+    await calculator.consume(*[WorkerStopping(reason="boot", outcome=boot, **of("zone-b")) for _ in range(9)])
     registered = Outcome(Stage.BOOT, Result.OK)
-    await calculator.tell(WorkerRegistered(instance_id="i", boot_seconds=9, outcome=registered, **of("zone-b")))
+    await calculator.consume(WorkerRegistered(instance_id="i", boot_seconds=9, outcome=registered, **of("zone-b")))
     record = (await calculator.publish())[-1]
     assert {name: stage.failures_folded for name, stage in record.stages.items()} == {
         "launch": 0,
         "boot": 9,
         "claim": 0,
     }
-    assert (record.state, record.closed_stage) == ("closed", "boot")
+    assert (record.state, record.tripped_stage) == ("tripped", "boot")
 
 
 async def test_revisions_of_records_count_up(calculator: Calculator) -> None:
-    """Whatever is published of a config carries the next revision."""
+    """Each record of a config has the next revision."""
     for n in range(4):
         await calculator.set_clock(1 + n)
-        await calculator.tell(failed(Scope.LIMITER), at=n)
-    assert [revision for revision, _ in await calculator.told()] == [2, 3, 4, 5]
+        await calculator.consume(failed(Scope.LIMITER), at=n)
+    assert [revision for revision, _ in await calculator.published()] == [2, 3, 4, 5]
 
 
-async def test_a_config_that_was_just_told_of_waits_for_the_tick(calculator: Calculator) -> None:
-    """Within 100 ms a second failure tells nothing; the next tick tells of all of them, once."""
+async def test_a_config_published_just_now_waits_for_the_tick(calculator: Calculator) -> None:
+    """A second failure within 100 ms publishes nothing; the next tick publishes all of them, once."""
     await calculator.set_clock(1)
-    await calculator.tell(failed(Scope.LIMITER))
-    await calculator.tell(failed(Scope.LIMITER))
-    await calculator.tell(failed(Scope.LIMITER))
-    assert [r.stages["launch"].failures_folded for _, r in await calculator.told() if r] == [1]
+    await calculator.consume(failed(Scope.LIMITER))
+    await calculator.consume(failed(Scope.LIMITER))
+    await calculator.consume(failed(Scope.LIMITER))
+    assert [r.stages["launch"].failures_folded for _, r in await calculator.published() if r] == [1]
     due = calculator.work.due()
     assert due is not None
     assert due <= after(1.1).timestamp()
     assert [record.stages["launch"].failures_folded for record in await calculator.publish()] == [3]
 
 
-async def test_a_backlog_is_told_once_a_second(calculator: Calculator) -> None:
-    """The past that the next turn overturns helps nobody."""
+async def test_a_backlog_is_published_once_a_second(calculator: Calculator) -> None:
+    """Records from a backlog are soon outdated, so they are published once a second."""
     await calculator.set_clock(10)
     for second in (0.0, 0.2, 0.4, 1.1):
         await calculator.set_clock(10 + second)
-        await calculator.tell(*[failed(Scope.LIMITER) for _ in range(1000)])
-    assert [r.stages["launch"].failures_folded for _, r in await calculator.told() if r] == [1000, 4000]
+        await calculator.consume(*[failed(Scope.LIMITER) for _ in range(1000)])
+    assert [r.stages["launch"].failures_folded for _, r in await calculator.published() if r] == [1000, 4000]
 
 
-async def test_a_turn_looks_at_a_share(calculator: Calculator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many have changed, the rest waits for the next tick."""
-    monkeypatch.setattr(publish, "LOOKS_MAX", 2)
+async def test_a_turn_publishes_a_limited_number(calculator: Calculator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remaining changed configs wait for the next tick."""
+    monkeypatch.setattr(publish, "CONFIGS_MAX", 2)
     await calculator.set_clock(1)
-    await calculator.tell(*[failed(Scope.LIMITER, config_id=zone) for zone in ZONES])
-    assert len(await calculator.told()) == 2
+    await calculator.consume(*[failed(Scope.LIMITER, config_id=zone) for zone in ZONES])
+    assert len(await calculator.published()) == 2
     assert len(await calculator.publish()) == 1
 
 
 async def test_outcome_before_its_declaration_is_kept(calculator: Calculator) -> None:
-    """It gets a row; the declaration then fills in what it says and keeps the evidence."""
-    await calculator.tell(failed(config_id="zone-d"))
+    """The config gets a row; its declaration then adds its fields and keeps the evidence."""
+    await calculator.consume(failed(config_id="zone-d"))
     (record,) = await calculator.publish()
     assert (record.pool_id, record.config_revision, record.stages["launch"].failures_folded) == ("linux", 0, 1)
-    await calculator.tell(declared("zone-d", revision=3, base_weight=2.0))
+    await calculator.consume(declared("zone-d", revision=3, base_weight=2.0))
     (record,) = await calculator.publish()
     assert (record.config_revision, record.stages["launch"].failures_folded) == (3, 1)
-    await calculator.tell(declared("zone-d", revision=2, base_weight=9.0))
+    await calculator.consume(declared("zone-d", revision=2, base_weight=9.0))
     assert await calculator.publish() == [], "an older declaration changes nothing"
 
 
 async def test_archived_config_becomes_a_tombstone(calculator: Calculator) -> None:
-    """Its last outcomes are still folded, and published never again; a new declaration brings it back."""
+    """Its last outcomes are folded and not published; a new declaration brings it back."""
     await calculator.set_clock(1)
-    await calculator.tell(declared("zone-b", revision=2, state="archived"))
-    assert await calculator.told() == [(2, None)]
-    await calculator.tell(failed())
+    await calculator.consume(declared("zone-b", revision=2, state="archived"))
+    assert await calculator.published() == [(2, None)]
+    await calculator.consume(failed())
     assert await calculator.publish() == []
-    await calculator.tell(declared("zone-b", revision=3))
+    await calculator.consume(declared("zone-b", revision=3))
     (record,) = await calculator.publish()
     assert (record.launch_config_id, record.stages["launch"].failures_folded) == ("zone-b", 1)
 
 
 async def test_faded_evidence_and_old_records_are_published_again(calculator: Calculator) -> None:
-    """Failures weigh less by time alone, and whatever was published is repeated now and then."""
-    await calculator.tell(failed())
+    """Failures decay by time alone, and published records are repeated."""
+    await calculator.consume(failed())
     (low,) = await calculator.publish()
     await calculator.set_clock(300)
     faded = {record.launch_config_id: record for record in await calculator.publish()}
@@ -239,15 +241,15 @@ async def test_faded_evidence_and_old_records_are_published_again(calculator: Ca
     assert await calculator.publish() == []
 
 
-async def test_a_shared_gate_that_closes_is_told_of_all(calculator: Calculator) -> None:
-    """A credential closes every config of its account, whoever met the error, in one turn and with one alert."""
+async def test_a_shared_trip_is_published_for_all(calculator: Calculator) -> None:
+    """A credential trips every config of its account, in one turn and with one alert."""
     await calculator.set_clock(1)
-    await calculator.tell(failed(Scope.CREDENTIAL), failed(Scope.CREDENTIAL))
-    told = [record for _, record in await calculator.told() if record]
-    assert {(r.launch_config_id, r.state, r.closed_by) for r in told} == {
-        (zone, "closed", "credential/sim-a") for zone in ZONES
+    await calculator.consume(failed(Scope.CREDENTIAL), failed(Scope.CREDENTIAL))
+    published = [record for _, record in await calculator.published() if record]
+    assert {(r.launch_config_id, r.state, r.tripped_by) for r in published} == {
+        (zone, "tripped", "credential/sim-a") for zone in ZONES
     }
-    rows = await calculator.pool.fetch("SELECT value FROM outbox WHERE topic = 'slipway.alert.v1'")
+    rows = await calculator.database.fetch("SELECT value FROM outbox WHERE topic = 'slipway.alert.v1'")
     assert [msgspec.json.decode(row["value"])["kind"] for row in rows].count("credential-failing") == 1
 
 
@@ -255,39 +257,42 @@ async def test_a_shared_gate_that_closes_is_told_of_all(calculator: Calculator) 
 
 
 async def test_future_event_times_count_as_now(calculator: Calculator) -> None:
-    """One wrong clock must not make everything after it look late."""
-    await calculator.tell(failed(), at=10**6)
-    await calculator.tell(ok(), at=0)
+    """A wrong clock must not make all later events look late."""
+    await calculator.consume(failed(), at=10**6)
+    await calculator.consume(ok(), at=0)
     launch = calculator.work.world.rows["zone-b"].launch
     assert (launch.at, launch.successes) == (START.timestamp(), 1.0)
 
 
-@pytest.mark.parametrize(("told_at", "counts_at"), [(-500.0, -120.0), (500.0, 60.0), (-100.0, -100.0)])
-async def test_implausible_event_times_are_clamped(calculator: Calculator, told_at: float, counts_at: float) -> None:
-    """To two minutes from when the record was written, at replay as well; never later than now."""
+@pytest.mark.parametrize(("event_at", "counts_at"), [(-500.0, -120.0), (500.0, 60.0), (-100.0, -100.0)])
+async def test_implausible_event_times_are_clamped(calculator: Calculator, event_at: float, counts_at: float) -> None:
+    """To two minutes from the time of the record, in a replay too, and never later than now."""
     await calculator.set_clock(60)
     before = metrics.CLAMPED._value.get()
-    await calculator.tell(failed(), at=0, time=after(told_at))
+    await calculator.consume(failed(), at=0, time=after(event_at))
     launch = calculator.work.world.rows["zone-b"].launch
     assert launch.at == pytest.approx(after(counts_at).timestamp())
-    assert metrics.CLAMPED._value.get() - before == (told_at != counts_at)
+    assert metrics.CLAMPED._value.get() - before == (event_at != counts_at)
 
 
 async def test_the_clock_of_turns_never_goes_back(calculator: Calculator) -> None:
     await calculator.set_clock(50)
-    await calculator.tell(failed())
+    await calculator.consume(failed())
     await calculator.set_clock(10)
-    await calculator.tell(ok())
+    await calculator.consume(ok())
     times = [entry.at for entry in await calculator.journal()]
     assert times == sorted(times)
     assert times[-1] == after(50).timestamp()
 
 
-async def test_nobody_is_late_whose_word_was_not_read_yet(calculator: Calculator) -> None:
-    """After an hour without a calculator: time goes on behind what is read, no further than all of it was, so a machine
-    that has registered is never taken for failed. One that has not is, and a signal that has expired unread is gone."""
+async def test_a_start_is_not_late_before_its_events_are_read(calculator: Calculator) -> None:
+    """After an hour without a calculator, time advances only as far as all topics have been read.
+
+    So a machine that has registered never counts as late; one that has not does. A signal that has expired unread has
+    no effect.
+    """
     starts = [ok() for _ in range(6)]
-    await calculator.tell(*starts)
+    await calculator.consume(*starts)
     down = SignalRaised(
         source="monitor",
         kind="down",
@@ -297,32 +302,32 @@ async def test_nobody_is_late_whose_word_was_not_read_yet(calculator: Calculator
         observed_at=START,
         ttl_seconds=600,
     )
-    await calculator.tell(down)
+    await calculator.consume(down)
     await calculator.publish()
     await calculator.set_clock(3600)
     calculator.restart()
     await calculator.take_over()
     boot = Outcome(Stage.BOOT, Result.OK)
-    whose = [of("zone-b") | {"worker_id": start.worker_id} for start in starts]
-    came = [WorkerRegistered(instance_id="i", boot_seconds=90, outcome=boot, **ids) for ids in whose]
+    ids_of = [of("zone-b") | {"worker_id": start.worker_id} for start in starts]
+    came = [WorkerRegistered(instance_id="i", boot_seconds=90, outcome=boot, **ids) for ids in ids_of]
     await calculator.turn([], reached=0)
-    await calculator.tell(came[0], at=90, reached=90)
+    await calculator.consume(came[0], at=90, reached=90)
     row = calculator.work.world.rows["zone-b"]
     assert (row.boot.late, row.boot.succeeded, calculator.work.due()) == (0, 1, after(300).timestamp())
-    await calculator.tell(*came[1:-1], at=91)
+    await calculator.consume(*came[1:-1], at=91)
     row = calculator.work.world.rows["zone-b"]
-    assert (row.boot.late, row.boot.succeeded, row.boot.gate.closed) == (1, 5, False)
-    told = await calculator.publish()
-    assert [record.state for record in told if record.launch_config_id == "zone-b"][-1] == "open"
+    assert (row.boot.late, row.boot.succeeded, row.boot.trip.tripped) == (1, 5, False)
+    published = await calculator.publish()
+    assert [record.state for record in published if record.launch_config_id == "zone-b"][-1] == "healthy"
     assert calculator.work.world.signals == {}
 
 
-# Exactly once, by whoever is active.
+# Exactly once, on the leader.
 
 
 async def test_replayed_duplicates_do_nothing(calculator: Calculator) -> None:
-    """The same records again, below the position and above it: not a byte of what is known changes."""
-    await calculator.tell(failed(), ok(), failed(), at=5)
+    """The same records again, below the position and above it, change nothing."""
+    await calculator.consume(failed(), ok(), failed(), at=5)
     await calculator.publish()
     before = await calculator.stored()
     log = calculator.records[WORKER_LIFECYCLE.name, 0]
@@ -334,20 +339,20 @@ async def test_replayed_duplicates_do_nothing(calculator: Calculator) -> None:
     calculator.positions[WORKER_LIFECYCLE.name, 0] = Owned(1, 0)
     with pytest.raises(Fenced):
         await calculator.turn(log[:3])
-    await calculator.owner.find_back(calculator.pool)
+    await calculator.leadership.reload(calculator.database)
     assert await calculator.stored() == before
 
 
-async def test_a_successor_knows_all_and_tells_nothing_twice(calculator: Calculator) -> None:
-    """What is read from the rows is what was remembered; the predecessor's turns find no row."""
-    await calculator.tell(failed(), failed(), ok(config_id="zone-a"))
+async def test_a_successor_loads_everything_and_publishes_nothing_twice(calculator: Calculator) -> None:
+    """The loaded state equals the one in memory; turns of the predecessor are fenced."""
+    await calculator.consume(failed(), failed(), ok(config_id="zone-a"))
     await calculator.set_clock(100)
     await calculator.publish()
     before = calculator.work.world
-    successor = Calculator(calculator.pool, "b")
+    successor = Calculator(calculator.database, "b")
     successor.records = calculator.records
-    assert (await successor.owner.bid(successor.pool)).role == "standby"
-    await calculator.pool.execute("UPDATE owner SET seen_at = slipway_clock() - interval '11 s'")
+    assert (await successor.leadership.bid(successor.database)).role == "standby"
+    await calculator.database.execute("UPDATE leader SET seen_at = slipway_clock() - interval '11 s'")
     await successor.take_over()
     now = successor.work.world
     assert (now.configs, now.rows, now.boots, now.signals) == (
@@ -357,20 +362,20 @@ async def test_a_successor_knows_all_and_tells_nothing_twice(calculator: Calcula
         before.signals,
     )
     assert now.due() == before.due()
-    await successor.told()
+    await successor.published()
     assert await successor.publish() == []
-    kept = await stored(calculator.pool)
+    kept = await stored(calculator.database)
     calculator.records = {place: list(records) for place, records in calculator.records.items()}
-    with pytest.raises(Deposed):
-        await calculator.tell(failed())
-    assert await stored(calculator.pool) == kept
+    with pytest.raises(LeadershipLost):
+        await calculator.consume(failed())
+    assert await stored(calculator.database) == kept
     calculator.records = successor.records
 
 
 async def test_ranges_tile_the_log(calculator: Calculator) -> None:
     """Every record is in exactly one range, and the turns are numbered without a gap."""
     for n in range(1, 6):
-        await calculator.tell(*[failed(Scope.LIMITER) for _ in range(n)])
+        await calculator.consume(*[failed(Scope.LIMITER) for _ in range(n)])
         await calculator.publish()
     entries = await calculator.journal()
     assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
@@ -388,19 +393,23 @@ async def folded(calculator: Calculator, config_id: str = "zone-b") -> int:
 
 
 async def test_dead_failures_count_as_folded(calculator: Calculator) -> None:
-    """What cannot be folded, and what is parked behind it, frees its place in the window all the same, wherever it says
-    whose it is. Once settled it is not counted again."""
+    """A dead-lettered or parked failure frees its place in the window if its config is readable.
+
+    It is not counted again once it is replayed.
+    """
     broken = failed()
     value = msgspec.json.encode(msgspec.to_builtins(broken) | {"pool_id": 7})
-    await calculator.tell(broken, value=value, subject="w1")
-    await calculator.tell(failed(), subject="w1")
-    await calculator.tell(failed(), value=b"{", subject="w2")
+    await calculator.consume(broken, value=value, subject="w1")
+    await calculator.consume(failed(), subject="w1")
+    await calculator.consume(failed(), value=b"{", subject="w2")
     assert await folded(calculator) == 2
     assert calculator.work.world.rows["zone-b"].launch.failed == 0
-    assert (await calculator.journal())[-1].buried == [(WORKER_LIFECYCLE.name, 0, 2, 3)]
+    assert (await calculator.journal())[-1].dead_lettered == [(WORKER_LIFECYCLE.name, 0, 2, 3)]
 
     consumer = Consumer("weight-calculator", WORKER_LIFECYCLE, calculator.work.handle)
-    _, outcome = await calculator.owner.turn(calculator.pool, how=lambda db: dead_letters.drop(db, consumer, 0, 0))
+    _, outcome = await calculator.leadership.turn(
+        calculator.database, how=lambda db: dead_letters.drop(db, consumer, 0, 0)
+    )
     assert outcome == dead_letters.Replayed(1, 0)
     assert await folded(calculator) == 2
     assert calculator.work.world.rows["zone-b"].launch.failed == 1
@@ -408,38 +417,41 @@ async def test_dead_failures_count_as_folded(calculator: Calculator) -> None:
 
 
 @pytest.mark.parametrize("readable", [True, False])
-async def test_a_dead_record_of_a_probe_settles_it(calculator: Calculator, readable: bool) -> None:
-    """Without an answer, so that the config is not closed for ever. One that names nobody is given up in time."""
-    await calculator.tell(declared("zone-b"))
-    await calculator.tell(failed(), failed(), at=1)
+async def test_a_dead_record_of_a_probe_resolves_it(calculator: Calculator, readable: bool) -> None:
+    """The probe ends without an answer, so that the config is not tripped forever; an unreadable one times out."""
+    await calculator.consume(declared("zone-b"))
+    await calculator.consume(failed(), failed(), at=1)
     await calculator.set_clock(60)
     await calculator.turn([])
     row = calculator.work.world.rows["zone-b"]
     probe = failed(permit=row.permit)
     spent = WorkerRequested(decision_id="d", **{**of("zone-b", row.permit), "worker_id": probe.worker_id})
-    await calculator.tell(spent, at=61)
+    await calculator.consume(spent, at=61)
     value = msgspec.json.encode(msgspec.to_builtins(probe) | {"pool_id": 7}) if readable else b"{"
-    await calculator.tell(probe, at=62, value=value)
-    gate = calculator.work.world.rows["zone-b"].launch.gate
-    assert (gate.closed, gate.probe, gate.failed_probes) == (True, "" if readable else f"zone-b#{row.permit}", 0)
-    await calculator.set_clock(62 + (15 if readable else PROFILES["on-demand"].unheard_seconds))
+    await calculator.consume(probe, at=62, value=value)
+    trip = calculator.work.world.rows["zone-b"].launch.trip
+    assert (trip.tripped, trip.probe, trip.failed_probes) == (True, "" if readable else f"zone-b#{row.permit}", 0)
+    await calculator.set_clock(62 + (15 if readable else PROFILES["on-demand"].probe_timeout_seconds))
     for _ in range(2):
         await calculator.turn([])
-        await calculator.set_clock(15 + 62 + PROFILES["on-demand"].unheard_seconds)
+        await calculator.set_clock(15 + 62 + PROFILES["on-demand"].probe_timeout_seconds)
     assert calculator.work.world.rows["zone-b"].permit == row.permit + 1
 
 
 @pytest.mark.parametrize(
     "fields", [{"launch_config_id": "a/b"}, {"launch_config_id": "x" * 1000}, {"worker_id": "nul\0"}]
 )
-async def test_names_that_can_be_no_key_are_dead(calculator: Calculator, fields: dict[str, str]) -> None:
-    """Their neighbours in the turn take effect."""
+async def test_names_that_cannot_be_keys_are_dead_lettered(calculator: Calculator, fields: dict[str, str]) -> None:
+    """Other records of the turn take effect."""
     hostile = msgspec.structs.replace(ok(), **fields)
     log = calculator.records[WORKER_LIFECYCLE.name, 0]
-    await calculator.tell(failed(), hostile, failed(), subject="w")
-    assert [r["offset"] for r in await calculator.pool.fetch('SELECT "offset" FROM dead_letter ORDER BY 1')] == [1, 2]
+    await calculator.consume(failed(), hostile, failed(), subject="w")
+    assert [r["offset"] for r in await calculator.database.fetch('SELECT "offset" FROM dead_letter ORDER BY 1')] == [
+        1,
+        2,
+    ]
     assert len(log) == 3
-    assert await folded(calculator) == 2, "the one before is folded, the one parked behind it counted"
+    assert await folded(calculator) == 2, "the first is folded, the parked one is counted"
 
 
 # Signals.
@@ -457,46 +469,46 @@ def signal(**fields: object) -> SignalRaised:
     return msgspec.convert(given | fields, SignalRaised)
 
 
-async def test_signals_count_until_their_time_is_up(calculator: Calculator) -> None:
-    await calculator.tell(signal(ttl_seconds=60.0))
+async def test_signals_count_until_they_expire(calculator: Calculator) -> None:
+    await calculator.consume(signal(ttl_seconds=60.0))
     (record,) = await calculator.publish()
-    assert (record.state, record.closed_by) == ("closed", "signal")
-    assert [live["target_id"] for live in await signals.live(calculator.pool)] == ["zone-b"]
+    assert (record.state, record.tripped_by) == ("tripped", "signal")
+    assert [live["target_id"] for live in await signals.live(calculator.database)] == ["zone-b"]
     await calculator.set_clock(61)
     (record,) = [r for r in await calculator.publish() if r.launch_config_id == "zone-b"]
-    assert (record.state, record.signals) == ("open", ())
-    assert await signals.live(calculator.pool) == []
+    assert (record.state, record.signals) == ("healthy", ())
+    assert await signals.live(calculator.database) == []
 
 
-async def test_refused_signals_change_nothing_and_are_kept(calculator: Calculator) -> None:
+async def test_refused_signals_change_nothing_and_are_stored(calculator: Calculator) -> None:
     before = await calculator.stored()
-    await calculator.tell(signal(kind="gloomy"), signal(target_id="nowhere"))
+    await calculator.consume(signal(kind="gloomy"), signal(target_id="nowhere"))
     assert await calculator.stored() == before
-    whys = [row["why"].partition(":")[0] for row in await signals.refused(calculator.pool)]
-    assert whys == ["unreached", "kind"]
+    reasons = [row["reason"].partition(":")[0] for row in await signals.refused(calculator.database)]
+    assert reasons == ["unreached", "kind"]
     assert LAUNCH_CONFIG_SIGNAL.name in {r[0] for entry in await calculator.journal() for r in entry.taken}
 
 
-async def test_a_signal_beyond_its_share_of_a_smaller_pool_counts_no_more(calculator: Calculator) -> None:
-    """It is kept among those that were refused, as it was said."""
-    await calculator.tell(signal(target_id="zone-a", kind="down"))
-    await calculator.tell(declared("zone-b", state="archived", revision=2))
-    assert len(await signals.live(calculator.pool)) == 1
-    await calculator.tell(declared("zone-c", state="archived", revision=2))
-    assert await signals.live(calculator.pool) == []
-    (refused,) = await signals.refused(calculator.pool)
+async def test_a_signal_beyond_its_share_of_a_smaller_pool_is_dropped(calculator: Calculator) -> None:
+    """The dropped signal is stored among the refused ones, as it was raised."""
+    await calculator.consume(signal(target_id="zone-a", kind="down"))
+    await calculator.consume(declared("zone-b", state="archived", revision=2))
+    assert len(await signals.live(calculator.database)) == 1
+    await calculator.consume(declared("zone-c", state="archived", revision=2))
+    assert await signals.live(calculator.database) == []
+    (refused,) = await signals.refused(calculator.database)
     assert (refused["target_id"], refused["kind"]) == ("zone-a", "down")
-    assert refused["why"].startswith("share: by now ")
+    assert refused["reason"].startswith("share: by now ")
 
 
-# Answers.
+# HTTP.
 
 
 async def test_published_weights_can_be_read(calculator: Calculator) -> None:
-    """GET /weights answers what is on the topic, of one pool, of one config or of all."""
+    """GET /weights returns the records as on the topic, of one pool, of one config or of all."""
     app = FastAPI()
     app.include_router(router)
-    app.dependency_overrides[database] = lambda: calculator.pool
+    app.dependency_overrides[database] = lambda: calculator.database
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://calculator") as client:
         answer = await client.get("/weights")
         items = msgspec.json.decode(answer.content, type=dict[str, list[WeightChanged]])["items"]

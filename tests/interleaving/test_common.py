@@ -1,5 +1,5 @@
-"""Two sessions for every statement of common that takes a lock: positions, numbers, revisions and dead letters come
-out as if one had come after the other."""
+"""Two concurrent sessions for every locking statement of slipway_common: positions, sequence numbers, revisions and
+dead letters are as if the sessions had run one after the other."""
 
 import ast
 import asyncio
@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import slipway_common
-from slipway_common import consume, dead_letters, migrate, outbox, owner, postgres, relay, service
+from slipway_common import consume, dead_letters, leadership, migrate, outbox, postgres, relay, service
 from slipway_common.clock import utc_now
 from slipway_common.consume import Consumer, Fenced, Owned
 from slipway_common.dead_letters import Replayed
@@ -36,7 +36,7 @@ COVERED: Final[dict[str, list[str]]] = {}
 
 
 def locking(*statements: str) -> Callable[[Test], Test]:
-    """Names the statements whose locks a test is about."""
+    """Mark a test with the locking statements it covers."""
 
     def note(test: Test) -> Test:
         for statement in statements:
@@ -47,7 +47,7 @@ def locking(*statements: str) -> Callable[[Test], Test]:
 
 
 class Pair:
-    """Two sessions of the service on one database, and what they start."""
+    """Two sessions of a service on one database, and their tasks."""
 
     def __init__(self, url: str, a: Connection, b: Connection) -> None:
         self.url = url
@@ -56,7 +56,7 @@ class Pair:
         self.started: list[asyncio.Task[Any]] = []
 
     async def b_waits(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start B's work; it must come to wait for a lock that A holds."""
+        """Start the work of B, which must block on a lock held by A."""
         task = asyncio.create_task(work)
         self.started.append(task)
         watch = await postgres.session(self.url, SERVICE)
@@ -102,7 +102,7 @@ def record(
     event = report(subject, word)
     envelope = Envelope(id=event_id or new_id(), type=event.type, source="/s", subject=subject, time=utc_now())
     if numbered:
-        envelope = msgspec.structs.replace(envelope, number=offset + 1, previous=offset)
+        envelope = msgspec.structs.replace(envelope, sequence_number=offset + 1, previous=offset)
     headers = encode(envelope)
     value = b"{" if word == "cut" else msgspec.json.encode(event)
     return Record(TOPIC, partition, offset, subject.encode(), value, headers, 0)
@@ -117,7 +117,7 @@ async def claim(db: Connection, partition: int = 0) -> Owned:
 
 @locking("consume.CLAIM")
 async def test_two_claims(pair: Pair) -> None:
-    """Two first claims of a partition: both come through, one after the other, with different epochs."""
+    """Two first claims of a partition succeed one after the other, with different epochs."""
     async with pair.a.transaction():
         assert await claim(pair.a) == Owned(1, 0)
         second = await pair.b_waits(claim(pair.b))
@@ -126,7 +126,7 @@ async def test_two_claims(pair: Pair) -> None:
 
 @locking("consume.ADVANCE", "consume.CLAIM")
 async def test_a_batch_that_waited_for_a_claim_is_fenced(pair: Pair) -> None:
-    """The epoch is looked at after the lock is held: nothing of the batch remains."""
+    """The epoch is checked under the lock, so nothing of the batch remains."""
     former = await claim(pair.b)
     async with pair.a.transaction():
         successor = await claim(pair.a)
@@ -137,10 +137,10 @@ async def test_a_batch_that_waited_for_a_claim_is_fenced(pair: Pair) -> None:
     assert await pair.words() == ["first"]
 
 
-@locking("consume.ADVANCE", "consume.REMEMBER", "consume.BURY")
+@locking("consume.ADVANCE", "consume.RECORD_SEQUENCES", "consume.INSERT_DEAD_LETTER")
 async def test_the_same_batch_twice(pair: Pair) -> None:
-    """Two tasks apply one batch under one epoch: the second waits for the whole of the first, and is fenced by the
-    position; numbers and dead letters are the first's."""
+    """Two tasks apply one batch under one epoch: the second waits for the first and is fenced by the position; sequence
+    numbers and dead letters are those of the first."""
     owned = await claim(pair.a)
     batch = [record(0, "a"), record(1, "cut", subject="w2"), record(2, "b")]
     async with pair.a.transaction():
@@ -149,13 +149,13 @@ async def test_the_same_batch_twice(pair: Pair) -> None:
     with pytest.raises(Fenced):
         await again
     assert await pair.words() == ["a", "b"]
-    assert await pair.a.fetchval("SELECT number FROM seen_number") == 3
+    assert await pair.a.fetchval("SELECT sequence_number FROM seen_sequence") == 3
     assert await pair.a.fetchval("SELECT count(*) FROM dead_letter") == 1
 
 
 @locking("consume.ADVANCE")
-async def test_a_batch_undone_leaves_the_position(pair: Pair) -> None:
-    """The second waited for a transaction that rolled back: it applies the batch itself."""
+async def test_a_rolled_back_batch_leaves_the_position(pair: Pair) -> None:
+    """The second waits for a transaction that rolls back, then applies the batch itself."""
     owned = await claim(pair.a)
     undone = pair.a.transaction()
     await undone.start()
@@ -168,7 +168,7 @@ async def test_a_batch_undone_leaves_the_position(pair: Pair) -> None:
 
 @locking("consume.ADOPT", "consume.ADVANCE")
 async def test_a_batch_that_waited_for_an_operator_is_fenced(pair: Pair) -> None:
-    """What was read from the log that was given up has no effect on the position in the one that was adopted."""
+    """Records read from the abandoned log do not affect the adopted position."""
     owned = await claim(pair.a)
     async with pair.a.transaction():
         await consume.adopt(pair.a, TOPIC, 0, "the-new-one", 7)
@@ -179,10 +179,10 @@ async def test_a_batch_that_waited_for_an_operator_is_fenced(pair: Pair) -> None
     assert await pair.a.fetchval("SELECT next_offset FROM consumed") == 7
 
 
-@locking("consume.REMEMBER_OUTSIDERS")
+@locking("consume.RECORD_EVENT_IDS")
 @pytest.mark.parametrize("committed", [True, False])
-async def test_an_outsiders_event_in_two_partitions(pair: Pair, *, committed: bool) -> None:
-    """The second waits until it is known whether the first took effect; one of them does."""
+async def test_an_external_event_in_two_partitions(pair: Pair, *, committed: bool) -> None:
+    """The second waits for the outcome of the first; one of them takes effect."""
     ours, theirs = await claim(pair.a, 0), await claim(pair.b, 1)
     same = [record(0, "a", partition=p, numbered=False, event_id="one") for p in (0, 1)]
     first = pair.a.transaction()
@@ -194,16 +194,16 @@ async def test_an_outsiders_event_in_two_partitions(pair: Pair, *, committed: bo
     assert await pair.words() == ["a"]
 
 
-# The owner of what one replica does alone.
+# Leader election.
 
 
 def bid(db: Connection, instance: str, *, stale_seconds: float = 10.0, restarted: bool = False) -> Any:
-    return db.fetchval(owner.BID, instance, stale_seconds, restarted)
+    return db.fetchval(leadership.BID, instance, stale_seconds, restarted)
 
 
-@locking("owner.BID")
+@locking("leadership.BID")
 async def test_two_bids(pair: Pair) -> None:
-    """The second looks again once the first has committed: the row is not stale any more."""
+    """The second rechecks after the first has committed: the row is no longer stale."""
     async with pair.a.transaction():
         assert await bid(pair.a, "a") == 1
         second = await pair.b_waits(bid(pair.b, "b"))
@@ -212,53 +212,52 @@ async def test_two_bids(pair: Pair) -> None:
     assert await bid(pair.b, "b", stale_seconds=-1.0) == 3
 
 
-@locking("owner.TURN", "owner.BID")
+@locking("leadership.TURN", "leadership.BID")
 async def test_a_turn_beside_a_bid(pair: Pair) -> None:
-    """Whoever is deposed while it waits for its row finds none; its work would be undone."""
+    """A leader replaced while it waits for its row finds none, and would roll back."""
     await bid(pair.a, "a")
     async with pair.a.transaction():
         assert await bid(pair.a, "b", stale_seconds=-1.0) == 2
-        turn = await pair.b_waits(pair.b.fetchval(owner.TURN, 1))
+        turn = await pair.b_waits(pair.b.fetchval(leadership.TURN, 1))
     assert await turn is None
-    assert await pair.b.fetchval(owner.TURN, 2) > 0
+    assert await pair.b.fetchval(leadership.TURN, 2) > 0
 
 
-@locking("owner.TURN", "owner.BID")
+@locking("leadership.TURN", "leadership.BID")
 async def test_a_bid_beside_a_turn(pair: Pair) -> None:
-    """A turn that was about to commit renews the row: who waited for it gets nothing."""
+    """A turn that commits renews the row, so the bid that waited for it fails."""
     await bid(pair.a, "a")
-    await pair.a.execute("UPDATE owner SET seen_at = slipway_clock() - interval '1 hour'")
+    await pair.a.execute("UPDATE leader SET seen_at = slipway_clock() - interval '1 hour'")
     async with pair.a.transaction():
-        assert await pair.a.fetchval(owner.TURN, 1) > 0
+        assert await pair.a.fetchval(leadership.TURN, 1) > 0
         late = await pair.b_waits(bid(pair.b, "b"))
     assert await late is None
-    assert await pair.a.fetchval("SELECT instance FROM owner") == "a"
+    assert await pair.a.fetchval("SELECT instance FROM leader") == "a"
 
 
-@locking("owner.RELEASE", "owner.BID")
+@locking("leadership.RELEASE", "leadership.BID")
 async def test_a_release_beside_a_bid(pair: Pair) -> None:
-    """The row can be had once it is given back, not before; and a former owner gives nothing back that is not its
-    own."""
+    """A bid succeeds only after the release; a former leader cannot release the row of its successor."""
     await bid(pair.a, "a")
     async with pair.a.transaction():
-        await pair.a.execute(owner.RELEASE, 1)
+        await pair.a.execute(leadership.RELEASE, 1)
         assert await bid(pair.b, "b") is None
     assert await bid(pair.b, "b") == 2
-    assert await pair.a.execute(owner.RELEASE, 1) == "UPDATE 0"
+    assert await pair.a.execute(leadership.RELEASE, 1) == "UPDATE 0"
     assert await bid(pair.a, "a") is None
 
 
-@locking("owner.TURN")
+@locking("leadership.TURN")
 async def test_turns_one_after_the_other(pair: Pair) -> None:
-    """The time of turns never goes back, though the clock does."""
+    """The time of turns never goes back, even if the clock does."""
     await bid(pair.a, "a")
     async with pair.a.transaction():
-        first = await pair.a.fetchval(owner.TURN, 1)
-        second = await pair.b_waits(pair.b.fetchval(owner.TURN, 1))
+        first = await pair.a.fetchval(leadership.TURN, 1)
+        second = await pair.b_waits(pair.b.fetchval(leadership.TURN, 1))
     assert await second > first
-    await pair.a.execute("UPDATE owner SET at = at + 3600")
-    ahead = await pair.a.fetchval("SELECT at FROM owner")
-    assert await pair.a.fetchval(owner.TURN, 1) == ahead
+    await pair.a.execute("UPDATE leader SET at = at + 3600")
+    ahead = await pair.a.fetchval("SELECT at FROM leader")
+    assert await pair.a.fetchval(leadership.TURN, 1) == ahead
 
 
 # Events.
@@ -272,7 +271,7 @@ async def enqueue(db: Connection, *events: Any) -> None:
 @locking("outbox.ENQUEUE")
 @pytest.mark.parametrize("committed", [True, False])
 async def test_revisions_follow_the_order_of_commits(pair: Pair, *, committed: bool) -> None:
-    """The second writer of a subject draws revision and identity after the first has ended, and leaves no gap."""
+    """The second writer of a subject gets its revision and identity after the first has ended, without a gap."""
     first = pair.a.transaction()
     await first.start()
     await outbox.enqueue(pair.a, [report("w1", "a"), report("w2", "a"), report("w1", "b")])
@@ -287,7 +286,7 @@ async def test_revisions_follow_the_order_of_commits(pair: Pair, *, committed: b
 
 @locking("outbox.ENQUEUE")
 async def test_subjects_are_locked_in_one_order(pair: Pair) -> None:
-    """Two writers name the same subjects in opposite orders: no deadlock, no revision twice."""
+    """Two writers of the same subjects in opposite orders: no deadlock, no duplicate revision."""
     for _ in range(25):
         names = [f"w{n}" for n in range(20)]
         await asyncio.gather(
@@ -298,50 +297,50 @@ async def test_subjects_are_locked_in_one_order(pair: Pair) -> None:
     assert [row["r"] for row in revisions] == [list(range(1, 51))] * 20
 
 
-@locking("service.FORGET_SUBJECTS", "outbox.ENQUEUE")
-async def test_a_subject_that_speaks_again_is_not_forgotten(pair: Pair) -> None:
-    """Housekeeping waited for the writer and looks again: the subject is no longer old."""
+@locking("service.PRUNE_SUBJECTS", "outbox.ENQUEUE")
+async def test_an_active_subject_is_not_pruned(pair: Pair) -> None:
+    """Pruning waits for the writer and rechecks: the subject is no longer old."""
     await enqueue(pair.a, report("w1", "a"))
     await pair.a.execute("UPDATE outbox_subject SET touched_at = slipway_clock() - interval '9 days'")
     async with pair.a.transaction():
         await outbox.enqueue(pair.a, [report("w1", "b")])
-        forgetting = await pair.b_waits(pair.b.execute(service.FORGET_SUBJECTS, [TOPIC]))
-    assert await forgetting == "DELETE 0"
+        pruning = await pair.b_waits(pair.b.execute(service.PRUNE_SUBJECTS, [TOPIC]))
+    assert await pruning == "DELETE 0"
     assert await pair.a.fetchval("SELECT revision FROM outbox_subject") == 2
 
 
-@locking("service.FORGET_SUBJECTS", "outbox.ENQUEUE")
-async def test_a_subject_that_speaks_while_it_is_forgotten(pair: Pair) -> None:
-    """The writer waited for the deletion and begins anew; its event is not lost."""
+@locking("service.PRUNE_SUBJECTS", "outbox.ENQUEUE")
+async def test_an_event_during_the_pruning_of_its_subject(pair: Pair) -> None:
+    """The writer waits for the deletion and restarts at revision 1; its event is not lost."""
     await enqueue(pair.a, report("w1", "a"))
     await pair.a.execute("UPDATE outbox_subject SET touched_at = slipway_clock() - interval '9 days'")
     async with pair.a.transaction():
-        assert await pair.a.execute(service.FORGET_SUBJECTS, [TOPIC]) == "DELETE 1"
+        assert await pair.a.execute(service.PRUNE_SUBJECTS, [TOPIC]) == "DELETE 1"
         speaking = await pair.b_waits(enqueue(pair.b, report("w1", "b")))
     await speaking
     assert [row["revision"] for row in await pair.a.fetch("SELECT revision FROM outbox ORDER BY id")] == [1, 1]
 
 
-@locking("service.FORGET_OUTSIDERS", "consume.REMEMBER_OUTSIDERS")
-async def test_an_outsiders_event_repeated_while_it_is_forgotten(pair: Pair) -> None:
-    """The repeat waited for the deletion, and is then as new as its age says."""
+@locking("service.PRUNE_SEEN_EVENTS", "consume.RECORD_EVENT_IDS")
+async def test_an_external_event_repeated_while_it_is_pruned(pair: Pair) -> None:
+    """The repeat waits for the deletion and is then applied as new."""
     owned = await claim(pair.b)
     owned = await consume.apply(pair.b, CONSUMER, owned, [record(0, "a", numbered=False, event_id="one")])
     await pair.a.execute("UPDATE seen_event SET seen_at = slipway_clock() - interval '8 days'")
     async with pair.a.transaction():
-        assert await pair.a.execute(service.FORGET_OUTSIDERS) == "DELETE 1"
+        assert await pair.a.execute(service.PRUNE_SEEN_EVENTS) == "DELETE 1"
         late = [record(1, "again", numbered=False, event_id="one")]
         repeat = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, late))
     await repeat
     assert await pair.words() == ["a", "again"]
 
 
-# Numbers.
+# Sequence numbers.
 
 
 @locking("relay.LOCK")
 async def test_one_relay_at_a_time(pair: Pair) -> None:
-    """The lock is free only when the session that holds it has ended, with all that it had begun."""
+    """The lock is free only after the session that holds it has ended, including its transaction."""
     assert await pair.a.fetchval(relay.LOCK) is True
     assert await pair.b.fetchval(relay.LOCK) is False
     await enqueue(pair.b, report("w1", "a"))
@@ -351,7 +350,9 @@ async def test_one_relay_at_a_time(pair: Pair) -> None:
     await end_session(pair.url, pair.a)
     await until(lambda: pair.b.fetchval(relay.LOCK))
     await number(pair.b)
-    assert [tuple(r) for r in await pair.b.fetch("SELECT number, previous FROM outbox")] == [(1, 0)]
+    assert [tuple(r) for r in await pair.b.fetch("SELECT sequence_number, previous_sequence_number FROM outbox")] == [
+        (1, 0)
+    ]
 
 
 async def number(db: Connection) -> None:
@@ -361,7 +362,7 @@ async def number(db: Connection) -> None:
 
 
 async def end_session(url: str, session: Connection) -> None:
-    """As the server ends a session whose owner stalls."""
+    """Terminate the session, like the server does for a stalled one."""
     administrator = await asyncpg.connect(url)
     try:
         await administrator.execute("SELECT pg_terminate_backend($1)", session.get_server_pid())
@@ -371,7 +372,7 @@ async def end_session(url: str, session: Connection) -> None:
 
 @locking("relay.NUMBER")
 async def test_numbers_are_given_once(pair: Pair) -> None:
-    """Two sessions number different rows of the same partitions: the second goes on where the first ends."""
+    """Two sessions number different rows of the same partitions: the second continues where the first ended."""
     await enqueue(pair.a, *(report(f"w{n}", "a") for n in range(20)))
     async with pair.a.transaction():
         await number(pair.a)
@@ -380,8 +381,9 @@ async def test_numbers_are_given_once(pair: Pair) -> None:
         later = await pair.b_waits(number_after(pair.b, rows[0]["last"]))
     await later
     numbers = await pair.a.fetch(
-        "SELECT partition, array_agg(number ORDER BY id) AS given, array_agg(previous ORDER BY id) AS previous, "
-        "(SELECT p.number FROM relay_position p WHERE p.partition = o.partition) AS last "
+        "SELECT partition, array_agg(sequence_number ORDER BY id) AS given, "
+        "array_agg(previous_sequence_number ORDER BY id) AS previous, "
+        "(SELECT p.sequence_number FROM relay_position p WHERE p.partition = o.partition) AS last "
         "FROM outbox o GROUP BY partition"
     )
     assert len(numbers) == harness.PARTITIONS
@@ -398,7 +400,7 @@ async def number_after(db: Connection, last: int) -> None:
 
 @locking("relay.ACKNOWLEDGED")
 async def test_a_late_acknowledgement_deletes_nothing_else(pair: Pair) -> None:
-    """Two relays were acknowledged the same rows: both deletions come through, later rows stay."""
+    """Two relays got the same rows acknowledged: both deletions succeed, later rows remain."""
     await enqueue(pair.a, report("w1", "a"), report("w2", "a"))
     await number(pair.a)
     ids = [row["id"] for row in await pair.a.fetch(relay.LOWEST)]
@@ -413,8 +415,8 @@ async def test_a_late_acknowledgement_deletes_nothing_else(pair: Pair) -> None:
 # Dead letters.
 
 
-async def bury(pair: Pair) -> Owned:
-    """w1 has a dead letter at 0 and one parked at 1, which both would be applied today."""
+async def dead_letter(pair: Pair) -> Owned:
+    """Dead-letter w1 at offset 0 and park one at 1; both would now be applied."""
     owned = await claim(pair.a)
     owned = await consume.apply(pair.a, CONSUMER, owned, [record(0, "raise"), record(1, "b")])
     await pair.a.execute(
@@ -423,10 +425,10 @@ async def bury(pair: Pair) -> Owned:
     return owned
 
 
-@locking("dead_letters.HOLD", "dead_letters.SETTLED", "consume.ADVANCE")
+@locking("dead_letters.LOCK_POSITIONS", "dead_letters.DELETE", "consume.ADVANCE")
 async def test_an_event_during_a_replay(pair: Pair) -> None:
-    """It waits, and is then neither parked behind what is no longer dead, nor applied before it."""
-    owned = await bury(pair)
+    """The event waits, and is then neither parked behind a record that is no longer dead, nor applied before it."""
+    owned = await dead_letter(pair)
     async with pair.a.transaction():
         assert await dead_letters.replay(pair.a, CONSUMER, 0, 0) == Replayed(2, 0)
         later = await pair.b_waits(consume.apply(pair.b, CONSUMER, owned, [record(2, "c")]))
@@ -435,10 +437,10 @@ async def test_an_event_during_a_replay(pair: Pair) -> None:
     assert await pair.a.fetchval("SELECT count(*) FROM dead_letter") == 0
 
 
-@locking("dead_letters.HOLD", "dead_letters.SETTLED", "consume.BURY")
+@locking("dead_letters.LOCK_POSITIONS", "dead_letters.DELETE", "consume.INSERT_DEAD_LETTER")
 async def test_a_replay_during_a_batch(pair: Pair) -> None:
-    """It waits for what is being parked, and takes it along."""
-    owned = await bury(pair)
+    """The replay waits for the record being parked and includes it."""
+    owned = await dead_letter(pair)
     async with pair.a.transaction():
         await consume.apply(pair.a, CONSUMER, owned, [record(2, "c")])
         replay = await pair.b_waits(dead_letters.replay(pair.b, CONSUMER, 0, 0))
@@ -446,10 +448,10 @@ async def test_a_replay_during_a_batch(pair: Pair) -> None:
     assert await pair.words() == ["a", "b", "c"]
 
 
-@locking("dead_letters.HOLD", "dead_letters.SETTLED", "dead_letters.FAILED")
+@locking("dead_letters.LOCK_POSITIONS", "dead_letters.DELETE", "dead_letters.FAILED")
 async def test_two_replays(pair: Pair) -> None:
-    """The second finds what the first left: nothing, or the one that failed again."""
-    await bury(pair)
+    """The second finds the result of the first: nothing, or the record that failed again."""
+    await dead_letter(pair)
     async with pair.a.transaction():
         await pair.a.execute("UPDATE dead_letter SET value = '{' WHERE state = 'parked'")
         assert (await dead_letters.replay(pair.a, CONSUMER, 0, 0)).remaining == 1
@@ -465,7 +467,7 @@ async def test_two_replays(pair: Pair) -> None:
 
 @locking("migrate.LOCK_SERVER", "migrate.LOCK_SCHEMA")
 async def test_two_migrations_at_once(postgres: EmbeddedPostgres) -> None:
-    """Two replicas bring the same new database to the head: both succeed, and it is there once."""
+    """Two replicas migrate the same new database to the head: both succeed."""
     url = await postgres.create_database(harness.new_name())
     await asyncio.gather(*(migrate.upgrade(url, "lease-broker") for _ in range(3)))
     session = await asyncpg.connect(url)
@@ -476,7 +478,7 @@ async def test_two_migrations_at_once(postgres: EmbeddedPostgres) -> None:
         await session.close()
 
 
-# The list.
+# Completeness.
 
 LOCKS: Final = re.compile(
     r"\bFOR (NO KEY )?UPDATE\b|\bFOR (KEY )?SHARE\b|\bON CONFLICT\b|\bpg_(try_)?advisory|\bUPDATE \w+ (\w+ )?SET\b"
@@ -485,7 +487,7 @@ LOCKS: Final = re.compile(
 
 
 def sql() -> Iterator[tuple[str, str]]:
-    """Every text in common that locks, by its module's constant, or by its line if it is none."""
+    """Every locking SQL text in slipway_common, by its constant, or by its line if it has none."""
     for path in sorted(Path(inspect.getfile(slipway_common)).parent.rglob("*.py")):
         tree = ast.parse(path.read_text())
         names = {
@@ -502,12 +504,12 @@ def sql() -> Iterator[tuple[str, str]]:
 
 
 def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, none stands outside a constant, and none is named that is gone."""
+    """Every locking statement is a constant with a test, and every listed one exists."""
     assert {name for name, _ in sql()} == set(COVERED)
 
 
 def test_only_one_clock() -> None:
-    """Deadlines know no other clock than slipway_clock(), whose body is the one exception."""
+    """Deadlines use slipway_clock() only, except in its own body."""
     other = re.compile(r"\bnow\(\)|(clock|statement|transaction)_timestamp|\bcurrent_(time|date)", re.IGNORECASE)
     for path in Path(inspect.getfile(slipway_common)).parent.rglob("*.py"):
         texts = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]

@@ -1,5 +1,5 @@
-"""Two sessions on one lease pool, for every statement of the lease-broker that takes a lock: never over the limit, no
-grant twice, no wake-up lost, nothing revived."""
+"""Two sessions on one lease pool, for every locking statement of the lease-broker: never over the limit, no double
+grant, no lost wake-up, no revived lease."""
 
 import asyncio
 import inspect
@@ -25,14 +25,25 @@ from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.loops.sweep import sweep
-from slipway_lease_broker.store import answers, gangs, gauges, groups, history, leases, pools, requests, stays, tenants
+from slipway_lease_broker.store import (
+    answers,
+    gangs,
+    gauges,
+    groups,
+    history,
+    leases,
+    past_leases,
+    pools,
+    requests,
+    tenants,
+)
 from slipway_lease_broker.store import terms as live
 from slipway_local.postgres import EmbeddedPostgres
 from tests.harness import PATIENCE_SECONDS
 from tests.lease_broker import Broker, after, ask, broker_on, cancel, confirm, release, renew, terms
 
 Test = TypeVar("Test", bound=Callable[..., Any])
-STORE: Final = (answers, gangs, gauges, groups, history, leases, live, pools, requests, stays, tenants)
+STORE: Final = (answers, gangs, gauges, groups, history, leases, live, pools, requests, past_leases, tenants)
 LOCKS: Final = re.compile(
     r"\bFOR (UPDATE|SHARE|NO KEY|KEY)\b|\b(UPDATE|DELETE|MERGE|TRUNCATE|LOCK TABLE)\b|advisory|ON CONFLICT"
 )
@@ -41,7 +52,7 @@ COVERED: Final[dict[str, list[str]]] = {}
 
 
 def locking(*statements: str) -> Callable[[Test], Test]:
-    """Names the statements whose locks a test is about."""
+    """Name the statements whose locks a test is about."""
 
     def note(test: Test) -> Test:
         for statement in statements:
@@ -55,13 +66,13 @@ def locking(*statements: str) -> Callable[[Test], Test]:
 async def broker(postgres: EmbeddedPostgres) -> AsyncIterator[Broker]:
     async with broker_on(postgres) as broker:
         await broker.declare(terms(limit=3))
-        await broker.told()
+        await broker.events()
         yield broker
 
 
 @locking("terms.DRAIN", "terms.PIN", "terms.REPORT_UNITS")
-async def test_what_people_change_during_a_decision_counts_for_the_next(broker: Broker) -> None:
-    """The decision under way commits as it read; the change waits for it, and makes the pool due again."""
+async def test_a_change_by_an_operator_during_a_decision_counts_for_the_next(broker: Broker) -> None:
+    """The decision under way commits as it read; the change waits for it and makes the pool due again."""
 
     async def change() -> None:
         async with broker.pool.acquire() as db, db.transaction():
@@ -70,16 +81,16 @@ async def test_what_people_change_during_a_decision_counts_for_the_next(broker: 
             await live.pin(db, pool.id, "ratchet")
             await live.drain(db, pool.id, "moving")
 
-    await broker.tell(ask("first"))
+    await broker.send(ask("first"))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
-            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read, and cannot write
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read and cannot write yet
             decision = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(decision)
             changing = broker.start(change())
             await broker.until_waiting(decision, changing)
         await asyncio.gather(decision, changing)
-    await broker.tell(ask("second"))
+    await broker.send(ask("second"))
     assert [grant.request_id for grant in await broker.grants()] == ["first"]
     row = await broker.pool.fetchrow("SELECT * FROM lease_pools")
     assert (row["drained_reason"], row["pinned_reason"], row["derived_units"]) == ("moving", "ratchet", 7)
@@ -89,7 +100,7 @@ async def test_what_people_change_during_a_decision_counts_for_the_next(broker: 
 @locking("pools.CLAIM")
 async def test_a_pool_being_decided_is_skipped(broker: Broker) -> None:
     """A second decider neither waits nor decides; if the first rolls back, the pool is still due."""
-    await broker.tell(ask("r"))
+    await broker.send(ask("r"))
     async with broker.pool.acquire() as db:
         transaction = db.transaction()
         await transaction.start()
@@ -101,36 +112,36 @@ async def test_a_pool_being_decided_is_skipped(broker: Broker) -> None:
 
 @locking("pools.CLAIM", "pools.SETTLE", "requests.SAVE")
 async def test_two_deciders_grant_each_unit_once(broker: Broker) -> None:
-    """The second sees the first's commit or nothing: units, tokens and waiting units add up."""
+    """The second sees the commit of the first or nothing: units, tokens and waiting units add up."""
     for round_ in range(20):
-        await broker.tell(ask(f"r{round_}", 5))
+        await broker.send(ask(f"r{round_}", 5))
         await asyncio.gather(*(broker.loop.step(broker.pool) for _ in range(4)))
         grants = await broker.grants()
         assert [(g.units, g.fencing_token) for g in grants] == [(3, round_ + 1)]
-        await broker.tell(cancel(f"r{round_}", 2), release(grants[0]))
+        await broker.send(cancel(f"r{round_}", 2), release(grants[0]))
 
 
 @locking("pools.LOCK", "pools.MARK", "pools.SETTLE")
-async def test_a_fact_during_a_decision_is_not_missed(broker: Broker) -> None:
+async def test_a_command_during_a_decision_is_not_missed(broker: Broker) -> None:
     """It waits for the decision, marks the pool again, and the next decision sees it."""
-    await broker.tell(ask("first"))
+    await broker.send(ask("first"))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
-            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read, and cannot write
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read and cannot write yet
             decision = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(decision)
-            fact = broker.start(broker.tell(ask("second")))
-            await broker.until_waiting(decision, fact)
-        await asyncio.gather(decision, fact)
+            command = broker.start(broker.send(ask("second")))
+            await broker.until_waiting(decision, command)
+        await asyncio.gather(decision, command)
     assert [grant.request_id for grant in await broker.grants()] == ["first", "second"]
 
 
 @locking("pools.LOCK", "pools.MARK", "pools.PUT_OFF")
-async def test_a_fact_before_a_pool_is_put_off_is_not_lost(broker: Broker) -> None:
-    """Its mark goes with the put-off, which waited for it; it is decided for when the pool is due again."""
+async def test_a_command_before_a_pool_is_put_off_is_not_lost(broker: Broker) -> None:
+    """Its mark is cleared by the postponement, which waited for it; the decision is made when the pool is due again."""
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await broker.tell_in(db, ask("r"))
+            await broker.send_in(db, ask("r"))
             putting = broker.start(pools.put_off(broker.pool, "sim-a", "it failed", seconds=30))
             await broker.until_waiting(putting)
         await putting
@@ -140,11 +151,11 @@ async def test_a_fact_before_a_pool_is_put_off_is_not_lost(broker: Broker) -> No
 
 
 @locking("pools.LOCK", "pools.MARK", "pools.CLAIM")
-async def test_a_decision_during_a_fact_comes_after_it(broker: Broker) -> None:
-    """The pool is skipped while the fact is being written, and due once it has committed."""
-    await broker.tell(ask("first"))
+async def test_a_decision_during_a_command_comes_after_it(broker: Broker) -> None:
+    """The pool is skipped while the command is being written, and due once it has committed."""
+    await broker.send(ask("first"))
     async with broker.pool.acquire() as db, db.transaction():
-        await broker.tell_in(db, ask("second"))
+        await broker.send_in(db, ask("second"))
         assert await broker.loop.step(broker.pool) is False
     assert [grant.request_id for grant in await broker.grants()] == ["first", "second"]
 
@@ -155,16 +166,16 @@ async def test_pools_are_locked_in_one_order(broker: Broker) -> None:
     await broker.declare(terms("a", 9), terms("b", 9))
     for round_ in range(15):
         await asyncio.gather(
-            broker.tell(ask(f"x{round_}", pool="a"), ask(f"x{round_}", pool="b")),
-            broker.tell(ask(f"y{round_}", pool="b"), ask(f"y{round_}", pool="a")),
+            broker.send(ask(f"x{round_}", pool="a"), ask(f"x{round_}", pool="b")),
+            broker.send(ask(f"y{round_}", pool="b"), ask(f"y{round_}", pool="a")),
         )
     assert await broker.pool.fetchval("SELECT count(*) FROM requests") == 60
 
 
 @locking("pools.LOCK", "leases.SAVE")
 async def test_a_renewal_that_waited_for_an_expiry_does_not_revive(broker: Broker) -> None:
-    """Its units were given to the next in the queue, so its holder is told that it is lost; one lease on limit 3."""
-    await broker.tell(ask("r1", 3), ask("r2", 3))
+    """Its units were granted to the next in the queue, so its holder gets LeaseLost; one lease on a limit of 3."""
+    await broker.send(ask("r1", 3), ask("r2", 3))
     (lease,) = await broker.grants()
     await broker.set_clock(180)
     async with broker.pool.acquire() as blocker:
@@ -172,10 +183,10 @@ async def test_a_renewal_that_waited_for_an_expiry_does_not_revive(broker: Broke
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")
             decision = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(decision)
-            late = broker.start(broker.tell(renew(lease)))
+            late = broker.start(broker.send(renew(lease)))
             await broker.until_waiting(decision, late)
         await asyncio.gather(decision, late)
-    expired, granted, lost = await broker.told()
+    expired, granted, lost = await broker.events()
     assert isinstance(expired, LeaseExpired)
     assert isinstance(granted, LeaseGranted)
     assert granted.request_id == "r2"
@@ -186,12 +197,12 @@ async def test_a_renewal_that_waited_for_an_expiry_does_not_revive(broker: Broke
 
 @locking("pools.LOCK", "pools.CLAIM", "leases.SAVE")
 async def test_a_renewal_that_comes_first_keeps_the_lease(broker: Broker) -> None:
-    """Past its deadline, but before its expiry committed: the decision after it finds a living lease."""
-    await broker.tell(ask("r1", 3), ask("r2", 3))
+    """Past its deadline but before its expiry has committed: the decision after it finds a live lease."""
+    await broker.send(ask("r1", 3), ask("r2", 3))
     (lease,) = await broker.grants()
     await broker.set_clock(180)
     async with broker.pool.acquire() as db, db.transaction():
-        await broker.tell_in(db, confirm(lease))
+        await broker.send_in(db, confirm(lease))
         assert await broker.loop.step(broker.pool) is False
     assert await broker.grants() == []
     assert await broker.held() == 3
@@ -199,97 +210,97 @@ async def test_a_renewal_that_comes_first_keeps_the_lease(broker: Broker) -> Non
 
 @locking("pools.LOCK")
 async def test_the_clock_is_read_after_the_lock(broker: Broker) -> None:
-    """A confirm that waited a minute for the lock lives from when it got it."""
-    await broker.tell(ask("r"))
+    """The deadline of a confirm that waited a minute for the lock counts from when it got it."""
+    await broker.send(ask("r"))
     (lease,) = await broker.grants()
     async with broker.pool.acquire() as db:
         async with db.transaction():
             await pools.lock(db, ["sim-a"])
-            waiting = broker.start(broker.tell(confirm(lease)))
+            waiting = broker.start(broker.send(confirm(lease)))
             await broker.until_waiting(waiting)
             await broker.set_clock(60)
         await waiting
-    (told,) = await broker.told()
-    assert isinstance(told, LeaseConfirmed)
-    assert told.expires_at == after(60 + 300)
+    (published,) = await broker.events()
+    assert isinstance(published, LeaseConfirmed)
+    assert published.expires_at == after(60 + 300)
 
 
 @locking("pools.LOCK", "pools.MARK")
 async def test_a_deadline_set_during_a_decision_is_not_missed(broker: Broker) -> None:
     """A confirm with a ttl below the reserve deadline moves the pool's wake-up forward, whichever commits last."""
     await broker.declare(terms(limit=3, ttl_seconds=10))
-    await broker.tell(ask("r1"))
+    await broker.send(ask("r1"))
     (lease,) = await broker.grants()
-    await broker.tell(ask("r2"))
+    await broker.send(ask("r2"))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")
             decision = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(decision)
-            fact = broker.start(broker.tell(confirm(lease)))
-            await broker.until_waiting(decision, fact)
-        await asyncio.gather(decision, fact)
-    await broker.told()
+            command = broker.start(broker.send(confirm(lease)))
+            await broker.until_waiting(decision, command)
+        await asyncio.gather(decision, command)
+    await broker.events()
     await broker.set_clock(10)
     await broker.decide()
-    (lost,) = await broker.told()
+    (lost,) = await broker.events()
     assert isinstance(lost, LeaseLost)
     assert lost.lease_id == lease.lease_id
 
 
 @locking("pools.MARK")
 async def test_a_renewal_hides_no_request(broker: Broker) -> None:
-    """A mark that asks for no decision keeps one that does, and keeps the earlier deadline."""
-    await broker.tell(ask("r1"))
+    """A mark that asks for no decision keeps an earlier mark that does, and keeps the earlier deadline."""
+    await broker.send(ask("r1"))
     (lease,) = await broker.grants()
-    await broker.tell(ask("r2"))
+    await broker.send(ask("r2"))
     await broker.set_clock(10)
-    await broker.tell(confirm(lease))
+    await broker.send(confirm(lease))
     assert [grant.request_id for grant in await broker.grants()] == ["r2"]
 
 
 @locking("pools.LOCK", "leases.SAVE")
-async def test_two_releases_give_back_what_was_held(broker: Broker) -> None:
-    """The second counts from what the first left."""
-    await broker.tell(ask("r", 3))
+async def test_two_releases_return_the_units_held(broker: Broker) -> None:
+    """The second counts from the units that the first left."""
+    await broker.send(ask("r", 3))
     (lease,) = await broker.grants()
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
-            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the first has read, and cannot write
-            releases = [broker.start(broker.tell(release(lease, 2))) for _ in range(2)]
+            await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the first has read and cannot write yet
+            releases = [broker.start(broker.send(release(lease, 2))) for _ in range(2)]
             await broker.until_waiting(*releases)
         await asyncio.gather(*releases)
-    told = [(e.units, e.remaining) for e in await broker.told() if isinstance(e, LeaseReleased)]
-    assert told == [(2, 1), (1, 0)]
+    published = [(e.units, e.remaining) for e in await broker.events() if isinstance(e, LeaseReleased)]
+    assert published == [(2, 1), (1, 0)]
     assert await broker.held() == 0
 
 
 @locking("requests.SAVE")
 async def test_a_cancel_during_the_grant_changes_nothing(broker: Broker) -> None:
-    """Granted units are not cancelled; what was cancelled first is not granted."""
-    await broker.tell(ask("r", 2))
+    """Granted units are not cancelled; units cancelled first are not granted."""
+    await broker.send(ask("r", 2))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE requests IN SHARE MODE")
             decision = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(decision)
-            fact = broker.start(broker.tell(cancel("r", 2)))
-            await broker.until_waiting(decision, fact)
-        await asyncio.gather(decision, fact)
+            command = broker.start(broker.send(cancel("r", 2)))
+            await broker.until_waiting(decision, command)
+        await asyncio.gather(decision, command)
     assert [grant.units for grant in await broker.grants()] == [2]
 
-    await broker.tell(ask("s", 1))
+    await broker.send(ask("s", 1))
     async with broker.pool.acquire() as db, db.transaction():
-        await broker.tell_in(db, cancel("s", 1))
+        await broker.send_in(db, cancel("s", 1))
         assert await broker.loop.step(broker.pool) is False
     assert await broker.grants() == []
 
 
 @locking("requests.LAPSE", "requests.SAVE")
-async def test_an_asker_that_speaks_up_as_it_is_passed_over(broker: Broker) -> None:
-    """Whichever commits last, it is in the queue again, and counted once."""
+async def test_a_request_repeated_as_it_lapses(broker: Broker) -> None:
+    """Whichever commits last, it is in the queue again and counted once."""
     broker.loop = DecideLoop(caught_up=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100)
-    await broker.tell(ask("r1", 3), ask("r2", 3))
+    await broker.send(ask("r1", 3), ask("r2", 3))
     (lease,) = await broker.grants()
     await broker.set_clock(101)
     await broker.pool.execute("UPDATE lease_pools SET dirty = true")
@@ -298,26 +309,26 @@ async def test_an_asker_that_speaks_up_as_it_is_passed_over(broker: Broker) -> N
             await blocker.execute("LOCK TABLE requests IN SHARE MODE")
             passing = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(passing)
-            again = broker.start(broker.tell(ask("r2", 3)))
+            again = broker.start(broker.send(ask("r2", 3)))
             await broker.until_waiting(passing, again)
         await asyncio.gather(passing, again)
     assert await broker.pool.fetchval("SELECT waiting_units FROM lease_pools") == 3
-    await broker.tell(release(lease))
+    await broker.send(release(lease))
     assert [grant.request_id for grant in await broker.grants()] == ["r2"]
 
 
 @locking("tenants.SAVE")
 async def test_a_failure_during_a_grant_to_its_tenant(broker: Broker) -> None:
-    """The grant's share and the failure's backoff are both kept."""
-    await broker.tell(ask("r1"), ask("r2"))
+    """Both the share of the grant and the backoff of the failure are stored."""
+    await broker.send(ask("r1"), ask("r2"))
     first, _ = await broker.grants()
-    await broker.tell(ask("r3"))
+    await broker.send(ask("r3"))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE tenants IN SHARE MODE")
             decision = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(decision)
-            failure = broker.start(broker.tell(release(first, result="failed")))
+            failure = broker.start(broker.send(release(first, result="failed")))
             await broker.until_waiting(decision, failure)
         await asyncio.gather(decision, failure)
     row = await broker.pool.fetchrow("SELECT * FROM tenants")
@@ -325,16 +336,16 @@ async def test_a_failure_during_a_grant_to_its_tenant(broker: Broker) -> None:
 
 
 @locking("groups.SAVE")
-async def test_a_member_that_asks_while_another_starts(broker: Broker) -> None:
-    """It is counted in, and keeps its distance from the start that it did not see."""
+async def test_a_member_that_arrives_while_another_starts(broker: Broker) -> None:
+    """It is counted, and keeps its distance from the start that it did not see."""
     group = LeaseGroup(name="payload", size=3, spread_seconds=30)
-    await broker.tell(ask("r1", group=group))
+    await broker.send(ask("r1", group=group))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE groups IN SHARE MODE")
             decision = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(decision)
-            member = broker.start(broker.tell(ask("r2", group=group)))
+            member = broker.start(broker.send(ask("r2", group=group)))
             await broker.until_waiting(decision, member)
         await asyncio.gather(decision, member)
     row = await broker.pool.fetchrow("SELECT * FROM groups")
@@ -346,16 +357,16 @@ async def test_a_member_that_asks_while_another_starts(broker: Broker) -> None:
 
 @locking("pools.DECLARATION_LOCK", "pools.DECLARE")
 async def test_two_declarations_of_a_new_pool(broker: Broker) -> None:
-    """The second compares against the first's rows: the limit changes once."""
+    """The second compares with the rows of the first: the limit changes once."""
     await asyncio.gather(*(broker.declare(terms(limit=3), terms("new", 7)) for _ in range(4)))
-    assert [(e.lease_pool_id, e.limit, e.previous_limit) for e in await broker.told()] == [("new", 7, None)]
+    assert [(e.lease_pool_id, e.limit, e.previous_limit) for e in await broker.events()] == [("new", 7, None)]
     assert await broker.pool.fetchval("SELECT revision FROM lease_pools WHERE id = 'new'") == 1
 
 
 @locking("pools.DECLARE")
 async def test_a_limit_lowered_during_a_decision(broker: Broker) -> None:
     """The decision commits under the limit it read; the new limit comes after it and revokes nothing."""
-    await broker.tell(ask("r1", 3))
+    await broker.send(ask("r1", 3))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")
@@ -364,10 +375,10 @@ async def test_a_limit_lowered_during_a_decision(broker: Broker) -> None:
             lowering = broker.start(broker.declare(terms(limit=1)))
             await broker.until_waiting(decision, lowering)
         await asyncio.gather(decision, lowering)
-    granted, changed = await broker.told()
+    granted, changed = await broker.events()
     assert isinstance(granted, LeaseGranted)
     assert isinstance(changed, LeaseLimitChanged)
-    await broker.tell(ask("r2"))
+    await broker.send(ask("r2"))
     assert await broker.grants() == []
     assert await broker.held() == 3
 
@@ -375,7 +386,7 @@ async def test_a_limit_lowered_during_a_decision(broker: Broker) -> None:
 @locking("pools.DECLARE", "pools.CLAIM")
 async def test_a_decision_while_the_limit_is_being_lowered(broker: Broker) -> None:
     """No grant commits above the limit in force at that commit."""
-    await broker.tell(ask("r", 3))
+    await broker.send(ask("r", 3))
     async with broker.pool.acquire() as db, db.transaction():
         await pools.lock_declared(db)
         await pools.declare(db, [terms(limit=1)])
@@ -383,16 +394,16 @@ async def test_a_decision_while_the_limit_is_being_lowered(broker: Broker) -> No
     assert [grant.units for grant in await broker.grants()] == [1]
 
 
-@locking("requests.FORGET", "leases.FORGET", "history.FORGET")
-async def test_what_was_asked_again_is_not_forgotten(broker: Broker) -> None:
-    """Forgetting waits for the repeat and then sees it; a lease that ended long ago goes."""
-    await broker.tell(ask("r"))
+@locking("requests.PRUNE", "leases.PRUNE", "history.PRUNE")
+async def test_a_repeated_request_is_not_pruned(broker: Broker) -> None:
+    """Pruning waits for the repetition and then sees it; a lease that ended long ago is deleted."""
+    await broker.send(ask("r"))
     (lease,) = await broker.grants()
-    await broker.tell(release(lease))
+    await broker.send(release(lease))
     await broker.set_clock(9 * 86_400)
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await broker.tell_in(db, ask("r"), renew(lease))
+            await broker.send_in(db, ask("r"), renew(lease))
             pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
             await broker.until_waiting(pruning)
         await pruning
@@ -402,19 +413,19 @@ async def test_what_was_asked_again_is_not_forgotten(broker: Broker) -> None:
     assert await broker.grants() == []
 
 
-@locking("pools.LOCK", "requests.FORGET")
-async def test_what_is_being_forgotten_is_asked_anew(broker: Broker) -> None:
-    """A repeat that finds its request going waits until it is gone, and is then a request like any other."""
-    await broker.tell(ask("r"))
+@locking("pools.LOCK", "requests.PRUNE")
+async def test_a_request_repeated_as_it_is_pruned(broker: Broker) -> None:
+    """A repetition that finds its request being deleted waits for that, and is then a new request."""
+    await broker.send(ask("r"))
     (lease,) = await broker.grants()
-    await broker.tell(release(lease))
+    await broker.send(release(lease))
     await broker.set_clock(9 * 86_400)
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE requests IN SHARE MODE")
             pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
             await broker.until_waiting(pruning)
-            repeat = broker.start(broker.tell(ask("r")))
+            repeat = broker.start(broker.send(ask("r")))
             await broker.until_waiting(pruning, repeat)
         await asyncio.gather(pruning, repeat)
     assert [grant.request_id for grant in await broker.grants()] == ["r"]
@@ -422,49 +433,49 @@ async def test_what_is_being_forgotten_is_asked_anew(broker: Broker) -> None:
 
 @locking("gangs.ADD", "gangs.LOCK", "gangs.TURN", "gangs.DONE", "pools.LOCK")
 async def test_gangs_that_want_each_others_pools(broker: Broker) -> None:
-    """Neither waits for ever and neither holds a part, in whatever order they name the pools."""
+    """Neither waits forever and neither holds a part, in whatever order they name the pools."""
     await broker.declare(terms("a", 1), terms("b", 1))
     for round_ in range(10):
-        await asyncio.gather(broker.ask_gang(f"x{round_}", a=1, b=1), broker.ask_gang(f"y{round_}", b=1, a=1))
+        await asyncio.gather(broker.request_gang(f"x{round_}", a=1, b=1), broker.request_gang(f"y{round_}", b=1, a=1))
         first = await broker.grants()
         assert len(first) == 2
         assert len({grant.request_id for grant in first}) == 1
-        await broker.tell(*map(release, first))
+        await broker.send(*map(release, first))
         await asyncio.gather(*(broker.try_gangs() for _ in range(3)))
         second = await broker.grants()
         assert sorted(grant.lease_pool_id for grant in second) == ["a", "b"]
         assert {grant.request_id for grant in first + second} == {f"x{round_}", f"y{round_}"}
-        await broker.tell(*map(release, second))
+        await broker.send(*map(release, second))
 
 
 @locking("gangs.LOCK", "gangs.DONE")
 async def test_a_gang_whose_member_is_cancelled_as_it_starts(broker: Broker) -> None:
-    """It starts whole, or what is left of it is given up: its units are kept no longer."""
+    """It starts as a whole, or the rest is given up and its units are freed."""
     await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.tell(ask("other", pool="b"))
+    await broker.send(ask("other", pool="b"))
     (other,) = await broker.grants()
-    await broker.ask_gang("g", a=1, b=1)
+    await broker.request_gang("g", a=1, b=1)
     assert not await broker.try_gangs()
-    await broker.tell(release(other))
+    await broker.send(release(other))
     async with broker.pool.acquire() as db, db.transaction():
-        await broker.tell_in(db, cancel("g", pool="b"))
+        await broker.send_in(db, cancel("g", pool="b"))
         trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
         await broker.until_waiting(trying)
     assert await trying is False
     assert await broker.pool.fetchval(WAITING) == 0
-    await broker.tell(ask("next", pool="a"))
+    await broker.send(ask("next", pool="a"))
     assert [grant.request_id for grant in await broker.grants()] == ["next"]
 
 
 @locking("gangs.TURN", "pools.CLAIM")
 async def test_units_that_come_free_while_a_gang_is_tried(broker: Broker) -> None:
-    """The try waits for who gives them back, and sees them."""
+    """The attempt waits for the release and sees the units."""
     await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.tell(ask("other", pool="b"))
+    await broker.send(ask("other", pool="b"))
     (other,) = await broker.grants()
-    await broker.ask_gang("g", a=1, b=1)
+    await broker.request_gang("g", a=1, b=1)
     async with broker.pool.acquire() as db, db.transaction():
-        await broker.tell_in(db, release(other))
+        await broker.send_in(db, release(other))
         trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
         await broker.until_waiting(trying)
     assert await trying is True
@@ -473,14 +484,15 @@ async def test_units_that_come_free_while_a_gang_is_tried(broker: Broker) -> Non
 
 @locking("gangs.LOSE_TURN", "terms.DRAIN", "pools.MARK")
 async def test_a_pool_that_is_drained_as_a_gang_is_tried(broker: Broker) -> None:
-    """The try waits for it, and sees that the gang cannot start: what it kept is another's by the next decision."""
+    """The attempt waits for the drain and sees that the gang cannot start: the next decision grants its reserved units
+    to others."""
     await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.tell(ask("other", pool="b"))
+    await broker.send(ask("other", pool="b"))
     (other,) = await broker.grants()
-    await broker.ask_gang("g", a=1, b=1)
-    await broker.tell(ask("next", pool="a"))
+    await broker.request_gang("g", a=1, b=1)
+    await broker.send(ask("next", pool="a"))
     assert await broker.grants() == []
-    await broker.tell(release(other))
+    await broker.send(release(other))
     async with broker.pool.acquire() as db, db.transaction():
         await live.drain(db, "b", "maintenance")
         trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
@@ -490,16 +502,16 @@ async def test_a_pool_that_is_drained_as_a_gang_is_tried(broker: Broker) -> None
 
 
 @locking("gangs.PUT_OFF", "gangs.ADD")
-async def test_a_gang_that_is_asked_for_as_it_is_put_off(broker: Broker) -> None:
-    """Asking again neither undoes that nor is lost by it."""
+async def test_a_gang_repeated_as_it_is_put_off(broker: Broker) -> None:
+    """The repetition neither undoes the postponement nor is lost by it."""
     await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.tell(ask("other", pool="b"))
+    await broker.send(ask("other", pool="b"))
     await broker.decide()
-    await broker.ask_gang("g", a=1, b=1)
+    await broker.request_gang("g", a=1, b=1)
     await broker.set_clock(5)
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await broker.ask_gang_in(db, "g", a=1, b=1)
+            await broker.request_gang_in(db, "g", a=1, b=1)
             putting = broker.start(gangs.put_off(broker.pool, "g", seconds=30))
             await broker.until_waiting(putting)
         await putting
@@ -509,24 +521,24 @@ async def test_a_gang_that_is_asked_for_as_it_is_put_off(broker: Broker) -> None
         assert await gangs.ready(db) == ["g"]
         gang = await gangs.named(db, "g")
     assert gang is not None
-    assert (gang.asked_at, gang.last_asked_at) == (after(0), after(5))
+    assert (gang.requested_at, gang.last_requested_at) == (after(0), after(5))
 
 
-@locking("groups.FORGET", "groups.SAVE", "tenants.FORGET", "tenants.SAVE")
-async def test_a_group_and_a_tenant_that_are_back_as_they_are_forgotten(broker: Broker) -> None:
-    """Forgetting waits for who asks, and then sees them: what is remembered of them stays, what is of others goes."""
+@locking("groups.PRUNE", "groups.SAVE", "tenants.PRUNE", "tenants.SAVE")
+async def test_a_group_and_a_tenant_that_are_used_as_they_are_pruned(broker: Broker) -> None:
+    """Pruning waits for their requests and then sees them: their rows stay, those of others are deleted."""
     nightly = LeaseGroup(name="nightly", size=2, spread_seconds=60)
-    await broker.tell(ask("r1", tenant="back", group=nightly), ask("r2", 2, tenant="gone"))
+    await broker.send(ask("r1", tenant="back", group=nightly), ask("r2", 2, tenant="gone"))
     first = await broker.grants()
     assert await broker.pool.fetchval("SELECT count(*) FROM tenants") == 2
     await broker.set_clock(9 * 86_400)
     await broker.decide()
-    await broker.tell(ask("full", 3, tenant="gone"))
+    await broker.send(ask("full", 3, tenant="gone"))
     assert len(await broker.grants()) == 1
     assert len(first) == 2
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await broker.tell_in(db, ask("r3", tenant="back", group=nightly))
+            await broker.send_in(db, ask("r3", tenant="back", group=nightly))
             pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
             await broker.until_waiting(pruning)
         await pruning
@@ -534,17 +546,17 @@ async def test_a_group_and_a_tenant_that_are_back_as_they_are_forgotten(broker: 
     assert await broker.pool.fetchval("SELECT first_at FROM groups") == after(9 * 86_400)
 
 
-@locking("gangs.FORGET", "gangs.ADD")
-async def test_a_gang_that_is_asked_for_as_it_is_forgotten(broker: Broker) -> None:
-    """Its row is there whenever its requests are."""
-    await broker.ask_gang("g", **{"sim-a": 1})
+@locking("gangs.PRUNE", "gangs.ADD")
+async def test_a_gang_repeated_as_it_is_pruned(broker: Broker) -> None:
+    """Its row exists whenever its requests do."""
+    await broker.request_gang("g", **{"sim-a": 1})
     (lease,) = await broker.grants()
-    await broker.tell(release(lease))
+    await broker.send(release(lease))
     await broker.set_clock(9 * 86_400)
     await broker.pool.execute("DELETE FROM requests")
     async with broker.pool.acquire() as db, db.transaction():
-        await broker.ask_gang_in(db, "g", **{"sim-a": 3})
-        forgetting = broker.start(gangs.forget(broker.pool, silent_for_seconds=8 * 86_400))
+        await broker.request_gang_in(db, "g", **{"sim-a": 3})
+        forgetting = broker.start(gangs.prune(broker.pool, unused_for_seconds=8 * 86_400))
         await broker.until_waiting(forgetting)
     await forgetting
     assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 1
@@ -554,36 +566,36 @@ async def test_a_gang_that_is_asked_for_as_it_is_forgotten(broker: Broker) -> No
     assert await broker.pool.fetchval("SELECT count(*) FROM gangs") == 0
 
 
-@locking("pools.CLAIM_UNPROVED", "pools.PROVE")
-async def test_counters_are_proved_beside_what_is_said(broker: Broker) -> None:
-    """A proof skips who is busy, and takes nothing for drift that is merely not committed yet."""
-    await broker.tell(ask("r1", 2), ask("r2", 4))
+@locking("pools.CLAIM_UNVERIFIED", "pools.VERIFY")
+async def test_counters_are_verified_beside_commands(broker: Broker) -> None:
+    """Verification skips locked pools, and does not report uncommitted changes as drift."""
+    await broker.send(ask("r1", 2), ask("r2", 4))
     (lease, _) = await broker.grants()
     async with broker.pool.acquire() as db, db.transaction():
-        await broker.tell_in(db, release(lease))
+        await broker.send_in(db, release(lease))
         assert await sweep(broker.pool) is False
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE lease_pools IN SHARE MODE")
-            fact = broker.start(broker.tell(ask("r3")))
-            await broker.until_waiting(fact)
+            command = broker.start(broker.send(ask("r3")))
+            await broker.until_waiting(command)
             proof = broker.start(sweep(broker.pool))
-        await asyncio.gather(proof, fact)
+        await asyncio.gather(proof, command)
     assert await broker.pool.fetchval("SELECT count(*) FROM history WHERE kind = 'repaired'") == 0
 
-    await broker.pool.execute("UPDATE lease_pools SET held_units = 9, held = '{}', proved_at = NULL")
+    await broker.pool.execute("UPDATE lease_pools SET held_units = 9, held = '{}', verified_at = NULL")
     assert await sweep(broker.pool) is True
     assert await sweep(broker.pool) is False
     reason = await broker.pool.fetchval("SELECT reason FROM history WHERE kind = 'repaired'")
-    assert reason == "held {}, of rows {'launch': 1}; held_units 9, of rows 1"
+    assert reason == "held was {}, rows give {'launch': 1}; held_units was 9, rows give 1"
     await broker.decide()
     assert await broker.held() == await broker.pool.fetchval("SELECT held_units FROM lease_pools") == 3
 
 
 @locking("pools.LOCK", "pools.MARK", "pools.CLAIM", "pools.SETTLE", "leases.SAVE", "requests.SAVE")
-async def test_everybody_at_once(broker: Broker) -> None:
-    """Two replicas that tell and decide at the same time: never over the limit, every unit granted once, none left
-    lying, tokens in order."""
+async def test_all_at_once(broker: Broker) -> None:
+    """Two replicas that send commands and decide at the same time: never over the limit, every unit granted once, no
+    grantable unit left, tokens in order."""
     stop = asyncio.Event()
     todo = {f"r{n}": 1 + n % 4 for n in range(40)}
     seen: set[str] = set()
@@ -595,8 +607,8 @@ async def test_everybody_at_once(broker: Broker) -> None:
 
     async def holders(share: int) -> None:
         for name in [name for n, name in enumerate(todo) if n % 2 == share]:
-            await broker.tell(ask(name, todo[name]))
-            await broker.tell(ask(name, todo[name]))
+            await broker.send(ask(name, todo[name]))
+            await broker.send(ask(name, todo[name]))
         while await broker.pool.fetchval(WAITING) or await broker.held():
             for lease in await leases.listed(broker.pool, "sim-a", limit=100):
                 if lease.fencing_token % 2 != share or lease.id in seen:
@@ -612,8 +624,8 @@ async def test_everybody_at_once(broker: Broker) -> None:
                     hold_until=lease.hold_until,
                     waited_seconds=0,
                 )
-                await broker.tell(confirm(grant), renew(grant))
-                await broker.tell(release(grant))
+                await broker.send(confirm(grant), renew(grant))
+                await broker.send(release(grant))
 
     deciders = [broker.start(decider()) for _ in range(2)]
     await asyncio.wait_for(asyncio.gather(holders(0), holders(1)), PATIENCE_SECONDS)
@@ -621,7 +633,7 @@ async def test_everybody_at_once(broker: Broker) -> None:
     await asyncio.gather(*deciders)
 
     held, tokens, granted = 0, [0], dict.fromkeys(todo, 0)
-    for event in await broker.told():  # one pool's transactions are serial: this is the order of their commits
+    for event in await broker.events():  # transactions of one pool are serial: this is the order of their commits
         if isinstance(event, LeaseGranted):
             held += event.units
             granted[event.request_id] += event.units
@@ -641,13 +653,13 @@ def statements(module: ModuleType) -> dict[str, str]:
 
 
 def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that is gone."""
+    """None is missing, and none that is gone is named."""
     locks = {name for module in STORE for name, sql in statements(module).items() if LOCKS.search(sql)}
     assert locks == set(COVERED)
 
 
-def test_all_sql_stands_in_the_store() -> None:
-    """As constants, so that the list above is whole."""
+def test_all_sql_is_in_the_store() -> None:
+    """As constants, so that the list above is complete."""
     package = Path(inspect.getfile(slipway_lease_broker)).parent
     runs = re.compile(r"\.(?:execute|executemany|fetch|fetchrow|fetchval|cursor|copy_\w+)\((\S+)")
     for path in package.rglob("*.py"):
@@ -659,7 +671,7 @@ def test_all_sql_stands_in_the_store() -> None:
 
 
 def test_only_one_clock() -> None:
-    """Deadlines know no other clock than slipway_clock(): any other makes a transaction's start its present."""
+    """Only slipway_clock() is used: now() would be the start of the transaction."""
     package = Path(inspect.getfile(slipway_lease_broker)).parent
     other = re.compile(
         r"\bnow\(\)|(clock|statement|transaction)_timestamp|timeofday|localtime|current_(time|date)", re.IGNORECASE

@@ -1,5 +1,5 @@
-"""Two sessions on the same rows, for every statement of the provisioner that takes a lock: nothing is launched twice,
-no wake-up and no fact is lost, no start commits after a command that forbids it, nobody waits in a circle."""
+"""Interleavings of two sessions for every statement of the provisioner that takes a lock: nothing is launched twice, no
+change is lost, no start commits after a command that forbids it, and there are no deadlocks."""
 
 import ast
 import asyncio
@@ -50,9 +50,9 @@ from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.store import (
     accounts,
     batches,
-    brakes,
     configs,
     declarations,
+    launch_stops,
     leases,
     marks,
     pauses,
@@ -81,7 +81,7 @@ LOCKS: Final = re.compile(
 
 
 def locking(*statements: str) -> Callable[[Test], Test]:
-    """Names the statements whose locks a test is about."""
+    """Decorator that names the statements whose locks a test covers."""
 
     def note(test: Test) -> Test:
         for statement in statements:
@@ -97,14 +97,14 @@ async def provisioner(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatc
     async with provisioner_on(postgres) as provisioner:
         yield provisioner
         deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-        await provisioner.pool.execute("SELECT pg_stat_force_next_flush()")
-        assert await provisioner.pool.fetchval(deadlocks) == 0
+        await provisioner.database.execute("SELECT pg_stat_force_next_flush()")
+        assert await provisioner.database.fetchval(deadlocks) == 0
 
 
 @contextlib.asynccontextmanager
 async def stopped_at(provisioner: Provisioner, table: str, step: Awaitable[Any]) -> AsyncIterator[asyncio.Task[Any]]:
-    """`step` has done all up to its first write to `table`, holds its locks, and goes on afterwards."""
-    async with provisioner.pool.acquire() as blocker, blocker.transaction():
+    """Run `step` up to its first write to `table`, holding its locks, and let it continue afterwards."""
+    async with provisioner.database.acquire() as blocker, blocker.transaction():
         await blocker.execute(f"LOCK TABLE {table} IN SHARE MODE")
         task = provisioner.start(_awaited(step))
         await provisioner.until_waiting(task)
@@ -116,40 +116,40 @@ async def _awaited(step: Awaitable[Any]) -> Any:
 
 
 async def in_transaction(provisioner: Provisioner, act: Callable[[Connection], Awaitable[Any]]) -> Any:
-    async with provisioner.pool.acquire() as db, db.transaction():
+    async with provisioner.database.acquire() as db, db.transaction():
         return await act(db)
 
 
 async def batch_count(provisioner: Provisioner) -> int:
-    number: int = await provisioner.pool.fetchval("SELECT count(*) FROM launch_batch")
+    number: int = await provisioner.database.fetchval("SELECT count(*) FROM launch_batch")
     return number
 
 
-# Deciding
+# Planning
 
 
-@locking("store.pools.LOCK_DIRTY", "store.pools.UNMARK", "store.pools.DREW", "store.decisions.REPEAT")
+@locking("store.pools.LOCK_DIRTY", "store.pools.UNMARK", "store.pools.RECORD_DRAWS", "store.decisions.REPEAT")
 async def test_two_planners_launch_once(provisioner: Provisioner) -> None:
-    """Whoever comes second sees the first's intents, or nothing to decide."""
+    """The second planner sees the intents of the first, or has nothing to decide."""
     await provisioner.declare()
     await provisioner.trust()
     for round_ in range(1, 11):
         await provisioner.demand(report(4 * round_, at=round_))
         await asyncio.gather(*(provisioner.plan_step() for _ in range(4)))
         assert await provisioner.states() == {"requested": 4 * round_}
-    assert await provisioner.pool.fetchval("SELECT drawn FROM worker_pool") == 40
+    assert await provisioner.database.fetchval("SELECT drawn FROM worker_pool") == 40
 
 
 @locking("store.pools.LOCK_SHARED", "store.declarations.SHARED")
 async def test_pools_that_share_an_image_decide_in_turn(provisioner: Provisioner) -> None:
-    """Two pools with one image and one quota, planned at once, do not exceed the window that they share."""
+    """Two pools with one image and one quota, planned concurrently, do not exceed their shared window."""
     both = declared("zone-a")
     first = both["worker_pools"][0]
     config = first["launch_configs"][0] | {"id": "zone-a-2"}
     both["worker_pools"].append(first | {"id": "other", "launch_configs": [config]})
     await provisioner.declare(both)
     await provisioner.trust()
-    await provisioner.pool.execute("UPDATE shared_window SET size = 30 WHERE stage = 'boot'")
+    await provisioner.database.execute("UPDATE shared_window SET size = 30 WHERE stage = 'boot'")
     await provisioner.demand(report(20), msgspec.structs.replace(report(20), pool_id="other"))
     await asyncio.gather(*(provisioner.plan_step() for _ in range(4)))
     assert await provisioner.states() == {"requested": 30}
@@ -160,7 +160,7 @@ async def test_a_pool_being_planned_is_skipped(provisioner: Provisioner) -> None
     """A second planner neither waits nor decides; if the first rolls back, the pool is still dirty."""
     await provisioner.declare()
     await provisioner.demand(report(2))
-    async with provisioner.pool.acquire() as db:
+    async with provisioner.database.acquire() as db:
         transaction = db.transaction()
         await transaction.start()
         assert await pools.claim_dirty(db) == pools.Dirty("linux", frozenset({"declared", "demand"}))
@@ -171,8 +171,8 @@ async def test_a_pool_being_planned_is_skipped(provisioner: Provisioner) -> None
 
 
 @locking("store.pools.UNMARK", "store.demand.NEWEST")
-async def test_a_fact_during_a_plan_is_not_lost(provisioner: Provisioner) -> None:
-    """It commits without waiting for the planner, and makes the pool dirty again."""
+async def test_a_change_during_a_plan_is_not_lost(provisioner: Provisioner) -> None:
+    """The change commits without waiting for the planner and makes the pool dirty again."""
     await provisioner.declare()
     await provisioner.demand(report(1))
     async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
@@ -184,7 +184,7 @@ async def test_a_fact_during_a_plan_is_not_lost(provisioner: Provisioner) -> Non
 
 @locking("store.marks.POSTPONE", "store.pools.UNMARK")
 async def test_a_postponement_while_another_plans(provisioner: Provisioner) -> None:
-    """Neither waits for the other's marks: whoever plans at this moment decides, and what is postponed is not lost."""
+    """Neither waits for the other's marks: the planner that holds the pool decides, and postponed marks are kept."""
     await provisioner.declare()
     await provisioner.demand(report(2))
 
@@ -196,7 +196,7 @@ async def test_a_postponement_while_another_plans(provisioner: Provisioner) -> N
     await planning
     assert await provisioner.states() == {"requested": 2}
     await provisioner.demand(report(4, at=1))
-    async with provisioner.pool.acquire() as db:
+    async with provisioner.database.acquire() as db:
         async with db.transaction():
             await postpone(db)
             planning = provisioner.start(provisioner.plan())
@@ -208,11 +208,11 @@ async def test_a_postponement_while_another_plans(provisioner: Provisioner) -> N
 
 
 @locking("store.pools.UNMARK")
-async def test_a_plan_during_a_fact_leaves_its_mark(provisioner: Provisioner) -> None:
-    """What it cannot see it does not unmark."""
+async def test_a_plan_during_a_change_leaves_its_mark(provisioner: Provisioner) -> None:
+    """A planner deletes no mark whose change it cannot see."""
     await provisioner.declare()
-    async with provisioner.pool.acquire() as db, db.transaction():
-        await db.execute("INSERT INTO dirty_pool (pool_id, because) VALUES ('linux', 'test')")
+    async with provisioner.database.acquire() as db, db.transaction():
+        await db.execute("INSERT INTO dirty_pool (pool_id, reason) VALUES ('linux', 'test')")
         await provisioner.plan()
         await db.execute(
             "INSERT INTO demand (pool_id, source, pending, claimed, observed_at, valid_for_seconds) "
@@ -224,24 +224,24 @@ async def test_a_plan_during_a_fact_leaves_its_mark(provisioner: Provisioner) ->
 
 @locking("store.demand.NEWEST")
 @pytest.mark.parametrize(("first", "second"), [((5, 1), (9, 2)), ((9, 2), (5, 1))])
-async def test_the_newest_report_wins_whoever_commits_last(
+async def test_the_newest_report_wins_in_any_order_of_commits(
     provisioner: Provisioner, first: tuple[int, int], second: tuple[int, int]
 ) -> None:
-    """A report that waited for another one compares itself with what it finds then."""
+    """A report that waited for another one is compared with the row that it finds then."""
     await provisioner.declare()
     await provisioner.demand(report(1))
     async with stopped_at(provisioner, "dirty_pool", provisioner.demand(report(first[0], at=first[1]))) as one:
         two = provisioner.start(provisioner.demand(report(second[0], at=second[1])))
         await provisioner.until_waiting(one, two)
     await asyncio.gather(one, two)
-    assert await provisioner.pool.fetchval("SELECT pending FROM demand") == 9
+    assert await provisioner.database.fetchval("SELECT pending FROM demand") == 9
 
 
-# Starting a call, and what forbids it
+# Starts, and commands that forbid them
 
 
-async def brake(db: Connection, scope: str, scope_id: str) -> None:
-    await brakes.pull(db, scope, scope_id, reason="drill", by="op", until=None)
+async def stop_launches(db: Connection, scope: str, scope_id: str) -> None:
+    await launch_stops.put(db, scope, scope_id, reason="drill", by="op", until=None)
 
 
 async def apply(db: Connection, body: dict[str, Any]) -> None:
@@ -251,9 +251,9 @@ async def apply(db: Connection, body: dict[str, Any]) -> None:
 
 
 FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
-    "brake on everything": lambda db: brake(db, "all", ""),
-    "brake on the account": lambda db: brake(db, "account", "sim-a"),
-    "brake on the pool": lambda db: brake(db, "pool", "linux"),
+    "launch stop on everything": lambda db: stop_launches(db, "all", ""),
+    "launch stop on the account": lambda db: stop_launches(db, "account", "sim-a"),
+    "launch stop on the pool": lambda db: stop_launches(db, "pool", "linux"),
     "pause of the pool": lambda db: pauses.pause(db, "linux", reason="drill", by="op", until=None),
     "pause": lambda db: configs.pause(db, "zone-a", reason="drill", by="op", until=None, command=True),
     "observe": lambda db: apply(db, declared(mode="observe")),
@@ -264,8 +264,8 @@ FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
 }
 SHARED: Final = (
     "store.configs.SHARE",
-    "store.brakes.EXCLUDE_STARTS",
-    "store.brakes.PULL",
+    "store.launch_stops.EXCLUDE_STARTS",
+    "store.launch_stops.PUT",
     "store.configs.PAUSE",
     "store.configs.LOCK_ALL",
     "store.declarations.LOCK_POOLS",
@@ -283,9 +283,9 @@ SHARED: Final = (
 async def test_a_start_that_waited_for_a_command_obeys_it(
     provisioner: Provisioner, forbid: Callable[[Connection], Awaitable[Any]]
 ) -> None:
-    """The command was first: the start waits for it, and then sees it."""
+    """The command was first: the start waits for it and then sees it."""
     (grant,) = await provisioner.admitted()
-    async with provisioner.pool.acquire() as db, provisioner.pool.acquire() as other:
+    async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
         async with db.transaction():
             await forbid(db)
             start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
@@ -300,7 +300,7 @@ async def test_a_start_that_waited_for_a_command_obeys_it(
 async def test_a_command_waits_for_a_start_that_was_first(
     provisioner: Provisioner, forbid: Callable[[Connection], Awaitable[Any]]
 ) -> None:
-    """Once it has committed, no other start commits."""
+    """After the command has committed, no other start commits."""
     await provisioner.admitted()
     async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
         command = provisioner.start(in_transaction(provisioner, forbid))
@@ -314,14 +314,14 @@ async def test_a_command_waits_for_a_start_that_was_first(
     assert await batch_count(provisioner) == 1
 
 
-@locking("store.brakes.RELEASE", "store.brakes.EXCLUDE_STARTS")
-async def test_a_start_that_waited_for_the_release_of_a_brake(provisioner: Provisioner) -> None:
-    """It starts."""
+@locking("store.launch_stops.LIFT", "store.launch_stops.EXCLUDE_STARTS")
+async def test_a_start_that_waited_for_the_end_of_a_launch_stop(provisioner: Provisioner) -> None:
+    """The start commits."""
     (grant,) = await provisioner.admitted()
-    await in_transaction(provisioner, FORBID["brake on everything"])
-    async with provisioner.pool.acquire() as db, provisioner.pool.acquire() as other:
+    await in_transaction(provisioner, FORBID["launch stop on everything"])
+    async with provisioner.database.acquire() as db, provisioner.database.acquire() as other:
         async with db.transaction():
-            assert await brakes.release(db, "all", "")
+            assert await launch_stops.lift(db, "all", "")
             start = provisioner.start(provisioner.launcher._start(other, grant.lease_id))
             await provisioner.until_waiting(start)
         assert await start is not None
@@ -329,21 +329,21 @@ async def test_a_start_that_waited_for_the_release_of_a_brake(provisioner: Provi
 
 @locking("store.leases.TRY_LOCK", "store.workers.BY_LEASE", "store.workers.UPDATE")
 async def test_two_launchers_make_one_batch(provisioner: Provisioner) -> None:
-    """One lease, one start statement, one call with all its intents."""
+    """One lease has one start statement and one call with all its intents."""
     await provisioner.admitted(3)
     launchers = [Launcher(provisioner.settings, provisioner.providers) for _ in range(4)]
-    started = await asyncio.gather(*(launcher.launch_next(provisioner.pool) for launcher in launchers))
+    started = await asyncio.gather(*(launcher.launch_next(provisioner.database) for launcher in launchers))
     await asyncio.gather(*(call for launcher in launchers for call in launcher.calls))
     assert sorted(started) == [False, False, False, True]
     assert [call.count for call in provisioner.cloud.calls] == [3]
-    assert len(await provisioner.told(LeaseConfirmRequested)) == 1
+    assert len(await provisioner.published(LeaseConfirmRequested)) == 1
 
 
 @locking("store.leases.TRY_LOCK", "store.leases.LOCK")
-async def test_a_lease_in_use_holds_up_no_launcher(provisioner: Provisioner) -> None:
-    """It goes on to the next one."""
+async def test_a_locked_lease_does_not_block_a_launcher(provisioner: Provisioner) -> None:
+    """The launcher continues with the next lease."""
     first, _second = await provisioner.admitted(2, "zone-a", "zone-b")
-    async with provisioner.pool.acquire() as db, db.transaction():
+    async with provisioner.database.acquire() as db, db.transaction():
         await leases.lock(db, first.lease_id)
         await provisioner.launch()
         assert [call.config["id"] for call in provisioner.cloud.calls] == ["zone-b"]
@@ -351,26 +351,26 @@ async def test_a_lease_in_use_holds_up_no_launcher(provisioner: Provisioner) -> 
 
 @locking("store.leases.LOCK", "store.leases.LOCK_MANY", "store.leases.END", "store.workers.BY_LEASE")
 async def test_a_lease_that_ends_during_a_start(provisioner: Provisioner) -> None:
-    """The call is made and recorded; its intents do not ask again."""
+    """The call is made and recorded; its intents do not request admission again."""
     (grant,) = await provisioner.admitted()
     async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
         ending = provisioner.start(provisioner.leases(lost(grant)))
         await provisioner.until_waiting(start, ending)
     await asyncio.gather(start, ending)
     assert await provisioner.states() == {"starting": 1}
-    assert await provisioner.told(WorkerDelayed) == []
+    assert await provisioner.published(WorkerDelayed) == []
 
 
 @locking("store.leases.LOCK_MANY", "store.leases.END", "store.leases.TRY_LOCK")
 async def test_a_start_while_its_lease_ends(provisioner: Provisioner) -> None:
-    """No call under a lease that was ended first."""
+    """No call is made under a lease that ended first."""
     (grant,) = await provisioner.admitted()
     async with stopped_at(provisioner, "outbox", provisioner.leases(lost(grant))) as ending:
         await provisioner.launch()
     await ending
     await provisioner.launch()
     assert await batch_count(provisioner) == 0
-    assert len(await provisioner.told(WorkerDelayed)) == 1
+    assert len(await provisioner.published(WorkerDelayed)) == 1
 
 
 def lost(grant: lease_events.LeaseGranted) -> lease_events.LeaseLost:
@@ -398,14 +398,14 @@ GRANT_AND_CANCEL: Final = (
     "store.workers.BY_REQUEST",
     "store.workers.LOCK_FREE",
     "store.leases.TAKE",
-    "store.leases.FORGET_REQUEST",
+    "store.leases.DELETE_REQUEST",
     "store.leases.INSERT",
 )
 
 
 @locking(*GRANT_AND_CANCEL)
 async def test_a_cancel_that_waited_for_a_grant(provisioner: Provisioner) -> None:
-    """What was admitted is not cancelled any more."""
+    """An admitted intent is no longer cancelled."""
     (request,) = await provisioner.requested(2)
     await provisioner.demand(report(0, at=1))
     async with stopped_at(provisioner, "worker", provisioner.leases(provisioner.granted(request))) as grant:
@@ -413,13 +413,13 @@ async def test_a_cancel_that_waited_for_a_grant(provisioner: Provisioner) -> Non
         await provisioner.until_waiting(grant, planning)
     await asyncio.gather(grant, planning)
     assert await provisioner.states() == {"requested": 2}
-    told = await provisioner.events()
-    assert not any(isinstance(event, LeaseCancelRequested | LeaseReleaseRequested) for event in told)
+    events = await provisioner.events()
+    assert not any(isinstance(event, LeaseCancelRequested | LeaseReleaseRequested) for event in events)
 
 
 @locking(*GRANT_AND_CANCEL)
 async def test_a_grant_that_waited_for_a_cancel(provisioner: Provisioner) -> None:
-    """Its units are given back in the same transaction."""
+    """Its units are released in the same transaction."""
     (request,) = await provisioner.requested(2)
     await provisioner.demand(report(0, at=1))
     async with stopped_at(provisioner, "outbox", provisioner.plan()) as planning:
@@ -427,124 +427,128 @@ async def test_a_grant_that_waited_for_a_cancel(provisioner: Provisioner) -> Non
         await provisioner.until_waiting(planning, grant)
     await asyncio.gather(grant, planning)
     assert await provisioner.states() == {"stopped": 2}
-    (released,) = await provisioner.told(LeaseReleaseRequested)
+    (released,) = await provisioner.published(LeaseReleaseRequested)
     assert (released.units, released.result) == (2, "surplus")
 
 
-@locking("store.workers.LOCK_FREE", "store.leases.REQUESTS_OF", "store.workers.UNASKED")
-async def test_a_cancel_waits_for_nobody_who_changes_a_worker(provisioner: Provisioner) -> None:
-    """Workers that are just asking anew are left to the next plan; nothing is cancelled behind their back."""
+@locking("store.workers.LOCK_FREE", "store.leases.REQUESTS_OF", "store.workers.DELAYED")
+async def test_a_cancel_skips_locked_workers(provisioner: Provisioner) -> None:
+    """Workers that are requesting admission at this moment are left to the next plan."""
     (grant,) = await provisioner.admitted()
     await provisioner.leases(lost(grant))
     await provisioner.demand(report(0, at=1))
-    async with stopped_at(provisioner, "lease_request", provisioner.ask_again()) as asking:
+    async with stopped_at(provisioner, "lease_request", provisioner.resend_requests()) as asking:
         await provisioner.plan()
         assert await provisioner.states() == {"requested": 1}
     await asking
     await provisioner.sweep_now()
     await provisioner.plan()
     assert await provisioner.states() == {"stopped": 1}
-    assert len(await provisioner.told(LeaseCancelRequested)) == 1
+    assert len(await provisioner.published(LeaseCancelRequested)) == 1
 
 
-@locking("store.workers.UNASKED", "store.leases.RESEND", "store.leases.FORGET_REQUEST")
-async def test_two_that_ask_again_ask_once(provisioner: Provisioner) -> None:
-    """Each delayed intent gets one request; a request without an answer is repeated once per period."""
+@locking("store.workers.DELAYED", "store.leases.RESEND", "store.leases.DELETE_REQUEST")
+async def test_two_replicas_resend_a_request_once(provisioner: Provisioner) -> None:
+    """Each delayed intent gets one request; an unanswered request is resent once per period."""
     (grant,) = await provisioner.admitted(3)
     await provisioner.leases(lost(grant))
     await provisioner.events()
-    await asyncio.gather(*(provisioner.ask_again() for _ in range(3)))
-    (asked,) = await provisioner.told(LeaseRequested)
+    await asyncio.gather(*(provisioner.resend_requests() for _ in range(3)))
+    (asked,) = await provisioner.published(LeaseRequested)
     assert asked.units == 3
     await provisioner.set_clock(31)
-    await asyncio.gather(*(provisioner.ask_again() for _ in range(3)))
-    assert await provisioner.told(LeaseRequested) == [asked]
+    await asyncio.gather(*(provisioner.resend_requests() for _ in range(3)))
+    assert await provisioner.published(LeaseRequested) == [asked]
 
 
 @locking("store.unleased.LOCK", "store.unleased.SPEND")
 async def test_replicas_without_a_broker_keep_one_pace(postgres: EmbeddedPostgres) -> None:
-    """One start for all of them, and none of one that waited for the pace while another started."""
-    async with provisioner_on(postgres, broker_silent_mode="safe") as provisioner:
+    """One launch for all replicas; a replica that waited for the pace starts none."""
+    async with provisioner_on(postgres, broker_unavailable_mode="safe") as provisioner:
         (request,) = await provisioner.requested(2)
         await provisioner.leases(provisioner.granted(request))
         await provisioner.set_clock(1)
         await provisioner.demand(report(5, at=1))
         await provisioner.plan()
         await provisioner.set_clock(600)
-        provisioner.broker_silent_seconds = 1.0
+        provisioner.broker_unavailable_seconds = 1.0
         async with stopped_at(provisioner, "outbox", provisioner.admit_unleased()) as first:
             others = [provisioner.start(provisioner.admit_unleased()) for _ in range(3)]
             await provisioner.until_waiting(first, *others)
         assert [await first, *(await asyncio.gather(*others))] == [True, False, False, False]
-        assert len(await provisioner.told(LeaseUnleasedReported)) == 1
+        assert len(await provisioner.published(LeaseUnleasedReported)) == 1
 
 
 @locking("store.unleased.LOCK", "store.leases.LOCK_REQUESTS", "store.leases.TAKE", "store.workers.BY_REQUEST")
-async def test_a_grant_that_comes_as_an_intent_starts_without_one(postgres: EmbeddedPostgres) -> None:
-    """No intent has two leases: the unit that nobody waits for any more is given back."""
-    async with provisioner_on(postgres, broker_silent_mode="safe") as provisioner:
+async def test_a_grant_during_an_unleased_admission(postgres: EmbeddedPostgres) -> None:
+    """No intent has two leases: the unneeded unit is released."""
+    async with provisioner_on(postgres, broker_unavailable_mode="safe") as provisioner:
         (request,) = await provisioner.requested(2)
         await provisioner.leases(provisioner.granted(request))
         await provisioner.set_clock(1)
         await provisioner.demand(report(3, at=1))
         await provisioner.plan()
-        (asked,) = await provisioner.told(LeaseRequested)
+        (asked,) = await provisioner.published(LeaseRequested)
         await provisioner.set_clock(600)
-        provisioner.broker_silent_seconds = 1.0
+        provisioner.broker_unavailable_seconds = 1.0
         async with stopped_at(provisioner, "outbox", provisioner.admit_unleased()) as admitting:
             granting = provisioner.start(provisioner.leases(provisioner.granted(asked)))
             await provisioner.until_waiting(admitting, granting)
         await asyncio.gather(admitting, granting)
-        (started,) = await provisioner.pool.fetch("SELECT lease_id FROM worker WHERE request_id = $1", asked.request_id)
-        states = await provisioner.pool.fetch("SELECT id, state FROM lease WHERE state <> 'reserved'")
+        (started,) = await provisioner.database.fetch(
+            "SELECT lease_id FROM worker WHERE request_id = $1", asked.request_id
+        )
+        states = await provisioner.database.fetch("SELECT id, state FROM lease WHERE state <> 'reserved'")
         assert {row["id"]: row["state"] for row in states} == {started["lease_id"]: "unleased", "lease-2": "ended"}
 
 
 @locking("store.leases.CONFIRM", "store.leases.LOCK_MANY", "store.leases.RELEASE")
 async def test_a_confirm_that_waited_for_a_release_revives_nothing(provisioner: Provisioner) -> None:
-    """The lease has ended."""
+    """The lease stays ended."""
     (worker,) = await provisioner.starting()
     async with stopped_at(provisioner, "outbox", provisioner.register("i-0001", worker.batch_id)) as registering:
         confirming = provisioner.start(provisioner.leases(confirmed("lease-1")))
         await provisioner.until_waiting(registering, confirming)
     await asyncio.gather(registering, confirming)
-    assert await provisioner.pool.fetchval("SELECT state FROM lease") == "ended"
+    assert await provisioner.database.fetchval("SELECT state FROM lease") == "ended"
 
 
 @locking("store.leases.RENEWABLE", "store.leases.RENEW_ONE")
-async def test_two_that_renew_renew_once(provisioner: Provisioner) -> None:
-    """Also where the second waited for the first."""
+async def test_two_replicas_renew_a_lease_once(provisioner: Provisioner) -> None:
+    """This holds for a second renewal that waited for the first, too."""
     await provisioner.starting()
     await provisioner.leases(confirmed("lease-1", 300))
     await provisioner.set_clock(101)
     await asyncio.gather(*(in_transaction(provisioner, leases.renew) for _ in range(3)))
-    assert len(await provisioner.told(LeaseRenewRequested)) == 1
+    assert len(await provisioner.published(LeaseRenewRequested)) == 1
     await provisioner.set_clock(110)
 
     async def renew_one(db: Connection) -> None:
-        await leases.renew_one(db, "lease-1", asked_seconds=5)
+        await leases.renew_one(db, "lease-1", renewal_pending_seconds=5)
 
     await asyncio.gather(*(in_transaction(provisioner, renew_one) for _ in range(3)))
-    assert len(await provisioner.told(LeaseRenewRequested)) == 1
+    assert len(await provisioner.published(LeaseRenewRequested)) == 1
 
 
 @locking("store.leases.RELEASE", "store.workers.LOCK")
 async def test_each_unit_is_released_once(provisioner: Provisioner) -> None:
-    """By registration or by its end, whichever comes first; the last one ends the lease."""
+    """A unit is released by the registration or the end of its worker, whichever is first; the last one ends the
+    lease."""
     first, second = await provisioner.starting(2)
     await asyncio.gather(
         provisioner.register("i-0001", first.batch_id),
-        reap.mark_gone(provisioner.pool, [first.id], "gone"),
-        reap.mark_gone(provisioner.pool, [first.id, second.id], "gone"),
+        reap.mark_gone(provisioner.database, [first.id], "gone"),
+        reap.mark_gone(provisioner.database, [first.id, second.id], "gone"),
         provisioner.register("i-0002", second.batch_id),
     )
-    assert sum(event.units for event in await provisioner.told(LeaseReleaseRequested)) == 2
-    assert tuple(await provisioner.pool.fetchrow("SELECT units, state FROM lease")) == (0, "ended")
+    assert sum(event.units for event in await provisioner.published(LeaseReleaseRequested)) == 2
+    assert tuple(await provisioner.database.fetchrow("SELECT units, state FROM lease")) == (0, "ended")
 
 
 @locking("store.leases.LOCK_MANY", "store.leases.LOCK_REQUESTS", "store.leases.RELEASE", "store.workers.LOCK")
 async def test_leases_are_locked_in_one_order(provisioner: Provisioner) -> None:
-    """Answers that name leases downwards do not wait in a circle with workers that give units back upwards."""
+    """Lease events that name leases in descending order do not deadlock with workers that release units in ascending
+    order."""
     grants = await provisioner.admitted(12, "zone-a", "zone-b", "zone-c")
     await provisioner.launch()
     everybody = await provisioner.workers()
@@ -552,12 +556,14 @@ async def test_leases_are_locked_in_one_order(provisioner: Provisioner) -> None:
     for n in range(4):
         some = [worker.id for worker in everybody[n::4]]
         await asyncio.gather(
-            provisioner.leases(*answers), reap.mark_gone(provisioner.pool, some, "gone"), provisioner.leases(*answers)
+            provisioner.leases(*answers),
+            reap.mark_gone(provisioner.database, some, "gone"),
+            provisioner.leases(*answers),
         )
-    assert sum(event.units for event in await provisioner.told(LeaseReleaseRequested)) == 12
+    assert sum(event.units for event in await provisioner.published(LeaseReleaseRequested)) == 12
 
 
-# A person ends a worker
+# Termination by a person
 
 
 async def terminate(provisioner: Provisioner, worker: Worker, folder: Path) -> httpx2.Response:
@@ -570,7 +576,7 @@ TERMINATE: Final = ("store.leases.LOCK_MANY", "store.leases.LOCK_REQUESTS", "sto
 
 @locking(*TERMINATE, "store.leases.INSERT", "store.leases.RELEASE", "store.workers.BY_REQUEST")
 async def test_a_termination_that_waited_for_a_grant(provisioner: Provisioner, tmp_path: Path) -> None:
-    """It is a cancel all the same: the unit that came meanwhile is given back, the other worker keeps its own."""
+    """It is still a cancellation: the granted unit is released, and the other worker keeps its own."""
     (request,) = await provisioner.requested(2)
     first, _ = await provisioner.workers()
     async with stopped_at(provisioner, "worker", provisioner.leases(provisioner.granted(request))) as grant:
@@ -579,31 +585,31 @@ async def test_a_termination_that_waited_for_a_grant(provisioner: Provisioner, t
     await grant
     answer = await ending
     assert (answer.status_code, answer.json()["state"]) == (200, "stopped")
-    (released,) = await provisioner.told(LeaseReleaseRequested)
+    (released,) = await provisioner.published(LeaseReleaseRequested)
     assert (released.units, released.result) == (1, "cancelled")
-    assert tuple(await provisioner.pool.fetchrow("SELECT units, state FROM lease")) == (1, "reserved")
+    assert tuple(await provisioner.database.fetchrow("SELECT units, state FROM lease")) == (1, "reserved")
     await provisioner.launch()
     assert [call.count for call in provisioner.cloud.calls] == [1]
 
 
 @locking(*TERMINATE, "store.leases.TAKE", "store.workers.BY_REQUEST")
 async def test_a_grant_that_waited_for_a_termination(provisioner: Provisioner, tmp_path: Path) -> None:
-    """Binds the other worker; the unit too many goes back at once."""
+    """It binds the other worker, and the unneeded unit is released at once."""
     (request,) = await provisioner.requested(2)
     first, _ = await provisioner.workers()
     async with stopped_at(provisioner, "outbox", terminate(provisioner, first, tmp_path)) as ending:
         grant = provisioner.start(provisioner.leases(provisioner.granted(request)))
         await provisioner.until_waiting(ending, grant)
     await asyncio.gather(ending, grant)
-    told = await provisioner.events()
-    assert [event.units for event in told if isinstance(event, LeaseCancelRequested)] == [1]
-    assert [event.units for event in told if isinstance(event, LeaseReleaseRequested)] == [1]
+    events = await provisioner.events()
+    assert [event.units for event in events if isinstance(event, LeaseCancelRequested)] == [1]
+    assert [event.units for event in events if isinstance(event, LeaseReleaseRequested)] == [1]
     assert [worker.holds_unit for worker in await provisioner.workers()] == [False, True]
 
 
 @locking(*TERMINATE, "store.leases.TRY_LOCK", "store.workers.BY_LEASE")
 async def test_a_termination_that_waited_for_a_start(provisioner: Provisioner, tmp_path: Path) -> None:
-    """The call is made; its worker is told to leave, and ended once it is known."""
+    """The call is made; its worker is stopping, and is terminated once its instance is known."""
     await provisioner.admitted()
     worker = await provisioner.worker()
     async with stopped_at(provisioner, "launch_batch", provisioner.launch()) as start:
@@ -611,13 +617,13 @@ async def test_a_termination_that_waited_for_a_start(provisioner: Provisioner, t
         await provisioner.until_waiting(start, ending)
     await asyncio.gather(start, ending)
     assert await provisioner.states() == {"stopping": 1}
-    await provisioner.end_instances()
+    await provisioner.terminate_instances()
     assert provisioner.cloud.terminated == ["i-0001"]
 
 
 @locking(*TERMINATE, "store.leases.TRY_LOCK")
 async def test_a_start_while_its_worker_is_terminated(provisioner: Provisioner, tmp_path: Path) -> None:
-    """No call is made for it."""
+    """No call is made for the worker."""
     await provisioner.admitted()
     worker = await provisioner.worker()
     async with stopped_at(provisioner, "outbox", terminate(provisioner, worker, tmp_path)) as ending:
@@ -627,20 +633,20 @@ async def test_a_start_while_its_worker_is_terminated(provisioner: Provisioner, 
     assert (await provisioner.states(), await batch_count(provisioner)) == ({"stopped": 1}, 0)
 
 
-@locking(*TERMINATE, "store.workers.UNASKED", "store.leases.TAKE")
+@locking(*TERMINATE, "store.workers.DELAYED", "store.leases.TAKE")
 async def test_a_termination_that_waited_for_a_new_request(provisioner: Provisioner, tmp_path: Path) -> None:
-    """It looks again under what the worker waits, and gives that up."""
+    """It reads the request of the worker again, and cancels that one."""
     (grant,) = await provisioner.admitted()
     await provisioner.leases(lost(grant))
     worker = await provisioner.worker()
-    async with stopped_at(provisioner, "outbox", provisioner.ask_again()) as asking:
+    async with stopped_at(provisioner, "outbox", provisioner.resend_requests()) as asking:
         ending = provisioner.start(terminate(provisioner, worker, tmp_path))
         await provisioner.until_waiting(asking, ending)
     await asyncio.gather(asking, ending)
-    told = await provisioner.events()
-    (asked,) = [event for event in told if isinstance(event, LeaseRequested)][-1:]
-    assert [e.request_id for e in told if isinstance(e, LeaseCancelRequested)] == [asked.request_id]
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM lease_request") == 0
+    events = await provisioner.events()
+    (asked,) = [event for event in events if isinstance(event, LeaseRequested)][-1:]
+    assert [e.request_id for e in events if isinstance(e, LeaseCancelRequested)] == [asked.request_id]
+    assert await provisioner.database.fetchval("SELECT count(*) FROM lease_request") == 0
 
 
 # Calls, replies and machines
@@ -656,9 +662,9 @@ BATCH: Final = (
 
 
 async def in_flight(provisioner: Provisioner, pending: int) -> tuple[Batch, list[Worker]]:
-    """A call whose reply is still to come."""
+    """A call without a reply so far."""
     (grant,) = await provisioner.admitted(pending)
-    async with provisioner.pool.acquire() as db:
+    async with provisioner.database.acquire() as db:
         started = await provisioner.launcher._start(db, grant.lease_id)
     assert started is not None
     return started[0], await provisioner.workers()
@@ -666,21 +672,21 @@ async def in_flight(provisioner: Provisioner, pending: int) -> tuple[Batch, list
 
 @locking(*BATCH)
 async def test_a_reply_that_waited_for_a_registration(provisioner: Provisioner) -> None:
-    """The machine keeps its worker; the reply binds the rest."""
+    """The machine keeps its worker, and the reply binds the others."""
     batch, _ = await in_flight(provisioner, 2)
     async with stopped_at(provisioner, "outbox", provisioner.register("i-b", batch.id)) as registering:
-        reply = provisioner.start(provisioner.launcher.record(provisioner.pool, batch, instance_ids=["i-a", "i-b"]))
+        reply = provisioner.start(provisioner.launcher.record(provisioner.database, batch, instance_ids=["i-a", "i-b"]))
         await provisioner.until_waiting(registering, reply)
     await asyncio.gather(registering, reply)
     assert [(w.instance_id, w.state) for w in await provisioner.workers()] == [("i-b", "running"), ("i-a", "starting")]
-    assert len(await provisioner.told(WorkerLaunched)) == 2
+    assert len(await provisioner.published(WorkerLaunched)) == 2
 
 
 @locking(*BATCH)
 async def test_a_registration_that_waited_for_the_reply(provisioner: Provisioner) -> None:
     """It finds the worker that its instance was bound to."""
     batch, _ = await in_flight(provisioner, 2)
-    record = provisioner.launcher.record(provisioner.pool, batch, instance_ids=["i-a", "i-b"])
+    record = provisioner.launcher.record(provisioner.database, batch, instance_ids=["i-a", "i-b"])
     async with stopped_at(provisioner, "outbox", record) as reply:
         registering = provisioner.start(provisioner.register("i-b", batch.id))
         await provisioner.until_waiting(reply, registering)
@@ -691,7 +697,7 @@ async def test_a_registration_that_waited_for_the_reply(provisioner: Provisioner
 
 @locking("store.batches.LOCK", "store.workers.BATCH")
 async def test_two_registrations_of_a_batch_take_two_intents(provisioner: Provisioner) -> None:
-    """And a third one, that nobody asked for, none."""
+    """A third one, an orphan instance, is refused."""
     batch, _ = await in_flight(provisioner, 2)
     answers = await asyncio.gather(*(provisioner.register(f"i-{name}", batch.id) for name in "abc"))
     assert sorted(answer.status_code for answer in answers) == [200, 200, 409]
@@ -700,7 +706,7 @@ async def test_two_registrations_of_a_batch_take_two_intents(provisioner: Provis
 
 @locking("store.batches.LOCK", "store.workers.BY_INSTANCE")
 async def test_one_machine_that_registers_twice_at_once(provisioner: Provisioner) -> None:
-    """Is one worker; the later token counts."""
+    """It is one worker, and the later token counts."""
     batch, _ = await in_flight(provisioner, 2)
     answers = await asyncio.gather(*(provisioner.register("i-a", batch.id) for _ in range(3)))
     assert [answer.status_code for answer in answers] == [200, 200, 200]
@@ -709,51 +715,51 @@ async def test_one_machine_that_registers_twice_at_once(provisioner: Provisioner
 
 
 @locking("store.workers.LOCK", "store.workers.BY_INSTANCE", "store.leases.RELEASE")
-@pytest.mark.parametrize("first", ["seen", "told"])
-async def test_a_boot_that_is_seen_and_told_at_once(provisioner: Provisioner, first: str) -> None:
-    """Is one boot, whoever is first: the machine gets its token, the unit comes back once."""
+@pytest.mark.parametrize("first", ["seen", "registered"])
+async def test_a_boot_that_is_seen_and_registered_at_once(provisioner: Provisioner, first: str) -> None:
+    """It is one boot in either order: the machine gets its token, and the unit is released once."""
     await provisioner.starting()
-    await provisioner.pool.execute("UPDATE launch_config SET boot_evidence = 'provider_running'")
+    await provisioner.database.execute("UPDATE launch_config SET boot_evidence = 'provider_running'")
     worker = await provisioner.worker()
     await provisioner.events()
     steps: dict[str, Awaitable[Any]] = {
         "seen": provisioner.reap(),
-        "told": provisioner.register(worker.instance_id or "", worker.batch_id),
+        "registered": provisioner.register(worker.instance_id or "", worker.batch_id),
     }
     async with stopped_at(provisioner, "outbox", steps.pop(first)) as one:
         other = provisioner.start(_awaited(*steps.values()))
         await provisioner.until_waiting(other)
     await asyncio.gather(one, other)
-    told = await provisioner.events()
-    assert Counter(type(event).__name__ for event in told) == {"WorkerRegistered": 1, "LeaseReleaseRequested": 1}
+    events = await provisioner.events()
+    assert Counter(type(event).__name__ for event in events) == {"WorkerRegistered": 1, "LeaseReleaseRequested": 1}
     assert (await provisioner.worker()).token_sha256 is not None
 
 
 @locking("store.batches.LOCK", "store.batches.KNOWN")
 async def test_a_late_reply_and_a_look_up_record_one_outcome(provisioner: Provisioner) -> None:
-    """Whoever is first; the other changes nothing."""
+    """The first one counts, and the other changes nothing."""
     batch, _ = await in_flight(provisioner, 2)
     record = provisioner.launcher.record
-    async with stopped_at(provisioner, "outbox", record(provisioner.pool, batch, put_back="looked up")) as look_up:
-        reply = provisioner.start(record(provisioner.pool, batch, instance_ids=["i-a", "i-b"]))
+    async with stopped_at(provisioner, "outbox", record(provisioner.database, batch, put_back="looked up")) as look_up:
+        reply = provisioner.start(record(provisioner.database, batch, instance_ids=["i-a", "i-b"]))
         await provisioner.until_waiting(look_up, reply)
     await asyncio.gather(look_up, reply)
     assert await provisioner.states() == {"requested": 2}
-    told = await provisioner.events()
-    assert sum(isinstance(event, WorkerDelayed) for event in told) == 2
-    assert not any(isinstance(event, WorkerLaunched) for event in told)
+    events = await provisioner.events()
+    assert sum(isinstance(event, WorkerDelayed) for event in events) == 2
+    assert not any(isinstance(event, WorkerLaunched) for event in events)
 
 
 @locking("store.batches.OVERDUE")
-async def test_two_that_resolve_take_different_batches(provisioner: Provisioner) -> None:
-    """And one that was taken is nobody else's until its attempt's time is over."""
+async def test_two_replicas_resolve_different_batches(provisioner: Provisioner) -> None:
+    """A batch that was taken is left to its replica until the deadline of the attempt."""
     await in_flight(provisioner, 1)
     await provisioner.set_clock(16)
 
     async def take(db: Connection) -> list[Batch]:
         return await batches.take_overdue(db, visibility_seconds=10, attempt_seconds=5)
 
-    async with provisioner.pool.acquire() as db, db.transaction():
+    async with provisioner.database.acquire() as db, db.transaction():
         assert len(await take(db)) == 1
         assert await in_transaction(provisioner, take) == []
     assert await in_transaction(provisioner, take) == []
@@ -763,31 +769,33 @@ async def test_two_that_resolve_take_different_batches(provisioner: Provisioner)
 
 @locking("store.workers.COUNT_OUTCOMES", "loops.sweep.REPAIR")
 async def test_failures_add_up(provisioner: Provisioner) -> None:
-    """Of calls that fail at the same time, in whatever order they name the configs; a repair lowers none."""
+    """Failures of concurrent calls are all counted, in any order of configs; a repair lowers no counter."""
     outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
     await provisioner.admitted(8, "zone-a", "zone-b")
-    async with provisioner.pool.acquire() as db:
+    async with provisioner.database.acquire() as db:
         for lease_id in ("lease-1", "lease-2"):
             assert await provisioner.launcher._start(db, lease_id)
     everybody = await provisioner.workers()
     by_config = sorted(everybody, key=lambda worker: worker.launch_config_id)
 
     async def fail(some: list[Worker]) -> None:
-        async with provisioner.pool.acquire() as db, db.transaction():
+        async with provisioner.database.acquire() as db, db.transaction():
             await workers.save(db, [launch_failed(worker, outcome, after(0)) for worker in some])
 
     halves = by_config[::2], by_config[::-2]
-    await asyncio.gather(*(fail(half) for half in halves), provisioner.pool.fetch(sweep.REPAIR))
-    await provisioner.pool.execute("UPDATE launch_batch SET state = 'known'")
+    await asyncio.gather(*(fail(half) for half in halves), provisioner.database.fetch(sweep.REPAIR))
+    await provisioner.database.execute("UPDATE launch_batch SET state = 'known'")
     failed = Counter(worker.launch_config_id for worker in everybody)
     assert await failures(provisioner) == failed
-    await provisioner.pool.execute("UPDATE launch_config_outcomes SET failures = 1 WHERE launch_config_id = 'zone-a'")
-    await asyncio.gather(*(provisioner.pool.fetch(sweep.REPAIR) for _ in range(3)))
+    await provisioner.database.execute(
+        "UPDATE launch_config_outcomes SET failures = 1 WHERE launch_config_id = 'zone-a'"
+    )
+    await asyncio.gather(*(provisioner.database.fetch(sweep.REPAIR) for _ in range(3)))
     assert await failures(provisioner) == failed
 
 
 async def failures(provisioner: Provisioner) -> dict[str, int]:
-    return dict(await provisioner.pool.fetch("SELECT launch_config_id, failures FROM launch_config_outcomes"))
+    return dict(await provisioner.database.fetch("SELECT launch_config_id, failures FROM launch_config_outcomes"))
 
 
 async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Worker, str]]:
@@ -807,21 +815,21 @@ async def say(provisioner: Provisioner, token: str, path: str, **body: Any) -> i
 
 
 @locking("store.demand.OPEN", "store.demand.CLOSE", "store.workers.LOCK")
-async def test_a_fact_that_is_told_twice_at_once(provisioner: Provisioner) -> None:
-    """Is one claim and one event; so is its end."""
+async def test_a_claim_that_is_reported_twice_at_once(provisioner: Provisioner) -> None:
+    """A claim that is reported twice concurrently is one claim and one event; so is its end."""
     ((worker, token),) = await running(provisioner)
     await provisioner.events()
     claim = {"path": f"{worker.id}/claimed", "task_id": "t", "source": "q"}
     assert await asyncio.gather(*(say(provisioner, token, **claim) for _ in range(3))) == [200] * 3
-    assert len(await provisioner.told(WorkerClaimed)) == 1
+    assert len(await provisioner.published(WorkerClaimed)) == 1
     assert await asyncio.gather(*(say(provisioner, token, f"{worker.id}/idle") for _ in range(3))) == [200] * 3
     assert len(await provisioner.events()) == 1
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NOT NULL") == 1
+    assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NOT NULL") == 1
 
 
 @locking("store.workers.LOCK")
 async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
-    """A worker that took a task while its giving up waited is busy, and one that is idle again is idle since then."""
+    """A worker that claimed a task while its expiry waited is busy; one that is idle again has a new idle time."""
     ((worker, token),) = await running(provisioner)
     await provisioner.set_clock(301)
     await provisioner.demand(report(5, at=0.5, valid_for_seconds=900))
@@ -831,52 +839,52 @@ async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
         await provisioner.until_waiting(claiming, giving_up)
     await asyncio.gather(claiming, giving_up)
     assert await provisioner.states() == {"running": 1}
-    assert await provisioner.told(WorkerStopping) == []
+    assert await provisioner.published(WorkerStopping) == []
 
 
-@locking("loops.expire.TAKE", "store.workers.LOCK")
+@locking("loops.expire.TAKE_STOPPING", "store.workers.LOCK")
 async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None:
-    """Ending instances, finding them gone and telling workers to leave do not wait in a circle."""
+    """Terminating instances, finding them missing and stopping workers do not deadlock."""
     everybody = await provisioner.starting(20)
     ids = [worker.id for worker in everybody]
     await provisioner.set_clock(901)
     await provisioner.expire()
     for _ in range(5):
         await asyncio.gather(
-            provisioner.pool.execute(expire.TAKE, 0, 0),
-            reap.mark_gone(provisioner.pool, ids[:10], "gone"),
-            provisioner.pool.execute(expire.TAKE, 0, 0),
+            provisioner.database.execute(expire.TAKE_STOPPING, 0, 0),
+            reap.mark_gone(provisioner.database, ids[:10], "gone"),
+            provisioner.database.execute(expire.TAKE_STOPPING, 0, 0),
         )
     assert await provisioner.states() == {"stopping": 10, "stopped": 10}
 
 
-@locking("store.accounts.DOUBT")
-async def test_two_that_doubt_a_listing_tell_of_it_once(provisioner: Provisioner) -> None:
-    """Whoever waited for the other finds nothing new."""
+@locking("store.accounts.SET_LISTING_PROBLEM")
+async def test_two_replicas_raise_one_alert_for_an_implausible_listing(provisioner: Provisioner) -> None:
+    """The replica that waited for the other finds no change."""
     await provisioner.declare()
 
-    async def doubt(db: Connection) -> bool:
-        return await accounts.doubt(db, "sim-a", "the listing is empty")
+    async def report_problem(db: Connection) -> bool:
+        return await accounts.record_listing_problem(db, "sim-a", "the listing is empty")
 
-    async with provisioner.pool.acquire() as db:
+    async with provisioner.database.acquire() as db:
         async with db.transaction():
-            assert await doubt(db)
-            second = provisioner.start(in_transaction(provisioner, doubt))
+            assert await report_problem(db)
+            second = provisioner.start(in_transaction(provisioner, report_problem))
             await provisioner.until_waiting(second)
         assert await second is False
 
 
 @locking("store.accounts.DUE", "loops.reap.PASSED")
 async def test_two_reapers_pass_once(provisioner: Provisioner) -> None:
-    """An account that is being passed is nobody else's, and counts each pass."""
+    """An account with a pass in progress is left to its replica, and each pass is counted."""
     await provisioner.declare()
-    async with provisioner.pool.acquire() as db, db.transaction():
+    async with provisioner.database.acquire() as db, db.transaction():
         assert await accounts.due_for_reaping(db, 60) is not None
         assert await in_transaction(provisioner, lambda other: accounts.due_for_reaping(other, 60)) is None
     for round_ in range(1, 4):
         await provisioner.set_clock(61 * round_)
         await asyncio.gather(*(provisioner.reap() for _ in range(3)))
-    assert await provisioner.pool.fetchval("SELECT passes FROM account") == 3
+    assert await provisioner.database.fetchval("SELECT passes FROM account") == 3
 
 
 # Commands, declarations, sweeps, weights
@@ -884,64 +892,64 @@ async def test_two_reapers_pass_once(provisioner: Provisioner) -> None:
 
 @locking("loops.sweep.NEXT", "loops.sweep.CONFIGS", "store.configs.PAUSE")
 async def test_a_sweep_does_not_publish_over_a_pause(provisioner: Provisioner) -> None:
-    """It waits for it, and repeats what is then."""
+    """It waits for the pause and republishes the state that follows."""
     await provisioner.declare()
     await provisioner.set_clock(601)
-    async with provisioner.pool.acquire() as db:
+    async with provisioner.database.acquire() as db:
         async with db.transaction():
             await FORBID["pause"](db)
             sweeping = provisioner.start(provisioner.sweep())
             await provisioner.until_waiting(sweeping)
         await sweeping
-    told = await provisioner.events()
-    states = [event.state for event in told if isinstance(event, LaunchConfigPaused | LaunchConfigUpdated)]
+    events = await provisioner.events()
+    states = [event.state for event in events if isinstance(event, LaunchConfigPaused | LaunchConfigUpdated)]
     assert states == ["paused", "paused"]
 
 
-@locking("loops.sweep.OVER", "store.workers.COUNT_OUTCOMES")
-async def test_a_failure_that_commits_while_a_sweep_looks_is_not_over(provisioner: Provisioner) -> None:
-    """The sweep waits for it, and begins the hour anew. Sweeps and failures lock in one order."""
+@locking("loops.sweep.WRITE_OFF", "store.workers.COUNT_OUTCOMES")
+async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisioner) -> None:
+    """The sweep waits for it and restarts the hour. Sweeps and failures lock in one order."""
     await provisioner.declare(declared("zone-a", "zone-b"))
     await provisioner.trust()
     both = (["zone-b", "zone-a"], ["boot"] * 2, [True] * 2)
-    await provisioner.pool.execute(workers.COUNT_OUTCOMES, *both)
-    await provisioner.pool.execute("DELETE FROM outbox")
+    await provisioner.database.execute(workers.COUNT_OUTCOMES, *both)
+    await provisioner.database.execute("DELETE FROM outbox")
     await provisioner.set_clock(601)
     await provisioner.sweep()
-    await provisioner.pool.execute("DELETE FROM outbox")
+    await provisioner.database.execute("DELETE FROM outbox")
     await provisioner.set_clock(4202)
-    async with provisioner.pool.acquire() as db:
+    async with provisioner.database.acquire() as db:
         async with db.transaction():
             await db.execute(workers.COUNT_OUTCOMES, ["zone-a"], ["boot"], [True])
-            sweeping = provisioner.start(provisioner.pool.fetch(sweep.OVER, "linux", True))
+            sweeping = provisioner.start(provisioner.database.fetch(sweep.WRITE_OFF, "linux", True))
             await provisioner.until_waiting(sweeping)
         await sweeping
-    over = "SELECT array_agg(over ORDER BY launch_config_id) FROM launch_config_outcomes"
-    assert await provisioner.pool.fetchval(over) == [0, 1]
+    written_off = "SELECT array_agg(written_off ORDER BY launch_config_id) FROM launch_config_outcomes"
+    assert await provisioner.database.fetchval(written_off) == [0, 1]
     for _ in range(5):
         await asyncio.gather(
-            *(provisioner.pool.execute(workers.COUNT_OUTCOMES, *both) for _ in range(3)),
-            *(provisioner.pool.fetch(sweep.OVER, "linux", True) for _ in range(3)),
+            *(provisioner.database.execute(workers.COUNT_OUTCOMES, *both) for _ in range(3)),
+            *(provisioner.database.fetch(sweep.WRITE_OFF, "linux", True) for _ in range(3)),
         )
 
 
-@locking("loops.sweep.NEXT", "loops.sweep.FORGET")
+@locking("loops.sweep.NEXT", "loops.sweep.DELETE_OLD")
 async def test_two_sweeps_sweep_once(provisioner: Provisioner) -> None:
-    """And forget what is old without waiting in a circle."""
+    """They delete old rows without a deadlock."""
     await provisioner.starting(3)
-    await provisioner.pool.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock()")
-    await provisioner.pool.execute("UPDATE lease SET state = 'ended'")
+    await provisioner.database.execute("UPDATE worker SET state = 'stopped', ended_at = slipway_clock()")
+    await provisioner.database.execute("UPDATE lease SET state = 'ended'")
     await provisioner.events()
     await provisioner.set_clock(15 * 86_400)
     await asyncio.gather(*(provisioner.sweep() for _ in range(4)))
-    assert len(await provisioner.told(LaunchConfigUpdated)) == 1
+    assert len(await provisioner.published(LaunchConfigUpdated)) == 1
     left = "SELECT (SELECT count(*) FROM worker) + (SELECT count(*) FROM launch_batch) + (SELECT count(*) FROM lease)"
-    assert await provisioner.pool.fetchval(left) == 0
+    assert await provisioner.database.fetchval(left) == 0
 
 
 @locking("store.configs.RESUME_OVERDUE", "store.configs.RESUME", "store.configs.PAUSE")
-async def test_a_pause_that_runs_out_while_it_is_renewed(provisioner: Provisioner) -> None:
-    """Stays: the later command counts. A resume that comes twice resumes once."""
+async def test_a_pause_that_expires_while_it_is_replaced(provisioner: Provisioner) -> None:
+    """The later command counts. A repeated resume resumes once."""
     await provisioner.declare()
 
     async def pause(db: Connection, seconds: float) -> None:
@@ -949,24 +957,24 @@ async def test_a_pause_that_runs_out_while_it_is_renewed(provisioner: Provisione
 
     await in_transaction(provisioner, lambda db: pause(db, 10))
     await provisioner.set_clock(11)
-    async with provisioner.pool.acquire() as db:
+    async with provisioner.database.acquire() as db:
         async with db.transaction():
             await pause(db, 500)
             running_out = provisioner.start(in_transaction(provisioner, configs.resume_overdue))
             await provisioner.until_waiting(running_out)
         assert await running_out == 0
-    assert await provisioner.pool.fetchval("SELECT state FROM launch_config") == "paused"
+    assert await provisioner.database.fetchval("SELECT state FROM launch_config") == "paused"
 
     async def resume(db: Connection) -> bool:
         return await configs.resume(db, "zone-a", reason="over", by="op")
 
     assert sorted(await asyncio.gather(*(in_transaction(provisioner, resume) for _ in range(3)))) == [0, 0, 1]
-    assert len(await provisioner.told(LaunchConfigResumed)) == 1
+    assert len(await provisioner.published(LaunchConfigResumed)) == 1
 
 
 @locking("store.pauses.RESUME_OVERDUE", "store.pauses.RESUME", "store.pauses.PAUSE")
-async def test_a_pool_s_pause_that_runs_out_while_it_is_renewed(provisioner: Provisioner) -> None:
-    """Stays, too; and a resume that comes twice resumes once."""
+async def test_a_pool_pause_that_expires_while_it_is_replaced(provisioner: Provisioner) -> None:
+    """The later command counts, and a repeated resume resumes once."""
     await provisioner.declare()
 
     async def pause(db: Connection, seconds: float) -> None:
@@ -974,24 +982,24 @@ async def test_a_pool_s_pause_that_runs_out_while_it_is_renewed(provisioner: Pro
 
     await in_transaction(provisioner, lambda db: pause(db, 10))
     await provisioner.set_clock(11)
-    async with provisioner.pool.acquire() as db:
+    async with provisioner.database.acquire() as db:
         async with db.transaction():
             await pause(db, 500)
             running_out = provisioner.start(in_transaction(provisioner, pauses.resume_overdue))
             await provisioner.until_waiting(running_out)
         assert await running_out == 0
-    assert await provisioner.pool.fetchval("SELECT paused FROM worker_pool")
+    assert await provisioner.database.fetchval("SELECT paused FROM worker_pool")
 
     async def resume(db: Connection) -> bool:
         return await pauses.resume(db, "linux", reason="over", by="op")
 
     assert sorted(await asyncio.gather(*(in_transaction(provisioner, resume) for _ in range(3)))) == [0, 0, 1]
-    assert len(await provisioner.told(PoolResumed)) == 1
+    assert len(await provisioner.published(PoolResumed)) == 1
 
 
-@locking("store.pauses.FREEZE", "store.pauses.UNFREEZE", "store.pauses.FORGET")
+@locking("store.pauses.FREEZE", "store.pauses.UNFREEZE", "store.pauses.DELETE_FORGIVEN")
 async def test_a_pool_is_unfrozen_once(provisioner: Provisioner) -> None:
-    """However many say so at once; what is frozen is frozen once, too, and forgiven is what the last one has seen."""
+    """Concurrent freezes and unfreezes count once each; the last unfreeze decides which failures are forgiven."""
     await provisioner.declare()
     seen = SharedWindow(key="image/linux-1", stage="boot", version=1, window=8, unconfirmed=7)
     await provisioner.weights(weight(shared=(seen,)))
@@ -1004,14 +1012,14 @@ async def test_a_pool_is_unfrozen_once(provisioner: Provisioner) -> None:
 
     for act in (freeze, unfreeze) * 2:
         assert sorted(await asyncio.gather(*(in_transaction(provisioner, act) for _ in range(3)))) == [0, 0, 1]
-    assert len(await provisioner.told(PoolUnfrozen)) == 2
-    rows = await provisioner.pool.fetch("SELECT key, stage, unconfirmed FROM forgiven")
+    assert len(await provisioner.published(PoolUnfrozen)) == 2
+    rows = await provisioner.database.fetch("SELECT key, stage, unconfirmed FROM forgiven")
     assert [tuple(row) for row in rows] == [("image/linux-1", "boot", 7)]
 
 
-@locking("handlers.weights.REMEMBER", "store.pauses.FORGET")
+@locking("handlers.weights.DELETE_FORGIVEN", "store.pauses.DELETE_FORGIVEN")
 async def test_records_while_a_pool_is_unfrozen(provisioner: Provisioner) -> None:
-    """Nobody waits in a circle; what is forgiven is never more than what has failed by the newest record."""
+    """There is no deadlock, and never more is forgiven than has failed by the newest record."""
     await provisioner.declare()
 
     def record(version: int, unconfirmed: int) -> Awaitable[Any]:
@@ -1026,15 +1034,15 @@ async def test_records_while_a_pool_is_unfrozen(provisioner: Provisioner) -> Non
 
     for version in range(1, 25, 3):
         await record(version, 7)
-        await provisioner.pool.execute("UPDATE worker_pool SET frozen = true, frozen_by = 'op'")
+        await provisioner.database.execute("UPDATE worker_pool SET frozen = true, frozen_by = 'op'")
         await asyncio.gather(record(version + 1, 0), in_transaction(provisioner, unfreeze), record(version + 2, 1))
     await record(25, 2)
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM forgiven WHERE unconfirmed > 2") == 0
+    assert await provisioner.database.fetchval("SELECT count(*) FROM forgiven WHERE unconfirmed > 2") == 0
 
 
 @locking("store.pauses.PAUSE", "store.pools.LOCK_DIRTY")
 async def test_a_pause_that_waited_for_a_plan(provisioner: Provisioner) -> None:
-    """Is seen by the next one, which cancels what the first asked for."""
+    """It is seen by the next plan, which cancels the first one's intents."""
     await provisioner.declare()
     await provisioner.demand(report(2))
     async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
@@ -1048,7 +1056,7 @@ async def test_a_pause_that_waited_for_a_plan(provisioner: Provisioner) -> None:
 
 @locking("store.configs.LOCK", "store.configs.LOCK_ALL")
 async def test_configs_are_locked_in_one_order(provisioner: Provisioner) -> None:
-    """Requests that name configs downwards do not wait in a circle with others, nor with a declaration."""
+    """Requests that name configs in descending order do not deadlock with others, nor with a declaration."""
     await provisioner.declare(declared("zone-a", "zone-b", "zone-c"))
 
     def signals(kind: str, *names: str) -> list[SignalRaised]:
@@ -1066,7 +1074,7 @@ async def test_configs_are_locked_in_one_order(provisioner: Provisioner) -> None
             provisioner.signals(*signals("resume_request", "zone-c", "zone-b", "zone-a")),
             in_transaction(provisioner, lambda db, body=body: apply(db, body)),  # type: ignore[misc]
         )
-    assert await provisioner.pool.fetchval("SELECT min(price_factor) FROM launch_config") == 8
+    assert await provisioner.database.fetchval("SELECT min(price_factor) FROM launch_config") == 8
 
 
 @locking(
@@ -1076,15 +1084,14 @@ async def test_configs_are_locked_in_one_order(provisioner: Provisioner) -> None
     "store.declarations.PUT_CONFIG",
 )
 async def test_two_declarations_at_once(provisioner: Provisioner) -> None:
-    """The second finds nothing left to change."""
+    """The second one finds nothing to change."""
     changes = await asyncio.gather(*(provisioner.declare(declared("zone-a", "zone-b")) for _ in range(3)))
     assert sorted(map(len, changes)) == [0, 0, 4]
 
 
 @locking("handlers.weights.UPSERT", "handlers.weights.UPSERT_SHARED", "handlers.weights.DELETE")
-async def test_views_of_two_replicas(provisioner: Provisioner) -> None:
-    """Whatever order they read in, the highest revision stays, of what is shared the highest version, and nobody waits
-    in a circle."""
+async def test_weight_views_of_two_replicas(provisioner: Provisioner) -> None:
+    """In any order of reading, the highest revision and the highest version of a share stay, without a deadlock."""
     names = [f"zone-{letter}" for letter in "abcdef"]
     await provisioner.declare(declared(*names))
     for round_ in range(1, 9):
@@ -1097,23 +1104,26 @@ async def test_views_of_two_replicas(provisioner: Provisioner) -> None:
             provisioner.weights(*(weight(n, shared=older) for n in reversed(names)), revision=2 * round_ - 1),
         )
         sizes = "SELECT min(size) FROM shared_window WHERE key LIKE 'image/zone-%'"
-        assert await provisioner.pool.fetchval(sizes) == 2 * round_
-    assert await provisioner.pool.fetchval("SELECT min(record ->> 'weight') FROM weight") == "2.0"
+        assert await provisioner.database.fetchval(sizes) == 2 * round_
+    assert await provisioner.database.fetchval("SELECT min(record ->> 'weight') FROM weight") == "2.0"
     gone = [received(weight(name))[0] for name in names]
     tombstones = [type(r)(**{f: getattr(r, f) for f in r.__struct_fields__} | {"event": None}) for r in gone]
     view = WeightView()
-    await asyncio.gather(view.apply(provisioner.pool, tombstones), view.apply(provisioner.pool, tombstones[::-1]))
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM weight") == 0
+    await asyncio.gather(
+        view.apply(provisioner.database, tombstones), view.apply(provisioner.database, tombstones[::-1])
+    )
+    assert await provisioner.database.fetchval("SELECT count(*) FROM weight") == 0
 
 
 @locking("handlers.weights.UPSERT_SHARED", "store.pools.LOCK_SHARED")
 async def test_a_record_that_waited_for_a_plan(provisioner: Provisioner) -> None:
-    """Closes what the plan still saw open, and makes the pool dirty again: what waits is cancelled by the next one."""
+    """It trips a config that the plan saw as healthy, and marks the pool dirty: the next plan cancels waiting
+    intents."""
     await provisioner.declare()
     await provisioner.demand(report(3))
-    closed = SharedWindow(key="image/linux-1", stage="boot", version=1, window=8, state="closed")
+    tripped = SharedWindow(key="image/linux-1", stage="boot", version=1, window=8, state="tripped")
     async with stopped_at(provisioner, "outbox", provisioner.plan_step()) as planning:
-        telling = provisioner.start(provisioner.weights(weight(shared=(closed,))))
+        telling = provisioner.start(provisioner.weights(weight(shared=(tripped,))))
         await provisioner.until_waiting(telling)
     await asyncio.gather(planning, telling)
     assert await provisioner.states() == {"requested": 3}
@@ -1123,7 +1133,7 @@ async def test_a_record_that_waited_for_a_plan(provisioner: Provisioner) -> None
 
 @locking("handlers.weights.UPSERT_SHARED", "store.pools.LOCK_SHARED")
 async def test_a_plan_that_waited_for_a_record(provisioner: Provisioner) -> None:
-    """Goes by what the record says."""
+    """The plan uses the record's values."""
     await provisioner.declare()
     await provisioner.demand(report(30))
     narrow = SharedWindow(key="image/linux-1", stage="boot", version=1, window=2)
@@ -1135,9 +1145,9 @@ async def test_a_plan_that_waited_for_a_record(provisioner: Provisioner) -> None
     assert await provisioner.states() == {"requested": 2}
 
 
-@locking("store.declarations.SHARED", "store.declarations.FORGET", "store.declarations.FORGET_SHARED")
-async def test_declarations_while_records_speak_of_the_same_shares(provisioner: Provisioner) -> None:
-    """Nobody waits in a circle, what is declared again after long begins anew, and what is shared still is known."""
+@locking("store.declarations.SHARED", "store.declarations.DELETE_OUTCOMES", "store.declarations.DELETE_SHARED")
+async def test_declarations_during_records_of_the_same_shares(provisioner: Provisioner) -> None:
+    """There is no deadlock; a share that is declared again after long starts from zero, and shares in use are kept."""
     names = [f"zone-{letter}" for letter in "abcdef"]
 
     def images(*some: str) -> dict[str, Any]:
@@ -1148,7 +1158,7 @@ async def test_declarations_while_records_speak_of_the_same_shares(provisioner: 
 
     await provisioner.declare(images(*names))
     failed = "INSERT INTO launch_config_outcomes SELECT id, 'boot', 1 FROM launch_config"
-    await provisioner.pool.execute(failed)
+    await provisioner.database.execute(failed)
     for round_ in range(1, 7):
         await provisioner.declare(images("zone-z"))
         await provisioner.set_clock(round_ * 9 * 86_400)
@@ -1163,17 +1173,17 @@ async def test_declarations_while_records_speak_of_the_same_shares(provisioner: 
             provisioner.weights(*(weight(name, shared=shared[::-1]) for name in names), revision=round_),
             provisioner.declare(images(*names, "zone-z")),
         )
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM launch_config_outcomes") == 0
+    assert await provisioner.database.fetchval("SELECT count(*) FROM launch_config_outcomes") == 0
     shares = "SELECT count(*) FROM shared_window WHERE key LIKE 'image/zone-%'"
-    assert await provisioner.pool.fetchval(shares) == 3 * (len(names) + 1)
+    assert await provisioner.database.fetchval(shares) == 3 * (len(names) + 1)
 
 
-# Everything at once
+# All loops concurrently
 
 
-async def test_everybody_at_once(provisioner: Provisioner) -> None:
-    """Two replicas plan, launch, ask, admit, register and end workers at the same time: the maximum holds, each request
-    is answered once, each unit given back once, and at the end nothing is left lying."""
+async def test_all_loops_concurrently(provisioner: Provisioner) -> None:
+    """Two replicas plan, launch, request, admit, register and stop workers concurrently: the maximum holds, each
+    request is answered once, each unit released once, and nothing is left at the end."""
     names = ["zone-a", "zone-b", "zone-c"]
     await provisioner.declare(declared(*names, max_capacity=12))
     await provisioner.trust()
@@ -1184,7 +1194,7 @@ async def test_everybody_at_once(provisioner: Provisioner) -> None:
 
     async def broker() -> None:
         nonlocal granted, released, seen
-        rows = await provisioner.pool.fetch("SELECT id, type, value FROM outbox WHERE id > $1 ORDER BY id", seen)
+        rows = await provisioner.database.fetch("SELECT id, type, value FROM outbox WHERE id > $1 ORDER BY id", seen)
         for row in rows:
             seen = row["id"]
             if row["type"] == LeaseRequested.type:
@@ -1201,14 +1211,14 @@ async def test_everybody_at_once(provisioner: Provisioner) -> None:
             if worker.state is State.STARTING:
                 await provisioner.register(worker.instance_id or "", worker.batch_id)
             elif worker.state is State.RUNNING and int(worker.id[-2:], 16) % 3 == 0:
-                await reap.mark_gone(provisioner.pool, [worker.id], "gone")
+                await reap.mark_gone(provisioner.database, [worker.id], "gone")
 
     async def replica(launcher: Launcher) -> None:
         for _ in range(3):
             await provisioner.plan_step()
-            await launcher.launch_next(provisioner.pool)
-            await plan.ask_again(provisioner.pool, resend_seconds=30)
-            assert await provisioner.pool.fetchval(serving) <= 12
+            await launcher.launch_next(provisioner.database)
+            await plan.resend_requests(provisioner.database, resend_seconds=30)
+            assert await provisioner.database.fetchval(serving) <= 12
 
     for at, pending in enumerate(demand):
         await provisioner.demand(report(pending, at=at, valid_for_seconds=900))
@@ -1220,12 +1230,12 @@ async def test_everybody_at_once(provisioner: Provisioner) -> None:
         await asyncio.gather(*calls)
     for worker in await provisioner.workers():
         if worker.instance_id is not None:
-            await reap.mark_gone(provisioner.pool, [worker.id], "gone")
+            await reap.mark_gone(provisioner.database, [worker.id], "gone")
     await broker()
     assert await provisioner.states() == {"stopped": len(await provisioner.workers())}
     assert granted == released >= 12
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM lease WHERE state <> 'ended'") == 0
-    assert await provisioner.pool.fetchval("SELECT count(*) FROM lease_request") == 0
+    assert await provisioner.database.fetchval("SELECT count(*) FROM lease WHERE state <> 'ended'") == 0
+    assert await provisioner.database.fetchval("SELECT count(*) FROM lease_request") == 0
 
 
 def _decoder(kind: type[Any]) -> Callable[[bytes], Any]:
@@ -1237,16 +1247,16 @@ def _decoder(kind: type[Any]) -> Callable[[bytes], Any]:
 DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseRequested, WorkerRequested)}
 
 
-# The list is whole
+# Completeness
 
 
 def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that is gone."""
+    """None is missing, and none is named that does not exist."""
     assert {name for path in sources() for name in locking_statements(path)} == set(COVERED)
 
 
 def test_only_one_clock() -> None:
-    """Deadlines know no other clock than slipway_clock(): any other makes a transaction's start its present."""
+    """Deadlines use no clock but slipway_clock(): others return the transaction's start."""
     other = re.compile(
         r"\bnow\(\)|(clock|statement|transaction)_timestamp|timeofday|localtime|current_(time|date)", re.IGNORECASE
     )
@@ -1261,7 +1271,7 @@ def sources(*, migrations: bool = False) -> list[Path]:
 
 
 def locking_statements(path: Path) -> set[str]:
-    """Names of the constants, or of the functions, whose SQL takes locks."""
+    """Names of the constants and functions whose SQL takes locks."""
     package = Path(inspect.getfile(slipway_provisioner)).parent
     module = ".".join(path.relative_to(package).with_suffix("").parts)
     return {
@@ -1272,7 +1282,7 @@ def locking_statements(path: Path) -> set[str]:
 
 
 def strings(tree: ast.AST) -> list[str]:
-    """All texts of a piece of code but its docstrings."""
+    """All string constants of a piece of code except docstrings."""
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
         _text(node)

@@ -1,5 +1,5 @@
-"""Two sessions on one slot, for every statement on slots that takes a lock: no slot has two owners, none is held
-without a lease, nobody loses a place."""
+"""Two sessions on one slot, for every locking statement on slots: no slot has two owners, none is held without a lease,
+no request loses its place."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import pytest
 
 from slipway_lease_broker.store import slots
 from slipway_local.postgres import EmbeddedPostgres
-from tests.contract.boskos.garage import Garage, garage_on
+from tests.contract.boskos.slot_broker import SlotBroker, slot_broker_on
 from tests.contract.boskos.test_calls import acquire, by_state, release
 from tests.interleaving.test_lease_broker import LOCKS, statements
 
@@ -21,7 +21,7 @@ ONE: Final = {"lease_pool": "car", "state": "free", "names": ["car-1"]}
 
 
 def locking(*names: str) -> Callable[[Test], Test]:
-    """Names the statements whose locks a test is about."""
+    """Name the statements whose locks a test is about."""
 
     def note(test: Test) -> Test:
         for name in names:
@@ -32,128 +32,128 @@ def locking(*names: str) -> Callable[[Test], Test]:
 
 
 @pytest.fixture(scope="module")
-async def building(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Garage]:
-    async with garage_on(postgres, tmp_path_factory.mktemp("garage")) as garage:
-        yield garage
+async def building(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SlotBroker]:
+    async with slot_broker_on(postgres, tmp_path_factory.mktemp("slot_broker")) as slot_broker:
+        yield slot_broker
 
 
 @pytest.fixture
-async def garage(building: Garage) -> Garage:
+async def slot_broker(building: SlotBroker) -> SlotBroker:
     await building.open()
     return building
 
 
 @contextlib.asynccontextmanager
-async def held_up(garage: Garage) -> AsyncIterator[None]:
-    """Every call waits for its lease pool until the end of this."""
-    async with garage.broker.pool.acquire() as db, db.transaction():
+async def locked_pools(slot_broker: SlotBroker) -> AsyncIterator[None]:
+    """Lock all lease pools until the end of this context, so that every call waits."""
+    async with slot_broker.broker.pool.acquire() as db, db.transaction():
         await db.execute("SELECT FROM lease_pools FOR UPDATE")
         yield
 
 
-async def race(garage: Garage, *calls: Any) -> list[Any]:
+async def race(slot_broker: SlotBroker, *calls: Any) -> list[Any]:
     """The answers of calls that waited for one lock, in this order."""
     tasks: list[asyncio.Task[Any]] = []
-    async with held_up(garage):
+    async with locked_pools(slot_broker):
         for call in calls:
-            tasks.append(garage.broker.start(garage.say(call) if isinstance(call, str) else call))
-            await garage.broker.until_waiting(*tasks)
+            tasks.append(slot_broker.broker.start(slot_broker.call(call) if isinstance(call, str) else call))
+            await slot_broker.broker.until_waiting(*tasks)
     return await asyncio.gather(*tasks)
 
 
 @locking("slots.SAVE", "slots.JOIN", "slots.LEAVE")
 @pytest.mark.parametrize("more", ["", "&request_id=r"])
-async def test_two_clients_race_for_one_slot(garage: Garage, more: str) -> None:
-    """One has it, the other has nothing, and one unit is held."""
-    await garage.open(ONE)
-    answers = await race(garage, acquire(owner="ann", more=more), acquire(owner="ben", more=more))
+async def test_two_clients_race_for_one_slot(slot_broker: SlotBroker, more: str) -> None:
+    """One gets it, the other gets nothing, and one unit is held."""
+    await slot_broker.open(ONE)
+    answers = await race(slot_broker, acquire(owner="ann", more=more), acquire(owner="ben", more=more))
     assert [answer.status_code for answer in answers] == [200, 404]
-    assert await garage.slots() == {"car-1": ("leased", "ann")}
-    assert await garage.broker.held("car") == 1
+    assert await slot_broker.slots() == {"car-1": ("leased", "ann")}
+    assert await slot_broker.broker.held("car") == 1
 
 
 @locking("slots.SAVE", "slots.JOIN", "slots.LEAVE")
-async def test_one_request_twice_at_once(garage: Garage) -> None:
-    """As a client does that lost an answer: the same slot, and no other unit."""
-    answers = await race(garage, *[acquire(more="&request_id=r")] * 2)
+async def test_one_request_twice_at_once(slot_broker: SlotBroker) -> None:
+    """Like a client that lost an answer: the same slot, and no other unit."""
+    answers = await race(slot_broker, *[acquire(more="&request_id=r")] * 2)
     assert [answer.json()["name"] for answer in answers] == ["car-1", "car-1"]
-    assert await garage.broker.held("car") == 1
+    assert await slot_broker.broker.held("car") == 1
 
 
 @locking("slots.SAVE")
-async def test_slots_by_name_go_to_one_client(garage: Garage) -> None:
+async def test_slots_by_name_go_to_one_client(slot_broker: SlotBroker) -> None:
     """Named in opposite orders: one has both, the other none; no deadlock."""
-    answers = await race(garage, by_state("car-1,car-2", owner="ann"), by_state("car-2,car-1", owner="ben"))
+    answers = await race(slot_broker, by_state("car-1,car-2", owner="ann"), by_state("car-2,car-1", owner="ben"))
     assert [answer.status_code for answer in answers] == [200, 404]
-    assert {owner for state, owner in (await garage.slots()).values() if state == "leased"} == {"ann"}
+    assert {owner for state, owner in (await slot_broker.slots()).values() if state == "leased"} == {"ann"}
 
 
 @locking("slots.FREE_ENDED")
-async def test_a_release_that_waited_for_an_expiry_is_too_late(garage: Garage) -> None:
-    """The slot is dirty, not free: its owner was silent while it was out of sight."""
-    await garage.done(acquire())
-    await garage.broker.decide()  # of all other lease pools
-    await garage.broker.set_clock(300)
-    async with garage.broker.pool.acquire() as blocker:
+async def test_a_release_that_waited_for_an_expiry_is_too_late(slot_broker: SlotBroker) -> None:
+    """The slot is dirty, not free: its lease expired in the meantime."""
+    await slot_broker.done(acquire())
+    await slot_broker.broker.decide()  # in all other lease pools
+    await slot_broker.broker.set_clock(300)
+    async with slot_broker.broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")
-            decision = garage.broker.start(garage.broker.loop.step(garage.broker.pool))
-            await garage.broker.until_waiting(decision)
-            late = garage.broker.start(garage.say(release()))
-            await garage.broker.until_waiting(decision, late)
+            decision = slot_broker.broker.start(slot_broker.broker.loop.step(slot_broker.broker.pool))
+            await slot_broker.broker.until_waiting(decision)
+            late = slot_broker.broker.start(slot_broker.call(release()))
+            await slot_broker.broker.until_waiting(decision, late)
         await decision
         answer = await late
     assert answer.status_code == 401
-    await garage.done("GET /metric?type=car")
-    assert (await garage.slots())["car-1"] == ("dirty", "")
+    await slot_broker.done("GET /metric?type=car")
+    assert (await slot_broker.slots())["car-1"] == ("dirty", "")
 
 
-@locking("slots.FORGET_SILENT", "slots.JOIN")
-async def test_a_place_that_is_asked_for_is_not_forgotten(garage: Garage) -> None:
-    """Two retries wait while their places run out: the first to be heard forgets the other, which stands behind it
-    then; the slot is one's."""
-    await garage.done(acquire(), acquire())
-    assert [(await garage.say(acquire(more=f"&request_id={name}"))).status_code for name in "ab"] == [404, 404]
-    await garage.done(release())
-    await garage.broker.set_clock(31)
-    answers = await race(garage, *(acquire(more=f"&request_id={name}") for name in "ba"))
+@locking("slots.DROP_STALE", "slots.JOIN")
+async def test_a_place_that_is_repeated_is_not_dropped(slot_broker: SlotBroker) -> None:
+    """Two retries wait while their places expire: the first to be handled drops the other, which is then behind it; one
+    of them gets the slot."""
+    await slot_broker.done(acquire(), acquire())
+    assert [(await slot_broker.call(acquire(more=f"&request_id={name}"))).status_code for name in "ab"] == [404, 404]
+    await slot_broker.done(release())
+    await slot_broker.broker.set_clock(31)
+    answers = await race(slot_broker, *(acquire(more=f"&request_id={name}") for name in "ba"))
     assert [answer.status_code for answer in answers] == [200, 404]
-    assert await garage.broker.pool.fetchval("SELECT array_agg(id) FROM slot_requests") == ["a"]
+    assert await slot_broker.broker.pool.fetchval("SELECT array_agg(id) FROM slot_requests") == ["a"]
 
 
-@locking("slots.ASK_ANEW")
-async def test_a_lease_is_asked_for_anew_once(garage: Garage) -> None:
-    """The retry that was sent twice finds its reservation gone, and gets one other lease."""
-    await garage.open(ONE, limit=1)
-    lease = (await garage.replica.acquire(pool="car")).json()
+@locking("slots.REPLACE_LEASE_REQUEST")
+async def test_a_lease_is_requested_again_once(slot_broker: SlotBroker) -> None:
+    """The retry that was sent twice finds its reservation ended, and gets one other lease."""
+    await slot_broker.open(ONE, limit=1)
+    lease = (await slot_broker.replica.acquire(pool="car")).json()
     retry = acquire(more="&request_id=r")
-    assert (await garage.say(retry)).status_code == 404
+    assert (await slot_broker.call(retry)).status_code == 404
     given_back = f"/leases/{lease['lease_id']}/release"
-    await garage.replica.call("POST", given_back, {"fencing_token": lease["fencing_token"]})
-    await garage.done(by_state("car-1", dest="polishing"))
+    await slot_broker.replica.call("POST", given_back, {"fencing_token": lease["fencing_token"]})
+    await slot_broker.done(by_state("car-1", dest="polishing"))
     for seconds in range(0, 200, 20):
-        await garage.broker.set_clock(seconds)
-        await garage.say(retry)
-    await garage.broker.decide()
-    await garage.done(release())
-    answers = await race(garage, retry, retry)
+        await slot_broker.broker.set_clock(seconds)
+        await slot_broker.call(retry)
+    await slot_broker.broker.decide()
+    await slot_broker.done(release())
+    answers = await race(slot_broker, retry, retry)
     assert {answer.headers["Slipway-Fencing-Token"] for answer in answers} == {"3"}
-    assert await garage.broker.held("car") == 1
+    assert await slot_broker.broker.held("car") == 1
 
 
 @locking("slots.REMOVE")
 @pytest.mark.parametrize("removed_first", [True, False])
-async def test_a_slot_is_removed_or_acquired(garage: Garage, removed_first: bool) -> None:
-    """Whoever comes first; a slot that is owned is kept."""
-    calls: list[Any] = [by_state("car-1"), garage.put({"lease_pool": "car", "names": ["car-2"]})]
-    answers = await race(garage, *(reversed(calls) if removed_first else calls))
+async def test_a_slot_is_removed_or_acquired(slot_broker: SlotBroker, removed_first: bool) -> None:
+    """Whichever comes first; an owned slot is kept."""
+    calls: list[Any] = [by_state("car-1"), slot_broker.put({"lease_pool": "car", "names": ["car-2"]})]
+    answers = await race(slot_broker, *(reversed(calls) if removed_first else calls))
     acquired, put = reversed(answers) if removed_first else answers
     assert put.status_code == 200
     assert acquired.status_code == (404 if removed_first else 200)
     assert put.json()["items"][0]["kept"] == ([] if removed_first else ["car-1"])
-    assert ("car-1" in await garage.slots()) is not removed_first
+    assert ("car-1" in await slot_broker.slots()) is not removed_first
 
 
 def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, and none is named that is gone."""
+    """None is missing, and none that is gone is named."""
     assert {name for name, sql in statements(slots).items() if LOCKS.search(sql)} == set(COVERED)

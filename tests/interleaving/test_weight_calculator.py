@@ -1,5 +1,5 @@
-"""Two instances on the same rows, on real PostgreSQL: whoever is not the owner any more changes nothing, whatever it
-had begun, and the owner's turns come one after the other."""
+"""Two instances on the same rows, on real PostgreSQL: a former leader changes nothing, whatever it had begun, and the
+turns of the leader are serialized."""
 
 import ast
 import asyncio
@@ -13,7 +13,7 @@ import pytest
 import slipway_weight_calculator
 from slipway_common import dead_letters
 from slipway_common.consume import Batch, Consumer
-from slipway_common.owner import Deposed, Turn
+from slipway_common.leadership import LeadershipLost, Turn
 from slipway_common.postgres import Connection
 from slipway_common.topics import WORKER_LIFECYCLE
 from slipway_local.postgres import EmbeddedPostgres
@@ -24,17 +24,17 @@ from tests.weight_calculator import Calculator, calculator_on, declared, failed,
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 COVERED: Final[set[str]] = set()
-STALE: Final = "UPDATE owner SET seen_at = slipway_clock() - interval '11 s'"
+STALE: Final = "UPDATE leader SET seen_at = slipway_clock() - interval '11 s'"
 
 
 def locking(*statements: str) -> Callable[[Test], Test]:
-    """Names the statements whose locks a test is about."""
+    """Declare the statements whose locks a test covers."""
     COVERED.update(statements)
     return lambda test: test
 
 
 class Pausing(Calculator):
-    """A calculator that can be held in its transaction, with everything written, before it commits."""
+    """A calculator that can be paused in its transaction, with everything written, before it commits."""
 
     def hold(self) -> None:
         self.go_on, self.inside = asyncio.Event(), asyncio.Event()
@@ -51,77 +51,77 @@ class Pausing(Calculator):
 @pytest.fixture
 async def calculator(postgres: EmbeddedPostgres) -> AsyncIterator[Calculator]:
     async with calculator_on(postgres.url(), size=8) as calculator:
-        await calculator.tell(declared("zone-a"), declared("zone-b"))
+        await calculator.consume(declared("zone-a"), declared("zone-b"))
         await calculator.publish()
         yield calculator
 
 
 async def everything(calculator: Calculator) -> dict[str, list[Any]]:
-    """What a turn may change."""
-    tables = ("journal", "weight", "outbox", "consumed", "seen_number", "refused_signal", "dead_letter")
-    found = {name: await calculator.pool.fetch(f"SELECT * FROM {name} ORDER BY 1, 2") for name in tables}
-    return found | {"known": [await stored(calculator.pool)]}
+    """Everything that a turn may change."""
+    tables = ("journal", "weight", "outbox", "consumed", "seen_sequence", "refused_signal", "dead_letter")
+    found = {name: await calculator.database.fetch(f"SELECT * FROM {name} ORDER BY 1, 2") for name in tables}
+    return found | {"known": [await stored(calculator.database)]}
 
 
 @locking("journal.WRITE", "world.WRITE", "world.DELETE", "weights.WRITE", "weights.DELETE", "signals.FORGET")
 async def test_a_turn_that_waited_for_a_takeover_changes_nothing(calculator: Calculator) -> None:
-    """The successor has the row; whatever the former owner began waits for it, and finds that its epoch is over."""
-    await calculator.pool.execute(STALE)
+    """The successor holds the leader row; the turn of the former leader waits for it and finds its epoch fenced."""
+    await calculator.database.execute(STALE)
     before = await everything(calculator)
-    async with calculator.pool.acquire() as db:
+    async with calculator.database.acquire() as db:
         async with db.transaction():
-            await db.execute("UPDATE owner SET epoch = epoch + 1, instance = 'b'")
-            late = asyncio.create_task(calculator.tell(failed(), failed()))
-            await until_waiting(calculator.pool, late)
-        with pytest.raises(Deposed):
+            await db.execute("UPDATE leader SET epoch = epoch + 1, instance = 'b'")
+            late = asyncio.create_task(calculator.consume(failed(), failed()))
+            await until_waiting(calculator.database, late)
+        with pytest.raises(LeadershipLost):
             await late
     assert await everything(calculator) == before
 
 
 @locking("journal.WRITE", "world.WRITE", "world.DELETE", "weights.WRITE", "weights.DELETE", "signals.FORGET")
-async def test_a_takeover_waits_for_the_turn_that_is_under_way(calculator: Calculator) -> None:
-    """Its row is locked to the end: the successor takes it when that has committed, and knows all of it."""
-    former = Pausing(calculator.pool)
+async def test_a_takeover_waits_for_the_current_turn(calculator: Calculator) -> None:
+    """The turn locks the leader row; the successor takes it after the commit and loads everything."""
+    former = Pausing(calculator.database)
     former.records = calculator.records
     await former.take_over()
-    await former.tell(ok())
+    await former.consume(ok())
     former.hold()
-    turning = asyncio.create_task(former.tell(failed(), failed()))
+    turning = asyncio.create_task(former.consume(failed(), failed()))
     await until(former.inside.is_set)
-    successor = Calculator(calculator.pool, "b")
+    successor = Calculator(calculator.database, "b")
     successor.records = former.records
-    assert (await successor.owner.bid(successor.pool)).role == "standby"
-    taking = asyncio.create_task(calculator.pool.execute("UPDATE owner SET epoch = epoch + 1, instance = 'b'"))
-    await until_waiting(calculator.pool, taking)
+    assert (await successor.leadership.bid(successor.database)).role == "standby"
+    taking = asyncio.create_task(calculator.database.execute("UPDATE leader SET epoch = epoch + 1, instance = 'b'"))
+    await until_waiting(calculator.database, taking)
     former.go_on.set()
     await turning
     await taking
-    successor.owner.epoch = await calculator.pool.fetchval("SELECT epoch FROM owner")
-    await successor.owner.take_over(successor.pool, list(successor.records), "cluster")
+    successor.leadership.epoch = await calculator.database.fetchval("SELECT epoch FROM leader")
+    await successor.leadership.take_over(successor.database, list(successor.records), "cluster")
     assert successor.work.world.rows["zone-b"].launch.folded == 2
     assert successor.work.world.rows == former.work.world.rows
-    with pytest.raises(Deposed):
+    with pytest.raises(LeadershipLost):
         await former.turn([])
 
 
 @locking("journal.PRUNE")
 async def test_two_prune_the_journal_beside_a_turn(calculator: Calculator) -> None:
-    """Each instance may: the second waits for the first and finds nothing; a turn waits for neither."""
-    await calculator.pool.execute("UPDATE journal SET written_at = slipway_clock() - interval '8 days'")
-    async with calculator.pool.acquire() as db:
+    """Every instance may prune: the second waits for the first and finds nothing; a turn waits for neither."""
+    await calculator.database.execute("UPDATE journal SET written_at = slipway_clock() - interval '8 days'")
+    async with calculator.database.acquire() as db:
         async with db.transaction():
             await journal.prune(db)
-            second = asyncio.create_task(journal.prune(calculator.pool))
-            await until_waiting(calculator.pool, second)
-            await calculator.tell(failed())
+            second = asyncio.create_task(journal.prune(calculator.database))
+            await until_waiting(calculator.database, second)
+            await calculator.consume(failed())
         await second
     assert len(await calculator.journal()) == 1
 
 
-async def test_a_dead_letter_is_settled_between_turns(calculator: Calculator) -> None:
-    """While one settles it in its turn, the next turn waits, and folds on top of it."""
-    await calculator.tell(failed(), value=b"{", subject="w1")
-    await calculator.tell(failed(), subject="w1")
+async def test_a_dead_letter_is_replayed_between_turns(calculator: Calculator) -> None:
+    """The next turn waits for the one that replays the dead letter, and folds on top of it."""
+    await calculator.consume(failed(), value=b"{", subject="w1")
+    await calculator.consume(failed(), subject="w1")
     consumer = Consumer("weight-calculator", WORKER_LIFECYCLE, calculator.work.handle)
     inside, go_on = asyncio.Event(), asyncio.Event()
 
@@ -131,21 +131,21 @@ async def test_a_dead_letter_is_settled_between_turns(calculator: Calculator) ->
         await go_on.wait()
         return done
 
-    settling = asyncio.create_task(calculator.owner.turn(calculator.pool, how=drop))
+    replaying = asyncio.create_task(calculator.leadership.turn(calculator.database, how=drop))
     await until(inside.is_set)
-    later = asyncio.create_task(calculator.tell(failed(), subject="w1"))
+    later = asyncio.create_task(calculator.consume(failed(), subject="w1"))
     go_on.set()
-    assert (await settling)[1] == dead_letters.Replayed(1, 0)
+    assert (await replaying)[1] == dead_letters.Replayed(1, 0)
     await later
     assert calculator.work.world.rows["zone-b"].launch.failed == 2
-    assert await calculator.pool.fetchval("SELECT count(*) FROM dead_letter") == 0
+    assert await calculator.database.fetchval("SELECT count(*) FROM dead_letter") == 0
 
 
-# The list.
+# Completeness.
 
 
 def sql() -> Iterator[str]:
-    """Every text of the service that locks, by its module's constant."""
+    """Every locking statement of the service, as module.CONSTANT."""
     for path in sorted(Path(inspect.getfile(slipway_weight_calculator)).parent.rglob("*.py")):
         if "migrations" in path.parts:
             continue
@@ -164,5 +164,5 @@ def sql() -> Iterator[str]:
 
 
 def test_every_locking_statement_has_an_interleaving() -> None:
-    """None is missing, none stands outside a constant, and none is named that is gone."""
+    """No statement is missing or outside a constant, and no listed one is gone."""
     assert set(sql()) == COVERED

@@ -1,1 +1,1 @@
-"""The requirements of the lease-broker, each with the test that accepts it."""
+"""Acceptance tests of the requirements of the lease-broker."""

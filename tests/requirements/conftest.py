@@ -1,5 +1,5 @@
-"""One test for each requirement of the lease-broker, on real PostgreSQL. `broker` is one without processes, whose clock
-is in the test's hand; `live` are broker processes, two or with FULL=1 eight, that all tests share."""
+"""One test per requirement of the lease-broker, on real PostgreSQL. `broker` is a broker without processes, with a
+clock set by the test; `live` are broker processes, two or with FULL=1 eight, shared by all tests."""
 
 import os
 from collections.abc import AsyncIterator

@@ -1,6 +1,6 @@
-"""A holder to be stopped: `python -m tests.requirements.holder PORT RESOURCE_PORT SECRET POOL`.
+"""A holder that is stopped by a test: `python -m tests.requirements.holder PORT RESOURCE_PORT SECRET POOL`.
 
-It renews its lease and writes under it, and says how each went when that changes, until both are refused.
+It renews its lease and writes under it, and prints the outcome of each when it changes, until both are refused.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ async def hold(port: int, resource: int, secret: str, pool: str) -> None:
     )
     lease = (await actor.acquire(pool, "holder", wait_seconds=5.0)).lease
     assert lease is not None
-    said = {"write": "", "renew": ""}
-    while "accepted" in said.values() or not all(said.values()):
-        heard = {"write": "accepted" if await actor.write(pool, lease) else "refused"}
-        renewed = await actor.say("renew", pool, lease)
-        heard["renew"] = "accepted" if renewed.answer == "ok" else f"{renewed.answer} {renewed.reason}"
-        for what, how in heard.items():
-            if said[what] != how:
+    before = {"write": "", "renew": ""}
+    while "accepted" in before.values() or not all(before.values()):
+        now = {"write": "accepted" if await actor.write(pool, lease) else "refused"}
+        renewed = await actor.send("renew", pool, lease)
+        now["renew"] = "accepted" if renewed.answer == "ok" else f"{renewed.answer} {renewed.reason}"
+        for what, how in now.items():
+            if before[what] != how:
                 print(what, how, flush=True)
-        said = heard
+        before = now
         await asyncio.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""Broker processes for requirements that are about processes, and clients of them."""
+"""Broker processes for requirements about processes, and their clients."""
 
 from collections.abc import Sequence
 from random import Random
@@ -19,7 +19,7 @@ TERMS = {
     "pacing": "off",
     "backoff": None,
 }
-# When each unit began and ceased to count, by the database's clock.
+# Times at which each unit started and stopped counting, by the database's clock.
 COUNTED = """
 SELECT granted_at AS at, 1 AS step, units FROM (SELECT granted_at, granted_units * weight AS units FROM leases
     WHERE lease_pool_id = $1) AS g
@@ -28,7 +28,7 @@ ORDER BY at, step"""
 
 
 class Live(System):
-    """A system whose lease pools are declared one after the other, and clients whose calls it keeps."""
+    """A system whose lease pools are declared one after another, with clients whose calls it records."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -37,13 +37,13 @@ class Live(System):
         self._journal = Journal(self._lines.append)
 
     async def pool(self, name: str, limit: int, **terms: Any) -> str:
-        """One more lease pool, beside those that there are."""
+        """Declare one more lease pool."""
         self._pools[name] = TERMS | {"id": name, "limit": limit} | terms
         await self.declare(list(self._pools.values()))
         return name
 
     def client(self, name: str = "client", owner: str = OWNERS[0], ports: Sequence[int] = ()) -> Actor:
-        """One of any replica, or of those at these ports."""
+        """A client of any replica, or of those at these ports."""
         return Actor(
             name,
             owner=owner,
@@ -55,13 +55,13 @@ class Live(System):
         )
 
     async def violations(self, pool: str) -> list[Violation]:
-        """What the calls of all clients prove against the broker."""
+        """Violations that the calls of all clients prove."""
         mine = [call for call in calls(self._lines) if call.pool == pool]
         writes = [write for write in self.resource.writes if write.pool == pool]
         return check(History(limits={pool: self._pools[pool]["limit"]}, calls=mine, writes=writes))
 
     async def rows(self, query: str, *arguments: Any) -> list[Any]:
-        """As the broker sees its database."""
+        """Rows of the broker's database."""
         session = await postgres.session(self.database_url, SERVICE)
         try:
             found: list[Any] = await session.fetch(query, *arguments)
@@ -70,7 +70,7 @@ class Live(System):
             await session.close()
 
     async def peak(self, pool: str) -> int:
-        """The most that ever counted at once, by the broker's own ledger."""
+        """The most units that ever counted at once, by the broker's own ledger."""
         held = peak = 0
         for row in await self.rows(COUNTED, pool):
             held += row["units"]
@@ -78,10 +78,10 @@ class Live(System):
         return peak
 
     async def get(self, path: str, owner: str = OPERATOR) -> Any:
-        """What a broker answers."""
-        status, said = await request(self.ports[0], "GET", path, None, self.secrets[owner])
-        assert status == 200, said
-        return said
+        """The body of a broker's answer."""
+        status, body = await request(self.ports[0], "GET", path, None, self.secrets[owner])
+        assert status == 200, body
+        return body
 
     async def post(self, path: str, body: Any, owner: str = OPERATOR) -> tuple[int, dict[str, Any]]:
         return await request(self.ports[0], "POST", path, body, self.secrets[owner])

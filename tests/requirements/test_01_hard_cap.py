@@ -14,7 +14,7 @@ async def test_hard_cap(live: Live) -> None:
         client = live.client(f"client-{number}")
         while (granted := await client.acquire(pool, f"r{number}", wait_seconds=3.0)).lease is None:
             assert granted.answer in ("waiting", "unknown"), granted
-        await client.say("release", pool, granted.lease)
+        await client.send("release", pool, granted.lease)
         return granted.lease.fencing_token
 
     tokens = await asyncio.gather(*(once(number) for number in range(ACQUIRES)))

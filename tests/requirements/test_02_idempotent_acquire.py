@@ -6,13 +6,13 @@ REQUESTS = 30
 
 
 async def test_idempotent_acquire(live: Live) -> None:
-    """ "drop every reply once: no extra lease." Nor when the broker is killed that did not answer."""
+    """ "drop every reply once: no extra lease." Also when the broker that did not answer is killed."""
     pool = await live.pool("idempotent", REQUESTS)
     first, other = live.ports[:2]
     proxy = live.proxies[0]
     client = live.client()
 
-    async def unheard(number: int) -> None:
+    async def without_answer(number: int) -> None:
         answer = await client.acquire(pool, f"r{number}", port=live.proxy_ports[0])
         assert answer.answer == "unknown"
 
@@ -23,13 +23,13 @@ async def test_idempotent_acquire(live: Live) -> None:
 
     proxy.share = 1.0
     try:
-        await asyncio.gather(*(unheard(number) for number in range(REQUESTS)))
+        await asyncio.gather(*(without_answer(number) for number in range(REQUESTS)))
     finally:
         proxy.share = 0.0
-    heard = await asyncio.gather(*(again(number, first) for number in range(REQUESTS // 2)))
+    granted = await asyncio.gather(*(again(number, first) for number in range(REQUESTS // 2)))
     await live.kill(live.brokers[0])
-    heard += await asyncio.gather(*(again(number, other) for number in range(REQUESTS)))
+    granted += await asyncio.gather(*(again(number, other) for number in range(REQUESTS)))
     rows = await live.rows("SELECT id, request_id FROM leases WHERE lease_pool_id = $1", pool)
     assert sorted(row["request_id"] for row in rows) == sorted(f"r{number}" for number in range(REQUESTS))
-    assert set(heard) == {row["id"] for row in rows}
+    assert set(granted) == {row["id"] for row in rows}
     assert await live.violations(pool) == []

@@ -10,18 +10,18 @@ STEPS_AT_LEAST = 10
 
 
 async def test_exactly_once_under_crashes(broker: Broker, postgres: EmbeddedPostgres) -> None:
-    """ "kill -9 at every step" of a grant: one lease, one event, and nobody left waiting."""
+    """ "kill -9 at every step" of a grant: one lease, one event, and no request left waiting."""
     await broker.declare(terms(limit=1000))
     name = await broker.pool.fetchval("SELECT current_database()")
     victim = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.requirements.victim", postgres.url(name), stdout=asyncio.subprocess.PIPE
     )
-    said, _ = await victim.communicate()
+    output, _ = await victim.communicate()
     assert victim.returncode == 0
-    died = int(said.splitlines()[-1])
+    died = int(output.splitlines()[-1])
     assert died >= STEPS_AT_LEAST
     once = Counter(f"r{number}" for number in range(1, died + 2))
-    assert Counter(event.request_id for event in await broker.told() if isinstance(event, LeaseGranted)) == once
+    assert Counter(event.request_id for event in await broker.events() if isinstance(event, LeaseGranted)) == once
     leases = await broker.pool.fetch("SELECT request_id, fencing_token FROM leases ORDER BY fencing_token")
     assert Counter(row["request_id"] for row in leases) == once
     assert [row["fencing_token"] for row in leases] == list(range(1, died + 2))

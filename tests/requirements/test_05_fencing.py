@@ -28,11 +28,11 @@ async def test_fencing(live: Live) -> None:
             assert granted.answer == "waiting"
         assert await client.write(pool, granted.lease)
         holder.send_signal(signal.SIGCONT)
-        told = (await holder.communicate())[0].decode()
+        output = (await holder.communicate())[0].decode()
     finally:
         if holder.returncode is None:
             holder.kill()
             await holder.wait()
-    assert set(told.splitlines()[-2:]) == {"write refused", "renew refused lost"}
+    assert set(output.splitlines()[-2:]) == {"write refused", "renew refused lost"}
     assert [write.accepted for write in live.resource.writes if write.pool == pool][-1] is False
     assert await live.violations(pool) == []

@@ -10,11 +10,11 @@ async def test_failing_holders(broker: Broker) -> None:
     """All holders fail: a healthy tenant still gets a slot within one pacing interval."""
     await broker.declare(paced(LIMIT, backoff=Backoff(seconds=120, max_seconds=900)))
     lived = Virtual(broker)
-    await lived.ask(*(ask(f"bad-{number}", "broken") for number in range(3 * LIMIT)))
+    await lived.send(*(ask(f"bad-{number}", "broken") for number in range(3 * LIMIT)))
     await lived.until((LIMIT - 1) * INTERVAL_SECONDS)
     held = [grant for _, grant in lived.granted]
     assert len(held) == LIMIT
-    await lived.ask(ask("good", "healthy"), *(release(grant, "failed") for grant in held))
+    await lived.send(ask("good", "healthy"), *(release(grant, "failed") for grant in held))
     asked_at = lived.now
     await lived.until(asked_at + INTERVAL_SECONDS)
     assert lived.names()[LIMIT:] == ["good"], "and those that failed wait"

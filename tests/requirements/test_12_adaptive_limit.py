@@ -6,7 +6,7 @@ from slipway_lease_broker.domain.terms import Bounds
 from tests.lease_broker import Broker
 from tests.requirements.virtual import POOL, Virtual, ask, paced, release
 
-BEARS = 8  # leases at once that the cloud does not throttle
+BEARS = 8  # concurrent leases that the provider does not throttle
 DECLARED, FLOOR, CEILING = 20, 2, 30
 HOLD_SECONDS = 60.0
 STEP_SECONDS = 15.0
@@ -15,13 +15,12 @@ WAITERS = 2000
 
 
 async def test_adaptive_limit(broker: Broker) -> None:
-    """At most one multiplicative cut per window, +1 per hold window only when saturated, floor/ceiling, Retry-After
-    gates grants, silence changes nothing
-    """
+    """At most one multiplicative cut per window, +1 per hold window only when saturated, floor and ceiling, Retry-After
+    blocks grants, no evidence changes nothing."""
     bounds = Bounds(floor=FLOOR, ceiling=CEILING)
     await broker.declare(paced(DECLARED, adaptive=bounds, pacing=Pacing(1.0, CEILING), hold_seconds=HOLD_SECONDS))
     lived = Virtual(broker)
-    await lived.ask(*(ask(f"r{number}") for number in range(WAITERS)))
+    await lived.send(*(ask(f"r{number}") for number in range(WAITERS)))
     lived.limits.clear()  # its declaration
     held: list[tuple[float, LeaseGranted, bool]] = []
     throttled: list[bool] = []
@@ -30,7 +29,7 @@ async def test_adaptive_limit(broker: Broker) -> None:
         ending = [each for each in held if lived.now - each[0] >= HOLD_SECONDS / 2]
         held = [each for each in held if each not in ending]
         throttled += [hit for _, _, hit in ending]
-        await lived.ask(*(release(grant, throttled=hit) for _, grant, hit in ending))
+        await lived.send(*(release(grant, throttled=hit) for _, grant, hit in ending))
         for at, grant in lived.granted[len(held) + len(throttled) :]:
             held.append((at, grant, len(held) >= BEARS))
 
@@ -45,9 +44,9 @@ async def test_adaptive_limit(broker: Broker) -> None:
     late = [limit for at, _, limit in changes if at > STEPS * STEP_SECONDS / 2]
     assert BEARS <= min(late) <= max(late) <= 2 * BEARS < DECLARED, "it has come near what the cloud bears"
 
-    (told,) = await broker.pool.fetch("SELECT waiting_requests, limit_in_force FROM lease_pools WHERE id = $1", POOL)
-    waiting = [f"r{number}" for number in range(WAITERS - told["waiting_requests"], WAITERS)]
-    await lived.ask(
+    (row,) = await broker.pool.fetch("SELECT waiting_requests, limit_in_force FROM lease_pools WHERE id = $1", POOL)
+    waiting = [f"r{number}" for number in range(WAITERS - row["waiting_requests"], WAITERS)]
+    await lived.send(
         *(LeaseCancelRequested(lease_pool_id=POOL, request_id=name, units=1, reason="over") for name in waiting),
         *(release(grant) for _, grant, _ in held[1:]),
     )
@@ -55,10 +54,10 @@ async def test_adaptive_limit(broker: Broker) -> None:
     await lived.until(lived.now + 20 * HOLD_SECONDS)
     assert len(lived.limits) == known
 
-    (grant,) = await lived.ask(ask("last"))
+    (grant,) = await lived.send(ask("last"))
     away = 3 * HOLD_SECONDS
-    await lived.ask(release(grant, throttled=True, retry_after_seconds=away), ask("gated"))
+    await lived.send(release(grant, throttled=True, retry_after_seconds=away), ask("blocked"))
     asked_at = lived.now
     await lived.until(asked_at + away)
-    assert lived.granted[-1][1].request_id == "gated"
+    assert lived.granted[-1][1].request_id == "blocked"
     assert lived.granted[-1][0] >= asked_at + away

@@ -11,15 +11,15 @@ async def test_priority_without_starvation(broker: Broker) -> None:
     """Priority with ageing and optional reserved slots; proven starvation bound."""
     await broker.declare(paced(1, pacing="off", ageing_seconds=AGEING_SECONDS, hold_seconds=1e6))
     lived = Virtual(broker)
-    (held,) = await lived.ask(ask("first"))
-    await lived.ask(ask("low", "patient"), ask("high", "urgent", priority=5))
-    (held,) = await lived.ask(release(held))
+    (held,) = await lived.send(ask("first"))
+    await lived.send(ask("low", "patient"), ask("high", "urgent", priority=5))
+    (held,) = await lived.send(release(held))
     assert held.request_id == "high"
     bound = LEVELS * AGEING_SECONDS
-    for number in count():  # whoever is urgent comes faster than anybody is served
-        await lived.ask(*(ask(f"urgent-{number}-{twin}", "urgent", priority=9) for twin in range(2)))
+    for number in count():  # urgent requests arrive faster than any are served
+        await lived.send(*(ask(f"urgent-{number}-{twin}", "urgent", priority=9) for twin in range(2)))
         await lived.at(lived.now + 10)
-        (held,) = await lived.ask(release(held))
+        (held,) = await lived.send(release(held))
         if held.request_id == "low" or lived.now > 2 * bound:
             break
     assert held.request_id == "low"

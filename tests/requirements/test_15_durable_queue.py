@@ -6,7 +6,7 @@ from tests.requirements.live import Live
 
 
 async def test_durable_queue(live: Live) -> None:
-    """Position, ETA quantile, cancel, long-poll and event wake-up; a dead waiter is skipped, not waited out."""
+    """Position, ETA, cancel, long poll and wake-up by event; a dead request is skipped and not waited for."""
     pool = await live.pool("queue", 1, reserve_seconds=30.0)
     first, second = live.ports[:2]
     names = ["holder", "cancelled", "dead", "alive"]
@@ -18,7 +18,7 @@ async def test_durable_queue(live: Live) -> None:
     assert await places(live, pool) == ["cancelled 1", "dead 2", "alive 3"]
     assert (await clients["cancelled"].cancel(pool, "cancelled")).answer == "ok"
     await live.kill(live.brokers[0])
-    for name in names[2:]:  # or they would be passed over already, if that has taken long
+    for name in names[2:]:  # otherwise they could have lapsed by now
         assert (await clients[name].acquire(pool, name, port=second)).answer == "waiting"
     assert await places(live, pool) == ["dead 1", "alive 2"]
 
@@ -28,21 +28,21 @@ async def test_durable_queue(live: Live) -> None:
         return answer
 
     waiting = asyncio.create_task(alive())
-    await until(lambda: passed_over(live, pool, "dead"), "one of them has not asked for long")
-    await clients["holder"].say("release", pool, held, port=first)
+    await until(lambda: has_lapsed(live, pool, "dead"), "one of them has lapsed")
+    await clients["holder"].send("release", pool, held, port=first)
     assert (await waiting).lease is not None, "it holds nobody up"
     assert (await clients["cancelled"].acquire(pool, "cancelled")).answer == "refused"
     assert await live.violations(pool) == []
 
 
 async def places(live: Live, pool: str) -> list[str]:
-    """Who waits, and at which place, each with an outlook."""
+    """Positions of waiting requests, each with an estimate."""
     listed = [item["request_id"] for item in (await live.get(f"/lease-pools/{pool}/requests"))["items"]]
     shown = [await live.get(f"/lease-pools/{pool}/requests/{name}") for name in listed]
     assert all(request["eta_seconds"] > 0 for request in shown)
     return [f"{request['request_id']} {request['position']}" for request in shown]
 
 
-async def passed_over(live: Live, pool: str, request_id: str) -> bool:
+async def has_lapsed(live: Live, pool: str, request_id: str) -> bool:
     state: str = (await live.get(f"/lease-pools/{pool}/requests/{request_id}"))["state"]
     return state == "lapsed"

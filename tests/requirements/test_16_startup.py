@@ -15,17 +15,17 @@ async def test_startup(live: Live) -> None:
 
     for lease in held:
         assert lease is not None
-        assert (await client.say("renew", pool, lease)).answer == "ok"
+        assert (await client.send("renew", pool, lease)).answer == "ok"
     assert (await waiter.acquire(pool, "waits")).answer == "waiting", "what was held is counted from the first moment"
     start = {"request_id": "outage", "operation": "install", "units": 1, "started_at": utc_now().isoformat()}
     for _ in range(2):
-        status, said = await live.post(f"/lease-pools/{pool}/unleased", {"starts": [start]}, owner="ann")
-        assert status == 200, said
+        status, body = await live.post(f"/lease-pools/{pool}/unleased", {"starts": [start]}, owner="ann")
+        assert status == 200, body
     assert held[0] is not None
-    await client.say("release", pool, held[0])
+    await client.send("release", pool, held[0])
     assert (await waiter.acquire(pool, "waits")).answer == "waiting", "what was started without a lease counts"
     assert held[1] is not None
-    await client.say("release", pool, held[1])
+    await client.send("release", pool, held[1])
     granted = await waiter.acquire(pool, "waits", wait_seconds=5.0)
     assert granted.lease is not None
     assert granted.lease.fencing_token > max(lease.fencing_token for lease in held if lease is not None)

@@ -10,14 +10,13 @@ from tests.harness import until
 from tests.requirements.live import Live
 
 LIMIT = 10
-HOLD_SECONDS = 4.0  # 0.4 s a start: what the limit turns over
+HOLD_SECONDS = 4.0  # 0.4 s per start: the turnover of the limit
 JOBS = 4
 
 
 async def test_fail_open(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Total wait budget; modes pessimistic/optimistic/safe; safe = local limiter at last-known safe rate + jitter, so
-    an outage is not a herd; unleased starts are reported later and charged.
-    """
+    """Total wait budget; modes pessimistic, optimistic and safe; safe is a local limiter at the last known safe rate
+    with jitter, so that an outage causes no herd; unleased launches are reported later and counted."""
     monkeypatch.setenv("SLIPWAY_STATE_DIR", str(tmp_path))
     pool = await live.pool("outage", LIMIT, hold_seconds=HOLD_SECONDS, ttl_seconds=HOLD_SECONDS, reserve_seconds=1.0)
     proxy, url = live.proxies[0], f"http://127.0.0.1:{live.proxy_ports[0]}"
@@ -30,8 +29,8 @@ async def test_fail_open(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyP
             token=live.secrets["ann"],
             fail_open=mode,
             max_wait_seconds=max_wait_seconds,
-            silent_seconds=0.1,
-            say=lambda _: None,
+            unavailable_seconds=0.1,
+            log=lambda _: None,
         ) as held:
             starts.append(monotonic_seconds())
             return held.lease_id

@@ -8,7 +8,7 @@ from tests.harness import until
 from tests.requirements.live import Live
 
 SLIPWAY = (sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')")
-# A program that has a handler of its own, before it takes a lease.
+# A program with a signal handler of its own, set before it acquires a lease.
 PROGRAM = """
 import signal, sys, time
 from slipway_client.leases import lease
@@ -18,16 +18,15 @@ def mine(signum, frame):
     sys.exit(7)
 
 signal.signal(signal.SIGTERM, mine)
-with lease(sys.argv[1], say=lambda _: None) as held:
+with lease(sys.argv[1], log=lambda _: None) as held:
     print("holding", flush=True)
     time.sleep(60)
 """
 
 
 async def test_client_cleanup(live: Live) -> None:
-    """Context manager; signal handlers *chained*, never replaced (the trap bug); release idempotent; errors never
-    returned in the value channel.
-    """
+    """Context manager; signal handlers are *chained*, never replaced (the trap bug); release is idempotent; errors are
+    never returned as values."""
     pool = await live.pool("cleanup", 1)
     url = f"http://127.0.0.1:{live.ports[0]}"
     environment = os.environ | {"SLIPWAY_LEASE_BROKER_URL": url, "SLIPWAY_TOKEN": live.secrets["ann"]}
@@ -41,21 +40,21 @@ async def test_client_cleanup(live: Live) -> None:
     try:
         assert await program.stdout.readline() == b"holding\n"
         program.send_signal(signal.SIGTERM)
-        said, _ = await program.communicate()
+        output, _ = await program.communicate()
     finally:
         if program.returncode is None:
             program.kill()
             await program.wait()
-    assert (said, program.returncode) == (b"my own handler\n", 7)
+    assert (output, program.returncode) == (b"my own handler\n", 7)
     assert await released(live, pool) == Counter({1: 1}), "given back, once"
 
     acquire = await run(*SLIPWAY, "lease", "acquire", "--pool", pool)
     handle, _ = await acquire.communicate()
     for units in (b"1", b"0"):
         release = await run(*SLIPWAY, "lease", "release", handle.decode().strip())
-        told, complaint = await release.communicate()
+        output, complaint = await release.communicate()
         assert (release.returncode, complaint) == (0, b"")
-        assert units in told.split(), "again is no error, and gives back nothing"
+        assert units in output.split(), "a repetition is no error and releases nothing"
     wrong = await run(*SLIPWAY, "lease", "acquire", "--pool", "no-such-pool")
     value, complaint = await wrong.communicate()
     assert (wrong.returncode, value) == (78, b"")
@@ -68,6 +67,6 @@ async def _free(live: Live, pool: str) -> bool:
 
 
 async def released(live: Live, pool: str) -> Counter[int]:
-    """Units given back, by how often."""
+    """Units released, with the number of times."""
     rows = await live.rows("SELECT units FROM history WHERE lease_pool_id = $1 AND kind = 'released'", pool)
     return Counter(row["units"] for row in rows)

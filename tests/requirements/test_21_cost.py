@@ -12,27 +12,27 @@ WHERE schemaname = current_schema()"""
 
 
 async def test_cost(broker: Broker) -> None:
-    """O(log n) in own pool's waiters, independent of other pools."""
+    """O(log n) in the waiting requests of the own pool, independent of other pools."""
     others = [terms(f"other-{number}", 1) for number in range(OTHERS)]
     await broker.declare(paced(1, pacing="off", hold_seconds=1e6), *others)
     lived = Virtual(broker)
-    (held,) = await lived.ask(*(ask(f"few-{number}") for number in range(FEW)))
+    (held,) = await lived.send(*(ask(f"few-{number}") for number in range(FEW)))
     few, held = await rows_read(lived, held)
     for other in others:
-        await broker.tell(*(ask(f"r{number}", lease_pool_id=other.id) for number in range(MANY // OTHERS)))
-    await lived.ask(*(ask(f"many-{number}") for number in range(MANY)))
+        await broker.send(*(ask(f"r{number}", lease_pool_id=other.id) for number in range(MANY // OTHERS)))
+    await lived.send(*(ask(f"many-{number}") for number in range(MANY)))
     await broker.pool.execute("ANALYZE requests, leases")
     many, _ = await rows_read(lived, held)
     assert 0 < many <= 2 * few
 
 
 async def rows_read(lived: Virtual, held: LeaseGranted) -> tuple[int, LeaseGranted]:
-    """Rows that PostgreSQL reads for one release and the grant after it, and that grant."""
+    """Number of rows that PostgreSQL reads for one release and the grant after it, and that grant."""
     broker = lived.broker
     async with broker.pool.acquire() as db, db.transaction():
-        await db.execute("SET LOCAL enable_seqscan = off")  # which is quicker only because the other pools are so few
-        before = await db.fetchval(READ)  # of what this session did earlier
-        await broker.tell_in(db, release(held))
+        await db.execute("SET LOCAL enable_seqscan = off")  # which is faster only because there are few other pools
+        before = await db.fetchval(READ)  # of earlier statements of this session
+        await broker.send_in(db, release(held))
         (pool,) = await pools.lock(db, [POOL])
         now = await pools.clock(db)
         await decide_pool(db, pool, now, expire=True, lost_linger_seconds=70.0, waiter_ttl_seconds=1e9)

@@ -10,9 +10,9 @@ from tests.histories.bus import Bus
 from tests.histories.system import OPERATOR, PARTITIONS
 from tests.requirements.live import Live
 
-# What is seen of a lease pool once all of it has happened there: granted, limit, waiting, by tenant too; how long was
-# waited; the gap between grants, whose number is starts; throttles; limit changes with their cause; starts without a
-# lease; the oldest waiter.
+# Metrics of a lease pool after all of these events: granted, limit, waiting, also by tenant; wait times;
+# the gap between grants, whose count is the number of starts; throttles; limit changes with their cause; unleased
+# launches; the oldest waiting request.
 SEEN = (
     "slipway_lease_granted_units_total",
     "slipway_lease_held_units",
@@ -20,22 +20,22 @@ SEEN = (
     "slipway_lease_waiting_units",
     "slipway_lease_tenant_held_units",
     "slipway_lease_tenant_waiting_units",
-    "slipway_lease_waited_seconds_count",
-    "slipway_lease_grant_gap_seconds_count",
+    "slipway_lease_wait_seconds_count",
+    "slipway_lease_grant_interval_seconds_count",
     "slipway_lease_throttles_total",
     "slipway_lease_limit_changes_total",
     "slipway_lease_unleased_starts_total",
     "slipway_lease_oldest_wait_seconds",
 )
-# Nothing of these happens in a broker that is well, or none in a pool whose units are all held: they are there to rise.
+# These stay at 0 in a healthy broker, or in a pool whose units are all held; they only have to exist.
 DESCRIBED = ("slipway_lease_idle_unit_seconds", "slipway_lease_drift")
-FENCED = ("slipway_lease_refused_facts_total", "stale token")
+FENCED = ("slipway_lease_refused_commands_total", "stale token")
 
 
 async def test_observability(live: Live) -> None:
-    """Granted/limit/waiting by tenant, slot-idle seconds while queue non-empty, wait histogram, grant gap, starts/min,
-    throttles, limit changes with cause, fail-open starts, fenced writes, drift, oldest waiter; per-lease audit trail.
-    """
+    """Granted, limit and waiting by tenant, slot-idle seconds while requests wait, wait histogram, grant gap, starts
+    per minute, throttles, limit changes with cause, unleased launches, fenced writes, drift, oldest waiting request;
+    audit trail per lease."""
     pool = await live.pool("observed", 1)
     client, operator = live.client(), live.client("operator", owner=OPERATOR)
     first = (await client.acquire(pool, "first")).lease
@@ -50,12 +50,12 @@ async def test_observability(live: Live) -> None:
     assert (await client.acquire(pool, "waits")).answer == "waiting"
     stale = LeaseRenewRequested(lease_pool_id=pool, lease_id=second.lease_id, fencing_token=first.fencing_token)
     async with Bus(live.kafka.bootstrap, live.prefix, PARTITIONS).running() as bus:
-        await bus.ask(stale, source=client.owner)
+        await bus.send(stale, source=client.owner)
 
     missing = {*SEEN, *DESCRIBED, FENCED[0]}
 
     async def all_seen() -> bool:
-        await client.acquire(pool, "waits")  # or it would be passed over
+        await client.acquire(pool, "waits")  # or it would lapse
         for port in live.ports:
             for family in text_string_to_metric_families(await scraped(port)):
                 missing.difference_update({family.name} & set(DESCRIBED))

@@ -1,7 +1,8 @@
 """A broker that is killed in the middle of a grant: `python -m tests.requirements.victim DATABASE_URL`.
 
-Request r1 is told and decided by a process that dies before its first word to the database; r2, and r1 again as Kafka
-would, by one that dies before its second, and so on, until one lives through it all. Prints last how many died.
+Request r1 is sent and decided by a process that dies before its first statement to the database; r2, and r1 again as
+Kafka would redeliver it, by one that dies before its second statement, and so on, until one survives. Finally prints
+how many died.
 """
 
 import asyncio
@@ -23,16 +24,16 @@ SAID: Final = ("execute", "executemany", "fetch", "fetchrow", "fetchval")
 
 
 def die_at(word: int) -> None:
-    """Have this process killed instead of its so manieth word to the database."""
+    """Have this process killed at its nth statement to the database."""
     words = count(1)
 
-    def dying(say: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def said(self: Any, *arguments: Any, **options: Any) -> Any:
+    def dying(execute: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def execute_or_die(self: Any, *arguments: Any, **options: Any) -> Any:
             if next(words) == word:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return await say(self, *arguments, **options)
+            return await execute(self, *arguments, **options)
 
-        return said
+        return execute_or_die
 
     for name in SAID:
         setattr(Connection, name, dying(getattr(Connection, name)))
@@ -41,13 +42,13 @@ def die_at(word: int) -> None:
 async def grant(url: str, word: int) -> None:
     broker = Broker(await postgres.connect(url, SERVICE, settings=harness.PATIENT))
     die_at(word)
-    await broker.tell(*(ask(f"r{number}") for number in range(1, word + 1)))
+    await broker.send(*(ask(f"r{number}") for number in range(1, word + 1)))
     await broker.decide()
     await broker.close()
 
 
 def live(url: str, word: int) -> int:
-    """One life, in a process of its own; its exit code."""
+    """One run in a process of its own; its exit code."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,5 +1,5 @@
-"""Lease pools in virtual time: what was asked, granted and given back at which second, by a real broker whose clock is
-in the test's hand."""
+"""Lease pools in virtual time: requests, grants and releases by second, by a real broker with a clock set by the
+test."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,14 @@ POOL = "sim-a"
 
 
 def paced(limit: int, **policy: Any) -> Declared:
-    """Terms of a pool by which a lease outlives the test unless its hold ends it."""
+    """Terms of a pool with which a lease outlives the test unless its hold ends it."""
     fields: dict[str, Any] = {name: policy.pop(name) for name in ("hold_seconds",) if name in policy}
     seconds = {"hold_seconds": 1200.0, "ttl_seconds": 1e6, "reserve_seconds": 1e6} | fields
     return Declared(id=POOL, limit_units=limit, policy=Policy(**policy), **seconds)
 
 
 def ask(request_id: str, tenant: str = "linux", **more: Any) -> LeaseRequested:
+    """Send these commands and decide; returns the grants, which are confirmed at once."""
     fields: dict[str, Any] = {"lease_pool_id": POOL, "request_id": request_id, "tenant": tenant, "units": 1}
     return LeaseRequested(**(fields | more))
 
@@ -36,7 +37,8 @@ def release(grant: LeaseGranted, result: str = "done", **more: Any) -> LeaseRele
 
 
 class Virtual:
-    """`granted` are (second, grant), in order; `limits` are (second, change of the limit in force)."""
+    """A broker in virtual time. `granted` are (second, grant), in order; `limits` are (second, change of the limit in
+    force)."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -44,18 +46,18 @@ class Virtual:
         self.granted: list[tuple[float, LeaseGranted]] = []
         self.limits: list[tuple[float, LeaseLimitChanged]] = []
 
-    async def ask(self, *facts: Any) -> list[LeaseGranted]:
+    async def send(self, *commands: Any) -> list[LeaseGranted]:
         """Tell these and decide; what was granted thereby. Grants are confirmed at once."""
-        await self.broker.tell(*facts)
+        await self.broker.send(*commands)
         return await self.decide()
 
     async def decide(self) -> list[LeaseGranted]:
         await self.broker.decide()
-        told = await self.broker.told()
-        grants = [event for event in told if isinstance(event, LeaseGranted)]
-        self.limits += [(self.now, event) for event in told if isinstance(event, LeaseLimitChanged)]
+        events = await self.broker.events()
+        grants = [event for event in events if isinstance(event, LeaseGranted)]
+        self.limits += [(self.now, event) for event in events if isinstance(event, LeaseLimitChanged)]
         if grants:
-            await self.broker.tell(*(confirm(grant) for grant in grants))
+            await self.broker.send(*(confirm(grant) for grant in grants))
         self.granted += [(self.now, grant) for grant in grants]
         return grants
 
@@ -65,7 +67,7 @@ class Virtual:
         return await self.decide()
 
     async def until(self, seconds: float, done: Callable[[], bool] = lambda: False) -> None:
-        """From one instant that time alone makes a decision due at to the next."""
+        """Advance from one time-driven decision to the next until that second."""
         while not done() and (due := await self._due()) is not None and due <= seconds:
             await self.at(max(due, self.now))
         if not done():

@@ -1,4 +1,4 @@
-"""The simulator's pure core as a cloud, and the machines that live in it: its facts are the truth of a simulation."""
+"""The simulator's pure core as a cloud provider with machines; its facts are the ground truth of a simulation."""
 
 import asyncio
 from collections import deque
@@ -20,7 +20,7 @@ from slipway_simulator.world import World
 
 
 class Machine(msgspec.Struct):
-    """One machine of one task."""
+    """One machine; it runs one task."""
 
     instance_id: str
     boots_at: float | None
@@ -28,15 +28,15 @@ class Machine(msgspec.Struct):
     worker_id: str = ""
     token: str = ""
     refused: bool = False
-    told: bool = False
+    stop_requested: bool = False
     task: str = ""
     ends_at: float = 0.0
-    asked_at: float = 0.0
-    claim_heard: bool = False
+    polled_at: float = 0.0
+    claim_reported: bool = False
 
 
 class Cloud:
-    """All accounts. `committed(batch_id)` says whether a call belongs to a committed intent."""
+    """Provider of all accounts: calls take effect and are answered after a latency."""
 
     def __init__(self, scenario: Scenario, now: Callable[[], float], chance: Random) -> None:
         self.now = now
@@ -51,14 +51,15 @@ class Cloud:
         self.record([ScenarioLoaded(at=now(), scenario=scenario)])
 
     def record(self, facts: Sequence[Fact]) -> None:
+        """Append facts and apply them to the world."""
         for fact in facts:
             self.facts.append(fact)
             self.world.fold(fact)
             if isinstance(fact, InstanceCreated):
                 self.machines[fact.instance_id] = Machine(fact.instance_id, fact.boots_at, fact.user_data)
 
-    def end(self, instance_id: str, by: Any) -> None:
-        """An instance goes; its task, if any, waits again."""
+    def terminate_now(self, instance_id: str, by: Any) -> None:
+        """Terminate an instance; its task, if any, waits again."""
         if (machine := self.machines.pop(instance_id, None)) is not None:
             if machine.task:
                 self.pending.appendleft(machine.task)
@@ -68,7 +69,7 @@ class Cloud:
     def claimed(self) -> int:
         return sum(bool(machine.task) for machine in self.machines.values())
 
-    # The port
+    # Provider port
 
     def problem(self, account_settings: Mapping[str, Any]) -> str:
         return ""
@@ -113,6 +114,7 @@ class Cloud:
         raise Refused(outcome, "no", throttled=throttled, retry_after_seconds=reply.retry_after_seconds)
 
     def effect(self, call: Call, request: CreateRequest) -> Reply:
+        """Apply a call and return its reply."""
         user_data = {"batch_id": request.batch_id, "secret": request.secret}
         facts = decide_create(
             self.world.cloud, call, user_data, effects=self.world.effects(self.now()), now=self.now(), rng=self.chance
@@ -123,14 +125,14 @@ class Cloud:
         return reply
 
     async def answer(self) -> None:
-        """Calls whose time has come have their effect and are answered, one after another."""
+        """Apply and answer all due calls, one after another."""
         for task in [task for task, (at, _, _) in self.waiting.items() if at <= self.now()]:
             _, call, request = self.waiting.pop(task)
             self.arrived.pop(task).set_result(self.effect(call, request))
             await asyncio.wait({task})
 
     def forget_caller(self) -> None:
-        """The caller died: its calls on the way may still arrive."""
+        """Drop the calls of a process that died; some of them still take effect."""
         for _, call, request in self.waiting.values():
             if self.chance.random() < 0.5:
                 self.effect(call, request)
@@ -152,7 +154,7 @@ class Cloud:
         return instance_id in self.world.cloud.instances
 
     async def terminate(self, account: Account, instance_id: str) -> None:
-        self.end(instance_id, "api")
+        self.terminate_now(instance_id, "api")
 
     async def identity(self, account: Account) -> str:
         return account.id

@@ -1,5 +1,8 @@
-"""A whole deployment in one process: real handlers, loops, relays and stores of three services on one database, joined
-by a log in memory, each step chosen by chance. A crash drops what a process remembers; the rows remain."""
+"""A whole deployment in one process: handlers, loops, relays and stores of three services on one database.
+
+The services are connected by an in-memory log, and every step is chosen at random by the seed. A crash drops the memory
+of a process; its rows remain.
+"""
 
 import asyncio
 import contextlib
@@ -22,8 +25,8 @@ from slipway_common.consume import Consumer, Owned
 from slipway_common.declaration import parse
 from slipway_common.envelope import Envelope, decode, encode
 from slipway_common.events.pool import DemandReported
-from slipway_common.owner import Owner
-from slipway_common.postgres import Pool
+from slipway_common.leadership import Leadership
+from slipway_common.postgres import Database
 from slipway_common.records import Received, Record
 from slipway_common.relay import Relay, partition_for
 from slipway_common.topic_admin import partition_counts
@@ -40,7 +43,7 @@ from slipway_common.topics import (
 from slipway_lease_broker.domain import declaration as lease_declaration
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.terms import Policy
-from slipway_lease_broker.handlers.requests import record_requests as record_lease_requests
+from slipway_lease_broker.handlers.requests import handle_commands
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.store import pools as lease_pools
 from slipway_local.postgres import EmbeddedPostgres
@@ -52,7 +55,7 @@ from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import brakes, configs, declarations
+from slipway_provisioner.store import configs, declarations, launch_stops
 from slipway_simulator.scenario import Scenario
 from slipway_weight_calculator.work import Calculation
 from tests.simulation.cloud import Cloud, Machine
@@ -60,7 +63,7 @@ from tests.simulation.log import PARTITIONS, Log
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
-# One clock in the simulation's hand; each service's database answers with its own skew.
+# One clock controlled by the simulation; each service's database adds its own skew.
 CLOCK: Final = """
 CREATE TABLE IF NOT EXISTS public.simulated_clock AS SELECT '2026-01-01 00:00+00'::timestamptz AS at;
 GRANT SELECT, UPDATE ON public.simulated_clock TO PUBLIC"""
@@ -73,18 +76,20 @@ _databases = count(1)
 
 
 class Crash(BaseException):
-    """The process died here. Nothing may catch it."""
+    """The process died here. No code under test may catch it."""
 
 
 class Deployment:
-    """`crashing`: the share of steps in which the process dies before or after its next commit."""
+    """Three services and their environment. `crashing`: share of steps in which a process dies at a commit."""
 
-    def __init__(self, chance: Random, scenario: Scenario, pools: dict[str, Pool], url: str, **pool: Any) -> None:
+    def __init__(
+        self, chance: Random, scenario: Scenario, databases: dict[str, Database], url: str, **pool: Any
+    ) -> None:
         self.chance = chance
         self.elapsed = 0.0
         self.cloud = Cloud(scenario, lambda: (START + timedelta(seconds=self.elapsed)).timestamp(), chance)
         self.log = Log(chance)
-        self.pools = pools
+        self.databases = databases
         self.settings = Settings(
             database_url="", kafka="", registration_key="key", deployment="d", send_within_seconds=1e9
         )
@@ -92,7 +97,7 @@ class Deployment:
         self.crashing = 0.0
         self.crash_in = 0
         self.deaths: Counter[str] = Counter()
-        self.braked = False
+        self.launches_stopped = False
         self.tasks_at: list[float] = []
         self.reported_at = -REPORT_SECONDS
         self.relays = {
@@ -110,7 +115,7 @@ class Deployment:
         for name in SERVICES:
             self.boot(name)
         service = build(self.settings)
-        service.runtime.pool = pools["provisioner"]
+        service.runtime.database = databases["provisioner"]
         self.http = httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=service.app(), raise_app_exceptions=False), base_url="http://p"
         )
@@ -123,17 +128,17 @@ class Deployment:
                 LAUNCH_CONFIG_SIGNAL: record_requests,
             },
             "weight-calculator": {},  # it reads whole topics
-            "lease-broker": {LEASE_REQUEST: record_lease_requests},
+            "lease-broker": {LEASE_REQUEST: handle_commands},
         }
 
     def boot(self, service: str) -> None:
-        """A new process of a service: knows nothing but its rows."""
+        """Start a new process of a service, with nothing in memory."""
         self.owned = {key: owned for key, owned in self.owned.items() if key[0] != service}
         if service == "provisioner":
             self.launcher = Launcher(self.settings, {"simulated": self.cloud})
             self.viewed = dict.fromkeys(range(PARTITIONS), 0)
         elif service == "weight-calculator":
-            self.calculator = Owner(Calculation(), service, "0")
+            self.calculator = Leadership(Calculation(), service, "0")
             self.read: dict[consume.Place, Owned] = {}
         else:
             self.decide = DecideLoop(caught_up=self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=120)
@@ -141,25 +146,33 @@ class Deployment:
     # Steps
 
     def steps(self) -> list[tuple[str, str, Callable[[], Awaitable[Any]]]]:
-        """Everything that may happen next, as (service, name, step)."""
-        provisioner, _, broker = (self.pools[name] for name in SERVICES)
+        """All possible next steps, as (service, name, step)."""
+        provisioner, _, broker = (self.databases[name] for name in SERVICES)
         settings, providers = self.settings, {"simulated": self.cloud}
         steps: list[tuple[str, str, Callable[[], Awaitable[Any]]]] = [
             (
                 "provisioner",
                 "plan",
-                lambda: plan.plan_next(provisioner, settings=settings, calculator_silent_seconds=lambda: 0.0),
+                lambda: plan.plan_next(provisioner, settings=settings, calculator_unavailable_seconds=lambda: 0.0),
             ),
-            ("provisioner", "ask-again", lambda: plan.ask_again(provisioner, resend_seconds=settings.resend_seconds)),
+            (
+                "provisioner",
+                "resend-requests",
+                lambda: plan.resend_requests(provisioner, resend_seconds=settings.resend_seconds),
+            ),
             ("provisioner", "launch", self.launch),
             ("provisioner", "resolve", self.resolve),
             ("provisioner", "expire", lambda: expire.expire_next(provisioner, settings=settings, providers=providers)),
-            ("provisioner", "end", lambda: expire.end_instances(provisioner, settings=settings, providers=providers)),
+            (
+                "provisioner",
+                "end",
+                lambda: expire.terminate_instances(provisioner, settings=settings, providers=providers),
+            ),
             ("provisioner", "reap", lambda: reap.reap_next(provisioner, settings=settings, providers=providers)),
             (
                 "provisioner",
                 "sweep",
-                lambda: sweep.sweep_next(provisioner, settings=settings, calculator_silent_seconds=lambda: 0.0),
+                lambda: sweep.sweep_next(provisioner, settings=settings, calculator_unavailable_seconds=lambda: 0.0),
             ),
             ("provisioner", "view", self.view),
             ("weight-calculator", "turn", self.calculate),
@@ -178,7 +191,7 @@ class Deployment:
         return steps
 
     async def step(self) -> str:
-        """One of them; returns its name, and whether its process died."""
+        """Execute one random step; return its name, with † if its process died."""
         service, name, act = self.chance.choice(self.steps())
         if service and self.chance.random() < self.crashing:
             self.crash_in = self.chance.choice((1, 1, 1, 2, 3))
@@ -192,13 +205,14 @@ class Deployment:
         return f"{service} {name}"
 
     async def everything(self) -> None:
-        """A round of all steps, in an order by chance."""
+        """Execute all steps once, in random order."""
         steps = self.steps()
         self.chance.shuffle(steps)
         for _, _, act in steps:
             await act()
 
     async def kill(self, service: str) -> None:
+        """Kill a service's process and start a new one."""
         self.deaths[service] += 1
         if service == "provisioner":
             calls = list(self.launcher.calls)
@@ -209,18 +223,19 @@ class Deployment:
         self.boot(service)
 
     async def pass_time(self, seconds: float) -> None:
+        """Advance the clock; due tasks arrive."""
         self.elapsed += seconds
         now = START + timedelta(seconds=self.elapsed)
-        await self.pools["provisioner"].execute("UPDATE public.simulated_clock SET at = $1", now)
+        await self.databases["provisioner"].execute("UPDATE public.simulated_clock SET at = $1", now)
         while self.tasks_at and self.tasks_at[0] <= self.elapsed:
             self.cloud.pending.append(f"task-{self.tasks_at.pop(0):.3f}")
 
     async def launch(self) -> None:
-        await self.launcher.launch_next(self.pools["provisioner"])
-        await asyncio.sleep(0)  # the calls begin
+        await self.launcher.launch_next(self.databases["provisioner"])
+        await asyncio.sleep(0)  # the calls start
 
     async def resolve(self) -> None:
-        """In a task that the cloud knows: its calls are answered at once, since nobody else goes on meanwhile."""
+        """Run in a task whose calls the cloud answers at once, since no other step runs meanwhile."""
 
         def named(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
             return asyncio.Task(coroutine, loop=loop, **(options | {"name": "resolve"}))
@@ -228,21 +243,21 @@ class Deployment:
         loop = asyncio.get_running_loop()
         loop.set_task_factory(named)
         try:
-            await resolve.resolve_next(self.pools["provisioner"], launcher=self.launcher)
+            await resolve.resolve_next(self.databases["provisioner"], launcher=self.launcher)
         finally:
             loop.set_task_factory(None)
 
     # The log
 
     async def relay(self, service: str) -> None:
-        async with self.pools[service].acquire() as db:
+        async with self.databases[service].acquire() as db:
             with contextlib.suppress(KafkaError):
                 await self.relays[service].publish(db, self.log, f"/slipway/{service}/1")
 
     async def consume(self, consumer: Consumer, partition: int) -> None:
-        """Some records of a partition, sometimes with some that it has seen."""
+        """Consume some records of a partition, sometimes including records applied before."""
         key = (consumer.service, consumer.topic.name, partition)
-        async with self.pools[consumer.service].acquire() as db:
+        async with self.databases[consumer.service].acquire() as db:
             if key not in self.owned:
                 self.owned[key], _ = await consume.claim(db, consumer.topic.name, partition, "cluster")
                 self.targets[key] = self.log.end(consumer.topic.name, partition)
@@ -254,15 +269,15 @@ class Deployment:
                 self.owned[key] = await consume.apply(db, consumer, owned, records)
 
     async def calculate(self) -> None:
-        """A turn of the calculator: some records of some partitions, sometimes with some that it has seen, or none."""
-        pool, owner = self.pools["weight-calculator"], self.calculator
-        if not owner.epoch:
-            await owner.bid(pool)
-            places = [(topic.name, partition) for topic in owner.work.topics for partition in range(PARTITIONS)]
-            positions = await owner.take_over(pool, places, "cluster")
+        """Run a turn of the calculator with none or some records, sometimes including records applied before."""
+        database, leadership = self.databases["weight-calculator"], self.calculator
+        if not leadership.epoch:
+            await leadership.bid(database)
+            places = [(topic.name, partition) for topic in leadership.work.topics for partition in range(PARTITIONS)]
+            positions = await leadership.take_over(database, places, "cluster")
             self.read = {place: owned for place, (owned, _) in positions.items()}
         portions = []
-        for topic in owner.work.topics:
+        for topic in leadership.work.topics:
             for partition in range(PARTITIONS):
                 owned = self.read[topic.name, partition]
                 back = min(owned.next_offset, self.chance.choice((0, 0, 0, 2)))
@@ -270,21 +285,21 @@ class Deployment:
                 records = self.log.read(topic.name, partition, owned.next_offset - back, limit)
                 if len(records) > back:
                     portions.append(consume.Portion(topic, partition, owned, records))
-        await owner.turn(pool, portions)
+        await leadership.turn(database, portions)
         self.read |= {(p.topic.name, p.partition): Owned(p.owned.epoch, p.end) for p in portions}
 
     def unread(self) -> bool:
-        """Whether anything of the log is not applied by somebody who consumes it."""
+        """True if a consumer has not applied all records of a partition that it owns."""
         found = [((topic, partition), owned) for (_, topic, partition), owned in self.owned.items()]
         found += self.read.items()
         return any(owned.next_offset < self.log.end(topic, partition) for (topic, partition), owned in found)
 
     async def view(self) -> None:
-        """Weights, read from the beginning after each start."""
+        """Apply published weights to the provisioner's view, from the beginning after each start."""
         for partition, offset in self.viewed.items():
             records = self.log.read(LAUNCH_CONFIG_WEIGHT.name, partition, offset, 50)
             if records:
-                await WeightView().apply(self.pools["provisioner"], [as_received(record) for record in records])
+                await WeightView().apply(self.databases["provisioner"], [as_received(record) for record in records])
                 self.viewed[partition] = offset + len(records)
 
     def caught_up(self, lease_pool_id: str) -> bool:
@@ -292,10 +307,10 @@ class Deployment:
         owned = self.owned.get(key)
         return owned is not None and owned.next_offset >= self.targets[key]
 
-    # The world outside
+    # Queue and machines
 
     async def report(self) -> None:
-        """The queue tells what it has, each 10 s, sometimes twice; nobody says when it is heard."""
+        """Append a demand report of the queue every 10 s, sometimes twice."""
         if self.elapsed - self.reported_at < REPORT_SECONDS:
             return
         self.reported_at = self.elapsed
@@ -319,74 +334,76 @@ class Deployment:
             await self.live(machine, now)
 
     async def live(self, machine: Machine, now: float) -> None:
-        """The one thing that a machine does next."""
+        """Execute the next action of a machine."""
         if machine.refused or machine.boots_at is None or machine.boots_at > now:
             return
         if not machine.worker_id:
-            said = {"instance_id": machine.instance_id} | machine.user_data
-            answer = await self.http.post("/workers/register", json=said)
+            body = {"instance_id": machine.instance_id} | machine.user_data
+            answer = await self.http.post("/workers/register", json=body)
             if answer.status_code == 200:
                 machine.worker_id, machine.token = answer.json()["worker_id"], answer.json()["token"]
-                machine.asked_at = now
+                machine.polled_at = now
             else:
                 machine.refused = answer.status_code < 500
-        elif machine.task and not machine.claim_heard:
-            machine.claim_heard = await self.say(machine, "claimed", task_id=machine.task, source="q") == 200
+        elif machine.task and not machine.claim_reported:
+            machine.claim_reported = await self.send(machine, "claimed", task_id=machine.task, source="q") == 200
         elif machine.task and machine.ends_at <= now:
-            if await self.say(machine, "stopped") == 200:
+            if await self.send(machine, "stopped") == 200:
                 self.cloud.done.append(machine.task)
                 machine.task = ""
-                self.cloud.end(machine.instance_id, "self")
-        elif machine.told:
-            if await self.say(machine, "stopped") == 200:
-                self.cloud.end(machine.instance_id, "self")
+                self.cloud.terminate_now(machine.instance_id, "self")
+        elif machine.stop_requested:
+            if await self.send(machine, "stopped") == 200:
+                self.cloud.terminate_now(machine.instance_id, "self")
         elif not machine.task and self.cloud.pending:
             machine.task, machine.ends_at = self.cloud.pending.popleft(), now + TASK_SECONDS
-        elif not machine.task and machine.asked_at + 30 <= now:
-            machine.asked_at = now
+        elif not machine.task and machine.polled_at + 30 <= now:
+            machine.polled_at = now
             headers = {"Authorization": f"Bearer {machine.token}"}
             answer = await self.http.get(f"/workers/{machine.worker_id}/should-terminate", headers=headers)
-            machine.told = answer.status_code == 200 and answer.json()["terminate"]
+            machine.stop_requested = answer.status_code == 200 and answer.json()["terminate"]
 
-    async def say(self, machine: Machine, what: str, **body: Any) -> int:
+    async def send(self, machine: Machine, event: str, **body: Any) -> int:
+        """Report a worker event to the provisioner; return the status code."""
         at = datetime.fromtimestamp(self.cloud.now(), UTC).isoformat()
         answer = await self.http.post(
-            f"/workers/{machine.worker_id}/{what}",
+            f"/workers/{machine.worker_id}/{event}",
             json={"at": at} | body,
             headers={"Authorization": f"Bearer {machine.token}"},
         )
         if 400 <= answer.status_code < 500:
-            machine.refused = True  # given up: whatever it does now, somebody will end it
+            machine.refused = True  # the machine stops here and will be terminated
         status: int = answer.status_code
         return status
 
     # Commands
 
     async def command(self) -> None:
-        """Somebody pulls or releases the brake, pauses or resumes a config."""
-        async with self.pools["provisioner"].acquire() as db, db.transaction():
-            if self.braked or self.chance.random() < 0.5:
-                if self.braked:
-                    await brakes.release(db, "all", "")
+        """Set or lift a launch stop, or pause or resume a config."""
+        async with self.databases["provisioner"].acquire() as db, db.transaction():
+            if self.launches_stopped or self.chance.random() < 0.5:
+                if self.launches_stopped:
+                    await launch_stops.lift(db, "all", "")
                 else:
-                    await brakes.pull(db, "all", "", reason="drill", by="op", until=None)
-                self.braked = not self.braked
+                    await launch_stops.put(db, "all", "", reason="drill", by="op", until=None)
+                self.launches_stopped = not self.launches_stopped
             elif self.chance.random() < 0.5:
                 await configs.pause(db, "zone-b", reason="drill", by="op", until=None, command=True)
             else:
-                await configs.resume(db, "zone-b", reason="over", by="op")
+                await configs.resume(db, "zone-b", reason="drill over", by="op")
 
     async def calm_down(self) -> None:
-        """No more faults and commands."""
+        """End all faults, launch stops and pauses."""
         self.crashing = self.log.lost_acknowledgements = 0.0
         self.cloud.world.faults = ()
-        async with self.pools["provisioner"].acquire() as db, db.transaction():
-            await brakes.release(db, "all", "")
-            await configs.resume(db, "zone-b", reason="over", by="op")
-        self.braked = False
+        async with self.databases["provisioner"].acquire() as db, db.transaction():
+            await launch_stops.lift(db, "all", "")
+            await configs.resume(db, "zone-b", reason="drill over", by="op")
+        self.launches_stopped = False
 
     async def declare(self, limit: int) -> None:
-        async with self.pools["lease-broker"].acquire() as db, db.transaction():
+        """Declare the lease pool with a limit, and the worker pool."""
+        async with self.databases["lease-broker"].acquire() as db, db.transaction():
             wanted = [
                 Declared(
                     id="sim-a",
@@ -401,7 +418,7 @@ class Deployment:
             changed = [made for made in changes if made.change != "unchanged"]
             await lease_pools.declare(db, [made.after for made in changed])
             await outbox.enqueue(db, lease_declaration.limit_events(changed, "test"))
-        async with self.pools["provisioner"].acquire() as db, db.transaction():
+        async with self.databases["provisioner"].acquire() as db, db.transaction():
             times = declarations.Times(
                 call_timeout_seconds=self.settings.call_timeout_seconds,
                 clock_skew_seconds=self.settings.clock_skew_seconds,
@@ -437,7 +454,7 @@ def as_received(record: Record) -> Received:
         source=envelope.source,
         subject=envelope.subject,
         time=envelope.time,
-        number=envelope.number,
+        sequence_number=envelope.sequence_number,
         revision=envelope.revision,
         topic=record.topic,
         partition=record.partition,
@@ -449,20 +466,20 @@ def as_received(record: Record) -> Received:
 async def deployment_on(
     server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, seed: int, scenario: Scenario, **pool: Any
 ) -> AsyncIterator[Deployment]:
-    """All three services on a new database; ids, secrets and every choice follow the seed."""
+    """All three services on a new database; IDs, secrets and every choice are derived from the seed."""
     chance = Random(seed)
     name = f"simulation_{next(_databases)}"
     url = await server.create_database(name)
-    pools: dict[str, Pool] = {}
+    databases: dict[str, Database] = {}
     for service in SERVICES:
         await migrate.upgrade(url, service)
     admin = await asyncpg.connect(url)
     await admin.execute(CLOCK)
     await admin.close()
     for service in SERVICES:
-        pools[service] = await postgres.connect(url, service, size=3)
-        await pools[service].execute(SKEWED.format(skew=round(chance.uniform(-2, 2), 3)))
-    deployment = Deployment(chance, scenario, pools, url, **pool)
+        databases[service] = await postgres.connect(url, service, size=3)
+        await databases[service].execute(SKEWED.format(skew=round(chance.uniform(-2, 2), 3)))
+    deployment = Deployment(chance, scenario, databases, url, **pool)
     ticks = count(1)
 
     class Time:
@@ -484,13 +501,13 @@ async def deployment_on(
         for call in deployment.launcher.calls:
             call.cancel()
         await asyncio.gather(*deployment.launcher.calls, return_exceptions=True)
-        for one in pools.values():
+        for one in databases.values():
             one.terminate()
         await server.drop_database(name)
 
 
 def _crash_at_commits(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next commit but `crash_in` is the last thing that the process does, or the first that it does not."""
+    """Kill the process at its `crash_in`-th next commit, after or before the commit takes effect."""
     transaction = asyncpg.transaction.Transaction
     commit, rollback = transaction._Transaction__commit, transaction._Transaction__rollback
 

@@ -1,7 +1,7 @@
-"""A log in memory instead of Kafka: partitions in order, nothing between them, and acknowledgements that get lost.
+"""In-memory replacement for Kafka: ordered partitions, with lost acknowledgements.
 
-It stands where the relay expects a producer and where a subscription would fetch, so that relay and consumers run as
-they are: numbers, duplicates, positions and epochs are theirs.
+It replaces the relay's producer and the fetching of subscriptions. Relay and consumers run unchanged, including
+sequence numbers, duplicate detection, positions and epochs.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ PARTITIONS = 3
 
 
 class Batch:
-    """What the relay fills."""
+    """Batch of records that the relay fills."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -28,7 +28,7 @@ class Batch:
 
 
 class Log:
-    """Every topic of a deployment. `lost_acknowledgements`: that share of sends is stored, and reported as failed."""
+    """All topics of a deployment. `lost_acknowledgements`: share of sends that are stored but reported as failed."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
@@ -63,10 +63,11 @@ class Log:
         )
 
     def end(self, topic: str, partition: int) -> int:
+        """End offset of a partition."""
         return len(self.partitions.get((topic, partition), []))
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> Sequence[Record]:
-        """From `offset` on; a consumer may have been given some of it before."""
+        """Up to `limit` records from `offset` on."""
         return self.partitions.get((topic, partition), [])[offset : offset + limit]
 
     def all(self, topic: str) -> Sequence[Record]:

@@ -1,5 +1,4 @@
-"""Records in memory where Exclusive expects Kafka's clients, so that all of it runs as it is: bidding, taking over,
-seeking, turns."""
+"""In-memory replacement for the Kafka clients of LeaderLoop, which itself runs unchanged."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
-from slipway_common import exclusive, kafka
+from slipway_common import kafka, leader_loop
 from slipway_common.consume import Place
 
 CLUSTER = "cluster"
@@ -18,7 +17,7 @@ Records = Mapping[Place, Sequence[ConsumerRecord[bytes, bytes]]]
 
 
 class Reader:
-    """All that there is, in order, as much at a time as it is asked for."""
+    """Consumer that returns the given records in order."""
 
     def __init__(self, records: Records) -> None:
         self.records = {TopicPartition(*place): found for place, found in records.items()}
@@ -26,10 +25,10 @@ class Reader:
         self._client = self
 
     async def start(self) -> None:
-        """There is nothing to connect to."""
+        """Nothing to connect to."""
 
     async def stop(self) -> None:
-        """Nor to let go of."""
+        """Nothing to close."""
 
     async def _wait_on_metadata(self, name: str) -> set[int]:
         return {tp.partition for tp in self.records if tp.topic == name}
@@ -41,10 +40,10 @@ class Reader:
         return set(self.positions)
 
     def pause(self, *_: TopicPartition) -> None:
-        """It is only asked for records of what has been sought."""
+        """Not needed: only sought partitions are read."""
 
     def resume(self, *_: TopicPartition) -> None:
-        """See pause."""
+        """Not needed, see pause."""
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         self.positions[tp] = offset
@@ -56,7 +55,7 @@ class Reader:
         return {tp: self.highwater(tp) for tp in tps}
 
     def highwater(self, tp: TopicPartition) -> int:
-        """Where the log ends."""
+        """End offset of a partition."""
         return len(self.records[tp])
 
     async def getmany(
@@ -71,7 +70,7 @@ class Reader:
         return found
 
     def take(self, tp: TopicPartition, number: int) -> Sequence[ConsumerRecord[bytes, bytes]]:
-        """The next records of a partition, so many at most."""
+        """Next records of a partition, at most `number`."""
         position = self.positions[tp]
         taken = self.records[tp][position : position + number]
         self.positions[tp] = position + len(taken)
@@ -79,31 +78,31 @@ class Reader:
 
 
 class Admin:
-    """Asked only to tell Kafka the positions, which is tried and not needed."""
+    """Admin client without a coordinator: positions cannot be committed to Kafka, which LeaderLoop tolerates."""
 
     def __init__(self, **_: Any) -> None:
-        """Of whatever broker."""
+        """Accept all options."""
 
     async def start(self) -> None:
-        """There is nothing to connect to."""
+        """Nothing to connect to."""
 
     async def close(self) -> None:
-        """Nor to let go of."""
+        """Nothing to close."""
 
     async def find_coordinator(self, group_id: str) -> int:
-        raise KafkaError(f"nobody keeps positions of {group_id}")
+        raise KafkaError(f"no coordinator of {group_id}")
 
 
 @contextmanager
 def reading(reader: Reader) -> Iterator[None]:
-    """Every Exclusive that connects meanwhile reads by this reader."""
+    """Make every LeaderLoop that connects within the context use this reader."""
 
     async def cluster_id(_: str) -> str:
         return CLUSTER
 
     with (
-        mock.patch.object(exclusive, "AIOKafkaConsumer", return_value=reader),
-        mock.patch.object(exclusive, "AIOKafkaAdminClient", Admin),
+        mock.patch.object(leader_loop, "AIOKafkaConsumer", return_value=reader),
+        mock.patch.object(leader_loop, "AIOKafkaAdminClient", Admin),
         mock.patch.object(kafka, "cluster_id", cluster_id),
     ):
         yield

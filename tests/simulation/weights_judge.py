@@ -1,4 +1,4 @@
-"""What has to be true of the rows in the end, whatever died in between: they are what the journal says of the log."""
+"""Check of the rows at the end of a history with crashes: they must equal a replay of the journal."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from tests.weight_calculator import replayed, stored
 
 POSITIONS: Final = "SELECT topic, partition, next_offset FROM consumed WHERE next_offset > 0"
 DEAD: Final = 'SELECT topic, partition, "offset" FROM dead_letter'
-TOLD: Final = "SELECT DISTINCT ON (key) key, value FROM outbox WHERE topic = $1 ORDER BY key, id DESC"
-KEPT: Final = "SELECT id, record FROM weight"
+PUBLISHED: Final = "SELECT DISTINCT ON (key) key, value FROM outbox WHERE topic = $1 ORDER BY key, id DESC"
+STORED: Final = "SELECT id, record FROM weight"
 
 
 async def judge(db: Connection, history: History) -> tuple[Counter[str], list[str]]:
-    """What happened, and every difference between what is and what should be; expects that all was read."""
+    """Counts of what happened, and all differences from the expected rows; expects that the whole log was read."""
     entries, rows = await journal.read(db), await stored(db)
     health = {key: msgspec.json.decode(body, type=Row) for key, body in rows["health"].items()}
     counts = happened(entries, health)
@@ -35,8 +35,8 @@ async def judge(db: Connection, history: History) -> tuple[Counter[str], list[st
     positions = {(row["topic"], row["partition"]): row["next_offset"] for row in await db.fetch(POSITIONS)}
     found += differing("position", positions, history.ends())
     found += differing("left out", marked(left_out(entries)), marked(history.left_out))
-    buried = [place for entry in entries for place in offsets(entry.buried)]
-    found += differing("dead letter", marked(map(tuple, await db.fetch(DEAD))), marked(buried))
+    dead_lettered = [place for entry in entries for place in offsets(entry.dead_lettered)]
+    found += differing("dead letter", marked(map(tuple, await db.fetch(DEAD))), marked(dead_lettered))
     folded = {
         (key, name): count
         for key, row in health.items()
@@ -44,16 +44,17 @@ async def judge(db: Connection, history: History) -> tuple[Counter[str], list[st
         if "/" not in key and (count := getattr(row, name).folded)
     }
     found += differing("failures folded", folded, history.failures())
-    newest = await db.fetch(TOLD, LAUNCH_CONFIG_WEIGHT.name)
-    told = {row["key"]: row["value"].decode() for row in newest if row["value"] is not None}
-    found += differing("weight", {row["id"]: row["record"] for row in await db.fetch(KEPT)}, told)
-    found += differing("failures told", failures_in(told), {at: n for at, n in folded.items() if at[0] in told})
+    newest = await db.fetch(PUBLISHED, LAUNCH_CONFIG_WEIGHT.name)
+    published = {row["key"]: row["value"].decode() for row in newest if row["value"] is not None}
+    found += differing("weight", {row["id"]: row["record"] for row in await db.fetch(STORED)}, published)
+    found += differing(
+        "failures published", failures_in(published), {at: n for at, n in folded.items() if at[0] in published}
+    )
     return counts, found
 
 
 def out_of_place(entries: Sequence[Entry]) -> Iterator[str]:
-    """Turns that do not follow from one another, and ranges that do not begin where the last one of their partition has
-    ended."""
+    """Turns out of sequence, and ranges that do not begin at the end of the last one of their partition."""
     for before, entry in pairwise(entries):
         if entry.seq != before.seq + 1 or entry.at < before.at or entry.epoch < before.epoch:
             yield f"turn {entry.seq}, {entry.epoch}, {entry.at} follows {before.seq}, {before.epoch}, {before.at}"
@@ -61,12 +62,12 @@ def out_of_place(entries: Sequence[Entry]) -> Iterator[str]:
     for entry in entries:
         for topic, partition, first, end in entry.taken:
             if first != ends[topic, partition]:
-                yield f"turn {entry.seq} takes {topic}/{partition} from {first} on, behind {ends[topic, partition]}"
+                yield f"turn {entry.seq} takes {topic}/{partition} from {first} on, after {ends[topic, partition]}"
             ends[topic, partition] = end
 
 
 def taken(entries: Sequence[Entry]) -> dict[tuple[str, int], int]:
-    """Where the ranges of each partition end."""
+    """End of the ranges of each partition."""
     return {(topic, partition): end for entry in entries for topic, partition, _, end in entry.taken}
 
 
@@ -78,27 +79,27 @@ def offsets(ranges: Sequence[Range]) -> list[Offset]:
     return [(topic, partition, n) for topic, partition, first, end in ranges for n in range(first, end)]
 
 
-def failures_in(told: Mapping[str, str]) -> dict[tuple[str, str], int]:
-    """By config and stage, the failures that published records say they have folded."""
+def failures_in(published: Mapping[str, str]) -> dict[tuple[str, str], int]:
+    """Failures folded according to published records, by config and stage."""
     return {
         (key, name): stage.failures_folded
-        for key, value in told.items()
+        for key, value in published.items()
         for name, stage in msgspec.json.decode(value, type=WeightChanged).stages.items()
         if stage.failures_folded
     }
 
 
 def happened(entries: Sequence[Entry], health: Mapping[str, Row]) -> Counter[str]:
-    """A history in which nothing of all this happened would prove nothing."""
-    gates = [getattr(row, name).gate for row in health.values() for name in STAGES]
+    """Counts of what happened; a history without one of them is insufficient evidence."""
+    trips = [getattr(row, name).trip for row in health.values() for name in STAGES]
     return Counter(
         {
             "records": sum(len(offsets(entry.taken)) for entry in entries),
             "turns": len(entries),
             "by time alone": sum(not entry.taken for entry in entries),
             "without effect": sum(1 for _ in left_out(entries)),
-            "dead or parked": sum(len(offsets(entry.buried)) for entry in entries),
-            "gates that closed": sum(gate.closed or gate.opened_at > 0 for gate in gates),
+            "dead or parked": sum(len(offsets(entry.dead_lettered)) for entry in entries),
+            "stages that tripped": sum(trip.tripped or trip.recovered_at > 0 for trip in trips),
             "configs that probed": sum(row.permit_at > 0 for row in health.values()),
         }
     )
@@ -108,10 +109,10 @@ def marked(places: Iterable[Any]) -> dict[Any, bool]:
     return dict.fromkeys(places, True)
 
 
-def differing(what: str, found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> list[str]:
-    """A sentence per key that is not as it should be."""
+def differing(subject: str, found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> list[str]:
+    """One sentence per key whose values differ."""
     return [
-        f"{what} {key} is {found.get(key)}, not {wanted.get(key)}"
+        f"{subject} {key} is {found.get(key)}, not {wanted.get(key)}"
         for key in sorted({*found, *wanted})
         if found.get(key) != wanted.get(key)
     ]

@@ -1,6 +1,6 @@
-"""A weight-calculator that lives on a seed's log until it is killed at the boundary of a commit, and its successors.
+"""Processes of a weight-calculator on a seed's log, each killed at the boundary of a commit.
 
-All of it runs as it is, but for time: the database's clock and the process's move together, in the reader's hand.
+The calculator runs unchanged except for time: the reader advances the clocks of database and process together.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 from asyncpg.transaction import Transaction
 
-from slipway_common import exclusive, owner, postgres
-from slipway_common.exclusive import RENEW_SECONDS, Exclusive
-from slipway_common.postgres import Pool
+from slipway_common import leader_loop, leadership, postgres
+from slipway_common.leader_loop import RENEW_SECONDS, LeaderLoop
+from slipway_common.postgres import Database
 from slipway_weight_calculator.work import Calculation
 from tests.harness import PATIENT
 from tests.simulation.reader import Reader, Records, reading
@@ -29,38 +29,40 @@ from tests.worlds import T0
 
 SERVICE: Final = "weight-calculator"
 START: Final = datetime.fromtimestamp(T0, UTC)
-LIFE_SECONDS: Final = 60  # of the machine's time: whoever takes longer hangs
-TAIL_SECONDS: Final = 400.0  # behind the log's end: time goes on until late boots and permits are over
+PROCESS_SECONDS: Final = 60  # real time after which a process counts as hanging
+TAIL_SECONDS: Final = 400.0  # after the end of the log, so that late boots and permits time out
 SET_CLOCK: Final = "UPDATE test_clock SET at = $1"
 CLOCK: Final = "SELECT at FROM test_clock"
 TRANSACTION: Final = "SELECT pg_current_xact_id()::text"
 
 BEFORE, SENT, AFTER = "before", "sent", "after"
 WHERE: Final = (BEFORE, SENT, AFTER)
-"""Where a process dies: before it sends a COMMIT, between that and the answer, or before it acts on the answer."""
+"""Points of a crash: before COMMIT is sent, between COMMIT and its answer, or before the answer is handled."""
 
 
-class Death(msgspec.Struct, frozen=True):
-    """At the boundary of this top-level transaction of a process, counted from 1."""
+class Crash(msgspec.Struct, frozen=True):
+    """A planned crash at the commit of a top-level transaction of a process; `commit` is counted from 1."""
 
     where: str
     commit: int
 
 
-class Moody(Reader):
-    """Gives some records of some partitions, sometimes old ones again, and lets time pass."""
+class ErraticReader(Reader):
+    """Reader of random portions, sometimes with records read before; it advances time."""
 
-    def __init__(self, records: Records, chance: Random, pool: Pool, end: float, finish: Callable[[], None]) -> None:
+    def __init__(
+        self, records: Records, chance: Random, database: Database, end: float, finish: Callable[[], None]
+    ) -> None:
         super().__init__(records)
         self.chance = chance
-        self.pool = pool
+        self.database = database
         self.end = end
         self.finish = finish
         self.elapsed = 0.0
         self.over = 0
 
     async def start(self) -> None:
-        self.elapsed = (await self.pool.fetchval(CLOCK) - START).total_seconds()
+        self.elapsed = (await self.database.fetchval(CLOCK) - START).total_seconds()
 
     async def getmany(
         self, *, timeout_ms: int = 0, max_records: int | None = None
@@ -72,7 +74,7 @@ class Moody(Reader):
         elif chance.random() < 0.2:
             await self.pass_time(chance.uniform(0, 5))
         if self.elapsed > self.end + TAIL_SECONDS:
-            await self.pass_time(RENEW_SECONDS)  # for one more turn, in which all is told
+            await self.pass_time(RENEW_SECONDS)  # for one more turn, which publishes everything
             self.over += 1
             if self.over > 1:
                 self.finish()
@@ -89,11 +91,11 @@ class Moody(Reader):
         return found
 
     def highwater(self, tp: TopicPartition) -> int:
-        """Behind what was written so far."""
+        """End offset of the records written so far."""
         return self.positions[tp] + self.waiting(tp)
 
     def waiting(self, tp: TopicPartition) -> int:
-        """How many unread records there are so far."""
+        """Number of unread records written so far."""
         number = 0
         for record in self.records[tp][self.positions[tp] :]:
             if self.written(record) > self.elapsed:
@@ -102,7 +104,7 @@ class Moody(Reader):
         return number
 
     def next_written(self) -> float:
-        """When the next record will have been written; the end if there is none."""
+        """Time at which the next record is written; the end of the history if there is none."""
         unread = [records[self.positions[tp]] for tp, records in self.records.items() if records[self.positions[tp] :]]
         return min(map(self.written, unread), default=self.end + TAIL_SECONDS)
 
@@ -111,32 +113,32 @@ class Moody(Reader):
         return round(written_at / 1000 - T0, 3)
 
     async def pass_time(self, seconds: float) -> None:
-        self.elapsed = round(self.elapsed + seconds, 6)  # as the database keeps it, for a successor
-        await self.pool.execute(SET_CLOCK, START + timedelta(seconds=self.elapsed))
+        self.elapsed = round(self.elapsed + seconds, 6)  # rounded as in the database, where the next process reads it
+        await self.database.execute(SET_CLOCK, START + timedelta(seconds=self.elapsed))
 
 
-class Life(msgspec.Struct, frozen=True):
-    """How a process ended: 0 by itself, -9 killed, at the end of the `transaction` of that id."""
+class Exit(msgspec.Struct, frozen=True):
+    """Exit of a process: code 0 by itself, -9 if killed at the end of `transaction` (its ID)."""
 
     code: int
     transaction: str
 
 
-def live(url: str, history: History, name: str, chance: Random, death: Death | None) -> Life:
-    """One life, in a process of its own."""
+def run_process(url: str, history: History, name: str, chance: Random, crash: Crash | None) -> Exit:
+    """Run the calculator in a forked process until it exits or crashes."""
     sys.stdout.flush()
-    said, say = os.pipe()
+    reading_end, writing_end = os.pipe()
     pid = os.fork()
     if pid:
-        os.close(say)
-        with os.fdopen(said) as heard:
-            transaction = heard.read()
-        return Life(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), transaction)
+        os.close(writing_end)
+        with os.fdopen(reading_end) as pipe:
+            transaction = pipe.read()
+        return Exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), transaction)
     try:
-        signal.alarm(LIFE_SECONDS)
-        if death is not None:
-            die(death, say)
-        asyncio.run(_live(url, history, name, chance))
+        signal.alarm(PROCESS_SECONDS)
+        if crash is not None:
+            crash_at(crash, writing_end)
+        asyncio.run(_run(url, history, name, chance))
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -144,34 +146,34 @@ def live(url: str, history: History, name: str, chance: Random, death: Death | N
     os._exit(0)
 
 
-async def _live(url: str, history: History, name: str, chance: Random) -> None:
-    pool = await postgres.connect(url, SERVICE, size=2, settings=PATIENT)
-    alone = Exclusive(Calculation(), service=SERVICE, bootstrap_servers="", prefix="", instance=name, ring=lambda: None)
-    reader = Moody(history.records, chance, pool, history.end, alone.stop)
-    exclusive.monotonic_seconds = owner.monotonic_seconds = lambda: reader.elapsed  # type: ignore[attr-defined]
-    exclusive.SILENT_SECONDS = float("inf")  # type: ignore[misc] # the broker is never silent, time only passes
-    exclusive.TURN_SECONDS = 0.0  # type: ignore[misc] # nothing comes that would be worth waiting for
+async def _run(url: str, history: History, name: str, chance: Random) -> None:
+    database = await postgres.connect(url, SERVICE, size=2, settings=PATIENT)
+    loop = LeaderLoop(Calculation(), service=SERVICE, bootstrap_servers="", prefix="", instance=name, wake=lambda: None)
+    reader = ErraticReader(history.records, chance, database, history.end, loop.stop)
+    leader_loop.monotonic_seconds = leadership.monotonic_seconds = lambda: reader.elapsed  # type: ignore[attr-defined]
+    leader_loop.BROKER_TIMEOUT_SECONDS = float("inf")  # type: ignore[misc] # the broker is always available, only time jumps
+    leader_loop.TURN_SECONDS = 0.0  # type: ignore[misc] # no records arrive that are worth waiting for
     with reading(reader):
-        await alone.run(pool)
+        await loop.run(database)
 
 
-def die(death: Death, say: int) -> None:
-    """Have this process killed where it is meant to be, after it has said in which transaction."""
+def crash_at(crash: Crash, pipe: int) -> None:
+    """Kill this process at the planned commit; the ID of the transaction is written to `pipe` before."""
     commit: Callable[[Transaction], Awaitable[None]] = Transaction._Transaction__commit
     commits = 0
 
     async def dying(self: Any) -> None:
         nonlocal commits
         commits += not self._nested
-        if self._nested or commits < death.commit:
+        if self._nested or commits < crash.commit:
             await commit(self)
             return
-        os.write(say, (await self._connection.fetchval(TRANSACTION)).encode())
-        if death.where == SENT:
+        os.write(pipe, (await self._connection.fetchval(TRANSACTION)).encode())
+        if crash.where == SENT:
             sending = asyncio.ensure_future(commit(self))
-            await asyncio.sleep(0)  # it is written, and the answer not read
+            await asyncio.sleep(0)  # COMMIT is sent and its answer not read
             assert not sending.done()
-        elif death.where == AFTER:
+        elif crash.where == AFTER:
             await commit(self)
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,6 +1,7 @@
-"""What the weight-calculator is told in one seed's history: configs of several accounts, pools, images and quotas, a
-fleet that launches on them in good times and bad, opinions from outside. And how a log tells it: late, across keys out
-of order, some of it twice, some of it in a way that nobody can read.
+"""Input of the weight-calculator in one seed's history, as a log.
+
+Configs of several accounts, pools, images and quotas are declared and changed, a fleet launches on them with and
+without faults, and external signals arrive. Records may be late, out of order across keys, duplicated, or undecodable.
 """
 
 import json
@@ -20,28 +21,28 @@ from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerReques
 from slipway_common.records import Record
 from slipway_common.relay import partition_for
 from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, TOPIC_OF, WORKER_LIFECYCLE
-from tests.worlds import T0, Fleet, Story, config, said
+from tests.worlds import T0, Fleet, Story, config, signal_event
 
 PARTITIONS: Final = 3
 TOPICS: Final = (LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, LAUNCH_CONFIG_SIGNAL)
 EVENTS: Final = (60, 150)
-LAGGING: Final = 0.25  # of the workers; what they tell is written up to LAG_SECONDS late
+LAGGING: Final = 0.25  # fraction of workers whose events are written up to LAG_SECONDS late
 LAG_SECONDS: Final = 20.0
-REPEATED: Final = 0.06  # how often the newest records of a partition are sent again
+REPEATED: Final = 0.06  # chance that the newest records of a partition are sent again
 REPEATS_MAX: Final = 3
-DECLARED_LATE_SECONDS: Final = 60.0  # of a config whose outcomes come before its declaration
+DECLARED_LATE_SECONDS: Final = 60.0  # delay of the declaration of a config whose outcomes arrive earlier
 TROUBLES: Final = (Scope.CAPACITY, Scope.CAPACITY, Scope.QUOTA, Scope.CREDENTIAL, Scope.IMAGE)
 UNKNOWN: Final = "io.slipway.worker.dreamt.v1"
-READ_BY_SECONDS: Final = 60.0  # every record is read so soon
-CLEAR_SECONDS: Final = DECLARED_LATE_SECONDS + 2 * READ_BY_SECONDS  # from here on all configs are known
+READ_BY_SECONDS: Final = 60.0  # time within which every record is read
+CLEAR_SECONDS: Final = DECLARED_LATE_SECONDS + 2 * READ_BY_SECONDS  # time after which all configs are known
 
 
 Offset = tuple[str, int, int]
 """Topic, partition and offset of a record."""
 
 
-class Told(msgspec.Struct, frozen=True):
-    """One record to be: when it is written, in seconds since the beginning, and when the fact was."""
+class LogRecord(msgspec.Struct, frozen=True):
+    """One record to write at `written`, of an event at `at`; both in seconds since the start."""
 
     written: float
     at: float
@@ -53,8 +54,10 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class History:
-    """The log of a seed. `end` is when its last record is written, in seconds since the beginning. `left_out` are the
-    records that must have no effect: those that are `repeated`, and those of an unknown type."""
+    """Log of a seed. `end` is the time of its last record in seconds since the start.
+
+    `left_out` are the records that must have no effect: those that are `repeated`, and those of an unknown type.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = Random(f"history {seed}")
@@ -64,14 +67,14 @@ class History:
         self.repeated: set[Offset] = set()
         self.left_out: set[Offset] = set()
         self._numbers: Counter[tuple[str, Place]] = Counter()
-        told = sorted(self._told(), key=lambda one: one.written)
-        self.end = told[-1].written
+        records = sorted(self._records(), key=lambda one: one.written)
+        self.end = records[-1].written
         self._renumbered_at = self.end * self.chance.choice([0.5, 2.0])  # the provisioner's database is restored
-        for one in told:
+        for one in records:
             self._write(one)
         self.left_out |= self.repeated
 
-    def _told(self) -> Iterator[Told]:
+    def _records(self) -> Iterator[LogRecord]:
         lags: dict[str, float] = {}
         late = self.chance.choice(["a", "b"])
         dead = 0
@@ -80,9 +83,9 @@ class History:
             if word == "declare":
                 written = fact + DECLARED_LATE_SECONDS if what.launch_config_id == late and not fact else fact
                 gone = what.state == "archived" and self.chance.random() < 0.5
-                yield _told(written, fact, what, None if gone else msgspec.json.encode(what))
+                yield _log_record(written, fact, what, None if gone else msgspec.json.encode(what))
             elif word == "signal":
-                yield _told(fact, fact, what, msgspec.json.encode(what))
+                yield _log_record(fact, fact, what, msgspec.json.encode(what))
             elif word == "fold":
                 worker_id, value = what.worker_id, msgspec.json.encode(what)
                 if worker_id not in lags:
@@ -92,12 +95,12 @@ class History:
                     dead += 1
                     value = value.replace(b'"batch_id":"b"', b'"batch_id":7')
                 elif isinstance(what, WorkerRequested) and self.chance.random() < 0.05:
-                    yield msgspec.structs.replace(_told(written, fact, what, value), type=UNKNOWN)
+                    yield msgspec.structs.replace(_log_record(written, fact, what, value), type=UNKNOWN)
                     continue
-                yield _told(written, fact, what, value)
+                yield _log_record(written, fact, what, value)
 
     def _story(self) -> Story:
-        """What happened, by a fleet that spends the permits of a calculator that is never late."""
+        """A story of a fleet that uses the permits of a calculator without delay."""
         chance = self.chance
         states = [
             config("a", instance_type="m5.large"),
@@ -121,11 +124,11 @@ class History:
                 kind = chance.choice(["down", "degraded", "capacity_hint", "recovered", "recovered", "rumour"])
                 target = chance.choice([("config", "a"), ("zone", "b"), ("image", "linux-2"), ("account", "sim-b")])
                 value = 3.0 if kind == "capacity_hint" else None
-                story.signal(said(kind, *target, at=at, ttl_seconds=chance.choice([30, 200]), value=value), at)
+                story.signal(signal_event(kind, *target, at=at, ttl_seconds=chance.choice([30, 200]), value=value), at)
         return story
 
     def _changed(self, fleet: Fleet) -> LaunchConfigCreated:
-        """A config as somebody has changed it: paused, resumed, with a new image, or archived."""
+        """A random change of a config: paused, resumed, with a new image, or archived."""
         known: Any = fleet.configs[self.chance.choice(sorted(fleet.configs))]
         changes: dict[str, Any] = self.chance.choice(
             [
@@ -138,9 +141,11 @@ class History:
         changed: LaunchConfigCreated = msgspec.structs.replace(known, **changes)
         return changed
 
-    def _write(self, one: Told) -> None:
-        """Append a record as the relay does, or as an outsider does, without a number; and sometimes again what was
-        sent before, as after an acknowledgement that was lost."""
+    def _write(self, one: LogRecord) -> None:
+        """Append a record as the relay does, or as an external producer does, without a sequence number.
+
+        Sometimes the newest records are appended again, as after a lost acknowledgement.
+        """
         topic = TOPIC_OF[type(one.event)]
         place = (topic.name, partition_for(one.key, PARTITIONS))
         source = "/monitor" if topic is LAUNCH_CONFIG_SIGNAL else "/slipway/provisioner"
@@ -148,7 +153,7 @@ class History:
         if topic is not LAUNCH_CONFIG_SIGNAL:
             incarnation = f"{source}/{1 + (one.written > self._renumbered_at)}"
             number = self._numbers[incarnation, place] = self._numbers[incarnation, place] + 1
-            numbered = {"number": number, "previous": number - 1, "number_source": incarnation}
+            numbered = {"sequence_number": number, "previous": number - 1, "sequence_source": incarnation}
         offset = len(self.records[place])
         envelope = Envelope(
             id=f"{place[1]}-{offset}",
@@ -177,7 +182,7 @@ class History:
 
     @property
     def log(self) -> dict[Place, list[Record]]:
-        """The same without Kafka's client."""
+        """Records by partition, as the services' own type."""
         return {
             (topic, partition): [
                 Record(topic, partition, raw.offset, raw.key, raw.value, raw.headers, raw.timestamp) for raw in records
@@ -186,21 +191,21 @@ class History:
         }
 
     def ends(self) -> dict[Place, int]:
-        """Behind the last record of each partition that has any."""
+        """End offset of each partition that has records."""
         return {place: len(records) for place, records in self.records.items() if records}
 
     def failures(self) -> Counter[tuple[str, str]]:
-        """By config and stage, the distinct failures that the log tells of, whether anybody can fold them or not."""
+        """Distinct failures in the log by config and stage, including those in undecodable records."""
         found: Counter[tuple[str, str]] = Counter()
         for (topic, partition), records in self.records.items():
             for record in records if topic == WORKER_LIFECYCLE.name else ():
-                told = json.loads(record.value or b"{}")
-                outcome = told.get("outcome") or {}
+                event = json.loads(record.value or b"{}")
+                outcome = event.get("outcome") or {}
                 if (topic, partition, record.offset) not in self.repeated and outcome.get("result") == "failed":
-                    found[told["launch_config_id"], outcome["stage"]] += 1
+                    found[event["launch_config_id"], outcome["stage"]] += 1
         return found
 
 
-def _told(written: float, at: float, event: Any, value: bytes | None) -> Told:
+def _log_record(written: float, at: float, event: Any, value: bytes | None) -> LogRecord:
     topic = TOPIC_OF[type(event)]
-    return Told(written, at, event, event.type, topic.subject(event), topic.key(event), value)
+    return LogRecord(written, at, event, event.type, topic.subject(event), topic.key(event), value)

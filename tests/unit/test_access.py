@@ -1,4 +1,4 @@
-"""Who may write what, and how a refusal reads."""
+"""Scopes of tokens, and rejections as problem documents."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ SCOPES = [
     (["declaration:write"], "declaration:write", True),
     (["declaration:write"], "launching:stop", False),
     (["demand:write:linux"], "demand:write:linux", True),
-    (["demand:write:linux"], "demand:write:linux-2", False),  # a scope is no prefix of another
+    (["demand:write:linux"], "demand:write:linux-2", False),  # a scope is not a prefix of another
     (["demand:write:*"], "demand:write:linux", True),
     (["demand:*"], "declaration:write", False),
     (["administrator"], "declaration:write", False),
@@ -27,7 +27,7 @@ SCOPES = [
 
 @pytest.mark.parametrize(("scopes", "wanted", "allowed"), SCOPES)
 def test_scopes(scopes: list[str], wanted: str, allowed: bool) -> None:
-    """Exactly, or by a trailing star, or as admin."""
+    """A scope allows its exact name, a prefix with a trailing star, or all as admin."""
     assert allows(scopes, wanted) is allowed
 
 
@@ -42,7 +42,7 @@ def test_scopes(scopes: list[str], wanted: str, allowed: bool) -> None:
     ],
 )
 async def test_refusals_are_problems(tmp_path: Path, header: dict[str, str], status: int, slug: str) -> None:
-    """With a stable type, and before anything was done."""
+    """A rejection has a stable type and happens before any effect."""
     done = []
     app = FastAPI()
     tokens = tmp_path / "tokens.yaml"
@@ -67,7 +67,7 @@ async def test_refusals_are_problems(tmp_path: Path, header: dict[str, str], sta
 
 
 def test_the_file_is_read_again_and_a_bad_one_keeps_the_last_good(tmp_path: Path) -> None:
-    """A new token counts with the next request, a half-written file revokes nobody."""
+    """A new token is valid with the next request; a half-written file revokes none."""
     path = tmp_path / "tokens.yaml"
     tokens = Tokens(path)
     assert tokens.find("a") is None

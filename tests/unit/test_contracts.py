@@ -1,4 +1,4 @@
-"""contracts/ and docs/generated/ say what the code does, and change only by additions."""
+"""contracts/ and docs/generated/ match the code and change only by additions."""
 
 import json
 import subprocess
@@ -13,7 +13,8 @@ import yaml
 
 from slipway_common.envelope import decode, decode_data
 from slipway_common.topics import EVENT_OF
-from slipway_local.contracts.__main__ import GENERATED, committed, files, generate, main
+from slipway_local.contracts.__main__ import GENERATED, committed, comparable, files, generate, main, series
+from slipway_local.contracts.asyncapi import VERSION
 from slipway_local.contracts.compatibility import breaking
 from slipway_local.contracts.examples import EXAMPLES, example
 from slipway_local.contracts.schemas import schemas
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_generated_files_are_in_step() -> None:
-    """`make generated` would change nothing: every file is there, with these words, and no other."""
+    """`make generated` would change nothing: all files exist with this content, and no others."""
     here = {
         path.relative_to(ROOT).as_posix(): path.read_text()
         for folder in GENERATED
@@ -36,7 +37,7 @@ def test_generated_files_are_in_step() -> None:
     assert [name for name, text in made.items() if here[name] != text] == []
 
 
-def test_generating_removes_what_is_generated_no_more(tmp_path: Path) -> None:
+def test_generating_removes_obsolete_files(tmp_path: Path) -> None:
     stale = tmp_path / "contracts/schemas/io.slipway.worker.levitated.v1.json"
     stale.parent.mkdir(parents=True)
     stale.write_text("{}")
@@ -92,7 +93,7 @@ OLD = {
     },
 }
 CHANGES: list[tuple[str, str, Any, list[str]]] = [
-    # path of what is set, or removed by None, and what is said about it
+    # path, field and value to set (None: remove), and the reported problems
     ("title", "a description", "New words", []),
     ("properties", "added", {"type": "string"}, []),
     ("$defs.Word", "enum", ["good", "bad", "ugly"], []),
@@ -110,8 +111,8 @@ CHANGES: list[tuple[str, str, Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "name", "value", "said"), CHANGES)
-def test_only_additions_pass(path: str, name: str, value: Any, said: list[str]) -> None:
+@pytest.mark.parametrize(("path", "name", "value", "problems"), CHANGES)
+def test_only_additions_pass(path: str, name: str, value: Any, problems: list[str]) -> None:
     new: dict[str, Any] = deepcopy(OLD)
     place = new
     for step in path.split(".") if path else []:
@@ -120,7 +121,7 @@ def test_only_additions_pass(path: str, name: str, value: Any, said: list[str]) 
         del place[name]
     else:
         place[name] = value
-    assert breaking({"e": OLD}, {"e": new}) == said
+    assert breaking({"e": OLD}, {"e": new}) == problems
 
 
 def test_event_types_come_and_do_not_go() -> None:
@@ -133,7 +134,7 @@ def test_the_code_only_adds_to_the_last_commits() -> None:
 
 
 def test_check_reads_a_revision_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An older contract with one more field: the code has removed it, whichever way the old one is read."""
+    """A field that only the older contract has was removed by the code, however the old one is read."""
     folder = tmp_path / "contracts"
     (folder / "schemas").mkdir(parents=True)
     older = deepcopy(schemas()["io.slipway.worker.idle.v1"])
@@ -149,6 +150,27 @@ def test_check_reads_a_revision_and_a_folder(tmp_path: Path, capsys: pytest.Capt
         subprocess.run(["git", *command], cwd=tmp_path, check=True, capture_output=True)
     assert committed(tmp_path, "HEAD") == {"io.slipway.worker.idle.v1": older}
     assert committed(tmp_path, "HEAD~1") == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("0.2.7", "0.2"), ("0.10.0", "0.10"), ("1.4.0", "1"), ("2.0.0", "2")]
+)
+def test_series_of_a_version(version: str, expected: str) -> None:
+    assert series(version) == expected
+
+
+@pytest.mark.parametrize(("version", "expected"), [(VERSION, True), ("99.0.0", False), ("0.0.1", False)])
+def test_only_contracts_of_the_same_series_are_compared(tmp_path: Path, version: str, expected: bool) -> None:
+    (tmp_path / "contracts").mkdir()
+    (tmp_path / "contracts/asyncapi.yaml").write_text(f"info:\n  version: {version}\n")
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "old"],
+    ):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True, capture_output=True)
+    assert comparable(tmp_path, "HEAD") == expected
+    assert comparable(tmp_path, "HEAD~1")
 
 
 def _references(node: Any) -> Any:

@@ -1,4 +1,4 @@
-"""slipway.yaml is read strictly: every mistake is named with its path and line, and a sound file means what it says."""
+"""Strict parsing of slipway.yaml: every error has a path and a line, and a valid file is parsed as written."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -38,20 +38,20 @@ def refused(text: str) -> list[tuple[int | None, str, str]]:
 
 CONFIGS = "worker_pools[0].launch_configs"
 CASES = [
-    # what is written instead of what; line, path and reason of the one problem
+    # original text, replacement; line, path and reason of the single problem
     ("limit: 24", "limit: -1", 3, "lease_pools[0].limit", "must be greater than or equal to 0"),
     ("limit: 24", "limit: 1" + "0" * 100, 3, "lease_pools[0].limit", "must be less than or equal to"),
     ("limit: 24", "limit: true", 3, "lease_pools[0].limit", "must be a valid integer"),
     ("limit: 24", "limit: '24'", 3, "lease_pools[0].limit", "must be a valid integer"),
     (", limit: 24", "", 3, "lease_pools[0].limit", "is missing"),
-    ("hold_seconds: 1200", "hold_second: 1200", 3, "lease_pools[0].hold_second", "known here: id, limit, mode"),
+    ("hold_seconds: 1200", "hold_second: 1200", 3, "lease_pools[0].hold_second", "known: id, limit, mode"),
     ("hold_seconds: 1200", "hold_seconds: .nan", 3, "lease_pools[0].hold_seconds", "must be a finite number"),
     *(
         ("hold_seconds: 1200", written, 3, f"lease_pools[0]{path}", reason)
         for written, path, reason in (
             ("pacing: fast", ".pacing", "\"fast\": must be 'off'"),
-            ("pacing: {interval_seconds: 1, brust: 3}", ".pacing.brust", "known here: interval_seconds, burst"),
-            ("operations: {destroy: {weigth: 2}}", ".operations.destroy.weigth", "known here: weight, reserved_units"),
+            ("pacing: {interval_seconds: 1, brust: 3}", ".pacing.brust", "known: interval_seconds, burst"),
+            ("operations: {destroy: {weigth: 2}}", ".operations.destroy.weigth", "known: weight, reserved_units"),
             (
                 "operations: {weight: {weight: -1}}",
                 ".operations.weight.weight",
@@ -60,17 +60,17 @@ CASES = [
             ("tenants: {x: 0}", ".tenants.x", "0: must be greater than 0"),
             ("backoff: {seconds: 9, max_seconds: 3}", ".backoff", "seconds 9 is above max_seconds 3"),
             ("adaptive: {floor: 3, ceiling: 2}", ".adaptive", "floor 3 is above ceiling 2"),
-            ("adaptive: {floor: 3, ceiling: 5}, derived: {per_unit: 2}", "", "declare one of them"),
-            ("operations: {a: {reserved_units: 25}}", "", "25, are above limit 24"),
+            ("adaptive: {floor: 3, ceiling: 5}, derived: {per_unit: 2}", "", "declare only one"),
+            ("operations: {a: {reserved_units: 25}}", "", "25, exceed limit 24"),
         )
     ),
     ("hold_seconds: 1200", "hold_seconds: 60", 3, "lease_pools[0]", "ttl_seconds 300 is above hold_seconds 60"),
     ("id: linux", "id: Linux_1", 7, "worker_pools[0].id", "lower-case letters, digits and inner hyphens"),
     ("id: linux", "id: " + "x" * 64, 7, "worker_pools[0].id", "at most 63"),
     ("zone: zone-a", "zone: zone a", 11, f"{CONFIGS}[0].zone", "without spaces"),
-    ("lease_pool: sim-a", "lease_pool: sim-b", 5, "accounts[0].lease_pool", "'sim-b' is declared; there is sim-a"),
+    ("lease_pool: sim-a", "lease_pool: sim-b", 5, "accounts[0].lease_pool", "'sim-b' is declared; declared: sim-a"),
     ("{account: sim-a", "{account: sim-c", 12, f"{CONFIGS}[1].account", "no account 'sim-c' is declared"),
-    ("{account", "{id: zone-a, account", 12, f"{CONFIGS}[1].id", "used already by worker_pools[0]"),
+    ("{account", "{id: zone-a, account", 12, f"{CONFIGS}[1].id", "already used by worker_pools[0]"),
     ("max_capacity: 120", "max_capacity: 1\n    min_capacity: 2", 7, "worker_pools[0]", "min_capacity 2 is above"),
     ("max_capacity: 120", "max_capacity: 1\n    max_capacity: 1", 9, "worker_pools[0].max_capacity", "first on line 8"),
     (
@@ -78,7 +78,7 @@ CASES = [
         "max_capacity: 120\n    evidence: {boots: register}",
         9,
         "worker_pools[0].evidence.boots",
-        "known here: boot, claim",
+        "known: boot, claim",
     ),
     ("max_capacity: 120", "max_capacity: 120\n    evidence: hook", 9, "worker_pools[0].evidence", "must be a mapping"),
     (
@@ -92,7 +92,7 @@ CASES = [
     ("zone: zone-a", "zone: zone-a, profile: fast", 11, f"{CONFIGS}[0].profile", "must be 'on-demand', 'spot' or"),
     ("idle_seconds: 60", "idle_seconds: .inf", 12, f"{CONFIGS}[1].settings", "must be a finite number"),
     ("idle_seconds: 60", 'idle_seconds: "\\0"', 12, f"{CONFIGS}[1].settings", "cannot be stored"),
-    ("idle_seconds: 60", f"text: {'x' * 17_000}", 12, f"{CONFIGS}[1].settings", "at most 16,384"),
+    ("idle_seconds: 60", f"text: {'x' * 17_000}", 12, f"{CONFIGS}[1].settings", "the maximum is 16,384"),
     ('"0.07"', "1/0", 9, "worker_pools[0].scaling_ratio", "not an exact ratio"),
     ('"0.07"', "1e9999999", 9, "worker_pools[0].scaling_ratio", "not an exact ratio"),
     ('"0.07"', '"-1"', 9, "worker_pools[0].scaling_ratio", "not an exact ratio"),
@@ -117,33 +117,33 @@ BROKEN_TEXTS = [
     ("a: \x01", "is not YAML"),
     ("version: 1\n---\nversion: 1", "single document"),
     ("[" * 100_000, "nested deeper than"),
-    ("a: &a [*a]", "levels once aliases are followed"),
+    ("a: &a [*a]", "levels after alias expansion"),
     ("x" * 1_000_001, "characters"),
 ]
 
 
 @pytest.mark.parametrize(("text", "reason"), BROKEN_TEXTS)
-def test_text_without_a_value_is_refused(text: str, reason: str) -> None:
+def test_text_without_a_value_is_rejected(text: str, reason: str) -> None:
     ((_, path, found),) = refused(text)
     assert path == ""
     assert reason in found
 
 
 def test_aliases_cannot_grow_without_bound() -> None:
-    """Twelve lines that stand for a million million values are given up at the bound, not expanded."""
+    """Twelve lines that expand to 10^12 values are rejected at the limit, not expanded."""
     levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     ((_, _, reason),) = refused("\n".join(["a0: &a0 [x, x]", *levels]))
     assert f"{VALUES_MAX:,} values" in reason
 
 
-def test_words_stay_words() -> None:
-    """What YAML 1.1 takes for booleans, dates, octals and base-60 numbers is text, as in YAML 1.2."""
+def test_words_stay_strings() -> None:
+    """YAML 1.1 booleans, dates, octals and base-60 numbers are strings, as in YAML 1.2."""
     text = "[no, on, y, 2026-01-05, 012, 12:30:45, 1_000, ~, true, 7, 1.5, 1e3, 0x1f]"
     words = ["no", "on", "y", "2026-01-05", "012", "12:30:45", "1_000"]
     assert read(text).value == [*words, None, True, 7, 1.5, 1000.0, 31]
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     found = refused((ROOT / "tests/data/broken.yaml").read_text())
     assert len(found) == 12
     assert [line for line, _, _ in found] == sorted(line for line, _, _ in found if line)
@@ -173,7 +173,7 @@ def test_any_json_body_is_answered(body: object) -> None:
         parse(body)
 
 
-def test_nested_settings_have_an_end() -> None:
+def test_nesting_of_settings_is_limited() -> None:
     body = load(SMALL).model_dump(mode="json")
     inner = body["accounts"][0]["settings"]
     for _ in range(5_000):
@@ -192,7 +192,7 @@ def test_scaling_ratio_is_exact(written: str) -> None:
 
 
 def test_config_id_depends_on_the_body_alone() -> None:
-    """Tuning a config's weight keeps its id, and with it its history; another body is another config."""
+    """Changing a config's weight keeps its ID, and so its history; another body is another config."""
     pool = load(SMALL).worker_pools[0]
     named, unnamed = pool.launch_configs
     assert config_id(pool, named) == "zone-a"
@@ -203,8 +203,8 @@ def test_config_id_depends_on_the_body_alone() -> None:
     assert made != config_id(pool.model_copy(update={"id": "other"}), unnamed)
 
 
-def test_how_health_is_judged() -> None:
-    """A config's profile is its own or its pool's; it keeps its id when it is judged otherwise."""
+def test_profile_of_a_config() -> None:
+    """A config's profile is its own or its pool's; a change of the profile keeps its ID."""
     text = SMALL.replace("max_capacity: 120", "max_capacity: 120\n    profile: spot\n    evidence: {claim: queue}")
     pool = load(text).worker_pools[0]
     assert (pool.profile, pool.evidence.boot, pool.evidence.claim) == ("spot", "register", "queue")

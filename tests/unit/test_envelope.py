@@ -1,4 +1,4 @@
-"""Headers to attributes and back: nothing is lost, and what cannot be read says why."""
+"""Envelope headers: encoding and decoding are lossless, and undecodable headers are rejected with a reason."""
 
 import contextlib
 from collections.abc import Mapping
@@ -38,22 +38,22 @@ def envelopes(draw: st.DrawFn) -> Envelope:
         source=draw(TEXT),
         subject=draw(st.just("") | TEXT),
         time=(EPOCH + timedelta(microseconds=draw(st.integers(0, 2**52)))).astimezone(offset),
-        number=draw(NUMBER) if numbered else None,
+        sequence_number=draw(NUMBER) if numbered else None,
         previous=draw(NUMBER) if numbered else None,
-        number_source=draw(TEXT) if numbered else "",
+        sequence_source=draw(TEXT) if numbered else "",
         revision=draw(st.none() | NUMBER),
         traceparent=draw(st.just("") | TEXT),
     )
 
 
 @given(envelopes())
-def test_what_is_encoded_is_decoded(sent: Envelope) -> None:
+def test_round_trip(sent: Envelope) -> None:
     assert decode(encode(sent), received_at=RECEIVED) == sent
 
 
 @given(st.dictionaries(st.sampled_from([*USUAL, "ce_slipwaynumber", "traceparent", "x"]), st.none() | st.binary()))
-def test_foreign_bytes_are_read_or_refused_with_a_reason(headers: Mapping[str, bytes | None]) -> None:
-    """Whatever somebody writes, the caller gets attributes or a BadEvent; nothing else is raised."""
+def test_any_bytes_are_decoded_or_rejected_with_a_reason(headers: Mapping[str, bytes | None]) -> None:
+    """Any headers give attributes or raise BadEvent, and nothing else."""
     with contextlib.suppress(BadEvent):
         decode(list(headers.items()), received_at=RECEIVED)
 
@@ -64,7 +64,7 @@ def test_missing_time_is_receipt() -> None:
 
 
 def test_headers_may_come_in_any_order_and_twice() -> None:
-    """Of a header that is there twice the last counts, and both have to be text."""
+    """The last of two equal headers counts, and both must be text."""
     turned = list(reversed(USUAL.items()))
     assert decode(turned, received_at=RECEIVED) == decode(list(USUAL.items()), received_at=RECEIVED)
     assert decode([*turned, ("ce_id", b"2")], received_at=RECEIVED).id == "2"
@@ -72,7 +72,7 @@ def test_headers_may_come_in_any_order_and_twice() -> None:
         decode([("ce_id", b"\xff"), *turned], received_at=RECEIVED)
 
 
-def test_a_sender_with_ever_new_headers_takes_no_memory() -> None:
+def test_new_header_names_take_no_memory() -> None:
     for n in range(2 * envelope.LAYOUTS_MAX):
         assert decode([*USUAL.items(), (f"x-{n}", b"")], received_at=RECEIVED).id == "1"
     assert len(envelope._layouts) <= envelope.LAYOUTS_MAX
@@ -96,13 +96,13 @@ BAD_HEADERS = [
 
 
 @pytest.mark.parametrize(("change", "reason"), BAD_HEADERS)
-def test_undecodable_headers_say_why(change: Mapping[str, bytes | None], reason: str) -> None:
+def test_undecodable_headers_have_a_reason(change: Mapping[str, bytes | None], reason: str) -> None:
     with pytest.raises(BadEvent, match=reason):
         decode(list({**USUAL, **change}.items()), received_at=RECEIVED)
 
 
-def test_unknown_type_is_not_a_bad_event_of_a_known_one() -> None:
-    """It is skipped and counted, whatever its value: a newer sender is not an error."""
+def test_unknown_type_is_not_a_bad_event() -> None:
+    """An unknown type is skipped and counted, whatever its value: a newer producer is not an error."""
     with pytest.raises(UnknownType):
         decode_data("io.slipway.worker.levitated.v1", b"\xff not json")
 
@@ -117,8 +117,8 @@ def test_undecodable_value_is_a_bad_event(value: bytes) -> None:
         decode_data(DemandReported.type, value)
 
 
-def test_newer_words_and_fields_are_read() -> None:
-    """A word that this version does not know decodes as unknown, a field that it does not know is left out."""
+def test_newer_values_and_fields_are_accepted() -> None:
+    """An unknown enum value decodes as unknown, an unknown field is ignored."""
     event = decode_data(
         WorkerLaunchFailed.type,
         b'{"worker_id":"w","pool_id":"p","launch_config_id":"c","account_id":"a","image_revision":"i","batch_id":"b",'

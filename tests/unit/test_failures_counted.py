@@ -1,4 +1,4 @@
-"""A failure holds a place from the provisioner's count of it until the calculator's: both count the same ones."""
+"""Provisioner and weight-calculator count the same failures, since a failure occupies a window between their counts."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -34,8 +34,8 @@ FACTS: Final[dict[str, Fact]] = {
 }
 
 
-def told(name: str) -> Iterator[Any]:
-    """The event of a fact in every state that knows it, with every failed outcome and with none."""
+def events_of(name: str) -> Iterator[Any]:
+    """Events of a transition in all states that have it, with every failed outcome and with none."""
     for state, outcome in product(State, [None, *OUTCOMES]):
         before = Worker(
             id="w",
@@ -54,12 +54,12 @@ def told(name: str) -> Iterator[Any]:
 @pytest.mark.parametrize("claim", ["hook", "none"])
 @pytest.mark.parametrize("name", FACTS)
 def test_both_sides_count_the_same_failures(name: str, claim: str) -> None:
-    """Whatever an outcome blames, also nothing or a word that nobody knows, and whether its stage is judged or not."""
+    """Outcomes of all scopes, including none and unknown ones, with and without evidence of claims."""
     world = World()
     draft = Draft(world)
     draft.declare(msgspec.structs.replace(A, claim_evidence=claim), T0)
     draft.commit()
-    events = list(told(name))
+    events = list(events_of(name))
     assert events
     for event in events:
         counted = dict.fromkeys(STAGES, 0)

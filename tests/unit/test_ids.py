@@ -1,4 +1,4 @@
-"""Ids grow with time, secrets are kept as hashes, and the same body has the same id."""
+"""IDs increase with time, secrets are stored as hashes, and equal bodies have equal IDs."""
 
 import threading
 import uuid

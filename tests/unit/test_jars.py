@@ -1,4 +1,4 @@
-"""The lock of the broker's jars, and what is built once for all runs."""
+"""Lock of the broker's jars, and builds shared by all runs."""
 
 import threading
 import time
@@ -11,35 +11,35 @@ from slipway_local.jars import LOCK, Jar, WrongJar, check, kafka_version, locked
 
 
 def test_all_kafka_jars_have_one_version() -> None:
-    """A broker with one older jar among its own starts, and dies of a missing method."""
+    """A broker with one older jar starts and fails later with a missing method."""
     kafka_jars = [jar for jar in locked_jars() if jar.group == "org.apache.kafka"]
     assert {jar.version for jar in kafka_jars} == {"4.3.1"}
     assert {"kafka_2.13", "kafka-clients", "kafka-server"} <= {jar.artifact for jar in kafka_jars}
 
 
-def test_a_mixture_is_refused() -> None:
-    """The version is asked from the lock, so a bad lock cannot even be installed."""
+def test_mixed_versions_are_rejected() -> None:
+    """The version is read from the lock, so that a bad lock cannot be installed."""
     jars = [Jar("org.apache.kafka", "kafka_2.13", "4.3.1", ""), Jar("org.apache.kafka", "kafka-clients", "3.9.1", "")]
     with pytest.raises(WrongJar, match=r"3\.9\.1.*4\.3\.1"):
         kafka_version(jars)
 
 
 def test_every_jar_has_a_checksum_and_a_name_of_its_own() -> None:
-    """All jars lie in one folder, and none is installed unchecked."""
+    """All jars are in one folder, and each is verified."""
     jars = locked_jars()
     assert all(len(bytes.fromhex(jar.sha256)) == 32 for jar in jars)
     assert len({jar.file_name for jar in jars}) == len(jars) >= 40
 
 
 def test_the_lock_names_no_address() -> None:
-    """Where jars come from is the user's configuration, not ours."""
+    """The repository of jars is configured by the user."""
     text = LOCK.read_text() + LOCK.with_name("jgo.toml").read_text()
     assert "//" not in text
     assert "repositor" not in text
 
 
-def test_a_wrong_jar_is_refused(tmp_path: Path) -> None:
-    """The checksum decides, whatever the server sent."""
+def test_a_wrong_jar_is_rejected(tmp_path: Path) -> None:
+    """A jar with another checksum is not installed."""
     jar = tmp_path / "some.jar"
     jar.write_bytes(b"something else")
     with pytest.raises(WrongJar, match=r"some\.jar"):
@@ -47,7 +47,7 @@ def test_a_wrong_jar_is_refused(tmp_path: Path) -> None:
 
 
 def test_built_once_by_many_at_a_time(tmp_path: Path) -> None:
-    """The others wait for the first and find it whole."""
+    """Concurrent builders wait for the first and use its result."""
     built: list[Path] = []
     found: list[str] = []
 
@@ -67,8 +67,8 @@ def test_built_once_by_many_at_a_time(tmp_path: Path) -> None:
     assert (len(built), found) == (1, ["yes"] * 8)
 
 
-def test_what_a_killed_builder_left_is_thrown_away(tmp_path: Path) -> None:
-    """A half-built folder never gets the final name."""
+def test_the_remains_of_a_killed_builder_are_removed(tmp_path: Path) -> None:
+    """An incomplete folder never gets the final name."""
 
     def fail(folder: Path) -> None:
         (folder / "half").touch()

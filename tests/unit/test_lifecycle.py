@@ -1,4 +1,4 @@
-"""Worker states: what is listed happens, anything else raises and changes nothing."""
+"""Worker lifecycle: listed transitions happen, all others raise and change nothing."""
 
 import re
 from itertools import product
@@ -12,7 +12,7 @@ EVENTS = sorted({event for _, event in TRANSITIONS})
 
 @pytest.mark.parametrize(("state", "event"), list(product(State, EVENTS)))
 def test_every_pair(state: State, event: str) -> None:
-    """A listed pair leads where the table says; an unlisted one raises and names both."""
+    """A listed pair leads to the state in the table; an unlisted one raises and names both."""
     if (state, event) in TRANSITIONS:
         assert advance(state, event) is TRANSITIONS[state, event]
     else:
@@ -21,7 +21,7 @@ def test_every_pair(state: State, event: str) -> None:
 
 
 def test_every_worker_ends() -> None:
-    """From every state a way leads to stopped, and nothing leads out of it."""
+    """Every state has a path to stopped, which is final."""
     ends = {State.STOPPED}
     for _ in State:
         ends |= {before for (before, _), after in TRANSITIONS.items() if after in ends}
@@ -29,13 +29,13 @@ def test_every_worker_ends() -> None:
     assert not [event for state, event in TRANSITIONS if state is State.STOPPED]
 
 
-def test_leaving_is_for_good() -> None:
-    """A worker that was told to leave never serves again, whatever is heard of it."""
+def test_stopping_is_final() -> None:
+    """A stopping worker never serves again, whatever events follow."""
     assert not [pair for pair, after in TRANSITIONS.items() if pair[0] is State.STOPPING and after in SERVING]
 
 
-def test_facts_about_a_running_call_are_taken_in_every_state_it_can_be_in() -> None:
-    """A reply, a refusal or a registration may come late: after a stop was ordered it still has a place."""
+def test_late_outcomes_of_a_call_are_accepted() -> None:
+    """A reply, a refusal or a registration may arrive after a stop was ordered, and is accepted."""
     for event in ("launched", "launch_failed", "registered"):
         assert (State.LAUNCHING, event) in TRANSITIONS
         assert (State.STOPPING, event) in TRANSITIONS

@@ -1,5 +1,7 @@
-"""What is written from the table of metrics: rules that promtool accepts and whose alerts are tested, a dashboard whose
-every query parses and names what there is."""
+"""Files generated from the table of metrics: alert rules and a dashboard.
+
+Promtool accepts and tests the rules; the queries of the dashboard parse and use existing metrics.
+"""
 
 import json
 import re
@@ -12,7 +14,7 @@ from typer.main import get_command
 
 from slipway_client.cli import app
 from slipway_common import metrics
-from slipway_common.metrics import METRICS, Alert, Metric, alerts
+from slipway_common.metrics import METRICS, AlertRule, Metric, alerts
 from slipway_local.contracts import observability
 from tests.tools import run
 
@@ -41,13 +43,13 @@ BOUNDED = {
     "loop",
     "service",
     "cause",
-    "tenant",  # the 50 of a lease pool that use it most
+    "tenant",  # the 50 tenants of a lease pool with the highest usage
 }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The files as the code writes them, beside the tests of the rules."""
+    """Generated files beside the tests of the rules."""
     for name, text in observability.files().items():
         if name.startswith("infra/prometheus/"):
             (tmp_path / Path(name).name).write_text(text)
@@ -86,20 +88,20 @@ def test_alerts_fire_when_they_should(folder: Path) -> None:
 
 
 def test_every_alert_is_tested_both_ways() -> None:
-    told: dict[str, set[bool]] = {}
+    tested: dict[str, set[bool]] = {}
     for group in yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text())["tests"]:
         for case in group["alert_rule_test"]:
-            told.setdefault(case["alertname"], set()).add(bool(case.get("exp_alerts")))
-    assert told == {alert.name: {True, False} for alert in alerts()}
+            tested.setdefault(case["alertname"], set()).add(bool(case.get("exp_alerts")))
+    assert tested == {alert.name: {True, False} for alert in alerts()}
 
 
 @pytest.mark.parametrize("alert", list(alerts()), ids=lambda alert: alert.name)
-def test_alerts_tell_a_person_what_to_do(alert: Alert) -> None:
-    """What is said names only labels that the expression keeps, and the command is one that there is."""
+def test_alerts_name_a_remedy(alert: AlertRule) -> None:
+    """Texts use only labels that the expression keeps, and the command exists."""
     words = (alert.summary, alert.effect, alert.doing, alert.command)
     assert all(words)
-    kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", alert.expr))))
-    assert {label for text in words for label in re.findall(r"\$labels\.(\w+)", text)} <= kept
+    labels = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", alert.expr))))
+    assert {label for text in words for label in re.findall(r"\$labels\.(\w+)", text)} <= labels
     program, *arguments = alert.command.split()
     if program == "slipway":
         command: Any = get_command(app)
@@ -109,8 +111,8 @@ def test_alerts_tell_a_person_what_to_do(alert: Alert) -> None:
         assert {word for word in arguments if word.startswith("--")} <= options
 
 
-def test_expressions_name_what_there_is() -> None:
-    """Every metric of the table is found by its exact name, and every label is one of that metric's or a target's."""
+def test_expressions_use_existing_metrics() -> None:
+    """All metrics are rows of the table, and all labels belong to the metric or the target."""
     labels = {
         name: {*metric.labels, "le", "job", "instance"}
         for metric in METRICS
@@ -136,7 +138,7 @@ def test_every_query_of_the_dashboard_parses(folder: Path) -> None:
 
 
 def test_dashboard_shows_every_row_in_place() -> None:
-    """No two panels overlap, none leaves Grafana's 24 columns, and every panel of the table is there once."""
+    """Panels do not overlap, fit Grafana's 24 columns, and show every row of the table once."""
     panels = observability.dashboard()["panels"]
     assert [panel["title"] for panel in panels if panel["type"] == "row"] == list(metrics.ROWS)
     graphs = sorted(panel["title"] for panel in panels if panel["type"] != "row")
@@ -155,6 +157,6 @@ def test_dashboard_shows_every_row_in_place() -> None:
 
 
 def queries() -> list[str]:
-    """Of the dashboard, as Grafana will send them."""
+    """Queries of the dashboard, as Grafana sends them."""
     dashboard = json.loads(observability.files()["infra/grafana/dashboards/slipway.json"])
     return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]

@@ -1,4 +1,4 @@
-"""Which process is which: on real ones."""
+"""Identity and tags of real processes."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ pytestmark = needs_linux
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a shell that leads a session of its own; it and what it left there are ended."""
+    """Starts shells as session leaders; afterwards they and all processes of their sessions are killed."""
     started: list[subprocess.Popen[bytes]] = []
 
     def go(script: str, tag: str = "") -> "subprocess.Popen[bytes]":
@@ -42,37 +42,37 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def said(process: "subprocess.Popen[bytes]") -> str:
-    """The next line it says."""
+def next_line(process: "subprocess.Popen[bytes]") -> str:
+    """Next line of its output."""
     assert process.stdout is not None
     return process.stdout.readline().decode().strip()
 
 
-def tell(process: "subprocess.Popen[bytes]", line: str) -> None:
+def send(process: "subprocess.Popen[bytes]", line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(f"{line}\n".encode())
     process.stdin.flush()
 
 
-def test_an_identity_lasts_through_exec_and_is_nobody_elses(start: Start) -> None:
-    """A launcher that becomes its agent stays the same instance."""
+def test_an_identity_is_unique_and_survives_exec(start: Start) -> None:
+    """A launcher that executes its agent stays the same instance."""
     one = start("echo $$; read line; exec sh -c 'echo again; read line'")
     other = start("echo up; read line")
-    assert (said(one), said(other)) == (str(one.pid), "up")
+    assert (next_line(one), next_line(other)) == (str(one.pid), "up")
     before = identity(one.pid)
     assert before is not None
-    tell(one, "go")
-    assert said(one) == "again"
+    send(one, "go")
+    assert next_line(one) == "again"
     assert identity(one.pid) == before
     assert alive(before)
     assert len({before, identity(other.pid), own_identity()}) == 3
     assert own_identity() == identity(os.getpid())
 
 
-def test_a_number_that_was_given_again_is_another_process(start: Start) -> None:
-    """Same pid, other start or other boot: not the process that was meant, and nothing is sent to it."""
+def test_a_reused_process_id_is_another_process(start: Start) -> None:
+    """The same process ID with another start or boot is another process, which gets no signal."""
     process = start("echo up; read line")
-    said(process)
+    next_line(process)
     real = identity(process.pid)
     assert real is not None
     pid, ticks, boot = real.split("-")
@@ -86,12 +86,12 @@ def test_a_number_that_was_given_again_is_another_process(start: Start) -> None:
 
 
 def test_a_zombie_is_gone(start: Start) -> None:
-    """Nobody has collected its exit status: nothing runs any more all the same."""
+    """A process whose exit status was not collected counts as ended."""
     process = start("echo up; read line", tag="zombie")
-    said(process)
+    next_line(process)
     real = identity(process.pid)
     assert real is not None
-    tell(process, "end")
+    send(process, "end")
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert os.path.exists(f"/proc/{process.pid}")
     assert identity(process.pid) is None
@@ -101,12 +101,12 @@ def test_a_zombie_is_gone(start: Start) -> None:
 
 
 def test_children_carry_the_tag(start: Start) -> None:
-    """A child has its own identity, its parent's session and tag; the leader comes first."""
+    """A child has its own identity but the session and tag of its parent; the leader is listed first."""
     mine = new_id()
     leader = start("exec 3<&0; sh -c 'echo $$; read line' <&3 & wait", tag=f"{mine}/a")
     start_other = start("echo up; read line", tag=f"{new_id()}/a")
-    child = int(said(leader))
-    said(start_other)
+    child = int(next_line(leader))
+    next_line(start_other)
     found = tagged(TAG, mine)
     assert [(p.pid, p.session, p.leads, p.tag) for p in found] == [
         (leader.pid, leader.pid, True, f"{mine}/a"),
@@ -119,19 +119,71 @@ def test_children_carry_the_tag(start: Start) -> None:
     assert all(now - timedelta(seconds=60) < p.started_at <= now + timedelta(seconds=0.02) for p in found)
 
 
-def test_a_name_full_of_parentheses_confuses_nobody(start: Start) -> None:
-    """The kernel shows names unescaped, between parentheses."""
+def test_a_name_with_parentheses_is_parsed(start: Start) -> None:
+    """The kernel writes names unescaped between parentheses."""
     process = start("printf ') R 1 1 1' > /proc/$$/comm; echo up; read line")
-    said(process)
+    next_line(process)
     assert (identity(process.pid) or "").startswith(f"{process.pid}-")
     assert [p.session for p in processes.running(TAG) if p.pid == process.pid] == [process.pid]
 
 
-def test_what_may_not_be_read_is_left_out(start: Start) -> None:
-    """Another user's process is listed without its tag, and fails nobody's listing."""
+def test_a_process_in_the_middle_of_an_exec_keeps_its_tag(start: Start) -> None:
+    """Every listing finds a process that replaces itself continuously and has no environment in between."""
+    mine = new_id()
+    loop = 'exec "$0" -c "$1" "$0" "$1"'
+    process = start(f"echo up; exec sh -c '{loop}' sh '{loop}'", tag=mine)
+    next_line(process)
+    found = [read.tag if (read := processes._read_process(process.pid, TAG)) else None for _ in range(2000)]
+    assert found == [mine] * 2000
+    assert [p.pid for p in tagged(TAG, mine)] == [process.pid]
+
+
+#        (environ is complete, environ) at each read, tag found
+READS: list[tuple[list[tuple[bool, bytes]], str]] = [
+    ([(True, b"")], ""),  # a process that was started without an environment
+    ([(False, b""), (False, b""), (True, b"A=1\0SLIPWAY_TEST_TAG=x\0")], "x"),
+    ([(False, b"A=1\0"), (True, b"A=1\0SLIPWAY_TEST_TAG=x\0")], "x"),  # cut off when the old address space ended
+]
+
+
+@pytest.mark.parametrize(("reads", "tag"), READS)
+def test_an_environment_is_read_until_it_is_complete(
+    monkeypatch: pytest.MonkeyPatch, reads: list[tuple[bool, bytes]], tag: str
+) -> None:
+    real_read, left = processes._read, list(reads)
+
+    def read(folder: int, name: str) -> bytes:
+        if name == "environ":
+            return left.pop(0)[1]
+        is_complete, content = left[0]
+        fields = real_stat(folder)
+        begin, end = (4096, 4096 + len(content)) if is_complete else (0, 0)
+        return b"1 (x) " + b" ".join([*fields[:47], str(begin).encode(), str(end).encode(), *fields[49:]])
+
+    def real_stat(folder: int) -> list[bytes]:
+        return real_read(folder, "stat").rpartition(b") ")[2].split()
+
+    monkeypatch.setattr(processes, "_read", read)
+    found = processes._read_process(os.getpid(), TAG)
+    assert found is not None
+    assert (found.tag, left) == (tag, [])
+
+
+def test_an_exec_that_does_not_end_fails_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listing fails, since one without the process would prove that it has ended."""
+    fields = processes._stat(os.open(f"/proc/{os.getpid()}", os.O_RDONLY))
+    between = b"1 (x) " + b" ".join([*fields[:47], b"0", b"0", *fields[49:]])
+    monkeypatch.setattr(processes, "_read", lambda _, name: b"" if name == "environ" else between)
+    monkeypatch.setattr(processes, "EXEC_SECONDS", 0.0)
+    with pytest.raises(processes.Unsettled, match="middle of an exec"):
+        tagged(TAG)
+
+
+def test_unreadable_processes_have_no_tag(start: Start) -> None:
+    """Another user's process is listed without its tag and does not fail the listing."""
     mine = new_id()
     process = start("echo up; read line", tag=mine)
-    said(process)
+    next_line(process)
     child = os.fork()
     if child == 0:
         try:
@@ -147,8 +199,8 @@ def test_what_may_not_be_read_is_left_out(start: Start) -> None:
     assert [p.pid for p in tagged(TAG, mine)] == [process.pid]
 
 
-def test_without_proc_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another system gets a sentence, not an empty list that would mean "nothing runs"."""
+def test_without_proc_the_listing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other systems get an error, not an empty list, which would mean that nothing runs."""
     monkeypatch.setattr(processes, "supported", lambda: False)
     with pytest.raises(processes.Unsupported, match="Linux"):
         tagged(TAG)

@@ -1,4 +1,4 @@
-"""Records as a relay writes them are read by a shorter way: it comes to the same, or leaves them to the general one."""
+"""Fast path for records written by a relay: it gives the same result as the general path, or defers to it."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -58,9 +58,9 @@ def record(event: Any, headers: list[tuple[str, bytes | None]] | None = None, va
         source="/slipway/x",
         subject=topic.subject(event),
         time=AT,
-        number=8,
+        sequence_number=8,
         previous=7,
-        number_source="/slipway/x/1",
+        sequence_source="/slipway/x/1",
         revision=3,
         traceparent=f"00-{8:032x}-{8:016x}-01",
     )
@@ -70,26 +70,26 @@ def record(event: Any, headers: list[tuple[str, bytes | None]] | None = None, va
 
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: event.type)
-def test_what_a_relay_writes_is_read_quickly(event: Any) -> None:
+def test_records_of_a_relay_take_the_fast_path(event: Any) -> None:
     written = record(event)
     expected = received(written, opened(written))
-    assert records._quickly(written) == expected
+    assert records._read_fast(written) == expected
 
 
 @given(st.sampled_from(HEADERS), st.sampled_from(STRANGE), st.sampled_from([b"", b"{", b"null", None]))
-def test_what_is_written_otherwise_is_read_as_ever(name: str, strange: bytes | None, value: bytes | None) -> None:
-    """Whichever header and value: the same event with the same attributes, or none."""
+def test_other_records_take_the_general_path(name: str, strange: bytes | None, value: bytes | None) -> None:
+    """Any header and value give the same event with the same attributes, or none."""
     usual: list[tuple[str, bytes | None]] = list(record(EXAMPLES[0]).headers)
     changed = record(EXAMPLES[0], [(n, strange if n == name else v) for n, v in usual], value)
-    quick = records._quickly(changed)
+    quick = records._read_fast(changed)
     if quick is not None:
         assert quick == received(changed, opened(changed))
 
 
 @given(st.sets(st.sampled_from(HEADERS), min_size=1), st.booleans())
-def test_other_headers_are_read_as_ever(names: set[str], twice: bool) -> None:
+def test_other_headers_take_the_general_path(names: set[str], twice: bool) -> None:
     usual: list[tuple[str, bytes | None]] = [(n, v) for n, v in record(EXAMPLES[0]).headers if n in names]
     changed = record(EXAMPLES[0], [*usual, *usual[:1], ("ce_mine", b"\xff")] if twice else usual)
-    quick = records._quickly(changed)
+    quick = records._read_fast(changed)
     if quick is not None:
         assert quick == received(changed, opened(changed))

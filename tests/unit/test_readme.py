@@ -1,16 +1,16 @@
-"""The runner of documented commands finds what it is there to find."""
+"""Runner of documented commands."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.readme import BESIDE, DEMO, Block, Command, Outcome, Wrong, blocks, commands, problem, read
+from tests.readme import BACKGROUND_ARGUMENTS, DEMO, Block, Command, Outcome, Wrong, blocks, commands, problem, read
 
 GOOD = """\
 # Title
 
 ```sh
-cd sub                # a folder holds for what follows
+cd sub                # the folder applies to the following commands
 NAME='a b'
 echo "$NAME" |
   cat
@@ -38,7 +38,7 @@ printed
 
 
 def planted(tmp_path: Path, text: str) -> tuple[Path, Path]:
-    """A tree with one document."""
+    """Tree with one document."""
     root = tmp_path / "root"
     (root / "sub").mkdir(parents=True)
     (root / "sub/file").touch()
@@ -53,10 +53,10 @@ async def outcomes(tmp_path: Path, text: str) -> list[Outcome]:
 
 
 async def test_good_document(tmp_path: Path) -> None:
-    """Each command once, in order, in one state; expectations are met by the last command of their block."""
+    """Each command runs once, in order, in one shell; expectations apply to the last command of their block."""
     found = await outcomes(tmp_path, GOOD)
     assert [(outcome.where, outcome.what, outcome.problem) for outcome in found] == [
-        ("README.md:4", "cd sub                # a folder holds for what follows", ""),
+        ("README.md:4", "cd sub                # the folder applies to the following commands", ""),
         ("README.md:5", "NAME='a b'", ""),
         ("README.md:6", 'echo "$NAME" | …', ""),
         ("README.md:8", "cat <<END …", ""),
@@ -66,8 +66,8 @@ async def test_good_document(tmp_path: Path) -> None:
     ]
 
 
-async def test_failures_are_told_and_the_rest_is_run(tmp_path: Path) -> None:
-    """A failing command, one that prints something else, and a missing program; what they write stays in the copy."""
+async def test_failures_are_reported_and_the_rest_is_run(tmp_path: Path) -> None:
+    """A failing command, unexpected output and a missing program are reported; files stay in the copy."""
     text = """
 ```sh
 touch mess; echo why; false
@@ -109,7 +109,7 @@ echo after
     ],
 )
 async def test_document_that_cannot_be_run(tmp_path: Path, text: str, reason: str) -> None:
-    """It is a failure, never a block that was silently left out."""
+    """A document that cannot be run is a failure, and its block is not skipped."""
     (outcome,) = await outcomes(tmp_path, text)
     assert reason in outcome.problem
 
@@ -122,12 +122,12 @@ def test_expectations() -> None:
     assert problem(None, "", []).startswith("took more than")
 
 
-def test_what_takes_long_is_shortened_by_its_own_arguments() -> None:
-    """And a demo beside which others run is no command to wait for."""
+def test_long_commands_are_shortened_by_their_arguments() -> None:
+    """A demo that runs beside other commands is not waited for."""
     block = Block(1, "sh", "make demo\nmake demo DURATION=0\nmake demo SEED=7\nls\n. .slipway/env")
     default, endless, short, listing, reading = commands(block)
-    assert (default.background, default.shorter, default.demo) == (True, BESIDE, DEMO)
-    assert (endless.background, endless.shorter, endless.demo) == (True, BESIDE, DEMO)
+    assert (default.background, default.shorter, default.demo) == (True, BACKGROUND_ARGUMENTS, DEMO)
+    assert (endless.background, endless.shorter, endless.demo) == (True, BACKGROUND_ARGUMENTS, DEMO)
     assert (short.background, short.shorter, short.demo) == (False, {"DURATION": "5s"}, "")
     assert (listing.shorter, listing.demo) == (None, "")
     assert (reading.background, reading.demo) == (False, DEMO)

@@ -1,4 +1,4 @@
-"""What others say, without what may be secret."""
+"""Redaction of secrets in texts from outside."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from slipway_common.redaction import CHARACTERS_MAX, redacted
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("text", "expected"),
     [
         ("InsufficientInstanceCapacity", "InsufficientInstanceCapacity"),
         ("no m5.large in us-east-1b\nfor i-0123456789abcdef0", "no m5.large in us-east-1b for i-0123456789abcdef0"),
@@ -24,15 +24,15 @@ from slipway_common.redaction import CHARACTERS_MAX, redacted
         ("", ""),
     ],
 )
-def test_redacted(said: str, told: str) -> None:
-    assert redacted(said) == told
+def test_redacted(text: str, expected: str) -> None:
+    assert redacted(text) == expected
 
 
 @given(st.text(max_size=6000))
-def test_one_short_line_of_anything(said: str) -> None:
-    told = redacted(said)
-    assert len(told) <= CHARACTERS_MAX
-    assert told.isprintable()
+def test_one_short_line_of_anything(text: str) -> None:
+    found = redacted(text)
+    assert len(found) <= CHARACTERS_MAX
+    assert found.isprintable()
 
 
 def test_a_long_text_is_cut() -> None:

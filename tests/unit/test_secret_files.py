@@ -1,4 +1,4 @@
-"""The secrets of a new deployment: made once, fitting together, for their owner and its group only."""
+"""Secrets of a new deployment: generated once, consistent, readable by owner and group only."""
 
 import stat
 from pathlib import Path
@@ -18,7 +18,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_everything_is_made_once(tmp_path: Path) -> None:
+def test_everything_is_generated_once(tmp_path: Path) -> None:
     assert set(secret_files.create(tmp_path, URL)) == NAMES
     first = contents(tmp_path)
     assert secret_files.create(tmp_path, URL) == []
@@ -26,7 +26,7 @@ def test_everything_is_made_once(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o640}
 
 
-def test_what_was_made_fits_together(tmp_path: Path) -> None:
+def test_secrets_are_consistent(tmp_path: Path) -> None:
     secret_files.create(tmp_path, URL)
     made = {name: text.strip() for name, text in contents(tmp_path).items()}
     assert made["database_url"] == f"postgresql://slipway:{made['database_password']}@postgres:5432/slipway"
@@ -36,8 +36,8 @@ def test_what_was_made_fits_together(tmp_path: Path) -> None:
     assert made["operator_token"] not in made["tokens.yaml"]
 
 
-def test_a_torn_first_run_is_finished(tmp_path: Path) -> None:
-    """A token without its hash opens nothing: both are made again, and the password stays."""
+def test_an_interrupted_first_run_is_completed(tmp_path: Path) -> None:
+    """A token without its hash is useless: both are generated again, and the password stays."""
     secret_files.create(tmp_path, URL)
     before = contents(tmp_path)
     (tmp_path / "tokens.yaml").unlink()
@@ -55,7 +55,7 @@ def test_a_url_that_cannot_take_a_password(tmp_path: Path, url: str) -> None:
 
 
 def test_the_command_reads_its_token_from_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An absent file is named before any service is asked."""
+    """A missing file is named before any service is called."""
     monkeypatch.setenv("SLIPWAY_TOKEN_FILE", str(tmp_path / "operator_token"))
     answer = CliRunner().invoke(app, ["pool", "ls"])
     assert (answer.exit_code, "Traceback" in answer.output) == (1, False)

@@ -1,4 +1,4 @@
-"""Settings from the environment and from files that it names: who wins, and what is said when something is wrong."""
+"""Settings from the environment and from files named there: precedence and error messages."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_value_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The line end that editors and echo leave is not part of a secret."""
+    """A trailing line break is not part of a secret."""
     (tmp_path / "url").write_text("postgresql://file@host/db\n")
     (tmp_path / "port").write_text("7777\n")
     monkeypatch.delenv("SLIPWAY_DATABASE_URL")
@@ -34,7 +34,7 @@ def test_a_value_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert (read.database_url, read.port, read.registration_key) == ("postgresql://file@host/db", 7777, "from-env")
 
 
-def test_the_environment_wins_over_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_takes_precedence_over_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("from-file")
     monkeypatch.setenv("SLIPWAY_REGISTRATION_KEY_FILE", str(tmp_path / "key"))
     assert NamedFiles(Settings)() == {}, "it is not even read"
@@ -44,15 +44,15 @@ def test_the_environment_wins_over_a_file(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [(None, "No such file or directory"), (b" \n", "the file is empty"), (b"\xff\xfe", "it is not UTF-8 text")],
+    ("content", "reason"),
+    [(None, "No such file or directory"), (b" \n", "the file is empty"), (b"\xff\xfe", "not UTF-8 text")],
 )
 def test_a_file_without_a_value_is_named(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     content: bytes | None,
-    said: str,
+    reason: str,
 ) -> None:
     path = tmp_path / "key"
     if content is not None:
@@ -63,26 +63,26 @@ def test_a_file_without_a_value_is_named(
         Settings()  # type: ignore[call-arg]
     with pytest.raises(SystemExit) as ended:
         from_environment(Settings)
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert ended.value.code == 2
-    assert f"SLIPWAY_REGISTRATION_KEY_FILE={path}: {said}" in told
+    assert f"SLIPWAY_REGISTRATION_KEY_FILE={path}: {reason}" in printed
 
 
-def test_everything_that_is_wrong_is_told_without_values(
+def test_all_errors_are_printed_without_values(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SLIPWAY_REGISTRATION_KEY")
     monkeypatch.setenv("SLIPWAY_PORT", "hunter2")
     with pytest.raises(SystemExit):
         from_environment(Settings)
-    told = capsys.readouterr().err.splitlines()
-    assert told[1] == "SLIPWAY_REGISTRATION_KEY is not set; set it, or SLIPWAY_REGISTRATION_KEY_FILE"
-    assert told[0].startswith("SLIPWAY_PORT: ")
-    assert "hunter2" not in "".join(told)
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[1] == "SLIPWAY_REGISTRATION_KEY is not set; set it, or SLIPWAY_REGISTRATION_KEY_FILE"
+    assert printed[0].startswith("SLIPWAY_PORT: ")
+    assert "hunter2" not in "".join(printed)
 
 
 @pytest.mark.parametrize("kind", [Provisioner, WeightCalculator, LeaseBroker, Simulator])
-def test_no_setting_is_another_ones_file(kind: type[settings.EnvironmentSettings]) -> None:
-    """A setting x_file beside a setting x would be read as the file of x."""
+def test_no_setting_is_the_file_of_another(kind: type[settings.EnvironmentSettings]) -> None:
+    """A setting x_file would collide with the file of a setting x."""
     names = set(kind.model_fields)
     assert not {name for name in names if name.endswith("_file") and name.removesuffix("_file") in names}

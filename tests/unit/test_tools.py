@@ -1,4 +1,4 @@
-"""`make tools` installs what is missing, and without asking; where it cannot, it says what to do."""
+"""`make tools` installs missing tools without a prompt, or prints how to install them."""
 
 import subprocess
 from pathlib import Path
@@ -8,15 +8,15 @@ import pytest
 from tests import tools
 
 SCRIPT = Path(__file__).parents[2] / "infra" / "tools.sh"
-TOLD = 'echo "$(basename "$0") $*" >> "$TOLD"'
+LOG = 'echo "$(basename "$0") $*" >> "$LOG"'
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine whose programs are those that a test puts there. Nothing of it reaches this one."""
+    """Folder of stand-in programs, the only ones on PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
     put(folder, "basename", 'echo "${1##*/}"')
     return folder
 
@@ -32,31 +32,31 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.CompletedPr
     return subprocess.run([SCRIPT], capture_output=True, text=True, check=False)
 
 
-def test_nothing_is_done_where_all_are_there(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_done_if_all_are_installed(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("kcat", "tmux", "promtool"):
         put(machine, name)
     done = run(machine, monkeypatch)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_says_what_to_install_where_there_is_no_apt(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prints_packages_without_apt(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(machine, "tmux")
     done = run(machine, monkeypatch)
     assert done.returncode == 2
     assert "missing: kcat prometheus, and there is no apt-get" in done.stderr
 
 
-def test_says_what_to_install_where_we_may_not(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, script in (("id", "echo 1000"), ("sudo", "exit 1"), ("apt-get", TOLD)):
+def test_prints_packages_without_permission(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, script in (("id", "echo 1000"), ("sudo", "exit 1"), ("apt-get", LOG)):
         put(machine, name, script)
     done = run(machine, monkeypatch)
     assert done.returncode == 2
     assert "only root may install it" in done.stderr
-    assert not (machine.parent / "told").exists()
+    assert not (machine.parent / "log").exists()
 
 
-def test_installs_what_is_missing_and_no_more(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prometheus' service starts neither now nor at the next boot; a list of packages that is too old is renewed."""
+def test_installs_missing_packages_only(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Prometheus service starts neither now nor at boot; an outdated package list is updated."""
     policy = machine.parent / "policy-rc.d"
     monkeypatch.setenv("POLICY", str(policy))
     put(machine, "tmux")
@@ -65,8 +65,8 @@ def test_installs_what_is_missing_and_no_more(machine: Path, monkeypatch: pytest
         "id": "echo 1000",
         "systemctl": "",
         "chmod": '/bin/chmod "$@"',
-        # Stands for root: acts only inside the folder, and tells the rest.
-        "sudo": f"""{TOLD}
+        # Stand-in for root: acts only inside the folder and logs other commands.
+        "sudo": f"""{LOG}
 case "$*" in
   *"apt-get update"*) : > {machine}/fresh ;;
   *"apt-get install"*) test -e {machine}/fresh || exit 100; {appears} ;;
@@ -77,14 +77,14 @@ esac""",
         put(machine, name, script)
     done = run(machine, monkeypatch)
     assert done.returncode == 0, done.stderr
-    told = (machine.parent / "told").read_text()
-    assert told.count("apt-get install --quiet --yes --no-install-recommends kcat prometheus\n") == 2
-    assert told.index(f"tee {policy}") < told.index("apt-get install")
-    assert "systemctl --quiet disable prometheus" in told
-    assert told.splitlines()[-1] == f"sudo -n env rm -f {policy}"
+    log = (machine.parent / "log").read_text()
+    assert log.count("apt-get install --quiet --yes --no-install-recommends kcat prometheus\n") == 2
+    assert log.index(f"tee {policy}") < log.index("apt-get install")
+    assert "systemctl --quiet disable prometheus" in log
+    assert log.splitlines()[-1] == f"sudo -n env rm -f {policy}"
 
 
 def test_a_test_without_its_tool_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(machine))
-    with pytest.raises(pytest.fail.Exception, match="kcat is not installed: `make tools`"):
+    with pytest.raises(pytest.fail.Exception, match="kcat is not installed; run `make tools`"):
         tools.needed("kcat")

@@ -1,4 +1,4 @@
-"""The registry: every event travels on one topic, and what is promised of topics holds for each."""
+"""Registry of topics: every event has one topic, and all topics meet the documented guarantees."""
 
 import re
 from typing import Any
@@ -20,7 +20,7 @@ def test_every_event_has_one_topic_and_one_type() -> None:
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 def test_topic_names_work_in_every_broker_and_metric(topic: Topic) -> None:
-    """`.` and `_` collide in metric names, and a name may have 249 characters; the dead-letter topic's too."""
+    """`.` and `_` collide in metric names; a name has at most 249 characters, as has its dead-letter topic's."""
     assert re.fullmatch(r"slipway(\.[a-z]+(-[a-z]+)*)+\.v[0-9]+", topic.name)
     for service in topic.consumers:
         assert len(dead_letter_topic(topic, service)) <= 200
@@ -45,7 +45,7 @@ def test_keys_and_subjects_come_from_the_event(event: Any) -> None:
 
 @pytest.mark.parametrize("topic", [topic for topic in TOPICS if topic.compacted], ids=lambda topic: topic.name)
 def test_compacted_topics_keep_one_record_per_subject(topic: Topic) -> None:
-    """Compaction keeps the newest record of a key; it may only ever replace the same subject's."""
+    """Compaction keeps the newest record of a key, so that a key must belong to one subject."""
     for event in (event for event in EXAMPLES if TOPIC_OF[type(event)] is topic):
         assert topic.key(event) == topic.subject(event)
 

@@ -1,4 +1,4 @@
-"""The judge of `make e2e-windows` on made-up ledgers: each excess planted alone is found, what is allowed is not."""
+"""The judge of `make e2e-windows` on hand-made ledgers: each single excess is reported, allowed calls are not."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -9,14 +9,14 @@ from slipway_common.events.weight import SharedWindow, StageHealth, WeightChange
 from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_simulator import facts
 from tests.e2e import windows
-from tests.e2e.mirror import Crossed
+from tests.e2e.mirror import Copied
 from tests.e2e.windows import Work
-from tests.e2e.windows_judge import Report, Times, Visible, Way, judge
+from tests.e2e.windows_judge import ConfigKeys, Report, Times, Visible, judge
 
-Told = facts.Fact | list[facts.Fact]
-TIMES: Final = Times(reading=1.0, boot=50.0, silent=5.0, attempt=3.0)
-WAY: Final = Way("pool", "image/i", "quota/a/r/m", "credential/a")
-WAYS: Final = {"c": WAY, "d": Way("other", "image/i", "quota/b/r/m", "credential/b")}
+Facts = facts.Fact | list[facts.Fact]
+TIMES: Final = Times(reading=1.0, boot=50.0, unavailable=5.0, attempt=3.0)
+KEYS: Final = ConfigKeys("pool", "image/i", "quota/a/r/m", "credential/a")
+CONFIGS: Final = {"c": KEYS, "d": ConfigKeys("other", "image/i", "quota/b/r/m", "credential/b")}
 BEATS: Final = [float(second) for second in range(200)]
 
 
@@ -42,7 +42,7 @@ def refused(at: float, name: str, code: Any = "InsufficientCapacity") -> facts.R
 
 
 def given(at: float, name: str, count: int = 1, config: str = "c", boots_at: float | None = None) -> list[facts.Fact]:
-    """The machines of a call, and its reply."""
+    """Machines of a call, and its reply."""
     ids = tuple(f"{name}-{number}" for number in range(count))
     machines = [
         facts.InstanceCreated(
@@ -84,7 +84,7 @@ def visible(
     boot: int = 8,
     folded: int = 0,
     boots_folded: int = 0,
-    state: str = "open",
+    state: str = "healthy",
     permit: int | None = None,
     ready: bool = False,
     shared: Sequence[SharedWindow] = (),
@@ -109,86 +109,86 @@ def visible(
 
 
 def judged(
-    *told: Told,
+    *ledger_facts: Facts,
     seen: Sequence[Visible] = (),
     beats: Sequence[float] = BEATS,
     decided: Mapping[str, float] | None = None,
 ) -> Report:
-    ledger = [fact for each in told for fact in (each if isinstance(each, list) else [each])]
-    return judge(sorted(ledger, key=lambda fact: fact.at), seen, beats, WAYS, TIMES, decided=decided or {})
+    ledger = [fact for each in ledger_facts for fact in (each if isinstance(each, list) else [each])]
+    return judge(sorted(ledger, key=lambda fact: fact.at), seen, beats, CONFIGS, TIMES, decided=decided or {})
 
 
-def whats(report: Report) -> list[str]:
-    return [violation.what for violation in report.violations]
+def texts(report: Report) -> list[str]:
+    return [violation.text for violation in report.violations]
 
 
 def test_the_window_of_a_config_that_was_never_seen() -> None:
     full = judged(call(1, "1", 4))
-    assert (whats(full), dict(full.reached)) == ([], {"config launch": 1})
-    assert whats(judged(call(1, "1", 4), call(2, "2"))) == ["1 started: config launch window exceeded by 1"]
-    assert whats(judged(call(1, "1", 5))) == ["5 started: config launch window exceeded by 1"]
+    assert (texts(full), dict(full.reached)) == ([], {"config launch": 1})
+    assert texts(judged(call(1, "1", 4), call(2, "2"))) == ["1 started: config launch window exceeded by 1"]
+    assert texts(judged(call(1, "1", 5))) == ["5 started: config launch window exceeded by 1"]
 
 
 def test_a_success_frees_its_unit_at_once_and_counts_in_the_next_stage() -> None:
     first = (call(1, "1", 4), given(2, "1", 4), call(3, "2", 4))
     assert judged(*first).reached == {"config launch": 2, "config boot": 1, "image boot": 1}
     more = judged(*first, given(4, "2", 4), call(5, "3"))
-    assert whats(more) == ["1 started: config boot window exceeded by 1, image boot window exceeded by 1"]
+    assert texts(more) == ["1 started: config boot window exceeded by 1, image boot window exceeded by 1"]
 
 
 def test_a_failure_fills_its_unit_until_a_record_that_folded_it_can_be_read() -> None:
     run = (call(1, "1", 4), refused(2, "1"))
     late = visible(60.0, folded=4)
-    assert whats(judged(*run, call(59.9, "2"), seen=[late])) == ["1 started: config launch window exceeded by 1"]
-    assert whats(judged(*run, call(60.0, "2"), seen=[late])) == []
-    assert whats(judged(*run, call(70.0, "2"), seen=[visible(60.0, folded=3, launch=1)])) == [
+    assert texts(judged(*run, call(59.9, "2"), seen=[late])) == ["1 started: config launch window exceeded by 1"]
+    assert texts(judged(*run, call(60.0, "2"), seen=[late])) == []
+    assert texts(judged(*run, call(70.0, "2"), seen=[visible(60.0, folded=3, launch=1)])) == [
         "1 started: config launch window exceeded by 1"
     ]
     put_back = (call(1, "1", 4), refused(2, "1", "RequestLimitExceeded"), call(3, "2", 4))
-    assert whats(judged(*put_back)) == [], "a throttle is nobody's failure"
+    assert texts(judged(*put_back)) == [], "a throttle is not a failure"
 
 
-def test_what_was_not_given_of_a_call_has_failed() -> None:
+def test_machines_missing_from_a_reply_have_failed() -> None:
     partly = (call(1, "1", 4), given(2, "1", 1), call(3, "2"))
     assert judged(*partly).failures == 3
     assert judged(*partly).reached == {"config launch": 2}
 
 
-def test_a_window_that_shrinks_is_in_force_once_a_decision_must_have_seen_it() -> None:
+def test_a_smaller_window_applies_once_a_decision_must_have_read_it() -> None:
     shrunk = [visible(0.0, launch=8), visible(10.0, launch=2)]
-    assert whats(judged(call(10.9, "1", 8), seen=shrunk)) == []
-    assert whats(judged(call(11.5, "1", 8), seen=shrunk)) == ["8 started: config launch window exceeded by 6"]
-    assert whats(judged(call(20, "1", 8), seen=shrunk, decided={"1": 10.5})) == [], "it was admitted late"
-    # Room by the old window and by the new failures does not add up to room.
+    assert texts(judged(call(10.9, "1", 8), seen=shrunk)) == []
+    assert texts(judged(call(11.5, "1", 8), seen=shrunk)) == ["8 started: config launch window exceeded by 6"]
+    assert texts(judged(call(20, "1", 8), seen=shrunk, decided={"1": 10.5})) == [], "the call was made late"
+    # An old window cannot be combined with newly folded failures.
     torn = [visible(0.0, launch=8), visible(10.0, launch=1, folded=4)]
-    assert len(whats(judged(call(1, "1", 4), refused(2, "1"), call(10.5, "2", 5), seen=torn))) == 1
+    assert len(texts(judged(call(1, "1", 4), refused(2, "1"), call(10.5, "2", 5), seen=torn))) == 1
 
 
-def test_what_configs_share_is_bounded_over_all_of_them() -> None:
+def test_windows_of_shared_keys_limit_all_their_configs() -> None:
     image = [visible(0.0, launch=64, boot=64), visible(0.0, "d", launch=64, boot=64)]
     full = (call(1, "1", 5), given(2, "1", 5), call(3, "2", 3, "d"))
     assert judged(*full, seen=image).reached == {"image boot": 1}
-    assert whats(judged(*full, call(4, "3", 1, "d"), seen=image)) == ["1 started: image boot window exceeded by 1"]
+    assert texts(judged(*full, call(4, "3", 1, "d"), seen=image)) == ["1 started: image boot window exceeded by 1"]
     grown = SharedWindow(key="image/i", stage="boot", version=7, window=9)
     stale = SharedWindow(key="image/i", stage="boot", version=6, window=64)
-    told = [
+    records = [
         *image,
         visible(0.5, shared=[grown], launch=64, boot=64),
         visible(0.6, "d", shared=[stale], launch=64, boot=64),
     ]
-    assert whats(judged(*full, call(4, "3", 1, "d"), seen=told)) == []
-    assert whats(judged(*full, call(4, "3", 2, "d"), seen=told)) == ["2 started: image boot window exceeded by 1"]
+    assert texts(judged(*full, call(4, "3", 1, "d"), seen=records)) == []
+    assert texts(judged(*full, call(4, "3", 2, "d"), seen=records)) == ["2 started: image boot window exceeded by 1"]
     quota = [visible(0.0, launch=64, shared=[SharedWindow(key="quota/a/r/m", stage="launch", version=1, window=3)])]
-    assert whats(judged(call(1, "1", 4), seen=quota)) == ["4 started: quota window exceeded by 1"]
+    assert texts(judged(call(1, "1", 4), seen=quota)) == ["4 started: quota window exceeded by 1"]
 
 
 def test_a_machine_that_does_not_register_in_time_has_failed() -> None:
     run = (call(1, "1", 4), given(2, "1", 4), call(3, "2", 4), given(4, "2", 4))
-    assert len(whats(judged(*run, call(100, "3")))) == 1
+    assert len(texts(judged(*run, call(100, "3")))) == 1
     assert judged(*run, call(100, "3")).failures == 8
     folded = visible(99.0, boots_folded=8)
-    assert whats(judged(*run, call(100, "3", 4), seen=[folded])) == []
-    registers: list[Told] = [
+    assert texts(judged(*run, call(100, "3", 4), seen=[folded])) == []
+    registers: list[Facts] = [
         call(1, "1", 4),
         given(2, "1", 4, boots_at=40.0),
         *(registered(41, f"1-{n}") for n in range(4)),
@@ -196,62 +196,62 @@ def test_a_machine_that_does_not_register_in_time_has_failed() -> None:
     assert judged(*registers, call(45, "3", 4), given(46, "3", 4), call(47, "4", 4)).violations == []
 
 
-def test_registered_machines_that_found_no_task_count_for_claims() -> None:
-    idle: list[Told] = [
+def test_registered_machines_without_a_task_count_for_claims() -> None:
+    idle: list[Facts] = [
         call(1, "1", 64),
         given(2, "1", 64, boots_at=5.0),
         *(registered(6, f"1-{n}") for n in range(64)),
     ]
     roomy = [visible(0.0, launch=99, boot=99, shared=[SharedWindow(key="image/i", stage="boot", version=1, window=99)])]
-    assert whats(judged(*idle, call(10, "2"), seen=roomy)) == [
+    assert texts(judged(*idle, call(10, "2"), seen=roomy)) == [
         "1 started: config claim window exceeded by 1, image claim window exceeded by 1"
     ]
-    assert whats(judged(*idle, worked(7, "1-0"), call(10, "2"), seen=roomy)) == []
+    assert texts(judged(*idle, worked(7, "1-0"), call(10, "2"), seen=roomy)) == []
 
 
-def test_a_closed_config_starts_one_probe_per_permit() -> None:
-    closed = [visible(0.0, state="closed"), visible(10.0, state="closed", permit=3, ready=True)]
-    assert whats(judged(call(5, "1"), seen=closed)) == ["1 started although closed, without a permit"]
-    probe = judged(call(12, "1"), seen=closed)
-    assert (probe.probes, whats(probe)) == (1, [])
-    assert len(whats(judged(call(12, "1"), call(20, "2"), seen=closed))) == 1, "a permit is spent once"
-    assert len(whats(judged(call(12, "1", 2), seen=closed))) == 1, "a probe is one machine"
+def test_a_tripped_config_starts_one_probe_per_permit() -> None:
+    tripped = [visible(0.0, state="tripped"), visible(10.0, state="probing", permit=3, ready=True)]
+    assert texts(judged(call(5, "1"), seen=tripped)) == ["1 started although tripped, without a permit"]
+    probe = judged(call(12, "1"), seen=tripped)
+    assert (probe.probes, texts(probe)) == (1, [])
+    assert len(texts(judged(call(12, "1"), call(20, "2"), seen=tripped))) == 1, "a permit is spent once"
+    assert len(texts(judged(call(12, "1", 2), seen=tripped))) == 1, "a probe is one machine"
     by_share = [
-        visible(0.0, "d", shared=[SharedWindow(key="image/i", stage="boot", version=1, window=2, state="closed")])
+        visible(0.0, "d", shared=[SharedWindow(key="image/i", stage="boot", version=1, window=2, state="tripped")])
     ]
-    assert len(whats(judged(call(5, "1"), seen=by_share))) == 1, "no record of its own says so, but one of its image"
+    assert len(texts(judged(call(5, "1"), seen=by_share))) == 1, "tripped by the record of its image alone"
 
 
-def test_without_a_calculator_windows_are_four_and_a_pool_tries_now_and_then() -> None:
+def test_without_a_calculator_windows_are_four_and_a_pool_makes_attempts() -> None:
     wide, gone = [visible(0.0, launch=64, boot=64)], [0.0, 1.0, 100.0]
-    assert whats(judged(call(1, "1", 6), seen=wide, beats=gone)) == []
+    assert texts(judged(call(1, "1", 6), seen=wide, beats=gone)) == []
     many = judged(call(20, "1", 4), call(21, "2", 2), seen=wide, beats=gone)
-    assert whats(many) == [
+    assert texts(many) == [
         "2 started: config launch window exceeded by 2, config boot window exceeded by 2, "
         "config claim window exceeded by 2, image boot window exceeded by 2, image claim window exceeded by 2, "
         "quota window exceeded by 2"
     ]
     tried = judged(call(20, "1", 4), refused(21, "1"), call(24, "2"), call(27, "3"), seen=wide, beats=gone)
-    assert (tried.attempts, whats(tried)) == (2, [])
+    assert (tried.attempts, texts(tried)) == (2, [])
     between = judged(
-        call(9.5, "1"), seen=[visible(-9.0, state="closed")], decided={"1": 4.0}, beats=[-4.0, 0.0, 1.0, 9.0]
+        call(9.5, "1"), seen=[visible(-9.0, state="tripped")], decided={"1": 4.0}, beats=[-4.0, 0.0, 1.0, 9.0]
     )
-    assert between.attempts == 1, "silence began and ended since it was decided"
+    assert between.attempts == 1, "the outage began and ended after the decision"
     often = [call(20 + number / 10, f"{number}") for number in range(40)]
-    assert whats(judged(*often, seen=wide, beats=gone)) == ["36 attempts without a calculator, at most 32"]
+    assert texts(judged(*often, seen=wide, beats=gone)) == ["36 attempts without a calculator, at most 32"]
 
 
 def test_a_repeated_call_starts_nothing() -> None:
     again = msgspec.structs.replace(call(3, "1", 4), call_id="again")
-    assert whats(judged(call(1, "1", 4), again, given(4, "1", 4))) == []
+    assert texts(judged(call(1, "1", 4), again, given(4, "1", 4))) == []
 
 
 def test_a_slow_call_excuses_itself_alone() -> None:
-    """Whoever made it may have read as late; no other call may."""
+    """Only the replica that made the slow call may have read records as late."""
     config = "alone-1-zone-g"
     seen = [visible(0.0, config, launch=8), visible(10.0, config, launch=2)]
-    crossed = [
-        Crossed(
+    copied = [
+        Copied(
             each.at,
             each.at,
             LAUNCH_CONFIG_WEIGHT,
@@ -260,27 +260,27 @@ def test_a_slow_call_excuses_itself_alone() -> None:
         )
         for each in seen
     ]
-    crossed += [Crossed(beat, beat, SERVICE_HEARTBEAT, (), None) for beat in BEATS]
+    copied += [Copied(beat, beat, SERVICE_HEARTBEAT, (), None) for beat in BEATS]
     slow = [call(12, "slow", 4, config), *given(12.1, "slow", 4, config, boots_at=12.2)]
     slow += [registered(12.3, f"slow-{n}") for n in range(4)]
-    assert whats(windows.judged(slow, crossed, {"slow": 5.0})) == []
-    assert whats(windows.judged([*slow, call(14, "quick", 4, config)], crossed, {"slow": 5.0, "quick": 13.9})) == [
+    assert texts(windows.judged(slow, copied, {"slow": 5.0})) == []
+    assert texts(windows.judged([*slow, call(14, "quick", 4, config)], copied, {"slow": 5.0, "quick": 13.9})) == [
         "4 started: config launch window exceeded by 2"
     ]
 
 
-def test_what_a_run_has_to_show() -> None:
-    """Few violations of few launches, of prompt weights or of a single replica say nothing."""
-    reached = dict.fromkeys(windows.TO_REACH, 1)
+def test_a_run_without_enough_evidence_is_rejected() -> None:
+    """Few launches, weights without delay, or a single replica make a run insufficient."""
+    reached = dict.fromkeys(windows.REQUIRED_KINDS, 1)
     shown = Report(launches=200, failures=50, probes=0, attempts=0, reached=reached, peaks={}, violations=())
     work = {name: Work(9, 9) for name in ("provisioner", "provisioner-1", "provisioner-2")}
-    assert windows.missing(shown, silent=9.0, late=60.0, work=work) == []
-    assert windows.missing(shown, silent=9.0, late=7.0, work=work) == [
-        "a weight was only 7.0 demo seconds late, not 60"
+    assert windows.missing(shown, silence=9.0, late=60.0, work=work) == []
+    assert windows.missing(shown, silence=9.0, late=7.0, work=work) == [
+        "a weight was only 7.0 demo seconds late; 60 are required"
     ]
     for idle in (Work(0, 9), Work(9, 0)):
-        assert windows.missing(shown, silent=9.0, late=60.0, work=work | {"provisioner-2": idle}) == [
-            "2 replicas decided and launched, not 3"
+        assert windows.missing(shown, silence=9.0, late=60.0, work=work | {"provisioner-2": idle}) == [
+            "2 replicas decided and launched; 3 are required"
         ]
     nothing = msgspec.structs.replace(shown, launches=199, failures=49, reached={})
-    assert len(windows.missing(nothing, silent=5.0, late=60.0, work=work)) == len(windows.TO_REACH) + 3
+    assert len(windows.missing(nothing, silence=5.0, late=60.0, work=work)) == len(windows.REQUIRED_KINDS) + 3

@@ -1,4 +1,4 @@
-"""From a release to the grant that it makes possible, as the next holder hears of it."""
+"""Handover latency: from a release to the moment at which the next holder receives its grant."""
 
 import asyncio
 from collections.abc import Iterable
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from bench.leases.bench.bus import Bus, ask, release
-from bench.leases.bench.caller import Caller
+from bench.leases.bench.http_client import HttpClient
+from bench.leases.bench.kafka_client import KafkaClient, release, request
 from bench.leases.bench.system import SECRET, System
 from bench.spread import percentile
 from slipway_common.clock import monotonic_seconds
@@ -20,8 +20,10 @@ _names = count()
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds from before the release was sent until the next holder had its grant. `ratio` is of p50 to
-    `plain_ms`: a durable commit of one row, or a record that went through Apache Kafka and nothing else."""
+    """Milliseconds from before the release is sent until the next holder has its grant.
+
+    `ratio` is p50 over `plain_ms`: a durable commit of one row, or a record that passes through Apache Kafka alone.
+    """
 
     samples: int
     p50: float
@@ -31,33 +33,34 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def handover(milliseconds: Iterable[list[float]], plain_ms: float) -> Handover:
-    kept = [one for lane in milliseconds for one in lane[WARM_UP:]]
-    p50 = percentile(kept, 50)
+    measured = [one for lane in milliseconds for one in lane[WARM_UP:]]
+    p50 = percentile(measured, 50)
     return Handover(
-        samples=len(kept),
+        samples=len(measured),
         p50=p50,
-        p99=percentile(kept, 99),
+        p99=percentile(measured, 99),
         plain_ms=round(plain_ms, 2),
         ratio=round(p50 / plain_ms, 1),
     )
 
 
-async def plain(bus: Bus) -> float:
-    """Milliseconds from before a record is handed to the producer until it is read; the median of some."""
-    told = []
+async def plain(client: KafkaClient) -> float:
+    """Median milliseconds from before a record is handed to the producer until it is read."""
+    found = []
     for number in range(PLAIN + WARM_UP):
         began = monotonic_seconds()
-        appending = asyncio.create_task(bus.append(b"%d" % number))
-        await bus.plain.get()
-        told.append((monotonic_seconds() - began) * 1000)
+        appending = asyncio.create_task(client.append(b"%d" % number))
+        await client.plain.get()
+        found.append((monotonic_seconds() - began) * 1000)
         await appending
-    return percentile(told[WARM_UP:], 50)
+    return percentile(found[WARM_UP:], 50)
 
 
 async def over_http(system: System, pool: str, seconds: float) -> list[float]:
-    """Two that take turns at a lease pool of one unit, each staying for its grant."""
-    async with Caller(system.port, SECRET) as one, Caller(system.port, SECRET) as other:
-        holder, waiter, told = one, other, []
+    """Milliseconds of each handover between two clients that alternate at a lease pool of one unit."""
+    async with HttpClient(system.port, SECRET) as one, HttpClient(system.port, SECRET) as other:
+        holder, waiter = one, other
+        found: list[float] = []
         lease = await holder.acquire(pool, f"turn-{next(_names)}")
         end = monotonic_seconds() + seconds
         while monotonic_seconds() < end:
@@ -67,41 +70,41 @@ async def over_http(system: System, pool: str, seconds: float) -> list[float]:
             began = monotonic_seconds()
             releasing = asyncio.create_task(holder.release(lease))
             lease = await waiting
-            told.append((monotonic_seconds() - began) * 1000)
+            found.append((monotonic_seconds() - began) * 1000)
             await releasing
             holder, waiter = waiter, holder
         await holder.release(lease)
-    return told
+    return found
 
 
 async def _until_waiting(system: System, pool: str, request_id: str) -> None:
-    """Until it has its place in the queue; otherwise its arrival would be measured."""
-    asked = "SELECT count(*) FROM requests WHERE lease_pool_id = $1 AND id = $2"
-    while not await system.pool.fetchval(asked, pool, request_id):  # noqa: ASYNC110 - another process sees to it
-        await asyncio.sleep(0.005)  # more often, and what is measured is this question
-    await asyncio.sleep(0.005)  # its answer may still be on the way to where it stays
+    """Wait until the request is in the queue; otherwise its arrival would be measured as well."""
+    query = "SELECT count(*) FROM requests WHERE lease_pool_id = $1 AND id = $2"
+    while not await system.database.fetchval(query, pool, request_id):  # noqa: ASYNC110 - another process changes it
+        await asyncio.sleep(0.005)  # a shorter interval would load the database with this query
+    await asyncio.sleep(0.005)  # the broker may not have registered the waiting connection yet
 
 
-async def over_kafka(bus: Bus, pool: str, seconds: float) -> list[float]:
-    """One after another at a lease pool of one unit, each asked for before the last is given back."""
-    heard: asyncio.Queue[LeaseGranted] = asyncio.Queue()
+async def over_kafka(client: KafkaClient, pool: str, seconds: float) -> list[float]:
+    """Milliseconds of each handover at a lease pool of one unit; each request is sent before the last release."""
+    grants: asyncio.Queue[LeaseGranted] = asyncio.Queue()
 
-    def hear(event: Any) -> None:
+    def handle(event: Any) -> None:
         if isinstance(event, LeaseGranted):
-            heard.put_nowait(event)
+            grants.put_nowait(event)
 
-    bus.hears[pool] = hear
-    told = []
-    await bus.send([ask(pool, f"turn-{next(_names)}")])
-    grant = await heard.get()
+    client.handlers[pool] = handle
+    found = []
+    await client.send([request(pool, f"turn-{next(_names)}")])
+    grant = await grants.get()
     end = monotonic_seconds() + seconds
     while monotonic_seconds() < end:
-        await bus.send([ask(pool, f"turn-{next(_names)}")])
+        await client.send([request(pool, f"turn-{next(_names)}")])
         await asyncio.sleep(0.06)  # until it waits
         began = monotonic_seconds()
-        await bus.send([release(grant)])
-        grant = await heard.get()
-        told.append((monotonic_seconds() - began) * 1000)
-    await bus.send([release(grant)])
-    del bus.hears[pool]
-    return told
+        await client.send([release(grant)])
+        grant = await grants.get()
+        found.append((monotonic_seconds() - began) * 1000)
+    await client.send([release(grant)])
+    del client.handlers[pool]
+    return found

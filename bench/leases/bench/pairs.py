@@ -1,5 +1,7 @@
-"""How many leases a second are granted and given back, each commit durable: over HTTP one by one, over Kafka in
-batches; and what a pair costs of processor time, of the broker and its database together."""
+"""Throughput of pairs of acquire and release with durable commits: over HTTP one by one, over Kafka in batches.
+
+Also measures the CPU time of a pair, of the broker and its database together.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,21 +10,24 @@ from typing import Final
 
 import msgspec
 
-from bench.leases.bench.bus import Bus, ask, release
-from bench.leases.bench.caller import Caller
+from bench.leases.bench.http_client import HttpClient
+from bench.leases.bench.kafka_client import KafkaClient, release, request
 from bench.leases.bench.system import SECRET, System
 from bench.spread import Spread, spread
 from slipway_common.clock import monotonic_seconds
 from slipway_common.events.lease import LeaseGranted, LeaseReleased
 
-BATCH: Final = 50  # requests that one asker on Kafka has under way
-WARM_UP: Final = 0.4  # of the time that is measured
-REFILL: Final = "refill"  # begins the ids of requests that others follow
+BATCH: Final = 50  # requests that one Kafka client has outstanding
+WARM_UP: Final = 0.4  # as a fraction of the measured time
+REFILL: Final = "refill"  # prefix of the IDs of requests that are replaced once granted
 _names = count()
 
 
 class Pairs(msgspec.Struct, frozen=True, kw_only=True):
-    """`ratio` is of the median to durable commits of one row by as many sessions in the same run."""
+    """Pairs of acquire and release per second.
+
+    `ratio` is the median over durable commits of one row by as many sessions in the same run.
+    """
 
     way: str
     clients: int
@@ -32,11 +37,11 @@ class Pairs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Work = Callable[[Callable[[], bool], Callable[[], None]], Awaitable[None]]
-"""Works until told to stop, and tells of each pair."""
+"""Client loop: runs while its first argument returns true and calls the second after each pair."""
 
 
 async def measured(system: System, seconds: float, works: list[Work]) -> tuple[float, float]:
-    """(pairs a second, processor milliseconds per pair) of all these at once, after a warm-up."""
+    """Run all works at once; return pairs per second and CPU milliseconds per pair, without a warm-up."""
     done, going = 0, True
 
     def pair() -> None:
@@ -58,29 +63,29 @@ async def _run(work: Work, going: Callable[[], bool], pair: Callable[[], None]) 
 
 
 def over_http(system: System, pool: str) -> Work:
-    """One client: it acquires, gives back, and begins again."""
+    """One HTTP client that acquires and releases in a loop."""
 
     async def work(going: Callable[[], bool], pair: Callable[[], None]) -> None:
-        async with Caller(system.port, SECRET) as caller:
+        async with HttpClient(system.port, SECRET) as client:
             while going():
-                lease = await caller.acquire(pool, f"http-{next(_names)}", wait_seconds=10.0)
-                await caller.release(lease)
+                lease = await client.acquire(pool, f"http-{next(_names)}", wait_seconds=10.0)
+                await client.release(lease)
                 pair()
 
     return work
 
 
-class Askers:
-    """Those of one lease pool on Kafka share what is heard of it."""
+class KafkaPool:
+    """Benchmark clients of one lease pool over Kafka; they share its events."""
 
-    def __init__(self, bus: Bus, pool: str) -> None:
-        self.bus = bus
+    def __init__(self, kafka: KafkaClient, pool: str) -> None:
+        self.kafka = kafka
         self.pool = pool
         self._waiting: dict[str, asyncio.Queue[LeaseGranted]] = {REFILL: asyncio.Queue()}
         self._pair: Callable[[], None] = lambda: None
-        bus.hears[pool] = self.hear
+        kafka.handlers[pool] = self.handle
 
-    def hear(self, event: object) -> None:
+    def handle(self, event: object) -> None:
         if isinstance(event, LeaseGranted):
             if (queue := self._waiting.get(event.request_id.partition("/")[0])) is not None:
                 queue.put_nowait(event)
@@ -88,7 +93,7 @@ class Askers:
             self._pair()
 
     def refill(self) -> Work:
-        """For whom there always wait as many: each grant is given back and followed by a new request."""
+        """One client that keeps the number of waiting requests constant: each grant is released and requested anew."""
 
         async def work(going: Callable[[], bool], pair: Callable[[], None]) -> None:
             self._pair = pair
@@ -97,27 +102,27 @@ class Askers:
                 granted = [await grants.get()]
                 while not grants.empty():
                     granted.append(grants.get_nowait())
-                await self.bus.send(
-                    [*map(release, granted), *(ask(self.pool, f"{REFILL}/{next(_names)}") for _ in granted)]
+                await self.kafka.send(
+                    [*map(release, granted), *(request(self.pool, f"{REFILL}/{next(_names)}") for _ in granted)]
                 )
 
         return work
 
-    def asker(self, batch: int = BATCH) -> Work:
-        """One client: it asks for a batch, gives each part back as it is granted, and asks again once all were."""
+    def client(self, batch: int = BATCH) -> Work:
+        """One client that requests a batch, releases each lease once granted, and starts again after the last one."""
 
         async def work(going: Callable[[], bool], pair: Callable[[], None]) -> None:
             self._pair = pair
             name = f"kafka-{next(_names)}"
             grants = self._waiting[name] = asyncio.Queue()
             while going():
-                await self.bus.send([ask(self.pool, f"{name}/{next(_names)}") for _ in range(batch)])
+                await self.kafka.send([request(self.pool, f"{name}/{next(_names)}") for _ in range(batch)])
                 left = batch
                 while left:
                     granted = [await grants.get()]
                     while not grants.empty():
                         granted.append(grants.get_nowait())
-                    await self.bus.send([release(grant) for grant in granted])
+                    await self.kafka.send([release(grant) for grant in granted])
                     left -= len(granted)
             del self._waiting[name]
 

@@ -1,4 +1,4 @@
-"""One lease-broker process on servers of its own, and what it and the database have used of the processors."""
+"""One lease-broker process on embedded servers, and the CPU time used by the broker and its database."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
-from bench.leases.bench.caller import Caller
+from bench.leases.bench.http_client import HttpClient
 from slipway_common import migrate, postgres, topic_admin
 from slipway_common.clock import monotonic_seconds
 from slipway_common.ids import hash_secret
@@ -29,7 +29,7 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class System:
-    """Started and stopped by the supervisor it is given."""
+    """The lease-broker under measurement; the given supervisor starts and stops it."""
 
     def __init__(self, supervisor: Supervisor, folder: Path, kafka: EmbeddedKafka, server: EmbeddedPostgres) -> None:
         self.supervisor = supervisor
@@ -37,14 +37,14 @@ class System:
         self.kafka = kafka
         self.server = server
         (self.port,) = free_ports(1)
-        self.pool: Any = None
+        self.database: Any = None
 
     async def start(self) -> None:
-        """Databases, topics, tokens; then the broker."""
+        """Create database, topics and tokens, then start the broker."""
         url = await self.server.create_database("bench")
         await migrate.upgrade(url, SERVICE)
         await topic_admin.create(self.kafka.bootstrap, prefix=PREFIX, partitions=PARTITIONS)
-        self.pool = await postgres.connect(url, SERVICE, size=32)
+        self.database = await postgres.connect(url, SERVICE, size=32)
         tokens = self.folder / "tokens.yaml"
         tokens.touch(0o600)
         tokens.write_bytes(msgspec.json.encode([{"name": "bench", "sha256": hash_secret(SECRET), "scopes": ["admin"]}]))
@@ -69,7 +69,7 @@ class System:
         )
 
     async def declare(self, limits: dict[str, int]) -> None:
-        """Lease pools that are not paced, so that nothing but the broker's work is measured."""
+        """Create lease pools by name and limit, without pacing, so that only the broker's work is measured."""
         body = [
             {
                 "id": name,
@@ -81,13 +81,13 @@ class System:
             }
             for name, limit in limits.items()
         ]
-        async with Caller(self.port, SECRET) as caller:
-            status, said = await caller.call("PUT", "/lease-pools", body)
+        async with HttpClient(self.port, SECRET) as client:
+            status, answer = await client.call("PUT", "/lease-pools", body)
         if status != 200:
-            raise RuntimeError(f"lease pools were refused: {status} {said}")
+            raise RuntimeError(f"lease pools rejected: {status} {answer}")
 
     def used_seconds(self) -> float:
-        """Processor time of the broker and of all sessions of its database so far."""
+        """CPU time so far of the broker and of all sessions of its database."""
         broker, server = self.supervisor[SERVICE].pid, self.server.pid
         assert broker is not None
         assert server is not None
@@ -99,7 +99,7 @@ def partition_of(lease_pool: str) -> int:
 
 
 def _used(pid: int) -> float:
-    """User and system time, with that of children that have ended."""
+    """User and system seconds of a process and of its exited children; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -115,9 +115,9 @@ def _children(pid: int) -> Sequence[int]:
 
 
 async def commits_per_second(url: str, clients: int, seconds: float) -> float:
-    """The yardstick: durable commits of one small row by so many sessions, and nothing else."""
+    """Durable commits of one small row per second by `clients` sessions: the yardstick."""
     sessions = [await asyncpg.connect(url) for _ in range(clients)]
-    await sessions[0].execute("CREATE TABLE IF NOT EXISTS yardstick (id bigint, words text)")
+    await sessions[0].execute("CREATE TABLE IF NOT EXISTS yardstick (id bigint, content text)")
 
     async def insert(session: Any) -> int:
         done = 0

@@ -1,9 +1,8 @@
-"""What a `_boskos.yaml` says, as the lease-broker takes it: slots by lease pool, and notes on what is not taken over.
-Pure.
+"""Reader for `_boskos.yaml`: slots by lease pool, and notes on settings that are not imported. Pure.
 
-    resources:
-    - {type: aws-account, state: free, names: [aws-1, aws-2]}
-    - {type: gce-project, state: dirty, min-count: 2, max-count: 5, lifespan: 12h}
+resources:
+- {type: aws-account, state: free, names: [aws-1, aws-2]}
+- {type: gce-project, state: dirty, min-count: 2, max-count: 5, lifespan: 12h}
 """
 
 import re
@@ -11,31 +10,31 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.strict_yaml import Document, Invalid, Path, Problem, path_text, read
+from slipway_common.strict_yaml import Document, DocumentProblem, Invalid, Path, path_text, read
 
-# As the lease-broker has them: lease pools are named in URLs and events, slots as Kubernetes names objects.
+# Name rules of the lease-broker: lease pools appear in URLs and events, slots are named like Kubernetes objects.
 TYPE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 NAMES_MAX: Final = 10_000
 STATE_CHARACTERS_MAX: Final = 500
-TAKEN_OVER: Final = {"type", "state", "names"}
+IMPORTED: Final = {"type", "state", "names"}
 COUNTS: Final = ("min-count", "max-count")
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """`slots` are the body of the request; `notes` are for people."""
+    """Slots for the body of the request, and notes for people."""
 
     slots: list[dict[str, Any]]
     notes: list[str]
 
 
 def resources(text: str) -> Resources:
-    """Raises Invalid with every problem found, each with its line."""
+    """Read a `_boskos.yaml`. Raises Invalid with every problem found, each with its line."""
     document = read(text)
     reader = _Reader(document)
     root = document.value
     if not isinstance(root, dict) or not isinstance(root.get("resources"), list):
-        reader.wrong(("resources",), "must be a list of resources, each with type, state and names")
+        reader.wrong(("resources",), "must be a list of resources with type, state and names")
     else:
         for place, entry in enumerate(root["resources"]):
             reader.entry(("resources", place), entry)
@@ -57,7 +56,7 @@ class _Reader:
         self.first: dict[str, int | None] = {}  # slot → its line
 
     def wrong(self, path: Path, reason: str) -> None:
-        self.problems.append(Problem(path_text(path), reason, self.document.line(path)))
+        self.problems.append(DocumentProblem(path_text(path), reason, self.document.line(path)))
 
     def entry(self, path: Path, entry: Any) -> None:
         if not isinstance(entry, dict):
@@ -65,18 +64,22 @@ class _Reader:
             return
         type_, state = entry.get("type"), entry.get("state")
         if not isinstance(type_, str) or not TYPE.fullmatch(type_):
-            self.wrong((*path, "type"), "is no lease pool's id: lower-case letters, digits, inner hyphens, 63 at most")
+            self.wrong(
+                (*path, "type"), "is not a valid lease pool ID: lower-case letters, digits, inner hyphens; at most 63"
+            )
             return
         if not isinstance(state, str) or not 0 < len(state) <= STATE_CHARACTERS_MAX or "\0" in state:
-            self.wrong((*path, "state"), "must be a word such as free or dirty")
+            self.wrong((*path, "state"), "must be a state such as free or dirty")
             return
         if self.states.setdefault(type_, state) != state:
-            self.wrong((*path, "state"), f"{type_} begins in state {self.states[type_]} above; one type has one state")
+            self.wrong(
+                (*path, "state"), f"conflicts with {self.states[type_]} above: {type_} has only one initial state"
+            )
         names = self.listed(path, type_, entry)
         for place, name in enumerate(names):
             where = (*path, "names", place)
             if not isinstance(name, str) or not NAME.fullmatch(name):
-                self.wrong(where, "is no name: lower-case letters, digits, inner hyphens and dots, 253 at most")
+                self.wrong(where, "is not a valid name: lower-case letters, digits, inner hyphens, dots; at most 253")
             elif name in self.first:
                 self.wrong(where, f"{name} is listed twice, first on line {self.first[name]}")
             else:
@@ -87,7 +90,7 @@ class _Reader:
         self.note(type_, entry, len(names))
 
     def listed(self, path: Path, type_: str, entry: dict[str, Any]) -> list[Any]:
-        """The names of an entry; of a dynamic one made up, as many as it may have."""
+        """Names of an entry; a dynamic one gets generated names up to its maximum count."""
         if (names := entry.get("names")) is not None:
             if isinstance(names, list):
                 return names
@@ -96,7 +99,7 @@ class _Reader:
         counts = {name: entry[name] for name in COUNTS if entry.get(name) is not None}
         for name, number in counts.items():
             if type(number) is not int or not 0 <= number <= NAMES_MAX:
-                self.wrong((*path, name), f"must be a number from 0 to {NAMES_MAX}")
+                self.wrong((*path, name), f"must be an integer from 0 to {NAMES_MAX}")
                 return []
         if not counts:
             self.wrong(path, "has neither names nor min-count and max-count")
@@ -105,8 +108,9 @@ class _Reader:
 
     def note(self, type_: str, entry: dict[str, Any], number: int) -> None:
         is_dynamic = entry.get("names") is None
-        left_out = sorted(set(entry) - TAKEN_OVER - ({"max-count"} if is_dynamic else set()))
+        left_out = sorted(set(entry) - IMPORTED - ({"max-count"} if is_dynamic else set()))
         if is_dynamic and number:
-            self.notes.append(f"{type_} is dynamic: it gets {number} slots that stay, {type_}-0 and so on")
+            slots = f"1 static slot, {type_}-0" if number == 1 else f"{number} static slots, {type_}-0 to -{number - 1}"
+            self.notes.append(f"{type_} is dynamic: imported as {slots}")
         if left_out:
-            self.notes.append(f"{type_}: not taken over: {', '.join(map(str, left_out))}")
+            self.notes.append(f"{type_}: not imported: {', '.join(map(str, left_out))}")

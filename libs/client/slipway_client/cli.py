@@ -2,18 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from slipway_client.commands import (
-    brakes,
+    alerts,
     configs,
     declared,
     doctor,
     events,
     imports,
+    launch_stops,
     leases,
     operations,
     pools,
@@ -25,12 +26,18 @@ from slipway_client.commands import (
     workers,
 )
 from slipway_client.commands.declared import InvalidFile
-from slipway_client.foreign import printable
 from slipway_client.http import KAFKA, SERVICES, Api, Failed
+from slipway_client.sanitize import printable
+
+COMPLETION_HELP: Final = {
+    "install_completion": "Install completion for the current shell",
+    "show_completion": "Print the completion script of the current shell",
+    "help": "Show this message and exit",
+}
 
 
 class _Commands(TyperGroup):
-    """Turns what commands raise into words on stderr and the exit code."""
+    """Prints errors of commands on stderr and exits with their exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -41,6 +48,14 @@ class _Commands(TyperGroup):
             lines, code = str(error).split("\n"), error.exit_code
         print(*map(printable, lines), sep="\n", file=sys.stderr)
         raise typer.Exit(code)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Parameters, with short help for those that typer adds."""
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if isinstance(param, TyperOption) and param.name in COMPLETION_HELP:
+                param.help = COMPLETION_HELP[param.name]
+        return params
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -56,9 +71,10 @@ app.add_typer(imports.app, name="import")
 app.add_typer(weights.app, name="weights")
 app.add_typer(signals.app, name="signal")
 app.add_typer(pools.demand, name="demand")
-app.command()(brakes.stop_launching)
-app.command()(brakes.start_launching)
+app.command()(launch_stops.stop_launching)
+app.command()(launch_stops.start_launching)
 app.add_typer(events.app, name="events")
+app.add_typer(alerts.app, name="alert")
 app.command()(why.why)
 app.command()(doctor.doctor)
 app.add_typer(operations.dlq, name="dlq")
@@ -77,42 +93,59 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def connect(
     context: typer.Context,
-    provisioner: Annotated[str, typer.Option(envvar="SLIPWAY_PROVISIONER_URL")] = SERVICES["provisioner"],
-    weight_calculator: Annotated[str, typer.Option(envvar="SLIPWAY_WEIGHT_CALCULATOR_URL")] = SERVICES[
-        "weight-calculator"
-    ],
-    lease_broker: Annotated[str, typer.Option(envvar="SLIPWAY_LEASE_BROKER_URL")] = SERVICES["lease-broker"],
-    token: Annotated[str, typer.Option(envvar="SLIPWAY_TOKEN", show_default=False)] = "",
+    provisioner: Annotated[
+        str, typer.Option(metavar="URL", envvar="SLIPWAY_PROVISIONER_URL", help="URL of the provisioner")
+    ] = SERVICES["provisioner"],
+    weight_calculator: Annotated[
+        str, typer.Option(metavar="URL", envvar="SLIPWAY_WEIGHT_CALCULATOR_URL", help="URL of the weight-calculator")
+    ] = SERVICES["weight-calculator"],
+    lease_broker: Annotated[
+        str, typer.Option(metavar="URL", envvar="SLIPWAY_LEASE_BROKER_URL", help="URL of the lease-broker")
+    ] = SERVICES["lease-broker"],
+    token: Annotated[
+        str,
+        typer.Option(
+            "--token",
+            metavar="TOKEN",
+            envvar="SLIPWAY_TOKEN",
+            show_default=False,
+            help="Access token; `ps` shows it if passed here",
+        ),
+    ] = "",
     token_file: Annotated[
-        Path | None, typer.Option(envvar="SLIPWAY_TOKEN_FILE", dir_okay=False, help="Holds the token.")
+        Path | None,
+        typer.Option(metavar="FILE", envvar="SLIPWAY_TOKEN_FILE", dir_okay=False, help="File with the access token"),
     ] = None,
     kafka: Annotated[
-        str, typer.Option(envvar=["KAFKA", "SLIPWAY_KAFKA"], help="Bootstrap servers, host:port,…")
+        str,
+        typer.Option(metavar="HOST:PORT", envvar=["KAFKA", "SLIPWAY_KAFKA"], help="Kafka bootstrap servers"),
     ] = KAFKA,
     topic_prefix: Annotated[
-        str, typer.Option(envvar=["TOPIC_PREFIX", "SLIPWAY_TOPIC_PREFIX"], help="Before every topic's name.")
+        str,
+        typer.Option(
+            metavar="PREFIX", envvar=["TOPIC_PREFIX", "SLIPWAY_TOPIC_PREFIX"], help="Prefix of all topic names"
+        ),
     ] = "",
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit")
     ] = False,
 ) -> None:
-    """Keep fleets of short-lived machines at the size that their queues ask for.
+    """Autoscale fleets of short-lived workers to their queues
 
     \b
     Examples:
-      slipway diff slipway.yaml                 what apply would change; exit 3 if anything
-      slipway apply slipway.yaml                make it so, all or nothing per service
-      slipway pool ls                           pools, what they want and what they have
-      slipway worker ls --pool linux -o json    one pool's workers, for programs
+      slipway diff slipway.yaml                 show pending changes; exit 3 if any
+      slipway apply slipway.yaml                apply them, atomically per service
+      slipway pool ls                           list worker pools
+      slipway worker ls --pool linux -o json    list the workers of a pool as JSON
       slipway lc pause linux-zone-b --reason maintenance --for 30m
-      slipway events tail --pool linux          what happens, as it happens
-      slipway why linux                         what a pool has, and what holds it back
-      slipway doctor                            whether all works, and what to do
+      slipway events tail --pool linux          follow the events of a pool
+      slipway why linux                         explain the size of a pool
+      slipway doctor                            check the deployment
       slipway demand set linux --pending 12 --claimed 3
       slipway token create --name ci --scope demand:write:linux --file tokens.yaml
 
-    Exit codes: 0 done, 1 error, 2 wrong usage or invalid file, 3 a difference was found (diff) or something is wrong
-    (doctor).
+    Exit codes: 0 success, 1 error, 2 usage error or invalid file, 3 changes found (diff) or problems found (doctor).
     """
     urls = {"provisioner": provisioner, "weight-calculator": weight_calculator, "lease-broker": lease_broker}
     if not token and token_file:

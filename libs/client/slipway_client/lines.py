@@ -1,6 +1,6 @@
-"""An event as a line for people: when, what, of whom, and what matters of the rest. Pure.
+"""Text line of an event: time, type, subject, and the important fields. Pure.
 
-Only of types of the registry, whose data are as their schema says, is anything more known than that they are JSON.
+The fields of registered types are known from their schemas; data of other types are only known to be JSON.
 """
 
 import json
@@ -9,35 +9,36 @@ from datetime import datetime
 from typing import Any, Final
 
 from slipway_client import moments
-from slipway_client.foreign import printable
+from slipway_client.sanitize import printable
 from slipway_common.topics import EVENT_OF
 
 Data = Mapping[str, Any]
 OURS: Final = "io.slipway."
-# The noun of a type, where its last words alone would leave open of what.
+# The noun in front of a type's last words, where these alone would be ambiguous.
 NOUNS: Final = {"": "", "worker": "", "launch_config": "lc ", "pool": "pool ", "lease": "lease ", "alert": "alert "}
 IDS: Final = frozenset({"worker_id", "lease_id", "request_id", "batch_id", "decision_id"})
 
 
 def line(type_: str, at: datetime, subject: str, data: Any, *, now: datetime, short: Callable[[str], str]) -> str:
-    """One event. `short` makes ids fit; a tombstone has no `data`, other data of a known type fit its schema."""
+    """The line of an event. `short` abbreviates ids. `data` is None for a tombstone; data of a known type fit its
+    schema."""
     noun, word = "", type_
     if type_.startswith(OURS):
         noun, _, rest = type_.removeprefix(OURS).partition(".")
         word = rest.rpartition(".v")[0]
     what = NOUNS.get(noun, f"{noun} ") + word
-    whose = short(subject) if noun in ("worker", "lease") else subject
-    parts = PARTS.get(noun, _anything) if type_ in EVENT_OF else _anything
+    about = short(subject) if noun in ("worker", "lease") else subject
+    parts = PARTS.get(noun, _values) if type_ in EVENT_OF else _values
     if parts is _alert and data is not None:
-        whose = str(data.get("subject_id", subject))
-    matters = "forgotten" if data is None else "  ".join(part for part in parts(word, data, now) if part)
-    return printable(f"{moments.clock(at, now)}  {what:<15}  {whose:<8}  {matters}".rstrip())
+        about = str(data.get("subject_id", subject))
+    details = "deleted" if data is None else "  ".join(part for part in parts(word, data, now) if part)
+    return printable(f"{moments.clock(at, now)}  {what:<15}  {about:<8}  {details}".rstrip())
 
 
-def unreadable(type_: str, at: datetime, subject: str, where: str, why: str, *, now: datetime) -> str:
-    """A record that cannot be read, with what is known of it: its type and subject may be empty."""
+def unreadable(type_: str, at: datetime, subject: str, where: str, error: str, *, now: datetime) -> str:
+    """The line of a record that cannot be read. Its type and subject may be empty."""
     what = " of ".join(part for part in (type_, subject) if part)
-    return printable(f"{moments.clock(at, now)}  {'unreadable':<15}  {f'{what}, ' if what else ''}{where}: {why}")
+    return printable(f"{moments.clock(at, now)}  {'unreadable':<15}  {f'{what}, ' if what else ''}{where}: {error}")
 
 
 def _worker(word: str, data: Data, now: datetime) -> list[str]:
@@ -57,7 +58,7 @@ def _worker(word: str, data: Data, now: datetime) -> list[str]:
 
 
 def _outcome(outcome: Data | None) -> str:
-    """Of a stage that failed: what the error says something about, and the provider's own word."""
+    """The scope of a failure and the provider's error code; empty for a success."""
     if not outcome or outcome.get("result") != "failed":
         return ""
     unclear = "" if outcome.get("classified", True) else " (unclassified)"
@@ -65,15 +66,15 @@ def _outcome(outcome: Data | None) -> str:
 
 
 def _config(word: str, data: Data, now: datetime) -> list[str]:
-    return [f"of pool {data.get('pool_id', '?')}, {data.get('zone', '?')}, {data.get('state', '?')}", _who(data, now)]
+    return [f"pool {data.get('pool_id', '?')}, {data.get('zone', '?')}, {data.get('state', '?')}", _operator(data, now)]
 
 
 def _pool(word: str, data: Data, now: datetime) -> list[str]:
     capacity = f"{data.get('min_capacity', '?')}–{data.get('max_capacity', '?')} workers, {data.get('mode', '?')}"
-    return [capacity if "min_capacity" in data else _anything(word, data, now)[0], _who(data, now)]
+    return [capacity if "min_capacity" in data else _values(word, data, now)[0], _operator(data, now)]
 
 
-def _who(data: Data, now: datetime) -> str:
+def _operator(data: Data, now: datetime) -> str:
     until = f" until {moments.clock(moments.at(data['until']), now)}" if data.get("until") else ""
     by = f" by {data['by']}" if data.get("by") else ""
     return f"{data['reason']}{by}{until}" if data.get("reason") else ""
@@ -88,7 +89,7 @@ def _lease(word: str, data: Data, now: datetime) -> list[str]:
         f"limit {before}{data['limit']}" if "limit" in data else "",
         f"{units} unit{'' if units == 1 else 's'}" if units is not None else "",
         f"waited {moments.spelled(waited)}" if waited else "",
-        f"place {position} in the queue" if position is not None else "",
+        f"position {position} in the queue" if position is not None else "",
         str(data.get("reason", "")),
     ]
 
@@ -102,8 +103,8 @@ def _weight(word: str, data: Data, now: datetime) -> list[str]:
     return [f"{data.get('weight', 0):.4g}", str(data.get("state", "")), str(data.get("reason", ""))]
 
 
-def _anything(word: str, data: Any, now: datetime) -> list[str]:
-    """Of a kind that needs no words of its own: its plain values."""
+def _values(word: str, data: Any, now: datetime) -> list[str]:
+    """The plain values of an event without a format of its own."""
     if not isinstance(data, dict):
         return [json.dumps(data, ensure_ascii=False)]
     return [

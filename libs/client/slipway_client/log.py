@@ -1,6 +1,7 @@
-"""The topics of one deployment as anybody may read them: without a group, all partitions, merged by time.
+"""Reader for the topics of one deployment: without a consumer group, all partitions, merged by time.
 
-Types of the registry are held against their schema; of others, such as a newer version's, envelope and JSON are read.
+Events of types in the registry are checked against their schema; of unknown types, such as a newer version's, only
+envelope and JSON are read.
 """
 
 import asyncio
@@ -15,22 +16,22 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from slipway_client.believed import by_store
+from slipway_client.clock_skew import clamped
 from slipway_client.http import Failed
 from slipway_common.envelope import Envelope, decode, decode_data
 from slipway_common.errors import BadEvent
 from slipway_common.topics import EVENT_OF
 
 POLL_MS: Final = 500
-ASK_AFTER_SECONDS: Final = 10.0  # of silence: is there nothing to read, or no broker?
+PROBE_AFTER_SECONDS: Final = 10.0  # without a record: check if the Kafka broker still answers
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One record. `topic` is the registry's name; `time` is the event's own, `stored_at` when Kafka stored it.
-    `unreadable` says why a record cannot be read.
+    `data` is the JSON value, None for a tombstone.
 
-    Of such a one there is what could be read: no `envelope` without its attributes, no `data` without JSON, else
-    `data` that is not as its type's schema says. Else `data` is the JSON value; None for a tombstone.
+    `unreadable` is the reason why a record cannot be read. Such an entry holds what could be read: no `envelope` if its
+    attributes are missing, no `data` if it is not JSON, otherwise `data` that does not match its schema.
     """
 
     topic: str
@@ -45,15 +46,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at(self) -> float:
-        """When it happened, in seconds since the epoch, as far as its clock can be believed."""
-        return by_store(self.time, self.stored_at)
+        """Time of the event in seconds since the epoch, clamped against clock skew."""
+        return clamped(self.time, self.stored_at)
 
 
 class Log:
-    """Reads topics of the registry. Raises Failed, with what to do, when the broker or a topic is not there."""
+    """Reads topics of the registry. Raises Failed if Kafka or a topic is unavailable."""
 
     def __init__(self, kafka: str, prefix: str, *, timeout_seconds: float = 10.0) -> None:
-        # What the client logs about each attempt, we say once, in words.
+        # The Kafka client logs every attempt; one message of ours replaces that.
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
         self.kafka = kafka
         self.prefix = prefix
@@ -67,7 +68,7 @@ class Log:
             request_timeout_ms=int(self.timeout_seconds * 1000),
         )
         try:
-            with self._in_words():
+            with self._as_failed():
                 await asyncio.wait_for(self._consumer.start(), self.timeout_seconds)
         except BaseException:
             await self._consumer.stop()
@@ -78,31 +79,31 @@ class Log:
         await self._consumer.stop()
 
     @contextlib.contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _as_failed(self) -> Iterator[None]:
         try:
             yield
         except (KafkaError, OSError, ValueError, TimeoutError) as error:
             raise Failed(
-                f"Kafka at {self.kafka} does not answer: {str(error) or 'it took too long'}\n"
-                "Is it running? --kafka or KAFKA says where it is; a demo writes its own into .slipway/env."
+                f"Kafka at {self.kafka} is unavailable: {str(error) or 'timed out'}\n"
+                "Check that it is running, and its address in --kafka or KAFKA; a demo writes its own to .slipway/env."
             ) from error
 
     async def open(self, topics: Sequence[str], *, last: int | None, since: datetime | None) -> None:
-        """Begin where each partition has at most `last` records left, none older than `since`; None: no such bound."""
-        with self._in_words():
+        """Seek to where each partition has at most `last` records left, none older than `since`; None: no bound."""
+        with self._as_failed():
             await asyncio.wait_for(self._open(topics, last, since), self.timeout_seconds)
 
     async def _open(self, topics: Sequence[str], last: int | None, since: datetime | None) -> None:
-        cluster = await self._consumer._client.fetch_all_metadata()  # the consumer itself names topics only
+        cluster = await self._consumer._client.fetch_all_metadata()  # the consumer's own API lists topic names only
         present = cluster.topics()
         if missing := [topic for topic in topics if self.prefix + topic not in present]:
             other = sorted(name for name in present if name.endswith(missing[0]))
-            there = (
-                f"there is {', '.join(other[:5])}: does --topic-prefix or TOPIC_PREFIX say which?"
+            hint = (
+                f"it has {', '.join(other[:5])}: set --topic-prefix or TOPIC_PREFIX"
                 if other
-                else ("it is of another deployment, or its topics were not created yet")
+                else "it belongs to another deployment, or the topics have not been created yet"
             )
-            raise Failed(f"Kafka at {self.kafka} has no topic {self.prefix + missing[0]}; {there}")
+            raise Failed(f"Kafka at {self.kafka} has no topic {self.prefix + missing[0]}; {hint}")
         partitions = [
             TopicPartition(self.prefix + topic, number)
             for topic in topics
@@ -122,7 +123,7 @@ class Log:
         self._begins = begins
 
     async def past(self) -> AsyncIterator[Entry]:
-        """From where `open` began to the end seen then, by time over all partitions."""
+        """Yield entries from the position of `open` to the end at that time, merged by time over all partitions."""
         heads: dict[TopicPartition, deque[Entry]] = {
             tp: deque() for tp, begin in self._begins.items() if begin < self._ends[tp]
         }
@@ -133,10 +134,10 @@ class Log:
             first = min(heads, key=lambda tp: heads[tp][0].at)
             yield heads[first].popleft()
         for tp, end in self._ends.items():
-            self._consumer.seek(tp, end)  # what was fetched beyond belongs to `follow`
+            self._consumer.seek(tp, end)  # records beyond that are for `follow`
 
     async def _feed(self, heads: dict[TopicPartition, deque[Entry]], hungry: Sequence[TopicPartition]) -> None:
-        """More entries for the partitions that have none; those at their end go."""
+        """Fetch entries for partitions that have none; partitions at their end are removed."""
         positions = {tp: await self._consumer.position(tp) for tp in hungry}
         for tp in [tp for tp in hungry if positions[tp] >= self._ends[tp]]:
             del heads[tp]
@@ -144,23 +145,23 @@ class Log:
             for tp, records in (await self._consumer.getmany(*waiting, timeout_ms=POLL_MS)).items():
                 heads[tp].extend(self._entry(record) for record in records if record.offset < self._ends[tp])
 
-    async def follow(self, on_silence: Callable[[bool], None]) -> AsyncIterator[Entry]:
-        """What comes from now on. `on_silence(False)` once the broker does not answer, `on_silence(True)` once it does
-        again."""
+    async def follow(self, on_availability: Callable[[bool], None]) -> AsyncIterator[Entry]:
+        """Yield new entries for ever. Calls `on_availability(False)` when Kafka becomes unavailable and
+        `on_availability(True)` when it is back."""
         loop = asyncio.get_running_loop()
-        heard, answers = loop.time(), True
+        checked_at, available = loop.time(), True
         while True:
             batches = await self._consumer.getmany(timeout_ms=POLL_MS)
             entries = [self._entry(record) for records in batches.values() for record in records]
             for entry in sorted(entries, key=lambda entry: entry.at):
                 yield entry
             if entries:
-                heard = loop.time()
-            if not entries and loop.time() - heard > ASK_AFTER_SECONDS:
-                heard = loop.time()
-                if await self._answers() != answers:
-                    answers = not answers
-                    on_silence(answers)
+                checked_at = loop.time()
+            if not entries and loop.time() - checked_at > PROBE_AFTER_SECONDS:
+                checked_at = loop.time()
+                if await self._answers() != available:
+                    available = not available
+                    on_availability(available)
 
     async def _answers(self) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Durations and times as people write and read them. Pure: `now` is an argument, and its zone is the reader's."""
+"""Durations and times as text. Pure: `now` is an argument, and its zone is the reader's."""
 
 import re
 from datetime import datetime, timedelta
@@ -36,12 +36,12 @@ def moment(text: str, now: datetime) -> datetime:
 
 
 def at(text: str) -> datetime:
-    """A time as the services write it: RFC 3339, where small letters count too."""
+    """A time from an API: RFC 3339, which allows lower case."""
     return datetime.fromisoformat(text.upper())
 
 
 def spelled(duration_seconds: float) -> str:
-    """A duration in its two largest units that count: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 4 d 2 h."""
+    """A duration in its two largest units: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 4 d 2 h."""
     total = abs(duration_seconds)
     if total < 10:
         return f"{total:.1f} s".replace(".0 s", " s")
@@ -66,6 +66,6 @@ def clock(at: datetime, now: datetime) -> str:
     """A time in the reader's zone: 17:30:05, with its date when that is not today."""
     try:
         local = at.astimezone(now.tzinfo)
-    except OverflowError:  # the first or last day that there is, which anybody may write
+    except OverflowError:  # the first or the last day of the calendar
         return at.isoformat()
     return f"{local:%H:%M:%S}" if local.date() == now.date() else f"{local:%Y-%m-%d %H:%M}"

@@ -1,5 +1,5 @@
-"""Arguments and options that several commands share, and the completion of ids: a service that does not answer at once
-completes nothing."""
+"""Arguments and options that several commands share, and shell completion of IDs, which is skipped if a service does
+not answer within a second."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -18,17 +18,17 @@ Complete = Callable[[typer.Context, str], list[tuple[str, str]]]
 
 
 def noun(help: str) -> typer.Typer:
-    """The commands of one noun."""
+    """Command group of one noun."""
     return typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
 
 
 def now() -> datetime:
-    """In the reader's zone."""
+    """Current time in the reader's time zone."""
     return utc_now().astimezone()
 
 
 def until(for_: str | None, at: str | None) -> str | None:
-    """When something ends by itself, from --for or --until; None: never."""
+    """End time of --for or --until as ISO 8601; None: no end."""
     if for_ and at:
         raise typer.BadParameter("--for and --until exclude each other")
     try:
@@ -39,9 +39,9 @@ def until(for_: str | None, at: str | None) -> str | None:
         raise typer.BadParameter(f"{'--for' if for_ else '--until'}: {error}") from error
 
 
-def until_words(ends: str | None) -> str:
-    """For the answer of a command that holds until `ends`."""
-    return f"until {moments.clock(moments.at(ends), now())}" if ends else "until somebody ends it"
+def until_text(ends: str | None) -> str:
+    """Text for messages: `until 17:30`, or `indefinitely`."""
+    return f"until {moments.clock(moments.at(ends), now())}" if ends else "indefinitely"
 
 
 def _completion(service: str, path: str, about: Callable[[Mapping[str, Any]], str]) -> Complete:
@@ -67,23 +67,22 @@ workers: Final = _completion("provisioner", "/workers?limit=1000", lambda row: f
 lease_pools: Final = _completion("lease-broker", "/lease-pools", lambda row: f"{row['held']} of {row['limit']} held")
 
 
-def _workers_and_pools(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    return pools(context, incomplete) + workers(context, incomplete)
-
-
-AsOutput = Annotated[Output, typer.Option("-o", "--output", help="A table for people or JSON for programs.")]
-PoolId = Annotated[str, typer.Argument(metavar="POOL", help="Id of the worker pool.", autocompletion=pools)]
-ConfigId = Annotated[str, typer.Argument(metavar="CONFIG", help="Id of the launch config.", autocompletion=configs)]
+AsOutput = Annotated[Output, typer.Option("-o", "--output", help="Output format")]
+PoolId = Annotated[str, typer.Argument(metavar="POOL", help="ID of the worker pool", autocompletion=pools)]
+ConfigId = Annotated[str, typer.Argument(metavar="CONFIG", help="ID of the launch config", autocompletion=configs)]
 WorkerId = Annotated[
-    str, typer.Argument(metavar="WORKER", help="Id of the worker, or its last 8 digits.", autocompletion=workers)
+    str, typer.Argument(metavar="WORKER", help="ID of the worker, or its last 8 digits", autocompletion=workers)
 ]
-Subject = Annotated[
-    str, typer.Argument(metavar="WORKER|POOL", help="Id of a worker or of a pool.", autocompletion=_workers_and_pools)
+OfPool = Annotated[
+    str | None, typer.Option("--pool", metavar="POOL", help="Worker pool [default: all]", autocompletion=pools)
 ]
-OfPool = Annotated[str | None, typer.Option("--pool", help="Only this pool's.", autocompletion=pools)]
-OfLeasePool = Annotated[str | None, typer.Option("--pool", help="Only this lease pool's.", autocompletion=lease_pools)]
-Reason = Annotated[str, typer.Option(help="Why, for whoever looks at it later.")]
-For = Annotated[str | None, typer.Option("--for", metavar="DURATION", help="End by itself after 90s, 30m, 2h, 1d12h….")]
+OfLeasePool = Annotated[
+    str | None, typer.Option("--pool", metavar="POOL", help="Lease pool [default: all]", autocompletion=lease_pools)
+]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded with the change")]
+For = Annotated[
+    str | None, typer.Option("--for", metavar="DURATION", help="Duration, such as 30m or 1d12h [default: no end]")
+]
 Until = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="End by itself at 17:30, 2026-08-01T17:30, ….")
+    str | None, typer.Option("--until", metavar="TIME", help="End, such as 17:30 or 2026-08-01T17:30 [default: none]")
 ]

@@ -1,4 +1,4 @@
-"""Events that were kept in a file, a CloudEvent a line as `slipway events tail -o json` prints them."""
+"""Reader for recorded events: a file of one CloudEvent per line, as `slipway events tail -o json` prints them."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -10,11 +10,11 @@ import msgspec
 from slipway_common.envelope import UnknownType, decode_data
 from slipway_common.errors import BadEvent
 from slipway_common.events import Time
-from slipway_common.strict_yaml import Invalid, Problem
+from slipway_common.strict_yaml import DocumentProblem, Invalid
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One record of `topic`, and when Kafka stored it, if that was kept."""
+    """One record of `topic`; `stored` is when Kafka stored it, if recorded."""
 
     topic: str
     id: str
@@ -27,13 +27,13 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """What a line holds of a record that nobody could read when it was kept: `unreadable` says why."""
+    """Line of a record that could not be read when it was recorded; `unreadable` is the reason."""
 
     unreadable: str = ""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """`event` is None for a tombstone of `subject`."""
+    """Recorded event; `event` is None for a tombstone of `subject`."""
 
     topic: str
     id: str
@@ -51,10 +51,10 @@ GZIP: Final = b"\x1f\x8b"
 
 
 class Recording:
-    """The events of a file, in its order. `unreadable` counts the records on the way that could not be read when they
-    were kept, or are of a type that is not known here: they are left out, as they are on Kafka.
+    """Events of a file, in its order. `unreadable` counts skipped records: those that could not be read when they were
+    recorded, and those of unknown types.
 
-    Raises Invalid, with the line, for the first line that is no record at all.
+    Raises Invalid, with the line, for the first line that is not a record.
     """
 
     def __init__(self, file: Path) -> None:
@@ -68,7 +68,7 @@ class Recording:
                 for number, line in enumerate(lines, 1):
                     text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
                     if number == 1 and text.startswith(GZIP):
-                        raise Invalid([Problem("", "is compressed; unpack it with gunzip")])
+                        raise Invalid([DocumentProblem("", "is compressed; unpack it with gunzip")])
                     if text.strip():
                         found = True
                         event = _event(text, number)
@@ -77,32 +77,32 @@ class Recording:
                         else:
                             yield event
         except OSError as error:
-            raise Invalid([Problem("", f"cannot be read: {error.strerror}")]) from error
+            raise Invalid([DocumentProblem("", f"cannot be read: {error.strerror}")]) from error
         if not found:
-            raise Invalid([Problem("", "holds no event")])
+            raise Invalid([DocumentProblem("", "contains no events")])
 
 
 def _event(line: bytes, number: int) -> Event | None:
-    """None for a record that is left out."""
+    """Parse one line; None for a record that is skipped."""
 
     def wrong(reason: str) -> Invalid:
-        return Invalid([Problem("", reason, number)])
+        return Invalid([DocumentProblem("", reason, number)])
 
     try:
         if b'"unreadable"' in line and _UNREAD.decode(line).unreadable:
             return None
         kept = _LINE.decode(line)
     except msgspec.ValidationError as error:
-        raise wrong(f"is no event: {error}; `slipway events tail -o json` prints such lines") from error
+        raise wrong(f"is not an event as `slipway events tail -o json` prints it: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise wrong("is cut off" if "truncated" in str(error) else f"is not JSON: {error}") from error
+        raise wrong("is truncated" if "truncated" in str(error) else f"is not JSON: {error}") from error
     try:
         value = bytes(kept.data)
         event = decode_data(kept.type, None if value == b"null" else value)
     except UnknownType:
         return None
     except BadEvent as error:
-        raise wrong(f"does not fit its schema: {error}") from error
+        raise wrong(f"does not match its schema: {error}") from error
     return Event(
         topic=kept.topic,
         id=kept.id,

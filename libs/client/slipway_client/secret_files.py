@@ -1,7 +1,7 @@
-"""`python -m slipway_client.secret_files FOLDER --database-url URL`: the secrets of a new deployment, as files.
+"""Secrets of a new deployment as files: `python -m slipway_client.secret_files FOLDER --database-url URL`.
 
-Makes what is absent and changes nothing that is there, so it may run before every start. Files are for their owner
-and its group; nothing is printed but names.
+Creates missing files and changes no existing ones, so it may run before every start. Files are readable for their owner
+and group only; nothing but file names is printed.
 """
 
 import argparse
@@ -19,10 +19,11 @@ OPERATOR: Final = "operator"
 
 
 def create(folder: Path, database_url: str) -> list[str]:
-    """Names of the files that were made: database_password, database_url, registration_key, operator_token and
-    tokens.yaml, which holds hashes only. `database_url` names user, host and database, and gets the password.
+    """Create the missing files and return their names: database_password, database_url, registration_key,
+    operator_token, and tokens.yaml, which holds hashes only. `database_url` has user, host and database; the password
+    is added.
 
-    Raises ValueError for a URL that cannot carry a password, OSError when the folder cannot be written.
+    Raises ValueError for a URL to which no password can be added, OSError if the folder cannot be written.
     """
     parts = urlsplit(database_url)
     if not parts.username or not parts.hostname or parts.password:
@@ -38,7 +39,7 @@ def create(folder: Path, database_url: str) -> list[str]:
 
 
 def _operator(token: Path, known: Path) -> list[str]:
-    """The two belong together: a token whose hash was not kept is of no use, and is made again."""
+    """Create the operator's token and its hash together: one without the other is useless and is created again."""
     if token.exists() and known.exists():
         return []
     secret, line = tokens.create(OPERATOR, ["admin"], None)
@@ -48,7 +49,7 @@ def _operator(token: Path, known: Path) -> list[str]:
 
 
 def _absent(path: Path, value: Callable[[], str]) -> str:
-    """Write a file that is not there, whole or not at all; its name, or nothing."""
+    """Create a missing file atomically; returns its name, or an empty string if it exists."""
     if path.exists():
         return ""
     unfinished = path.with_name(f".{path.name}")
@@ -68,7 +69,7 @@ def main() -> None:
         made = create(arguments.folder, arguments.database_url)
     except (OSError, ValueError) as error:
         parser.exit(1, f"{error}\n")
-    print(f"{arguments.folder}: made {', '.join(made)}" if made else f"{arguments.folder}: everything is there")
+    print(f"{arguments.folder}: created {', '.join(made)}" if made else f"{arguments.folder}: all files exist")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,25 @@
-"""A deployment at one moment, as its services tell it. Pure: their answers become structs, and a few things follow."""
+"""State of a deployment at one moment, as its services report it. Pure: their answers become structs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
 
 import msgspec
 
-STAGES: Final = ("launch", "boot", "claim")
+from slipway_client.phrases import HEALTHY, PROBING, STAGES, TRIPPED, brief, count, trip_cause
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker pool, in the words of GET /pools. `serving` workers are those requested, starting or running."""
+    """A worker pool, in the words of GET /pools. `serving` workers are those requested, starting or running.
+
+    `backlog_seconds` is for how long tasks have been pending without a break, not the age of the oldest task.
+    """
 
     id: str
     mode: str = ""
     paused: bool = False
+    paused_reason: str | None = None
     frozen: bool = False
+    frozen_reason: str | None = None
     min_capacity: int = 0
     max_capacity: int = 0
     pending: int = 0
@@ -25,20 +29,21 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     leaving: int = 0
     wanted: int | None = None
     needed: int | None = None
-    oldest_wait_seconds: float | None = None
+    backlog_seconds: float | None = None
 
     @property
     def state(self) -> str:
+        """The operator's state where there is one, else the mode."""
         return "frozen" if self.frozen else "paused" if self.paused else self.mode
 
     @property
     def trouble(self) -> int:
-        """How much a person should look at it; 0 not at all."""
-        return 2 if self.frozen or self.paused else 1 if self.needed else 0
+        """Rank of the pool's own trouble; 0 is none."""
+        return 3 if self.frozen or self.paused else 1 if self.needed else 0
 
 
-class Brake(msgspec.Struct, frozen=True, kw_only=True):
-    """What stops launches, in the words of GET /brakes."""
+class LaunchStop(msgspec.Struct, frozen=True, kw_only=True):
+    """A launch stop, in the words of GET /launch-stops."""
 
     scope: str
     scope_id: str = ""
@@ -51,7 +56,7 @@ class Brake(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """Starts of a config in one stage, failures that its weight has not folded yet, and how many there may be."""
+    """Starts of a config in one stage, its failures that no weight record counts yet, and the window of both."""
 
     in_flight: int = 0
     unfolded: int = 0
@@ -59,7 +64,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Level(msgspec.Struct, frozen=True):
-    """A stage's level against its window; what is in flight in the stages before will arrive here, so it counts."""
+    """A stage's level against its window. Starts in earlier stages count: they will arrive here."""
 
     stage: str
     level: int
@@ -75,29 +80,30 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = ""
     state: str = "active"
     state_reason: str | None = None
-    circuit: str = "open"
+    health_state: str = HEALTHY
     weight: float | None = None
     stages: dict[str, Stage] = {}
     ok: int | None = None
     failed: int | None = None
     starting: int = 0
     running: int = 0
-    probe_ready: bool = False
     next_probe_at: datetime | None = None
     reason: str | None = None
-    closed_by: str | None = None
+    tripped_by: str | None = None
 
     @property
     def launches(self) -> bool:
-        """Whether launches follow its weight; else only probes, or none."""
-        return self.state == "active" and self.circuit == "open"
+        """True if launches follow its weight; otherwise only probes are launched, or nothing."""
+        return self.state == "active" and self.health_state == HEALTHY
 
     @property
-    def words(self) -> str:
-        """Its state: the operator's where there is one, else the circuit's."""
-        if self.state != "active":
-            return self.state
-        return "probing" if self.circuit == "closed" and self.probe_ready else self.circuit
+    def tripped(self) -> bool:
+        return self.state == "active" and self.health_state in (TRIPPED, PROBING)
+
+    @property
+    def shown_state(self) -> str:
+        """The operator's state where there is one, else the health state."""
+        return self.health_state if self.state == "active" else self.state
 
     @property
     def binding(self) -> Level | None:
@@ -115,11 +121,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trouble(self) -> int:
-        return 3 if self.state == "active" and self.circuit != "open" else 2 if self.state != "active" else 0
+        """Rank of the config's trouble; 0 is none."""
+        return 3 if self.tripped else 2 if self.state != "active" else 0
 
 
 class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
-    """Admission to an account, in the words of GET /lease-pools. `eta_seconds`: what one unit asked for now waits."""
+    """A lease pool, in the words of GET /lease-pools. `eta_seconds` is the wait of one unit requested now."""
 
     id: str
     limit: int
@@ -136,82 +143,120 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trouble(self) -> int:
+        """Rank of the lease pool's trouble; 0 is none."""
         return 1 if self.waiting else 0
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """A service, or Kafka, as it answered last. `silent_seconds` is None while it answers; else the age of what is
-    shown of it, in wall seconds. `answered`: at least once. `problem` is why it does not; empty before it was asked.
+    """A service, or Kafka, at its last answer. `unavailable_seconds` is None while it answers; otherwise the age of its
+    data. `answered` is true once it has answered. `problem` is the error; empty before the first request.
     """
 
     name: str
-    silent_seconds: float | None = None
+    unavailable_seconds: float | None = None
     answered: bool = True
     problem: str = ""
 
 
-class Line(msgspec.Struct, frozen=True):
-    """One narrated sentence. `mood` is "good", "bad" or neither."""
+class EventLine(msgspec.Struct, frozen=True):
+    """One narrated sentence. `mood` is "good", "bad" or neither. A line replaces an older one of the same `key`."""
 
     at: datetime
     text: str
     mood: str = ""
+    key: str = ""
 
 
 class Demo(msgspec.Struct, frozen=True, kw_only=True):
-    """A scenario runs `speed` times faster than the wall clock. `minutes` of product time; None without an end."""
+    """A demo: its scenario runs `speed` times faster than the clock on the wall. `seconds` is its duration by that
+    clock; None without an end."""
 
     started_at: datetime
     speed: float
     seed: int
-    minutes: float | None
+    seconds: float | None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a screen shows. `now` is in the reader's zone. Durations inside are wall time; `speed` makes them product
-    time."""
+    """Contents of a screen. `now` is in the reader's zone. All times and durations are of the clock on the wall, also
+    in a demo: the services, their alerts and the other commands know no other."""
 
     now: datetime
     title: str
     services: Sequence[Service] = ()
-    brakes: Sequence[Brake] = ()
+    launch_stops: Sequence[LaunchStop] = ()
     pools: Sequence[Pool] = ()
     configs: Sequence[Config] = ()
     lease_pools: Sequence[LeasePool] = ()
-    lines: Sequence[Line] = ()
+    lines: Sequence[EventLine] = ()
     demo: Demo | None = None
 
-    @property
-    def speed(self) -> float:
-        return self.demo.speed if self.demo else 1.0
-
-    def minute(self, at: datetime) -> float:
-        """Product minutes since the scenario began; of a demo only."""
-        assert self.demo is not None
-        return (at - self.demo.started_at).total_seconds() * self.demo.speed / 60
-
     def stamp(self, at: datetime) -> str:
-        """When something happened: minutes of a demo, else the reader's time of day."""
-        return f"{self.minute(at):6.1f}m" if self.demo else f"{at.astimezone(self.now.tzinfo):%H:%M:%S}"
-
-    def starts_per_minute(self, pool: LeasePool) -> float:
-        """Units granted per product minute, over the last minute on the wall or since a demo began."""
-        seconds = 60.0
-        if self.demo:
-            seconds = min(seconds, max(1.0, (self.now - self.demo.started_at).total_seconds())) * self.speed
-        return pool.granted_per_minute * 60.0 / seconds
+        """The reader's time of day."""
+        return f"{at.astimezone(self.now.tzinfo):%H:%M:%S}"
 
     def next_probe_seconds(self, config: Config) -> float | None:
-        """Product seconds until the next probe may start; 0 when it is due, None when none is planned."""
-        if config.next_probe_at is None:
+        """Seconds until the next probe; 0 when it is due, None when none is scheduled."""
+        if not config.tripped or config.next_probe_at is None:
             return None
-        return max(0.0, (config.next_probe_at - self.now).total_seconds()) * self.speed
+        return max(0.0, (config.next_probe_at - self.now).total_seconds())
 
-    def silent(self, name: str) -> Service | None:
-        return next((s for s in self.services if s.name == name and s.silent_seconds is not None), None)
+    def config_reason(self, config: Config) -> str:
+        """Reason for a config's state; empty for a healthy one of which nothing is known to be wrong."""
+        if config.state != "active":
+            return config.state_reason or ""
+        if config.tripped:
+            return brief(trip_cause(config.reason))
+        return (config.reason or "").partition("healthy: ")[2]
+
+    def pool_state(self, pool: Pool) -> str:
+        """The pool's own state; "degraded" if some of its launch configs are tripped, "tripped" if all are."""
+        if pool.frozen or pool.paused:
+            return pool.state
+        if self._stop(pool):
+            return "stopped"
+        tripped, active = self._tripped(pool)
+        return pool.state if not tripped else "degraded" if tripped < active else "tripped"
+
+    def pool_reason(self, pool: Pool) -> str:
+        """Reason why a pool does not launch as it should; empty when it does."""
+        if pool.frozen:
+            return pool.frozen_reason or ""
+        if pool.paused:
+            return pool.paused_reason or ""
+        if stop := self._stop(pool):
+            return f"launch stop {stop.where}: {stop.reason}"
+        tripped, active = self._tripped(pool)
+        if tripped:
+            return f"{tripped} of {count(active, 'config')} tripped"
+        if pool.wanted is not None and pool.wanted >= pool.max_capacity > 0 and pool.pending:
+            return f"at max capacity {pool.max_capacity}"
+        return ""
+
+    def pool_trouble(self, pool: Pool) -> int:
+        """Rank of a pool's trouble, with that of its launch configs; 0 is none."""
+        return max(pool.trouble, 2 if self._stop(pool) or self._tripped(pool)[0] else 0)
+
+    def unavailable(self, name: str) -> Service | None:
+        return next((s for s in self.services if s.name == name and s.unavailable_seconds is not None), None)
+
+    def _stop(self, pool: Pool) -> LaunchStop | None:
+        """The launch stop that holds the whole pool."""
+        accounts = {config.account_id for config in self.configs if config.pool_id == pool.id}
+        for stop in self.launch_stops:
+            if stop.scope == "all" or (stop.scope, stop.scope_id) == ("pool", pool.id):
+                return stop
+            if stop.scope == "account" and accounts == {stop.scope_id}:
+                return stop
+        return None
+
+    def _tripped(self, pool: Pool) -> tuple[int, int]:
+        """Numbers of the pool's tripped and active launch configs."""
+        active = [config for config in self.configs if config.pool_id == pool.id and config.state == "active"]
+        return sum(config.tripped for config in active), len(active)
 
 
-def shares(configs: Sequence[Config]) -> dict[str, float]:
+def shares(configs: Sequence[Config]) -> Mapping[str, float]:
     """The share of its pool's launches that each config gets by its weight; 0 while it gets none."""
     totals: dict[str, float] = {}
     for config in configs:

@@ -1,4 +1,4 @@
-"""SLIPWAY_LEASE: the switch that lets everything run as if there were no leases."""
+"""Environment variable SLIPWAY_LEASE, which switches leases off."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -8,5 +8,5 @@ OFF: Final = frozenset({"off", "false", "0"})
 
 
 def switched_off(environment: Mapping[str, str]) -> bool:
-    """In capitals too; every other value leaves leases on."""
+    """True if leases are switched off: by `off`, `false` or `0`, in any case."""
     return environment.get(SWITCH, "").strip().lower() in OFF

@@ -1,4 +1,4 @@
-"""The terminal while a screen is on it: the alternate one, no cursor, keys one by one. Given back as it was."""
+"""The terminal while a screen is on it: alternate screen, no cursor, keys unbuffered. Restored at the end."""
 
 import asyncio
 import contextlib
@@ -19,8 +19,8 @@ QUIT_KEYS: Final = b"qQ"
 
 
 class Terminal:
-    """A context manager. Only lines that differ are written, all at once, so nothing flickers. `resized` is called when
-    the window has another size or shows us again, `end` when the reader presses q. Ctrl-C stays a signal.
+    """Context manager for a screen. Only lines that differ are written, all at once, so nothing flickers. `resized` is
+    called after a change of size and after Ctrl-Z and `fg`, `end` when the user presses q. Ctrl-C stays a signal.
     """
 
     def __init__(self, *, resized: Callable[[], Any], end: Callable[[], Any]) -> None:
@@ -28,28 +28,28 @@ class Terminal:
         self._end = end
         self._shown: list[list[Segment]] = []
         self._shown_size = (0, 0)
-        self._given_back = contextlib.ExitStack()
+        self._restored = contextlib.ExitStack()
 
     def __enter__(self) -> "Terminal":
-        # A character that the terminal's encoding lacks must not end a night's watch.
+        # A character that the terminal's encoding lacks must not end the program.
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
         self._console = Console(highlight=False, markup=False, emoji=False)
         with contextlib.ExitStack() as stack:
             self._take(stack)
-            self._given_back = stack.pop_all()
+            self._restored = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._given_back.close()
+        self._restored.close()
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines, as they are now."""
+        """Current columns and lines."""
         size = os.get_terminal_size(sys.stdout.fileno())
         return size.columns, size.lines
 
     def draw(self, lines: Sequence[Text]) -> None:
-        """Show these lines, which fit, and nothing else."""
+        """Show these lines, which must fit, and nothing else."""
         width, height = self.size
         options = self._console.options.update(width=width, height=None, no_wrap=True, overflow="crop")
         drawn = [self._console.render_lines(line, options)[0] for line in lines[:height]]
@@ -65,10 +65,10 @@ class Terminal:
 
     def _take(self, stack: contextlib.ExitStack) -> None:
         loop = asyncio.get_running_loop()
-        # What libraries log would be written across the screen.
-        silent = logging.NullHandler()
-        logging.getLogger().addHandler(silent)
-        stack.callback(logging.getLogger().removeHandler, silent)
+        # Log lines of libraries would be written across the screen.
+        handler = logging.NullHandler()
+        logging.getLogger().addHandler(handler)
+        stack.callback(logging.getLogger().removeHandler, handler)
         stack.enter_context(self._console.screen())
         if sys.stdin.isatty():
             keyboard = sys.stdin.fileno()
@@ -85,11 +85,11 @@ class Terminal:
             self._end()
 
     def _suspend(self) -> None:
-        """Ctrl-Z: give the terminal back, stop here, and take it again once the shell lets us go on."""
-        self._given_back.close()
+        """Ctrl-Z: restore the terminal, stop this process, and take the terminal again after `fg`."""
+        self._restored.close()
         os.kill(os.getpid(), signal.SIGSTOP)
         with contextlib.ExitStack() as stack:
             self._take(stack)
-            self._given_back = stack.pop_all()
+            self._restored = stack.pop_all()
         self._shown_size = (0, 0)
         self._resized()

@@ -1,4 +1,4 @@
-"""Tokens: the secret is shown once, the services' tokens file keeps only its hash."""
+"""Access tokens: the secret is shown once, the services' tokens file holds only its hash."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any, Final
 import yaml
 
 from slipway_common.ids import hash_secret, new_secret
-from slipway_common.strict_yaml import Invalid, Problem, read
+from slipway_common.strict_yaml import DocumentProblem, Invalid, read
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 SCOPE: Final = re.compile(r"admin|\*|[a-z][a-z-]*:(\*|[a-z][a-z-]*(:[\w*.:/-]+)?)")
-# All that any service asks for; capitals stand for what the path or body names.
+# All scopes that services require; capitals stand for IDs of the request.
 SCOPES: Final = (
     "declaration:write",
     "demand:write:POOL",
@@ -30,24 +30,28 @@ TARGETED: Final = ("demand:write:", "signal:write:", "leases:write:")
 
 
 def create(name: str, scopes: list[str], file: Path | None) -> tuple[str, str]:
-    """A new secret, and the line that stands for it; with `file` the line is appended there.
+    """Create a token; returns the secret and its line for the tokens file, which is appended to `file` if given.
 
-    Raises Invalid for a name or scope that no service could read, a file that is no list, a name that it has.
+    Raises Invalid for an invalid name or scope, a file that is not a list, and a name that the file already has.
     """
     wrong = [scope for scope in scopes if not SCOPE.fullmatch(scope)]
-    problems = [Problem("--scope", f"{scope!r} is not area:verb or area:verb:target") for scope in wrong]
+    problems = [DocumentProblem("--scope", f"{scope!r} is not area:verb or area:verb:target") for scope in wrong]
     useless = [scope for scope in scopes if scope not in wrong and not _allows_something(scope)]
-    problems += [Problem("--scope", f"{scope!r} allows nothing; scopes are {', '.join(SCOPES)}") for scope in useless]
+    problems += [
+        DocumentProblem("--scope", f"{scope!r} allows nothing; scopes are {', '.join(SCOPES)}") for scope in useless
+    ]
     if not NAME.fullmatch(name):
-        problems.append(Problem("--name", f"{name!r} is not lower-case letters, digits and .-_, at most 63"))
+        problems.append(
+            DocumentProblem("--name", f"{name!r} is invalid: use at most 63 lower-case letters, digits, dots, - and _")
+        )
     before = file.read_text() if file is not None and file.exists() else ""
     entries: Any = []
     if before.strip():
         entries = read(before).value
         if not isinstance(entries, list):
-            problems.append(Problem("--file", f"{file} holds something other than a list of tokens"))
+            problems.append(DocumentProblem("--file", f"{file} is not a list of tokens"))
         elif any(isinstance(entry, dict) and entry.get("name") == name for entry in entries):
-            problems.append(Problem("--name", f"{file} has a token {name!r} already"))
+            problems.append(DocumentProblem("--name", f"{file} already has a token {name!r}"))
     if problems:
         raise Invalid(problems)
     secret = new_secret()
@@ -62,18 +66,18 @@ def create(name: str, scopes: list[str], file: Path | None) -> tuple[str, str]:
 
 
 def _allows_something(scope: str) -> bool:
-    """Whether any service asks for what it covers: a typing error makes a token that is refused everywhere."""
+    """True if the scope covers anything that a service requires: a typo would create a useless token."""
     if scope.endswith("*") and any(known.startswith(scope[:-1]) for known in SCOPES):
         return True
     return scope in SCOPES or scope.startswith(TARGETED)
 
 
 def _check(before: str, more: str, wanted: list[Any]) -> None:
-    """Raises Invalid unless `before` with `more` at its end says what is `wanted`: a list in brackets would not."""
+    """Raise Invalid unless `before` plus `more` reads as `wanted`: a list in brackets would not."""
     try:
         if read(before + more).value == wanted:
             return
     except Invalid:
         pass
-    reason = "no line can be added here, as to a list in brackets (JSON): write each token on a line of its own, as "
-    raise Invalid([Problem("", reason + more.strip(), read(before).line(()))])
+    reason = "no line can be appended to this list, as it is in brackets (JSON); write one token per line, such as "
+    raise Invalid([DocumentProblem("", reason + more.strip(), read(before).line(()))])

@@ -1,4 +1,4 @@
-"""A deployment on the terminal, live; as plain lines where nobody could see a screen."""
+"""Live view of a deployment on the terminal: a screen, or plain lines where the output is no terminal."""
 
 import asyncio
 import contextlib
@@ -8,28 +8,28 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from slipway_client.foreign import printable
+from slipway_client.sanitize import printable
 
 if TYPE_CHECKING:  # what a screen needs is imported when one is wanted: other commands start without it
-    from slipway_client.snapshot import Line, Snapshot
+    from slipway_client.snapshot import EventLine, Snapshot
     from slipway_client.watching import Watch
 
-HISTORY_SECONDS: Final = 600.0  # of events, told when a screen begins
+HISTORY_SECONDS: Final = 600.0  # of events on the first screen
 
 
 def run(api: Any, interval_seconds: float, *, plain: bool, once: bool) -> int:
-    """Show the deployment until somebody has seen enough, or `once`; the exit code."""
+    """Show the deployment until q or Ctrl-C, or `once`. Returns the exit code."""
     code = 0
     try:
         code = asyncio.run(_top(api, interval_seconds, plain=plain or not has_screen(), once=once))
     except* BrokenPipeError:
-        # Whoever reads us has seen enough. The interpreter flushes once more at its end: not into the closed pipe.
+        # The reader has closed the pipe. The interpreter flushes at its end and must not write into it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
 def has_screen() -> bool:
-    """Whether somebody looks at a terminal that can be drawn on, and we are what it shows."""
+    """True if the output is a terminal that can be drawn on, and this process is in its foreground."""
     if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in {"dumb", "unknown"}:
         return False
     try:
@@ -39,7 +39,7 @@ def has_screen() -> bool:
 
 
 async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) -> int:
-    """The exit code: 0 for q and Ctrl-C, as is usual for what only ends so."""
+    """Returns the exit code: 0 for q and Ctrl-C, the usual way to end it."""
     from slipway_client.watching import Watch, asking
 
     task = asyncio.current_task()
@@ -74,7 +74,7 @@ async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) ->
 async def follow(
     watch: "Watch", *, plain: bool, interval_seconds: float = 1.0, seconds: float = 0.0, end: Callable[[], Any]
 ) -> None:
-    """Show until cancelled, or for `seconds` (0: for ever). `end` is called when the reader wants no more."""
+    """Show until cancelled, or for `seconds` (0: for ever). `end` is called when the user presses q."""
     async with _watched(watch):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds or None):
@@ -82,7 +82,8 @@ async def follow(
 
 
 async def show_once(watch: "Watch", *, plain: bool) -> int:
-    """What is, as soon as everybody has answered or failed to; 1 when a service has failed. Kafka only tells events."""
+    """Show the state once every service has answered or failed. Returns 1 if a service has failed; Kafka only adds
+    events."""
     from slipway_client import screen
     from slipway_client.watching import KAFKA
 
@@ -100,13 +101,13 @@ async def show_once(watch: "Watch", *, plain: bool) -> int:
         rows = len(snapshot.pools) + len(snapshot.configs) + len(snapshot.lease_pools)
         console.print(screen.render(snapshot, console.width, console.height + 2 * rows))  # nothing has to be cut
     for name, problem in watch.problems.items():
-        print(f"{name} does not answer: {printable(problem)}", file=sys.stderr)
+        print(f"{name} is unavailable: {printable(problem)}", file=sys.stderr)
     return 1 if watch.problems.keys() - {KAFKA} else 0
 
 
 @contextlib.asynccontextmanager
 async def _watched(watch: "Watch") -> Any:
-    """Run the watch meanwhile; what goes wrong in it is raised here."""
+    """Run the watch meanwhile; its errors are raised here."""
     async with asyncio.TaskGroup() as group:
         running = group.create_task(watch.run())
         yield
@@ -119,46 +120,41 @@ async def _in_lines(watch: "Watch", interval_seconds: float) -> None:
     while not watch.complete:
         watch.changed.clear()
         await watch.changed.wait()
-    before, told = watch.snapshot(), narration.InOrder()
-    if before.demo:
-        print(
-            f"all times are of the demo, {before.speed:g} times as fast as this host; only durations that an alert"
-            " quotes are real"
-        )
+    before, ordered = watch.snapshot(), narration.InOrder()
     try:
         while True:
             await asyncio.sleep(interval_seconds)
             now = watch.snapshot()
-            told.add(_lines(now, watch.take(), narration.rates(before, now)))
-            _print(now, told.due(now.now))
+            ordered.add(_lines(now, watch.take(), narration.rates(before, now)))
+            _print(now, ordered.due(now.now))
             before = now
     finally:
-        _print(before, told.due())
+        _print(before, ordered.due())
 
 
-def _print(snapshot: "Snapshot", lines: "Sequence[Line]") -> None:
+def _print(snapshot: "Snapshot", lines: "Sequence[EventLine]") -> None:
     for line in lines:
         print(f"{snapshot.stamp(line.at)}  {line.text}")
     sys.stdout.flush()
 
 
-def _lines(snapshot: "Snapshot", told: "Sequence[Line]", rates: "Mapping[str, float]") -> "Iterator[Line]":
-    """What happened since the last time, and a line per pool."""
+def _lines(snapshot: "Snapshot", events: "Sequence[EventLine]", rates: "Mapping[str, float]") -> "Iterator[EventLine]":
+    """Events since the last call, and a line per pool."""
     from slipway_client import narration, screen
-    from slipway_client.snapshot import Line
+    from slipway_client.snapshot import EventLine
 
-    for line in told:
-        yield Line(line.at, f"** {printable(line.text)}")
-    stale = snapshot.silent("provisioner")
+    for line in events:
+        yield EventLine(line.at, f"** {printable(line.text)}")
+    stale = snapshot.unavailable("provisioner")
     for pool in snapshot.pools:
         configs = [config for config in snapshot.configs if config.pool_id == pool.id]
-        age = f"  ({screen.span(stale.silent_seconds)} old)" if stale else ""
-        said = narration.status(pool, configs, rates.get(pool.id))
-        yield Line(snapshot.now, f"{printable(said)}{age}")
+        age = f"  ({screen.span(stale.unavailable_seconds)} old)" if stale else ""
+        text = narration.status(pool, configs, rates.get(pool.id))
+        yield EventLine(snapshot.now, f"{printable(text)}{age}")
 
 
 async def _on_screen(watch: "Watch", interval_seconds: float, end: Callable[[], Any]) -> None:
-    """Draw at once until all is there, then once per interval; the clock goes on each second."""
+    """Draw each change until every service has answered, then once per interval, at least once a second."""
     from slipway_client import screen
     from slipway_client.terminal import Terminal
 

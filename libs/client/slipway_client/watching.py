@@ -1,10 +1,10 @@
-"""A deployment watched from outside: its services are asked again and again, its topics are listened to. What they say
-becomes snapshots and narrated lines; how those look is decided elsewhere."""
+"""Observation of a deployment from outside: polls its services and follows its topics, and makes snapshots and narrated
+lines of both."""
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 from slipway_client import narration
 from slipway_client.http import Failed
 from slipway_client.log import Entry, Log
-from slipway_client.snapshot import Brake, Config, Demo, LeasePool, Line, Pool, Service, Snapshot
+from slipway_client.snapshot import Config, Demo, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot
 from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.events.alert import Alert
 from slipway_common.events.weight import WeightChanged
@@ -29,14 +29,14 @@ AGAIN_SECONDS: Final = 1.0
 LINES_KEPT: Final = 500
 
 Ask = Callable[[str, str], Awaitable[Any]]
-"""(service, path) → the decoded answer; raises Failed with a reason for people."""
+"""(service, path) → the decoded answer; raises Failed with a reason in words."""
 ZonesOut = Callable[[], Awaitable[frozenset[str]]]
-"""Which zones of a simulated cloud have no capacity; raises Failed."""
+"""The zones of a simulated cloud that have no capacity; raises Failed."""
 
 
 @contextlib.asynccontextmanager
 async def asking(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncIterator[Ask]:
-    """Ask services at their addresses, all at the same time."""
+    """A client of all services; requests may run in parallel."""
     async with httpx2.AsyncClient(headers=dict(headers), timeout=ANSWER_SECONDS, trust_env=False) as client:
 
         async def ask(service: str, path: str) -> Any:
@@ -46,18 +46,18 @@ async def asking(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncIt
             except (httpx2.HTTPError, httpx2.InvalidURL) as error:
                 raise Failed(str(error) or type(error).__name__) from error
             except ValueError as error:
-                raise Failed(f"it answers {path} with something other than JSON") from error
+                raise Failed(f"the answer to GET {path} is not JSON") from error
             if answer.is_error:
                 known = body if isinstance(body, dict) else {}
-                why = known.get("detail") or known.get("title") or "; ".join(map(str, known.get("reasons", [])))
-                raise Failed(f"{answer.status_code} {why or answer.reason_phrase}")
+                reason = known.get("detail") or known.get("title") or "; ".join(map(str, known.get("reasons", [])))
+                raise Failed(f"{answer.status_code} {reason or answer.reason_phrase}")
             return body
 
         yield ask
 
 
 class Watch:
-    """`run` it as a task; `changed` is set whenever there is something new to show."""
+    """Snapshots and lines of one deployment. `run` it as a task; `changed` is set whenever there is something new."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class Watch:
         demo: Demo | None = None,
         zones_out: ZonesOut | None = None,
     ) -> None:
-        """Without a Kafka address circuits are told from the services' answers. `history_seconds` of the topics are
-        told at the start. `zones_out` asks a simulated cloud."""
+        """Without a Kafka address lines about health come from the services' answers. `history_seconds` of the topics
+        are narrated at the start. `zones_out` polls a simulated cloud."""
         self.changed = asyncio.Event()
         self._ask = ask
         self._title = title
@@ -91,17 +91,17 @@ class Watch:
             self._reads["simulator"] = self._read_zones
         self._zones_out = zones_out
         self._zones: frozenset[str] = frozenset()
-        self._brakes: Sequence[Brake] = ()
+        self._launch_stops: Sequence[LaunchStop] = ()
         self._pools: Sequence[Pool] = ()
         self._configs: Sequence[Config] = ()
         self._lease_pools: Sequence[LeasePool] = ()
         self._answered_at: dict[str, float] = {}
         self._problems: dict[str, str | None] = dict.fromkeys([*self._reads, *([KAFKA] if kafka else [])])
         self._began_at = monotonic_seconds()
-        self._lines: deque[Line] = deque(maxlen=LINES_KEPT)
-        self._told = 0
-        self._circuits: dict[str, narration.Circuit] = {}
-        self._circuits_told_until = datetime.min.replace(tzinfo=UTC)
+        self._lines: deque[EventLine] = deque(maxlen=LINES_KEPT)
+        self._new: list[EventLine] = []
+        self._health: dict[str, narration.Health] = {}
+        self._health_until = datetime.min.replace(tzinfo=UTC)
         self._failures = narration.Failures()
         self._before = self.snapshot()
 
@@ -115,12 +115,12 @@ class Watch:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that is asked has answered or failed once."""
+        """True if every service has answered or failed once."""
         return None not in self._problems.values()
 
     @property
     def problems(self) -> dict[str, str]:
-        """Who does not answer, and why."""
+        """The services that do not answer, with the error of each."""
         return {name: problem for name, problem in self._problems.items() if problem}
 
     def snapshot(self) -> Snapshot:
@@ -128,7 +128,7 @@ class Watch:
             now=utc_now().astimezone(),
             title=self._title,
             services=[self._service(name) for name in self._problems],
-            brakes=self._brakes,
+            launch_stops=self._launch_stops,
             pools=self._pools,
             configs=self._configs,
             lease_pools=self._lease_pools,
@@ -136,10 +136,9 @@ class Watch:
             demo=self._demo,
         )
 
-    def take(self) -> list[Line]:
+    def take(self) -> list[EventLine]:
         """Lines that were not taken before, in the order of their times."""
-        new = list(self._lines)[max(0, len(self._lines) - self._told) :] if self._told else []
-        self._told = 0
+        new, self._new = self._new, []
         return sorted(new, key=lambda line: line.at)
 
     def _service(self, name: str) -> Service:
@@ -149,16 +148,16 @@ class Watch:
         since = self._answered_at.get(name, self._began_at)
         return Service(
             name=name,
-            silent_seconds=monotonic_seconds() - since,
+            unavailable_seconds=monotonic_seconds() - since,
             answered=name in self._answered_at,
             problem=problem or "",
         )
 
-    def _tell(self, lines: Sequence[Line | None]) -> None:
+    def _add(self, lines: Sequence[EventLine | None]) -> None:
         for line in lines:
             if line is not None:
-                self._lines.append(line)
-                self._told += 1
+                self._new = [*_without(self._new, line), line]
+                self._lines = deque([*_without(self._lines, line), line], maxlen=LINES_KEPT)
 
     async def _poll(self, service: str, read: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -167,21 +166,21 @@ class Watch:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await read()
             except TimeoutError:
-                self._fresh(service, f"nothing in {ANSWER_SECONDS:g} s")
+                self._record_answer(service, f"no answer within {ANSWER_SECONDS:g} s")
             except (KeyError, TypeError, msgspec.ValidationError) as error:
-                self._fresh(service, f"it is no {service}, or of another version: {error}")
+                self._record_answer(service, f"the answer is not from a {service} of this version: {error}")
             except Failed as error:
-                self._fresh(service, str(error))
+                self._record_answer(service, str(error))
             else:
-                self._fresh(service, "")
+                self._record_answer(service, "")
             await asyncio.sleep(max(0.05, began + self._interval_seconds - monotonic_seconds()))
 
     async def _read_provisioner(self) -> None:
-        pools, configs, brakes = await asyncio.gather(
-            *(self._ask("provisioner", path) for path in ("/pools", "/launch-configs", "/brakes"))
+        pools, configs, launch_stops = await asyncio.gather(
+            *(self._ask("provisioner", path) for path in ("/pools", "/launch-configs", "/launch-stops"))
         )
         known = msgspec.convert(pools["items"], list[Pool]), msgspec.convert(configs["items"], list[Config])
-        self._brakes = msgspec.convert(brakes["items"], list[Brake])
+        self._launch_stops = msgspec.convert(launch_stops["items"], list[LaunchStop])
         self._pools = known[0]
         self._configs = [c for c in known[1] if c.state != "archived" or c.starting + c.running]
 
@@ -195,38 +194,38 @@ class Watch:
     async def _read_zones(self) -> None:
         assert self._zones_out is not None
         out = await self._zones_out()
-        self._tell(narration.zones(self._zones, out, utc_now()))
+        self._add(narration.zones(self._zones, out, utc_now()))
         self._zones = out
 
-    def _fresh(self, service: str, problem: str) -> None:
-        """A service has answered, or has not: tell what is different."""
+    def _record_answer(self, service: str, problem: str) -> None:
+        """Record that a service has answered, or its `problem`, and add lines for the differences."""
         self._problems[service] = problem
         if not problem:
             self._answered_at[service] = monotonic_seconds()
         if service == "provisioner" and not problem:
-            self._see_circuits()
+            self._read_health()
         now = self.snapshot()
-        self._tell(narration.differences(self._before, now))
+        self._add(narration.differences(self._before, now))
         self._before = now
-        self._tell(self._failures.due(now.now))
+        self._add(self._failures.due(now.now))
         self.changed.set()
 
-    def _see_circuits(self) -> None:
-        """Circuits as the provisioner knows them; told while the topic does not tell them, which is sooner."""
+    def _read_health(self) -> None:
+        """Add lines about health from the provisioner's answers, unless the topic reports the same changes sooner."""
         if self._kafka and self._problems[KAFKA] is None:
             return
         listening = bool(self._kafka) and not self._problems[KAFKA]
         now = utc_now()
         for config in self._configs:
-            seen, known = narration.Circuit.seen(config), self._circuits.get(config.id)
+            seen, known = narration.Health.seen(config), self._health.get(config.id)
             if not listening or known is None:
-                self._tell([narration.changed(known, seen, at=now, speed=self._speed)])
-                self._circuits[config.id] = seen
+                self._add([narration.changed(known, seen, at=now)])
+                self._health[config.id] = seen
         if not listening:
-            self._circuits_told_until = now
+            self._health_until = now
 
     async def _listen(self) -> None:
-        """Every event of our topics once, for as long as the process lives."""
+        """Consume every event of the topics once; reconnects for ever."""
         since = self._began - timedelta(seconds=self._history_seconds)
         while True:
             try:
@@ -234,22 +233,22 @@ class Watch:
                     await log.open([topic.name for topic in TOPICS], last=None, since=since)
                     since = utc_now()
                     async for entry in log.past():
-                        self._hear(entry)
-                    self._fresh(KAFKA, "")
-                    async for entry in log.follow(self._heard):
-                        self._hear(entry)
+                        self._receive(entry)
+                    self._record_answer(KAFKA, "")
+                    async for entry in log.follow(self._record_kafka):
+                        self._receive(entry)
             except Failed as error:
-                said = str(error).partition("\n")[0]
-                self._fresh(KAFKA, said.removeprefix(f"Kafka at {self._kafka} does not answer: "))
+                text = str(error).partition("\n")[0]
+                self._record_answer(KAFKA, text.removeprefix(f"Kafka at {self._kafka} is unavailable: "))
             except (KafkaError, OSError) as error:
-                self._fresh(KAFKA, str(error) or type(error).__name__)
+                self._record_answer(KAFKA, str(error) or type(error).__name__)
             await asyncio.sleep(AGAIN_SECONDS)
 
-    def _heard(self, answers: bool) -> None:
-        self._fresh(KAFKA, "" if answers else f"nothing from {self._kafka}")
+    def _record_kafka(self, answers: bool) -> None:
+        self._record_answer(KAFKA, "" if answers else f"no answer from {self._kafka}")
 
-    def _hear(self, entry: Entry) -> None:
-        """One record; what this version does not understand is passed over."""
+    def _receive(self, entry: Entry) -> None:
+        """Apply one record; unknown and malformed ones are skipped."""
         if entry.envelope is None or entry.envelope.type not in EVENT_OF:
             return
         try:
@@ -257,16 +256,21 @@ class Watch:
         except msgspec.ValidationError:
             return
         if isinstance(event, WeightChanged):
-            now = narration.Circuit.of(event)
-            line = narration.changed(self._circuits.get(event.launch_config_id), now, at=entry.time, speed=self._speed)
-            self._circuits[event.launch_config_id] = now
-            if entry.time > self._circuits_told_until:
-                self._tell([line])
+            now = narration.Health.of(event)
+            line = narration.changed(self._health.get(event.launch_config_id), now, at=entry.time)
+            self._health[event.launch_config_id] = now
+            if entry.time > self._health_until:
+                self._add([line])
         elif isinstance(event, Alert):
-            self._tell([narration.alert(event, entry.time)])
+            self._add([narration.alert(event, entry.time)])
         elif isinstance(event, WorkerEvent):
             self._failures.add(entry.time, event)
 
-    @property
-    def _speed(self) -> float:
-        return self._demo.speed if self._demo else 1.0
+
+def _without(lines: Iterable[EventLine], newer: EventLine) -> list[EventLine]:
+    """The lines without the newest of the same key as `newer`, if it is of the same mood, too."""
+    kept = list(lines)
+    same = [line for line in kept if line.key and line.key == newer.key]
+    if same and same[-1].mood == newer.mood:
+        kept.remove(same[-1])
+    return kept

@@ -1,1 +1,1 @@
-"""What two or more Slipway services share: events, outbox, consumers, and the one shape of a service."""
+"""Code shared by Slipway services: events, outbox, consumers, and the service framework."""

@@ -1,4 +1,4 @@
-"""Who may write: bearer tokens with scopes. Only SHA-256 hashes are stored, in a file that is read again on change.
+"""Authorization by bearer tokens with scopes. Only SHA-256 hashes are stored, in a file that is reloaded on change.
 
 The file is a YAML (or JSON) list of {name, sha256, scopes}. A scope is `area:verb` or `area:verb:target`; a trailing
 `*` matches the rest, `admin` allows everything.
@@ -24,13 +24,15 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of the tokens file."""
+
     name: str
     sha256: str
     scopes: list[str]
 
 
 class Tokens:
-    """The tokens of one file. A file that turns unreadable keeps the last good content and is reported."""
+    """Tokens of one file. If the file becomes unreadable, the last good content is kept and an error is logged."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -40,7 +42,7 @@ class Tokens:
     def find(self, secret: str) -> Token | None:
         digest = hash_secret(secret)
         found = None
-        for token in self._load():  # constant time over the list: no early exit
+        for token in self._load():  # no early exit, so the time does not reveal a match
             if hmac.compare_digest(token.sha256, digest):
                 found = token
         return found
@@ -55,53 +57,55 @@ class Tokens:
                 self._tokens = msgspec.convert(yaml.safe_load(self.path.read_text()) or [], list[Token])
                 self._read_at = stamp
         except (OSError, ValueError, yaml.YAMLError) as error:
-            LOG.error("tokens cannot be read; the last good ones count", path=str(self.path), error=str(error))
+            LOG.error(
+                "tokens file cannot be read, keeping the last good content", path=str(self.path), error=str(error)
+            )
         return self._tokens
 
 
 def allows(scopes: list[str], wanted: str) -> bool:
-    """Whether one of the scopes covers `wanted`."""
+    """True if one of the scopes covers `wanted`."""
     return any(
         scope in ("admin", wanted) or (scope.endswith("*") and wanted.startswith(scope[:-1])) for scope in scopes
     )
 
 
 def bearer(credentials: HTTPAuthorizationCredentials | None) -> str:
-    """The secret of the Authorization header; a Problem 401 without one."""
+    """Secret of the Authorization header; raises Problem 401 if it is absent."""
     if credentials is None:
         raise Problem(
             401,
             "no-token",
-            "A token is needed",
-            "send it as 'Authorization: Bearer …'; `slipway token create` makes one",
+            "A token is required",
+            "send it as 'Authorization: Bearer …'; `slipway token create` creates one",
         )
     return credentials.credentials
 
 
 def identify(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Token:
-    """Whose request it is; a Problem 401 without a token, or with one that is not known."""
+    """Token of the request; raises Problem 401 if it is absent or unknown."""
     tokens: Tokens = request.app.state.tokens
     token = tokens.find(bearer(credentials))
     if token is None:
-        raise Problem(401, "unknown-token", "The token is not known", "it may be revoked or of another deployment")
+        raise Problem(401, "unknown-token", "Unknown token", "it may have been revoked or belong to another deployment")
     return token
 
 
 def permit(token: Token, scope: str) -> None:
-    """A Problem 403 unless the token has `scope`."""
+    """Raise Problem 403 unless the token has `scope`."""
     if not allows(token.scopes, scope):
         raise Problem(403, "scope-missing", "The token lacks a scope", f"{token.name} needs {scope}", needed=scope)
 
 
 def check(request: Request, credentials: HTTPAuthorizationCredentials | None, scope: str) -> str:
-    """The caller's name if its token has `scope`; else a Problem 401 or 403."""
+    """Name of the caller if its token has `scope`; raises Problem 401 or 403 otherwise."""
     token = identify(request, credentials)
     permit(token, scope)
     return token.name
 
 
 def require(scope: str) -> Callable[..., Awaitable[str]]:
-    """A FastAPI dependency: the caller's name. `{name}` in the scope is filled from the path."""
+    """FastAPI dependency that returns the caller's name. `{name}` in the scope is replaced by the path parameter."""
 
     async def dependency(request: Request, credentials: Credentials) -> str:
         parameters: dict[str, Any] = request.path_params

@@ -1,7 +1,7 @@
-"""Dead letters of a service: told, replayed, dropped, by the handler that refused them. Knows no HTTP.
+"""Listing, replaying and dropping dead letters of a service. Knows no HTTP.
 
-A subject is replayed in order of its offsets, from the dead record on, until one fails. The topic's positions are held
-meanwhile, so that no event is parked behind a dead one that is just being replayed.
+A replay applies a subject's records in offset order, from the dead one on, until one fails. The topic's positions are
+locked meanwhile, so that no event is parked behind a dead one while that is replayed.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,17 +21,17 @@ LOG = logger(__name__)
 LIST: Final = """
 SELECT topic, partition, "offset", subject, state, reason, record_at, at FROM dead_letter
 WHERE $1::text IS NULL OR topic = $1 ORDER BY topic, partition, "offset" LIMIT $2"""
-SHOW: Final = 'SELECT * FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
-HOLD: Final = "SELECT FROM consumed WHERE topic = $1 ORDER BY partition FOR UPDATE"
-OF_SUBJECT: Final = """
+SELECT: Final = 'SELECT * FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
+LOCK_POSITIONS: Final = "SELECT FROM consumed WHERE topic = $1 ORDER BY partition FOR UPDATE"
+SELECT_SUBJECT: Final = """
 SELECT * FROM dead_letter WHERE topic = $1 AND subject = $2 ORDER BY partition, "offset\""""
-SETTLED: Final = 'DELETE FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
+DELETE: Final = 'DELETE FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
 FAILED: Final = """
 UPDATE dead_letter SET state = 'dead', reason = $4 WHERE topic = $1 AND partition = $2 AND "offset" = $3"""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """One record that was not applied; `parked` ones wait behind a `dead` one of their subject."""
+    """A record that was not applied; a `parked` one waits behind a `dead` one of its subject."""
 
     topic: str
     partition: int
@@ -44,7 +44,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What became of a subject: records applied now, records that still wait, and why the first of them does."""
+    """Result of a replay: records applied, records remaining, and why the first of those failed."""
 
     applied: int
     remaining: int
@@ -52,50 +52,50 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class NotDead(Exception):
-    """No such dead letter; perhaps it was replayed or dropped by somebody else."""
+    """No such dead letter; it may have been replayed or dropped meanwhile."""
 
 
-async def tell(db: Connection, *, topic: str | None = None, limit: int = 100) -> list[DeadLetter]:
+async def fetch(db: Connection, *, topic: str | None = None, limit: int = 100) -> list[DeadLetter]:
     return [DeadLetter(**row) for row in await db.fetch(LIST, topic, limit)]
 
 
 async def replay(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
-    """Try the record again, and those parked with it. Raises NotDead."""
+    """Retry the record and the records parked behind it. Raises NotDead."""
     afterwards: list[Callable[[], None]] = []
     async with db.transaction():
-        done = await _replay(db, consumer, await _held(db, consumer, partition, offset), afterwards)
-    _act(afterwards)
+        done = await _replay(db, consumer, await _lock(db, consumer, partition, offset), afterwards)
+    _run(afterwards)
     return done
 
 
 async def drop(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
-    """Forget the record for good; what was parked behind it is applied. Raises NotDead."""
+    """Delete the record permanently and apply the records parked behind it. Raises NotDead."""
     afterwards: list[Callable[[], None]] = []
     async with db.transaction():
-        rows = await _held(db, consumer, partition, offset)
-        await db.execute(SETTLED, consumer.topic.name, partition, offset)
+        rows = await _lock(db, consumer, partition, offset)
+        await db.execute(DELETE, consumer.topic.name, partition, offset)
         LOG.warning("dead letter dropped", topic=consumer.topic.name, partition=partition, offset=offset)
         first, *rest = rows
         if (first["partition"], first["offset"]) != (partition, offset):
             return Replayed(0, len(rest), first["reason"])
         done = await _replay(db, consumer, rest, afterwards)
-    _act(afterwards)
+    _run(afterwards)
     return done
 
 
-def _act(afterwards: Sequence[Callable[[], None]]) -> None:
+def _run(afterwards: Sequence[Callable[[], None]]) -> None:
     for act in afterwards:
         act()
 
 
-async def _held(db: Connection, consumer: Consumer, partition: int, offset: int) -> list[Any]:
-    """The record and, where order counts, all that wait of its subject; nobody adds to them before the commit."""
+async def _lock(db: Connection, consumer: Consumer, partition: int, offset: int) -> list[Any]:
+    """Lock and return the record and, on ordered topics, all dead letters of its subject. Raises NotDead."""
     topic = consumer.topic
-    await db.execute(HOLD, topic.name)
-    row = await db.fetchrow(SHOW, topic.name, partition, offset)
+    await db.execute(LOCK_POSITIONS, topic.name)
+    row = await db.fetchrow(SELECT, topic.name, partition, offset)
     if row is None:
         raise NotDead(f"{topic.name}/{partition}/{offset}")
-    return list(await db.fetch(OF_SUBJECT, topic.name, row["subject"])) if topic.parks else [row]
+    return list(await db.fetch(SELECT_SUBJECT, topic.name, row["subject"])) if topic.parks else [row]
 
 
 async def _replay(
@@ -112,7 +112,7 @@ async def _replay(
             reason = f"{type(error).__name__}: {error}".replace("\0", "")[:1000]
             await db.execute(FAILED, *place, reason)
             return Replayed(applied, len(rows) - applied, reason)
-        await db.execute(SETTLED, *place)
+        await db.execute(DELETE, *place)
         if act is not None:
             afterwards.append(act)
     return Replayed(len(rows), 0)
@@ -131,5 +131,5 @@ async def _handle(db: Connection, consumer: Consumer, row: Any) -> Callable[[], 
     try:
         event = received(record, opened(record))
     except UnknownType:
-        return None  # as the consumer does
+        return None  # the consumer leaves unknown types out as well
     return await consumer.handle(db, [event])

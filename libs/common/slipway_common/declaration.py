@@ -1,7 +1,7 @@
-"""slipway.yaml: what people declare. Accounts, lease pools, and worker pools with their launch configs.
+"""Schema and validation of slipway.yaml: accounts, lease pools, and worker pools with their launch configs.
 
-Decides whether a declaration is sound as a whole: a sound one is applied atomically, any other not at all. Does not
-know what is applied already, nor any provider's settings.
+A declaration is validated as a whole; a valid one is applied atomically, an invalid one not at all. Knows neither the
+applied state nor the settings of any provider.
 """
 
 import json
@@ -28,15 +28,15 @@ from pydantic import (
 )
 
 from slipway_common.ids import stable_id
-from slipway_common.strict_yaml import Document, Invalid, Path, Problem, path_text, read
+from slipway_common.strict_yaml import Document, DocumentProblem, Invalid, Path, path_text, read
 
 __all__ = [
     "Account",
     "Declaration",
+    "DocumentProblem",
     "Invalid",
     "LaunchConfig",
     "LeasePool",
-    "Problem",
     "WorkerPool",
     "config_id",
     "json_schema",
@@ -47,19 +47,19 @@ __all__ = [
 
 ID_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 NAME_PATTERN: Final = r"^[!-~]{1,200}$"
-# Bounded digits: "1e999999999" would be computed for minutes.
+# Bounded digits: "1e999999999" would take minutes to compute.
 RATIO_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9}|/[0-9]{1,9})?$"
 PATTERN_MEANS: Final = {
-    ID_PATTERN: "is not an id: lower-case letters, digits and inner hyphens, at most 63",
-    NAME_PATTERN: "is not a name: 1 to 200 visible ASCII characters without spaces",
+    ID_PATTERN: "is not a valid id: use at most 63 lower-case letters, digits and inner hyphens",
+    NAME_PATTERN: "is not a valid name: use 1 to 200 visible ASCII characters without spaces",
 }
 SETTINGS_BYTES_MAX: Final = 16_384
-# Of a field that takes either; in no path that people read.
+# Tags of a field that accepts either; removed from displayed paths.
 WORD, MAPPING = ALTERNATIVES = "<word>", "<mapping>"
 
 
 def _ratio(given: object) -> Fraction:
-    # A float's shortest text is what was written: 0.07 stays seven hundredths.
+    # The shortest text of a float is what was written: 0.07 stays seven hundredths.
     text = str(given) if isinstance(given, str | int | float | Fraction) and not isinstance(given, bool) else ""
     if not re.fullmatch(RATIO_PATTERN, text) or re.search(r"/0+$", text):
         raise ValueError('is not an exact ratio: write "1", "0.25" or "1/3"')
@@ -69,13 +69,13 @@ def _ratio(given: object) -> Fraction:
 def _plain(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
     for value in _leaves(settings):
         if isinstance(value, float) and not isfinite(value):
-            raise ValueError("holds a number that is not finite")
+            raise ValueError("contains a number that is not finite")
         if isinstance(value, int) and abs(value) >= 1 << 63:
-            raise ValueError("holds a number of more than 64 bits")
+            raise ValueError("contains a number of more than 64 bits")
         if isinstance(value, str) and ("\x00" in value or not _is_utf8(value)):
-            raise ValueError("holds text that cannot be stored")
+            raise ValueError("contains text that cannot be stored")
     if (size := len(msgspec.json.encode(settings))) > SETTINGS_BYTES_MAX:
-        raise ValueError(f"has {size:,} bytes as JSON; at most {SETTINGS_BYTES_MAX:,}")
+        raise ValueError(f"has {size:,} bytes as JSON; the maximum is {SETTINGS_BYTES_MAX:,}")
     return settings
 
 
@@ -99,19 +99,19 @@ class _Declared(BaseModel):
 
 
 class LeaseOperation(_Declared):
-    """What one unit of an operation counts for, and what is kept for it."""
+    """Weight and reservation of an operation."""
 
     weight: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
-        1, description="What one unit counts against the limit; 0 is admitted at once."
+        1, description="Weight of one unit against the limit; 0 is granted at once."
     )
-    reserved_units: Count = Field(0, description="Kept free of other operations.")
+    reserved_units: Count = Field(0, description="Units reserved for this operation.")
     max_wait_seconds: Seconds | None = Field(
-        None, description="After this wait the operation proceeds over the limit, and is counted."
+        None, description="Maximum wait; after it the operation is granted even above the limit, and counted."
     )
 
 
 class LeasePacing(_Declared):
-    """At most one unit starts per interval, after a burst."""
+    """Pacing: at most one unit starts per interval, after a burst."""
 
     interval_seconds: Seconds
     burst: AtLeastOne = 1
@@ -127,7 +127,7 @@ Pacing = Annotated[
 
 
 class LeaseBackoff(_Declared):
-    """How long a tenant waits after its leases fail: doubled by each failure in a row."""
+    """Backoff of a tenant after failed leases; doubled by each consecutive failure."""
 
     seconds: Seconds = 30.0
     max_seconds: Seconds = 900.0
@@ -140,7 +140,7 @@ class LeaseBackoff(_Declared):
 
 
 class LeaseAdaptive(_Declared):
-    """The limit follows what the provider says of throttling, within these bounds."""
+    """Adaptive limit: adjusted by the provider's throttling, within these bounds."""
 
     floor: AtLeastOne
     ceiling: AtLeastOne
@@ -153,38 +153,42 @@ class LeaseAdaptive(_Declared):
 
 
 class LeaseDerived(_Declared):
-    """The limit is so many units for each unit reported, for example per live conductor."""
+    """Derived limit: this many units per reported unit, for example per live conductor."""
 
     per_unit: Positive
 
 
 class LeasePool(_Declared):
-    """Admission to accounts: at most `limit` units at a time."""
+    """Lease pool: admission to accounts, at most `limit` units at a time."""
 
     id: Id
-    limit: Count = Field(description="Units held at once. Lowering it drains; it never revokes.")
-    mode: Literal["shadow", "advisory", "enforce"] = Field(
-        "enforce", description="shadow grants at once and records what would have waited; advisory tells it as well."
+    limit: Count = Field(
+        description="Maximum units held at once. If lowered, grants stop until usage falls; no lease is revoked."
     )
-    hold_seconds: Seconds = Field(1200.0, description="A lease ends this long after its grant, whatever its renewals.")
-    ttl_seconds: Seconds = Field(300.0, description="A confirmed lease lives this long unrenewed.")
-    reserve_seconds: Seconds = Field(180.0, description="A grant that is not confirmed within this is taken back.")
+    mode: Literal["shadow", "advisory", "enforce"] = Field(
+        "enforce", description="shadow grants at once and records what would have waited; advisory also returns it."
+    )
+    hold_seconds: Seconds = Field(
+        1200.0, description="Maximum lifetime of a lease after its grant, regardless of renewals."
+    )
+    ttl_seconds: Seconds = Field(300.0, description="Lifetime of a confirmed lease without renewal.")
+    reserve_seconds: Seconds = Field(180.0, description="Time to confirm a grant before it expires.")
     lock_delay_seconds: Annotated[float, Field(strict=True, ge=0, le=31_536_000, allow_inf_nan=False)] | None = Field(
-        None, description="How long a lost lease stays counted; without it, as the lease-broker is set up."
+        None, description="Time for which a lost lease stays counted [default: set by the lease-broker]."
     )
     pacing: Pacing | None = Field(
-        None, description="How fast units start; without it, one per hold_seconds / (2 × limit in force)."
+        None, description="Rate of starts [default: one unit per hold_seconds / (2 × current limit)]."
     )
     operations: dict[Name, LeaseOperation] = Field(default_factory=dict, max_length=100)
     tenants: dict[Name, Positive] = Field(
-        default_factory=dict, max_length=10_000, description="Weight of each tenant's share; 1 for those not named."
+        default_factory=dict, max_length=10_000, description="Fair-share weight per tenant [default: 1]."
     )
-    ageing_seconds: Seconds = Field(300.0, description="One step of priority is worth this much waiting.")
+    ageing_seconds: Seconds = Field(300.0, description="Waiting time that equals one step of priority.")
     backoff: LeaseBackoff | None = Field(
-        default_factory=LeaseBackoff, description="How long a tenant waits after its leases fail; null: not at all."
+        default_factory=LeaseBackoff, description="Backoff of a tenant after failed leases; null disables it."
     )
     no_progress_seconds: Seconds | None = Field(
-        None, description="A lease that tells progress ends when it has not changed for so long."
+        None, description="A lease that reports progress ends after this time without a change of it."
     )
     adaptive: LeaseAdaptive | None = None
     derived: LeaseDerived | None = None
@@ -196,71 +200,74 @@ class LeasePool(_Declared):
                 raise ValueError(f"{name} {getattr(self, name):g} is above hold_seconds {self.hold_seconds:g}")
         reserved = sum(operation.reserved_units for operation in self.operations.values())
         if reserved > self.limit:
-            raise ValueError(f"reserved_units of all operations, {reserved}, are above limit {self.limit}")
+            raise ValueError(f"reserved_units of all operations, {reserved}, exceed limit {self.limit}")
         if self.adaptive is not None and self.derived is not None:
-            raise ValueError("adaptive and derived both set the limit; declare one of them")
+            raise ValueError("adaptive and derived both set the limit; declare only one")
         return self
 
 
 class Account(_Declared):
-    """What a provider throttles: a cloud account, project or subscription, in one region."""
+    """Provider account: a cloud account, project or subscription in one region, as throttled by the provider."""
 
     id: Id
     provider: Id = Field(description="Name of the provider adapter, for example simulated.")
     region: Name
-    credential: Name = Field(description="Reference to a secret, never the secret; none where none is needed.")
-    identity: Name = Field(description="Who the provider must say we are; otherwise nothing is marked lost.")
-    lease_pool: Id = Field(description="Id of the lease pool that admits launches here.")
-    settings: Settings = Field(default_factory=dict, description="The provider adapter's own settings.")
+    credential: Name = Field(description="Reference to a secret, never the secret itself; none if not needed.")
+    identity: Name = Field(description="Identity the provider must report; otherwise no worker is marked lost.")
+    lease_pool: Id = Field(description="Id of the lease pool that admits launches in this account.")
+    settings: Settings = Field(default_factory=dict, description="Settings of the provider adapter.")
 
 
 Profile = Literal["on-demand", "spot", "bare-metal"]
 
 
 class Evidence(_Declared):
-    """What confirms that a start went well, so that an image without our agent is not taken for a bad one."""
+    """Evidence that confirms a start, so that an image without the Slipway agent is not considered bad."""
 
     boot: Literal["register", "provider_running"] = Field(
-        default="register", description="register: the worker reports in; provider_running: the provider says it runs."
+        default="register",
+        description="register: the worker registers; provider_running: the provider reports it as running.",
     )
     claim: Literal["hook", "queue", "none"] = Field(
         default="hook",
-        description="hook: the worker reports its claims; queue: the queue's count of claimed tasks; none: not judged.",
+        description="hook: the worker reports its claims; queue: the queue counts claimed tasks; none: not checked.",
     )
 
 
 class LaunchConfig(_Declared):
-    """One way to launch a worker. The body (account, zone, instance_type, image, settings) never changes."""
+    """One way to launch a worker. Its body (account, zone, instance_type, image, settings) is immutable."""
 
-    id: Id | None = Field(None, description="Without one, the id is a stable hash of the body.")
+    id: Id | None = Field(None, description="Id [default: a stable hash of the body].")
     account: Id
     zone: Name
     instance_type: Name
-    image: Name = Field(description="Image revision. Boot failures are charged to it.")
-    base_weight: Positive = Field(1.0, description="Share at equal health, before price_factor.")
-    price_factor: Positive = Field(1.0, description="Multiplies base_weight; cheaper is higher.")
-    profile: Profile | None = Field(None, description="How its health is judged; without one, as its pool says.")
-    settings: Settings = Field(default_factory=dict, description="Given to the provider adapter and the machine.")
+    image: Name = Field(description="Image revision; boot failures count against it.")
+    base_weight: Positive = Field(1.0, description="Share of launches at equal health, before price_factor.")
+    price_factor: Positive = Field(1.0, description="Multiplier of base_weight; higher for cheaper configs.")
+    profile: Profile | None = Field(None, description="Health profile [default: that of the pool].")
+    settings: Settings = Field(
+        default_factory=dict, description="Settings passed to the provider adapter and the machine."
+    )
 
 
 class WorkerPool(_Declared):
-    """A named fleet."""
+    """Worker pool: a named fleet."""
 
     id: Id
     min_capacity: Count = 0
     max_capacity: Count
-    scaling_ratio: Ratio = Field(Fraction(1), description='Workers per task, exact: "1", "0.25" or "1/3".')
+    scaling_ratio: Ratio = Field(Fraction(1), description='Workers per task as an exact ratio: "1", "0.25" or "1/3".')
     mode: Literal["observe", "canary", "enforce"] = Field(
-        "enforce", description="observe decides and records, launches nothing; canary keeps one worker at a time."
+        "enforce", description="observe records decisions but launches nothing; canary keeps one worker at a time."
     )
-    profile: Profile = Field(
-        "on-demand", description="How long outages are remembered: spot and bare-metal remember longer."
-    )
+    profile: Profile = Field("on-demand", description="Health profile: spot and bare-metal remember outages longer.")
     evidence: Evidence = Field(default_factory=Evidence)
     on_bad_image: Literal["probe", "freeze"] = Field(
-        "probe", description="probe: one start at a time goes on trying; freeze: the pool stops until it is unfrozen."
+        "probe", description="probe: keep trying with one start at a time; freeze: stop the pool until it is unfrozen."
     )
-    freeze_after: AtLeastOne = Field(10, description="Starts of an image without one success that freeze the pool.")
+    freeze_after: AtLeastOne = Field(
+        10, description="Consecutive starts of an image without a success that freeze the pool."
+    )
     launch_configs: tuple[LaunchConfig, ...] = Field(min_length=1, max_length=1000)
 
     @model_validator(mode="after")
@@ -271,7 +278,7 @@ class WorkerPool(_Declared):
 
 
 class Declaration(_Declared):
-    """The whole of slipway.yaml. No section may be left out: what is not declared is removed."""
+    """Complete content of slipway.yaml. All sections are required, since whatever is not declared is removed."""
 
     version: Literal[1]
     lease_pools: tuple[LeasePool, ...] = Field(max_length=1000)
@@ -286,7 +293,7 @@ class Declaration(_Declared):
 
 
 def load(text: str) -> Declaration:
-    """The declaration that a YAML text makes; raises Invalid with every problem found, each with its line."""
+    """Load a declaration from YAML; raises Invalid with all problems found, each with its line."""
     document = read(text)
     try:
         declared = Declaration.model_validate(document.value)
@@ -300,7 +307,7 @@ def load(text: str) -> Declaration:
 
 
 def parse(body: object) -> Declaration:
-    """The declaration that a decoded JSON body makes; raises Invalid without lines."""
+    """Parse a declaration from a decoded JSON body; raises Invalid without lines."""
     try:
         return Declaration.model_validate(body)
     except ValidationError as error:
@@ -308,7 +315,7 @@ def parse(body: object) -> Declaration:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of slipway.yaml, for editors. It cannot say what spans entries, such as references."""
+    """JSON Schema of slipway.yaml, for editors. Constraints across entries, such as references, are not included."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:slipway:schema:slipway.yaml",
@@ -318,12 +325,12 @@ def json_schema() -> dict[str, Any]:
 
 
 def scaled(declaration: Declaration, speed: float) -> Declaration:
-    """The same declaration with every duration, also those in settings, divided by `speed`."""
+    """Copy of a declaration with every duration, including those in settings, divided by `speed`."""
     return parse(_divided(declaration.model_dump(mode="json"), speed))
 
 
 def config_id(pool: WorkerPool, config: LaunchConfig) -> str:
-    """The given id, or a hash of the pool and the body. Weights are not in it: tuning them keeps the history."""
+    """Declared id, or a hash of the pool and the body. Weights are excluded, so tuning them keeps the history."""
     if config.id is not None:
         return config.id
     body = config.model_dump(mode="json", include={"account", "zone", "instance_type", "image", "settings"})
@@ -337,7 +344,7 @@ class _Inconsistent(ValueError):
 
 
 def _inconsistencies(declared: Declaration) -> Iterator[tuple[Path, str]]:
-    """What no entry shows alone: ids used twice, references to nothing."""
+    """Errors across entries: duplicate ids and unknown references."""
     for name in ("lease_pools", "accounts", "worker_pools"):
         yield from _repeated(((name, place, "id"), entry.id) for place, entry in enumerate(getattr(declared, name)))
     yield from _repeated(
@@ -361,23 +368,23 @@ def _repeated(ids: Iterable[tuple[Path, str]]) -> Iterator[tuple[Path, str]]:
     first: dict[str, Path] = {}
     for path, id_ in ids:
         if (before := first.setdefault(id_, path)) != path:
-            yield path, f"{id_!r} is used already by {path_text(before[:-1])}"
+            yield path, f"{id_!r} is already used by {path_text(before[:-1])}"
 
 
 def _unknown(kind: str, id_: str, known: set[str]) -> str:
-    return f"no {kind} {id_!r} is declared; there is {', '.join(sorted(known)[:10]) or 'none'}"
+    return f"no {kind} {id_!r} is declared; declared: {', '.join(sorted(known)[:10]) or 'none'}"
 
 
-def _problems(error: ValidationError, document: Document) -> Iterator[Problem]:
+def _problems(error: ValidationError, document: Document) -> Iterator[DocumentProblem]:
     errors = error.errors(include_url=False)
     for found in errors:
         where, cause = _outside_settings(found["loc"]), found.get("ctx", {}).get("error")
         if isinstance(cause, _Inconsistent):
             for path, reason in cause.problems:
-                yield Problem(path_text(path), reason, document.line(path))
-        # A list is called too short when its entries are wrong; they are reported themselves.
+                yield DocumentProblem(path_text(path), reason, document.line(path))
+        # Pydantic also reports a list as too short if its entries are invalid; those are reported themselves.
         elif found["type"] != "too_short" or not any(other["loc"][:-1][: len(where)] == where for other in errors):
-            yield Problem(path_text(where), _reason(found), document.line(where))
+            yield DocumentProblem(path_text(where), _reason(found), document.line(where))
 
 
 def _reason(found: Any) -> str:
@@ -386,9 +393,9 @@ def _reason(found: Any) -> str:
         case "missing":
             return "is missing"
         case "extra_forbidden":
-            return f"is not a known field; known here: {', '.join(_fields(found['loc'][:-1]))}"
+            return f"unknown field; known: {', '.join(_fields(found['loc'][:-1]))}"
         case "too_short":
-            return f"needs at least {context['min_length']} entry"
+            return f"must have at least {context['min_length']} entry"
         case "tuple_type":
             return f"must be a list, not {shown}"
         case "model_type" | "model_attributes_type":
@@ -402,14 +409,13 @@ def _reason(found: Any) -> str:
 
 
 def _outside_settings(path: Path) -> Path:
-    """Inside settings a path may be hundreds of steps long, and names alternatives of JSON instead of fields; so do
-    alternatives of ours."""
+    """Path without anything inside settings, which may be deeply nested, and without the tags of alternatives."""
     path = tuple(part for part in path if part not in ALTERNATIVES)
     return path[: path.index("settings") + 1] if "settings" in path else path
 
 
 def _shown(value: object) -> str:
-    """A short text for what was given. Nested things are not spelled out: they may be deep."""
+    """Short text of a value; mappings and lists are only named."""
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -417,16 +423,16 @@ def _shown(value: object) -> str:
 
 
 def _fields(path: Path) -> list[str]:
-    """Names of the fields that an entry at `path` may have."""
+    """Field names allowed at `path`."""
     model: type[BaseModel] = Declaration
-    for part in path:  # indexes of lists and keys of mappings lead to no other kind of entry
+    for part in path:  # list indexes and mapping keys do not change the model
         if isinstance(part, str) and part in model.model_fields:
             model = _model_in(model.model_fields[part].annotation) or model
     return list(model.model_fields)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The kind of entry that a field holds: itself, in a list, in a mapping, or as one of several."""
+    """Model contained in an annotation: directly, in a list, in a mapping or in a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for inner in get_args(annotation) if (model := _model_in(inner)) is not None), None)
@@ -448,7 +454,7 @@ def _is_duration(name: str) -> bool:
 
 
 def _leaves(value: JsonValue) -> Iterator[JsonValue]:
-    """Every text and number in `value`, keys included."""
+    """All scalar values in `value`, including keys."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield name

@@ -1,8 +1,8 @@
 """CloudEvents 1.0 in binary content mode: attributes in `ce_*` headers, the plain JSON data as the value.
 
-Extension attributes of our own: `slipwaysource` (service + incarnation), `slipwaynumber` and `slipwayprevious` (per
-source and partition, given by the relay), `slipwayrevision` (the subject's version). On foreign bytes:
-what cannot be read raises BadEvent with the reason, for the caller to record.
+Extension attributes: `slipwaysource` (service and incarnation), `slipwaynumber` and `slipwayprevious` (sequence numbers
+per source and partition, assigned by the relay), `slipwayrevision` (version of the subject). Malformed attributes raise
+BadEvent with the reason.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -32,31 +32,31 @@ ATTRIBUTES: Final = (
 )
 CONTENT_TYPE: Final = "content-type"
 JSON: Final = b"application/json"
-PLAIN: Final = frozenset({CONTENT_TYPE, "traceparent"})  # as they are; the others begin with ce_
-LAYOUTS_MAX: Final = 100  # senders have a few; whoever varies them without end costs time, not memory
+PLAIN: Final = frozenset({CONTENT_TYPE, "traceparent"})  # without the ce_ prefix of the others
+LAYOUTS_MAX: Final = 100  # bounds the cache; producers use only a few layouts
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The attributes of one record. `number` and `previous` are None for outsiders."""
+    """Attributes of one record. `sequence_number` and `previous` are None for external producers."""
 
     id: str
     type: str
     source: str
     subject: str = ""
     time: datetime
-    number: int | None = None
+    sequence_number: int | None = None
     previous: int | None = None
-    number_source: str = ""
+    sequence_source: str = ""
     revision: int | None = None
     traceparent: str = ""
 
 
 class UnknownType(BadEvent):
-    """A type this version does not know: skipped and counted, never dead."""
+    """The event type is unknown to this version: skipped and counted, never dead-lettered."""
 
 
 def encode(envelope: Envelope) -> Headers:
-    """Headers of a record, as Kafka takes them."""
+    """Encode an envelope as Kafka record headers."""
     headers: Headers = [
         ("ce_specversion", b"1.0"),
         ("ce_id", envelope.id.encode()),
@@ -67,9 +67,9 @@ def encode(envelope: Envelope) -> Headers:
     ]
     if envelope.subject:
         headers.append(("ce_subject", envelope.subject.encode()))
-    if envelope.number is not None:
-        headers.append(("ce_slipwaysource", (envelope.number_source or envelope.source).encode()))
-        headers.append(("ce_slipwaynumber", b"%d" % envelope.number))
+    if envelope.sequence_number is not None:
+        headers.append(("ce_slipwaysource", (envelope.sequence_source or envelope.source).encode()))
+        headers.append(("ce_slipwaynumber", b"%d" % envelope.sequence_number))
         headers.append(("ce_slipwayprevious", b"%d" % (envelope.previous or 0)))
     if envelope.revision is not None:
         headers.append(("ce_slipwayrevision", b"%d" % envelope.revision))
@@ -79,18 +79,18 @@ def encode(envelope: Envelope) -> Headers:
 
 
 def decode(headers: Collection[tuple[str, bytes | None]], *, received_at: datetime) -> Envelope:
-    """Attributes from headers; raises BadEvent with the reason.
+    """Decode the attributes from headers; raises BadEvent with the reason.
 
-    `ce_time` may be absent (the CloudEvents specification makes it optional): then receipt counts.
+    `ce_time` is optional in CloudEvents; `received_at` is used if it is absent.
     """
     names, values = zip(*headers, strict=False) if headers else ((), ())
-    layout = _layouts.get(names) or _learned(names)
+    layout = _layouts.get(names) or _layout(names)
     try:
         texts = [None if place < 0 else (values[place] or b"").decode() for place in layout]
     except UnicodeDecodeError as error:
         name = next(names[place] for place in layout if place >= 0 and values[place] == error.object)
         raise BadEvent(f"header {name} is not UTF-8: {error.reason}") from error
-    version, id_, type_, source, time, subject, number_source, number, previous, revision, traceparent, *_ = texts
+    version, id_, type_, source, time, subject, sequence_source, number, previous, revision, traceparent, *_ = texts
     if not (version and id_ and type_ and source):
         given = zip(ATTRIBUTES, (version, id_, type_, source), strict=False)
         raise BadEvent(f"CloudEvents attributes missing: {', '.join('ce_' + name for name, text in given if not text)}")
@@ -102,24 +102,24 @@ def decode(headers: Collection[tuple[str, bytes | None]], *, received_at: dateti
         source=source,
         subject=subject or "",
         time=_time(time) if time else received_at,
-        number=None if number is None else _number(number, "slipwaynumber"),
+        sequence_number=None if number is None else _number(number, "slipwaynumber"),
         previous=None if previous is None else _number(previous, "slipwayprevious"),
-        number_source=number_source or "",
+        sequence_source=sequence_source or "",
         revision=None if revision is None else _number(revision, "slipwayrevision"),
         traceparent=traceparent or "",
     )
 
 
-# Header names, as they stand in a record → where each attribute is, -1 where it is absent; behind them what else has
-# to be text. A sender writes the same names in the same order, so they are looked up rather than looked at.
+# Header names of a record → index of each attribute (-1 if absent), then of every other header that must be text. A
+# producer always writes the same names in the same order, so layouts are cached.
 _layouts: dict[tuple[str, ...], tuple[int, ...]] = {}
-# Those of relays: header names → version, content type and all other attributes of the headers' values.
+# For records of relays: header names → getter of the version, the content type and all other attributes.
 _chosen: dict[tuple[str, ...], Callable[[Any], Sequence[bytes]]] = {}
 
 
-def _learned(names: tuple[str, ...]) -> tuple[int, ...]:
+def _layout(names: tuple[str, ...]) -> tuple[int, ...]:
     texts = {p: n.removeprefix("ce_") for p, n in enumerate(names) if n.startswith("ce_") or n in PLAIN}
-    places = {attribute: place for place, attribute in texts.items()}  # of several the last one counts
+    places = {attribute: place for place, attribute in texts.items()}  # the last one wins if a header is repeated
     chosen = [places.get(attribute, -1) for attribute in ATTRIBUTES]
     layout = (*chosen, *(place for place in texts if place not in chosen))
     if len(_layouts) < LAYOUTS_MAX:
@@ -131,8 +131,8 @@ def _learned(names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def of_relay(headers: Collection[tuple[str, bytes | None]]) -> Sequence[bytes] | None:
-    """What `encode` writes for a relay, undecoded: version 1.0, the content type, and the other ATTRIBUTES in their
-    order; None for whatever was written otherwise."""
+    """Raw attribute values of headers written by a relay: version 1.0, the content type, then the other ATTRIBUTES in
+    order. None for headers written by other producers."""
     names, values = zip(*headers, strict=False)
     chosen = _chosen.get(names)
     if chosen is None:
@@ -142,7 +142,7 @@ def of_relay(headers: Collection[tuple[str, bytes | None]]) -> Sequence[bytes] |
 
 
 def decode_data(type_: str, value: bytes | None) -> Any:
-    """The event itself. None for a tombstone; raises UnknownType or BadEvent."""
+    """Decode the event; None for a tombstone. Raises UnknownType or BadEvent."""
     if type_ not in EVENT_OF:
         raise UnknownType(f"unknown event type {type_}")
     if value is None:

@@ -1,13 +1,13 @@
-"""Errors by what the caller should do."""
+"""Exceptions, distinguished by the reaction expected of the caller."""
 
 
 class Transient(Exception):
-    """Infrastructure failed, not the event: try again, never dead-letter."""
+    """Infrastructure failed, not the event: retry, never dead-letter."""
 
 
 class Conflict(Exception):
-    """Somebody else decided first: read again and decide again."""
+    """A concurrent decision came first: read again and decide again."""
 
 
 class BadEvent(Exception):
-    """The record can never be applied; the reason is for people."""
+    """The record can never be applied; the message is for people."""

@@ -1,7 +1,7 @@
-"""`python -m slipway_common.healthcheck`: exit 0 when the service beside it is ready. For a container's HEALTHCHECK.
+"""`python -m slipway_common.healthcheck`: exit 0 if the local service is ready. For a container's HEALTHCHECK.
 
-Asks /readyz and not /livez: a container that is unhealthy is not restarted, only not counted upon, so that what waits
-for a healthy service waits for one that works. Standard library only; it runs every few seconds.
+Queries /readyz rather than /livez: an unhealthy container is not restarted, and dependents that wait for a healthy
+service wait until it is ready. Uses the standard library only, since it runs every few seconds.
 """
 
 import http.client
@@ -13,7 +13,7 @@ TIMEOUT_SECONDS: Final = 3.0
 
 
 def reason_unready(port: int) -> str:
-    """Why the service on this loopback port is not ready; empty when it is."""
+    """Reason why the service on this loopback port is not ready; empty if it is."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/readyz")
@@ -29,7 +29,7 @@ def reason_unready(port: int) -> str:
 def main() -> None:
     port = os.environ.get("SLIPWAY_PORT", "")
     if not port.isdecimal():
-        sys.exit("SLIPWAY_PORT has to name the service's port")
+        sys.exit("SLIPWAY_PORT must be set to the service's port")
     sys.exit(reason_unready(int(port)) or 0)
 
 

@@ -12,13 +12,13 @@ _lock = threading.Lock()
 _last_ms = 0
 _counter = 0
 
-# Asking the system for each few bytes would take a tenth of a busy service's time.
+# A system call for every few bytes would take a tenth of a busy service's time.
 BLOCK_BYTES: Final = 4096
 _block = io.BytesIO()
 
 
 def random_bytes(number: int) -> bytes:
-    """The system's randomness, at most BLOCK_BYTES, for ids. Secrets are drawn by themselves: see new_secret."""
+    """Random bytes for ids, at most BLOCK_BYTES, buffered from the system. Not for secrets: see new_secret."""
     global _block
     with _lock:
         if len(drawn := _block.read(number)) < number:
@@ -27,18 +27,18 @@ def random_bytes(number: int) -> bytes:
     return drawn
 
 
-def _begin_anew() -> None:
-    """In a forked process, which would else draw what its parent draws."""
+def _clear_block() -> None:
+    """Discard buffered randomness in a forked process, which would otherwise draw the same bytes as its parent."""
     global _block
     _block = io.BytesIO()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=_begin_anew)
+if hasattr(os, "register_at_fork"):  # absent on Windows
+    os.register_at_fork(after_in_child=_clear_block)
 
 
 def new_id() -> str:
-    """A UUIDv7 string; strictly growing within this process, even inside one millisecond."""
+    """Create a UUIDv7 string; strictly increasing within this process, even within one millisecond."""
     global _last_ms, _counter
     with _lock:
         now_ms = time.time_ns() // 1_000_000
@@ -55,15 +55,15 @@ def new_id() -> str:
 
 
 def new_secret() -> str:
-    """An unguessable secret of 256 bits, for tokens that are shown once and stored hashed."""
+    """Create a 256-bit secret for tokens that are shown once and stored hashed."""
     return secrets.token_urlsafe(32)
 
 
 def hash_secret(secret: str) -> str:
-    """SHA-256, hexadecimal. Enough for secrets of 256 random bits: nothing to brute-force."""
+    """SHA-256 in hexadecimal. Sufficient for 256-bit random secrets, which cannot be brute-forced."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def stable_id(prefix: str, body: bytes) -> str:
-    """An id that is the same for the same body, for example a launch config's."""
+    """Id derived from a body by hash, for example of a launch config."""
     return f"{prefix}-{hashlib.sha256(body).hexdigest()[:12]}"

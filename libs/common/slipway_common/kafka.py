@@ -1,11 +1,11 @@
-"""Kafka → consume.apply(): the one way in which replicas share a topic, and the only subscriber in the tree.
+"""Kafka consumer groups → consume.apply(): replicas share the partitions of a topic. The only subscriber in the tree.
 
-What one replica has to read alone stands in exclusive.py; positions, numbers and dead letters are the same in both.
+Topics that one replica reads alone are in leader_loop.py; positions, sequence numbers and dead letters are the same.
 
-FastStream would commit past, or hammer on, a record that failed; here the position in Postgres decides, and Kafka's
-own offsets are for dashboards. Facts of the clients that shape this file: a listener's exception is swallowed and no
-heartbeat is sent while it runs; the fetcher delivers records while an assignment is still being claimed; the stock
-parser loses a batch with one undecodable header.
+FastStream would either commit past a failed record or retry it forever; here the position stored in PostgreSQL
+decides, and Kafka's own offsets serve dashboards only. Client behaviour that shapes this file: exceptions of a
+rebalance listener are swallowed, and no heartbeat is sent while it runs; the fetcher delivers records while an
+assignment is still being claimed; the default parser loses a batch if one header cannot be decoded.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from faststream.middlewares import AckPolicy
 from slipway_common.clock import monotonic_seconds
 from slipway_common.consume import Consumer, Fenced, Owned, apply, claim, reread
 from slipway_common.partitions import Partitions
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_common.telemetry import logger
 from slipway_common.topics import group
 
@@ -32,18 +32,18 @@ LOG = logger(__name__)
 
 BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 UNOWNED_ALERT_SECONDS: Final = 10.0
-TELL_EVERY: Final = 30  # tries, about as many seconds: an outage is one line per partition and half minute
+LOG_EVERY: Final = 30  # attempts, about as many seconds: one line per partition every half minute of an outage
 REPORT_SECONDS: Final = 1.0
-STOPPED_SECONDS: Final = 5.0  # how soon a partition that waits for an operator is looked at again
+STOPPED_SECONDS: Final = 5.0  # interval at which a stopped partition is checked again
 
 
 def backoff_seconds(attempt: int) -> float:
-    """How long to wait before try number `attempt`, counted from 1."""
+    """Seconds to wait before retry number `attempt`, counted from 1."""
     return BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS)) - 1]
 
 
 async def cluster_id(bootstrap_servers: str) -> str:
-    """The id of the cluster that offsets belong to. Raises KafkaError when it cannot be reached."""
+    """Id of the cluster that offsets belong to. Raises KafkaError if it is unavailable."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
     try:
         await admin.start()
@@ -54,7 +54,7 @@ async def cluster_id(bootstrap_servers: str) -> str:
 
 
 async def _parse(message: tuple[Any, ...]) -> KafkaMessage:
-    """Touches no header and no value: those are read one by one, later, where a bad one is a dead letter."""
+    """Wrap raw records without reading headers or values; a malformed one becomes a dead letter later."""
     first, last = message[0], message[-1]
     return KafkaMessage(
         body=b"",
@@ -62,7 +62,7 @@ async def _parse(message: tuple[Any, ...]) -> KafkaMessage:
         raw_message=message,
         message_id=f"{first.offset}-{last.offset}-{first.timestamp}",
         correlation_id=f"{first.topic}-{first.partition}-{first.offset}",
-        consumer=None,  # type: ignore[arg-type] # only acknowledgement needs it, and we never acknowledge
+        consumer=None,  # type: ignore[arg-type] # needed only for acknowledgement, which is not used
     )
 
 
@@ -71,25 +71,25 @@ async def _decode(message: KafkaMessage) -> Any:  # async: a sync decoder costs 
 
 
 class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
-    """One topic as one service consumes it. A partition is written for only while it is owned."""
+    """One topic as one service consumes it in a group. Records are applied only while their partition is owned."""
 
     def __init__(
         self,
         broker: KafkaBroker,
-        pool: Pool,
+        database: Database,
         consumer: Consumer,
         *,
         prefix: str,
         instance: str,
         cluster: str,
-        ring: Callable[[], None],
+        wake: Callable[[], None],
         session_seconds: float = 10.0,
         heartbeat_seconds: float = 1.0,
     ) -> None:
-        """`instance` names the replica for static membership; empty: partitions move as soon as it leaves."""
-        super().__init__(pool, consumer, prefix=prefix, cluster=cluster, ring=ring)
+        """`instance` names the replica for static membership; if empty, partitions move as soon as it leaves."""
+        super().__init__(database, consumer, prefix=prefix, cluster=cluster, wake=wake)
         self.session_seconds = session_seconds
-        self.failures: dict[int, int] = {}  # partition → failures in a row
+        self.failures: dict[int, int] = {}  # partition → consecutive failures
         self._tables: tuple[dict[int, Any], ...] = (
             self.owned,
             self.assigned,
@@ -98,7 +98,7 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
             self.failures,
             self.stopped,
         )
-        self._settling: set[asyncio.Task[None]] = set()  # of this assignment: claims, waits for a rebalance
+        self._assignment_tasks: set[asyncio.Task[None]] = set()  # claims, and waits for a rebalance
         self._reporting: asyncio.Task[None] | None = None
         self._running = asyncio.Lock()
         self._stopping = False
@@ -125,16 +125,16 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
     def client(self) -> Any:
         return self.subscriber.consumer
 
-    # Assignment: what the group gives and takes.
+    # Partition assignment.
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Un-own first, then give the running batch 5 s; what it may still commit is fenced by the next epoch."""
-        self._let_go(tp.partition for tp in revoked)
-        settling = self._cancel_settling()
+        """Release the partitions, then wait up to 5 s for the running batch; the next epoch fences a later commit."""
+        self._reset(tp.partition for tp in revoked)
+        cancelled = self._cancel_assignment_tasks()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
-                # A claim that commits after the successor's would rob it: see each of them end.
-                await asyncio.gather(*settling, return_exceptions=True)
+                # A claim that commits after that of the successor would fence it; wait for every claim to end.
+                await asyncio.gather(*cancelled, return_exceptions=True)
                 async with self._running:
                     pass
 
@@ -144,48 +144,48 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
         now = monotonic_seconds()
         for tp in assigned:
             self.assigned[tp.partition] = now
-            self._settle(self._claim(tp.partition))
+            self._start(self._claim(tp.partition))
         self.gauge()
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._report())
 
-    def _let_go(self, partitions: Iterable[int]) -> None:
+    def _reset(self, partitions: Iterable[int]) -> None:
         for partition in list(partitions):
             for table in self._tables:
                 table.pop(partition, None)
         self.gauge()
 
-    def _settle(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        self._assignment_tasks.add(task)
+        task.add_done_callback(self._assignment_tasks.discard)
 
-    def _cancel_settling(self) -> list[asyncio.Task[None]]:
-        tasks = list(self._settling)
+    def _cancel_assignment_tasks(self) -> list[asyncio.Task[None]]:
+        tasks = list(self._assignment_tasks)
         for task in tasks:
             task.cancel()
         return tasks
 
     async def _claim(self, partition: int) -> None:
-        """Only an assignment claims; it tries until it owns. Cancelled when the assignment ends."""
+        """Claim an assigned partition, retrying until it is owned. Cancelled when the assignment ends."""
         for attempt in count(1):
             try:
                 if await self._try_claim(partition):
                     return
                 await asyncio.sleep(STOPPED_SECONDS)
             except Exception as error:
-                if attempt % TELL_EVERY == 1:
-                    LOG.warning("claim will be tried again", topic=self.name, partition=partition, error=repr(error))
+                if attempt % LOG_EVERY == 1:
+                    LOG.warning("claim failed, retrying", topic=self.name, partition=partition, error=repr(error))
                 await asyncio.sleep(backoff_seconds(attempt))
 
     async def _try_claim(self, partition: int) -> bool:
-        """Epoch + 1, positions checked, sought, and only then owned. False: only an operator can go on."""
+        """Raise the epoch, check the position, seek, then own. False if only an operator can resume the partition."""
         tp = self.at(partition)
-        async with self.pool.acquire() as db:
+        async with self.database.acquire() as db:
             claimed, cluster = await claim(db, self.consumer.topic.name, partition, self.cluster)
         begin = (await self.client.beginning_offsets([tp]))[tp]
         end = (await self.client.end_offsets([tp]))[tp]
-        owned = await self.go_on(partition, claimed, cluster, begin, end)
+        owned = await self.resume(partition, claimed, cluster, begin, end)
         if owned is None:
             return False
         self.client.seek(tp, owned.next_offset)
@@ -194,13 +194,13 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
         return True
 
     async def _ask_for_rebalance(self) -> None:
-        """Somebody claimed a partition that the group still gives to us, and no rebalance has told us so.
+        """Rejoin the group after another process claimed a partition that is still assigned to this one.
 
-        A member that was expelled learns it within a session. Claiming again without being asked could rob the
-        rightful owner; a new assignment settles it.
+        An expelled member learns of it within a session. Claiming again without an assignment could fence the
+        rightful owner; a new assignment resolves it.
         """
         await asyncio.sleep(self.session_seconds)
-        LOG.warning("fenced, but still assigned: joining the group again", topic=self.name)
+        LOG.warning("partition fenced but still assigned, rejoining the group", topic=self.name)
         self.client._coordinator.request_rejoin()
 
     # Records.
@@ -218,38 +218,40 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
             portion = await self.portion(partition, raw)
             if portion is None:
                 return
-            async with self.pool.acquire() as db:
+            async with self.database.acquire() as db:
                 after = await apply(db, self.consumer, portion.owned, portion.records)
         except Exception as error:
-            LOG.warning("batch was undone", topic=self.name, partition=partition, error=repr(error))
+            LOG.warning("batch rolled back", topic=self.name, partition=partition, error=repr(error))
             await self._recover(partition, mine, fenced=isinstance(error, Fenced))
             return
         self.sought.pop(partition, None)
         self.failures.pop(partition, None)
-        if self._still(partition, mine):  # else: reassigned meanwhile, leave it
+        if self._still(partition, mine):  # otherwise it was reassigned meanwhile
             self.owned[partition] = after
-        self.ring()
+        self.wake()
 
     def _still(self, partition: int, mine: Owned) -> bool:
         now = self.owned.get(partition)
         return now is not None and now.epoch == mine.epoch
 
     async def _recover(self, partition: int, mine: Owned, *, fenced: bool) -> None:
-        """After a rollback or an unknown commit: forget, re-read under the captured epoch, seek, back off."""
+        """Back off, read the position again under the same epoch, and seek; after a rollback or an unknown commit."""
         self.sought.pop(partition, None)
         if not fenced:
             self.failures[partition] = self.failures.get(partition, 0) + 1
             await asyncio.sleep(backoff_seconds(self.failures[partition]))
         for attempt in count(1):
             if not self._still(partition, mine):
-                return  # revoked, or our own newer claim: keep that
+                return  # revoked, or claimed again by this process
             try:
-                async with self.pool.acquire() as db:
+                async with self.database.acquire() as db:
                     stored = await reread(db, self.consumer.topic.name, partition, mine.epoch)
                 break
             except Exception as error:
-                if attempt % TELL_EVERY == 1:
-                    LOG.warning("position cannot be read yet", topic=self.name, partition=partition, error=repr(error))
+                if attempt % LOG_EVERY == 1:
+                    LOG.warning(
+                        "position cannot be read, retrying", topic=self.name, partition=partition, error=repr(error)
+                    )
                 await asyncio.sleep(backoff_seconds(attempt))
         if not self._still(partition, mine):
             return
@@ -257,45 +259,45 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
             del self.owned[partition]
             self.assigned[partition] = monotonic_seconds()
             self.gauge()
-            self._settle(self._ask_for_rebalance())
+            self._start(self._ask_for_rebalance())
             return
-        with contextlib.suppress(KafkaError):  # revoked just now: the next owner seeks for itself
+        with contextlib.suppress(KafkaError):  # revoked meanwhile: the next owner seeks for itself
             self.client.seek(self.at(partition), stored.next_offset)
             self.owned[partition] = stored
 
-    # Lag, for people.
+    # Lag reports.
 
     async def _report(self) -> None:
-        """Tell Kafka what was applied, for lag tools; best effort, never read back."""
-        told: dict[TopicPartition, int] = {}
+        """Commit positions to Kafka for lag tools; best effort, never read back."""
+        reported: dict[TopicPartition, int] = {}
         while True:
             await asyncio.sleep(REPORT_SECONDS)
-            told = await self._report_once(told)
+            reported = await self._report_once(reported)
 
-    async def _report_once(self, told: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+    async def _report_once(self, reported: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
         positions = {TopicPartition(self.name, p): owned.next_offset for p, owned in self.owned.items()}
-        if not positions or positions == told:
-            return told
+        if not positions or positions == reported:
+            return reported
         try:
             await self.client.commit(positions)
         except (KafkaError, TimeoutError, OSError) as error:
-            LOG.info("lag not reported", topic=self.name, error=repr(error))
-            return told
+            LOG.info("positions not committed to Kafka", topic=self.name, error=repr(error))
+            return reported
         return positions
 
     async def stop(self) -> None:
-        """Begin no batch any more; the one that runs is waited for by the broker's stop."""
+        """Start no further batch; the broker's stop waits for the running one."""
         self._stopping = True
         if self._reporting is not None:
             self._reporting.cancel()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._report_once({}), 1)
-        self._let_go(self.assigned)
-        await asyncio.gather(*self._cancel_settling(), return_exceptions=True)
+        self._reset(self.assigned)
+        await asyncio.gather(*self._cancel_assignment_tasks(), return_exceptions=True)
 
 
 def connect(bootstrap_servers: str, service: str) -> KafkaBroker:
-    """A FastStream broker for Subscriptions: no automatic topics, no argument injection."""
+    """FastStream broker for Subscriptions, without automatic topic creation and argument injection."""
     return KafkaBroker(
         bootstrap_servers,
         client_id=service,

@@ -1,17 +1,19 @@
-"""Worker states. Everything that may happen to a worker stands in TRANSITIONS, and the diagram in the docs is
-printed from it. Knows nothing of pools, providers or time."""
+"""Worker states and their transitions. Every change of a worker is listed in TRANSITIONS, from which the diagram in
+the docs is generated. Knows nothing of pools, providers or time."""
 
 from enum import StrEnum
 from typing import Final
 
 
 class State(StrEnum):
-    REQUESTED = "requested"  # intent and lease request committed; nothing asked of the provider
+    """State of a worker."""
+
+    REQUESTED = "requested"  # intent and lease request are committed; the provider was not called yet
     LAUNCHING = "launching"  # a provider call is, or may be, in flight
-    STARTING = "starting"  # the provider said yes; not yet heard from
+    STARTING = "starting"  # launched by the provider; the worker has not registered yet
     RUNNING = "running"  # registered
-    STOPPING = "stopping"  # told to leave; the instance may still exist
-    STOPPED = "stopped"  # proven gone, or never was
+    STOPPING = "stopping"  # asked to stop; the instance may still exist
+    STOPPED = "stopped"  # confirmed gone, or never launched
 
 
 SERVING: Final = frozenset({State.REQUESTED, State.LAUNCHING, State.STARTING, State.RUNNING})
@@ -20,14 +22,14 @@ Q, L, S, R, P, X = State  # in the order above
 TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     (Q, "delayed"): Q,
     (Q, "calling"): L,
-    (Q, "stopped"): X,  # cancelled: nothing to delete
-    (L, "delayed"): Q,  # throttled, or a look-up proved that the call had no effect
+    (Q, "stopped"): X,  # cancelled; there is nothing to delete
+    (L, "delayed"): Q,  # throttled, or a lookup showed that the call had no effect
     (L, "launch_failed"): X,
     (L, "launched"): S,
-    (L, "registered"): R,  # quicker than the provider's reply
+    (L, "registered"): R,  # arrived before the provider's reply
     (S, "registered"): R,
-    (R, "launched"): R,  # the reply came second: it binds the id
-    (P, "launched"): P,  # facts about a call already made
+    (R, "launched"): R,  # the reply came second; it sets the instance id
+    (P, "launched"): P,  # results of calls made before the stop
     (P, "launch_failed"): X,
     (P, "registered"): P,
     (P, "claimed"): P,
@@ -37,9 +39,9 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     (R, "error_reported"): R,
     (L, "stopping"): P,
     (S, "stopping"): P,
-    (R, "stopping"): P,  # boot or claim timed out, drain, age
+    (R, "stopping"): P,  # boot or claim timeout, drain, maximum age
     (R, "stopped"): X,
-    (P, "stopped"): X,  # a one-task worker ends by itself
+    (P, "stopped"): X,  # a one-task worker exits by itself
     (L, "lost"): X,
     (S, "lost"): X,
     (R, "lost"): X,
@@ -48,11 +50,11 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
 
 
 class IllegalTransition(Exception):
-    """An unlisted pair. The caller's transaction changes nothing."""
+    """The event is not allowed in the worker's state; the caller must roll back."""
 
 
 def advance(state: State, event: str) -> State:
-    """The state after `event`; raises IllegalTransition for an unlisted pair."""
+    """Return the state after `event`; raises IllegalTransition if it is not allowed."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
@@ -60,6 +62,6 @@ def advance(state: State, event: str) -> State:
 
 
 def diagram() -> str:
-    """The state machine in Graphviz's dot language."""
+    """State machine in Graphviz's DOT language."""
     rows = (f'  {a} -> {b} [label="{event}"];' for (a, event), b in TRANSITIONS.items())
     return "digraph worker {\n" + "\n".join(rows) + "\n}\n"

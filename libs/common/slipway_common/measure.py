@@ -1,11 +1,11 @@
-"""Gauges that are read rather than counted: what the database and the subscriptions say, every few seconds."""
+"""Gauges measured every few seconds from the database and the subscriptions."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.metrics import Board, Readings
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_common.runtime import Runtime
 
 MEASURE_SECONDS: Final = 5.0
@@ -14,7 +14,7 @@ OLDEST: Final = "SELECT coalesce(extract(epoch FROM slipway_clock() - min(at)), 
 DEAD: Final = "SELECT topic, count(*)::int AS records FROM dead_letter GROUP BY topic"
 CLOCK: Final = "SELECT slipway_clock()"
 
-PLUMBING: Final = (
+SERVICE_GAUGES: Final = (
     "slipway_outbox_oldest_seconds",
     "slipway_dead_letters",
     "slipway_consumer_lag_records",
@@ -23,39 +23,39 @@ PLUMBING: Final = (
 
 
 class Measure:
-    """A loop's step: reads and shows the gauges `names`, at most once in MEASURE_SECONDS however often it is rung.
+    """Loop step that reads and publishes the gauges `names`, at most once per MEASURE_SECONDS.
 
-    What cannot be read is not shown: an old value would look like a present one.
+    A gauge that cannot be read is removed, since an outdated value would look current.
     """
 
-    def __init__(self, names: tuple[str, ...], read: Callable[[Pool], Awaitable[Readings]]) -> None:
+    def __init__(self, names: tuple[str, ...], read: Callable[[Database], Awaitable[Readings]]) -> None:
         self.board = Board(*names)
         self.read = read
         self.read_at = -MEASURE_SECONDS
 
-    async def step(self, pool: Pool) -> bool:
+    async def step(self, database: Database) -> bool:
         if monotonic_seconds() - self.read_at < MEASURE_SECONDS * 0.9:
-            return False  # rung, not due
+            return False  # woken early
         self.read_at = monotonic_seconds()
         readings: Readings = {}
         try:
-            readings = await self.read(pool)
+            readings = await self.read(database)
         finally:
             self.board.show(readings)
         return False
 
 
-async def plumbing(pool: Pool, runtime: Runtime) -> Readings:
-    """What every service stands on. Lag is of the partitions that this process owns."""
+async def service_readings(database: Database, runtime: Runtime) -> Readings:
+    """Read the gauges common to all services. Lag covers the partitions owned by this process."""
     begin = utc_now()
-    told = await pool.fetchval(CLOCK)
+    database_now = await database.fetchval(CLOCK)
     end = utc_now()
     readings = runtime.readings()
     dead = {reading.consumer.topic.name: 0 for reading in readings}
-    dead |= {row["topic"]: row["records"] for row in await pool.fetch(DEAD)}
+    dead |= {row["topic"]: row["records"] for row in await database.fetch(DEAD)}
     return {
-        "slipway_clock_offset_seconds": {(): (begin + (end - begin) / 2 - told).total_seconds()},
-        "slipway_outbox_oldest_seconds": {(): await pool.fetchval(OLDEST)},
+        "slipway_clock_offset_seconds": {(): (begin + (end - begin) / 2 - database_now).total_seconds()},
+        "slipway_outbox_oldest_seconds": {(): await database.fetchval(OLDEST)},
         "slipway_dead_letters": {(topic,): records for topic, records in dead.items()},
         "slipway_consumer_lag_records": {
             (reading.consumer.topic.name,): records

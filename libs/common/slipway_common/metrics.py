@@ -1,7 +1,7 @@
-"""Every metric, once: its meaning, who tells it, the panel that shows it and the alerts that watch it.
+"""Registry of all metrics: meaning, exporting services, dashboard panel and alerts of each.
 
-Instruments are made from this table and in no other way; Prometheus' rules, the Grafana dashboard and the page in
-docs/generated are written from it. Labels have bounds: a pool, a config, an account, a topic, a stage; never a worker.
+All instruments are created from this table; the Prometheus rules, the Grafana dashboard and the page in docs/generated
+are generated from it. Labels have bounded cardinality: pool, config, account, topic, stage; never a worker.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
-disable_created_metrics()  # type: ignore[no-untyped-call] # a second series per counter and histogram, which nobody asks for
+disable_created_metrics()  # type: ignore[no-untyped-call] # omit the _created series
 
 Kind = Literal["counter", "gauge", "histogram"]
 Service = Literal["provisioner", "weight-calculator", "lease-broker"]
@@ -22,14 +22,14 @@ CALCULATOR: Final[tuple[Service, ...]] = ("weight-calculator",)
 BROKER: Final[tuple[Service, ...]] = ("lease-broker",)
 EVERY: Final[tuple[Service, ...]] = ("provisioner", "weight-calculator", "lease-broker")
 
-POOLS, CONFIGS, LEASES, PLUMBING = "Pools", "Launch configs", "Leases", "Plumbing"
-ROWS: Final = (POOLS, CONFIGS, LEASES, PLUMBING)
+POOLS, CONFIGS, LEASES, SERVICES = "Pools", "Launch configs", "Leases", "Services"
+ROWS: Final = (POOLS, CONFIGS, LEASES, SERVICES)
 
 SECONDS: Final = (0.01, 0.05, 0.2, 1, 5, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200)
 
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True):
-    """One graph. `queries` maps a legend to an expression, in which `$pool` is the dashboard's choice of pools."""
+    """A dashboard panel. `queries` maps a legend to an expression; `$pool` is the dashboard's pool variable."""
 
     row: str
     title: str
@@ -37,8 +37,8 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     unit: Literal["short", "s", "ops", "percentunit"] = "short"
 
 
-class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """When a person should look, what it means for the fleet, what Slipway does meanwhile, and one command."""
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A Prometheus alert: condition, effect on the fleet, what Slipway does meanwhile, and one command to run."""
 
     name: str
     expr: str
@@ -51,7 +51,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric family. `whole`: each replica tells the same, of the whole deployment: take max, not sum."""
+    """One metric family. With `whole`, every replica reports the same deployment-wide value: use max, not sum."""
 
     name: str
     kind: Kind
@@ -61,24 +61,24 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     buckets: tuple[float, ...] = ()
     panel: Panel | None = None
-    alerts: tuple[Alert, ...] = ()
+    alerts: tuple[AlertRule, ...] = ()
 
     @property
     def unit(self) -> str:
-        """The last word of the name that says what is counted; empty for a bare number."""
+        """Unit from the last word of the name; empty for a dimensionless number."""
         last = self.name.removesuffix("_total").rsplit("_", 1)[-1]
         return last if last in {"seconds", "tasks", "units", "records", "partitions", "workers"} else ""
 
 
 METRICS: Final[tuple[Metric, ...]] = (
-    # Pools: what is asked for, what is there
+    # Pools
     Metric(
         name="slipway_pool_pending_tasks",
         kind="gauge",
         services=PROVISIONER,
         labels=("pool",),
         whole=True,
-        help="Tasks that wait, by the newest report of each source",
+        help="Pending tasks, from the newest report of each source",
         panel=Panel(
             row=POOLS,
             title="Tasks",
@@ -94,7 +94,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=PROVISIONER,
         labels=("pool",),
         whole=True,
-        help="Tasks that run on workers, by the newest report of each source",
+        help="Tasks running on workers, from the newest report of each source",
     ),
     Metric(
         name="slipway_pool_wanted_workers",
@@ -102,7 +102,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=PROVISIONER,
         labels=("pool",),
         whole=True,
-        help="Workers that the newest decision wanted",
+        help="Workers wanted by the newest decision",
         panel=Panel(
             row=POOLS,
             title="Workers wanted and serving",
@@ -127,33 +127,33 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=PROVISIONER,
         labels=("pool",),
         whole=True,
-        help="The most workers that may serve",
+        help="Maximum number of workers",
     ),
     Metric(
-        name="slipway_pool_oldest_wait_seconds",
+        name="slipway_pool_backlog_seconds",
         kind="gauge",
         services=PROVISIONER,
         labels=("pool",),
         whole=True,
-        help="For how long the pool has had waiting tasks without a pause; 0 when none waits",
+        help="Time since the pool last had no pending tasks; 0 if none are pending",
         panel=Panel(
             row=POOLS,
-            title="Tasks have been waiting for",
+            title="Time with pending tasks",
             unit="s",
-            queries={"{{pool}}": 'max by (pool) (slipway_pool_oldest_wait_seconds{pool=~"$pool"})'},
+            queries={"{{pool}}": 'max by (pool) (slipway_pool_backlog_seconds{pool=~"$pool"})'},
         ),
         alerts=(
-            Alert(
-                # A busy queue is never empty: only together with workers that are wanted and not there is it a fault.
-                name="SlipwayTasksWait",
-                expr="max by (pool) (slipway_pool_oldest_wait_seconds) > 900"
+            AlertRule(
+                # A busy queue is never empty; it is a fault only while wanted workers are missing.
+                name="SlipwayTasksWaiting",
+                expr="max by (pool) (slipway_pool_backlog_seconds) > 900"
                 " and max by (pool) (slipway_pool_serving_workers) < max by (pool) (slipway_pool_max_workers)"
                 " and max by (pool) (slipway_pool_serving_workers) < max by (pool) (slipway_pool_wanted_workers)",
                 for_seconds=60,
                 severity="warning",
-                summary="tasks of {{ $labels.pool }} wait for over 15 minutes, though it is below its maximum",
-                effect="its queue is served late",
-                doing="launches whatever weights, windows and brakes allow, and keeps the reason of each decision",
+                summary="tasks of {{ $labels.pool }} pending for over 15 minutes although it is below its maximum",
+                effect="tasks of this pool start late",
+                doing="launches as weights, windows and launch stops allow, and records the reason of each decision",
                 command="slipway why {{ $labels.pool }}",
             ),
         ),
@@ -179,7 +179,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=PROVISIONER,
         labels=("pool",),
-        help="Decisions taken, also those to launch nothing",
+        help="Decisions made, including those to launch nothing",
     ),
     Metric(
         name="slipway_worker_launch_seconds",
@@ -187,10 +187,10 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=PROVISIONER,
         labels=("pool",),
         buckets=SECONDS,
-        help="From the decision to launch a worker to the provider's yes: admission and call",
+        help="Time from the decision to launch a worker until the provider launched it: admission and call",
         panel=Panel(
             row=POOLS,
-            title="From decision to launch, 9 of 10",
+            title="Decision to launch, p90",
             unit="s",
             queries={
                 "{{pool}}": "histogram_quantile(0.9, sum by (pool, le)"
@@ -204,10 +204,10 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=PROVISIONER,
         labels=("pool",),
         buckets=SECONDS,
-        help="From the provider's yes to a worker's registration",
+        help="Time from launch until the worker registered",
         panel=Panel(
             row=POOLS,
-            title="Boot, 9 of 10",
+            title="Boot time, p90",
             unit="s",
             queries={
                 "{{pool}}": "histogram_quantile(0.9, sum by (pool, le)"
@@ -215,14 +215,14 @@ METRICS: Final[tuple[Metric, ...]] = (
             },
         ),
     ),
-    # Launch configs: where launches go, and what became of them
+    # Launch configs
     Metric(
         name="slipway_launch_config_weight",
         kind="gauge",
         services=PROVISIONER,
         labels=("pool", "launch_config"),
         whole=True,
-        help="The weight in force: the share of a config among those of its pool",
+        help="Current weight: the share of the config within its pool",
         panel=Panel(
             row=CONFIGS,
             title="Weight",
@@ -235,7 +235,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=PROVISIONER,
         labels=("pool", "launch_config"),
         whole=True,
-        help="How likely a start succeeds, 0 to 1; absent until the weight-calculator has told it",
+        help="Probability that a start succeeds, 0 to 1; absent until the weight-calculator has published it",
         panel=Panel(
             row=CONFIGS,
             title="Health",
@@ -244,29 +244,30 @@ METRICS: Final[tuple[Metric, ...]] = (
         ),
     ),
     Metric(
-        name="slipway_launch_config_closed",
+        name="slipway_launch_config_tripped",
         kind="gauge",
         services=PROVISIONER,
         labels=("pool", "launch_config"),
         whole=True,
-        help="1 while failures have closed the config: it launches probes only",
+        help="1 while the config is tripped and launches probes only",
         panel=Panel(
             row=CONFIGS,
-            title="Closed or paused",
+            title="Tripped or paused",
             queries={
-                "{{launch_config}} closed": 'max by (launch_config) (slipway_launch_config_closed{pool=~"$pool"}) == 1',
+                "{{launch_config}} tripped": "max by (launch_config)"
+                ' (slipway_launch_config_tripped{pool=~"$pool"}) == 1',
                 "{{launch_config}} paused": 'max by (launch_config) (slipway_launch_config_paused{pool=~"$pool"}) == 1',
             },
         ),
         alerts=(
-            Alert(
-                name="SlipwayPoolClosed",
-                expr="min by (pool) (slipway_launch_config_closed unless slipway_launch_config_paused == 1) == 1",
+            AlertRule(
+                name="SlipwayPoolTripped",
+                expr="min by (pool) (slipway_launch_config_tripped unless slipway_launch_config_paused == 1) == 1",
                 for_seconds=60,
                 severity="critical",
-                summary="every launch config of {{ $labels.pool }} that is not paused is closed by failures",
-                effect="the pool launches nothing but probes, so its tasks wait",
-                doing="probes one config at a time and opens each that succeeds",
+                summary="all launch configs of {{ $labels.pool }} that are not paused are tripped",
+                effect="the pool launches probes only; its tasks wait",
+                doing="probes one config at a time and resumes launches of each config whose probe succeeds",
                 command="slipway lc ls --pool {{ $labels.pool }}",
             ),
         ),
@@ -277,14 +278,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=PROVISIONER,
         labels=("pool", "launch_config"),
         whole=True,
-        help="1 while an operator or a monitor has paused the config",
+        help="1 while the config is paused by an operator or a monitor",
     ),
     Metric(
         name="slipway_provider_calls_total",
         kind="counter",
         services=PROVISIONER,
         labels=("account", "result", "scope"),
-        help="Create calls by what became of them (ok, failed, unknown) and what a failure says something about",
+        help="Create calls by result (ok, failed, unknown) and scope of the failure",
         panel=Panel(
             row=CONFIGS,
             title="Create calls",
@@ -307,7 +308,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=CALCULATOR,
         labels=("stage", "result", "scope"),
-        help="Ends of a start's stages taken into the weights",
+        help="Results of start stages folded into the weights",
         panel=Panel(
             row=CONFIGS,
             title="Failures by stage and scope",
@@ -319,11 +320,11 @@ METRICS: Final[tuple[Metric, ...]] = (
         ),
     ),
     Metric(
-        name="slipway_gates_total",
+        name="slipway_health_transitions_total",
         kind="counter",
         services=CALCULATOR,
         labels=("to",),
-        help="Launch configs that closed or opened",
+        help="Trips and recoveries of launch configs, images, quotas and credentials",
     ),
     Metric(name="slipway_probe_permits_total", kind="counter", services=CALCULATOR, help="Probe permits issued"),
     Metric(
@@ -333,24 +334,24 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Weight records and tombstones published",
     ),
     Metric(
-        name="slipway_event_times_clamped_total",
+        name="slipway_event_timestamps_clamped_total",
         kind="counter",
         services=CALCULATOR,
-        help="Facts whose time was more than two minutes from when they were written, or ahead of now",
+        help="Events whose timestamp was clamped: over two minutes from the record's timestamp, or in the future",
     ),
     Metric(
         name="slipway_signals_total",
         kind="counter",
         services=CALCULATOR,
         labels=("kind",),
-        help="Opinions from outside that were heard, by what they say",
+        help="Signals received from external sources, by kind",
     ),
     Metric(
         name="slipway_signals_refused_total",
         kind="counter",
         services=CALCULATOR,
         labels=("reason",),
-        help="Opinions from outside without effect, by reason; GET /signals tells the newest",
+        help="Signals refused, by reason; GET /signals lists the newest",
         panel=Panel(
             row=CONFIGS,
             title="Signals refused",
@@ -362,49 +363,49 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=PROVISIONER,
         labels=("reason",),
-        help="Pause and resume requests and spot interruptions without effect, by reason",
+        help="Pause requests, resume requests and spot interruptions refused, by reason",
     ),
     Metric(
-        name="slipway_looked_up_total",
+        name="slipway_calls_resolved_total",
         kind="counter",
         services=PROVISIONER,
         labels=("account",),
-        help="Calls of unknown outcome resolved by their tag",
+        help="Create calls of unknown outcome that were resolved by their tag",
     ),
     Metric(
         name="slipway_reaped_total",
         kind="counter",
         services=PROVISIONER,
         labels=("account", "kind"),
-        help="What the reaper ended (surplus) or found gone (missing)",
+        help="Instances that the instance reaper terminated (orphan) or found missing (missing)",
     ),
     Metric(
-        name="slipway_reaper_silent_seconds",
+        name="slipway_reaper_pass_age_seconds",
         kind="gauge",
         services=PROVISIONER,
         labels=("account",),
         whole=True,
-        help="Since the reaper last compared the account's listing with the workers",
+        help="Time since the instance reaper last compared the account's instances with the workers",
         alerts=(
-            Alert(
-                name="SlipwayReaperSilent",
-                expr="max by (account) (slipway_reaper_silent_seconds) > 600",
+            AlertRule(
+                name="SlipwayReaperStale",
+                expr="max by (account) (slipway_reaper_pass_age_seconds) > 600",
                 for_seconds=60,
                 severity="warning",
-                summary="{{ $labels.account }} was not compared with its listing for over 10 minutes",
-                effect="instances that nobody asked for keep running and are billed; workers that are gone still count",
-                doing="tries to list the account again with each pass, and ends nothing it has not seen listed",
+                summary="instances of {{ $labels.account }} not compared with its workers for over 10 minutes",
+                effect="orphan instances keep running and are billed; workers whose instance is missing still count",
+                doing="retries the listing on every pass, and terminates nothing without a listing",
                 command="slipway doctor",
             ),
         ),
     ),
     Metric(
-        name="slipway_times_clamped_total",
+        name="slipway_worker_timestamps_clamped_total",
         kind="counter",
         services=PROVISIONER,
-        help="Times that workers reported too far from receipt",
+        help="Worker timestamps that were clamped because they were too far from the time of receipt",
     ),
-    # Leases: admission to accounts
+    # Leases
     Metric(
         name="slipway_lease_held_units",
         kind="gauge",
@@ -427,7 +428,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=BROKER,
         labels=("lease_pool",),
         whole=True,
-        help="Units that may be held at once",
+        help="Limit of units held at once",
     ),
     Metric(
         name="slipway_lease_waiting_units",
@@ -435,7 +436,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=BROKER,
         labels=("lease_pool",),
         whole=True,
-        help="Units asked for and not granted yet",
+        help="Units requested but not granted yet",
         panel=Panel(
             row=LEASES,
             title="Units waiting",
@@ -448,22 +449,22 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=BROKER,
         labels=("lease_pool",),
         whole=True,
-        help="How long the first in the queue has waited; 0 when none waits",
+        help="Wait of the first request in the queue; 0 if the queue is empty",
         panel=Panel(
             row=LEASES,
-            title="First in the queue waits for",
+            title="Wait of the first request in the queue",
             unit="s",
             queries={"{{lease_pool}}": "max by (lease_pool) (slipway_lease_oldest_wait_seconds)"},
         ),
         alerts=(
-            Alert(
-                name="SlipwayLeasesWait",
+            AlertRule(
+                name="SlipwayLeasesWaiting",
                 expr="max by (lease_pool) (slipway_lease_oldest_wait_seconds) > 900",
                 for_seconds=60,
                 severity="warning",
-                summary="a request has waited for over 15 minutes for a lease of {{ $labels.lease_pool }}",
-                effect="launches in its accounts wait",
-                doing="grants in order of arrival as leases are given back or end by time",
+                summary="a request has been waiting for a lease of {{ $labels.lease_pool }} for over 15 minutes",
+                effect="launches in the accounts of this lease pool wait",
+                doing="grants waiting requests as leases are released or expire",
                 command="slipway lease ls --pool {{ $labels.lease_pool }}",
             ),
         ),
@@ -492,26 +493,26 @@ METRICS: Final[tuple[Metric, ...]] = (
         ),
     ),
     Metric(
-        name="slipway_lease_ended_by_time_total",
+        name="slipway_lease_expirations_total",
         kind="counter",
         services=BROKER,
         labels=("lease_pool", "state"),
-        help="Leases that time ended",
+        help="Leases that ended by a deadline, by state",
     ),
     Metric(
-        name="slipway_lease_refused_facts_total",
+        name="slipway_lease_refused_commands_total",
         kind="counter",
         services=BROKER,
         labels=("reason",),
-        help="Facts that changed nothing",
+        help="Lease commands refused, by reason",
     ),
     Metric(
-        name="slipway_lease_waited_seconds",
+        name="slipway_lease_wait_seconds",
         kind="histogram",
         services=BROKER,
         labels=("lease_pool",),
         buckets=SECONDS,
-        help="From request to grant",
+        help="Time from request to grant",
     ),
     Metric(
         name="slipway_lease_tenant_held_units",
@@ -519,7 +520,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=BROKER,
         labels=("lease_pool", "tenant"),
         whole=True,
-        help="Units counted against the limit, of the 50 tenants of a lease pool that use it most",
+        help="Units counted against the limit, for the 50 tenants with the highest usage of a lease pool",
         panel=Panel(
             row=LEASES,
             title="Units held by tenant",
@@ -532,36 +533,36 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=BROKER,
         labels=("lease_pool", "tenant"),
         whole=True,
-        help="Units asked for and not granted yet, of the 50 tenants of a lease pool that use it most",
+        help="Units requested but not granted yet, for the 50 tenants with the highest usage of a lease pool",
     ),
     Metric(
         name="slipway_lease_idle_unit_seconds_total",
         kind="counter",
         services=BROKER,
         labels=("lease_pool",),
-        help="Units that were free while somebody waited for them, times seconds: paced, kept back, or not decided yet",
+        help="Unit-seconds that were free while requests waited: paced, reserved, or not decided yet",
         panel=Panel(
             row=LEASES,
-            title="Units idle although somebody waits",
+            title="Units idle while requests wait",
             queries={
                 "{{lease_pool}}": "sum by (lease_pool) (rate(slipway_lease_idle_unit_seconds_total[$__rate_interval]))"
             },
         ),
     ),
     Metric(
-        name="slipway_lease_grant_gap_seconds",
+        name="slipway_lease_grant_interval_seconds",
         kind="histogram",
         services=BROKER,
         labels=("lease_pool",),
         buckets=SECONDS,
-        help="Between a grant and the one before it",
+        help="Time between consecutive grants",
     ),
     Metric(
         name="slipway_lease_throttles_total",
         kind="counter",
         services=BROKER,
         labels=("lease_pool",),
-        help="Leases whose holder was throttled by the cloud",
+        help="Leases whose holder was throttled by the provider",
         panel=Panel(
             row=LEASES,
             title="Throttled leases",
@@ -581,30 +582,30 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=BROKER,
         labels=("lease_pool",),
-        help="Starts without a lease while no lease-broker answered, reported and charged afterwards",
+        help="Unleased starts, made while the lease-broker was unavailable and reported later",
     ),
     Metric(
         name="slipway_unleased_launches_total",
         kind="counter",
         services=PROVISIONER,
         labels=("lease_pool",),
-        help="Intents admitted without a lease while no lease-broker was heard",
+        help="Unleased launches, admitted while the lease-broker was unavailable",
     ),
     Metric(
-        name="slipway_lease_undecided_total",
+        name="slipway_lease_decision_failures_total",
         kind="counter",
         services=BROKER,
         labels=("lease_pool",),
-        help="Decisions on a lease pool, or on a gang that names it, which failed; never, or there is a bug",
+        help="Failed decisions on a lease pool or on a gang that includes it; any value above 0 is a bug",
         alerts=(
-            Alert(
-                name="SlipwayLeasePoolUndecided",
-                expr="sum by (lease_pool) (increase(slipway_lease_undecided_total[2m])) > 0",
+            AlertRule(
+                name="SlipwayLeaseDecisionsFailing",
+                expr="sum by (lease_pool) (increase(slipway_lease_decision_failures_total[2m])) > 0",
                 for_seconds=0,
                 severity="critical",
-                summary="no decision can be made for {{ $labels.lease_pool }}, or for a gang that names it",
-                effect="what waits for it does not start and its leases do not end in time; or that gang alone waits",
-                doing="keeps all that is said to it, and tries again every 30 s; its why, or the log, has the error",
+                summary="decisions fail for {{ $labels.lease_pool }} or for a gang that includes it",
+                effect="requests for it wait and its leases do not expire in time; or only the gang waits",
+                doing="records all commands and retries every 30 s; `slipway why` or the log shows the error",
                 command="slipway lease pools",
             ),
         ),
@@ -614,52 +615,52 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=BROKER,
         labels=("lease_pool",),
-        help="Times that a lease pool's counters differed from its rows and were repaired; never, or there is a bug",
+        help="Repairs of a lease pool's counters that differed from its rows; any value above 0 is a bug",
         alerts=(
-            Alert(
-                name="SlipwayLeaseCountersDrift",
+            AlertRule(
+                name="SlipwayLeaseCounterDrift",
                 expr="sum by (lease_pool) (increase(slipway_lease_drift_total[1h])) > 0",
                 for_seconds=0,
                 severity="warning",
-                summary="counters of {{ $labels.lease_pool }} differed from its leases and requests",
-                effect="until the repair more was granted than its limit, or units lay idle",
-                doing="repaired the counters and decided once more; the history of the lease pool has both numbers",
+                summary="the counters of {{ $labels.lease_pool }} differed from its leases and requests",
+                effect="until the repair, more than the limit was granted, or units were idle",
+                doing="repaired the counters and decided again; the history of the lease pool has both values",
                 command="slipway lease history {{ $labels.lease_pool }}",
             ),
         ),
     ),
-    # Plumbing: what every service stands on
+    # Services
     Metric(
-        name="slipway_heartbeat_silent_seconds",
+        name="slipway_heartbeat_age_seconds",
         kind="gauge",
         services=PROVISIONER,
         labels=("service",),
-        help="Since this process last heard a service's heartbeat, or since it started; take min over replicas",
+        help="Time since a service's last heartbeat, or since the start of this process; use min over replicas",
         panel=Panel(
-            row=PLUMBING,
-            title="Since the last heartbeat",
+            row=SERVICES,
+            title="Time since the last heartbeat",
             unit="s",
-            queries={"{{service}}": "min by (service) (slipway_heartbeat_silent_seconds)"},
+            queries={"{{service}}": "min by (service) (slipway_heartbeat_age_seconds)"},
         ),
         alerts=(
-            Alert(
-                name="SlipwayServiceSilent",
-                expr='min by (service) (slipway_heartbeat_silent_seconds{service!="weight-calculator"}) > 30',
+            AlertRule(
+                name="SlipwayServiceUnavailable",
+                expr='min by (service) (slipway_heartbeat_age_seconds{service!="weight-calculator"}) > 30',
                 for_seconds=15,
                 severity="critical",
-                summary="no heartbeat of the {{ $labels.service }} for over 30 s",
-                effect="without the lease-broker launches wait for admission; running workers are not touched",
-                doing="repeats its requests, and goes on where it was once the service is back",
+                summary="no heartbeat from the {{ $labels.service }} for over 30 s",
+                effect="without the lease-broker, launches wait for admission; running workers are not affected",
+                doing="retries its requests and resumes once the service is back",
                 command="slipway doctor",
             ),
-            Alert(
-                name="SlipwayNoWeightCalculator",
-                expr='min by (service) (slipway_heartbeat_silent_seconds{service="weight-calculator"}) > 30',
+            AlertRule(
+                name="SlipwayWeightCalculatorUnavailable",
+                expr='min by (service) (slipway_heartbeat_age_seconds{service="weight-calculator"}) > 30',
                 for_seconds=15,
                 severity="critical",
-                summary="no heartbeat of the weight-calculator for over 30 s",
-                effect="windows are capped and weights fade towards what no evidence would give",
-                doing="keeps launching within capped windows, one attempt a pool where they are full",
+                summary="no heartbeat from the weight-calculator for over 30 s",
+                effect="windows are capped, and weights decay towards their values without evidence",
+                doing="keeps launching within the capped windows, or one attempt per pool where they are full",
                 command="slipway doctor",
             ),
         ),
@@ -669,22 +670,22 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="gauge",
         services=EVERY,
         whole=True,
-        help="Age of the oldest event not yet published; 0 when all are",
+        help="Age of the oldest unpublished event; 0 if there is none",
         panel=Panel(
-            row=PLUMBING,
-            title="Oldest event not yet published",
+            row=SERVICES,
+            title="Oldest unpublished event",
             unit="s",
             queries={"{{job}}": "max by (job) (slipway_outbox_oldest_seconds)"},
         ),
         alerts=(
-            Alert(
+            AlertRule(
                 name="SlipwayOutboxStuck",
                 expr="max by (job) (slipway_outbox_oldest_seconds) > 60",
                 for_seconds=30,
                 severity="critical",
-                summary="an event of the {{ $labels.job }} has waited for over a minute to be published",
-                effect="the other services and every subscriber see the state of then",
-                doing="keeps all events in the database, in order, and sends them once the broker takes them",
+                summary="an event of the {{ $labels.job }} has been unpublished for over a minute",
+                effect="other services and subscribers see outdated state",
+                doing="keeps all events in order in the database and publishes them once the broker accepts them",
                 command="slipway doctor",
             ),
         ),
@@ -695,21 +696,21 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=EVERY,
         labels=("topic",),
         whole=True,
-        help="Records that could not be applied, and those parked behind them",
+        help="Records that could not be applied, and records parked behind them",
         panel=Panel(
-            row=PLUMBING,
+            row=SERVICES,
             title="Dead letters",
             queries={"{{job}} {{topic}}": "max by (job, topic) (slipway_dead_letters)"},
         ),
         alerts=(
-            Alert(
+            AlertRule(
                 name="SlipwayDeadLetters",
                 expr="max by (job, topic) (slipway_dead_letters) > 0",
                 for_seconds=0,
                 severity="warning",
-                summary="the {{ $labels.job }} could not apply {{ $value }} records of {{ $labels.topic }}",
-                effect="what these records say is not known; later ones of the same subject wait behind them",
-                doing="goes on with all other subjects, and keeps these until somebody replays or drops them",
+                summary="the {{ $labels.job }} has dead letters of {{ $labels.topic }} ({{ $value }})",
+                effect="these records are not applied; later records of the same subject are parked behind them",
+                doing="continues with all other subjects, and keeps these until they are replayed or dropped",
                 command="slipway dlq ls",
             ),
         ),
@@ -719,21 +720,21 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="gauge",
         services=EVERY,
         labels=("topic",),
-        help="Records of this replica's partitions that are not yet applied; take sum over replicas",
+        help="Records not applied yet in the partitions of this replica; use sum over replicas",
         panel=Panel(
-            row=PLUMBING,
-            title="Records not yet applied",
+            row=SERVICES,
+            title="Consumer lag",
             queries={"{{job}} {{topic}}": "sum by (job, topic) (slipway_consumer_lag_records)"},
         ),
         alerts=(
-            Alert(
-                name="SlipwayConsumerLags",
+            AlertRule(
+                name="SlipwayConsumerLag",
                 expr="sum by (job, topic) (slipway_consumer_lag_records) > 1000",
                 for_seconds=300,
                 severity="warning",
                 summary="the {{ $labels.job }} is {{ $value }} records behind on {{ $labels.topic }}",
-                effect="it decides by what was so some time ago",
-                doing="reads on in order; nothing is skipped",
+                effect="its decisions are based on outdated state",
+                doing="continues in order; nothing is skipped",
                 command="slipway doctor",
             ),
         ),
@@ -743,16 +744,16 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="gauge",
         services=EVERY,
         labels=("topic",),
-        help="Assigned partitions that this process may not write for",
+        help="Assigned partitions that this process has not claimed",
         alerts=(
-            Alert(
+            AlertRule(
                 name="SlipwayPartitionsUnowned",
                 expr="max by (job, instance, topic) (slipway_unowned_partitions) > 0",
                 for_seconds=30,
                 severity="critical",
-                summary="{{ $labels.instance }} was given partitions of {{ $labels.topic }} but cannot claim them",
-                effect="their events wait",
-                doing="tries again each second; one whose stored position is of another cluster waits for an operator",
+                summary="{{ $labels.instance }} cannot claim its assigned partitions of {{ $labels.topic }}",
+                effect="events on these partitions are not processed",
+                doing="retries every second; one with a stored position of another cluster waits for an operator",
                 command="slipway topics stopped",
             ),
         ),
@@ -763,20 +764,20 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=EVERY,
         help="This host's clock minus the database's",
         panel=Panel(
-            row=PLUMBING,
+            row=SERVICES,
             title="Host clock minus database clock",
             unit="s",
             queries={"{{job}} {{instance}}": "max by (job, instance) (slipway_clock_offset_seconds)"},
         ),
         alerts=(
-            Alert(
-                name="SlipwayClockOff",
+            AlertRule(
+                name="SlipwayClockSkew",
                 expr="max by (job, instance) (abs(slipway_clock_offset_seconds)) > 5",
                 for_seconds=60,
                 severity="warning",
-                summary="the clocks of {{ $labels.instance }} and of the database differ by more than 5 s",
-                effect="what people read is off by as much; leases live by the database's clock alone",
-                doing="counts every deadline by the database's clock",
+                summary="the clocks of {{ $labels.instance }} and the database differ by more than 5 s",
+                effect="displayed times are off by as much; leases are not affected, they use the database's clock",
+                doing="uses the database's clock for every deadline",
                 command="timedatectl timesync-status",
             ),
         ),
@@ -786,9 +787,9 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=EVERY,
         labels=("topic", "result"),
-        help="Records read, by what became of them",
+        help="Records consumed, by result",
         panel=Panel(
-            row=PLUMBING,
+            row=SERVICES,
             title="Records applied",
             unit="ops",
             queries={
@@ -802,24 +803,26 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind="counter",
         services=EVERY,
         labels=("topic",),
-        help="Records acknowledged by the broker",
+        help="Records published and acknowledged by the broker",
         panel=Panel(
-            row=PLUMBING,
+            row=SERVICES,
             title="Records published",
             unit="ops",
             queries={"{{job}} {{topic}}": "sum by (job, topic) (rate(slipway_published_total[$__rate_interval]))"},
         ),
     ),
-    Metric(name="slipway_loop_seconds", kind="histogram", services=EVERY, labels=("loop",), help="One step of a loop"),
+    Metric(
+        name="slipway_loop_seconds", kind="histogram", services=EVERY, labels=("loop",), help="Duration of a loop step"
+    ),
     Metric(
         name="slipway_loop_failures_total",
         kind="counter",
         services=EVERY,
         labels=("loop",),
-        help="Steps of a loop that raised",
+        help="Loop steps that failed",
         panel=Panel(
-            row=PLUMBING,
-            title="Loop steps that failed",
+            row=SERVICES,
+            title="Failed loop steps",
             unit="ops",
             queries={
                 "{{job}} {{loop}}": "sum by (job, loop) (rate(slipway_loop_failures_total[$__rate_interval])) > 0"
@@ -828,16 +831,16 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
 )
 
-# What Prometheus knows of its targets by itself.
+# Alerts on the scrape targets themselves.
 ALERTS_OF_TARGETS: Final = (
-    Alert(
+    AlertRule(
         name="SlipwayServiceDown",
         expr='max by (job) (up{job=~"provisioner|weight-calculator|lease-broker"}) == 0',
         for_seconds=60,
         severity="critical",
-        summary="no replica of the {{ $labels.job }} answers Prometheus",
-        effect="without a provisioner nothing is launched or ended; workers go on with their tasks",
-        doing="resumes from the database when it is started again",
+        summary="no replica of the {{ $labels.job }} can be scraped",
+        effect="without a provisioner, nothing is launched or terminated; workers continue with their tasks",
+        doing="resumes from the database after a restart",
         command="slipway doctor",
     ),
 )
@@ -845,8 +848,8 @@ ALERTS_OF_TARGETS: Final = (
 _BY_NAME: Final = {metric.name: metric for metric in METRICS}
 
 
-def alerts() -> Iterator[Alert]:
-    """All of them, in the order of the table."""
+def alerts() -> Iterator[AlertRule]:
+    """All alerts, in the order of the table."""
     for metric in METRICS:
         yield from metric.alerts
     yield from ALERTS_OF_TARGETS
@@ -854,21 +857,21 @@ def alerts() -> Iterator[Alert]:
 
 @cache
 def counter(name: str) -> Counter:
-    """The instrument of a row. Raises LookupError for a name that the table does not have as a counter."""
+    """Counter with the given name. Raises LookupError if the table has no such counter."""
     row = _row(name, "counter")
     return Counter(name, row.help, row.labels)
 
 
 @cache
 def gauge(name: str) -> Gauge:
-    """The instrument of a row. Raises LookupError for a name that the table does not have as a gauge."""
+    """Gauge with the given name. Raises LookupError if the table has no such gauge."""
     row = _row(name, "gauge")
     return Gauge(name, row.help, row.labels)
 
 
 @cache
 def histogram(name: str) -> Histogram:
-    """The instrument of a row. Raises LookupError for a name that the table does not have as a histogram."""
+    """Histogram with the given name. Raises LookupError if the table has no such histogram."""
     row = _row(name, "histogram")
     return Histogram(name, row.help, row.labels, buckets=row.buckets or Histogram.DEFAULT_BUCKETS)
 
@@ -880,24 +883,21 @@ def _row(name: str, kind: Kind) -> Metric:
     return row
 
 
-Readings: TypeAlias = Mapping[str, Mapping[Any, float]]  # name → values of the labels, as a tuple → value
+Readings: TypeAlias = Mapping[str, Mapping[Any, float]]  # metric name → label values as a tuple → value
 
 
 class Board:
-    """Gauges that are read together, now and then. Each reading replaces the last: what is archived disappears.
-
-    Names are gauges of the table.
-    """
+    """A set of gauges measured together. Each measurement replaces the previous one, so outdated series disappear."""
 
     def __init__(self, *names: str) -> None:
         self._gauges = {name: gauge(name) for name in names}
 
     def show(self, readings: Readings) -> None:
-        """Set what was read; what was not has no value any more. There is no await in it: a scrape sees all or none."""
+        """Set the gauges that were measured and clear the others. Never awaits, so a scrape sees all or none."""
         for name, instrument in self._gauges.items():
             read = readings.get(name, {})
             if not _BY_NAME[name].labels:
-                instrument.set(read.get((), math.nan))  # a gauge without labels cannot be taken away
+                instrument.set(read.get((), math.nan))  # a gauge without labels cannot be removed
                 continue
             instrument.clear()
             for labels, value in read.items():

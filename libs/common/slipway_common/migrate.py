@@ -1,6 +1,6 @@
-"""Schemas and roles: one Alembic history per service, each in a schema of its own, plain SQL in the migrations.
+"""Database migrations: one Alembic history, one schema and one role per service, with plain SQL.
 
-Code of release N runs on schemas N and N+1, so readiness asks for a minimum, never for the head.
+Code of release N runs on schemas N and N+1, so readiness requires a minimum revision, never the head.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from slipway_common.postgres import role_of, schema_of
 from slipway_common.settings import EnvironmentSettings, from_environment
 
-# What every service has: the outbox and its numbers, the positions of its consumers, dead letters.
+# Tables of every service: outbox and sequence numbers, consumer positions, dead letters.
 MESSAGING = """
 CREATE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()';
 
@@ -37,12 +37,12 @@ CREATE TABLE outbox (
     event_id uuid NOT NULL, topic text NOT NULL, type text NOT NULL, subject text NOT NULL, key text,
     revision bigint NOT NULL, value bytea, at timestamptz NOT NULL, traceparent text NOT NULL,
     headers jsonb,
-    partition integer, number bigint, previous bigint
+    partition integer, sequence_number bigint, previous_sequence_number bigint
 );
-CREATE INDEX outbox_unnumbered ON outbox (id) WHERE number IS NULL;
-CREATE INDEX outbox_numbered ON outbox (topic, partition, number) WHERE number IS NOT NULL;
+CREATE INDEX outbox_unnumbered ON outbox (id) WHERE sequence_number IS NULL;
+CREATE INDEX outbox_numbered ON outbox (topic, partition, sequence_number) WHERE sequence_number IS NOT NULL;
 CREATE TABLE relay_position (
-    topic text NOT NULL, partition integer NOT NULL, number bigint NOT NULL,
+    topic text NOT NULL, partition integer NOT NULL, sequence_number bigint NOT NULL,
     PRIMARY KEY (topic, partition)
 );
 
@@ -51,8 +51,8 @@ CREATE TABLE consumed (
     cluster_id text NOT NULL,
     PRIMARY KEY (topic, partition)
 );
-CREATE TABLE seen_number (
-    topic text NOT NULL, partition integer NOT NULL, source text NOT NULL, number bigint NOT NULL,
+CREATE TABLE seen_sequence (
+    topic text NOT NULL, partition integer NOT NULL, source text NOT NULL, sequence_number bigint NOT NULL,
     PRIMARY KEY (topic, partition, source)
 );
 CREATE TABLE seen_event (
@@ -76,31 +76,31 @@ CREATE TABLE dead_letter (
 CREATE INDEX dead_letter_subject ON dead_letter (topic, subject);
 """
 
-# Of a service of which one instance is active at a time: who it is, and when it was last seen (NULL: it let go).
-OWNER = """
-CREATE TABLE owner (
+# Table of a service with a leader: the current leader and when it was last seen (NULL: it released the row).
+LEADER = """
+CREATE TABLE leader (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     epoch bigint NOT NULL DEFAULT 0, instance text NOT NULL DEFAULT '',
     since timestamptz, seen_at timestamptz,
-    at double precision NOT NULL DEFAULT 0,     -- of the newest turn, seconds since the epoch
-    seq bigint NOT NULL DEFAULT 0               -- of the newest turn that changed what is known
+    at double precision NOT NULL DEFAULT 0,     -- of the newest turn, seconds since the Unix epoch
+    seq bigint NOT NULL DEFAULT 0               -- of the newest turn that changed the state
 ) WITH (fillfactor = 50);
-INSERT INTO owner DEFAULT VALUES;
+INSERT INTO leader DEFAULT VALUES;
 """
 
 
 def execute(op: Any, sql: str) -> None:
-    """Run a script of several statements inside a migration: the driver prepares one at a time, so as one text."""
+    """Run a script of several statements inside a migration, unprepared: the driver prepares only single ones."""
     op.get_bind().connection.dbapi_connection.run_async(lambda connection: connection.execute(sql))
 
 
 def messaging(op: Any) -> None:
-    """First line of every service's first migration."""
+    """Create the messaging tables; the first line of every service's first migration."""
     execute(op, MESSAGING)
 
 
 def _sqlalchemy_url(url: str) -> str:
-    """The same database, named as SQLAlchemy wants it for asyncpg."""
+    """The same URL with SQLAlchemy's driver name for asyncpg."""
     return make_url(url).set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
 
 
@@ -115,7 +115,7 @@ def _config(service: str) -> Config:
 
 
 def head(service: str) -> str:
-    """The newest revision that this code ships."""
+    """Newest revision shipped with this code."""
     revision = ScriptDirectory.from_config(_config(service)).get_current_head()
     assert revision is not None, f"{service} has no migrations"
     return revision
@@ -132,13 +132,13 @@ CREATE SCHEMA IF NOT EXISTS {schema} AUTHORIZATION {role};
 
 
 async def upgrade(url: str, service: str) -> None:
-    """Create role and schema of a service if absent and bring its tables to the head. Idempotent.
+    """Create the role and schema of a service if absent and migrate its tables to the head. Idempotent.
 
-    Raises asyncpg.PostgresError when the URL's user may not create roles and they are absent.
+    Raises asyncpg.PostgresError if a role is absent and the URL's user may not create it.
     """
     connection = await asyncpg.connect(url)
     try:
-        # Two services of one database may be migrated at the same time; roles are global to the server.
+        # Two services of a database may be migrated concurrently; roles are global to the server.
         async with connection.transaction():
             await connection.execute(LOCK_SERVER)
             await connection.execute(PREPARE.format(role=role_of(service), schema=schema_of(service)))
@@ -166,7 +166,7 @@ def _upgrade(connection: Connection, service: str) -> None:
 
 
 def run_environment() -> None:
-    """The whole of every service's env.py."""
+    """Run the migrations; the whole content of every service's env.py."""
     connection = context.config.attributes["connection"]
     context.configure(connection=connection, target_metadata=None, transaction_per_migration=False)
     with context.begin_transaction():
@@ -174,25 +174,25 @@ def run_environment() -> None:
 
 
 class MigrationSettings(EnvironmentSettings):
-    """Where to migrate. The user has to own the database, or be a superuser for the first run."""
+    """Settings of migrations. The user must own the database, or be a superuser on the first run."""
 
     database_url: str
 
 
 def main() -> None:
-    """`python -m slipway_common.migrate SERVICE…`: migrate the database of SLIPWAY_DATABASE_URL and exit."""
+    """`python -m slipway_common.migrate SERVICE…`: migrate the database at SLIPWAY_DATABASE_URL and exit."""
     services = sys.argv[1:]
     absent = [service for service in services if find_spec(f"slipway_{schema_of(service)}") is None]
     if not services or absent:
-        wrong = f"not installed here: {', '.join(absent)}" if absent else "no service is named"
-        sys.exit(f"{wrong}; write for example: python -m slipway_common.migrate provisioner lease-broker")
+        wrong = f"not installed here: {', '.join(absent)}" if absent else "no service given"
+        sys.exit(f"{wrong}; for example: python -m slipway_common.migrate provisioner lease-broker")
     url = from_environment(MigrationSettings).database_url
     for service in services:
         try:
             asyncio.run(upgrade(url, service))
         except (OSError, asyncpg.PostgresError) as error:
-            sys.exit(f"{service}: the database of SLIPWAY_DATABASE_URL cannot be used: {error}")
-        print(f"{service}: at {head(service)}", flush=True)  # noqa: T201 # this is a command
+            sys.exit(f"{service}: cannot use the database at SLIPWAY_DATABASE_URL: {error}")
+        print(f"{service}: at revision {head(service)}", flush=True)  # noqa: T201 # this is a command
 
 
 if __name__ == "__main__":

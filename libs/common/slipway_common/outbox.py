@@ -1,8 +1,7 @@
-"""State and event together: events become rows in the transaction that changes the state; the relay publishes them.
+"""Transactional outbox: events are inserted in the transaction that changes the state; the relay publishes them.
 
-Knows no Kafka client. The revision of a subject is drawn here, under a lock on the subject's row that is held to the
-end of the transaction; the identity of the outbox row is drawn after it. So per subject the order of identities is
-the order of commits, whatever other writers do.
+Knows no Kafka client. The revision of a subject is assigned under a lock on its row, held until the transaction ends;
+the identity of the outbox row is assigned after it. So per subject, identities follow the order of commits.
 """
 
 from collections.abc import Sequence
@@ -17,19 +16,19 @@ from slipway_common.postgres import Connection
 from slipway_common.telemetry import child_of, current_trace
 from slipway_common.topics import TOPIC_OF
 
-# A row that fits into no Kafka batch would stop the relay for good, so it is refused before it is committed.
+# A row too large for a Kafka batch would block the relay forever, so it is refused before the commit.
 VALUE_BYTES_MAX: Final = 500_000
 
 
 class Traced(msgspec.Struct, frozen=True):
-    """An event that continues a trace of its own rather than the caller's."""
+    """An event with its own parent trace instead of the caller's."""
 
     event: Any
     traceparent: str
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """Deletes a key of a compacted topic. `event` is the last state, from which key and subject are derived."""
+    """Deletion of a key of a compacted topic. `event` is the last state; key and subject are derived from it."""
 
     event: Any
 
@@ -59,8 +58,8 @@ VALUES ($1, $2, $3, $4, $5, 0, $6, slipway_clock(), $7, $8)"""
 async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None = None) -> None:
     """Add events to the outbox of the caller's transaction, in order.
 
-    `at` is the time of the facts; without it the database's clock counts. An event may be wrapped in Traced or
-    Tombstone. Raises BadEvent for an event that no batch could carry.
+    `at` is the time of the events [default: the database's clock]. An event may be wrapped in Traced or Tombstone.
+    Raises BadEvent for an event that is too large for a batch.
     """
     if not events:
         return

@@ -1,7 +1,7 @@
-"""What one process knows of the partitions of a topic that it reads, and how a stored position meets the log.
+"""Partitions of one topic as one process reads them, and the checks of a stored position against the log.
 
-Knows how to tell what can be gone on with from what only an operator can decide: another cluster, or a log that ends
-below the position, stops a partition; offsets that the log no longer has are a recorded loss.
+A partition stops and waits for an operator if its stored position belongs to another cluster or lies beyond the end
+of the log. Offsets that were deleted before they were read are recorded as a gap, and reading continues.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaError
 
 from slipway_common.clock import monotonic_seconds
 from slipway_common.consume import Consumer, Owned, Portion, adopt, record_gap, skip
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_common.records import Record
 from slipway_common.telemetry import UNOWNED, logger
 
@@ -23,93 +23,97 @@ END_OFFSETS_SECONDS: Final = 2.0
 
 
 async def partitions_of(client: Any, name: str) -> list[int]:
-    """The partitions of a topic, by a consumer's eyes. Waits for the topic; raises KafkaError when it does not come."""
+    """Partitions of a topic, from a consumer's metadata. Waits for the topic; raises KafkaError if it never appears."""
     return sorted(await client._client._wait_on_metadata(name))
 
 
 def was_cancelled(error: BaseException) -> bool:
-    """Whether this task is told to end. A client whose connection broke may let the end of a task of its own out, which
-    looks the same."""
+    """True if the current task itself was cancelled. A Kafka client whose connection broke may leak the CancelledError
+    of one of its own tasks."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 async def closed(close: Callable[[], Awaitable[Any]], seconds: float = 2.0) -> None:
-    """Close a client whatever it meets: a broker that is gone is not waited for."""
+    """Close a client, ignoring errors; waits at most `seconds` for a broker that is unavailable."""
     task = asyncio.ensure_future(close())
     await asyncio.wait({task}, timeout=seconds)
     if not task.done():
         task.cancel()
     elif not task.cancelled() and (error := task.exception()) is not None:
-        LOG.info("client was not closed in order", error=repr(error))
+        LOG.info("client did not close cleanly", error=repr(error))
 
 
 class Partitions:
-    """One topic as one process reads it. A partition is written for only while it is owned."""
+    """One topic as one process reads it. Records of a partition are applied only while it is owned."""
 
     client: Any
-    """The aiokafka consumer that reads the topic; None until there is one."""
+    """The aiokafka consumer that reads the topic; None before it is connected."""
 
-    def __init__(self, pool: Pool, consumer: Consumer, *, prefix: str, cluster: str, ring: Callable[[], None]) -> None:
-        self.pool = pool
+    def __init__(
+        self, database: Database, consumer: Consumer, *, prefix: str, cluster: str, wake: Callable[[], None]
+    ) -> None:
+        self.database = database
         self.consumer = consumer
         self.name = prefix + consumer.topic.name
         self.cluster = cluster
-        self.ring = ring
+        self.wake = wake
         self.assigned: dict[int, float] = {}  # partition → when it was assigned, or last owned (monotonic)
         self.owned: dict[int, Owned] = {}
         self.targets: dict[int, int] = {}  # partition → end offset seen when it was claimed
-        self.sought: dict[int, int] = {}  # partition → position that was sought because a batch began above it
-        self.stopped: dict[int, str] = {}  # partition → why only an operator can go on
+        self.sought: dict[int, int] = {}  # partition → position sought again because a batch began above it
+        self.stopped: dict[int, str] = {}  # partition → reason; only an operator can resume it
 
     def at(self, partition: int) -> TopicPartition:
         return TopicPartition(self.name, partition)
 
-    # A stored position and the log.
+    # Stored positions and the log.
 
-    async def go_on(self, partition: int, owned: Owned, cluster: str, begin: int, end: int) -> Owned | None:
-        """Where to go on in a log from `begin` to `end`, after a stored position of `cluster`; None: only an operator
-        can go on. The caller seeks, and only then owns."""
+    async def resume(self, partition: int, owned: Owned, cluster: str, begin: int, end: int) -> Owned | None:
+        """Check the stored position against a log from `begin` to `end`, and return the position to resume from.
+
+        None if only an operator can resume the partition. The caller seeks first, then marks the partition owned."""
         if cluster != self.cluster or end < owned.next_offset:
             await self._stop_partition(
                 partition,
-                f"stored position {owned.next_offset} of cluster {cluster}; this is cluster {self.cluster} "
-                f"with offsets {begin}…{end}; `slipway topics adopt` rebases it",
+                f"stored position {owned.next_offset} belongs to cluster {cluster}; this is cluster {self.cluster} "
+                f"with offsets {begin}…{end}; run `slipway topics adopt` to set a new position",
             )
             return None
         if begin > owned.next_offset:
-            async with self.pool.acquire() as db:
-                # A first claim begins where the topic begins: nothing of it was lost.
+            async with self.database.acquire() as db:
+                # A first claim starts at the beginning of the log; nothing was lost.
                 owned = await skip(db, self.consumer, partition, owned, begin, loss=owned.epoch > 1)
         self.stopped.pop(partition, None)
         self.targets[partition] = end
         return owned
 
-    async def _stop_partition(self, partition: int, why: str) -> None:
+    async def _stop_partition(self, partition: int, reason: str) -> None:
         if partition not in self.stopped:
             place = (self.consumer.topic.name, partition)
-            async with self.pool.acquire() as db, db.transaction():
-                await record_gap(db, self.consumer.service, place, "foreign-position", why)
-            self.ring()
-        self.stopped[partition] = why
+            async with self.database.acquire() as db, db.transaction():
+                await record_gap(db, self.consumer.service, place, "foreign-position", reason)
+            self.wake()
+        self.stopped[partition] = reason
 
     async def adopt(self, partition: int, *, at_end: bool) -> int:
-        """Rebase a stopped partition onto this cluster's log, at its beginning or end; whoever waits for it goes on
-        from there. Returns the new position; raises KeyError for a partition that is not stopped here."""
-        why, tp = self.stopped[partition], self.at(partition)
+        """Reset a stopped partition to the beginning or the end of this cluster's log; its reader resumes from there.
+
+        Returns the new position; raises KeyError if the partition is not stopped in this process."""
+        reason, tp = self.stopped[partition], self.at(partition)
         offsets = await (self.client.end_offsets([tp]) if at_end else self.client.beginning_offsets([tp]))
-        async with self.pool.acquire() as db:
+        async with self.database.acquire() as db:
             await adopt(db, self.consumer.topic.name, partition, self.cluster, offsets[tp])
-        LOG.warning("position adopted", topic=self.name, partition=partition, next_offset=offsets[tp], instead_of=why)
+        LOG.warning("position adopted", topic=self.name, partition=partition, next_offset=offsets[tp], replaces=reason)
         return int(offsets[tp])
 
     # Records.
 
     async def portion(self, partition: int, raw: Sequence[Any]) -> Portion | None:
-        """What of fetched records may be applied; None: nothing, not owned, or fetched before the seek."""
+        """Select the fetched records that may be applied; None if there are none, or the partition is not owned."""
         mine = self.owned.get(partition)
         if mine is None:
-            return None  # not ours, or not yet: whoever claims it seeks back to here
+            return None  # not claimed, or not yet; the claim seeks back to the stored position
         if raw[0].offset < mine.next_offset:
             raw = [record for record in raw if record.offset >= mine.next_offset]
             if not raw:
@@ -118,50 +122,50 @@ class Partitions:
         if raw[0].offset > mine.next_offset:
             if self._fetched_before_the_seek(partition, mine):
                 return None
-            start = await self._beyond_the_gap(partition, mine, raw[0].offset)
+            start = await self._skip_gap(partition, mine, raw[0].offset)
         topic = self.consumer.topic
         records = [Record(topic.name, partition, r.offset, r.key, r.value, r.headers, r.timestamp) for r in raw]
         return Portion(topic, partition, start, records)
 
     def _fetched_before_the_seek(self, partition: int, mine: Owned) -> bool:
-        """Of a batch above the position. True at first: it is sought again, and a read after that seek is believed."""
+        """True if a batch above the position may predate the last seek. Seeks again once; the next read counts."""
         if self.sought.get(partition) == mine.next_offset:
             return False
         self.client.seek(self.at(partition), mine.next_offset)
         self.sought[partition] = mine.next_offset
         return True
 
-    async def _beyond_the_gap(self, partition: int, mine: Owned, first: int) -> Owned:
-        """Where to go on when the log has nothing at the position: compaction made it, or retention, a loss."""
+    async def _skip_gap(self, partition: int, mine: Owned, first: int) -> Owned:
+        """Position to resume from if the log has no record at the current one; records loss by retention."""
         if self.consumer.topic.compacted:
             return mine
         tp = self.at(partition)
         if (await self.client.beginning_offsets([tp]))[tp] <= mine.next_offset:
-            return mine  # markers of a foreign transaction
-        async with self.pool.acquire() as db:
+            return mine  # control records of another producer's transaction
+        async with self.database.acquire() as db:
             return await skip(db, self.consumer, partition, mine, first, loss=True)
 
-    # What others ask.
+    # Called by other tasks.
 
     def caught_up(self) -> bool:
-        """Whether every assigned partition was read to the end that was seen when it was claimed."""
+        """True if every assigned partition was read up to the end offset seen when it was claimed."""
         return self.client is not None and all(
             (owned := self.owned.get(p)) is not None and owned.next_offset >= self.targets.get(p, 0)
             for p in self.assigned
         )
 
     def unowned_for_seconds(self) -> float:
-        """How long the longest-waiting assigned partition has been without an owner; 0 when all are owned."""
+        """Seconds for which any assigned partition has not been owned; 0 if all are owned."""
         now = monotonic_seconds()
         return max((now - since for p, since in self.assigned.items() if p not in self.owned), default=0.0)
 
     async def ends(self) -> dict[int, int]:
-        """Where each assigned partition ends now, as the broker says. Raises KafkaError when it cannot be asked."""
-        asked = [self.at(partition) for partition in self.assigned]
-        return {tp.partition: end for tp, end in (await self.client.end_offsets(asked)).items()} if asked else {}
+        """Current end offset of each assigned partition. Raises KafkaError if the broker is unavailable."""
+        assigned = [self.at(partition) for partition in self.assigned]
+        return {tp.partition: end for tp, end in (await self.client.end_offsets(assigned)).items()} if assigned else {}
 
     async def lag(self) -> int | None:
-        """Records of the owned partitions that are not applied yet; None while the broker does not say."""
+        """Records of the owned partitions that are not applied yet; None while the broker is unavailable."""
         try:
             async with asyncio.timeout(END_OFFSETS_SECONDS):
                 ends = await self.ends()

@@ -1,5 +1,7 @@
-"""Connections only: one URL for all services, a role and a schema per service, time-outs that free a stopped
-process's locks. No SQL of any service stands here."""
+"""PostgreSQL connections: one URL for all services, a role and a schema per service, and session timeouts.
+
+The timeouts release the locks of a stopped process. Contains no SQL of any service.
+"""
 
 import asyncio
 import contextlib
@@ -11,11 +13,11 @@ import msgspec
 
 from slipway_common.errors import Transient
 
-Pool: TypeAlias = Any  # asyncpg.Pool
-Connection: TypeAlias = Any  # asyncpg.Connection, or the proxy that a pool hands out
+Database: TypeAlias = Any  # asyncpg.Pool; named so because a pool is a worker pool or a lease pool here
+Connection: TypeAlias = Any  # asyncpg.Connection, or its proxy from a connection pool
 
-# A process that was stopped (SIGSTOP, a dying host) inside a transaction keeps its row locks until the server ends
-# the session. 5 s is far above any transaction of ours (p99 < 50 ms) and far below a lease's ttl.
+# A process stopped inside a transaction (SIGSTOP, a failing host) keeps its row locks until the server ends the
+# session. 5 s is far above any transaction (p99 < 50 ms) and far below a lease's TTL.
 SESSION_TIMEOUTS: Final = {
     "idle_in_transaction_session_timeout": "5s",
     "statement_timeout": "10s",
@@ -33,7 +35,7 @@ DATA_ERRORS: Final = ("22", "23")  # SQLSTATE classes: data exception, integrity
 
 
 def schema_of(service: str) -> str:
-    """The schema of a service: its name with underscores."""
+    """Schema of a service: its name with underscores."""
     return service.replace("-", "_")
 
 
@@ -42,10 +44,10 @@ def role_of(service: str) -> str:
 
 
 def is_infrastructure(error: BaseException) -> bool:
-    """Whether trying again may help: everything but data errors and our own mistakes in Python."""
+    """True if a retry may succeed: any error except data errors and programming errors."""
     if isinstance(error, asyncpg.PostgresError):
         return not (error.sqlstate or "").startswith(DATA_ERRORS)
-    if isinstance(error, ValueError):  # the driver's own DataError: a value that no column could hold
+    if isinstance(error, ValueError):  # the driver's DataError: a value that no column can store
         return False
     return isinstance(error, INFRASTRUCTURE)
 
@@ -61,7 +63,7 @@ async def _prepare(connection: Connection) -> None:
 
 
 async def _nothing(_: Connection) -> None:
-    """No reset on release: we set nothing per session after connect, and RESET ALL costs a round trip."""
+    """Skip the reset on release: sessions keep no settings of their own, and RESET ALL costs a round trip."""
 
 
 def session_settings(service: str) -> dict[str, str]:
@@ -81,10 +83,10 @@ async def connect(
     size: int = 8,
     command_timeout_seconds: float = 15.0,
     settings: Mapping[str, str] | None = None,
-) -> Pool:
-    """A pool whose every connection acts as the service's role in the service's schema; `settings` are the server's.
+) -> Database:
+    """Open a connection pool with the service's role and schema; `settings` are server settings.
 
-    Raises OSError or asyncpg.PostgresError when the database cannot be reached or was not migrated.
+    Raises OSError or asyncpg.PostgresError if the database is unavailable or not migrated.
     """
     return await asyncpg.create_pool(
         url,
@@ -98,15 +100,15 @@ async def connect(
 
 
 async def session(url: str, service: str, **settings: str) -> Connection:
-    """One connection of its own, for a lock that must live and die with its session."""
+    """Open a dedicated connection, for a lock bound to its session."""
     connection = await asyncpg.connect(url, command_timeout=15.0, server_settings=session_settings(service) | settings)
     await _prepare(connection)
     return connection
 
 
-async def schema_revision(db: Pool) -> str | None:
-    """The revision of the connected service's schema; None when it was never migrated."""
+async def schema_revision(database: Database) -> str | None:
+    """Schema revision of the connected service; None if it was never migrated."""
     with contextlib.suppress(asyncpg.UndefinedTableError):
-        revision: str | None = await db.fetchval("SELECT version_num FROM alembic_version")
+        revision: str | None = await database.fetchval("SELECT version_num FROM alembic_version")
         return revision
     return None

@@ -1,4 +1,4 @@
-"""Errors of the HTTP APIs as application/problem+json (RFC 9457). A refused request has changed nothing."""
+"""HTTP API errors as application/problem+json (RFC 9457). A refused request changes nothing."""
 
 from typing import Any, Final
 
@@ -13,12 +13,12 @@ from slipway_common.telemetry import logger
 
 LOG = logger(__name__)
 BODY_BYTES_MAX: Final = 1_000_000
-# Texts that JSON allows and no column can hold.
+# Raised for text that JSON allows but no column can store.
 UNSTORABLE: Final = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
 
 class Problem(Exception):
-    """A refusal with a stable `slug` (the last part of `type`), a detail for people, and fields for programs."""
+    """An HTTP error with a stable `slug` (last part of `type`), a detail for people, and extra fields for programs."""
 
     def __init__(self, status: int, slug: str, title: str, detail: str = "", **extra: Any) -> None:
         super().__init__(f"{title}: {detail}" if detail else title)
@@ -32,7 +32,7 @@ def _answer(problem: Problem) -> JSONResponse:
 
 
 class BodyLimit:
-    """Refuses bodies above BODY_BYTES_MAX, whether announced or streamed, before anything parses them."""
+    """Middleware that refuses bodies above BODY_BYTES_MAX before they are parsed, with or without Content-Length."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -69,7 +69,7 @@ class _TooLarge(Exception):
 
 
 def install(app: FastAPI) -> None:
-    """Every error of the app answers as a problem."""
+    """Install handlers that return every error of the app as a problem."""
     app.add_middleware(BodyLimit)
 
     @app.exception_handler(Problem)
@@ -88,17 +88,21 @@ def install(app: FastAPI) -> None:
         return _answer(Problem(422, "invalid-request", "The request is not valid", first, errors=errors))
 
     async def failed(_: Request, error: Exception) -> JSONResponse:
-        # The driver's own error for a value that no column could hold is a ValueError as well.
+        # The driver's error for a value that no column can store is also a ValueError.
         by_driver = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
         if by_driver or isinstance(error, UNSTORABLE):
             title = "A text or a value of the request cannot be stored"
             return _answer(Problem(422, "invalid-text", title, str(error)))
         if is_infrastructure(error):
-            LOG.warning("request failed on infrastructure", error=repr(error))
-            detail = "a database or broker cannot be reached; nothing was changed, try again"
+            LOG.warning("request failed: infrastructure unavailable", error=repr(error))
+            detail = "the database or the broker is unavailable; nothing was changed, retry the request"
             return _answer(Problem(503, "unavailable", "Temporarily unavailable", detail))
         LOG.error("request failed", exc_info=error)
         return _answer(Problem(500, "internal", "Internal error", "see the service's log"))
 
-    for kind in (*UNSTORABLE, asyncpg.InterfaceError, Exception):  # all but the last are expected: no traceback
+    for kind in (
+        *UNSTORABLE,
+        asyncpg.InterfaceError,
+        Exception,
+    ):  # all but the last are expected and logged without a traceback
         app.add_exception_handler(kind, failed)

@@ -1,4 +1,4 @@
-"""What a record of a topic says: its envelope and its event, or what is wrong with it. Pure."""
+"""Decoding of topic records into envelopes and events, or into the error that prevents it. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ _KNOWN: Final = {type_.encode(): (type_, decoder.decode) for type_, decoder in D
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record as any client read it. `topic` is the registry's name, without a prefix."""
+    """One record as read by any client. `topic` is the name in the registry, without a prefix."""
 
     topic: str
     partition: int
@@ -28,9 +28,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One event for a handler. `event` is None for a tombstone: then `subject` says what was deleted.
+    """One event for a handler. For a tombstone, `event` is None and `subject` names what was deleted.
 
-    `stored_ms` is the record's own time, as its client set it; 0: not known.
+    `stored_ms` is the record's timestamp in milliseconds, as set by its producer; 0 if unknown.
     """
 
     event: Any
@@ -39,7 +39,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     source: str
     subject: str
     time: datetime
-    number: int | None
+    sequence_number: int | None
     revision: int | None
     topic: str
     partition: int
@@ -47,17 +47,17 @@ class Received(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     traceparent: str = ""
     stored_ms: int = 0
     previous: int | None = None
-    number_source: str = ""
+    sequence_source: str = ""
 
 
 Item = tuple[Record, Envelope | Received | None, Any]
-"""A record, its attributes if they can be read, and its event, or the error that says why there is none."""
+"""A record, its attributes if they can be decoded, and its event or the error that prevented decoding it."""
 
 
 def read(records: Iterable[Record]) -> Iterator[Item]:
-    """Each record with what it says; whatever is wrong with one is told in its place."""
+    """Decode each record; an error takes the place of the event and is never raised."""
     for record in records:
-        if (quick := _quickly(record)) is not None:
+        if (quick := _read_fast(record)) is not None:
             yield record, quick, quick
             continue
         try:
@@ -67,20 +67,23 @@ def read(records: Iterable[Record]) -> Iterator[Item]:
             continue
         try:
             event: Any = received(record, envelope)
-        except Exception as error:  # it touches nothing but the record: whatever it raises is the record's fault
+        except Exception as error:  # decoding depends on the record alone, so every error is its fault
             event = error
         yield record, envelope, event
 
 
-def _quickly(record: Record) -> Received | None:
-    """What `received` makes of a record as a relay writes it, in two thirds of the time; None for whatever looks
-    different, which is then read in the general way."""
+def _read_fast(record: Record) -> Received | None:
+    """Fast path for records written by a relay, one third faster than `opened` and `received`.
+
+    None for every other record, which then takes the general path."""
     try:
         attributes = of_relay(record.headers)
         if attributes is None or record.value is None:
             return None
-        _, _, id_, type_, source, time, subject, number_source, number_, previous_, revision_, traceparent = attributes
-        texts = id_ + source + subject + number_source
+        _, _, id_, type_, source, time, subject, sequence_source, number_, previous_, revision_, traceparent = (
+            attributes
+        )
+        texts = id_ + source + subject + sequence_source
         if b"\0" in texts or len(texts) > SUBJECT_BYTES_MAX or not (id_ and source and subject):
             return None
         type_name, decode_value = _KNOWN[type_]
@@ -97,7 +100,7 @@ def _quickly(record: Record) -> Received | None:
             source=source.decode(),
             subject=subject.decode(),
             time=at,
-            number=number,
+            sequence_number=number,
             revision=revision,
             topic=record.topic,
             partition=record.partition,
@@ -105,30 +108,39 @@ def _quickly(record: Record) -> Received | None:
             traceparent=traceparent.decode(),
             stored_ms=record.timestamp_ms,
             previous=previous,
-            number_source=number_source.decode(),
+            sequence_source=sequence_source.decode(),
         )
-    except Exception:  # the general way says what is wrong with it
+    except Exception:  # the general path reports the error
         return None
 
 
 def opened(record: Record) -> Envelope:
-    """The envelope of a record. Raises BadEvent, also for what no column or index takes."""
+    """Decode the envelope of a record. Raises BadEvent, also for values that no column or index can store."""
     envelope = decode(record.headers, received_at=written_at(record))
-    # It would fail the transaction again and again, so it has to be dead beforehand.
-    texts = envelope.id + envelope.source + envelope.subject + envelope.number_source
+    # Storing such a value would fail the transaction on every retry, so it is refused here.
+    texts = envelope.id + envelope.source + envelope.subject + envelope.sequence_source
     if "\0" in texts or len(texts) > SUBJECT_BYTES_MAX // 4:
-        for name in ("id", "source", "subject", "number_source"):
-            text: str = getattr(envelope, name)
+        named = {
+            "id": envelope.id,
+            "source": envelope.source,
+            "subject": envelope.subject,
+            "slipwaysource": envelope.sequence_source,
+        }
+        for name, text in named.items():
             if "\0" in text or len(text.encode()) > SUBJECT_BYTES_MAX:
                 raise BadEvent(f"ce_{name} has a NUL character or more than {SUBJECT_BYTES_MAX} bytes")
-    for name, number in (("number", envelope.number), ("previous", envelope.previous), ("revision", envelope.revision)):
+    for name, number in (
+        ("number", envelope.sequence_number),
+        ("previous", envelope.previous),
+        ("revision", envelope.revision),
+    ):
         if number is not None and not 0 <= number <= BIGINT_MAX:
             raise BadEvent(f"ce_slipway{name} {number} is out of range")
     return envelope
 
 
 def received(record: Record, envelope: Envelope) -> Received:
-    """What a handler gets of a record. Raises UnknownType, BadEvent, and what a decoder raises on hostile bytes."""
+    """Decode the event of a record. Raises UnknownType, BadEvent, and any error of a decoder on malformed bytes."""
     return Received(
         event=decode_data(envelope.type, record.value),
         type=envelope.type,
@@ -136,7 +148,7 @@ def received(record: Record, envelope: Envelope) -> Received:
         source=envelope.source,
         subject=envelope.subject or text_of(record.key),
         time=envelope.time,
-        number=envelope.number,
+        sequence_number=envelope.sequence_number,
         revision=envelope.revision,
         topic=record.topic,
         partition=record.partition,
@@ -144,17 +156,17 @@ def received(record: Record, envelope: Envelope) -> Received:
         traceparent=envelope.traceparent,
         stored_ms=record.timestamp_ms,
         previous=envelope.previous,
-        number_source=envelope.number_source,
+        sequence_source=envelope.sequence_source,
     )
 
 
 def text_of(raw: bytes | None, characters_max: int = SUBJECT_BYTES_MAX // 4) -> str:
-    """Foreign bytes as text that every column and index takes."""
+    """Untrusted bytes as text that every column and index can store."""
     return (raw or b"").decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")[:characters_max]
 
 
 def written_at(record: Record) -> datetime:
-    """When the record was written; the epoch for a time that no calendar has."""
+    """Timestamp of the record; the Unix epoch if it is out of range."""
     try:
         return datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,6 +1,6 @@
-"""Words of others, fit for an event, an alert or a log: one short line without what looks like a secret. Pure.
+"""Redaction of external text for events, alerts and logs: one short line without likely secrets. Pure.
 
-It errs on the side of leaving out: a request id is lost with a token, since nobody can tell them apart.
+When in doubt text is removed: a request id is redacted too, since it looks like a token.
 """
 
 import re
@@ -9,10 +9,10 @@ from typing import Final
 CHARACTERS_MAX: Final = 200
 GONE: Final = "…"
 
-# In this order: the first takes what it recognises by its name, the last whatever is long and looks drawn by chance.
+# Applied in this order: first secrets recognised by a name, last any long random-looking text.
 _PATTERNS: Final = (
-    (re.compile(r"://[^/\s@]+@"), f"://{GONE}@"),  # credentials in an address
-    (re.compile(r"(?<=[^\s?])\?\S+"), f"?{GONE}"),  # the query of an address: signed ones are keys by themselves
+    (re.compile(r"://[^/\s@]+@"), f"://{GONE}@"),  # credentials in a URL
+    (re.compile(r"(?<=[^\s?])\?\S+"), f"?{GONE}"),  # the query of a URL, which may be a signature
     (re.compile(r"(?i)\b(bearer|basic)\s+\S+"), rf"\1 {GONE}"),
     (
         re.compile(
@@ -28,7 +28,7 @@ _PATTERNS: Final = (
 
 
 def redacted(text: str, characters_max: int = CHARACTERS_MAX) -> str:
-    """At most so many characters of `text`, on one line."""
+    """Redact `text` and shorten it to one line of at most `characters_max` characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 20 * characters_max]).split())
     for pattern, instead in _PATTERNS:
         line = pattern.sub(instead, line)

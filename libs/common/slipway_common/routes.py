@@ -1,4 +1,4 @@
-"""What every service answers besides its own: health, status, metrics, dead letters, stopped partitions."""
+"""HTTP routes common to all services: health, status, metrics, dead letters, stopped partitions."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict
 from slipway_common import dead_letters
 from slipway_common.access import require
 from slipway_common.consume import Consumer
-from slipway_common.exclusive import StandingBy
-from slipway_common.postgres import Connection, Pool
+from slipway_common.leader_loop import NotLeader
+from slipway_common.postgres import Connection, Database
 from slipway_common.problem import Problem
-from slipway_common.runtime import Runtime, database, ring, runtime_of
+from slipway_common.runtime import Runtime, database, runtime_of, wake
 from slipway_common.status import Status, stopped_partitions
 
 health = APIRouter(include_in_schema=False)
@@ -30,9 +30,9 @@ async def livez() -> PlainTextResponse:
 @health.get("/readyz")
 async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> JSONResponse:
     reasons = runtime.unready()
-    if runtime.pool is not None and not reasons:
+    if runtime.database is not None and not reasons:
         try:
-            await asyncio.wait_for(runtime.pool.fetchval("SELECT 1"), 2)
+            await asyncio.wait_for(runtime.database.fetchval("SELECT 1"), 2)
         except Exception as error:
             reasons.append(f"database: {error!r}")
     return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
@@ -47,14 +47,14 @@ about = APIRouter(tags=["status"])
 
 
 @about.get("/status")
-async def tell_status(request: Request) -> Response:
-    """This process for people: readiness, clocks, schema, positions and lag. Within a second, also in an outage."""
+async def get_status(request: Request) -> Response:
+    """Return readiness, clocks, schema, positions and lag of this process; within a second, even in an outage."""
     status: Status = request.app.state.status
-    return _json(await status.told())
+    return _json(await status.read())
 
 
 class Letter(BaseModel):
-    """Which dead letter: where its record was."""
+    """Topic, partition and offset of a dead letter."""
 
     topic: str
     partition: int
@@ -67,41 +67,47 @@ Settle = Callable[[Any, Consumer, int, int], Awaitable[dead_letters.Replayed]]
 
 @letters.get("")
 async def list_dead_letters(
-    pool: Annotated[Pool, Depends(database)], topic: str | None = None, limit: Annotated[int, Query(le=1000)] = 100
+    database: Annotated[Database, Depends(database)],
+    topic: str | None = None,
+    limit: Annotated[int, Query(le=1000)] = 100,
 ) -> Response:
-    return _json({"items": await dead_letters.tell(pool, topic=topic, limit=limit)})
+    return _json({"items": await dead_letters.fetch(database, topic=topic, limit=limit)})
 
 
 @letters.post("/replay", dependencies=[Depends(require("dead-letters:write"))])
-async def replay_dead_letter(request: Request, pool: Annotated[Pool, Depends(database)], letter: Letter) -> Response:
-    return await _settle(request, pool, letter, dead_letters.replay)
+async def replay_dead_letter(
+    request: Request, database: Annotated[Database, Depends(database)], letter: Letter
+) -> Response:
+    return await _settle(request, database, letter, dead_letters.replay)
 
 
 @letters.post("/drop", dependencies=[Depends(require("dead-letters:write"))])
-async def drop_dead_letter(request: Request, pool: Annotated[Pool, Depends(database)], letter: Letter) -> Response:
-    return await _settle(request, pool, letter, dead_letters.drop)
+async def drop_dead_letter(
+    request: Request, database: Annotated[Database, Depends(database)], letter: Letter
+) -> Response:
+    return await _settle(request, database, letter, dead_letters.drop)
 
 
-async def _settle(request: Request, pool: Pool, letter: Letter, settle: Settle) -> Response:
+async def _settle(request: Request, database: Database, letter: Letter, settle: Settle) -> Response:
     consumer = request.app.state.consumers.get(letter.topic)
-    exclusive = runtime_of(request).exclusive
+    leader_loop = runtime_of(request).leader_loop
 
     async def settled(db: Connection, consumer: Consumer) -> dead_letters.Replayed:
         return await settle(db, consumer, letter.partition, letter.offset)
 
     try:
-        if exclusive is not None and any(topic.name == letter.topic for topic in exclusive.topics):
-            outcome = await exclusive.settle(pool, letter.topic, settled)
+        if leader_loop is not None and any(topic.name == letter.topic for topic in leader_loop.topics):
+            outcome = await leader_loop.settle(database, letter.topic, settled)
         elif consumer is not None:
-            async with pool.acquire() as db:
+            async with database.acquire() as db:
                 outcome = await settled(db, consumer)
         else:
             raise dead_letters.NotDead(f"{letter.topic} is not consumed here")
     except dead_letters.NotDead as error:
-        raise Problem(404, "not-dead", "There is no such dead letter", str(error)) from error
-    except StandingBy as error:
-        raise Problem(409, "standing-by", "This instance stands by", f"{error}: ask that one") from error
-    ring(request)
+        raise Problem(404, "not-dead", "No such dead letter", str(error)) from error
+    except NotLeader as error:
+        raise Problem(409, "not-leader", "This instance is on standby", f"{error}; send the request there") from error
+    wake(request)
     return _json(outcome)
 
 
@@ -110,7 +116,7 @@ def _json(body: Any) -> Response:
 
 
 class Adoption(BaseModel):
-    """Which stopped partition goes on from where in the log that this cluster has."""
+    """A stopped partition, and the end of the log to resume it from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -124,16 +130,16 @@ positions = APIRouter(prefix="/positions", tags=["positions"])
 
 @positions.get("/stopped")
 async def list_stopped(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Response:
-    """Partitions that only an operator can set going again, and why."""
+    """List partitions that only an operator can resume, with the reason."""
     return _json({"items": stopped_partitions(runtime)})
 
 
 @positions.post("/adopt", dependencies=[Depends(require("positions:write"))])
 async def adopt_position(runtime: Annotated[Runtime, Depends(runtime_of)], wanted: Adoption) -> Response:
-    """Rebase one stopped partition; consuming goes on within seconds."""
+    """Set a new position for a stopped partition; consumption resumes within seconds."""
     for reading in runtime.readings():
         if reading.consumer.topic.name == wanted.topic and wanted.partition in reading.stopped:
             position = await reading.adopt(wanted.partition, at_end=wanted.at == "end")
             return _json({"topic": wanted.topic, "partition": wanted.partition, "next_offset": position})
-    detail = f"{wanted.topic}/{wanted.partition} is not stopped in this process; GET /positions/stopped lists those"
+    detail = f"{wanted.topic}/{wanted.partition} is not stopped in this process; see GET /positions/stopped"
     raise Problem(409, "not-stopped", "The partition is not stopped", detail)

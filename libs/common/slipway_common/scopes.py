@@ -1,9 +1,9 @@
-"""Keys of what launch configs share: both sides of a window have to mean the same thing by it."""
+"""Keys of resources shared by launch configs (image, quota, credential), used by provisioner and weight-calculator."""
 
 from typing import Final
 
 FORGOTTEN_AFTER_SECONDS: Final = 8 * 86_400.0
-"""So long after a launch config was archived both sides forget what they counted of it: its last workers have ended."""
+"""Retention of an archived launch config's counts, on both sides; its last workers have ended by then."""
 
 
 def image_key(image_revision: str) -> str:
@@ -11,7 +11,7 @@ def image_key(image_revision: str) -> str:
 
 
 def quota_key(account_id: str, region: str, instance_type: str) -> str:
-    """Quotas are counted per family: what stands before the first dot of an instance type."""
+    """Key of a quota. Quotas apply per family: the part of an instance type before the first dot."""
     return f"quota/{account_id}/{region}/{instance_type.split('.')[0]}"
 
 

@@ -1,7 +1,7 @@
-"""The one shape of a service: what it consumes, its views, loops and routes; start, readiness, drain.
+"""Framework of a service: consumers, views, loops and routes; start-up, readiness and graceful shutdown.
 
-Holds no rule of any service. Starting never fails for want of a database or a broker: the process is live, not
-ready, and tries again.
+Contains no business rule. Start-up never fails because the database or the broker is unavailable: the process is live
+but not ready, and retries.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from slipway_common.clock import monotonic_seconds, utc_now
 from slipway_common.consume import Consumer, Handler
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.service import ServiceHeartbeat
-from slipway_common.exclusive import Exclusive
-from slipway_common.measure import MEASURE_SECONDS, PLUMBING, Measure, plumbing
-from slipway_common.owner import Work
-from slipway_common.postgres import Pool
+from slipway_common.leader_loop import LeaderLoop
+from slipway_common.leadership import Work
+from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
+from slipway_common.postgres import Database
 from slipway_common.relay import Relay
 from slipway_common.runtime import Runtime
 from slipway_common.settings import EnvironmentSettings
@@ -38,9 +38,9 @@ from slipway_common.views import Reader, View
 LOG = telemetry.logger(__name__)
 VERSION: Final = "0.1.0"
 GARBAGE_OBJECTS: Final = 50_000
-# As long as the longest retention of a topic that outsiders write, and of one whose subjects end, plus a day.
-FORGET_OUTSIDERS: Final = "DELETE FROM seen_event WHERE seen_at < slipway_clock() - interval '7 days'"
-FORGET_SUBJECTS: Final = """
+# The longest retention of a topic with external producers, and of one whose subjects end (plus a day).
+PRUNE_SEEN_EVENTS: Final = "DELETE FROM seen_event WHERE seen_at < slipway_clock() - interval '7 days'"
+PRUNE_SUBJECTS: Final = """
 DELETE FROM outbox_subject WHERE topic = ANY($1) AND touched_at < slipway_clock() - interval '8 days'"""
 
 
@@ -51,27 +51,28 @@ class ServiceSettings(EnvironmentSettings):
     kafka: str
     """Bootstrap servers, host:port,…"""
     topic_prefix: str = ""
-    """Put before every topic name, so that several deployments can share a cluster."""
+    """Prefix of every topic name, so that several deployments can share a cluster."""
     partitions: int | None = None
-    """Partitions of every topic; unset: the registry's 32. May never change for a deployment."""
+    """Partitions of every topic [default: 32]. Must never change for a deployment."""
     host: str = "127.0.0.1"
     port: int = 0
     instance: str = "0"
-    """Names this replica: static group membership, so that a quick restart moves no partition."""
+    """Name of this replica for static group membership, so that a quick restart moves no partition."""
     tokens_file: Path | None = None
     heartbeat_seconds: float = 5.0
 
 
 class Loop(msgspec.Struct, frozen=True):
-    """`step(pool)` does one piece of work; True: there may be more. Else it waits for a ring or the tick."""
+    """Periodic work. `step(database)` does one piece and returns true if there may be more; otherwise the loop waits
+    until it is woken or the tick has passed."""
 
     name: str
-    step: Callable[[Pool], Awaitable[bool]]
+    step: Callable[[Database], Awaitable[bool]]
     tick_seconds: float = 1.0
 
 
 class Service:
-    """Compose one in `main.py`, then `run()`."""
+    """A service process, composed in `main.py` and started by `run()`."""
 
     def __init__(
         self,
@@ -87,21 +88,21 @@ class Service:
         state: Mapping[str, Any] | None = None,
         schema_minimum: str = "0001",
     ) -> None:
-        """`work` is done by one replica at a time. `schema_minimum` is the oldest migration that this code runs on; a
-        newer schema is fine."""
+        """`work` is done by the leader only. `schema_minimum` is the oldest schema revision that this code supports;
+        newer ones are accepted."""
         self.name = name
         self.settings = settings
         self.consumers = [Consumer(name, topic, handle) for topic, handle in (consumes or {}).items()]
         self.views = views
         self.runtime = Runtime()
         if work is not None:
-            self.runtime.exclusive = Exclusive(
+            self.runtime.leader_loop = LeaderLoop(
                 work,
                 service=name,
                 bootstrap_servers=settings.kafka,
                 prefix=settings.topic_prefix,
                 instance=settings.instance,
-                ring=self.runtime.ring,
+                wake=self.runtime.wake,
             )
         self.loops = [*loops, *self._own_loops()]
         self.routers = routers
@@ -110,12 +111,12 @@ class Service:
         self.schema_minimum = schema_minimum
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; then finish the steps under way and stop."""
+        """Serve until SIGTERM or SIGINT, then finish the steps in progress and stop."""
         telemetry.configure_logs(self.name)
-        # A batch of records is many objects and no garbage: looking for cycles among them takes a third of the time.
+        # A batch creates many objects and no cycles; collecting more often would take a third of the time.
         gc.set_threshold(GARBAGE_OBJECTS)
         app = self.app()
-        # What is there by now stays: each full collection would stop the process for 40 ms to look at it again.
+        # Objects created so far live forever; without freeze each full collection would scan them for 40 ms.
         gc.collect()
         gc.freeze()
         uvicorn.run(
@@ -137,7 +138,7 @@ class Service:
         problem.install(app)
         app.include_router(routes.health)
         app.include_router(routes.about)
-        if self.consumers or self.runtime.exclusive is not None:
+        if self.consumers or self.runtime.leader_loop is not None:
             app.state.consumers = {consumer.topic.name: consumer for consumer in self.consumers}
             app.include_router(routes.letters)
             app.include_router(routes.positions)
@@ -153,7 +154,7 @@ class Service:
             yield
         finally:
             self.runtime.stopping.set()
-            self.runtime.ring()
+            self.runtime.wake()
             main.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await main
@@ -163,7 +164,7 @@ class Service:
         async with contextlib.AsyncExitStack() as stack:
             for resource in self.resources:
                 await stack.enter_async_context(resource)
-            pool = await self._start_database(stack)
+            database = await self._start_database(stack)
             tasks: list[asyncio.Task[None]] = []
             stack.push_async_callback(_cancel, tasks)
             settings, runtime = self.settings, self.runtime
@@ -176,43 +177,45 @@ class Service:
             )
             tasks.append(asyncio.create_task(runtime.relay.run()))
             for view in self.views:
-                reader = Reader(view, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix, ring=runtime.ring)
+                reader = Reader(view, bootstrap_servers=settings.kafka, prefix=settings.topic_prefix, wake=runtime.wake)
                 runtime.readers.append(reader)
-                tasks.append(asyncio.create_task(reader.run(pool)))
-            # What people ask and what is due does not wait for the broker: brakes work without it.
-            runtime.pool = pool
-            loops = [asyncio.create_task(self._run_loop(loop, pool)) for loop in self.loops]
-            if runtime.exclusive is not None:
-                loops.append(asyncio.create_task(runtime.exclusive.run(pool)))
+                tasks.append(asyncio.create_task(reader.run(database)))
+            # HTTP requests and timers do not wait for the broker: launch stops work without it.
+            runtime.database = database
+            loops = [asyncio.create_task(self._run_loop(loop, database)) for loop in self.loops]
+            if runtime.leader_loop is not None:
+                loops.append(asyncio.create_task(runtime.leader_loop.run(database)))
             try:
-                await self._start_consumers(stack, pool)
+                await self._start_consumers(stack, database)
                 runtime.consuming = True
                 LOG.info("started", version=VERSION, instance=settings.instance)
                 await asyncio.Event().wait()
             finally:
-                # Loops finish the step they are in: an action taken must be recorded. The stack undoes the rest.
-                if runtime.exclusive is not None:
-                    runtime.exclusive.stop()
+                # Loops finish their current step, since every action must be recorded. The stack closes the rest.
+                if runtime.leader_loop is not None:
+                    runtime.leader_loop.stop()
                 await asyncio.wait(loops, timeout=5)
                 await _cancel(loops)
 
-    async def _start_database(self, stack: contextlib.AsyncExitStack) -> Pool:
+    async def _start_database(self, stack: contextlib.AsyncExitStack) -> Database:
         while True:
             async with contextlib.AsyncExitStack() as attempt:
                 try:
-                    pool = await postgres.connect(self.settings.database_url, self.name)
-                    attempt.push_async_callback(_close_pool, pool)
-                    schema = await postgres.schema_revision(pool)
+                    database = await postgres.connect(self.settings.database_url, self.name)
+                    attempt.push_async_callback(_close_database, database)
+                    schema = await postgres.schema_revision(database)
                     if schema is None or schema < self.schema_minimum:
-                        raise OSError(f"schema {schema} is below {self.schema_minimum}: run the migrations first")
+                        raise OSError(
+                            f"schema revision {schema} is older than {self.schema_minimum}; run the migrations"
+                        )
                 except Exception as error:
-                    LOG.warning("database not usable yet", error=repr(error))
+                    LOG.warning("database not usable, retrying", error=repr(error))
                 else:
                     stack.push_async_callback(attempt.pop_all().aclose)
-                    return pool
+                    return database
             await asyncio.sleep(0.5)
 
-    async def _start_consumers(self, stack: contextlib.AsyncExitStack, pool: Pool) -> None:
+    async def _start_consumers(self, stack: contextlib.AsyncExitStack, database: Database) -> None:
         if not self.consumers:
             return
         settings, runtime = self.settings, self.runtime
@@ -223,18 +226,18 @@ class Service:
                 runtime.subscriptions = [
                     kafka.Subscription(
                         broker,
-                        pool,
+                        database,
                         consumer,
                         prefix=settings.topic_prefix,
                         instance=settings.instance,
                         cluster=cluster,
-                        ring=runtime.ring,
+                        wake=runtime.wake,
                     )
                     for consumer in self.consumers
                 ]
                 await broker.start()
             except Exception as error:
-                LOG.warning("broker not usable yet", error=repr(error))
+                LOG.warning("broker not usable, retrying", error=repr(error))
                 with contextlib.suppress(Exception):
                     await broker.stop()
                 await asyncio.sleep(0.5)
@@ -247,72 +250,76 @@ class Service:
             await subscription.stop()
         await broker.stop()
 
-    async def _run_loop(self, loop: Loop, pool: Pool) -> None:
-        bell = asyncio.Event()
-        self.runtime.bells.append(bell)
+    async def _run_loop(self, loop: Loop, database: Database) -> None:
+        wakeup = asyncio.Event()
+        self.runtime.wakeups.append(wakeup)
         failures = 0
         while not self.runtime.stopping.is_set():
-            bell.clear()
+            wakeup.clear()
             try:
                 started = monotonic_seconds()
-                more = await loop.step(pool)
+                more = await loop.step(database)
                 telemetry.LOOP_SECONDS.labels(loop.name).observe(monotonic_seconds() - started)
                 failures = 0
             except Exception as error:
                 failures += 1
                 telemetry.LOOP_FAILURES.labels(loop.name).inc()
                 if postgres.is_infrastructure(error):
-                    LOG.warning("loop will try again", loop=loop.name, error=repr(error))
+                    LOG.warning("loop step failed, retrying", loop=loop.name, error=repr(error))
                 else:
                     LOG.exception("loop failed", loop=loop.name)
                 await asyncio.sleep(kafka.BACKOFF_SECONDS[min(failures, len(kafka.BACKOFF_SECONDS)) - 1])
                 continue
             if more:
-                self.runtime.ring()
+                self.runtime.wake()
                 await asyncio.sleep(0)
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(bell.wait(), loop.tick_seconds)
+                await asyncio.wait_for(wakeup.wait(), loop.tick_seconds)
 
     def _own_loops(self) -> list[Loop]:
         return [
             Loop("heartbeat", self._beat, self.settings.heartbeat_seconds),
-            Loop("housekeeping", self._keep_house, 600.0),
+            Loop("prune-messaging", self._prune, 600.0),
             Loop("watch-ownership", self._watch_ownership, 2.0),
-            Loop("measure-plumbing", Measure(PLUMBING, partial(plumbing, runtime=self.runtime)).step, MEASURE_SECONDS),
+            Loop(
+                "measure-service",
+                Measure(SERVICE_GAUGES, partial(service_readings, runtime=self.runtime)).step,
+                MEASURE_SECONDS,
+            ),
         ]
 
     _beat_at = 0.0
 
-    async def _beat(self, pool: Pool) -> bool:
+    async def _beat(self, database: Database) -> bool:
         if monotonic_seconds() - self._beat_at < self.settings.heartbeat_seconds * 0.9:
-            return False  # rung, not due
-        if self.runtime.exclusive is not None and not self.runtime.exclusive.working():
-            return False  # who stands by must not hide that nobody works
+            return False  # woken early
+        if self.runtime.leader_loop is not None and not self.runtime.leader_loop.working():
+            return False  # heartbeats of a standby must not hide that there is no leader
         self._beat_at = monotonic_seconds()
         beat = ServiceHeartbeat(service=self.name, instance=self.settings.instance, at=utc_now(), version=VERSION)
-        async with pool.acquire() as db, db.transaction():
+        async with database.acquire() as db, db.transaction():
             await outbox.enqueue(db, [beat])
         if self.runtime.relay is not None:
-            self.runtime.relay.ring(pool)
+            self.runtime.relay.wake(database)
         return False
 
-    _house_kept_at = -1e9
+    _pruned_at = -1e9
 
-    async def _keep_house(self, pool: Pool) -> bool:
-        """Forget what can no longer be repeated: outsiders' ids, revisions of subjects that ended long ago."""
-        if monotonic_seconds() - self._house_kept_at < 600:
+    async def _prune(self, database: Database) -> bool:
+        """Delete event ids and subject revisions that can no longer recur."""
+        if monotonic_seconds() - self._pruned_at < 600:
             return False
-        self._house_kept_at = monotonic_seconds()
+        self._pruned_at = monotonic_seconds()
         ended = [topic.name for topic in TOPICS if not topic.compacted]
-        await pool.execute(FORGET_OUTSIDERS)
-        await pool.execute(FORGET_SUBJECTS, ended)
+        await database.execute(PRUNE_SEEN_EVENTS)
+        await database.execute(PRUNE_SUBJECTS, ended)
         return False
 
     _alerted = False
 
-    async def _watch_ownership(self, pool: Pool) -> bool:
-        """An assigned partition never stays un-owned unnoticed."""
+    async def _watch_ownership(self, database: Database) -> bool:
+        """Raise an alert while an assigned partition cannot be claimed; resolve it afterwards."""
         stuck = [r for r in self.runtime.readings() if r.unowned_for_seconds() > kafka.UNOWNED_ALERT_SECONDS]
         if bool(stuck) != self._alerted:
             names = ", ".join(reading.name for reading in stuck)
@@ -320,19 +327,19 @@ class Service:
                 dedup_key=f"{self.name}/unowned/{self.settings.instance}",
                 subject_id=self.name,
                 kind="unowned-partition",
-                summary=f"{self.name} was assigned partitions of {names} but cannot claim them" if stuck else "",
-                effect="their events wait",
-                doing="tries again each second",
-                command="look at the service's log and at /readyz",
+                summary=f"{self.name} cannot claim its assigned partitions of {names}" if stuck else "",
+                effect="events on these partitions are not processed",
+                doing="retries every second",
+                command="check the service's log and /readyz",
             )
-            async with pool.acquire() as db, db.transaction():
+            async with database.acquire() as db, db.transaction():
                 await outbox.enqueue(db, [alert])
         self._alerted = bool(stuck)
         return False
 
 
 def _end_process_on_failure(main: asyncio.Task[None]) -> None:
-    """A service whose main task died would look alive and do nothing."""
+    """Terminate the process if its main task failed; it would otherwise look alive and do nothing."""
     if not main.cancelled() and (error := main.exception()) is not None:
         LOG.error("service failed", exc_info=error)
         signal.raise_signal(signal.SIGTERM)
@@ -344,8 +351,8 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _close_pool(pool: Pool) -> None:
+async def _close_database(database: Database) -> None:
     try:
-        await asyncio.wait_for(pool.close(), 3)
+        await asyncio.wait_for(database.close(), 3)
     except TimeoutError:
-        pool.terminate()
+        database.terminate()

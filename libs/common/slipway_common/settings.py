@@ -1,5 +1,8 @@
-"""Settings from SLIPWAY_* variables. A value may lie in a file instead, which SLIPWAY_<NAME>_FILE names: so secrets
-stay out of environments, which every process listing and crash report shows. A variable wins over its file."""
+"""Settings from SLIPWAY_* variables, or from files named by SLIPWAY_<NAME>_FILE.
+
+Files keep secrets out of environments, which appear in process listings and crash reports. A variable takes
+precedence over its file.
+"""
 
 import os
 import sys
@@ -15,11 +18,11 @@ SettingsType = TypeVar("SettingsType", bound="EnvironmentSettings")
 
 
 class UnreadableFile(ValueError):
-    """A variable names a file that gives no value; says which, where, and what to do."""
+    """A variable names a file that cannot be read; the message names both and the remedy."""
 
 
 class EnvironmentSettings(BaseSettings):
-    """What every process of Slipway takes its settings from. Unknown variables are left to others."""
+    """Base class of the settings of every process. Unknown variables are ignored."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
@@ -36,7 +39,7 @@ class EnvironmentSettings(BaseSettings):
 
 
 class NamedFiles(PydanticBaseSettingsSource):
-    """Values of those settings whose variable is not set, from the files that are named for them."""
+    """Settings source that reads the files named by SLIPWAY_<NAME>_FILE, for variables that are not set."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         variable = variable_of(field_name)
@@ -50,34 +53,36 @@ class NamedFiles(PydanticBaseSettingsSource):
 
 
 def variable_of(field_name: str) -> str:
-    """The environment variable of a setting."""
+    """Environment variable of a setting."""
     return PREFIX + field_name.upper()
 
 
 def read_value(variable: str, path: Path) -> str:
-    """The one value in a file, without the line end around it; raises UnreadableFile, which never shows the value."""
+    """Read the value in a file, stripped of whitespace; raises UnreadableFile, which never contains the value."""
     try:
         value = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UnreadableFile(f"{variable}={path}: {reason}; make that file readable, or set the value itself") from None
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UnreadableFile(
+            f"{variable}={path}: {reason}; make the file readable, or set {variable.removesuffix('_FILE')}"
+        ) from None
     if not value:
-        raise UnreadableFile(f"{variable}={path}: the file is empty; it has to hold the value")
+        raise UnreadableFile(f"{variable}={path}: the file is empty; write the value into it")
     return value
 
 
 def from_environment(kind: type[SettingsType]) -> SettingsType:
-    """The settings, or an end of the process with exit code 2 and a line for each thing that is wrong."""
+    """Read the settings; on errors, print one line each and exit with code 2."""
     try:
         return kind()
     except UnreadableFile as error:
         lines = [str(error)]
-    except ValidationError as error:  # its own text would show the values
-        lines = [_told(problem["loc"], problem["type"], problem["msg"]) for problem in error.errors()]
-    print(*lines, sep="\n", file=sys.stderr)  # noqa: T201 # before there is a log
+    except ValidationError as error:  # its message would contain the values
+        lines = [_message(problem["loc"], problem["type"], problem["msg"]) for problem in error.errors()]
+    print(*lines, sep="\n", file=sys.stderr)  # noqa: T201 # logging is not configured yet
     sys.exit(2)
 
 
-def _told(where: tuple[int | str, ...], kind: str, message: str) -> str:
+def _message(where: tuple[int | str, ...], kind: str, message: str) -> str:
     variable = variable_of(str(where[0])) if where else PREFIX + "…"
     return f"{variable} is not set; set it, or {variable}_FILE" if kind == "missing" else f"{variable}: {message}"

@@ -1,4 +1,4 @@
-"""Settings of the services that act on signals: they read one file of who may say what."""
+"""Settings of services that act on signals, with the rules for signal sources from a file."""
 
 from pathlib import Path
 
@@ -6,20 +6,20 @@ from pydantic import field_validator
 
 from slipway_common.service import ServiceSettings
 from slipway_common.signal_rules import DEFAULT_RULES, Rules, rules_of
-from slipway_common.strict_yaml import Invalid, Problem, read
+from slipway_common.strict_yaml import DocumentProblem, Invalid, read
 
 
 class SignalSettings(ServiceSettings):
-    """Read when the service starts."""
+    """Settings read when the service starts."""
 
     signal_sources_file: Path | None = None
-    """Who may raise which signals, and how much of a pool each may close; unset: anybody may, half of it
-    together."""
+    """Rules per signal source: allowed signals, and the share of a pool that the source may trip. Without a file, any
+    source is allowed, and all together may trip half of a pool."""
 
     @field_validator("signal_sources_file")
     @classmethod
-    def _sound(cls, path: Path | None) -> Path | None:
-        """Said when the service starts, not when the first signal comes."""
+    def _validated(cls, path: Path | None) -> Path | None:
+        """Report errors at start-up rather than at the first signal."""
         _rules(path)
         return path
 
@@ -28,7 +28,7 @@ class SignalSettings(ServiceSettings):
 
 
 def _rules(path: Path | None) -> Rules:
-    """What a file says of sources; raises ValueError with the place of what is wrong."""
+    """Read the rules from a file; raises ValueError with the location of the error."""
     if path is None:
         return DEFAULT_RULES
     try:
@@ -37,10 +37,10 @@ def _rules(path: Path | None) -> Rules:
             raise Invalid(document.problems)
         return rules_of(document.value)
     except Invalid as error:
-        first: Problem = error.problems[0]
+        first: DocumentProblem = error.problems[0]
         where = f"{path}:{first.line}" if first.line else str(path)
         raise ValueError(f"{where}: {': '.join(part for part in (first.path, first.reason) if part)}") from error
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; name a file that can be read") from error
+        raise ValueError(f"{path}: {error.strerror}; name a readable file") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

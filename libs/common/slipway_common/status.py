@@ -1,6 +1,7 @@
-"""What a service says of itself to people: version, readiness, database, positions and lag.
+"""Status report of a service: version, readiness, database, positions and lag.
 
-Answers within a second whatever its servers do: what they do not tell in time is null. Shows no address and no secret.
+Always answers within a second; values that a server does not deliver in time are null. Contains no addresses and no
+secrets.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from slipway_common.runtime import Runtime
 Answer = TypeVar("Answer")
 
 ANSWER_SECONDS: Final = 0.7
-# The oldest row of the outbox is its first: identities are drawn in the order of commits, nearly.
+# The oldest row of the outbox is its first, since identities are drawn nearly in the order of commits.
 DATABASE: Final = """
 SELECT slipway_clock() AS database_now, (SELECT version_num FROM alembic_version) AS schema_revision,
     (SELECT count(*) FROM dead_letter) AS dead_letters, greatest(0, coalesce(
@@ -24,25 +25,27 @@ UNKNOWN: Final = dict.fromkeys(("database_now", "schema_revision", "dead_letters
 
 
 class Status:
-    """The status of one process of a service."""
+    """Status report of one process of a service."""
 
     def __init__(self, runtime: Runtime, *, service: str, version: str, instance: str) -> None:
         self.runtime = runtime
         self.itself = {"service": service, "version": version, "instance": instance}
-        self._asked: dict[str, asyncio.Task[Any]] = {}
+        self._pending: dict[str, asyncio.Task[Any]] = {}
 
-    async def told(self) -> dict[str, Any]:
-        """The whole status; never raises."""
+    async def read(self) -> dict[str, Any]:
+        """Return the whole status; never raises."""
         database, *ends = await asyncio.gather(
-            self._within("database", self._ask_database),
+            self._within("database", self._read_database),
             *(self._within(reading.name, reading.ends) for reading in self.runtime.readings()),
         )
         reasons = self.runtime.unready()
-        if self.runtime.pool is not None and database is None:
-            reasons.append("the database does not answer")
+        if self.runtime.database is not None and database is None:
+            reasons.append("the database is unavailable")
         partitions = [
             row
-            for reading, known in zip(self.runtime.readings(), ends, strict=False)  # they may have come since
+            for reading, known in zip(
+                self.runtime.readings(), ends, strict=False
+            )  # subscriptions may have started since
             for row in _partitions(reading, known or {})
         ]
         return self.itself | {
@@ -52,33 +55,34 @@ class Status:
             **(database or UNKNOWN),
             "partitions": partitions,
             "stopped_partitions": stopped_partitions(self.runtime),
-            "standing": None if self.runtime.exclusive is None else self.runtime.exclusive.standing,
+            "leadership": None if self.runtime.leader_loop is None else self.runtime.leader_loop.status,
         }
 
-    async def _ask_database(self) -> dict[str, Any] | None:
-        pool = self.runtime.pool
-        return None if pool is None else dict(await pool.fetchrow(DATABASE))
+    async def _read_database(self) -> dict[str, Any] | None:
+        database = self.runtime.database
+        return None if database is None else dict(await database.fetchrow(DATABASE))
 
-    async def _within(self, name: str, ask: Callable[[], Awaitable[Answer]]) -> Answer | None:
-        """What `ask` answers in time; None when it fails or hangs. While it hangs it is not asked anew, and it is not
-        cancelled: giving a connection back would wait for the server that hangs."""
-        task = self._asked.get(name)
+    async def _within(self, name: str, read: Callable[[], Awaitable[Answer]]) -> Answer | None:
+        """Result of `read` if it arrives in time; None if it fails or hangs.
+
+        A hanging call is neither repeated nor cancelled: releasing its connection would wait for the server."""
+        task = self._pending.get(name)
         if task is None or task.done():
-            task = self._asked[name] = asyncio.ensure_future(_quietly(ask))
+            task = self._pending[name] = asyncio.ensure_future(_quietly(read))
         await asyncio.wait({task}, timeout=ANSWER_SECONDS)
         answer: Answer | None = task.result() if task.done() and not task.cancelled() else None
         return answer
 
 
-async def _quietly(ask: Callable[[], Awaitable[Answer]]) -> Answer | None:
+async def _quietly(read: Callable[[], Awaitable[Answer]]) -> Answer | None:
     try:
-        return await ask()
-    except Exception:  # whatever it is, the caller asks what is known and not why; /readyz and the log say that
+        return await read()
+    except Exception:  # the cause is in /readyz and the log
         return None
 
 
 def _partitions(reading: Partitions, ends: dict[int, int]) -> list[dict[str, Any]]:
-    """Partitions that this process has been given, or has taken."""
+    """Partitions assigned to this process, with position and lag."""
     rows = []
     for partition in sorted(reading.assigned):
         owned, end = reading.owned.get(partition), ends.get(partition)
@@ -97,9 +101,9 @@ def _partitions(reading: Partitions, ends: dict[int, int]) -> list[dict[str, Any
 
 
 def stopped_partitions(runtime: Runtime) -> list[dict[str, Any]]:
-    """Partitions that only an operator can set going again, and why."""
+    """Partitions that only an operator can resume, with the reason."""
     return [
-        {"topic": reading.consumer.topic.name, "partition": partition, "why": why}
+        {"topic": reading.consumer.topic.name, "partition": partition, "reason": reason}
         for reading in runtime.readings()
-        for partition, why in sorted(reading.stopped.items())
+        for partition, reason in sorted(reading.stopped.items())
     ]

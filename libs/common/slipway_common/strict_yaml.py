@@ -1,6 +1,6 @@
-"""YAML as people mean it: plain scalars by YAML 1.2 (`no` is a word, 2026-01-05 too), no key twice, bounded in size.
+"""Strict YAML: YAML 1.2 scalars (`no` and 2026-01-05 are strings), no duplicate keys, bounded size.
 
-Gives plain values and the line of each. Knows nothing of what the text is about.
+Returns plain values and the line of each. Knows nothing about their meaning.
 """
 
 import re
@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-# Far above any real file (3,000 launch configs take half of it), far below what hurts: the parser needs 3 s for it.
+# Far above any real file (3,000 launch configs take half of it); the parser needs 3 s for this much.
 TEXT_CHARACTERS_MAX: Final = 1_000_000
-# Counted after aliases are followed, so that ten lines of aliases cannot become a billion values.
+# Counted after alias expansion, so that ten lines of aliases cannot become a billion values.
 VALUES_MAX: Final = 200_000
 DEPTH_MAX: Final = 32
 
@@ -21,8 +21,8 @@ SCALARS: Final = frozenset({f"{TAG}{name}" for name in ("str", "int", "float", "
 Path = tuple[str | int, ...]
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong: where in the structure, why, and on which line of the text if there is one."""
+class DocumentProblem(msgspec.Struct, frozen=True):
+    """An error in a document: its path, the reason, and the line if known."""
 
     path: str
     reason: str
@@ -30,54 +30,54 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Invalid(Exception):
-    """The text or structure was refused; nothing of it counts."""
+    """The document was refused as a whole."""
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[DocumentProblem]) -> None:
         super().__init__("; ".join(f"{problem.path or 'file'}: {problem.reason}" for problem in problems))
         self.problems = problems
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What a text says. `problems` are those that leave a value to go on with, for example a key given twice."""
+    """A parsed document. `problems` are errors that leave a usable value, for example a duplicate key."""
 
     value: Any
     lines: dict[Path, int]
-    problems: list[Problem]
+    problems: list[DocumentProblem]
 
     def line(self, path: Path) -> int | None:
-        """The line of the value, or of the nearest thing around it."""
+        """Line of the value, or of the nearest enclosing one."""
         while path not in self.lines and path:
             path = path[:-1]
         return self.lines.get(path)
 
 
 def read(text: str) -> Document:
-    """The one document in `text`; raises Invalid when there is no value to go on with."""
+    """Parse the single document in `text`; raises Invalid if there is no usable value."""
     if len(text) > TEXT_CHARACTERS_MAX:
-        raise Invalid([Problem("", f"has {len(text):,} characters; at most {TEXT_CHARACTERS_MAX:,} are read")])
+        raise Invalid([DocumentProblem("", f"has {len(text):,} characters; the maximum is {TEXT_CHARACTERS_MAX:,}")])
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         reason = ", ".join(part for part in (error.context, error.problem) if part)
         mark = error.problem_mark or error.context_mark
-        raise Invalid([Problem("", f"is not YAML: {reason}", mark.line + 1 if mark else None)]) from error
+        raise Invalid([DocumentProblem("", f"is not YAML: {reason}", mark.line + 1 if mark else None)]) from error
     except yaml.YAMLError as error:
-        raise Invalid([Problem("", f"is not YAML: {error}".splitlines()[0])]) from error
+        raise Invalid([DocumentProblem("", f"is not YAML: {error}".splitlines()[0])]) from error
     if node is None:
-        raise Invalid([Problem("", "is empty")])
+        raise Invalid([DocumentProblem("", "is empty")])
     reader = _Reader(loader)
     value = reader.value(node, ())
     return Document(value, reader.lines, reader.problems)
 
 
 def path_text(path: Path) -> str:
-    """A path as people write it: worker_pools[0].launch_configs[2].zone"""
+    """Format a path, for example worker_pools[0].launch_configs[2].zone."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves plain scalars by the core schema of YAML 1.2; refuses deep nesting before it becomes recursion."""
+    """Loader with the core schema of YAML 1.2 that refuses deep nesting before it recurses."""
 
     yaml_implicit_resolvers: Any = {}  # noqa: RUF012 - the stubs declare it without ClassVar
     depth = 0
@@ -103,20 +103,20 @@ for _name, _pattern, _first in (
 
 
 class _Reader:
-    """Nodes → plain values, with the line of each."""
+    """Converts nodes to plain values and records the line of each."""
 
     def __init__(self, loader: _Loader) -> None:
         self.loader = loader
         self.lines: dict[Path, int] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[DocumentProblem] = []
         self.left = VALUES_MAX
 
     def value(self, node: yaml.Node, path: Path) -> Any:
         self.left -= 1
-        # The depth grows again here when an alias contains itself.
+        # An alias that contains itself reaches the depth limit here.
         if self.left < 0 or len(path) > DEPTH_MAX:
-            reason = f"holds more than {VALUES_MAX:,} values or {DEPTH_MAX} levels once aliases are followed"
-            raise Invalid([Problem("", reason)])
+            reason = f"holds more than {VALUES_MAX:,} values or {DEPTH_MAX} levels after alias expansion"
+            raise Invalid([DocumentProblem("", reason)])
         self.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode) and node.tag == f"{TAG}map":
             return self.mapping(node, path)
@@ -144,4 +144,4 @@ class _Reader:
         return found
 
     def wrong(self, node: yaml.Node, path: Path, reason: str) -> None:
-        self.problems.append(Problem(path_text(path), reason, node.start_mark.line + 1))
+        self.problems.append(DocumentProblem(path_text(path), reason, node.start_mark.line + 1))

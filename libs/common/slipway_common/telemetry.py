@@ -1,4 +1,4 @@
-"""Logs as JSON lines, what all services count, and the trace that is carried from event to event (W3C traceparent)."""
+"""JSON logs, metrics common to all services, and trace propagation between events (W3C traceparent)."""
 
 import logging
 import sys
@@ -27,7 +27,7 @@ def logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def configure_logs(service: str, level: int = logging.INFO) -> None:
-    """JSON lines on stdout, for our own logger and for the libraries'."""
+    """Configure JSON lines on stdout for Slipway's own loggers and those of libraries."""
     shared = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -53,7 +53,7 @@ def configure_logs(service: str, level: int = logging.INFO) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=level, force=True)
-    # Their INFO tells of every request, fetch and heartbeat.
+    # At INFO they log every request, fetch and heartbeat.
     for noisy in ("aiokafka", "uvicorn.access", "httpx2", "httpcore2", "faststream", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(service=service)
@@ -66,20 +66,20 @@ def _add_trace(_: object, __: str, event: dict[str, object]) -> dict[str, object
 
 
 def child_of(traceparent: str) -> str:
-    """A new span in the same trace; a new trace when `traceparent` is absent or malformed."""
+    """Traceparent of a new span in the same trace; of a new trace if `traceparent` is absent or malformed."""
     parts = traceparent.split("-")
     trace_id = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else random_bytes(16).hex()
     return f"00-{trace_id}-{random_bytes(8).hex()}-01"
 
 
 def current_trace() -> str:
-    """The traceparent that events enqueued now continue; empty outside any."""
+    """Current traceparent, continued by events enqueued now; empty outside a trace."""
     return _traceparent.get()
 
 
 @contextmanager
 def trace(traceparent: str) -> Iterator[None]:
-    """Events enqueued inside continue `traceparent`."""
+    """Set the traceparent that events enqueued in the block continue."""
     token = _traceparent.set(traceparent)
     try:
         yield

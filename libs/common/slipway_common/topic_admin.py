@@ -1,4 +1,4 @@
-"""Topics on the broker, as the registry says: create what is missing, tell what differs. Deletes nothing."""
+"""Topics on the broker, compared with the registry: creates missing ones and reports differences; deletes none."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ DEAD_LETTER_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(14 
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """One topic as it should be on the broker."""
+    """Desired state of one topic on the broker."""
 
     name: str
     partitions: int
@@ -24,26 +24,26 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 def wanted(*, prefix: str = "", partitions: int | None = None) -> list[Wanted]:
-    """Every topic and dead-letter topic. `partitions` replaces the registry's count (tests, demo)."""
+    """All topics and dead-letter topics. `partitions` overrides the registry's count (tests, demo)."""
     rows = [Wanted(prefix + t.name, partitions or t.partitions, t.config) for t in TOPICS]
     rows += [Wanted(prefix + dead_letter_topic(t, service), 1, DEAD_LETTER_CONFIG) for t, service in CONSUMED]
     return rows
 
 
 def partition_counts(topics: tuple[Topic, ...] = TOPICS, partitions: int | None = None) -> dict[str, int]:
-    """Registry name → partition count, for the relay."""
+    """Partition count by topic name, for the relay."""
     return {t.name: partitions or t.partitions for t in topics}
 
 
 async def create(bootstrap_servers: str, *, prefix: str = "", partitions: int | None = None, replicas: int = 1) -> int:
-    """Create what the registry has and the broker lacks, and wait for leaders; returns how many were created."""
+    """Create the registry's topics that the broker lacks and wait for leaders; returns the number created."""
     return await ensure(bootstrap_servers, wanted(prefix=prefix, partitions=partitions), replicas=replicas)
 
 
 async def ensure(bootstrap_servers: str, rows: list[Wanted], *, replicas: int = 1) -> int:
-    """Create those topics that are missing and wait until each has leaders; returns how many were created.
+    """Create missing topics and wait until every partition has a leader; returns the number created.
 
-    Raises KafkaError when the broker refuses.
+    Raises KafkaError if the broker refuses.
     """
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
     try:
@@ -56,24 +56,24 @@ async def ensure(bootstrap_servers: str, rows: list[Wanted], *, replicas: int = 
             for name, code, *rest in response.topic_errors:
                 if code not in {0, TopicAlreadyExistsError.errno}:
                     raise for_code(code)(f"{name}: {rest[0] if rest else ''}")
-        await _settle(admin, [row.name for row in rows])
+        await _wait_for_leaders(admin, [row.name for row in rows])
     finally:
         await admin.close()
     return len(missing)
 
 
-async def _settle(admin: AIOKafkaAdminClient, names: list[str]) -> None:
-    """Creation is acknowledged before the leaders are elected; producing then fails."""
+async def _wait_for_leaders(admin: AIOKafkaAdminClient, names: list[str]) -> None:
+    """Wait until every partition has a leader; before that, producing fails. Raises TimeoutError after 10 s."""
     for _ in range(200):
         described = await admin.describe_topics(names)
         if all(t["error_code"] == 0 and all(p["leader"] >= 0 for p in t["partitions"]) for t in described):
             return
         await asyncio.sleep(0.05)
-    raise TimeoutError("topics were created, but got no leaders in 10 s")
+    raise TimeoutError("topics were created but have no leaders after 10 s")
 
 
 async def diff(bootstrap_servers: str, *, prefix: str = "", partitions: int | None = None) -> list[str]:
-    """How the broker differs from the registry, a sentence per difference."""
+    """Differences between the broker and the registry, one line each."""
     rows = wanted(prefix=prefix, partitions=partitions)
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
     try:
@@ -101,9 +101,9 @@ async def diff(bootstrap_servers: str, *, prefix: str = "", partitions: int | No
 
 
 async def delete(bootstrap_servers: str, *, prefix: str) -> None:
-    """Delete the topics of a run that had a prefix of its own. Refuses an empty prefix: that is production."""
+    """Delete the topics with a prefix, as used by a test run. Raises ValueError for an empty prefix (production)."""
     if not prefix:
-        raise ValueError("topics without a prefix are not deleted")
+        raise ValueError("refusing to delete topics without a prefix")
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
     await admin.start()
     try:
@@ -114,17 +114,17 @@ async def delete(bootstrap_servers: str, *, prefix: str) -> None:
 
 
 class TopicSettings(EnvironmentSettings):
-    """Which broker gets topics, and of what form."""
+    """Settings of topic creation."""
 
     kafka: str
     topic_prefix: str = ""
     partitions: int | None = None
     replicas: int = 1
-    """Copies of each partition; at most as many as there are brokers. Three is usual in production."""
+    """Replication factor, at most the number of brokers [default: 1]. Three is usual in production."""
 
 
 def main() -> None:
-    """`python -m slipway_common.topic_admin`: create what is missing, say what differs, and exit. 1: it differs."""
+    """`python -m slipway_common.topic_admin`: create missing topics, print differences, and exit; 1 if any differ."""
     settings = from_environment(TopicSettings)
     prefix, partitions = settings.topic_prefix, settings.partitions
     try:
@@ -132,7 +132,7 @@ def main() -> None:
         differences = asyncio.run(diff(settings.kafka, prefix=prefix, partitions=partitions))
     except (KafkaError, OSError) as error:
         sys.exit(f"the broker of SLIPWAY_KAFKA={settings.kafka} cannot be used: {error}")
-    print(f"{created} topics created")  # noqa: T201 # this is a command
+    print(f"{created} topic{'' if created == 1 else 's'} created")  # noqa: T201 # this is a command
     sys.exit("\n".join(differences) or 0)
 
 

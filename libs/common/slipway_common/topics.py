@@ -1,4 +1,4 @@
-"""Every topic, once. Creation, subscription, decoding, contracts/ and the docs are derived from this table."""
+"""Registry of all topics. Creation, subscription, decoding, contracts/ and the docs are derived from this table."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,10 +15,10 @@ def retained(days: int) -> dict[str, str]:
     return {"cleanup.policy": "delete", "retention.ms": str(days * DAY_MS)}
 
 
-class Topic(msgspec.Struct, frozen=True, eq=False):  # there is one of each: identity is equality
-    """One topic. `subject` is what order is promised for, and what is parked behind a dead event.
+class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, compared by identity
+    """One topic. Order is guaranteed per `subject`; later events of a subject are parked behind a dead one.
 
-    `parks` is false for latest-wins inputs: a dead report holds up nothing. `outsiders` may publish to it.
+    `parks` is false for latest-wins inputs, where a dead report blocks nothing.
     """
 
     name: str
@@ -191,7 +191,7 @@ CONSUMED: Final = tuple((topic, service) for topic in TOPICS for service in sort
 
 
 def group(service: str, topic: Topic) -> str:
-    """The consumer group of a service on a topic; also names its dead-letter topic."""
+    """Consumer group of a service on a topic; also part of the name of its dead-letter topic."""
     return f"slipway.{service}.{topic.name}"
 
 

@@ -1,4 +1,7 @@
-"""Views: topics read whole, without a group and without offsets. Ready once read to the end seen at the start."""
+"""Views: topics read in full, without a consumer group or stored offsets.
+
+A view is ready once it has been read up to the end offsets seen at start-up.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +13,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from slipway_common.envelope import decode, decode_data
 from slipway_common.errors import BadEvent
 from slipway_common.partitions import closed, partitions_of, was_cancelled
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_common.records import Received
 from slipway_common.telemetry import CONSUMED, logger
 from slipway_common.topics import Topic
@@ -19,23 +22,23 @@ LOG = logger(__name__)
 
 
 class View(Protocol):
-    """What a service keeps of a topic. `apply` must be idempotent: after any error everything is read again."""
+    """State that a service derives from a topic. `apply` must be idempotent: after any error, all is read again."""
 
     @property
     def topic(self) -> Topic: ...
 
-    async def apply(self, pool: Pool, records: Sequence[Received]) -> None: ...
+    async def apply(self, database: Database, records: Sequence[Received]) -> None: ...
 
 
 def readable(record: Any, topic: Topic) -> Received | None:
-    """A Kafka record as an event; None for what a view can only skip. Counted, never raised."""
+    """Decode a Kafka record; None if it is malformed, which is counted and logged but never raised."""
     try:
         received_at = datetime.fromtimestamp(record.timestamp / 1000, UTC)
         envelope = decode(record.headers, received_at=received_at)
         event = decode_data(envelope.type, record.value)
     except BadEvent as error:
         CONSUMED.labels(topic.name, "skipped").inc()
-        LOG.info("view skips a record", topic=topic.name, offset=record.offset, reason=str(error))
+        LOG.info("malformed record skipped by view", topic=topic.name, offset=record.offset, reason=str(error))
         return None
     return Received(
         event=event,
@@ -44,7 +47,7 @@ def readable(record: Any, topic: Topic) -> Received | None:
         source=envelope.source,
         subject=envelope.subject or (record.key or b"").decode(errors="replace"),
         time=envelope.time,
-        number=envelope.number,
+        sequence_number=envelope.sequence_number,
         revision=envelope.revision,
         topic=topic.name,
         partition=record.partition,
@@ -54,27 +57,27 @@ def readable(record: Any, topic: Topic) -> Received | None:
 
 
 class Reader:
-    """Feeds one view for as long as the process lives; starts over from the beginning after an error."""
+    """Reads the topic of one view for the lifetime of the process; restarts from the beginning after an error."""
 
-    def __init__(self, view: View, *, bootstrap_servers: str, prefix: str, ring: Any) -> None:
+    def __init__(self, view: View, *, bootstrap_servers: str, prefix: str, wake: Any) -> None:
         self.view = view
         self.bootstrap_servers = bootstrap_servers
         self.name = prefix + view.topic.name
-        self.ring = ring
+        self.wake = wake
         self.ready = False
 
-    async def run(self, pool: Pool) -> None:
+    async def run(self, database: Database) -> None:
         while True:
             try:
-                await self._read(pool)
+                await self._read(database)
             except (Exception, asyncio.CancelledError) as error:
                 if was_cancelled(error):
                     raise
-                LOG.warning("view starts over", topic=self.name, error=repr(error))
+                LOG.warning("view restarting after an error", topic=self.name, error=repr(error))
             self.ready = False
             await asyncio.sleep(0.5)
 
-    async def _read(self, pool: Pool) -> None:
+    async def _read(self, database: Database) -> None:
         consumer = AIOKafkaConsumer(
             bootstrap_servers=self.bootstrap_servers, enable_auto_commit=False, auto_offset_reset="earliest"
         )
@@ -88,8 +91,8 @@ class Reader:
                 batches = await consumer.getmany(timeout_ms=200, max_records=1000)
                 records = [r for batch in batches.values() for raw in batch if (r := readable(raw, self.view.topic))]
                 if records:
-                    await self.view.apply(pool, records)
-                    self.ring()
+                    await self.view.apply(database, records)
+                    self.wake()
                 if not self.ready:
                     positions = [await consumer.position(tp) for tp in partitions]
                     self.ready = all(at >= ends[tp] for at, tp in zip(positions, partitions, strict=True))

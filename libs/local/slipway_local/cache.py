@@ -1,4 +1,4 @@
-"""What is kept between runs, and how it comes to be there exactly once. Knows nothing of what it keeps."""
+"""Cache folder of the user, whose entries are built exactly once, even by concurrent processes."""
 
 import asyncio
 import fcntl
@@ -21,7 +21,7 @@ def cache_folder() -> Path:
 
 
 async def to_the_end(work: Callable[[], T]) -> T:
-    """Blocking work in a thread; a cancelled caller waits for it, so that nothing is written after the clearing up."""
+    """Run blocking work in a thread. A cancelled caller still waits for it, so that it writes nothing after cleanup."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
@@ -30,10 +30,10 @@ async def to_the_end(work: Callable[[], T]) -> T:
 
 
 def build_once(target: Path, build: Callable[[Path], None]) -> Path:
-    """`target`, made by `build(folder)` if it does not exist yet; blocks while another process is making it.
+    """Return `target`, built by `build(folder)` if it does not exist yet; blocks while another process builds it.
 
-    A folder under its final name is complete: it is built beside it and renamed. What a killed builder left behind
-    is thrown away by the next one.
+    The folder is built beside its final name and renamed, so `target` is always complete. An unfinished folder of a
+    killed process is deleted by the next one.
     """
     if target.is_dir():
         return target
@@ -51,7 +51,8 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Exclusive among processes and threads; given back by the kernel when its holder dies."""
+    """Exclusive lock among processes and threads; the kernel releases it when its holder dies."""
+
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

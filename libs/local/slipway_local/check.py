@@ -1,7 +1,7 @@
-"""Does the path hold? Judges the evidence of one run; pure, so that each verdict can be tested on made-up evidence.
+"""Check of one run's evidence: no doubled instance, no lost event, no exceeded limit. Pure.
 
-Nothing here believes a counter of ours: instances are counted in the ledger, events in the topics, and rows must agree
-with both.
+No counter of the services is used: instances are counted in the simulator's ledger and events in the topics, and the
+rows have to agree with both.
 """
 
 from collections import Counter, defaultdict
@@ -15,14 +15,14 @@ from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, TOPICS
 from slipway_local.evidence import Evidence, Published
 from slipway_simulator import facts
 
-# Below this an excess is the time between an effect and its line in the ledger, written by another process.
+# A shorter excess is the delay between an effect and its line in the ledger, which another process writes.
 OVER_CAP_TOLERATED_SECONDS: Final = 0.05
 COMPACTED: Final = frozenset(topic.name for topic in TOPICS if topic.compacted)
 RETAINED: Final = frozenset(topic.name for topic in TOPICS if not topic.compacted)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one run, and every way in which it fell short (`problems`, empty when the path is ok)."""
+    """Counts of one run and its problems; `problems` is empty when the path is ok."""
 
     requested: int
     launched: int
@@ -31,9 +31,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int
     in_flight: int
     doubled: int
-    rowless: int
+    unmatched: int
     over_cap_seconds: float
-    holes: int
+    gaps: int
     lost: int
     dead: int
     lost_replies: int
@@ -42,33 +42,33 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     problems: Sequence[str]
 
     def line(self) -> str:
-        """The closing line of a run."""
+        """Closing line of a run."""
         verdict = "path ok" if not self.problems else "path BROKEN"
         return (
             f"{verdict}: requested={self.requested} launched={self.launched} registered={self.registered} "
             f"failed={self.failed} cancelled={self.cancelled} in_flight={self.in_flight} doubled={self.doubled} "
-            f"rowless={self.rowless} over_cap={self.over_cap_seconds:.3g} holes={self.holes} lost={self.lost} "
+            f"unmatched={self.unmatched} over_cap={self.over_cap_seconds:.3g} gaps={self.gaps} lost={self.lost} "
             f"dead={self.dead}"
         )
 
 
 def judge(evidence: Evidence) -> Report:
-    """Compare the three sources."""
+    """Compare ledger, topics and rows."""
     published = [p for p in evidence.published if p.event is not None]
-    fates = _fates(published)
+    outcomes = _outcomes(published)
     waiting = {w["id"] for w in evidence.rows.workers if w["state"] in ("requested", "launching")}
-    counts = Counter(fates.values())
-    young = {
+    counts = Counter(outcomes.values())
+    recent = {
         p.event.worker_id
         for p in published
         if isinstance(p.event, events.WorkerRequested)
         and p.envelope is not None
         and p.envelope.time.timestamp() >= evidence.settled_before
     }
-    fateless = [w for w, fate in fates.items() if fate == "open" and w not in waiting and w not in young]
-    doubled, rowless = _instances(evidence)
-    holes, lost = _holes(evidence), _lost(evidence)
-    disagreeing = _disagreeing(evidence, fates)
+    unresolved = [w for w, outcome in outcomes.items() if outcome == "open" and w not in waiting and w not in recent]
+    doubled, unmatched = _instances(evidence)
+    gaps, lost = _gaps(evidence), _lost(evidence)
+    disagreeing = _disagreeing(evidence, outcomes)
     over, peaks = _over_cap(evidence)
     dead = max(evidence.rows.dead, evidence.dead_records)
     claimed = {p.event.instance_id for p in published if isinstance(p.event, events.WorkerLaunched)}
@@ -76,32 +76,32 @@ def judge(evidence: Evidence) -> Report:
     problems = [
         text
         for is_so, text in (
-            (doubled, f"{doubled} live instances beyond one per intent"),
-            (rowless, f"{rowless} instances without a row, or rows without their instance"),
+            (doubled, f"live instances beyond one per requested worker: {doubled}"),
+            (unmatched, f"orphan and missing instances (without a row, row without instance): {unmatched}"),
             (over > OVER_CAP_TOLERATED_SECONDS, f"{over:.3f} s above a limit"),
-            (holes, f"{holes} holes in the numbers of a source"),
-            (lost, f"{lost} gaps in revisions, or calls without an outcome"),
-            (dead, f"{dead} dead letters"),
-            (evidence.rows.gaps, f"gaps were recorded: {list(evidence.rows.gaps)[:3]}"),
-            (fateless, f"{len(fateless)} intents have no fate and are not in flight"),
-            (not fates, "nothing was requested"),
-            (not counts["launched"], "nothing was launched"),
-            (unknown, f"{len(unknown)} launched instances that the ledger does not know"),
-            (disagreeing, f"topic and rows disagree on {len(disagreeing)} workers, such as {disagreeing[:2]}"),
+            (gaps, f"gaps in the sequence numbers of a source: {gaps}"),
+            (lost, f"gaps in revisions, or create calls without an outcome: {lost}"),
+            (dead, f"dead letters: {dead}"),
+            (evidence.rows.gaps, f"consumers recorded gaps: {list(evidence.rows.gaps)[:3]}"),
+            (unresolved, f"requested workers without an outcome that are not in flight: {len(unresolved)}"),
+            (not outcomes, "no worker was requested"),
+            (not counts["launched"], "no worker was launched"),
+            (unknown, f"launched instances that are missing in the ledger: {len(unknown)}"),
+            (disagreeing, f"topic and rows disagree on {len(disagreeing)} workers, for example {disagreeing[:2]}"),
         )
         if is_so
     ]
     return Report(
-        requested=len(fates),
+        requested=len(outcomes),
         launched=counts["launched"],
         registered=len({p.event.worker_id for p in published if isinstance(p.event, events.WorkerRegistered)}),
         failed=counts["failed"],
         cancelled=counts["cancelled"],
         in_flight=counts["open"],
         doubled=doubled,
-        rowless=rowless,
+        unmatched=unmatched,
         over_cap_seconds=over if over > OVER_CAP_TOLERATED_SECONDS else 0.0,
-        holes=holes,
+        gaps=gaps,
         lost=lost,
         dead=dead,
         lost_replies=sum(isinstance(f, facts.Reply) and f.lost for f in evidence.ledger),
@@ -113,27 +113,29 @@ def judge(evidence: Evidence) -> Report:
     )
 
 
-def _fates(published: Iterable[Published]) -> dict[str, str]:
-    """What became of each requested worker's launch, by the topic alone."""
-    fates: dict[str, str] = {}
+def _outcomes(published: Iterable[Published]) -> dict[str, str]:
+    """Outcome of each requested worker's launch, by the topic alone: open, launched, failed or cancelled."""
+    outcomes: dict[str, str] = {}
     for record in published:
         event = record.event
         if isinstance(event, events.WorkerRequested):
-            fates.setdefault(event.worker_id, "open")
+            outcomes.setdefault(event.worker_id, "open")
         elif isinstance(event, events.WorkerLaunched | events.WorkerRegistered):
-            fates[event.worker_id] = "launched"
+            outcomes[event.worker_id] = "launched"
         elif isinstance(event, events.WorkerLaunchFailed):
-            fates[event.worker_id] = "failed"
+            outcomes[event.worker_id] = "failed"
         elif isinstance(event, events.WorkerStopped) and event.cancelled:
-            fates[event.worker_id] = "cancelled"
-        elif isinstance(event, events.WorkerLost) and fates.get(event.worker_id) != "launched":
-            fates[event.worker_id] = "failed"
-    return fates
+            outcomes[event.worker_id] = "cancelled"
+        elif isinstance(event, events.WorkerLost) and outcomes.get(event.worker_id) != "launched":
+            outcomes[event.worker_id] = "failed"
+    return outcomes
 
 
 def _instances(evidence: Evidence) -> tuple[int, int]:
-    """(doubled, rowless): old live instances that no row has, of known and of unknown batches; and old rows whose
-    instance has been gone for as long."""
+    """Numbers of doubled and of unmatched instances. Only instances and ends older than `settled_before` count.
+
+    Doubled: live, without a row, of a known batch. Unmatched: live, without a row, of an unknown batch; or a row whose
+    instance is gone."""
     ended = {f.instance_id: f.at for f in evidence.ledger if isinstance(f, facts.Terminated)}
     settled = evidence.settled_before
     live = {
@@ -143,43 +145,46 @@ def _instances(evidence: Evidence) -> tuple[int, int]:
     }
     bound = {w["instance_id"] for w in evidence.rows.workers if w["state"] in ("starting", "running", "stopping")}
     batches = {batch["id"] for batch in evidence.rows.batches}
-    unasked = Counter(batch in batches for instance, batch in live.items() if instance not in bound)
-    gone = sum(ended.get(instance, settled) < settled for instance in bound)
-    return unasked[True], unasked[False] + gone
+    orphans = Counter(batch in batches for instance, batch in live.items() if instance not in bound)
+    missing = sum(ended.get(instance, settled) < settled for instance in bound)
+    return orphans[True], orphans[False] + missing
 
 
-def _holes(evidence: Evidence) -> int:
-    """Numbers that a partition lacks, from 1 to what its relay says was acknowledged. Repeats are fine: a resend
-    repeats its numbers. Compaction makes holes by design."""
+def _gaps(evidence: Evidence) -> int:
+    """Sequence numbers missing in a partition, from 1 to the last one that its relay had acknowledged.
+
+    Repeats are allowed, because a resent record keeps its number. Compacted topics have gaps by design."""
     numbers: dict[tuple[str, str, int], set[int]] = defaultdict(set)
     for record in evidence.published:
-        if record.envelope is not None and record.envelope.number is not None:
-            numbers[record.envelope.number_source, record.topic, record.partition].add(record.envelope.number)
-    holes = 0
+        if record.envelope is not None and record.envelope.sequence_number is not None:
+            numbers[record.envelope.sequence_source, record.topic, record.partition].add(
+                record.envelope.sequence_number
+            )
+    gaps = 0
     for key in numbers.keys() | evidence.rows.sent.keys():
         if key[1] in RETAINED:
             seen = numbers.get(key, set())
-            holes += max([*seen, evidence.rows.sent.get(key, 0)]) - len(seen)
-    return holes
+            gaps += max([*seen, evidence.rows.sent.get(key, 0)]) - len(seen)
+    return gaps
 
 
-def _disagreeing(evidence: Evidence, fates: dict[str, str]) -> list[str]:
-    """Old workers whose row tells another story than the topic. Rows were read first, so the topic may be ahead."""
+def _disagreeing(evidence: Evidence, outcomes: dict[str, str]) -> list[str]:
+    """Settled workers whose row contradicts the topic. Rows were read first, so the topic may be ahead."""
     alive = {"starting", "running"}
     return [
-        f"{w['id']}: {w['state']}, by the topic {fates.get(w['id'], 'never requested')}"
+        f"{w['id']}: {w['state']}, by the topic {outcomes.get(w['id'], 'never requested')}"
         for w in evidence.rows.workers
         if w["requested_at"] < evidence.settled_before
         and (
-            w["id"] not in fates
-            or (w["state"] in alive and fates[w["id"]] != "launched")
-            or (w["state"] == "stopped" and fates[w["id"]] == "open")
+            w["id"] not in outcomes
+            or (w["state"] in alive and outcomes[w["id"]] != "launched")
+            or (w["state"] == "stopped" and outcomes[w["id"]] == "open")
         )
     ]
 
 
 def _lost(evidence: Evidence) -> int:
-    """Gaps in the revisions of a subject, subjects out of order, and calls without an outcome."""
+    """Number of subjects with missing or unordered revisions, and of create calls without an outcome."""
     revisions: dict[tuple[str, str], list[int]] = defaultdict(list)
     for record in evidence.published:
         envelope = record.envelope
@@ -197,8 +202,8 @@ def _lost(evidence: Evidence) -> int:
 def _over_cap(evidence: Evidence) -> tuple[float, dict[str, tuple[int, int]]]:
     """Seconds above an account's limit or a pool's maximum, and the peaks, from the ledger alone.
 
-    A unit of an account is in use from the call to the registration or the end of its instance; a place of a pool
-    from the creation to the end of the instance. Minimum capacity may be refilled beside leaving workers.
+    A lease unit of an account is in use from the call until its instance registers or terminates; an instance counts
+    towards its pool from creation to termination. While workers drain, minimum capacity may be refilled beside them.
     """
     steps: dict[str, list[tuple[float, int]]] = defaultdict(list)
     calls: dict[str, facts.Call] = {}
@@ -239,13 +244,15 @@ def _over_cap(evidence: Evidence) -> tuple[float, dict[str, tuple[int, int]]]:
 
 
 def _serving(published: Iterable[Published]) -> dict[str, int]:
-    """The most workers of a pool that served at once, by the topic: from requested to told to leave or ended."""
+    """Peak number of serving workers of each pool, by the topic: from requested until stopping or ended."""
     leaving = (events.WorkerStopping, events.WorkerStopped, events.WorkerLaunchFailed, events.WorkerLost)
     gone: set[str] = set()
     level: Counter[str] = Counter()
     most: dict[str, int] = {}
-    told = [p for p in published if p.envelope is not None and isinstance(p.event, (events.WorkerRequested, *leaving))]
-    for record in sorted(told, key=_time):
+    changes = [
+        p for p in published if p.envelope is not None and isinstance(p.event, (events.WorkerRequested, *leaving))
+    ]
+    for record in sorted(changes, key=_time):
         event = record.event
         if isinstance(event, events.WorkerRequested):
             level[event.pool_id] += 1

@@ -1,7 +1,7 @@
-"""One child process: its own session, a log file, an end it cannot miss. Does not decide when it is ready.
+"""A child process with its own session and a log file, which never outlives its parent.
 
-Children lead their own session, so a Ctrl-C typed at the terminal reaches only us, who end them in order; and they are
-on the guard's list, so that they end even if we are killed.
+Children lead their own session, so Ctrl-C at the terminal reaches only the parent, which ends them in order. They are
+registered with the guard, which ends them if the parent is killed.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ POLL_SECONDS: Final = 0.02
 
 
 class StartFailed(Exception):
-    """A child did not come up; the message ends with the tail of its log."""
+    """A child process did not become ready; the message ends with the end of its log."""
 
 
 async def until(condition: Callable[[], bool], poll_seconds: float = POLL_SECONDS) -> None:
@@ -30,26 +30,26 @@ async def until(condition: Callable[[], bool], poll_seconds: float = POLL_SECOND
 
 
 class Account(NamedTuple):
-    """The system user to run as, where that is not our own."""
+    """System user and group to run a child as."""
 
     uid: int
     gid: int
 
 
 class Child:
-    """May be started again after it has ended; the log is appended to."""
+    """A child process. It may be started again after it has ended; its log is appended to."""
 
     def __init__(
         self,
         name: str,
         argv: Sequence[str | Path],
         *,
-        log: Path | None = None,  # None: our own output
-        env: Mapping[str, str] | None = None,  # None: our own environment
+        log: Path | None = None,  # None: the parent's output
+        env: Mapping[str, str] | None = None,  # None: the parent's environment
         cwd: Path | None = None,
         account: Account | None = None,
         stop_signal: int = signal.SIGTERM,
-        orphan_signal: int = signal.SIGKILL,  # what the guard ends it with
+        orphan_signal: int = signal.SIGKILL,  # sent by the guard
     ) -> None:
         self.name = name
         self.argv = [str(argument) for argument in argv]
@@ -64,7 +64,7 @@ class Child:
 
     def start(self) -> None:
         if self.alive:
-            raise RuntimeError(f"{self.name} is running already")
+            raise RuntimeError(f"{self.name} is already running")
         account = self._account
         with ExitStack() as stack:
             output = None
@@ -84,14 +84,16 @@ class Child:
                     user=account.uid if account else None,
                     group=account.gid if account else None,
                     extra_groups=[] if account else None,
-                    preexec_fn=guard().pledge(self._orphan_signal),  # one write(2): safe after fork, beside threads
+                    preexec_fn=guard().pledge(
+                        self._orphan_signal
+                    ),  # a single write(2), which is safe after a fork with threads
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 raise StartFailed(f"{self.name} cannot be started: {error}") from error
 
     @property
     def pid(self) -> int | None:
-        """None when it does not run."""
+        """Process id; None while it does not run."""
         return self._process.pid if self._process is not None and self.alive else None
 
     @property
@@ -100,7 +102,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """Negative for a signal, as in subprocess; None while it runs and before it was started."""
+        """Exit code, negative for a signal as in subprocess; None while it runs and before its first start."""
         if self._process is None:
             return None
         collected_before = self._process.returncode is not None
@@ -110,45 +112,46 @@ class Child:
         return code
 
     def signal(self, signum: int) -> None:
-        """Signal the child and the children it started in its group; nothing happens when it has ended."""
+        """Signal the child's process group; does nothing if the child has ended."""
         if self.alive and self._process is not None:
             signal_group(self._process.pid, signum)
 
     async def wait(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Wait until it has ended; returns its exit code."""
         await until(lambda: not self.alive)
         return self.exit_code
 
     async def stop(self, deadline_seconds: float = STOP_SECONDS) -> None:
-        """Ask it to end, and insist after the deadline."""
+        """Send the stop signal, and SIGKILL after the deadline."""
         self.signal(self._stop_signal)
-        self.signal(signal.SIGCONT)  # a stopped process reads no other signal
+        self.signal(signal.SIGCONT)  # a process stopped by SIGSTOP handles no other signal
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline_seconds):
                 await self.wait()
         await self.kill()
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until it has ended."""
         self.signal(signal.SIGKILL)
         await self.wait()
 
     async def ready(self, probe: Callable[[], Awaitable[bool]], deadline_seconds: float) -> None:
-        """Return when `probe` says yes; otherwise leave no child behind and raise StartFailed."""
+        """Return when `probe` returns True. If the child ends or the deadline passes, kill it and raise StartFailed."""
         try:
             async with asyncio.timeout(deadline_seconds):
                 while not await probe():
                     if not self.alive:
-                        raise StartFailed(f"{self.name} ended with {self.exit_code}{self.log_tail()}")
+                        raise StartFailed(f"{self.name} exited with code {self.exit_code}{self.log_tail()}")
                     await asyncio.sleep(POLL_SECONDS)
         except BaseException as error:
             await self.kill()
             if isinstance(error, TimeoutError):
-                raise StartFailed(f"{self.name} was not ready in {deadline_seconds:g} s{self.log_tail()}") from None
+                raise StartFailed(f"{self.name} was not ready within {deadline_seconds:g} s{self.log_tail()}") from None
             raise
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines it logged since its last start, on lines of their own; empty if there are none."""
+        """Last lines of the log since the last start, each after a line break; empty if there are none."""
+
         if self.log is None or not self.log.exists():
             return ""
         with self.log.open("rb") as file:

@@ -1,7 +1,7 @@
 """A whole Slipway on this machine: servers, topics, schemas, tokens, simulator and services, each its own process.
 
-Decides only what a production deployment would read from its environment. Servers of the user's own are used instead
-of embedded ones when SLIPWAY_KAFKA or SLIPWAY_DATABASE_URL say so; nothing else differs.
+Decides only what a production deployment would read from its environment. SLIPWAY_KAFKA and SLIPWAY_DATABASE_URL name
+existing servers to use instead of the embedded ones; nothing else differs.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from slipway_local.postgres import EmbeddedPostgres
 from slipway_local.supervisor import Service, Supervisor, http_ready
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
-# Every time that belongs to the product; SPEED divides these and no others. The same defaults stand in the services'
-# settings, except that a demo looks at its accounts more often: it waits for two passes at its end.
+# All product times; SPEED divides these and no others. The values are the defaults of the services' settings, except
+# that the instance reaper runs more often, because a demo waits for two of its passes at the end.
 PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
     "provisioner": {
         "call_timeout_seconds": 60,
@@ -37,24 +37,24 @@ PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
         "boot_timeout_seconds": 900,
         "idle_timeout_seconds": 120,
         "give_up_idle_seconds": 300,
-        "heard_timeout_seconds": 900,
+        "unresponsive_timeout_seconds": 900,
         "stop_grace_seconds": 120,
         "clock_skew_seconds": 5,
         "resend_seconds": 30,
         "reap_seconds": 10,
         "sweep_seconds": 600,
-        "silent_attempt_seconds": 30,
-        "silent_half_life_seconds": 600,
+        "unavailable_attempt_seconds": 30,
+        "weight_half_life_seconds": 600,
     },
     "weight-calculator": {"refresh_seconds": 60, "republish_seconds": 600},
     "lease-broker": {"lost_linger_seconds": 70},
 }
 PARTITIONS: Final = 4
-SERVICE_START_SECONDS: Final = 120.0  # they start beside the broker, which may itself take 90 on a busy machine
+SERVICE_START_SECONDS: Final = 120.0  # services start beside the broker, which may take 90 s on a busy machine
 
 
 class Deployment:
-    """Started once under a supervisor; knows where everything is."""
+    """A local deployment under a supervisor, and its addresses. Started once."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Deployment:
         environment: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """`seconds` replaces product times by name, before they are divided by `speed`; `environment` adds variables
-        to services by name. A service may be told topics of its own: they are created too."""
+        to services by name. If these set another topic prefix for a service, its topics are created too."""
         self.supervisor = supervisor
         self.folder = folder
         self.speed = speed
@@ -87,19 +87,19 @@ class Deployment:
 
     @property
     def call_settle_seconds(self) -> float:
-        """Until the reaper may judge what the last call has created."""
+        """Seconds until the instance reaper may judge the instances of the last create call."""
         times = PRODUCT_SECONDS["provisioner"] | self.seconds
         return (times["call_timeout_seconds"] + times["visibility_seconds"]) / self.speed
 
     @property
     def settle_seconds(self) -> float:
-        """Until everything older had its call settled and two passes of the reaper, with a second to act."""
+        """Seconds until create calls are settled and the instance reaper has passed twice, plus a second to act."""
         times = PRODUCT_SECONDS["provisioner"] | self.seconds
         return self.call_settle_seconds + 2 * max(1.0, times["reap_seconds"] / self.speed) + 1.0
 
     @property
     def java_used(self) -> str:
-        """What the broker runs on, for people; empty when the broker is somebody else's."""
+        """The broker's Java, as part of a sentence; empty when the broker is not embedded."""
         java = self.kafka_server.java
         return f" on Java {java.version} ({java.executable})" if java is not None else ""
 
@@ -107,8 +107,8 @@ class Deployment:
         return f"http://127.0.0.1:{self.ports[service]}"
 
     async def start(self) -> None:
-        """Everything at once: services wait for what they need by themselves, and starting them takes as long as the
-        broker does. Raises StartFailed with the log's tail."""
+        """Start everything at the same time: services wait for their dependencies by themselves, and their start takes
+        as long as the broker's. Raises StartFailed with the end of the log."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_tokens()
         try:
@@ -134,8 +134,9 @@ class Deployment:
             for prefix in self._prefixes():
                 await topic_admin.create(self.kafka, prefix=prefix, partitions=PARTITIONS)
         except KafkaError as error:
-            advice = "unset it for the embedded broker" if os.environ.get("SLIPWAY_KAFKA") else "see its log"
-            raise StartFailed(f"SLIPWAY_KAFKA={self.kafka} does not answer ({error}); {advice}") from error
+            own = "unset SLIPWAY_KAFKA to use the embedded broker"
+            advice = own if os.environ.get("SLIPWAY_KAFKA") else "see its log"
+            raise StartFailed(f"Kafka at {self.kafka} does not answer ({error}); {advice}") from error
 
     def _prefixes(self) -> set[str]:
         return {self.prefix, *(more.get("SLIPWAY_TOPIC_PREFIX", self.prefix) for more in self.environment.values())}
@@ -150,7 +151,7 @@ class Deployment:
                 finally:
                     await admin.close()
             except (OSError, asyncpg.PostgresError) as error:
-                advice = "unset it for the embedded database"
+                advice = "unset it to use the embedded database"
                 raise StartFailed(f"SLIPWAY_DATABASE_URL cannot be used ({error}); {advice}") from error
             base, _, query = self.own_database.partition("?")
             self.database_url = base.rsplit("/", 1)[0] + f"/{name}" + (f"?{query}" if query else "")
@@ -163,10 +164,12 @@ class Deployment:
         entry = {"name": "local", "sha256": hash_secret(self.token), "scopes": ["admin"]}
         path = self.folder / "tokens.yaml"
         path.touch(0o600)
-        path.write_text(f"- {msgspec.json.encode(entry).decode()}\n")  # a line each: `token create` may add its own
+        path.write_text(
+            f"- {msgspec.json.encode(entry).decode()}\n"
+        )  # one entry a line, so that `token create` can append
 
     async def replicate(self, service: str, times: int) -> list[str]:
-        """Start so many more processes of a service, beside the one that runs: service-1, service-2 … Their names."""
+        """Start more replicas of a running service; returns their names, SERVICE-1, SERVICE-2 and so on."""
         numbers = range(1, times + 1)
         ports = dict(zip(numbers, free_ports(times), strict=True))
         self.ports |= {f"{service}-{n}": port for n, port in ports.items()}
@@ -191,8 +194,8 @@ class Deployment:
         )
 
     def environment_of(self, name: str) -> dict[str, str]:
-        """All variables of a service's process."""
-        passed_on = "SLIPWAY_BOSKOS_" if name == "lease-broker" else None  # a port that only its user can choose
+        """The whole environment of a service's process."""
+        passed_on = "SLIPWAY_BOSKOS_" if name == "lease-broker" else None  # a port that only the user can choose
         env = {
             key: value
             for key, value in os.environ.items()
@@ -208,14 +211,14 @@ class Deployment:
             "SLIPWAY_LEDGER": str(self.ledger),
             "SLIPWAY_REGISTRATION_KEY": hash_secret(self.token),
             "SLIPWAY_DEPLOYMENT": self.run_id,
-            "SLIPWAY_SPEED": repr(self.speed),  # the calculator's profiles are its own
+            "SLIPWAY_SPEED": repr(self.speed),  # the weight-calculator divides the times of its profiles itself
         }
         for key, value in PRODUCT_SECONDS.get(name, {}).items():
             env[f"SLIPWAY_{key.upper()}"] = repr(self.seconds.get(key, value) / self.speed)
         return env | dict(self.environment.get(name, {}))
 
     def declaration(self, path: Path) -> Declaration:
-        """slipway.yaml as this run applies it: durations divided by the speed, the simulator at its own port."""
+        """The declaration in `path` with durations divided by the speed and the URL of this run's simulator."""
         declared = scaled(load(path.read_text()), self.speed).model_dump(mode="json")
         for account in declared["accounts"]:
             if account["provider"] == "simulated":
@@ -223,13 +226,13 @@ class Deployment:
         return Declaration.model_validate(declared)
 
     async def apply(self, declared: Declaration) -> None:
-        """Lease pools first: a pool without accounts hurts nobody, an account without its pool waits."""
+        """Apply a declaration, lease pools first: accounts cannot launch without their lease pool."""
         body = declared.model_dump(mode="json")
         await self.call("PUT", "lease-broker", "/lease-pools", body["lease_pools"])
         await self.call("PUT", "provisioner", "/declaration", body)
 
     async def call(self, method: str, service: str, path: str, body: Any = None) -> Any:
-        """One authorized request; the decoded answer. Raises httpx2.HTTPStatusError with the service's words."""
+        """Send an authorized request and return the decoded answer. Raises httpx2.HTTPStatusError with its text."""
         response = await self.http.request(
             method,
             self.url(service) + path,
@@ -243,9 +246,11 @@ class Deployment:
         return response.json() if response.content else None
 
     async def remove(self) -> None:
-        """Leave nothing on servers of the user's own."""
+        """Delete this run's topics and database from servers that are not embedded."""
         await self.http.aclose()
-        with contextlib.suppress(OSError, KafkaError, asyncpg.PostgresError):  # then there is nothing to leave behind
+        with contextlib.suppress(
+            OSError, KafkaError, asyncpg.PostgresError
+        ):  # an unreachable server cannot be cleaned up
             if os.environ.get("SLIPWAY_KAFKA"):
                 for prefix in self._prefixes():
                     await topic_admin.delete(self.kafka, prefix=prefix)

@@ -1,5 +1,6 @@
-"""What a run left behind, read from three sources that do not know each other: the simulator's ledger, every topic
-from offset 0, and the rows. Reads only; check.py judges."""
+"""Evidence of a run from three independent sources: the simulator's ledger, every topic from offset 0, and the rows.
+
+Only reads; check.py judges."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,16 +19,18 @@ from slipway_common.errors import BadEvent
 from slipway_common.topics import CONSUMED, TOPICS, dead_letter_topic
 from slipway_simulator import facts, ledger
 
-# What the relay deleted was acknowledged; what it still holds may or may not be on the topic.
+# Rows that the relay has deleted were acknowledged by Kafka; those still in the outbox may or may not be on the topic.
 SENT: Final = """
 SELECT i.id AS incarnation, p.topic, p.partition,
-    coalesce((SELECT min(o.number) - 1 FROM {schema}.outbox o WHERE o.topic = p.topic AND o.partition = p.partition),
-        p.number) AS sent
+    coalesce(
+        (SELECT min(o.sequence_number) - 1 FROM {schema}.outbox o
+            WHERE o.topic = p.topic AND o.partition = p.partition),
+        p.sequence_number) AS sent
 FROM {schema}.relay_position p, {schema}.incarnation i"""
 
 
 class Published(msgspec.Struct, frozen=True):
-    """One record of a topic. `event` is None for a tombstone or what cannot be read."""
+    """One record of a topic. `event` is None for a tombstone or a malformed record."""
 
     topic: str
     partition: int
@@ -37,20 +40,21 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """The tables that the check looks at."""
+    """Tables that the check reads."""
 
     workers: Sequence[dict[str, Any]]
     batches: Sequence[dict[str, Any]]
     dead: int
     gaps: Sequence[dict[str, Any]]
-    sent: dict[tuple[str, str, int], int]  # (source, topic, partition) → numbers acknowledged so far, from 1
+    sent: dict[tuple[str, str, int], int]  # (source, topic, partition) → last acknowledged sequence number
     limits: dict[str, int]  # account → units its lease pool admits
     pools: dict[str, tuple[int, int]]  # pool → (minimum, maximum)
     pool_of: dict[str, str]  # launch config → pool
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """`settled_before` (epoch seconds): what is older had two passes of the reaper to be put right."""
+    """Evidence of one run. The instance reaper has passed twice over everything older than `settled_before` (epoch
+    seconds)."""
 
     settled_before: float
     ledger: Sequence[facts.Fact]
@@ -60,8 +64,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def gather(*, ledger_path: Path, kafka: str, prefix: str, database_url: str, settle_seconds: float) -> Evidence:
-    """Read all three sources. A running system moves on between two reads, so the ledger comes after the
-    rows: what it still calls live then had time to be written off."""
+    """Read all three sources. The system keeps running meanwhile, so the ledger is read last: instances that ended in
+    between are already terminated there."""
+
     rows = await _rows(database_url)
     settled_before = utc_now().timestamp() - settle_seconds
     published, dead_records = await _topics(kafka, prefix)

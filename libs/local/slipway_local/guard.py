@@ -1,9 +1,9 @@
-"""Leaves nothing behind when a process ends, even by SIGKILL: its children are ended, its folders removed.
+"""Cleanup after a process, even after SIGKILL: a guard process ends its children and removes its folders.
 
-The guard is a process that reads a pipe. Its owner writes there what it starts and what it ends; when the owner dies,
-however it dies, the kernel closes the pipe, and the guard clears up what is still on its list. Chosen over Linux's
-PR_SET_PDEATHSIG because that one is lost when a child changes its user, fires when the *thread* that started the
-child ends, and removes no folder. Only the standard library: the guard must start at once.
+The guard reads a pipe to which its owner writes every start and end of a child. When the owner dies, for whatever
+reason, the kernel closes the pipe, and the guard cleans up what is still on its list. Linux's PR_SET_PDEATHSIG is no
+alternative: it is lost when a child changes its user, fires when the *thread* that started the child ends, and removes
+no folder. Uses only the standard library, so that the guard starts quickly.
 """
 
 import atexit
@@ -22,7 +22,7 @@ GRACE_SECONDS: Final = 5.0  # between an orphan's own signal and SIGKILL
 
 
 class Guard:
-    """The owner's end of the pipe."""
+    """Guard of this process: the owner's end of the pipe."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -37,7 +37,7 @@ class Guard:
         os.close(read_end)
 
     def pledge(self, orphan_signal: int) -> Callable[[], None]:
-        """What a child runs between fork and exec, so that no instant passes in which it is not on the list."""
+        """Function for a child to run between fork and exec, which registers it before it can do anything else."""
 
         def register() -> None:
             os.write(self._write_end, b"process %d %d\n" % (os.getpid(), orphan_signal))
@@ -45,36 +45,37 @@ class Guard:
         return register
 
     def forget(self, pid: int) -> None:
-        """To be called once the child has been waited for: from then on its number may be another's."""
-        self._tell(f"ended {pid}")
+        """Remove a child that has been waited for, because the kernel may reuse its process id."""
+        self._send(f"ended {pid}")
 
     def remove(self, path: Path) -> None:
-        """Put a file or folder on the list; its owner removes it earlier if all goes well."""
-        self._tell(f"remove {path}")
+        """Register a file or folder for removal; normally its owner removes it earlier."""
+        self._send(f"remove {path}")
 
     def tagged(self, variable: str) -> None:
-        """Put on the list every process whose environment has a variable that begins so, such as `NAME=value/`: what
-        others start for us, in sessions of their own, when we are gone. Needs Linux's /proc."""
-        self._tell(f"tagged {variable}")
+        """Register every process whose environment has a variable with this prefix, such as `NAME=value/`.
+
+        For processes that services start in sessions of their own. Needs Linux's /proc."""
+        self._send(f"tagged {variable}")
 
     def close(self) -> None:
-        """Let the guard clear up now, and wait for it: nothing outlives the owner visibly."""
+        """Let the guard clean up now, and wait until it has finished."""
         if os.getpid() == self.owner and self._write_end >= 0:
             os.close(self._write_end)
             self._write_end = -1
             self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if "\n" in line:
-            raise ValueError(f"cannot guard {line!r}")
-        os.write(self._write_end, line.encode() + b"\n")  # one write below PIPE_BUF is never torn
+            raise ValueError(f"cannot guard {line!r}: it has a line break")
+        os.write(self._write_end, line.encode() + b"\n")  # one write below PIPE_BUF is atomic
 
 
 _current: Guard | None = None
 
 
 def guard() -> Guard:
-    """This process's guard, started when first needed."""
+    """The guard of this process, started on first use."""
     global _current
     if _current is None or _current.owner != os.getpid():
         _current = Guard()
@@ -83,7 +84,7 @@ def guard() -> Guard:
 
 
 def watch() -> None:
-    """The guard's own life: read until the owner is gone, then clear up."""
+    """Main function of the guard process: read until the owner has ended, then clean up."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     orphans: dict[int, int] = {}
@@ -110,10 +111,10 @@ def watch() -> None:
 
 
 def end(orphans: dict[int, int]) -> None:
-    """End process groups, each by its own signal, and by SIGKILL those that stay."""
+    """Send each process group its signal, and SIGKILL to those that do not end in time."""
     for pid, signum in orphans.items():
         signal_group(pid, signum)
-        signal_group(pid, signal.SIGCONT)  # a stopped process takes note of nothing but SIGKILL
+        signal_group(pid, signal.SIGCONT)  # a process stopped by SIGSTOP handles only SIGKILL
     deadline = time.monotonic() + GRACE_SECONDS
     while any(map(is_running, orphans)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -122,8 +123,8 @@ def end(orphans: dict[int, int]) -> None:
 
 
 def end_tagged(tags: list[bytes]) -> None:
-    """SIGKILL whatever carries one of the tags, until two looks in a row find nothing: a process that is being started
-    shows its environment a moment later."""
+    """Kill every process that carries one of the tags, until two scans in a row find none: the environment of a process
+    in the middle of an exec reads as empty."""
     deadline = time.monotonic() + GRACE_SECONDS
     clean = 0 if tags else 2
     while clean < 2 and time.monotonic() < deadline:
@@ -136,7 +137,7 @@ def end_tagged(tags: list[bytes]) -> None:
 
 
 def carries(pid: int, tags: list[bytes]) -> bool:
-    """Whether a process has one of the tags in its environment; a zombie's is empty, another user's is not ours."""
+    """True if a process has one of the tags in its environment. A zombie's is empty; another user's is unreadable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")
@@ -146,24 +147,25 @@ def carries(pid: int, tags: list[bytes]) -> bool:
 
 
 def signal_group(pid: int, signum: int) -> None:
-    """Signal the group that a child leads; a group that is gone is no error."""
-    with suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
+    """Signal the process group that a child leads; does nothing if the group is gone."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS reports EPERM for a group of zombies
         os.killpg(pid, signum)
 
 
 def is_running(pid: int) -> bool:
-    """Exists and is no zombie: in a container nobody may ever collect an orphan's exit status."""
+    """True if a process exists and is no zombie: in a container an orphan's exit status may never be collected."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # exists, and is another user's
+        pass  # exists, and belongs to another user
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
     except FileNotFoundError:
-        return not os.path.isdir("/proc/self")  # no /proc at all, or gone between the two looks
+        return not os.path.isdir("/proc/self")  # no /proc at all, or ended between the two checks
+
     except OSError:
         return True
 

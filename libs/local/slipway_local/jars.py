@@ -1,7 +1,7 @@
-"""Apache Kafka's jars: resolved and locked by jgo, fetched once, each checked against its sha256. Starts nothing.
+"""Jars of Apache Kafka: resolved and locked by jgo, downloaded once, each checked against its sha256.
 
-`python -m slipway_local.jars` fetches them; the broker does so by itself when they are missing, in a process of its
-own that can be killed at any moment.
+`python -m slipway_local.jars` downloads them. The embedded broker does this when they are missing, in a process of its
+own, which may be killed at any time.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Jar(NamedTuple):
 
 
 class WrongJar(Exception):
-    """A jar is not the one that was locked."""
+    """A jar differs from the locked one."""
 
 
 def locked_jars() -> list[Jar]:
@@ -45,7 +45,7 @@ def locked_jars() -> list[Jar]:
 
 
 def kafka_version(jars: Sequence[Jar]) -> str:
-    """The one version of all of Kafka's own jars: the broker dies of a mixture, and late."""
+    """Version of Kafka's own jars. Raises WrongJar if they differ: a broker with mixed versions fails at run time."""
     versions = {jar.version for jar in jars if jar.group == "org.apache.kafka"}
     if len(versions) != 1:
         raise WrongJar(f"the lock mixes versions of Apache Kafka: {sorted(versions)}")
@@ -53,53 +53,54 @@ def kafka_version(jars: Sequence[Jar]) -> str:
 
 
 def jars_folder() -> Path:
-    """Where the jars of this lock are, or will be."""
+    """Folder of the jars of this lock; it may not exist yet."""
     lock_hash = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
     return cache_folder() / f"kafka-{kafka_version(locked_jars())}-{lock_hash}"
 
 
 def classpath(folder: Path) -> str:
-    """The jars in a fixed order: a class archive is only good for the class path it was made with."""
+    """Class path in a fixed order: a class archive is valid only for the class path it was built with."""
     return os.pathsep.join(str(folder / jar.file_name) for jar in locked_jars())
 
 
 async def ensure_jars() -> Path:
-    """The folder with all jars, fetched if this is the first time."""
+    """Return the folder with all jars; downloads them on first use."""
     folder = jars_folder()
     if not folder.is_dir():
-        fetcher = Child("fetching Apache Kafka", [sys.executable, "-m", "slipway_local.jars"])
+        fetcher = Child("download of Apache Kafka", [sys.executable, "-m", "slipway_local.jars"])
         fetcher.start()
         try:
             if await fetcher.wait() != 0:
-                raise StartFailed("Apache Kafka could not be fetched; see above")
+                raise StartFailed("Apache Kafka could not be downloaded; see above")
         finally:
             await fetcher.kill()
     return folder
 
 
-def fetch_jars(tell: Callable[[str], None]) -> Path:
-    """Fetch and check what is missing, telling the progress; blocks."""
-    return build_once(jars_folder(), lambda folder: _fetch_into(folder, tell))
+def fetch_jars(report: Callable[[str], None]) -> Path:
+    """Download and check the jars unless they are there, reporting progress; blocks."""
+    return build_once(jars_folder(), lambda folder: _fetch_into(folder, report))
 
 
 def check(path: Path, sha256: str) -> None:
+    """Raises WrongJar unless the file has this sha256."""
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != sha256:
-        raise WrongJar(f"{path.name} has sha256 {actual}, locked is {sha256}")
+        raise WrongJar(f"{path.name} has sha256 {actual}, but {sha256} is locked")
 
 
-def _fetch_into(folder: Path, tell: Callable[[str], None]) -> None:
+def _fetch_into(folder: Path, report: Callable[[str], None]) -> None:
     jars = locked_jars()
     title = f"Apache Kafka {kafka_version(jars)}"
-    tell(f"{title}: fetching {len(jars)} jars, once")
+    report(f"Downloading {title} ({len(jars)} jars, about 45 MB, once)")
     done_bytes = 0
     with ThreadPoolExecutor(FETCHERS) as pool:
         try:
             for number, fetched in enumerate(as_completed(pool.submit(_fetch, jar, folder) for jar in jars), start=1):
                 done_bytes += fetched.result()
-                if number % 6 == 0 or number == len(jars):
-                    tell(f"{title}: {number} of {len(jars)} jars, {done_bytes / 1e6:.0f} MB")
+                if number == len(jars):
+                    report(f"Downloaded {title} ({done_bytes / 1e6:.0f} MB)")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -107,10 +108,10 @@ def _fetch_into(folder: Path, tell: Callable[[str], None]) -> None:
 
 
 def _fetch(jar: Jar, folder: Path) -> int:
-    """Fetch one jar through jgo, check it, move it into `folder`; returns its size in bytes.
+    """Download one jar with jgo, check it and move it into `folder`; returns its size in bytes.
 
-    jgo takes whatever lies in its local repository for whole and right, so it gets one of its own and our checksum
-    decides. Which servers it asks is its own affair and the user's (their jgo configuration).
+    jgo trusts every file in its local repository, so each download gets an empty one, and the locked checksum decides.
+    The user's jgo configuration determines the servers.
     """
     from jgo.config import GlobalSettings
     from jgo.constants import MAVEN_CENTRAL_URL
@@ -127,7 +128,7 @@ def _fetch(jar: Jar, folder: Path) -> int:
         try:
             path = context.project(jar.group, jar.artifact).at_version(jar.version).artifact().resolve()
             check(path, jar.sha256)
-        except (OSError, RuntimeError, WrongJar):  # every error of requests is an OSError
+        except (OSError, RuntimeError, WrongJar):  # all errors of requests are OSErrors
             if attempt == ATTEMPTS:
                 raise
             shutil.rmtree(repository, ignore_errors=True)
@@ -140,4 +141,4 @@ if __name__ == "__main__":
     try:
         fetch_jars(lambda line: print(line, flush=True))
     except Exception as error:
-        sys.exit(f"Apache Kafka could not be fetched: {error}")
+        sys.exit(f"Apache Kafka could not be downloaded: {error}")

@@ -1,4 +1,4 @@
-"""Which Java runs the broker, and its class archive. Knows nothing of Kafka but a class path."""
+"""Java for the embedded broker, and a class archive that shortens its start. Knows only a class path of Kafka."""
 
 import fcntl
 import hashlib
@@ -19,15 +19,18 @@ MINIMUM_VERSION: Final = 17  # Kafka 4's
 
 
 class Java(NamedTuple):
+    """An installed Java."""
+
     executable: Path
     version: int  # 17, 21, 25…
-    build: str  # what it says about itself, for telling class archives apart
+    build: str  # output of `java -version`; a class archive is valid for one build
 
 
 def find_java() -> Java:
-    """The machine's Java if it is recent enough (JAVA_HOME first, then PATH), else the one from the wheel.
+    """Return the machine's Java if it is recent enough (JAVA_HOME first, then PATH), else the one from the wheel.
 
-    SLIPWAY_JAVA overrides: `system`, `wheel`, or the path of a `java` or of its home.
+    SLIPWAY_JAVA overrides: `system`, `wheel`, or the path of a `java` or of its home. Raises StartFailed if there is no
+    Java of MINIMUM_VERSION or later.
     """
     choice = os.environ.get("SLIPWAY_JAVA", "")
     seen = []
@@ -35,7 +38,7 @@ def find_java() -> Java:
         java = inspect(executable)
         if java is not None and java.version >= MINIMUM_VERSION:
             return java
-        seen.append(f"{executable} is {f'version {java.version}' if java else 'no Java'}")
+        seen.append(f"{executable} is {f'version {java.version}' if java else 'not a working Java'}")
     wanted = f"SLIPWAY_JAVA={choice}: " if choice else ""
     raise StartFailed(f"{wanted}no Java {MINIMUM_VERSION} or later ({'; '.join(seen) or 'none found'})")
 
@@ -55,7 +58,7 @@ def _candidates(choice: str) -> Iterator[Path]:
 
 
 def inspect(executable: Path) -> Java | None:
-    """Ask an executable for its version; None if it is no working Java."""
+    """Run `java -version`; returns None if the executable is not a working Java."""
     try:
         answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=20, check=True).stderr
     except (OSError, subprocess.SubprocessError):
@@ -65,12 +68,13 @@ def inspect(executable: Path) -> Java | None:
 
 
 class ClassArchive:
-    """Classes of one class path, loaded and verified once, mapped from a file afterwards: the broker's start takes
-    half the time. The first start on a Java only notes which classes it loads; from that note the archive is made
-    while the broker runs, at the lowest priority, so that the first start is no slower for it.
+    """Class data sharing archive of a class path, which halves the start time of the broker.
 
-    A static archive (class list → dump) and not the shorter way of dumping at exit: that one needs a base archive,
-    which the wheel's Java lacks, and a clean exit, which is not ours to promise.
+    The first start on a Java only lists the classes it loads. From that list the archive is built while the broker
+    runs, at the lowest priority, so that the first start is not slowed down.
+
+    The archive is static (class list, then dump). A dynamic one, dumped at exit, would need a base archive, which the
+    wheel's Java lacks, and a clean exit, which a killed broker does not have.
     """
 
     def __init__(self, java: Java, options: list[str], classpath: str, folder: Path) -> None:
@@ -80,25 +84,25 @@ class ClassArchive:
         self._archive = folder / f"java-{java.version}-{key}.jsa"
         self._child: Child | None = None
         self._unfinished = folder / f"{self._archive.stem}.{os.getpid()}.tmp"
-        self._only_one: IO[str] | None = None
+        self._lock_file: IO[str] | None = None
 
     def options(self, class_list: Path | None = None) -> list[str]:
-        """JVM options: use the archive; or write the list of loaded classes to `class_list`, for making it."""
+        """JVM options that use the archive, or, if it is missing, list the loaded classes in `class_list`."""
         if self._archive.exists():
             return [f"-XX:SharedArchiveFile={self._archive}"]
         return [f"-XX:DumpLoadedClassList={class_list}"] if class_list else []
 
     def make(self, class_list: Path) -> None:
-        """Begin to make the archive, if it is missing, from the list written so far."""
+        """Start to build the archive from the list written so far, if the archive is missing."""
         if self._archive.exists() or not class_list.exists():
             return
-        self._only_one = self._archive.with_suffix(".lock").open("w")
+        self._lock_file = self._archive.with_suffix(".lock").open("w")
         try:
-            fcntl.flock(self._only_one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # another broker's is being made
+            return  # another process builds it
         settled = class_list.with_suffix(".settled")
-        settled.write_text(class_list.read_text().rpartition("\n")[0] + "\n")  # the last line may be half written
+        settled.write_text(class_list.read_text().rpartition("\n")[0] + "\n")  # the last line may be incomplete
         guard().remove(self._unfinished)
         dump = ["-Xshare:dump", f"-XX:SharedClassListFile={settled}", f"-XX:SharedArchiveFile={self._unfinished}"]
         self._child = Child(
@@ -110,11 +114,11 @@ class ClassArchive:
         self._child.start()
 
     async def abandon(self) -> None:
-        """End the making of it; an unfinished archive is removed."""
+        """Stop building the archive and remove an unfinished one."""
         if self._child is not None:
             await self._child.kill()
             self._unfinished.unlink(missing_ok=True)
             self._child = None
-        if self._only_one is not None:
-            self._only_one.close()
-            self._only_one = None
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None

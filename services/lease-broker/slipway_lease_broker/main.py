@@ -1,4 +1,4 @@
-"""What the lease-broker consumes, does and answers, on one screen."""
+"""Entry point of the lease-broker: its consumers, loops and routes."""
 
 from functools import partial
 
@@ -11,11 +11,11 @@ from slipway_common.topic_admin import partition_counts
 from slipway_common.topics import LEASE_REQUEST, TOPICS
 from slipway_lease_broker.admission import save_and_decide
 from slipway_lease_broker.boskos.server import Port
-from slipway_lease_broker.handlers.requests import Recorder
+from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.http import gangs as http_gangs
 from slipway_lease_broker.http import lease_pools, leases, slots
-from slipway_lease_broker.http.desk import Desk
-from slipway_lease_broker.http.wakes import Wakes
+from slipway_lease_broker.http.grant_notifier import GrantNotifier
+from slipway_lease_broker.http.group_commit import GroupCommit
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
@@ -31,63 +31,67 @@ def build(settings: Settings) -> Service:
         return caught_up(service.runtime, partition_for(lease_pool_id, partitions))
 
     def published(more: bool) -> None:
-        service.runtime.ring() if more else service.runtime.publish()
+        service.runtime.wake() if more else service.runtime.publish()
 
-    desk = Desk(
+    group_commit = GroupCommit(
         caught_up=may_expire,
         lost_linger_seconds=settings.lost_linger_seconds,
         waiter_ttl_seconds=settings.waiter_ttl_seconds,
         published=published,
-        wakes=lambda lease_pool_id: wakes.tell(lease_pool_id),
+        notify_replicas=lambda lease_pool_id: grant_notifier.notify(lease_pool_id),
     )
-    wakes = Wakes(
+    grant_notifier = GrantNotifier(
         service="lease-broker",
         database_url=settings.database_url,
-        database=lambda: service.runtime.pool,
-        look=desk.look,
+        database=lambda: service.runtime.database,
+        check_grants=group_commit.check_grants,
     )
-    recorder = Recorder(
+    command_handler = LeaseCommandHandler(
         partial(
             save_and_decide,
             expire=may_expire,
             lost_linger_seconds=settings.lost_linger_seconds,
             waiter_ttl_seconds=settings.waiter_ttl_seconds,
         ),
-        committed=desk.decided,
+        committed=group_commit.decided,
     )
     decide = DecideLoop(
         caught_up=may_expire,
-        committed=desk.decided,
+        committed=group_commit.decided,
         lost_linger_seconds=settings.lost_linger_seconds,
         waiter_ttl_seconds=settings.waiter_ttl_seconds,
     )
     boskos = Port(
-        settings, runtime=lambda: service.runtime, caught_up=may_expire, decided=desk.decided, published=published
+        settings,
+        runtime=lambda: service.runtime,
+        caught_up=may_expire,
+        decided=group_commit.decided,
+        published=published,
     )
-    gangs = GangLoop(committed=desk.decided, lost_linger_seconds=settings.lost_linger_seconds)
+    gangs = GangLoop(committed=group_commit.decided, lost_linger_seconds=settings.lost_linger_seconds)
     service = Service(
         "lease-broker",
         settings,
-        consumes={LEASE_REQUEST: recorder.record},
+        consumes={LEASE_REQUEST: command_handler.handle},
         loops=[
-            Loop("decide", decide.step, tick_seconds=0.5),  # deadlines pass on a tick; grants and releases ring
+            Loop("decide", decide.step, tick_seconds=0.5),  # deadlines pass on a tick; requests and releases wake it
             Loop("gangs", gangs.step, tick_seconds=1.0),
             Loop("sweep", sweep, tick_seconds=5.0),
             Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),
             Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS),
         ],
         routers=[leases.router, lease_pools.router, http_gangs.router, slots.router],
-        resources=[wakes.running(), *([boskos.running()] if settings.boskos_port is not None else ())],
-        state={"desk": desk, "wakes": wakes, "boskos": boskos},
-        schema_minimum="0005",
+        resources=[grant_notifier.running(), *([boskos.running()] if settings.boskos_port is not None else ())],
+        state={"group_commit": group_commit, "grant_notifier": grant_notifier, "boskos": boskos},
+        schema_minimum="0001",
     )
     return service
 
 
 def caught_up(runtime: Runtime, partition: int) -> bool:
-    """Whether this process reads a partition of the requests, and has read to the end it saw when it took it over.
+    """True if this process is assigned a partition of the requests and has read it to the end seen at the assignment.
 
-    Whoever does not own a partition cannot know what waits in it, so only its owner lets deadlines pass.
+    Only the process that reads a partition lets deadlines pass, since it alone knows what commands wait there.
     """
     for subscription in runtime.subscriptions:
         owned = subscription.owned.get(partition)

@@ -1,4 +1,4 @@
-"""Provisioner: what it consumes, does and answers, on one screen."""
+"""Entry point of the provisioner: its topics, loops and routes."""
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +24,7 @@ from slipway_provisioner.store.declarations import Times
 
 
 def build(settings: Settings) -> Service:
-    """The whole service."""
+    """Assemble the service from its settings."""
     register_url = settings.register_url or f"http://{settings.host}:{settings.port}"
     simulated = Simulated(
         deployment=settings.deployment, register_url=register_url, timeout_seconds=settings.call_timeout_seconds
@@ -33,15 +33,15 @@ def build(settings: Settings) -> Service:
     providers: Mapping[str, Provider] = {"simulated": simulated, "process": process}
     launcher = Launcher(settings, providers)
     heartbeats = HeartbeatView()
-    silent = partial(heartbeats.silent_seconds, after_seconds=settings.silent_after_seconds)
-    calculator_silent = partial(silent, "weight-calculator")
-    plan_next = partial(plan.plan_next, settings=settings, calculator_silent_seconds=calculator_silent)
-    broker_silent = partial(silent, "lease-broker")
-    admit_unleased = partial(unleased.admit_unleased, settings=settings, broker_silent_seconds=broker_silent)
-    sweep_next = partial(sweep.sweep_next, settings=settings, calculator_silent_seconds=calculator_silent)
+    unavailable = partial(heartbeats.unavailable_seconds, after_seconds=settings.unavailable_after_seconds)
+    calculator_unavailable = partial(unavailable, "weight-calculator")
+    plan_next = partial(plan.plan_next, settings=settings, calculator_unavailable_seconds=calculator_unavailable)
+    broker_unavailable = partial(unavailable, "lease-broker")
+    admit_unleased = partial(unleased.admit_unleased, settings=settings, broker_unavailable_seconds=broker_unavailable)
+    sweep_next = partial(sweep.sweep_next, settings=settings, calculator_unavailable_seconds=calculator_unavailable)
 
     @contextlib.asynccontextmanager
-    async def calls() -> AsyncIterator[None]:
+    async def provider_calls() -> AsyncIterator[None]:
         yield
         await launcher.drain()
         await simulated.close()
@@ -58,19 +58,19 @@ def build(settings: Settings) -> Service:
         views=[WeightView(), heartbeats],
         loops=[
             Loop("plan", plan_next),
-            Loop("ask-again", partial(plan.ask_again, resend_seconds=settings.resend_seconds)),
+            Loop("resend-requests", partial(plan.resend_requests, resend_seconds=settings.resend_seconds)),
             Loop("admit-unleased", admit_unleased),
             Loop("launch", launcher.launch_next),
             Loop("resolve", partial(resolve.resolve_next, launcher=launcher)),
             Loop("expire", partial(expire.expire_next, settings=settings, providers=providers)),
-            Loop("end-instances", partial(expire.end_instances, settings=settings, providers=providers)),
+            Loop("terminate-instances", partial(expire.terminate_instances, settings=settings, providers=providers)),
             Loop("reap", partial(reap.reap_next, settings=settings, providers=providers)),
-            Loop("watch", Watch(silent, effects(settings.broker_silent_mode)).step),
+            Loop("watch", Watch(unavailable, effects(settings.broker_unavailable_mode)).step),
             Loop("sweep", sweep_next),
-            Loop("measure", measure(partial(heartbeats.silent_seconds, after_seconds=0)).step, MEASURE_SECONDS),
+            Loop("measure", measure(partial(heartbeats.unavailable_seconds, after_seconds=0)).step, MEASURE_SECONDS),
         ],
         routers=[pools.router, decisions.router, fleet.router, workers.router],
-        resources=[calls()],
+        resources=[provider_calls()],
         state={
             "settings": settings,
             "providers": {name: provider.problem for name, provider in providers.items()},
@@ -78,7 +78,7 @@ def build(settings: Settings) -> Service:
                 call_timeout_seconds=settings.call_timeout_seconds, clock_skew_seconds=settings.clock_skew_seconds
             ),
         },
-        schema_minimum="0002",
+        schema_minimum="0001",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the provisioner tells Prometheus; what each means stands in slipway_common/metrics.py."""
+"""Prometheus metrics of the provisioner; slipway_common/metrics.py defines them."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ UNLEASED: Final = counter("slipway_unleased_launches_total")
 CALL_SECONDS: Final = histogram("slipway_provider_call_seconds")
 LAUNCH_SECONDS: Final = histogram("slipway_worker_launch_seconds")
 BOOT_SECONDS: Final = histogram("slipway_worker_boot_seconds")
-LOOKED_UP: Final = counter("slipway_looked_up_total")
+LOOKED_UP: Final = counter("slipway_calls_resolved_total")
 REAPED: Final = counter("slipway_reaped_total")
 REQUESTS_REFUSED: Final = counter("slipway_requests_refused_total")
-CLAMPED: Final = counter("slipway_times_clamped_total")
+CLAMPED: Final = counter("slipway_worker_timestamps_clamped_total")

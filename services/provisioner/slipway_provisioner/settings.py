@@ -6,50 +6,51 @@ from slipway_common.signal_settings import SignalSettings
 
 
 class Settings(SignalSettings):
-    """Product times first: a demo divides these, and no others, by its speed."""
+    """Settings of the provisioner. A demo divides the first group, the product times, by its speed."""
 
     port: int = 7301
     deployment: str = "slipway"
-    """Tag on every instance; a reaper touches no other's."""
+    """Tag on every instance. The instance reaper ignores instances of other deployments."""
     register_url: str = ""
-    """Where machines find this service; default: its own host and port."""
+    """URL at which machines reach this service [default: its own host and port]."""
     registration_key: str
-    """Secret from which each batch's registration secret is derived. Changing it strands machines that boot now."""
+    """Key from which batch registration secrets are derived. After a change, booting machines cannot register."""
 
     call_timeout_seconds: float = 60.0
-    """After this a provider call's outcome is unknown. Longer: slower recovery from a lost reply."""
+    """Timeout of a provider call, after which its outcome is unknown. Longer: slower recovery from a lost reply."""
     visibility_seconds: float = 10.0
-    """A provider lists an instance at most this long after the call; before it, "not found" proves nothing."""
+    """Longest time until a provider lists a new instance; earlier, "not found" proves nothing."""
     boot_timeout_seconds: float = 900.0
     """Registration slower than this is a boot failure."""
     idle_timeout_seconds: float = 120.0
-    """A worker that is idle for this long, and more than wanted, is told to leave."""
+    """A surplus worker that has been idle for this long is stopped."""
     give_up_idle_seconds: float = 300.0
-    """Idle this long while tasks are pending: the worker is given up and replaced."""
-    heard_timeout_seconds: float = 900.0
-    """A registered worker that was not heard from for this long is told to leave, and ended after the grace."""
+    """A worker that has been idle for this long while tasks are pending is stopped and replaced."""
+    unresponsive_timeout_seconds: float = 900.0
+    """A registered worker without contact for this long is stopped, and terminated after the grace period."""
     stop_grace_seconds: float = 120.0
-    """A worker told to leave may end by itself for this long; then its instance is ended."""
+    """Grace period in which a stopping worker may end by itself before its instance is terminated."""
     clock_skew_seconds: float = 5.0
-    """Subtracted from every lease deadline."""
+    """Clock skew allowed between services; subtracted from every lease deadline."""
     resend_seconds: float = 30.0
-    """A lease request without an answer is repeated after this."""
+    """Interval after which an unanswered lease request is resent."""
     reap_seconds: float = 60.0
-    """Between two passes of the reaper over an account."""
+    """Interval between two passes of the instance reaper over an account."""
     sweep_seconds: float = 600.0
-    """Every pool is planned for, and its counters proven, at least this often."""
-    silent_attempt_seconds: float = 30.0
-    """Without a calculator each pool makes one attempt per this."""
-    silent_half_life_seconds: float = 600.0
-    """Without a calculator its last weights lose half their say in this time: as fast as its evidence ages."""
+    """Interval at which every pool is planned and its counters are verified, at the latest."""
+    unavailable_attempt_seconds: float = 30.0
+    """Interval of single attempts in a pool whose windows are full while the weight-calculator is unavailable."""
+    weight_half_life_seconds: float = 600.0
+    """Half-life of the last weights while the weight-calculator is unavailable, equal to that of its evidence."""
 
-    silent_after_seconds: float = 30.0
-    """No heartbeat for this long: the service counts as away. Not a product time: heartbeats are real seconds."""
-    broker_silent_mode: Literal["wait", "safe"] = "wait"
-    """What launches do while the lease-broker is silent: wait for it, or (safe) start without leases at the pace that
-    it last kept, each told and charged afterwards."""
+    unavailable_after_seconds: float = 30.0
+    """A service without a heartbeat for this long is unavailable. Not a product time: heartbeats take real seconds."""
+    broker_unavailable_mode: Literal["wait", "safe"] = "wait"
+    """Launches while the lease-broker is unavailable: `wait` for it, or `safe`: start unleased at its last granted
+    pace, each reported and charged later."""
     calls_in_flight_max: int = 64
+    """Largest number of concurrent provider calls of one replica."""
     send_within_seconds: float = 2.0
-    """A committed call that is not on the wire after this (monotonic) is put back instead."""
+    """A committed call that is not sent within this time (monotonic clock) returns to the admission queue."""
     launching: bool = True
-    """False: decide and record, but start nothing (a restored database, a drill)."""
+    """False: decide and record, but launch nothing (for a restored database or a drill)."""

@@ -1,7 +1,7 @@
-"""What the accounts answer to a call. Pure: `now` and chance are arguments, state is the ledger folded.
+"""Answers of the simulated accounts to create calls. Pure: `now` and chance are arguments, state is the ledger folded.
 
-Decides admission (token bucket), idempotency, quota and capacity, what is created, and whether the reply arrives.
-Knows nothing of HTTP, of which faults exist (it takes their effects), nor of what machines do after they were created.
+Decides admission (token bucket), idempotency, quota, capacity, created instances and lost replies. Independent of
+HTTP, of the kinds of faults (it takes their effects), and of what machines do after their creation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,14 +36,14 @@ class Instance(msgspec.Struct, frozen=True):
 
 
 class Launch(msgspec.Struct):
-    """What a token stands for: one body, and what came of it."""
+    """Request body of an idempotency token, and the instances that were created for it."""
 
     request: str
     instance_ids: list[str]
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """Tokens left, at some instant."""
+    """Token bucket: the tokens left at a point in time."""
 
     level: float
     at: float
@@ -55,7 +55,7 @@ class Tally(msgspec.Struct):
 
 
 class Cloud(msgspec.Struct):
-    """All accounts. `rules` are in the clock that `now` counts in."""
+    """State of all accounts. Times in `rules` are in the same clock as `now`."""
 
     rules: Scenario = Scenario()
     started_at: float = 0.0
@@ -108,7 +108,7 @@ class Cloud(msgspec.Struct):
         launch.instance_ids.append(fact.instance_id)
 
     def count(self, *, account: str | None = None, zone: str | None = None, family: str | None = None) -> Tally:
-        """Live instances and launches so far, of those named or of all."""
+        """Live instances and launches so far, optionally of one account, zone or family."""
         found = [
             tally
             for (a, z, f), tally in self.tallies.items()
@@ -117,17 +117,17 @@ class Cloud(msgspec.Struct):
         return Tally(sum(tally.live for tally in found), sum(tally.launched for tally in found))
 
     def listed(self, account: str, deployment: str, batch: str | None, *, now: float) -> Iterator[Instance]:
-        """What a list call shows: live, of this deployment, and visible by now."""
+        """Instances in the answer of a list call: live, of this deployment, and visible by now."""
         for instance in self.instances.values():
-            mine = (instance.account, instance.deployment) == (account, deployment) and batch in (None, instance.batch)
-            if mine and instance.visible_at <= now:
+            matches = (instance.account, instance.deployment) == (account, deployment)
+            if matches and batch in (None, instance.batch) and instance.visible_at <= now:
                 yield instance
 
 
 def decide_create(
     cloud: Cloud, call: Call, user_data: Mapping[str, Any], *, effects: Effects, now: float, rng: Random
 ) -> tuple[Fact, ...]:
-    """The facts that a create call makes true; the last is its Reply. The call itself is recorded already."""
+    """Facts that result from a create call; the last one is its Reply. The call itself is already recorded."""
     account = cloud.rules.account(call.account)
     if account is None:
         return (_refusal(call, "AuthFailure", f"no account {call.account}", None, now),)
@@ -156,7 +156,7 @@ def decide_create(
 
 
 def latency_seconds(cloud: Cloud, account_name: str, rng: Random) -> float:
-    """How long a create call takes to have its effect and reply."""
+    """Seconds until a create call takes effect and is answered."""
     account = cloud.rules.account(account_name) or Account()
     return lognormal(account.latency_seconds, account.latency_sigma, rng)
 
@@ -166,12 +166,12 @@ def lognormal(median: float, sigma: float, rng: Random) -> float:
 
 
 def family(instance_type: str) -> str:
-    """The part of a type that quotas go by: m5 of m5.large."""
+    """Instance family, to which quotas apply: m5 of m5.large."""
     return instance_type.partition(".")[0]
 
 
 def _admit(cloud: Cloud, name: str, account: Account, effects: Effects, now: float) -> tuple[float | None, float]:
-    """Tokens left after this call, and the seconds to wait when it is not admitted."""
+    """Tokens left after this call, and the seconds to wait if it is not admitted."""
     throttle: Throttle | None = cloud.rules.throttle_fault if effects.throttled else account.throttle
     if throttle is None:
         return None, 0.0
@@ -211,7 +211,7 @@ def _capacity_room(cloud: Cloud, call: Call, account: Account, effects: Effects,
 
 
 def _size(capacity: Capacity, elapsed_seconds: float) -> float:
-    """How many fit now; before the first step any number does."""
+    """Capacity at this time; unlimited before the first step."""
     if isinstance(capacity, tuple):
         begun = [step for step in capacity if step[0] <= elapsed_seconds]
         capacity = max(begun, key=lambda step: step[0])[1] if begun else None

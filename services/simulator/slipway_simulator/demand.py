@@ -1,4 +1,4 @@
-"""When tasks arrive and how long they run: a list, a trace file, or a seeded bursty generator. Chance is an argument.
+"""Sources of tasks: a list, a trace file, or a seeded bursty generator. Chance is an argument.
 
 Every source yields (arrival offset, task length) in product seconds, in order of arrival.
 """
@@ -17,18 +17,18 @@ Arrival = tuple[float, float]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
-# Lengths of build tasks spread about their median by roughly this much in the logarithm.
+# Standard deviation of the logarithm of task lengths, typical for builds.
 TASK_SIGMA = 0.4
 
 
 class Arrivals(msgspec.Struct, frozen=True, tag_field="kind", tag="arrivals", forbid_unknown_fields=True):
-    """A list of [arrival offset, task length]; need not be sorted."""
+    """A list of [arrival offset, task length], in any order."""
 
     arrivals: tuple[tuple[NotNegative, NotNegative], ...] = ()
 
 
 class Bursty(msgspec.Struct, frozen=True, tag_field="kind", tag="bursty", forbid_unknown_fields=True):
-    """Tasks at random with bursts on top. `rate_per_minute` is the average of both, without the first burst."""
+    """Random tasks with additional bursts. `rate_per_minute` is the average of both, without the initial burst."""
 
     rate_per_minute: Positive = 30.0
     initial_burst: Annotated[int, msgspec.Meta(ge=0)] = 20
@@ -48,7 +48,7 @@ class Bursty(msgspec.Struct, frozen=True, tag_field="kind", tag="bursty", forbid
 
 
 class Trace(msgspec.Struct, frozen=True, tag_field="kind", tag="trace", forbid_unknown_fields=True):
-    """A recorded queue, from `from_seconds` of the recording on. See read_trace for the format."""
+    """A recorded queue, starting at `from_seconds` of the recording. See read_trace for the format."""
 
     path: str
     from_seconds: NotNegative = 0.0
@@ -59,11 +59,11 @@ Demand = Arrivals | Bursty | Trace
 
 
 class BadTrace(ValueError):
-    """The file is absent or is no trace."""
+    """The file does not exist or is not a trace."""
 
 
 def arrivals(demand: Demand, rng: Random) -> Iterator[Arrival]:
-    """The source's tasks; the same for the same seed, so that a restart can skip what has arrived."""
+    """Tasks of a source. The same seed gives the same tasks, so that a restart can skip those that have arrived."""
     match demand:
         case Arrivals():
             return iter(sorted(demand.arrivals))
@@ -80,7 +80,9 @@ def read_trace(trace: Trace) -> Iterator[Arrival]:
     except OSError as error:
         raise BadTrace(f"{trace.path}: {error.strerror}") from error
     if len(content) % RECORD.size:
-        raise BadTrace(f"{trace.path}: {len(content)} bytes are no whole number of {RECORD.size}-byte records")
+        raise BadTrace(
+            f"{trace.path}: {len(content)} bytes are not a multiple of the record size of {RECORD.size} bytes"
+        )
     end = float("inf") if trace.until_seconds is None else trace.until_seconds
     tasks = ((offset / 1000.0, length / 1000.0) for offset, length in RECORD.iter_unpack(content))
     return iter(sorted((at - trace.from_seconds, length) for at, length in tasks if trace.from_seconds <= at < end))

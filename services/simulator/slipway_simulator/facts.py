@@ -1,8 +1,7 @@
-"""The facts of a run, as the ledger holds them. Values only.
+"""Facts of a run, as recorded in the ledger. Values only.
 
-All state is these facts folded in order. Each carries `at`, in epoch seconds of this host (of the test's clock in
-simulations). Secrets and tokens stand here because a machine has to go on with them after a restart: a ledger is as
-private as the machines it stands for.
+All state results from folding these facts in order. `at` is in epoch seconds of this host, or of the test's clock in
+simulations. Facts contain secrets and tokens, which machines need after a restart, so keep a ledger private.
 """
 
 from typing import Any, Literal
@@ -27,6 +26,8 @@ EndedBy = Literal["self", "api", "fault"]
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of all facts."""
+
     at: float
 
 
@@ -43,7 +44,7 @@ class FaultCleared(Recorded, frozen=True, kw_only=True, tag="fault_cleared"):
 
 
 class Call(Recorded, frozen=True, kw_only=True, tag="call"):
-    """A create call has arrived. `request` is a fingerprint of its whole body."""
+    """A create call was received. `request` is a fingerprint of its whole body."""
 
     call_id: str
     account: str
@@ -59,9 +60,9 @@ class Call(Recorded, frozen=True, kw_only=True, tag="call"):
 
 
 class Reply(Recorded, frozen=True, kw_only=True, tag="reply"):
-    """What the call came to, at the instant when it took effect. `lost`: the caller never heard of it.
+    """Result of a create call, at the time it took effect. `lost`: the connection was dropped before the reply.
 
-    `repeated`: the token was known and nothing new was created. `bucket` is what is left of the account's tokens.
+    `repeated`: the token was known, and nothing was created. `bucket`: tokens left in the account's bucket.
     """
 
     call_id: str
@@ -76,7 +77,7 @@ class Reply(Recorded, frozen=True, kw_only=True, tag="reply"):
 
 
 class InstanceCreated(Recorded, frozen=True, kw_only=True, tag="instance_created"):
-    """`boots_at` is None for a machine that never registers; one that does not `claims` takes no task."""
+    """An instance was created. `boots_at` is None if it never registers; without `claims` it never takes a task."""
 
     instance_id: str
     call_id: str
@@ -96,7 +97,7 @@ class InstanceCreated(Recorded, frozen=True, kw_only=True, tag="instance_created
 
 
 class Registered(Recorded, frozen=True, kw_only=True, tag="registered"):
-    """`token` is empty for a worker from outside: it has asked the queue for the first time."""
+    """A machine registered. `token` is empty for an external worker, which has sent its first request to the queue."""
 
     instance_id: str
     worker_id: str
@@ -105,14 +106,14 @@ class Registered(Recorded, frozen=True, kw_only=True, tag="registered"):
 
 
 class Refused(Recorded, frozen=True, kw_only=True, tag="refused"):
-    """The provisioner does not want this machine; it stays, does nothing, and waits for its end."""
+    """The provisioner refused this machine; it does nothing until it is terminated."""
 
     instance_id: str
     status: int
 
 
 class Claimed(Recorded, frozen=True, kw_only=True, tag="claimed"):
-    """The provisioner has heard of the claim; `status` is its answer."""
+    """The provisioner answered the report of a claim with `status`."""
 
     instance_id: str
     worker_id: str
@@ -128,8 +129,8 @@ class Idle(Recorded, frozen=True, kw_only=True, tag="idle"):
     status: int
 
 
-class Told(Recorded, frozen=True, kw_only=True, tag="told"):
-    """The machine has been told to leave."""
+class DrainRequested(Recorded, frozen=True, kw_only=True, tag="drain_requested"):
+    """The provisioner requested the machine to drain."""
 
     instance_id: str
     worker_id: str
@@ -142,7 +143,7 @@ class Terminated(Recorded, frozen=True, kw_only=True, tag="terminated"):
 
 
 class TasksAdded(Recorded, frozen=True, kw_only=True, tag="tasks_added"):
-    """Somebody announced tasks beside the scenario's; they arrive at their offsets from now."""
+    """Tasks were added to those of the scenario; they arrive at their offsets from `at`."""
 
     pool_id: str
     demand: Demand
@@ -156,7 +157,7 @@ class TaskArrived(Recorded, frozen=True, kw_only=True, tag="task_arrived"):
 
 
 class TaskStarted(Recorded, frozen=True, kw_only=True, tag="task_started"):
-    """`ends_at` is None for a unit of a demand level, which lasts until the level drops."""
+    """A task started. `ends_at` is None for a unit of a demand level, which lasts until the level drops."""
 
     task_id: str
     pool_id: str
@@ -166,14 +167,15 @@ class TaskStarted(Recorded, frozen=True, kw_only=True, tag="task_started"):
 
 
 class TaskClaimed(Recorded, frozen=True, kw_only=True, tag="task_claimed"):
-    """A worker from outside has the task until `runs_out_at`, and longer if it renews its claim. It says itself when
-    the task has ended. `unit`: of a demand level; such a claim also ends when the level drops."""
+    """An external worker claimed a task until `expires_at`, or longer if it renews the claim.
+
+    The worker reports the end of the task. `unit`: of a demand level; such a claim also ends when the level drops."""
 
     task_id: str
     pool_id: str
     instance_id: str
     worker_id: str
-    runs_out_at: float
+    expires_at: float
     unit: bool
     duration_seconds: float = 0.0
 
@@ -181,12 +183,12 @@ class TaskClaimed(Recorded, frozen=True, kw_only=True, tag="task_claimed"):
 class TaskRenewed(Recorded, frozen=True, kw_only=True, tag="task_renewed"):
     task_id: str
     pool_id: str
-    runs_out_at: float
+    expires_at: float
 
 
 class TaskEnded(Recorded, frozen=True, kw_only=True, tag="task_ended"):
-    """`interrupted`: its machine ended first, or its claim ran out; the task waits again. `exit_code` is what a
-    worker from outside said."""
+    """A task ended. `interrupted`: its machine terminated or its claim expired, and the task is pending again.
+    `exit_code` is that reported by an external worker."""
 
     task_id: str
     pool_id: str
@@ -196,7 +198,7 @@ class TaskEnded(Recorded, frozen=True, kw_only=True, tag="task_ended"):
 
 
 class DemandSet(Recorded, frozen=True, kw_only=True, tag="demand_set"):
-    """A level of demand without tasks. `claimed` None: machines take as much of `pending` as they can."""
+    """A level of demand without tasks. With `claimed` None, machines take as much of `pending` as they can."""
 
     pool_id: str
     pending: int
@@ -204,7 +206,7 @@ class DemandSet(Recorded, frozen=True, kw_only=True, tag="demand_set"):
 
 
 class DemandReported(Recorded, frozen=True, kw_only=True, tag="demand_reported"):
-    """Kafka has acknowledged this report; `observed_at` is when its counts were true."""
+    """Kafka acknowledged a demand report; its counts are those of `observed_at`."""
 
     pool_id: str
     pending: int
@@ -223,7 +225,7 @@ Fact = (
     | Refused
     | Claimed
     | Idle
-    | Told
+    | DrainRequested
     | Terminated
     | TasksAdded
     | TaskArrived

@@ -1,7 +1,7 @@
-"""Which faults there are, how they are written, and what they do at a given time. Pure: no clock, no I/O.
+"""Faults of the simulated cloud: their kinds, their notation, and their effects at a given time. Pure.
 
-A fault only says what is wrong with the world (`Effects`); cloud.py decides what a call gets for it. A new fault is
-a row in FAULTS and, if nothing there fits, a field of Effects. Times are product seconds since the scenario began.
+A fault has `Effects`; cloud.py decides the answers to calls under them. A new fault is a row in FAULTS and, if needed,
+a new field of Effects. Times are product seconds since the scenario began.
 """
 
 import re
@@ -14,7 +14,7 @@ ZONE_PREFIX: Final = "zone-"
 
 
 class BadFault(ValueError):
-    """The fault cannot be read; the message says what could be written instead."""
+    """A malformed or unknown fault; the message has the expected notation."""
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class Effects(msgspec.Struct, frozen=True):
-    """What is wrong at one instant."""
+    """Combined effects of all active faults."""
 
     zones_out: frozenset[str] = frozenset()
     quota_used_up: frozenset[str] = frozenset()
@@ -44,7 +44,7 @@ class Effects(msgspec.Struct, frozen=True):
 
 
 def parse(text: str, *, duration_seconds: float | None = None) -> tuple[Fault, ...]:
-    """`name[:arg][:window],…`; a window is `4m-14m`, `90s-`, or `25%-50%` of the run's duration."""
+    """Parse `name[:arg][:window],…`; a window is `4m-14m`, `90s-`, or `25%-50%` of the run. Raises BadFault."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     return tuple(
         parse_one(name, arg, duration_seconds=duration_seconds)
@@ -54,7 +54,7 @@ def parse(text: str, *, duration_seconds: float | None = None) -> tuple[Fault, .
 
 
 def parse_one(name: str, arg: str = "", *, duration_seconds: float | None = None) -> Fault:
-    """One fault from its name and the rest of its text; raises BadFault."""
+    """Parse one fault from its name and the rest of its text. Raises BadFault."""
     kind = _kind(name)
     parts = [part for part in arg.split(":") if part]
     start, end = None, None
@@ -66,19 +66,19 @@ def parse_one(name: str, arg: str = "", *, duration_seconds: float | None = None
     try:
         kind.change(Effects(), name if name.startswith(ZONE_PREFIX) else value)
     except ValueError as error:
-        raise BadFault(f"{name}:{arg}: {error}; write {kind.usage}") from error
+        raise BadFault(f"{name}:{arg}: {error}; expected {kind.usage}") from error
     return Fault(name, value, start, end)
 
 
 def parsed(faults: str | Iterable[Fault], *, duration_seconds: float | None = None) -> tuple[Fault, ...]:
-    """The same from either form; a window given in fields beats one in `arg`."""
+    """Faults from text or from values; a window in fields takes precedence over one in `arg`. Raises BadFault."""
     if isinstance(faults, str):
         return parse(faults, duration_seconds=duration_seconds)
     return tuple(_merged(fault, duration_seconds) for fault in faults if fault.name != "none")
 
 
 def effects(faults: Iterable[Fault], elapsed_seconds: float) -> Effects:
-    """Everything that is wrong now."""
+    """Combined effects of the faults that are active at this time."""
     result = Effects()
     for fault in faults:
         if fault.active(elapsed_seconds):
@@ -88,7 +88,7 @@ def effects(faults: Iterable[Fault], elapsed_seconds: float) -> Effects:
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """How a fault is written, what it means, and how it changes the effects (ValueError: not with this argument)."""
+    """Notation and meaning of a fault, and the change it makes to the effects; ValueError for a bad argument."""
 
     usage: str
     meaning: str
@@ -101,7 +101,7 @@ def _changed(effects: Effects, **fields: Any) -> Effects:
 
 def _named(value: str) -> frozenset[str]:
     if not value:
-        raise ValueError("a name is missing")
+        raise ValueError("the name is missing")
     return frozenset({value})
 
 
@@ -115,26 +115,26 @@ def _ratio(value: str, default: float) -> float:
 def _factor(value: str) -> float:
     factor = float(value)
     if not factor > 0.0:
-        raise ValueError(f"{value} is not above 0")
+        raise ValueError(f"{value} is not greater than 0")
     return factor
 
 
 def _bare(value: str) -> bool:
     if value:
-        raise ValueError(f"takes no argument {value!r}")
+        raise ValueError(f"unexpected argument {value!r}")
     return True
 
 
 ZONE: Final = Kind(
     "zone-NAME[:WINDOW] or zone:NAME[:WINDOW]",
-    "the zone has no capacity: launches fail, instances stay",
+    "the zone has no capacity: launches fail, existing instances keep running",
     lambda e, value: _changed(e, zones_out=e.zones_out | _named(value)),
 )
 FAULTS: Final[dict[str, Kind]] = {
     "zone": ZONE,
     "lost-reply": Kind(
         "lost-reply[:RATIO][:WINDOW]",
-        "a create call takes effect, but its connection is dropped without a reply (ratio .3)",
+        "create calls take effect, but the connection is dropped without a reply (default ratio 0.3)",
         lambda e, value: _changed(e, lost_reply_ratio=_ratio(value, default=0.3)),
     ),
     "ignore-token": Kind(
@@ -159,7 +159,7 @@ FAULTS: Final[dict[str, Kind]] = {
     ),
     "slow-boot": Kind(
         "slow-boot:FACTOR[:WINDOW]",
-        "machines boot that many times slower",
+        "machines boot slower by this factor",
         lambda e, value: _changed(e, boot_factor=e.boot_factor * _factor(value)),
     ),
 }

@@ -1,7 +1,7 @@
-"""The append-only file of facts, one JSON object a line. What is in it happened; what is not did not.
+"""Append-only file of facts, one JSON object per line; the source of truth of a run.
 
-Each append is one unbuffered write, so that the file survives a killed process; a torn last line is cut off on
-opening, as a fact that was never told to anybody. Not fsynced: a run does not outlive its host.
+Each append is an unbuffered write, so the file survives a killed process. Opening it removes an incomplete last line,
+whose fact was never acted upon. The file is not fsynced, because a run does not outlive its host.
 """
 
 import os
@@ -17,13 +17,13 @@ DECODER: msgspec.json.Decoder[Fact] = msgspec.json.Decoder(Fact)
 
 
 class Ledger:
-    """Open for appending. `facts()` reads what an earlier process left."""
+    """A ledger that is open for appending. `facts()` also reads the facts of earlier processes."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        _cut_torn_line(self._fd)
+        _cut_incomplete_line(self._fd)
         self.size_bytes = os.fstat(self._fd).st_size
 
     def facts(self) -> Iterator[Fact]:
@@ -41,7 +41,7 @@ class Ledger:
 
 
 def read(path: Path) -> Iterator[Fact]:
-    """The facts of a ledger, also of one that is being written: an unfinished last line is left out."""
+    """Read the facts of a ledger. It may be in use: an incomplete last line is skipped."""
     with path.open("rb") as lines:
         for line in lines:
             if not line.endswith(b"\n"):
@@ -49,7 +49,7 @@ def read(path: Path) -> Iterator[Fact]:
             yield DECODER.decode(line)
 
 
-def _cut_torn_line(fd: int) -> None:
+def _cut_incomplete_line(fd: int) -> None:
     size = end = os.fstat(fd).st_size
     while end:
         start = max(0, end - 65536)

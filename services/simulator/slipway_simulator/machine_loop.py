@@ -1,6 +1,6 @@
-"""Machines in motion: performs what machines.py decides, over the provisioner's real HTTP API.
+"""Machine loop: performs the actions that machines.py decides, over the provisioner's real HTTP API.
 
-What has to be heard is repeated for as long as the machine lives, whatever is down; an answer is taken as it is.
+Reports are retried for as long as the machine lives, until the provisioner answers them.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import httpx2
 import msgspec
 
-from slipway_simulator.facts import Claimed, EndedBy, Fact, Idle, Registered, Told
-from slipway_simulator.machines import Ask, Contact, Machine, Owed, Register, Take, Tell, Wait, next_act
+from slipway_simulator.facts import Claimed, DrainRequested, EndedBy, Fact, Idle, Registered
+from slipway_simulator.machines import Contact, Machine, PendingReport, Poll, Register, SendReport, Take, Wait, next_act
 from slipway_simulator.world import World
 
-# Between repetitions while nobody answers: long enough to leave a restarting service alone, in wall seconds.
+# Pauses between retries in real seconds, long enough not to load a restarting service.
 FIRST_RETRY_SECONDS = 0.2
 LONGEST_RETRY_SECONDS = 3.0
 REGISTER_PATH = "/workers/register"
@@ -29,7 +29,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Driver(Protocol):
-    """What a machine needs of the simulation around it."""
+    """Interface of the simulation that a machine uses."""
 
     world: World
     client: httpx2.AsyncClient
@@ -43,9 +43,9 @@ class Driver(Protocol):
     async def rest(self, machine: Machine, until: float | None) -> None: ...
 
 
-async def live(machine: Machine, driver: Driver, rng: Random) -> None:
-    """One machine's life, until its instance is gone."""
-    # Machines that go on after a restart must not all ask at the same instant.
+async def run_machine(machine: Machine, driver: Driver, rng: Random) -> None:
+    """Run one machine until its instance is gone."""
+    # Spreads the polls of machines that continue after a restart.
     early = rng.random() * driver.world.cloud.rules.poll_seconds
     contact = Contact(driver.now() - early, driver.now() - early)
     while machine.instance_id in driver.world.machines:
@@ -58,10 +58,10 @@ async def live(machine: Machine, driver: Driver, rng: Random) -> None:
                 contact = Contact(driver.now(), driver.now())
             case Take():
                 driver.take(machine)
-            case Tell(owed):
-                await _tell(machine, owed, driver, rng)
-            case Ask(heartbeat):
-                await _ask(machine, driver, heartbeat=heartbeat)
+            case SendReport(report):
+                await _send_report(machine, report, driver, rng)
+            case Poll(heartbeat):
+                await _poll(machine, driver, heartbeat=heartbeat)
                 contact = Contact(driver.now(), driver.now() if heartbeat else contact.heartbeat_at)
 
 
@@ -71,7 +71,7 @@ async def _register(machine: Machine, driver: Driver, rng: Random) -> None:
         "secret": machine.user_data.get("secret", ""),
         "instance_id": machine.instance_id,
     }
-    answer = await _insist(driver, rng, _base_url(machine) + REGISTER_PATH, "", body)
+    answer = await _post_until_answered(driver, rng, _base_url(machine) + REGISTER_PATH, "", body)
     match answer.body:
         case {"worker_id": str(worker_id), "pool_id": str(pool_id), "token": str(token)} if answer.status < 300:
             registered = Registered(
@@ -82,48 +82,50 @@ async def _register(machine: Machine, driver: Driver, rng: Random) -> None:
             driver.refuse(machine, answer.status)
 
 
-async def _tell(machine: Machine, owed: Owed, driver: Driver, rng: Random) -> None:
-    body = {"at": datetime.fromtimestamp(owed.at, UTC).isoformat()}
-    if owed.what == "claimed":
-        body |= {"task_id": owed.task_id, "source": SOURCE}
-    answer = await _insist(driver, rng, _worker_url(machine, owed.what), machine.token, body)
-    if owed.what == "stopped":
+async def _send_report(machine: Machine, report: PendingReport, driver: Driver, rng: Random) -> None:
+    body = {"at": datetime.fromtimestamp(report.at, UTC).isoformat()}
+    if report.what == "claimed":
+        body |= {"task_id": report.task_id, "source": SOURCE}
+    answer = await _post_until_answered(driver, rng, _worker_url(machine, report.what), machine.token, body)
+    if report.what == "stopped":
         driver.end_instance(machine.instance_id, "self")
         return
-    who = {"instance_id": machine.instance_id, "worker_id": machine.worker_id, "pool_id": machine.pool_id}
-    heard: Fact
-    if owed.what == "claimed":
-        heard = Claimed(at=driver.now(), task_id=owed.task_id, status=answer.status, **who)
+    ids = {"instance_id": machine.instance_id, "worker_id": machine.worker_id, "pool_id": machine.pool_id}
+    answered: Fact
+    if report.what == "claimed":
+        answered = Claimed(at=driver.now(), task_id=report.task_id, status=answer.status, **ids)
     else:
-        heard = Idle(at=driver.now(), status=answer.status, **who)
-    driver.record([heard])
-    _obey(machine, answer, driver)
+        answered = Idle(at=driver.now(), status=answer.status, **ids)
+    driver.record([answered])
+    _handle_answer(machine, answer, driver)
 
 
-async def _ask(machine: Machine, driver: Driver, *, heartbeat: bool) -> None:
-    """One attempt: the next one comes soon enough, and the machine may find work meanwhile."""
+async def _poll(machine: Machine, driver: Driver, *, heartbeat: bool) -> None:
+    """Poll once. A failed poll is not retried: the next one is due soon, and the machine may find work meanwhile."""
     if heartbeat:
         answer = await _attempt(driver, "POST", _worker_url(machine, "heartbeat"), machine.token, {})
     else:
         answer = await _attempt(driver, "GET", _worker_url(machine, "should-terminate"), machine.token, None)
     if answer:
-        _obey(machine, answer, driver)
+        _handle_answer(machine, answer, driver)
 
 
-def _obey(machine: Machine, answer: Answer, driver: Driver) -> None:
-    """Leave when told to; a worker that is gone ends itself, one that is not let in any more does nothing."""
+def _handle_answer(machine: Machine, answer: Answer, driver: Driver) -> None:
+    """Drain if requested. A worker that is gone (410) terminates; one that is refused (401, 403) does nothing."""
     match answer.status:
         case 410:
             driver.end_instance(machine.instance_id, "self")
         case 401 | 403:
             driver.refuse(machine, answer.status)
         case _:
-            if answer.body.get("terminate") and not machine.told:
-                driver.record([Told(at=driver.now(), instance_id=machine.instance_id, worker_id=machine.worker_id)])
+            if answer.body.get("terminate") and not machine.draining:
+                driver.record(
+                    [DrainRequested(at=driver.now(), instance_id=machine.instance_id, worker_id=machine.worker_id)]
+                )
 
 
-async def _insist(driver: Driver, rng: Random, url: str, token: str, body: dict[str, Any]) -> Answer:
-    """Until somebody answers for good."""
+async def _post_until_answered(driver: Driver, rng: Random, url: str, token: str, body: dict[str, Any]) -> Answer:
+    """Retry a POST until there is a final answer."""
     pause_seconds = FIRST_RETRY_SECONDS
     while (answer := await _attempt(driver, "POST", url, token, body)) is None:
         await asyncio.sleep(pause_seconds * rng.uniform(0.5, 1.0))
@@ -132,7 +134,8 @@ async def _insist(driver: Driver, rng: Random, url: str, token: str, body: dict[
 
 
 async def _attempt(driver: Driver, method: str, url: str, token: str, body: dict[str, Any] | None) -> Answer | None:
-    """None when nobody answered, or only that it cannot be answered now."""
+    """Send a request once; returns None if there is no answer or only a temporary error."""
+
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         response = await driver.client.request(method, url, json=body, headers=headers)

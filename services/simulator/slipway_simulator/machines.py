@@ -1,8 +1,8 @@
-"""What a machine does next. Pure: `now` is an argument, state is the ledger folded.
+"""Decision on the next action of a machine. Pure: `now` is an argument, state is the ledger folded.
 
-A machine boots, registers, takes tasks one after another and leaves when it is told to or has run its number of
-tasks. What its provisioner has to hear of it is *owed* and told in order, however long that takes; its task ends on
-time meanwhile. Who performs these acts, and retries them, is machine_loop.py's matter.
+A machine boots, registers, runs tasks one after another, and leaves when it is drained or has run its number of tasks.
+Its reports to the provisioner are sent in order, however long that takes; its task still ends on time. machine_loop.py
+performs and retries the actions.
 """
 
 from typing import Any, Literal
@@ -11,6 +11,7 @@ import msgspec
 
 from slipway_simulator.facts import (
     Claimed,
+    DrainRequested,
     Fact,
     Idle,
     InstanceCreated,
@@ -18,13 +19,12 @@ from slipway_simulator.facts import (
     Registered,
     TaskEnded,
     TaskStarted,
-    Told,
 )
 from slipway_simulator.scenario import Scenario
 
 
-class Owed(msgspec.Struct, frozen=True):
-    """A fact that the provisioner has not heard yet; `at` is when it became true."""
+class PendingReport(msgspec.Struct, frozen=True):
+    """A report that the provisioner has not acknowledged yet; `at` is the time of the event."""
 
     what: Literal["claimed", "idle", "stopped"]
     at: float
@@ -43,15 +43,15 @@ class Machine(msgspec.Struct):
     pool_id: str = ""
     token: str = ""
     refused: bool = False
-    told: bool = False
+    draining: bool = False
     task_id: str = ""
     tasks_done: int = 0
-    owed: list[Owed] = []
+    pending_reports: list[PendingReport] = []
 
     @property
     def free(self) -> bool:
-        """May take a task now."""
-        busy = self.task_id or self.owed or self.told or self.refused
+        """True if the machine may take a task now."""
+        busy = self.task_id or self.pending_reports or self.draining or self.refused
         return bool(self.pool_id and self.claims and not busy)
 
     @property
@@ -64,23 +64,23 @@ class Machine(msgspec.Struct):
                 self.worker_id, self.pool_id, self.token = fact.worker_id, fact.pool_id, fact.token
             case Refused():
                 self.refused = True
-                self.owed.clear()
+                self.pending_reports.clear()
             case TaskStarted():
                 self.task_id = fact.task_id
-                self.owed.append(Owed("claimed", fact.at, fact.task_id))
+                self.pending_reports.append(PendingReport("claimed", fact.at, fact.task_id))
             case TaskEnded(result="interrupted"):
                 self.task_id = ""
             case TaskEnded():
                 self.task_id = ""
                 self.tasks_done += 1
-                last = self.told or self.tasks_done >= self.tasks_at_most
-                self.owed.append(Owed("stopped" if last else "idle", fact.at))
+                last = self.draining or self.tasks_done >= self.tasks_at_most
+                self.pending_reports.append(PendingReport("stopped" if last else "idle", fact.at))
             case Claimed() | Idle():
-                self.owed.pop(0)
-            case Told() if not self.told:
-                self.told = True
-                if not self.task_id and not any(owed.what == "stopped" for owed in self.owed):
-                    self.owed.append(Owed("stopped", fact.at))
+                self.pending_reports.pop(0)
+            case DrainRequested() if not self.draining:
+                self.draining = True
+                if not self.task_id and not any(report.what == "stopped" for report in self.pending_reports):
+                    self.pending_reports.append(PendingReport("stopped", fact.at))
             case _:
                 pass
 
@@ -90,55 +90,56 @@ def created(fact: InstanceCreated) -> Machine:
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing before `until` (None: nothing at all), unless a fact changes the machine or work arrives."""
+    """Wait until `until` (None: indefinitely), or until a fact changes the machine or work arrives."""
 
     until: float | None
 
 
 class Register(msgspec.Struct, frozen=True):
-    """Report in with the batch secret."""
+    """Register with the batch secret."""
 
 
 class Take(msgspec.Struct, frozen=True):
-    """Ask the queue for a task."""
+    """Take a task from the queue."""
 
 
-class Tell(msgspec.Struct, frozen=True):
-    """Tell the provisioner the oldest fact it is owed. After `stopped` the machine ends itself."""
+class SendReport(msgspec.Struct, frozen=True):
+    """Send the oldest pending report to the provisioner. After `stopped` the machine terminates itself."""
 
-    owed: Owed
+    report: PendingReport
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """Ask whether to leave: by a heartbeat, or only by asking."""
+class Poll(msgspec.Struct, frozen=True):
+    """Ask the provisioner whether to drain, with or without a heartbeat."""
 
     heartbeat: bool
 
 
-Act = Wait | Register | Take | Tell | Ask
+Act = Wait | Register | Take | SendReport | Poll
 
 
 class Contact(msgspec.Struct):
-    """When the machine last spoke to its provisioner unasked. Not in the ledger: a restart may ask anew."""
+    """Times of the last poll and the last heartbeat. Not in the ledger, because a restarted machine may poll again."""
 
-    asked_at: float
+    polled_at: float
     heartbeat_at: float
 
 
 def next_act(machine: Machine, contact: Contact, rules: Scenario, *, work: bool, now: float) -> Act:
-    """The one thing to do now. `work`: the queue of its pool has something to start."""
+    """The next action. `work`: the queue of the machine's pool has something to start."""
+
     if machine.refused or (not machine.pool_id and machine.boots_at is None):
         return Wait(None)
     if not machine.pool_id:
         return Register() if machine.boots_at is not None and machine.boots_at <= now else Wait(machine.boots_at)
-    if machine.owed:
-        return Tell(machine.owed[0])
+    if machine.pending_reports:
+        return SendReport(machine.pending_reports[0])
     if work and machine.free:
         return Take()
     heartbeat_at = contact.heartbeat_at + rules.heartbeat_seconds
     if heartbeat_at <= now:
-        return Ask(heartbeat=True)
+        return Poll(heartbeat=True)
     if machine.task_id:
         return Wait(heartbeat_at)
-    ask_at = contact.asked_at + rules.poll_seconds
-    return Ask(heartbeat=False) if ask_at <= now else Wait(min(ask_at, heartbeat_at))
+    poll_at = contact.polled_at + rules.poll_seconds
+    return Poll(heartbeat=False) if poll_at <= now else Wait(min(poll_at, heartbeat_at))

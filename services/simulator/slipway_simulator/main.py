@@ -1,4 +1,4 @@
-"""The simulator's process: settings, ledger, machines, queue reports and HTTP, put together."""
+"""Process of the simulator: settings, ledger, machines, demand reports and HTTP."""
 
 import asyncio
 import sys
@@ -25,17 +25,17 @@ from slipway_simulator.runtime import Simulator, spawn
 from slipway_simulator.scenario import Scenario, decode
 from slipway_simulator.settings import Settings
 
-# Callers keep connections for long; if the server closed them first, a call could be lost for no declared reason.
+# Longer than callers keep idle connections: if the server closed them first, calls could fail without a fault.
 KEEP_ALIVE_SECONDS = 600
 # Hundreds of machines share these connections to the provisioner.
 CLIENT = httpx2.Limits(max_connections=64, max_keepalive_connections=64, keepalive_expiry=30.0)
 CLIENT_TIMEOUT_SECONDS = 10.0
-# What calls in flight get when the process has to stop.
+# Time for open calls when the process stops.
 STOP_SECONDS = 3
 
 
 def build(settings: Settings) -> FastAPI:
-    """The whole process. Raises BadScenario when the first scenario cannot be used."""
+    """The application. Raises BadScenario if the initial scenario cannot be used."""
     first = read_scenario(settings.scenario) if settings.scenario else None
 
     @asynccontextmanager
@@ -63,11 +63,11 @@ def build(settings: Settings) -> FastAPI:
 
 
 class BadScenario(ValueError):
-    """The file of the first scenario is absent or is no scenario."""
+    """The file of the initial scenario does not exist or is not a scenario."""
 
 
 def read_scenario(path: Path) -> Scenario:
-    """A scenario from a JSON file, in the form that POST /scenario takes."""
+    """Read a scenario from a JSON file in the format of POST /scenario. Raises BadScenario."""
     try:
         loaded = decode(path.read_bytes())
         for source in loaded.pools.values():
@@ -75,7 +75,7 @@ def read_scenario(path: Path) -> Scenario:
                 demand.read_trace(source)
     except OSError as error:
         raise BadScenario(f"SLIPWAY_SCENARIO={path}: {error.strerror}; name a readable file or unset it") from None
-    except (msgspec.MsgspecError, ValueError) as error:  # of the decoder; of a fault or a trace
+    except (msgspec.MsgspecError, ValueError) as error:  # the latter for a bad fault or trace
         raise BadScenario(f"SLIPWAY_SCENARIO={path}: {error}") from error
     return loaded
 

@@ -1,8 +1,8 @@
-"""The task queue of every pool: what waits, what runs where, and the counts that a report carries. Pure.
+"""Task queues of all pools: pending and running tasks, and the counts that are reported. Pure.
 
-Tasks come from sources (demand.py); beside them a pool may have a *level*, units of demand without a length that
-machines hold until the level drops. Simulated machines *take* tasks, which end on time; workers from outside *claim*
-them and say when they have ended. Knows nothing of Kafka, of HTTP, and of what a machine does between two tasks.
+Tasks come from sources (demand.py). In addition, a pool may have a *level*: units of demand without a length, which
+machines hold until the level drops. Simulated machines *take* tasks, which end on time; external workers *claim* tasks
+and report their end. Independent of Kafka, of HTTP, and of what a machine does between two tasks.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ from slipway_simulator.scenario import Scenario
 
 
 class Source(msgspec.Struct):
-    """Where tasks of a pool come from; `taken` have arrived. Offsets count from `at` and pass at `speed`."""
+    """Source of a pool's tasks, of which `taken` have arrived. Offsets start at `at` and are divided by `speed`."""
 
     pool_id: str
     demand: Demand
@@ -42,8 +42,8 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A task on a machine. One that a simulated machine took has `ends_at`, unless it is a `unit` of a level; one that
-    a worker from outside claimed has `worker_id` and `runs_out_at`."""
+    """A running task. `ends_at` is set if a simulated machine took it, unless it is a `unit` of a level; `worker_id`
+    and `expires_at` are set if an external worker claimed it."""
 
     task: Task
     pool_id: str
@@ -51,22 +51,22 @@ class Run(msgspec.Struct, frozen=True):
     unit: bool
     ends_at: float | None = None
     worker_id: str = ""
-    runs_out_at: float | None = None
+    expires_at: float | None = None
 
 
-class NotYours(Exception):
-    """The task is not this worker's, or is so no longer. The text says what became of it."""
+class ClaimLost(Exception):
+    """The worker has no claim on the task, or has lost it. The message has the task's state."""
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """What a report says."""
+    """Counts of a demand report."""
 
     pending: int
     claimed: int
 
 
 class PoolQueue(msgspec.Struct):
-    """`finished`: tasks that workers from outside have ended, and which worker."""
+    """Queue of one pool. `finished` maps tasks that external workers have finished to the worker."""
 
     pending: deque[Task] = msgspec.field(default_factory=deque)
     running: dict[str, Run] = {}
@@ -83,7 +83,7 @@ class PoolQueue(msgspec.Struct):
 
 
 class Queue(msgspec.Struct):
-    """All pools."""
+    """Queues of all pools."""
 
     pools: dict[str, PoolQueue] = {}
     sources: dict[str, Source] = {}
@@ -111,10 +111,10 @@ class Queue(msgspec.Struct):
                 self._begun(Run(_task(fact), fact.pool_id, fact.instance_id, fact.ends_at is None, fact.ends_at))
             case TaskClaimed():
                 run = Run(_task(fact), fact.pool_id, fact.instance_id, fact.unit)
-                self._begun(replace(run, worker_id=fact.worker_id, runs_out_at=fact.runs_out_at))
+                self._begun(replace(run, worker_id=fact.worker_id, expires_at=fact.expires_at))
             case TaskRenewed():
                 running = self._pool(fact.pool_id).running
-                running[fact.task_id] = replace(running[fact.task_id], runs_out_at=fact.runs_out_at)
+                running[fact.task_id] = replace(running[fact.task_id], expires_at=fact.expires_at)
             case TaskEnded():
                 self._ended(fact)
             case DemandSet():
@@ -151,7 +151,7 @@ class Queue(msgspec.Struct):
         return self.pools.setdefault(pool_id, PoolQueue())
 
     def counts(self, pool_id: str) -> Counts:
-        """Pending and claimed as the queue reports them."""
+        """Pending and claimed tasks, as reported."""
         pool = self.pools.get(pool_id, PoolQueue())
         pending, claimed = len(pool.pending), len(pool.running)
         if pool.level is None:
@@ -167,7 +167,7 @@ def next_task_id(queue: Queue, pool_id: str) -> str:
 
 
 def available(queue: Queue, pool_id: str) -> int:
-    """How many machines could start something now."""
+    """Number of machines that could start a task now."""
     pool = queue.pools.get(pool_id)
     if pool is None:
         return 0
@@ -175,7 +175,7 @@ def available(queue: Queue, pool_id: str) -> int:
 
 
 def take(queue: Queue, pool_id: str, instance_id: str, *, now: float) -> TaskStarted | None:
-    """What this machine starts now, if anything: the oldest task, else a unit of the level."""
+    """Start the oldest task, or else a unit of the level, on this machine; None if there is neither."""
     if not available(queue, pool_id):
         return None
     task, unit = _next(queue.pools[pool_id], pool_id)
@@ -190,7 +190,7 @@ def take(queue: Queue, pool_id: str, instance_id: str, *, now: float) -> TaskSta
 
 
 def claim(queue: Queue, pool_id: str, worker_id: str, instance_id: str, *, now: float) -> TaskClaimed | None:
-    """What a worker from outside may run now, if anything; as `take`, with a claim that runs out."""
+    """Claim a task for an external worker; like `take`, but the claim expires."""
     if not available(queue, pool_id):
         return None
     task, unit = _next(queue.pools[pool_id], pool_id)
@@ -200,41 +200,41 @@ def claim(queue: Queue, pool_id: str, worker_id: str, instance_id: str, *, now: 
         pool_id=pool_id,
         instance_id=instance_id,
         worker_id=worker_id,
-        runs_out_at=now + queue.claim_seconds,
+        expires_at=now + queue.claim_seconds,
         unit=unit,
         duration_seconds=task.duration_seconds,
     )
 
 
 def claimed_by(queue: Queue, pool_id: str, worker_id: str) -> Run | None:
-    """What a worker from outside has claimed. One that asks for a task while it has one did not hear the answer."""
+    """Task claimed by an external worker. A worker that claims again has not received the first answer."""
     pool = queue.pools.get(pool_id, PoolQueue())
     return next((run for run in pool.running.values() if run.worker_id == worker_id), None)
 
 
 def renew(queue: Queue, pool_id: str, task_id: str, worker_id: str, *, now: float) -> TaskRenewed:
-    """The claim lasts anew. Raises NotYours."""
+    """Renew a claim. Raises ClaimLost."""
     _own(queue, pool_id, task_id, worker_id)
-    return TaskRenewed(at=now, task_id=task_id, pool_id=pool_id, runs_out_at=now + queue.claim_seconds)
+    return TaskRenewed(at=now, task_id=task_id, pool_id=pool_id, expires_at=now + queue.claim_seconds)
 
 
 def finish(queue: Queue, pool_id: str, task_id: str, worker_id: str, exit_code: int, *, now: float) -> TaskEnded | None:
-    """The task has ended, well or badly; None when this worker has said so before. Raises NotYours."""
+    """Finish a claimed task, successfully or not; None if this worker has already finished it. Raises ClaimLost."""
     if queue.pools.get(pool_id, PoolQueue()).finished.get(task_id) == worker_id:
         return None
     return replace(end(_own(queue, pool_id, task_id, worker_id), now=now), exit_code=exit_code)
 
 
-def ran_out(queue: Queue, pool_id: str, task_id: str, *, now: float) -> TaskEnded | None:
-    """The end of a claim that was not renewed in time; None when it was, or is gone."""
+def expire(queue: Queue, pool_id: str, task_id: str, *, now: float) -> TaskEnded | None:
+    """End a claim that was not renewed in time; None if it was renewed or has ended."""
     run = queue.pools.get(pool_id, PoolQueue()).running.get(task_id)
-    if run is None or run.runs_out_at is None or run.runs_out_at > now:
+    if run is None or run.expires_at is None or run.expires_at > now:
         return None
     return end(run, now=now, interrupted=True)
 
 
 def command(run: Run) -> list[str]:
-    """What a worker from outside has to run."""
+    """Command that an external worker has to run."""
     return ["sleep", "infinity" if run.unit else f"{run.task.duration_seconds:.3f}"]
 
 
@@ -247,16 +247,17 @@ def _own(queue: Queue, pool_id: str, task_id: str, worker_id: str) -> Run:
     run = pool.running.get(task_id)
     if run is None:
         if task_id in pool.finished:
-            raise NotYours(f"{task_id} was ended by {pool.finished[task_id]}")
-        waits = any(task.task_id == task_id for task in pool.pending)
-        raise NotYours(f"{task_id} waits again: the claim ran out" if waits else f"{task_id} does not run")
+            raise ClaimLost(f"task {task_id} was finished by {pool.finished[task_id]}")
+        pending = any(task.task_id == task_id for task in pool.pending)
+        state = "is pending again because its claim expired" if pending else "is not running"
+        raise ClaimLost(f"task {task_id} {state}")
     if run.worker_id != worker_id:
-        raise NotYours(f"{task_id} runs on {run.worker_id or run.instance_id}")
+        raise ClaimLost(f"task {task_id} runs on {run.worker_id or run.instance_id}")
     return run
 
 
 def _next(pool: PoolQueue, pool_id: str) -> tuple[Task, bool]:
-    """The oldest task, or a unit of the level; and whether it is one."""
+    """The oldest task, or a unit of the level, and True if it is a unit."""
     if pool.pending:
         return pool.pending[0], False
     return Task(f"{pool_id}-unit-{pool.units + 1}", 0.0), True
@@ -272,14 +273,14 @@ def end(run: Run, *, now: float, interrupted: bool = False) -> TaskEnded:
     )
 
 
-def surplus(queue: Queue, pool_id: str) -> list[Run]:
-    """Units that end because the level has dropped: the newest."""
+def excess_units(queue: Queue, pool_id: str) -> list[Run]:
+    """The newest units of a level, which end because the level has dropped."""
     pool = queue.pools.get(pool_id, PoolQueue())
     return pool.held[_units(pool) :]
 
 
 def _units(pool: PoolQueue) -> int:
-    """How much of the level machines may hold."""
+    """Number of units of the level that machines may hold."""
     if pool.level is None:
         return 0
     return pool.level.pending if pool.level.claimed is None else pool.level.claimed

@@ -1,6 +1,6 @@
-"""Demand reports on Kafka, as any queue outside would publish them: a plain producer, CloudEvents headers, no numbers.
+"""Demand reports on Kafka, as an external queue publishes them: CloudEvents headers without sequence numbers.
 
-Reports are levels: while Kafka is down only the newest of each pool is worth sending, and the simulation goes on.
+Reports are levels, so while Kafka is unavailable only the newest one of each pool is kept, and the simulation goes on.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from slipway_simulator.scenario import LEAST_REPORT_SECONDS
 from slipway_simulator.world import World
 
 SOURCE = "simulator"
-# A report that waits longer than this is given up for a newer one.
+# A report that is not sent within this time is replaced by a newer one.
 SEND_TIMEOUT_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 
@@ -31,7 +31,7 @@ log = logger(__name__)
 
 
 class Producer(Protocol):
-    """What is used of AIOKafkaProducer."""
+    """The part of AIOKafkaProducer that is used."""
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
@@ -45,7 +45,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Reporter:
-    """Reports every pool each `report_seconds`, and at once when its counts have changed."""
+    """Reports the demand of every pool each `report_seconds`, and immediately when its counts have changed."""
 
     def __init__(
         self,
@@ -67,25 +67,25 @@ class Reporter:
         self.connected = False
 
     async def run(self) -> None:
-        """Forever. A producer that fails is replaced."""
+        """Report forever. A producer that fails is replaced."""
         while True:
             producer = self._make_producer()
             try:
                 await producer.start()
                 while True:
-                    self._changed.clear()  # before the counts are read: what changes meanwhile is for the next round
+                    self._changed.clear()  # before the counts are read: later changes belong to the next round
                     await self._publish(producer, self.due())
                     self.connected = True
                     await self._next_round()
             except (KafkaError, OSError, TimeoutError) as error:
-                log.warning("demand was not reported; will retry", error=repr(error))
+                log.warning("demand report failed; retrying", error=repr(error))
                 self.connected = False
             finally:
                 await _stop(producer)
             await asyncio.sleep(RETRY_SECONDS)
 
     def due(self) -> list[Report]:
-        """Pools to report now, with counts as they are at this instant."""
+        """Reports that are due now, with the current counts."""
         now, rules = self._now(), self._world.cloud.rules
         reports = [Report(pool_id, self._world.queue.counts(pool_id), now) for pool_id in self._world.queue.pools]
         return [report for report in reports if self._is_due(report, rules.report_seconds, rules.report_on_change)]
@@ -97,7 +97,7 @@ class Reporter:
         return report.observed_at - last.observed_at >= report_seconds
 
     async def _publish(self, producer: Producer, reports: list[Report]) -> None:
-        """Send all; what is acknowledged becomes a fact, and the last of its pool."""
+        """Send all reports and record them once they are acknowledged."""
         if not reports:
             return
         async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
@@ -133,7 +133,7 @@ class Reporter:
         }
 
     async def _next_round(self) -> None:
-        """Until something has changed or a report is due, but never sooner than the least interval."""
+        """Wait until something has changed or a report is due, but at least for the minimum interval."""
         await asyncio.sleep(LEAST_REPORT_SECONDS)
         rules = self._world.cloud.rules
         oldest = min((report.observed_at for report in self._last.values()), default=self._now())
@@ -156,7 +156,7 @@ def kafka_producer(bootstrap_servers: str) -> Producer:
 
 
 async def _stop(producer: Producer) -> None:
-    """A producer whose broker is gone may not stop in peace, nor in time."""
+    """Stop a producer; errors are ignored, because its broker may be unavailable."""
     try:
         async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
             await producer.stop()

@@ -1,7 +1,7 @@
-"""The world in motion: facts go to the ledger and into the world, and set off what has to happen next.
+"""Runtime of the simulation: records facts in the ledger, folds them into the world, and starts what follows from them.
 
-Holds the one World, a task per live machine, a timer per running task or claim, and a feeder per source of tasks.
-Decides nothing: the pure modules do. All of it runs on one event loop, so that deciding and recording is one step.
+Holds the World, an asyncio task per live machine, a timer per running task or claim, and a feeder per source of tasks.
+Decisions are made in the pure modules. Everything runs on one event loop, so deciding and recording is one step.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from slipway_simulator.facts import (
     Terminated,
 )
 from slipway_simulator.ledger import Ledger
-from slipway_simulator.machine_loop import Driver, live
+from slipway_simulator.machine_loop import Driver, run_machine
 from slipway_simulator.machines import Machine
 from slipway_simulator.queue import Run
 
@@ -41,7 +41,7 @@ log = logger(__name__)
 
 
 class Simulator(Driver):
-    """Continues the run of its ledger once started."""
+    """A simulation, which continues the run in its ledger when it is started."""
 
     def __init__(self, ledger: Ledger, client: httpx2.AsyncClient, now: Callable[[], float]) -> None:
         self.ledger = ledger
@@ -50,16 +50,16 @@ class Simulator(Driver):
         self.world = world.rebuild(ledger.facts())
         self.calls_in_flight = 0
         self.changed = asyncio.Event()
-        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._machine_tasks: dict[str, asyncio.Task[None]] = {}
         self._feeders: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._wakes: dict[str, asyncio.Event] = {}
+        self._wake_events: dict[str, asyncio.Event] = {}
         self._waiting: dict[str, dict[asyncio.Event, None]] = {}
 
     def start(self) -> None:
-        """Everything that lived when the ledger ended goes on."""
+        """Continue all machines, tasks and sources that were live at the end of the ledger."""
         for machine in self.world.machines.values():
-            self._start_life(machine)
+            self._start_machine(machine)
         for pool in self.world.queue.pools.values():
             for run in pool.running.values():
                 self._start_timer(run)
@@ -69,14 +69,14 @@ class Simulator(Driver):
     async def stop(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
-        tasks = [*self._lives.values(), *self._feeders.values()]
+        tasks = [*self._machine_tasks.values(), *self._feeders.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.ledger.close()
 
     def record(self, facts: Iterable[Fact]) -> None:
-        """Make facts true: written first, then folded, then acted upon."""
+        """Append facts to the ledger, then fold them, then start what follows from them."""
         batch = tuple(facts)
         if not batch:
             return
@@ -90,12 +90,12 @@ class Simulator(Driver):
             self.changed.set()
 
     def wake(self, pool_id: str) -> None:
-        """As many of those who wait for work as there is work for, the longest first."""
+        """Wake as many waiting workers as there is work for, the longest waiting first."""
         for wake in islice(self._waiting.get(pool_id, {}), queue.available(self.world.queue, pool_id)):
             wake.set()
 
     def _react(self, fact: Fact) -> str:
-        """Start or stop what the fact sets in motion; returns the pool whose queue has changed."""
+        """Start or stop what follows from a fact; returns the pool whose queue has changed, or an empty string."""
         match fact:
             case ScenarioLoaded():
                 self._start_feeders()
@@ -103,9 +103,9 @@ class Simulator(Driver):
             case TasksAdded():
                 self._start_feeders()
             case InstanceCreated():
-                self._start_life(self.world.machines[fact.instance_id])
+                self._start_machine(self.world.machines[fact.instance_id])
             case Terminated():
-                self._end_life(fact.instance_id)
+                self._stop_machine(fact.instance_id)
             case TaskStarted() | TaskClaimed():
                 self._start_timer(self.world.queue.pools[fact.pool_id].running[fact.task_id])
                 return fact.pool_id
@@ -115,7 +115,7 @@ class Simulator(Driver):
             case TaskEnded():
                 if timer := self._timers.pop(fact.task_id, None):
                     timer.cancel()
-                if wake := self._wakes.get(fact.instance_id):
+                if wake := self._wake_events.get(fact.instance_id):
                     wake.set()
                 return fact.pool_id
             case TaskArrived() | DemandSet():
@@ -127,7 +127,7 @@ class Simulator(Driver):
     # Accounts
 
     async def create(self, call: Call, user_data: dict[str, Any]) -> Reply:
-        """A create call: its effect and its reply come after the account's latency, whoever still listens."""
+        """Execute a create call after the account's latency, even if the caller has disconnected."""
         self.record([call])
         rng = self._chance(call.call_id)
         self.calls_in_flight += 1
@@ -161,7 +161,7 @@ class Simulator(Driver):
         self.record([*dropped, Refused(at=now, instance_id=machine.instance_id, status=status)])
 
     async def rest(self, machine: Machine, until: float | None) -> None:
-        wake = self._wakes[machine.instance_id]
+        wake = self._wake_events[machine.instance_id]
         waiting = self._waiting.setdefault(machine.pool_id, {})
         if machine.free:
             waiting[wake] = None
@@ -174,61 +174,61 @@ class Simulator(Driver):
             wake.clear()
             waiting.pop(wake, None)
 
-    def _start_life(self, machine: Machine) -> None:
-        self._wakes[machine.instance_id] = asyncio.Event()
-        self._lives[machine.instance_id] = spawn(live(machine, self, self._chance(machine.instance_id)))
+    def _start_machine(self, machine: Machine) -> None:
+        self._wake_events[machine.instance_id] = asyncio.Event()
+        self._machine_tasks[machine.instance_id] = spawn(run_machine(machine, self, self._chance(machine.instance_id)))
 
-    def _end_life(self, instance_id: str) -> None:
-        self._wakes.pop(instance_id, None)
-        life = self._lives.pop(instance_id, None)
-        if life and life is not asyncio.current_task():
-            life.cancel()
+    def _stop_machine(self, instance_id: str) -> None:
+        self._wake_events.pop(instance_id, None)
+        task = self._machine_tasks.pop(instance_id, None)
+        if task and task is not asyncio.current_task():
+            task.cancel()
 
-    # Workers from outside
+    # External workers
 
     def claim(self, pool_id: str, worker_id: str, instance_id: str) -> Run | None:
-        """What this worker runs from now on: what it has claimed already, else the next task, if any."""
+        """Claim a task for an external worker: the one that it has already claimed, else the next one, if any."""
         now, waiting = self.now(), self.world.queue
         if worker_id not in waiting.workers:
             first = Registered(at=now, instance_id=instance_id, worker_id=worker_id, pool_id=pool_id, token="")
             self.record([first])
-        if mine := queue.claimed_by(waiting, pool_id, worker_id):
-            self.renew(pool_id, mine.task.task_id, worker_id)
+        if run := queue.claimed_by(waiting, pool_id, worker_id):
+            self.renew(pool_id, run.task.task_id, worker_id)
         elif claimed := queue.claim(waiting, pool_id, worker_id, instance_id, now=now):
             self.record([claimed])
         return queue.claimed_by(waiting, pool_id, worker_id)
 
     def renew(self, pool_id: str, task_id: str, worker_id: str) -> None:
-        """Raises NotYours."""
+        """Renew a claim. Raises ClaimLost."""
         self.record([queue.renew(self.world.queue, pool_id, task_id, worker_id, now=self.now())])
 
     def finish(self, pool_id: str, task_id: str, worker_id: str, exit_code: int) -> None:
-        """Raises NotYours."""
+        """Finish a claimed task. Raises ClaimLost."""
         ended = queue.finish(self.world.queue, pool_id, task_id, worker_id, exit_code, now=self.now())
         self.record([ended] if ended else [])
 
-    async def work_in(self, pool_id: str, over: asyncio.Event, *, until: float) -> bool:
-        """Wait for work in a pool; False when there is none in time, or the wait is over for whoever asked."""
+    async def work_in(self, pool_id: str, disconnected: asyncio.Event, *, until: float) -> bool:
+        """Wait for work in a pool; False if there is none until `until`, or if the caller has disconnected."""
         wake = asyncio.Event()
         waiting = self._waiting.setdefault(pool_id, {})
         waiting[wake] = None
-        signs = [asyncio.ensure_future(wake.wait()), asyncio.ensure_future(over.wait())]
+        events = [asyncio.ensure_future(wake.wait()), asyncio.ensure_future(disconnected.wait())]
         try:
             left_seconds = max(0.0, until - self.now())
-            await asyncio.wait(signs, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(events, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.pop(wake)
-            for sign in signs:
-                sign.cancel()
-        if wake.is_set() and over.is_set():
-            self.wake(pool_id)  # somebody else's turn
-        return wake.is_set() and not over.is_set()
+            for event in events:
+                event.cancel()
+        if wake.is_set() and disconnected.is_set():
+            self.wake(pool_id)  # the work goes to the next caller
+        return wake.is_set() and not disconnected.is_set()
 
     # Tasks
 
     def _start_timer(self, run: Run) -> None:
-        """A machine's task ends on time; a claim runs out."""
-        end, at = (self._end_task, run.ends_at) if run.ends_at is not None else (self._end_claim, run.runs_out_at)
+        """Start the timer that ends a machine's task on time, or that expires a claim."""
+        end, at = (self._end_task, run.ends_at) if run.ends_at is not None else (self._end_claim, run.expires_at)
         if at is not None:
             delay = max(0.0, at - self.now())
             self._timers[run.task.task_id] = asyncio.get_running_loop().call_later(delay, end, run)
@@ -237,21 +237,21 @@ class Simulator(Driver):
         self.record([queue.end(run, now=self.now())])
 
     def _end_claim(self, run: Run) -> None:
-        ended = queue.ran_out(self.world.queue, run.pool_id, run.task.task_id, now=self.now())
+        ended = queue.expire(self.world.queue, run.pool_id, run.task.task_id, now=self.now())
         if ended:
             self.record([ended])
         else:
-            self._start_timer(run)  # the wall clock went back meanwhile
+            self._start_timer(run)  # the wall clock was set back
 
     def _start_feeders(self) -> None:
-        """A feeder per source; those of an earlier scenario end."""
+        """Start a feeder per source, and stop those of an earlier scenario."""
         for source_id in self._feeders.keys() - self.world.queue.sources.keys():
             self._feeders.pop(source_id).cancel()
         for source_id in self.world.queue.sources.keys() - self._feeders.keys():
             self._feeders[source_id] = spawn(self._feed(source_id))
 
     async def _feed(self, source_id: str) -> None:
-        """Tasks arrive when they are due; those that had arrived before a restart are skipped."""
+        """Let the tasks of a source arrive on time, skipping those that arrived before a restart."""
         source = self.world.queue.sources[source_id]
         tasks = demand.arrivals(source.demand, self._chance(source_id))
         for offset, length in islice(tasks, source.taken, None):
@@ -271,12 +271,12 @@ class Simulator(Driver):
             )
 
     def _chance(self, what: str) -> Random:
-        """The same chance for the same thing in every run with this seed."""
+        """Random numbers for `what`, the same in every run with this seed."""
         return Random(f"{self.world.cloud.rules.seed}/{what}")  # noqa: S311 (a simulation has to be repeatable)
 
 
 def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """A task whose failure is told, not kept."""
+    """Start an asyncio task whose failure is logged."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(_log_failure)
     return task

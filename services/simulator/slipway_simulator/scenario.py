@@ -1,7 +1,7 @@
-"""What a run is made of: accounts, zones, images, demand, faults, and how long things take. Values only.
+"""Scenario of a run: accounts, zones, images, demand, faults, and durations. Values only.
 
-A scenario is written in product seconds; `on_the_wall` gives the same rules in seconds of this host, which is what
-the cores count in. Decoding fills in defaults and raises msgspec.ValidationError or BadFault with the path or reason.
+Durations are in product seconds; `on_the_wall` converts them to real seconds, in which the pure modules count. Decoding
+fills in defaults and raises msgspec.ValidationError or BadFault with the path or reason.
 """
 
 from typing import Annotated, Any, Literal
@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from slipway_simulator.demand import Demand, NotNegative, Positive
 from slipway_simulator.faults import Fault, parsed
 
-# How often machines and the queue speak at most, however fast product time runs: the machine that runs the demo has
-# better things to do than to poll.
+# Minimum intervals of polls and reports in real seconds, which limit the load at high speeds.
 LEAST_POLL_SECONDS = 1.0
 LEAST_REPORT_SECONDS = 0.2
-# A reader that waits for a slow broker must not take a live queue for a silent one at high speeds.
+# Minimum validity of a report in real seconds, so that a slow broker does not make a live queue stale at high speeds.
 LEAST_VALID_SECONDS = 15.0
 
 # How many instances fit: a number, null for any number, or steps [[from_seconds, number or null], …] over time.
@@ -52,7 +51,7 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything at once. No zones: every zone exists. Account `*` stands for those not named."""
+    """A whole scenario. Without zones, every zone exists. Account `*` applies to all accounts that are not named."""
 
     seed: int = 0
     speed: Positive = 1.0
@@ -70,17 +69,17 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     report_seconds: Positive = 10.0
     report_on_change: bool = True
     valid_for_seconds: Positive = 300.0
-    # How long a worker from outside may be silent about a task: a few lost renewals, not a lost machine. On the wall,
-    # as such workers are.
+    # Time after which the claim of an external worker expires without renewal, long enough for a few lost renewals. In
+    # real seconds, because external workers run in real time.
     claim_seconds: Positive = 20.0
-    # What an account admits under the throttle fault: hard enough to bind at any pace worth simulating.
+    # Token bucket of every account under the throttle fault, small enough to be reached at any rate of launches.
     throttle_fault: Throttle = Throttle(burst=1.0, refill_per_second=0.1)
 
     def account(self, name: str) -> Account | None:
         return self.accounts.get(name) or self.accounts.get("*")
 
     def on_the_wall(self) -> "Scenario":
-        """The same rules with every time as this host sees it pass. Demand and faults stay in product time."""
+        """The scenario with durations in real seconds. Demand and faults stay in product time."""
         speed = self.speed
         return replace(
             self,
@@ -97,8 +96,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def decode(body: bytes) -> Scenario:
-    """A scenario from JSON. A pool's demand may leave out `kind` when it is a list; `faults` may be FAULTS text,
-    whose percentages are of `duration_seconds`."""
+    """Decode a scenario from JSON. A list of arrivals needs no `kind`; `faults` may be text as in FAULTS, whose
+    percentages refer to `duration_seconds`."""
     raw = msgspec.json.decode(body, type=dict[str, Any])
     duration_seconds = msgspec.convert(raw.pop("duration_seconds", None), float | None)
     pools = msgspec.convert(raw.get("pools", {}), dict[str, dict[str, Any]])

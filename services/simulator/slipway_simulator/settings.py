@@ -6,15 +6,15 @@ from slipway_common.settings import EnvironmentSettings
 
 
 class Settings(EnvironmentSettings):
-    """Everything about a run itself stands in its scenario."""
+    """Settings of the simulator. Everything about a run is part of its scenario."""
 
-    # Bootstrap servers. Empty: demand is reported nowhere.
+    # Kafka bootstrap servers. Empty: demand is not reported.
     kafka: str = ""
-    # Put before every topic name, so that runs can share a broker.
+    # Prepended to every topic name, so that runs can share a broker.
     topic_prefix: str = ""
     host: str = "127.0.0.1"
     port: int = 7304
-    # The file that is the truth about this run; an existing one is continued.
+    # Ledger file. A run in an existing ledger is continued.
     ledger: Path = Path("ledger.jsonl")
-    # A scenario in JSON to begin with when the ledger is empty; a run that is continued keeps its own.
+    # Initial scenario in JSON, used only if the ledger is empty: a continued run keeps its scenario.
     scenario: Path | None = None

@@ -1,6 +1,6 @@
-"""The whole simulated world as one value: the ledger folded. Pure.
+"""The simulated world as one value: the ledger folded. Pure.
 
-Live state and rebuilt state are the same by construction: nothing here changes but by `fold`.
+Only `fold` changes it, so live state and state rebuilt from the ledger are the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -65,23 +65,23 @@ def rebuild(facts: Iterable[Fact]) -> World:
 
 
 def end_instance(world: World, instance_id: str, by: EndedBy, *, now: float) -> Iterator[Fact]:
-    """An instance goes, and with it the task that it runs; nothing if it is gone already."""
+    """Terminate an instance and interrupt its task; does nothing if the instance is gone."""
     if machine := world.machines.get(instance_id):
         yield from interrupt(world, machine, now=now)
         yield Terminated(at=now, instance_id=instance_id, account=machine.account, by=by)
 
 
 def interrupt(world: World, machine: Machine, *, now: float) -> Iterator[TaskEnded]:
-    """The machine drops its task, which then waits again."""
+    """Interrupt the machine's task, which becomes pending again."""
     if machine.task_id:
         run = world.queue.pools[machine.pool_id].running[machine.task_id]
         yield queue.end(run, now=now, interrupted=True)
 
 
 def set_level(world: World, level: DemandSet) -> Iterator[Fact]:
-    """A new demand level, and the ends of what is above it."""
+    """Set a demand level, and end the units above it."""
     yield level
     before = world.queue.pools.get(level.pool_id, queue.PoolQueue())
     after = Queue(pools={level.pool_id: msgspec.structs.replace(before, level=level)})
-    for run in queue.surplus(after, level.pool_id):
+    for run in queue.excess_units(after, level.pool_id):
         yield queue.end(run, now=level.at)

@@ -1,4 +1,4 @@
-"""What the weight-calculator consumes, does and answers, on one screen."""
+"""Assembly of the weight-calculator: its work, loops and routes."""
 
 from slipway_common.service import Loop, Service
 from slipway_common.settings import from_environment
@@ -20,7 +20,7 @@ def build(settings: Settings) -> Service:
     return Service(
         NAME,
         settings,
-        work=work,  # one replica folds, tells and probes; the others stand by
+        work=work,  # only the leader folds, publishes and issues permits
         loops=[Loop("prune", PruneLoop().step, tick_seconds=600.0)],
         routers=[weights.router, signals.router],
         state={"signal_rules": work.rules},

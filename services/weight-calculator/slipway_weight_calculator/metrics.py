@@ -1,5 +1,4 @@
-"""What the weight-calculator tells Prometheus; what each means stands in slipway_common/metrics.py. Counted when it is
-committed."""
+"""Prometheus metrics of the weight-calculator, defined in slipway_common/metrics.py. Counted after each commit."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,22 +8,22 @@ from slipway_common.events.signal import SignalRaised
 from slipway_common.metrics import counter
 from slipway_common.records import Received
 from slipway_common.signal_rules import OPINIONS, REQUESTS
-from slipway_weight_calculator.domain.gates import OPEN, Gate
 from slipway_weight_calculator.domain.rows import Row
+from slipway_weight_calculator.domain.trips import HEALTHY, Trip
 from slipway_weight_calculator.domain.world import Draft
 
 OUTCOMES: Final = counter("slipway_outcomes_folded_total")
-GATES: Final = counter("slipway_gates_total")
+TRANSITIONS: Final = counter("slipway_health_transitions_total")
 PERMITS: Final = counter("slipway_probe_permits_total")
 RECORDS: Final = counter("slipway_weight_records_total")
-CLAMPED: Final = counter("slipway_event_times_clamped_total")
+CLAMPED: Final = counter("slipway_event_timestamps_clamped_total")
 SIGNALS: Final = counter("slipway_signals_total")
-KINDS: Final = frozenset((*OPINIONS, *REQUESTS))  # outsiders may write any word
+KINDS: Final = frozenset((*OPINIONS, *REQUESTS))  # external sources may send any kind
 REFUSED: Final = counter("slipway_signals_refused_total")
 
 
 def count_turn(draft: Draft, folded: Sequence[Received], *, records: int, clamped: int) -> None:
-    """A draft that is about to become what is known, and the events that it was made of."""
+    """Count a draft that is about to be applied, and the events that it was computed from."""
     RECORDS.inc(records)
     CLAMPED.inc(clamped)
     outcomes = Counter(
@@ -37,17 +36,17 @@ def count_turn(draft: Draft, folded: Sequence[Received], *, records: int, clampe
     for received in folded:
         if type(received.event) is SignalRaised:
             SIGNALS.labels(received.event.kind if received.event.kind in KINDS else "unknown").inc()
-    gates = Counter[str]()
+    transitions = Counter[str]()
     for key, row in draft.rows.items():
         before = draft.world.rows.get(key)
-        for now, then in zip(_gates(row), _gates(before), strict=True):
-            if now is not then and now.closed is not then.closed:
-                gates["closed" if now.closed else "open"] += 1
+        for now, then in zip(_trips(row), _trips(before), strict=True):
+            if now is not then and now.tripped is not then.tripped:
+                transitions["tripped" if now.tripped else "healthy"] += 1
         if row is not None and row.permit_at > (before.permit_at if before is not None else 0.0):
             PERMITS.inc()
-    for state, count in gates.items():
-        GATES.labels(state).inc(count)
+    for state, count in transitions.items():
+        TRANSITIONS.labels(state).inc(count)
 
 
-def _gates(row: Row | None) -> tuple[Gate, Gate, Gate]:
-    return (row.launch.gate, row.boot.gate, row.claim.gate) if row is not None else (OPEN, OPEN, OPEN)
+def _trips(row: Row | None) -> tuple[Trip, Trip, Trip]:
+    return (row.launch.trip, row.boot.trip, row.claim.trip) if row is not None else (HEALTHY, HEALTHY, HEALTHY)

@@ -13,11 +13,11 @@ class Settings(SignalSettings):
 
     port: int = 7302
     speed: float = Field(1.0, gt=0)
-    """Divides every time of the profiles that launch configs are judged by; for demos."""
+    """Divisor of all times in the policy profiles; for demos."""
     refresh_seconds: float = 60.0
-    """How long a weight may fade by time alone, or move with its siblings', before it is computed again."""
+    """Interval at which weights that change by time alone, or with their siblings, are computed again."""
     republish_seconds: float = 600.0
-    """How often an unchanged weight is published again."""
+    """Interval at which an unchanged weight is published again."""
 
     def policies(self) -> Mapping[str, Policy]:
         return {name: faster(policy, self.speed) for name, policy in PROFILES.items()}

@@ -1,5 +1,5 @@
-"""What the active instance does in a turn: facts fold into a draft; what has changed is stored, told and journalled
-with their positions; then the draft becomes what is known."""
+"""Turns of the leader: events are folded into a draft; its changes are stored, published and journalled together with
+the positions of the events; then the draft is applied to the world."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -8,7 +8,7 @@ from slipway_common import outbox
 from slipway_common.consume import Batch
 from slipway_common.errors import BadEvent
 from slipway_common.events.alert import Alert, AlertRaised
-from slipway_common.owner import Turn
+from slipway_common.leadership import Turn
 from slipway_common.postgres import Connection
 from slipway_common.records import Received, Record
 from slipway_common.signal_rules import DEFAULT_RULES, Rules
@@ -26,13 +26,15 @@ from slipway_weight_calculator.store import world as stored
 from slipway_weight_calculator.store.signals import Refused
 
 LOG = logger(__name__)
-# A worker's first outcome finds its config if that is declared in the same turn.
+# Configs come first, so that a worker's first outcome finds a config declared in the same turn.
 TOPICS: Final = (LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, LAUNCH_CONFIG_SIGNAL)
 
 
 class Folding:
-    """The facts of one turn, in their order, over a world that they leave alone. A pure function of the world, the
-    turn's time and the facts: the journal's replay does the same."""
+    """Folds the events of one turn, in their order, into a draft over an unchanged world.
+
+    A pure function of the world, the turn's time and the events, so that a replay of the journal gives the same result.
+    """
 
     def __init__(self, world: World, now: float, rules: Rules) -> None:
         self.world = world
@@ -48,11 +50,11 @@ class Folding:
         self.clamped = 0
 
     def fold(self, events: Sequence[Received]) -> None:
-        """All of them or, if one raises, none."""
+        """Fold all events or, if one raises, none."""
         try:
             self._fold(events)
         except Exception as error:
-            # A bad event is refused before it has touched anything; however many come alone, nothing is folded again.
+            # A single bad event is rejected before it changes anything, so the draft need not be rebuilt.
             if len(events) > 1 or not isinstance(error, BadEvent):
                 self.draft.discard()
                 self._begin()
@@ -62,42 +64,42 @@ class Folding:
 
     def _fold(self, events: Sequence[Received]) -> None:
         draft, now, traces = self.draft, self.now, self.traces
-        places: dict[int, str] = {}
+        partitions: dict[int, str] = {}
         for received in events:
             topic = received.topic
             if topic == WORKER_LIFECYCLE.name:
-                place = places.get(received.partition)
-                if place is None:
-                    place = places[received.partition] = f"{topic}/{received.partition}"
-                self.clamped += outcomes.fold(draft, received, now, place)
+                partition = partitions.get(received.partition)
+                if partition is None:
+                    partition = partitions[received.partition] = f"{topic}/{received.partition}"
+                self.clamped += outcomes.fold(draft, received, now, partition)
                 if received.event is not None:
                     traces[received.event.launch_config_id] = received.traceparent
             elif topic == LAUNCH_CONFIG_LIFECYCLE.name:
                 dropped = configs.fold(draft, received, now, self.rules)
-                self.refused += [Refused(signal.event(), why) for signal, why in dropped]
+                self.refused += [Refused(signal.event(), reason) for signal, reason in dropped]
                 traces[received.subject] = received.traceparent
-            elif why := signals.fold(draft, received, now, self.rules):
-                self.refused.append(Refused(received.event, why))
+            elif reason := signals.fold(draft, received, now, self.rules):
+                self.refused.append(Refused(received.event, reason))
 
-    def bury(self, records: Iterable[Record]) -> None:
-        """What is dead or parked counts as folded, and a probe that it tells of as over."""
+    def dead_letter(self, records: Iterable[Record]) -> None:
+        """Count dead-lettered and parked records as folded, and their probes as ended."""
         for record in records:
             if record.topic == WORKER_LIFECYCLE.name:
                 outcomes.count_dead(self.draft, record, self.now)
 
     def advance(self, until: float) -> None:
-        """Facts come before time: what was read may say that what seems to be due has happened long ago."""
+        """Fire timers, after the events: these may show that something due has already happened."""
         self.draft.advance(until)
 
     def settle(self) -> None:
-        """What was folded had been dead: it was counted then."""
+        """Undo the count of dead letters that have been folded now; they were counted when they were dead-lettered."""
         for received in self.folded:
             if received.topic == WORKER_LIFECYCLE.name:
                 outcomes.uncount_settled(self.draft, received)
 
 
 class Calculation:
-    """The weight-calculator's work, as slipway_common.exclusive asks for it."""
+    """Work of the weight-calculator, for slipway_common.leader_loop."""
 
     topics: Sequence[Topic] = TOPICS
 
@@ -131,33 +133,33 @@ class Calculation:
         folding, draft = self._folding, self._folding.draft
         settled: Sequence[Received] = ()
         if batch is not None:
-            folding.bury(buried.record for buried in batch.buried)
+            folding.dead_letter(record.record for record in batch.dead_records)
         elif folding.folded:
             folding.settle()
             settled = folding.folded
         folding.advance(turn.until)
-        self._told: list[Alert] = alerts.changes(draft, self.alerts, turn.at)
-        changed = stored.changes(draft, self._told)
+        self._alert_changes: list[Alert] = alerts.changes(draft, self.alerts, turn.at)
+        changed = stored.changes(draft, self._alert_changes)
         if changed or batch is not None or settled:
             await stored.write(tx, changed)
             await journal.write(tx, turn, batch, settled)
         await stored_signals.refuse(tx, folding.refused, turn.at)
-        records, told = self.publishing.look(draft, turn.at, folding.traces, behind=turn.behind)
-        await weights.write(tx, told, turn.at)
-        events: list[Any] = [*self._told, *records]
+        records, published = self.publishing.publish(draft, turn.at, folding.traces, behind=turn.behind)
+        await weights.write(tx, published, turn.at)
+        events: list[Any] = [*self._alert_changes, *records]
         await outbox.enqueue(tx, events)
-        self._records, self._tells = len(records), bool(events)
+        self._records, self._has_events = len(records), bool(events)
 
     def committed(self) -> bool:
         folding = self._folding
         metrics.count_turn(folding.draft, folding.folded, records=self._records, clamped=folding.clamped)
         for refused in folding.refused:
-            metrics.REFUSED.labels(refused.why.partition(":")[0]).inc()
-            LOG.info("signal refused", source=refused.event.source, kind=refused.event.kind, why=refused.why)
+            metrics.REFUSED.labels(refused.reason.partition(":")[0]).inc()
+            LOG.info("signal refused", source=refused.event.source, kind=refused.event.kind, reason=refused.reason)
         folding.draft.commit()
-        self.alerts = alerts.after(self.alerts, self._told)
+        self.alerts = alerts.after(self.alerts, self._alert_changes)
         self._note_due(since=folding.now)
-        return self._tells
+        return self._has_events
 
     def due(self) -> float | None:
         return self._due

@@ -1,4 +1,4 @@
-"""What each call of the Boskos API answers: status code and body by a table. A refused call changes nothing."""
+"""Status code and body of each call of the Boskos API, by a table. A refused call changes nothing."""
 
 import json
 from typing import Any, Final
@@ -6,15 +6,15 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from tests.contract.boskos.garage import Garage
+from tests.contract.boskos.slot_broker import SlotBroker
 
-NOW: Final = "2026-01-01T12:00:00Z"  # the clock stands still
+NOW: Final = "2026-01-01T12:00:00Z"  # the clock is stopped
 LONG: Final = "x" * 501
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """After the calls of `given`, which succeed, `call` is answered with `status`: JSON that is equal to `answer`, or
-    text in which `answer` stands; None: an empty body."""
+    """After the calls of `given`, which succeed, `call` is answered with `status` and, as JSON, `answer`, or a text
+    that contains `answer`; None: an empty body."""
 
     name: str
     given: tuple[str, ...] = ()
@@ -99,15 +99,19 @@ ACQUIRE: Final = [
     Case(name="an empty owner", call=acquire(owner=""), status=400, answer="owner must be set"),
     Case(name="nothing at all", call="POST /acquire", status=400, answer="type, state, dest, owner must be set"),
     Case(name="400 before 404", call=acquire(type_="bus", owner=""), status=400, answer="owner must be set"),
-    Case(name="405 before 400", call="GET /acquire", status=405, answer="/acquire takes POST only"),
-    Case(name="an oversize owner", call=acquire(owner=LONG), status=400, answer="owner: at most 500 characters"),
+    Case(name="405 before 400", call="GET /acquire", status=405, answer="/acquire supports POST only"),
+    Case(
+        name="an oversize owner", call=acquire(owner=LONG), status=400, answer="owner: must have at most 500 characters"
+    ),
     Case(
         name="an oversize request id",
         call=acquire(more=f"&request_id={LONG}"),
         status=400,
-        answer="request_id: at most 500 characters",
+        answer="request_id: must have at most 500 characters",
     ),
-    Case(name="NUL in a state", call=acquire(dest="a%00b"), status=400, answer="dest: at most 500 characters"),
+    Case(
+        name="NUL in a state", call=acquire(dest="a%00b"), status=400, answer="dest: must have at most 500 characters"
+    ),
 ]
 
 ACQUIRE_BY_STATE: Final = [
@@ -131,7 +135,7 @@ ACQUIRE_BY_STATE: Final = [
         name="one of them does not exist",
         call=by_state("car-1,car-9"),
         status=404,
-        answer="no such resources: car-9; none was acquired",
+        answer="resources not found: car-9; none was acquired",
     ),
     Case(name="no names", call=by_state(""), status=400, answer="names must be set"),
     Case(name="only commas", call=by_state(",,"), status=400, answer="names must be set"),
@@ -192,19 +196,21 @@ UPDATE: Final = [
     Case(name="401 before 409", given=HELD, call=update(owner="ben", state="busy"), status=401, answer="not by"),
     Case(name="unknown name", call=update("car-9"), status=404, answer='resource "car-9" does not exist'),
     Case(name="404 before 401", call=update("car-9", owner="ben"), status=404, answer="does not exist"),
-    Case(name="not JSON", given=HELD, call=update(), body=b"{", status=400, answer="not a JSON object of texts"),
+    Case(name="not JSON", given=HELD, call=update(), body=b"{", status=400, answer="not a JSON object of strings"),
     Case(name="not UTF-8", given=HELD, call=update(), body=b'{"a": "\xff"}', status=400, answer="JSON object"),
-    Case(name="a number as a value", given=HELD, call=update(), body={"a": 1}, status=400, answer="object of texts"),
-    Case(name="a list", given=HELD, call=update(), body=["a"], status=400, answer="object of texts"),
+    Case(name="a number as a value", given=HELD, call=update(), body={"a": 1}, status=400, answer="object of strings"),
+    Case(name="a list", given=HELD, call=update(), body=["a"], status=400, answer="object of strings"),
     Case(name="half a character", given=HELD, call=update(), body=b'{"a": "\\ud800"}', status=400, answer="JSON"),
-    Case(name="NUL in user data", given=HELD, call=update(), body={"a": "b\0"}, status=400, answer="no NUL"),
+    Case(
+        name="NUL in user data", given=HELD, call=update(), body={"a": "b\0"}, status=400, answer="must not contain NUL"
+    ),
     Case(
         name="more than a slot keeps",
         given=HELD,
         call=update(),
         body={"a": "x" * 65_536},
         status=400,
-        answer="more than 65536 bytes",
+        answer="exceed 65536 bytes",
     ),
     Case(
         name="more than is read",
@@ -276,7 +282,7 @@ METRIC: Final = [
     ),
     Case(name="unknown type", call="GET /metric?type=bus", status=404, answer=UNKNOWN),
     Case(name="no type", call="GET /metric", status=400, answer="type must be set"),
-    Case(name="405", call="POST /metric?type=car", status=405, answer="/metric takes GET only"),
+    Case(name="405", call="POST /metric?type=car", status=405, answer="/metric supports GET only"),
     Case(name="405 before 400", call="POST /metric", status=405, answer="GET only"),
 ]
 
@@ -285,7 +291,7 @@ OTHER: Final = [
     Case(name="any other path", call="POST /anything?else=1", body={"a": 1}),
     Case(name="a path below", call="POST /acquire/car"),
     Case(name="alive", call="GET /healthz"),
-    Case(name="not ready without Kafka", call="GET /healthz/ready", status=503, answer="the broker has not answered"),
+    Case(name="not ready without Kafka", call="GET /healthz/ready", status=503, answer="the broker is unavailable"),
 ]
 
 LEASE: Final = [
@@ -296,7 +302,7 @@ LEASE: Final = [
     Case(name="no number", call="POST /lease/acquire?type=car&count=two", status=400, answer="'two' is not a number"),
     Case(name="no type", call="POST /lease/acquire?count=1", status=400, answer="type must be set"),
     Case(name="unknown type", call="POST /lease/acquire?type=bus", status=404, answer=UNKNOWN),
-    Case(name="more than there are", call="POST /lease/acquire?type=car&count=3", status=500, answer="there are 2"),
+    Case(name="more than there are", call="POST /lease/acquire?type=car&count=3", status=500, answer="only 2 exist"),
     Case(name="405", call="GET /lease/acquire?type=car", status=405, answer="POST only"),
     Case(
         name="released",
@@ -339,11 +345,11 @@ TABLES: Final = {
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=f"{path}: {case.name}") for path, cases in TABLES.items() for case in cases]
 )
-async def test_call(garage: Garage, case: Case) -> None:
-    """As the table has it."""
-    await garage.done(*case.given)
-    before = await garage.rows()
-    answer = await garage.say(case.call, case.body)
+async def test_call(slot_broker: SlotBroker, case: Case) -> None:
+    """Status, body and rows of one case of the table."""
+    await slot_broker.done(*case.given)
+    before = await slot_broker.rows()
+    answer = await slot_broker.call(case.call, case.body)
     assert (answer.status_code, answer.text) == (case.status, answer.text)
     if case.answer is None:
         assert answer.content == b""
@@ -354,6 +360,6 @@ async def test_call(garage: Garage, case: Case) -> None:
         assert answer.headers["content-type"].startswith("text/plain")
         assert case.answer in answer.text
     if case.status >= 400:
-        assert await garage.rows() == before
+        assert await slot_broker.rows() == before
     if case.status == 405:
         assert answer.headers["allow"] == ("GET" if "/metric" in case.call else "POST")

@@ -1,11 +1,10 @@
-"""A day of Boskos' own clients, as it goes over the wire: boskosctl of two jobs and a person, a reaper, a janitor. The
-calls are those of sigs.k8s.io/boskos v0.0.0-20250908171729-5e4ab7284e90, the answers are such as let them go on.
-"""
+"""A day of the Boskos clients on the wire: boskosctl of two jobs and an operator, a reaper, a janitor. The calls are
+those of sigs.k8s.io/boskos v0.0.0-20250908171729-5e4ab7284e90, with the answers that they need to go on."""
 
 import json
 from typing import Any, Final
 
-from tests.contract.boskos.garage import Garage
+from tests.contract.boskos.slot_broker import SlotBroker
 
 FIRST: Final = "POST /acquire?dest=busy&owner=job-1&request_id=3640326584042911175&state=free&type=car"
 SECOND: Final = "POST /acquire?dest=busy&owner=job-2&request_id=8762575164526710989&state=free&type=car"
@@ -61,11 +60,11 @@ DAY: Final = [
 ]
 
 
-async def test_a_day_of_the_clients(garage: Garage) -> None:
-    """Every answer is the one that they expect."""
+async def test_a_day_of_the_clients(slot_broker: SlotBroker) -> None:
+    """Every answer is the expected one."""
     for seconds, line, body, status, answer in DAY:
-        await garage.broker.set_clock(seconds)
-        told = await garage.say(line, body)
-        assert (told.status_code, line) == (status, line), told.text
+        await slot_broker.broker.set_clock(seconds)
+        result = await slot_broker.call(line, body)
+        assert (result.status_code, line) == (status, line), result.text
         if status == 200:
-            assert (json.loads(told.content) if told.content else None) == answer, line
+            assert (json.loads(result.content) if result.content else None) == answer, line

@@ -16,7 +16,7 @@ from slipway_client.boskos_file import resources
 from slipway_client.cli import app
 from slipway_common.strict_yaml import Invalid
 from tests import harness
-from tests.contract.boskos.garage import SLOTS, Garage
+from tests.contract.boskos.slot_broker import SLOTS, SlotBroker
 from tests.contract.boskos.test_calls import acquire, release
 from tests.lease_broker import terms
 
@@ -37,10 +37,10 @@ resources:
 
 
 @contextlib.asynccontextmanager
-async def served(garage: Garage) -> AsyncIterator[str]:
+async def served(slot_broker: SlotBroker) -> AsyncIterator[str]:
     """The address of the lease-broker's own API, over TCP."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(garage.replica.app, log_config=None, lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(slot_broker.replica.app, log_config=None, lifespan="off"))
         task = asyncio.create_task(server._serve([listening]))
         await harness.until(lambda: server.started)
         try:
@@ -50,24 +50,24 @@ async def served(garage: Garage) -> AsyncIterator[str]:
             await task
 
 
-async def run(garage: Garage, folder: Path, text: str, *options: str, by: str = "operator") -> Result:
-    """The command, with the text as its file."""
+async def run(slot_broker: SlotBroker, folder: Path, text: str, *options: str, by: str = "operator") -> Result:
+    """Run the command with the text as its file."""
     (folder / "_boskos.yaml").write_text(text)
-    async with served(garage) as url:
+    async with served(slot_broker) as url:
         arguments = ["--token", f"secret of {by}", "--lease-broker", url, "import", "boskos", *options]
         return await asyncio.to_thread(CliRunner().invoke, app, [*arguments, str(folder / "_boskos.yaml")])
 
 
-async def limits(garage: Garage) -> dict[str, int]:
-    items = (await garage.replica.call("GET", "/lease-pools")).json()["items"]
+async def limits(slot_broker: SlotBroker) -> dict[str, int]:
+    items = (await slot_broker.replica.call("GET", "/lease-pools")).json()["items"]
     return {item["id"]: item["limit"] for item in items}
 
 
-async def test_a_file_becomes_slots(garage: Garage, tmp_path: Path) -> None:
-    """With lease pools of their number, held for what the command says; it says what it left out."""
-    told = await run(garage, tmp_path, FILE, "--hold", "4h", "--ttl", "20m", "-o", "json")
-    assert told.exit_code == 0, told.output
-    assert json.loads(told.stdout) == [
+async def test_a_file_becomes_slots(slot_broker: SlotBroker, tmp_path: Path) -> None:
+    """With lease pools of their number and the hold of the command; the output lists the ignored parts."""
+    result = await run(slot_broker, tmp_path, FILE, "--hold", "4h", "--ttl", "20m", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == [
         {
             "id": "aws-account",
             "change": "created",
@@ -85,48 +85,48 @@ async def test_a_file_becomes_slots(garage: Garage, tmp_path: Path) -> None:
             "added": ["gce-project-0", "gce-project-1", "gce-project-2"],
         },
     ]
-    assert told.stderr.splitlines() == [
-        "gce-project is dynamic: it gets 3 slots that stay, gce-project-0 and so on",
-        "gce-project: not taken over: lifespan, min-count",
-        "declare aws-account, gce-project in slipway.yaml too: `slipway apply` retires lease pools that it leaves out",
+    assert result.stderr.splitlines() == [
+        "gce-project is dynamic: imported as 3 static slots, gce-project-0 to -2",
+        "gce-project: not imported: lifespan, min-count",
+        "declare aws-account, gce-project in slipway.yaml too: `slipway apply` removes lease pools that it leaves out",
     ]
     (row,) = [
         item
-        for item in (await garage.replica.call("GET", "/lease-pools")).json()["items"]
+        for item in (await slot_broker.replica.call("GET", "/lease-pools")).json()["items"]
         if item["id"] == "aws-account"
     ]
     assert (row["hold_seconds"], row["ttl_seconds"], row["pacing"], row["mode"]) == (14400, 1200, "off", "enforce")
-    answer = await garage.done(*[acquire(type_="aws-account")] * 3)
+    answer = await slot_broker.done(*[acquire(type_="aws-account")] * 3)
     assert answer.json()["name"] == "aws-3"
-    assert (await garage.slots())["gce-project-2"] == ("dirty", "")
+    assert (await slot_broker.slots())["gce-project-2"] == ("dirty", "")
 
 
-async def test_the_same_again_changes_nothing(garage: Garage, tmp_path: Path) -> None:
-    """Not a row, whatever the slots do meanwhile."""
-    await run(garage, tmp_path, FILE)
-    await garage.done(acquire(type_="aws-account"))
-    before = await garage.rows()
-    told = await run(garage, tmp_path, FILE)
-    assert (told.exit_code, told.stdout) == (0, "nothing to change\n")
-    assert await garage.rows() == before
+async def test_the_same_again_changes_nothing(slot_broker: SlotBroker, tmp_path: Path) -> None:
+    """No row changes, whatever happens to the slots in the meantime."""
+    await run(slot_broker, tmp_path, FILE)
+    await slot_broker.done(acquire(type_="aws-account"))
+    before = await slot_broker.rows()
+    result = await run(slot_broker, tmp_path, FILE)
+    assert (result.exit_code, result.stdout) == (0, "no changes\n")
+    assert await slot_broker.rows() == before
 
 
-async def test_a_dry_run_changes_nothing(garage: Garage, tmp_path: Path) -> None:
-    """And says what would change."""
-    before = await garage.rows()
-    told = await run(garage, tmp_path, FILE, "--dry-run")
-    assert told.exit_code == 0
-    assert "aws-1, aws-2, aws-3" in told.stdout
-    assert await garage.rows() == before
+async def test_a_dry_run_changes_nothing(slot_broker: SlotBroker, tmp_path: Path) -> None:
+    """And prints what would change."""
+    before = await slot_broker.rows()
+    result = await run(slot_broker, tmp_path, FILE, "--dry-run")
+    assert result.exit_code == 0
+    assert "aws-1, aws-2, aws-3" in result.stdout
+    assert await slot_broker.rows() == before
 
 
-async def test_a_list_that_changed(garage: Garage, tmp_path: Path) -> None:
-    """New slots come, free ones go, and one that is owned goes when it is released; the limit follows the slots."""
-    await run(garage, tmp_path, FILE)
-    await garage.done(acquire(type_="aws-account"))
+async def test_a_list_that_changed(slot_broker: SlotBroker, tmp_path: Path) -> None:
+    """New slots are added, free ones removed, and an owned one is removed after its release; the limit follows."""
+    await run(slot_broker, tmp_path, FILE)
+    await slot_broker.done(acquire(type_="aws-account"))
     changed = FILE.replace("[aws-1, aws-2]", "[aws-4, aws-5, aws-6]")
-    told = await run(garage, tmp_path, changed, "-o", "json")
-    assert json.loads(told.stdout)[0] == {
+    result = await run(slot_broker, tmp_path, changed, "-o", "json")
+    assert json.loads(result.stdout)[0] == {
         "id": "aws-account",
         "change": "updated",
         "limit": 5,
@@ -134,11 +134,11 @@ async def test_a_list_that_changed(garage: Garage, tmp_path: Path) -> None:
         "removed": ["aws-2"],
         "kept": ["aws-1"],
     }
-    assert "owned: aws-1; import again once they are released" in told.stderr
-    await garage.done(release("aws-1"))
-    told = await run(garage, tmp_path, changed, "-o", "json")
-    assert (json.loads(told.stdout)[0]["removed"], json.loads(told.stdout)[0]["limit"]) == (["aws-1"], 4)
-    assert sorted(name for name in await garage.slots() if name.startswith("aws")) == [
+    assert "still leased: aws-1; import again once released" in result.stderr
+    await slot_broker.done(release("aws-1"))
+    result = await run(slot_broker, tmp_path, changed, "-o", "json")
+    assert (json.loads(result.stdout)[0]["removed"], json.loads(result.stdout)[0]["limit"]) == (["aws-1"], 4)
+    assert sorted(name for name in await slot_broker.slots() if name.startswith("aws")) == [
         "aws-3",
         "aws-4",
         "aws-5",
@@ -146,22 +146,22 @@ async def test_a_list_that_changed(garage: Garage, tmp_path: Path) -> None:
     ]
 
 
-async def test_a_limit_that_people_set_stays(garage: Garage) -> None:
-    """It follows the slots only while it is their number; a retired pool comes back with it."""
+async def test_a_limit_set_by_an_operator_stays(slot_broker: SlotBroker) -> None:
+    """The limit follows the slots only while it equals their number; a retired pool is restored with it."""
     more = SLOTS[0] | {"names": ["car-1", "car-2", "car-3"]}
-    await garage.broker.declare(terms("car", 1))
-    assert (await garage.put(more)).json()["items"][0]["limit"] is None
-    assert (await limits(garage))["car"] == 1
-    await garage.broker.declare()
-    answer = (await garage.put(more)).json()["items"][0]
+    await slot_broker.broker.declare(terms("car", 1))
+    assert (await slot_broker.put(more)).json()["items"][0]["limit"] is None
+    assert (await limits(slot_broker))["car"] == 1
+    await slot_broker.broker.declare()
+    answer = (await slot_broker.put(more)).json()["items"][0]
     assert (answer["change"], answer["limit"]) == ("restored", 3)
-    assert (await limits(garage))["car"] == 3
+    assert (await limits(slot_broker))["car"] == 3
 
 
 @pytest.mark.parametrize(
     ("slots", "status", "words"),
     [
-        ([{"lease_pool": "van", "names": ["car-1"]}], 409, "car-1 is a slot of car and is listed in van"),
+        ([{"lease_pool": "van", "names": ["car-1"]}], 409, "slot car-1 belongs to lease pool car but is listed in van"),
         ([{"lease_pool": "a", "names": ["x"]}, {"lease_pool": "b", "names": ["x"]}], 422, "x"),
         ([{"lease_pool": "a", "names": []}, {"lease_pool": "a", "names": []}], 422, "a"),
         ([{"lease_pool": "A_", "names": []}], 422, "lease_pool"),
@@ -170,24 +170,24 @@ async def test_a_limit_that_people_set_stays(garage: Garage) -> None:
         ([{"lease_pool": "a", "names": ["new-1"]}, {"lease_pool": "van", "names": ["car-1"]}], 409, "car-1"),
     ],
 )
-async def test_lists_that_are_refused(garage: Garage, slots: list[Any], status: int, words: str) -> None:
-    """As a problem each, with nothing changed."""
-    before = await garage.rows()
-    answer = await garage.put(*slots)
+async def test_refused_lists(slot_broker: SlotBroker, slots: list[Any], status: int, words: str) -> None:
+    """Each with a problem, and nothing changed."""
+    before = await slot_broker.rows()
+    answer = await slot_broker.put(*slots)
     assert answer.status_code == status
     assert words in answer.json()["detail"]
-    assert await garage.rows() == before
+    assert await slot_broker.rows() == before
 
 
-async def test_who_may_list_slots(garage: Garage, tmp_path: Path) -> None:
-    """Whoever may declare lease pools; anybody may look."""
-    before = await garage.rows()
-    told = await run(garage, tmp_path, FILE, by="ann")
-    assert told.exit_code == 1
-    assert "ann needs lease-pools:write" in told.stderr
-    assert await garage.rows() == before
-    assert (await garage.replica.call("GET", "/slots?pool=nowhere", by="")).status_code == 404
-    shown = (await garage.replica.call("GET", "/slots?pool=car", by="")).json()["items"]
+async def test_scopes_of_slots(slot_broker: SlotBroker, tmp_path: Path) -> None:
+    """Declaring slots needs the scope of lease pools; reading them needs none."""
+    before = await slot_broker.rows()
+    result = await run(slot_broker, tmp_path, FILE, by="ann")
+    assert result.exit_code == 1
+    assert "ann needs lease-pools:write" in result.stderr
+    assert await slot_broker.rows() == before
+    assert (await slot_broker.replica.call("GET", "/slots?pool=nowhere", by="")).status_code == 404
+    shown = (await slot_broker.replica.call("GET", "/slots?pool=car", by="")).json()["items"]
     assert [slot["name"] for slot in shown] == ["car-1", "car-2"]
 
 
@@ -196,23 +196,23 @@ async def test_who_may_list_slots(garage: Garage, tmp_path: Path) -> None:
     [
         ("a: 1", "resources: must be a list"),
         ("resources: [1]", "resources[0]: must have type, state and names"),
-        ("resources:\n- {type: A_B, state: free, names: [a]}", "resources[0].type: is no lease pool's id"),
-        ("resources:\n- {state: free, names: [a]}", "resources[0].type: is no lease pool's id"),
-        ("resources:\n- {type: a, names: [a]}", "resources[0].state: must be a word"),
+        ("resources:\n- {type: A_B, state: free, names: [a]}", "resources[0].type: is not a valid lease pool ID"),
+        ("resources:\n- {state: free, names: [a]}", "resources[0].type: is not a valid lease pool ID"),
+        ("resources:\n- {type: a, names: [a]}", "resources[0].state: must be a state"),
         ("resources:\n- {type: a, state: free}", "resources[0]: has neither names nor min-count and max-count"),
         ("resources:\n- {type: a, state: free, names: a}", "resources[0].names: must be a list"),
         ("resources:\n- {type: a, state: free, names: [a, b, a]}", "resources[0].names[2]: a is listed twice"),
-        ("resources:\n- {type: a, state: free, names: [A]}", "resources[0].names[0]: is no name"),
-        ("resources:\n- {type: a, state: free, max-count: -1}", "resources[0].max-count: must be a number"),
-        ("resources:\n- {type: a, state: free, max-count: many}", "resources[0].max-count: must be a number"),
+        ("resources:\n- {type: a, state: free, names: [A]}", "resources[0].names[0]: is not a valid name"),
+        ("resources:\n- {type: a, state: free, max-count: -1}", "resources[0].max-count: must be an integer"),
+        ("resources:\n- {type: a, state: free, max-count: many}", "resources[0].max-count: must be an integer"),
         (
             "resources:\n- {type: a, state: free, names: [a]}\n- {type: a, state: dirty, names: [b]}",
-            "resources[1].state: a begins in state free above",
+            "resources[1].state: conflicts with free above",
         ),
         ("resources: [", "file: is not YAML"),
     ],
 )
-def test_files_that_are_refused(text: str, problem: str) -> None:
+def test_refused_files(text: str, problem: str) -> None:
     """With every problem and its line."""
     with pytest.raises(Invalid) as refused:
         resources(text)

@@ -1,4 +1,4 @@
-"""What stands outside of Slipway, for tests of examples/: their processes, kcat, and a webhook."""
+"""External parts for tests of examples/: their processes, kcat, and a webhook."""
 
 import contextlib
 import json
@@ -22,48 +22,48 @@ EXAMPLES: Final = Path(__file__).parents[3] / "examples"
 
 
 class Example:
-    """One file of examples/ in a process of its own, with what a demo's `.slipway/env` exports and nothing else."""
+    """Process of one file of examples/, with only the variables that a demo's `.slipway/env` exports."""
 
     def __init__(self, place: Place, name: str, folder: Path, **env: str) -> None:
-        kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")}
+        inherited = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")}
         self.argv = [sys.executable, str(EXAMPLES / f"{name}.py")]
-        self.env = kept | {"KAFKA": place.kafka.bootstrap, "TOPIC_PREFIX": place.prefix} | env
+        self.env = inherited | {"KAFKA": place.kafka.bootstrap, "TOPIC_PREFIX": place.prefix} | env
         self.folder = folder
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *arguments: str) -> None:
-        """What it says is kept over restarts."""
+        """Start the process; its output is appended over restarts."""
         with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
             self.process = subprocess.Popen(
                 [*self.argv, *arguments], env=self.env, cwd=self.folder, stdout=out, stderr=err
             )
 
-    def said(self, *words: str) -> list[str]:
-        """Its lines; with `words` those that begin with one of them: FastStream logs to the same place."""
+    def lines(self, *words: str) -> list[str]:
+        """Lines of its output; with `words` those that begin with one of them, as FastStream logs there too."""
         lines = (self.folder / "out").read_text().splitlines()
         return [line for line in lines if not words or line.startswith(words)]
 
-    def complained(self) -> str:
+    def errors(self) -> str:
         return (self.folder / "err").read_text()
 
-    async def until_said(self, word: str) -> None:
+    async def until_printed(self, word: str) -> None:
         try:
-            await until(lambda: any(word in line for line in self.said()), f"it says {word}")
+            await until(lambda: any(word in line for line in self.lines()), f"it prints {word}")
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.said()}\n{self.complained()}") from None
+            raise AssertionError(f"{error}\n{self.lines()}\n{self.errors()}") from None
 
     @property
     def runs(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
     async def ended(self) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Wait until it exits by itself; return its exit code."""
         assert self.process is not None
         await until(lambda: not self.runs, f"{self.argv[1]} ends")
         return self.process.returncode
 
     def kill(self) -> None:
-        """SIGKILL: nothing is given back, nothing is said."""
+        """Kill it with SIGKILL."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -79,7 +79,7 @@ def example(place: Place, name: str, folder: Path, **env: str) -> Iterator[Examp
 
 
 def kcat(place: Place, *arguments: str, write: str | None = None) -> str:
-    """What kcat prints; with `write` it publishes that."""
+    """Run kcat and return its output; `write` is its input."""
     if not shutil.which("kcat"):
         pytest.fail("kcat is not installed; `make tools` installs it (Debian: apt-get install kcat)")
     done = subprocess.run(
@@ -95,13 +95,13 @@ def kcat(place: Place, *arguments: str, write: str | None = None) -> str:
 
 
 def headers(type_: str, id_: str) -> Sequence[str]:
-    """As arguments of kcat."""
+    """Headers of an event as arguments of kcat."""
     attributes = {"ce_specversion": "1.0", "ce_id": id_, "ce_source": "/somebody", "ce_type": type_}
     return [argument for name, value in attributes.items() for argument in ("-H", f"{name}={value}")]
 
 
 class Page(ThreadingHTTPServer):
-    """Keeps what is posted to it, and answers with the next of `answers`, or well when none is left."""
+    """Webhook that records posted bodies and answers with the next of `answers`, or with 200 when none is left."""
 
     daemon_threads = True
 
@@ -132,7 +132,7 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(b"all is well\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Monitors as outsiders build them: kcat and plain aiokafka see what they publish, and the provisioner acts on it."""
+"""Example monitors: their events are read by kcat and plain aiokafka and handled by the provisioner."""
 
 import contextlib
 import importlib.util
@@ -29,19 +29,19 @@ from tests.provisioner import Provisioner, provisioner_on
 
 @contextlib.asynccontextmanager
 async def listening(place: Place, postgres: EmbeddedPostgres, topic: Topic) -> AsyncIterator[Provisioner]:
-    """A provisioner that hears one topic as the service does: record, transaction, handler."""
+    """Provisioner that consumes one topic as the service does: record, transaction, handler."""
     handlers: dict[Topic, Handler] = {POOL_DEMAND: record_demand, LAUNCH_CONFIG_SIGNAL: record_requests}
     await place.create(topic)
     async with provisioner_on(postgres) as provisioner:
         await provisioner.follow_the_host()
         await provisioner.declare()
-        async with member(place, handlers[topic], topic=topic, pool=provisioner.pool):
+        async with member(place, handlers[topic], topic=topic, database=provisioner.database):
             yield provisioner
-        assert await provisioner.pool.fetchval("SELECT count(*) FROM dead_letter") == 0
+        assert await provisioner.database.fetchval("SELECT count(*) FROM dead_letter") == 0
 
 
 async def published(place: Place, topic: Topic) -> list[Any]:
-    """The events of a topic in order of time, as our envelope reads what plain aiokafka does."""
+    """Events of a topic in order of time, read by plain aiokafka and decoded by our envelope."""
     records = await read_all(place, topic.name)
     events = [decode_data(decode(r.headers, received_at=utc_now()).type, r.value) for r in records]
     assert [r.key.decode() for r in records] == [topic.key(event) for event in events]
@@ -49,13 +49,13 @@ async def published(place: Place, topic: Topic) -> list[Any]:
 
 
 def write(path: Path, text: str) -> None:
-    """At once: nobody reads a half."""
+    """Replace a file atomically."""
     path.with_suffix(".new").write_text(text)
     os.replace(path.with_suffix(".new"), path)
 
 
 async def test_demand_is_counted_stored_and_seen(place: Place, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Also zero is reported; what cannot be counted is not."""
+    """Zero is reported too; a queue that cannot be counted is not."""
     queue = tmp_path / "queue"
     for task in ("pending/1", "pending/2", "claimed/3"):
         (queue / task).parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ async def test_demand_is_counted_stored_and_seen(place: Place, postgres: Embedde
     async with listening(place, postgres, POOL_DEMAND) as provisioner:
 
         async def stored() -> Any:
-            return await provisioner.pool.fetchrow("SELECT source, pending, claimed FROM demand")
+            return await provisioner.database.fetchrow("SELECT source, pending, claimed FROM demand")
 
         with example(place, "monitor_demand", tmp_path) as monitor:
             monitor.start("linux", str(queue), "--every", "0.2")
@@ -72,7 +72,7 @@ async def test_demand_is_counted_stored_and_seen(place: Place, postgres: Embedde
                 (queue / task).unlink()
             await until(lambda: stored_is(stored, ("folder", 0, 0)), "zero is stored")
             (queue / "pending").rmdir()
-            await until(lambda: "not reported" in monitor.complained(), "it says that it cannot count")
+            await until(lambda: "not reported" in monitor.errors(), "the error is printed")
             assert monitor.runs
     reports: list[DemandReported] = await published(place, POOL_DEMAND)
     counts = [(report.pending, report.claimed) for report in reports]
@@ -90,7 +90,7 @@ async def stored_is(stored: Any, wanted: tuple[Any, ...]) -> bool:
 
 
 async def test_demand_once(place: Place, tmp_path: Path) -> None:
-    """Without an interval it reports and ends; a queue that is not there is an error, not zero."""
+    """Without an interval it reports and exits; a missing queue is an error, not zero."""
     await place.create(POOL_DEMAND)
     with example(place, "monitor_demand", tmp_path) as monitor:
         monitor.start("linux", str(tmp_path / "none"))
@@ -104,7 +104,7 @@ async def test_demand_once(place: Place, tmp_path: Path) -> None:
 
 
 async def test_demand_is_of_the_time_before_it_was_counted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that arrives while a queue is counted must not be hidden by a report that looks newer than it is."""
+    """A task that arrives while a queue is counted must not be hidden by a report with a later timestamp."""
     await place.create(POOL_DEMAND)
     monkeypatch.setenv("TOPIC_PREFIX", place.prefix)
     spec = importlib.util.spec_from_file_location("monitor_demand", EXAMPLES / "monitor_demand.py")
@@ -115,7 +115,7 @@ async def test_demand_is_of_the_time_before_it_was_counted(place: Place, monkeyp
     asked_at: list[datetime] = []
 
     class Queue:
-        """Notes when somebody looks into it."""
+        """Record the time of the query."""
 
         def __truediv__(self, _: str) -> "Queue":
             asked_at.append(utc_now())
@@ -131,23 +131,25 @@ async def test_demand_is_of_the_time_before_it_was_counted(place: Place, monkeyp
 
 
 async def test_signals_follow_a_file(place: Place, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Maintenance pauses the config, without a gap for as long as it lasts; its end resumes it."""
+    """Maintenance pauses the config without interruption; its end resumes the config."""
     status = tmp_path / "status"
     write(status, "all is well")
     async with listening(place, postgres, LAUNCH_CONFIG_SIGNAL) as provisioner:
 
         async def state() -> Any:
-            return await provisioner.pool.fetchval("SELECT state FROM launch_config WHERE id = 'zone-a'")
+            return await provisioner.database.fetchval("SELECT state FROM launch_config WHERE id = 'zone-a'")
 
         async def is_(wanted: str) -> bool:
             return bool(await state() == wanted)
 
         with example(place, "monitor_signal", tmp_path) as monitor:
             monitor.start("config", "zone-a", str(status), "--every", "1", "--ttl", "4")
-            await monitor.until_said("recovered")
+            await monitor.until_printed("recovered")
             write(status, "maintenance until noon")
             await until(lambda: is_("paused"), "the config is paused")
-            await until(lambda: len([line for line in monitor.said() if "pause_request" in line]) == 2, "asked again")
+            await until(
+                lambda: len([line for line in monitor.lines() if "pause_request" in line]) == 2, "requested again"
+            )
             write(status, "done")
             await until(lambda: is_("active"), "the config is active")
     signals: list[SignalRaised] = await published(place, LAUNCH_CONFIG_SIGNAL)
@@ -161,14 +163,14 @@ async def test_signals_follow_a_file(place: Place, postgres: EmbeddedPostgres, t
 
 
 async def test_signals_follow_a_page(place: Place, tmp_path: Path) -> None:
-    """A page that does not answer is degraded, until it does; kcat sees both."""
+    """A page that does not answer gives a `degraded` signal until it does; kcat reads both signals."""
     await place.create(LAUNCH_CONFIG_SIGNAL)
     with serving() as page, example(place, "monitor_signal", tmp_path) as monitor:
         page.answers.append(503)
         monitor.start("zone", "zone-c", page.url, "--every", "0.05")
-        await monitor.until_said("zone zone-c: degraded")
+        await monitor.until_printed("zone zone-c: degraded")
         page.answers.clear()
-        await monitor.until_said("zone zone-c: recovered, all is well")
+        await monitor.until_printed("zone zone-c: recovered, all is well")
     topic = place.prefix + LAUNCH_CONFIG_SIGNAL.name
     seen = [
         msgspec.json.decode(line, type=SignalRaised)
@@ -182,7 +184,7 @@ async def test_signals_follow_a_page(place: Place, tmp_path: Path) -> None:
 
 
 async def test_kcat_may_be_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then a test fails, and says what to do."""
+    """Without kcat the test fails with a message on how to install it."""
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(pytest.fail.Exception, match="make tools"):
         kcat(place, "-L")

@@ -1,4 +1,4 @@
-"""Judges of the lease benches catch what is planted; their clouds and limiters do what they say."""
+"""Claims, clouds and limiters of the lease benchmarks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,42 +8,42 @@ from msgspec.structs import replace
 
 from bench.leases import adaptive, fairness, square_wave
 from bench.leases.broker import Broker
+from bench.leases.claims import Verdict, closest, grants_until_served, jain, report, shares
 from bench.leases.clouds import CLOUDS, Cloud
-from bench.leases.fairness import Ask
-from bench.leases.judges import Verdict, closest, jain, shares, told, turns
-from bench.leases.limiters import Static, Told, limiters
+from bench.leases.fairness import Request
+from bench.leases.limiters import Result, Static, limiters
 from bench.leases.loop import Figures, Loop
 from bench.leases.results import Results, Row, best_static, differing, read, rows, verdict, write
 from bench.leases.seeds import BadSeed, seeds
 from bench.leases.square_wave import GROUP, POLICIES, arrivals, peak, verdicts
 from slipway_lease_broker.domain.terms import Policy
 
-# Judges
+# Claims
 
 
 def test_one_false_claim_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever holds beside it; the last line says which."""
-    assert told([Verdict(True, "a ≤ 1"), Verdict(True, "b ≤ 2")]) == 0
-    assert told([Verdict(True, "a ≤ 1"), Verdict(False, "b ≤ 2")]) == 1
+    """One false claim among true ones gives exit code 1 and is marked in the last line."""
+    assert report([Verdict(True, "a ≤ 1"), Verdict(True, "b ≤ 2")]) == 0
+    assert report([Verdict(True, "a ≤ 1"), Verdict(False, "b ≤ 2")]) == 1
     assert capsys.readouterr().out == "a ≤ 1, b ≤ 2\na ≤ 1, FALSE: b ≤ 2\n"
 
 
 def test_gaps_shares_and_turns() -> None:
-    """By examples that can be counted by hand."""
+    """Small examples, counted by hand."""
     assert closest([300, 0, 90, 181]) == 90
     assert closest([5]) == float("inf")
     assert jain([5, 5, 5, 5]) == 1
     assert jain([1, 0, 0, 0]) == 0.25
     assert jain([]) == jain([0, 0]) == 0
     assert shares([("a", 3), ("b", 1)], ["a", "b", "c"]) == {"a": 0.75, "b": 0.25, "c": 0}
-    # Served before it asked is no turn; the count begins when it asks.
-    assert turns(["a", "b", "a", "a", "b"], {"b": 2, "a": 0, "c": 1}) == {"b": 3, "a": 1, "c": None}
+    # A grant before the request does not count; counting starts at the request.
+    assert grants_until_served(["a", "b", "a", "a", "b"], {"b": 2, "a": 0, "c": 1}) == {"b": 3, "a": 1, "c": None}
 
 
 OURS = square_wave.Row(policy="slipway", peak=5, peak_most=5, later=5, wait=37, last=90, last_most=91.9, lone=0)
 TEN = [90.0 * number for number in range(10)]
 
-#   what is planted, in the wave or in the group's starts → the only claim that turns false
+#   changes to the row and starts of the group → the only claim that becomes false
 PLANTED = [
     ({}, TEN, None),
     ({"peak_most": 6}, TEN, "peak"),
@@ -55,44 +55,44 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("changes", "group", "false"), PLANTED)
-def test_a_planted_wave_is_caught(changes: Mapping[str, float], group: list[float], false: str | None) -> None:
-    """Each claim by itself."""
+def test_each_claim_fails_alone(changes: Mapping[str, float], group: list[float], false: str | None) -> None:
+    """Each change makes one claim false and no other."""
     found = [one for one in verdicts(replace(OURS, **changes), [TEN, group]) if not one.holds]
     assert [one.claim.split()[0] for one in found] == ([] if false is None else [false])
 
 
-def test_what_pacing_is_compared_with() -> None:
-    """A fixed hold copies the first wave; nobody starts before it asked, nor more at once than the cap."""
+def test_policies_compared_with_pacing() -> None:
+    """A fixed hold repeats the first wave; no policy starts a job before its request or exceeds the cap."""
     waves = {name: play(arrivals(1), 1) for name, play in POLICIES.items()}
     assert peak(waves["fixed hold"]) == square_wave.CAP
     assert {len(wave) for wave in waves.values()} == {250}
-    assert all(start >= asked for wave in waves.values() for asked, start in wave)
+    assert all(start >= requested for wave in waves.values() for requested, start in wave)
     assert len(square_wave.group_starts(50)) == GROUP.size
 
 
 class Unfair(Broker):
-    """A broker without fair shares: whoever asked first."""
+    """Broker that serves all tenants in order of arrival."""
 
     def __init__(self, limit_units: int, hold_seconds: float, policy: Policy) -> None:
         super().__init__(limit_units, hold_seconds, replace(policy, tenants={}))
 
-    def ask(
+    def request(
         self, name: str, now: float, *, tenant: str = "t", units: int = 1, priority: int = 0, group: object = None
     ) -> None:
-        super().ask(name, now, tenant="all", units=units)
+        super().request(name, now, tenant="all", units=units)
 
 
 def test_an_unfair_broker_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First come, first served is judged false in every claim, and the lease-broker in none."""
+    """Every claim is false for first come, first served, and true for the lease-broker."""
     assert [one.holds for one in fairness.verdicts([1])] == [True] * 4
     monkeypatch.setattr(fairness, "Broker", Unfair)
     assert [one.holds for one in fairness.verdicts([1])] == [False] * 4
 
 
 def test_grants_are_those_of_the_time() -> None:
-    """A lease lasts for as long as its ask says, and the limit is never exceeded."""
-    asks = [Ask(0.0, "a", 100.0) for _ in range(25)]
-    assert [grant.at for grant in fairness.play(asks, {}, 25)] == [0.0] * 10 + [100.0] * 10 + [200.0] * 5
+    """A lease lasts as long as requested, and the limit is never exceeded."""
+    requests = [Request(0.0, "a", 100.0) for _ in range(25)]
+    assert [grant.at for grant in fairness.play(requests, {}, 25)] == [0.0] * 10 + [100.0] * 10 + [200.0] * 5
 
 
 ROW = Row(limiter="", goodput=100, throttles=100, failed=0, limit=40, converged_minutes=None, over_minutes=0)
@@ -104,7 +104,7 @@ JUDGED = [((90, 10), True), ((90, 10.1), False), ((89.9, 10), False), ((120, 0),
 
 @pytest.mark.parametrize(("ours", "holds"), JUDGED)
 def test_the_best_fixed_limit_is_the_measure(ours: tuple[float, float], holds: bool) -> None:
-    """That of the highest goodput, whatever it was throttled; both bounds count."""
+    """The fixed limit of the highest goodput is the reference, however often throttled; both bounds are checked."""
     assert best_static(STATIC).limiter == "static-44"
     found = [*STATIC, replace(ROW, limiter="slipway", goodput=ours[0], throttles=ours[1])]
     assert verdict(CLOUDS["step"], found).holds is holds
@@ -113,23 +113,23 @@ def test_the_best_fixed_limit_is_the_measure(ours: tuple[float, float], holds: b
 FIGURES = Figures(throttles=3, done=48, failed=0, gave_up=0, limit_mean=40.0, converged_minutes=None, over_minutes=0.0)
 
 
-def test_kept_results_are_compared_by_every_field(tmp_path: Path) -> None:
-    """A file is read as it was written; one changed figure or missing limiter is told."""
-    kept = Results(command="x", on={}, cells={"step/1": {"none": FIGURES, "slipway": replace(FIGURES, done=96)}})
-    write(tmp_path / "kept.json", kept)
-    assert read(tmp_path / "kept.json") == kept
-    then = kept.cells["step/1"]
+def test_committed_results_are_compared_by_every_field(tmp_path: Path) -> None:
+    """A file reads back as written; one changed figure and a missing limiter are reported."""
+    saved = Results(command="x", on={}, cells={"step/1": {"none": FIGURES, "slipway": replace(FIGURES, done=96)}})
+    write(tmp_path / "saved.json", saved)
+    assert read(tmp_path / "saved.json") == saved
+    then = saved.cells["step/1"]
     assert differing(then, dict(then)) == []
     assert differing(then, then | {"slipway": FIGURES}) == ["slipway.done"]
     assert differing(then, {"none": FIGURES}) == ["slipway"]
-    assert [(row.limiter, row.goodput) for row in rows("step", kept.cells)] == [("none", 1), ("slipway", 2)]
+    assert [(row.limiter, row.goodput) for row in rows("step", saved.cells)] == [("none", 1), ("slipway", 2)]
 
 
 ARGUMENTS = [
-    ({"CELL": "nowhere/1"}, "write cloud/seed"),
-    ({"CELL": "step"}, "write cloud/seed"),
-    ({"CELL": "step/1"}, "make adaptive FULL=1 writes it"),
-    ({"SEED": "x"}, "write a number"),
+    ({"CELL": "nowhere/1"}, "must be cloud/seed"),
+    ({"CELL": "step"}, "must be cloud/seed"),
+    ({"CELL": "step/1"}, "make adaptive FULL=1 KEEP=1 writes it"),
+    ({"SEED": "x"}, "must be a number"),
 ]
 
 
@@ -137,13 +137,13 @@ ARGUMENTS = [
 def test_bad_arguments(
     environment: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Said in words, with what may be written, and nothing is computed."""
+    """The message names the allowed values, and nothing is computed."""
     assert adaptive.main(environment, tmp_path) == 2
     assert message in capsys.readouterr().err
 
 
 def test_seeds() -> None:
-    """One by its number, or the first so many."""
+    """SEED gives one seed; without it there are the first few."""
     assert seeds({}, 3) == [1, 2, 3]
     assert seeds({"SEED": "7"}, 3) == [7]
     for text in ("0", "-1", "x", "1.5"):
@@ -155,7 +155,7 @@ def test_seeds() -> None:
 
 
 def test_a_bucket_gives_what_it_has_and_what_comes_back() -> None:
-    """Five at once, then two a second; a refused call costs nothing."""
+    """Five calls at once, then two per second; a throttled call costs nothing."""
     cloud = Cloud(CLOUDS["tight-2ps"])
     assert [cloud.call(0.0) for _ in range(7)] == [True] * 5 + [False] * 2
     assert [cloud.call(1.0) for _ in range(3)] == [True, True, False]
@@ -165,11 +165,11 @@ def test_a_bucket_gives_what_it_has_and_what_comes_back() -> None:
 
 @pytest.mark.parametrize("name", ["static-20", "netflix", "plain-aimd", "slipway"])
 def test_limiters_keep_their_limit(name: str) -> None:
-    """Nobody starts beyond it, and a hold gives units back that nobody released."""
+    """No job starts beyond the limit, and units that are never released are freed when their hold ends."""
     terms = CLOUDS["step"]
     limiter = limiters()[name](terms)
     for job in range(200):
-        limiter.ask(job, 0.0)
+        limiter.request(job, 0.0)
     held, now = set(limiter.start(0.0)), 0.0
     while len(held) <= 60:
         assert limiter.wake_at is not None
@@ -181,17 +181,17 @@ def test_limiters_keep_their_limit(name: str) -> None:
 
 
 def test_a_released_unit_is_given_on() -> None:
-    """In order of arrival."""
+    """A released unit goes to the next job in order of arrival."""
     limiter = Static(CLOUDS["step"], 1)
     for job in range(3):
-        limiter.ask(job, 0.0)
+        limiter.request(job, 0.0)
     assert list(limiter.start(0.0)) == [0]
-    limiter.release(0, 5.0, Told(done=True, throttled=False))
+    limiter.release(0, 5.0, Result(done=True, throttled=False))
     assert list(limiter.start(5.0)) == [1]
 
 
 def test_a_run_is_the_same_each_time_and_each_limit_faces_the_same_demand() -> None:
-    """By its seed alone; a low limit is never throttled, and no limit at all is throttled most."""
+    """A run depends on its seed alone; a low limit is never throttled, and no limit is throttled most."""
     terms = replace(CLOUDS["bucket-5ps"], hours=4.0)
     found = {
         name: [Loop(terms, limiters()[name](terms), seed).run().figures() for seed in (1, 1, 2)]

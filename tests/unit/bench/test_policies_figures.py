@@ -1,4 +1,4 @@
-"""Figures by hand-made runs; intervals, pooling, verdicts, and results that are read as they were written."""
+"""Figures of hand-made runs, intervals, pooling, verdicts and result files."""
 
 from pathlib import Path
 from statistics import stdev
@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from bench.policies import plots, results
-from bench.policies.__main__ import Wish, compare, main
+from bench.policies.__main__ import Selection, compare, main
 from bench.policies.cells import Cell, compute, plan, run
-from bench.policies.claims import Verdict, counted, say, verdicts
+from bench.policies.claims import Verdict, counted, text, verdicts
 from bench.policies.conditions import conditions
 from bench.policies.figures import Figures, figures
 from bench.policies.intervals import Interval, interval
@@ -48,7 +48,7 @@ def made(accepted: list[list[int]], refused: list[list[int]]) -> Run:
 
 
 def test_detection_and_recovery_are_minutes_of_tries_against_the_fair_share() -> None:
-    """Two tries a tick at each config; config 0 is tried in vain for 3 ticks, left out, and comes back after 5 min."""
+    """Two tries a tick at each config; config 0 fails for 3 ticks, is left out, and returns after 5 min."""
     down, back = [60, 120], 150  # ticks
     tried = [2] * 63 + [0] * 87 + [2] * 30
     run = made(
@@ -93,9 +93,9 @@ def test_an_interval_is_students() -> None:
     assert wide.half == pytest.approx(1.96 * stdev([0.0, 1.0] * 50) / 10)
 
 
-def test_an_interval_is_said_by_what_is_uncertain_of_it() -> None:
+def test_an_interval_is_rounded_to_its_uncertainty() -> None:
     values = (None, Interval(3.0, 0.0, 1), Interval(1234.5, 56.7, 4), Interval(0.0216, 0.0004, 7))
-    assert [say(value) for value in values] == ["–", "3", "1234 ± 57", "0.02160 ± 0.00040"]
+    assert [text(value) for value in values] == ["–", "3", "1234 ± 57", "0.02160 ± 0.00040"]
 
 
 def test_runs_at_different_offsets_count_together_as_one() -> None:
@@ -117,16 +117,16 @@ def test_runs_at_different_offsets_count_together_as_one() -> None:
     assert failed.count == 4
 
 
-def test_what_nobody_got_has_no_figure() -> None:
-    """Failures per worker that registered, and the wait of those who did; the mean wait is everybody's."""
+def test_figures_without_registered_workers_are_missing() -> None:
+    """Failures per registered worker and the 95th percentile of waits are missing; the mean wait counts all tasks."""
     none = replace(PLAIN, registered=0, wait_p95=0.0)
     summary = summaries({Cell(OUTAGE, "slipway", 1): none, Cell(OUTAGE, "slipway", 2): none}, 1)["outage", "slipway"]
-    assert [say(summary[name]) for name in ("ratio", "wait_p95", "wait_mean")] == ["–", "–", "100"]
+    assert [text(summary[name]) for name in ("ratio", "wait_p95", "wait_mean")] == ["–", "–", "100"]
     some = summaries({Cell(OUTAGE, "slipway", 1): none, Cell(OUTAGE, "slipway", 2): PLAIN}, 1)["outage", "slipway"]
-    assert [say(some[name]) for name in ("ratio", "wait_p95")] == ["0.03333", "150"]
+    assert [text(some[name]) for name in ("ratio", "wait_p95")] == ["0.03333", "150"]
 
 
-def test_verdicts_say_what_they_found_and_reach_what_was_published_by_their_intervals() -> None:
+def test_verdicts_contain_figures_and_match_published_ones_within_intervals() -> None:
     def judged(failed: list[int]) -> dict[str, bool]:
         found = {
             Cell(BUILT_IN["all-out"], "slipway", seed): replace(PLAIN, failed=count, failed_meanwhile=count)
@@ -138,14 +138,16 @@ def test_verdicts_say_what_they_found_and_reach_what_was_published_by_their_inte
     assert judged([100, 110, 120]) == {reached: True, "all-out: mean wait s ≤ published 183": True, claim: True}
     assert judged([180, 190, 200])[reached]
     assert not judged([200, 201, 202])[reached]
-    assert judged([120, 121, 122])[claim], "of so few runs the interval counts"
+    assert judged([120, 121, 122])[claim], "below five runs the interval counts"
     assert not judged([119, 120, 121, 122, 123])[claim]
 
 
-def test_a_published_figure_is_as_sure_as_four_runs_of_its_rule() -> None:
+def test_a_published_figure_has_the_interval_of_four_runs_of_its_rule() -> None:
     def verdict(failed: int, theirs: list[int]) -> Verdict:
         cells = [("slipway", 1, failed), *(("recommended", seed, count) for seed, count in enumerate(theirs, 1))]
-        found = {Cell(BUILT_IN["quota-cap"], who, seed): replace(PLAIN, failed=count) for who, seed, count in cells}
+        found = {
+            Cell(BUILT_IN["quota-cap"], policy, seed): replace(PLAIN, failed=count) for policy, seed, count in cells
+        }
         (verdict,) = [verdict for verdict in verdicts(summaries(found, 1)) if "failed launches" in verdict.claim]
         return verdict
 
@@ -155,23 +157,22 @@ def test_a_published_figure_is_as_sure_as_four_runs_of_its_rule() -> None:
     assert not verdict(234, [250, 250]).holds
 
 
-def test_what_was_measured_otherwise_is_judged_by_the_same_rule_and_says_so() -> None:
-    """That the published figure is not met stands in the line and in the count, and what runs of the same luck differ
-    by."""
+def test_figures_of_unpublished_definition_are_judged_by_the_rule_simulated_here() -> None:
+    """Line and count say that the published figure is not met, and the line has the paired difference."""
 
     def judged(ours: list[float], theirs: list[float]) -> list[Verdict]:
         found = {
-            Cell(BUILT_IN["three-out"], who, seed): replace(PLAIN, recover_minutes=minutes, detect_minutes=None)
-            for who, all_ in (("slipway", ours), ("recommended", theirs))
+            Cell(BUILT_IN["three-out"], policy, seed): replace(PLAIN, recover_minutes=minutes, detect_minutes=None)
+            for policy, all_ in (("slipway", ours), ("recommended", theirs))
             for seed, minutes in enumerate(all_, 1)
         }
         return [verdict for verdict in verdicts(summaries(found, 1)) if "minutes to recover" in verdict.claim]
 
     (here,) = judged([3.1, 3.2, 3.3], [3.0, 3.3, 9.0])
     assert (here.holds, here.by_rule) == (True, True)
-    assert str(here).startswith("by the rule played here three-out: minutes to recover ≤ the same rule here")
+    assert str(here).startswith("by the rule simulated here three-out: minutes to recover ≤ the same rule here")
     assert "published 1.6, which is NOT met: measured by a definition that was not published" in here.found
-    assert counted([here]) == "1 of 1 claims hold; 1 by the rule played here, not by the published figure"
+    assert counted([here]) == "1 of 1 claims hold; 1 by the rule simulated here, not by the published figure"
     (met,) = judged([1.5, 1.5, 1.5], [1.5, 1.6, 1.7])
     assert (met.holds, met.by_rule, str(met)[:5]) == (True, False, "true ")
     assert counted([met]) == "1 of 1 claims hold"
@@ -182,14 +183,14 @@ def test_what_was_measured_otherwise_is_judged_by_the_same_rule_and_says_so() ->
 
 
 def test_claims_are_about_our_own_scenarios_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """One's own file may have any name."""
+    """A scenario file may use a built-in name; claims do not apply to it."""
     ours, theirs = BUILT_IN["always-bad"], replace(BUILT_IN["always-bad"], hours=0.5)
-    for scenario, said in ((ours, "2 of 2 claims hold"), (theirs, "no claims about these")):
-        assert compare(Wish(scenarios=[scenario], policies=["slipway"], seeds=1), None, None) == 0
-        assert said in capsys.readouterr().out
+    for scenario, line in ((ours, "2 of 2 claims hold"), (theirs, "no claims about these runs")):
+        assert compare(Selection(scenarios=[scenario], policies=["slipway"], seeds=1), None, None) == 0
+        assert line in capsys.readouterr().out
 
 
-def test_a_bad_image_is_judged_by_the_worst_of_it() -> None:
+def test_a_bad_image_is_judged_by_the_upper_bound() -> None:
     found = {Cell(BUILT_IN["always-bad-nine-4d"], "slipway", 1): replace(PLAIN, on_bad_image=26)}
     assert [verdict.holds for verdict in verdicts(summaries(found, 1))] == [False]
 
@@ -205,8 +206,8 @@ def test_tables_have_a_line_per_scenario_and_per_policy() -> None:
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    kept = Results(
-        command="make policies FULL=1",
+    saved = Results(
+        command="make policies FULL=1 KEEP=1",
         on={"python": "3"},
         traces="x",
         digest="y",
@@ -214,10 +215,10 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         fields=results.FIELDS,
         cells={"a/slipway/1": results.row(PLAIN), "a/slipway/2": results.row(PLAIN)},
     )
-    results.write(tmp_path / "policies.json", kept)
+    results.write(tmp_path / "policies.json", saved)
     again = results.read(tmp_path / "policies.json")
     assert again.figures("a/slipway/2") == PLAIN
-    assert again.cells == kept.cells
+    assert again.cells == saved.cells
     assert sum("slipway/" in line for line in (tmp_path / "policies.json").read_text().splitlines()) == 2
 
 
@@ -225,7 +226,7 @@ def test_a_cell_is_computed_again_and_compared(tmp_path: Path, capsys: pytest.Ca
     cell = Cell(BUILT_IN["always-bad"], "recommended", 7)
     for changed, ends, words in ((0, 0, "equal to bench/results/policies.json"), (1, 1, "differs from")):
         found = compute(cell, None)
-        kept = Results(
+        saved = Results(
             command="x",
             on={},
             traces="x",
@@ -234,14 +235,14 @@ def test_a_cell_is_computed_again_and_compared(tmp_path: Path, capsys: pytest.Ca
             fields=results.FIELDS,
             cells={cell.name: results.row(replace(found, failed=found.failed + changed))},
         )
-        results.write(tmp_path / "policies.json", kept)
+        results.write(tmp_path / "policies.json", saved)
         assert main({"CELL": cell.name}, tmp_path) == ends
         assert words in capsys.readouterr().out.splitlines()[-1]
     assert main({"CELL": "always-bad/recommended/8"}, tmp_path) == 2
     assert "has no such run" in capsys.readouterr().err
 
 
-def test_pictures_are_the_same_bytes_for_the_same_runs(tmp_path: Path) -> None:
+def test_charts_are_the_same_bytes_for_the_same_runs(tmp_path: Path) -> None:
     runs = {policy: run(Cell(OUTAGE, policy, 1), None) for policy in ("rfc191", "slipway")}
     for draw in (plots.shares, plots.failures):
         draw(tmp_path / "first.png", runs)

@@ -1,4 +1,4 @@
-"""Scenarios and traces from files: what can be read is read, everything else is refused by its name."""
+"""Scenarios and traces from files: valid ones are read, invalid ones rejected with the name of the field."""
 
 import struct
 from pathlib import Path
@@ -47,55 +47,56 @@ def test_built_in_scenarios_can_be_run_and_written_down_as_they_are(tmp_path: Pa
         ({"name": "x", "registration_timeout_seconds": 1}, "registration_timeout_seconds: must be from 10 to"),
         ({"name": "x", "configs": 2, "price_factors": [1e300, 1e-300]}, "price_factors[0]: must be from 0.001 to 1000"),
         ({"name": "x", "configs": 2, "price_factors": [1, 1e-300]}, "price_factors[1]: must be from 0.001 to 1000"),
-        ({"name": "x", "configs": 2, "price_factors": [1]}, "price_factors: 1 of them for 2 configs"),
+        ({"name": "x", "configs": 2, "price_factors": [1]}, "price_factors: 1 given for 2 configs"),
         ({"name": "x", "faults": [{"kind": "burnt", "configs": [0]}]}, "enum value 'burnt' - at `$.faults[0].kind`"),
-        ({"name": "x", "faults": [{"kind": "refused", "configs": [4]}]}, "faults[0].configs: there is no config 4"),
-        ({"name": "x", "faults": [{"kind": "refused", "configs": []}]}, "faults[0].configs: names no config"),
+        ({"name": "x", "faults": [{"kind": "refused", "configs": [4]}]}, "faults[0].configs: no config 4"),
+        (
+            {"name": "x", "faults": [{"kind": "refused", "configs": []}]},
+            "faults[0].configs: must name at least one config",
+        ),
         ({"name": "x", "faults": [{"kind": "refused", "configs": [0], "probability": 2}]}, "must be from 0 to 1"),
         (
             {"name": "x", "faults": [{"kind": "refused", "configs": [0], "begin_minute": 9, "end_minute": 8}]},
-            "faults[0]: must begin at 0 or later and end after its begin",
+            "faults[0]: must start at 0 or later and end after its start",
         ),
         (
             {"name": "x", "faults": [{"kind": "refused", "configs": [0], "period_minutes": 5}]},
             "faults[0].active_minutes: must be above 0",
         ),
         ({"name": "x", "faults": [CAP | {"begin_minute": 360}]}, "faults[0].begin_minute: must be below 360"),
-        ({"name": "x", "faults": [CAP | {"begin_minute": 1.01, "end_minute": 1.02}]}, "faults[0]: falls between two"),
+        ({"name": "x", "faults": [CAP | {"begin_minute": 1.01, "end_minute": 1.02}]}, "faults[0]: contains no tick"),
         (
             {"name": "x", "faults": [CAP | {"period_minutes": 10, "active_minutes": 5}]},
-            "faults[0].period_minutes: a cap has no periods; write begin_minute and end_minute alone",
+            "faults[0].period_minutes: a cap has no periods; use begin_minute and end_minute",
         ),
         (
             {"name": "x", "faults": [CAP | {"configs": [1, 2]}, CAP | {"configs": [0, 2]}]},
-            "faults[1].configs: config 2 has a cap already",
+            "faults[1].configs: config 2 already has a cap",
         ),
         (
             {"name": "x", "faults": [CAP | {"configs": [1], "scope": "quota"}, {"kind": "refused", "configs": [0, 1]}]},
-            "faults[1].scope: config 1 fails by quota already; write the same scope",
+            "faults[1].scope: config 1 already has a fault of scope quota; use the same scope",
         ),
         ({"name": "x", "faults": [CAP | {"configs": [3, 3]}]}, "faults[0].configs: names config 3 twice"),
         ({"name": "x", "bursts": [MINUTE | {"launches_per_minute": -5}]}, "bursts[0].launches_per_minute: must be"),
         ({"name": "x", "bursts": [MINUTE | {"launches_per_minute": 1e7}]}, "must be from 0 to 10000, not 10000000.0"),
-        ({"name": "x", "bursts": [MINUTE, {"begin_minute": 2, "end_minute": 1}]}, "bursts[1]: must begin at 0"),
+        ({"name": "x", "bursts": [MINUTE, {"begin_minute": 2, "end_minute": 1}]}, "bursts[1]: must start at 0"),
         (
             {"name": "x", "hours": 1, "calculator_down": [{"begin_minute": 60, "end_minute": 70}]},
             "calculator_down[0].begin_minute: must be below 60, where the run ends, not 60",
         ),
-        ({"name": "x", "profile": "cheap"}, "profile: there is no cheap"),
+        ({"name": "x", "profile": "cheap"}, "profile: unknown profile cheap"),
         ([], "Expected `object`, got `array`"),
     ],
 )
-def test_a_scenario_that_cannot_be_is_refused_by_its_field(tmp_path: Path, content: object, words: str) -> None:
+def test_an_invalid_scenario_is_rejected_by_its_field(tmp_path: Path, content: object, words: str) -> None:
     with pytest.raises(BadScenario) as refused:
         read(written(tmp_path / "scenario.json", content))
     assert words in str(refused.value)
     assert "scenario.json" in str(refused.value)
 
 
-def test_a_scenario_file_that_is_missing_or_no_json_ends_with_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_or_invalid_scenario_file_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "empty.json").write_text("\n")
     (tmp_path / "latin.json").write_bytes('{"name": "é"}'.encode("latin-1"))
@@ -109,18 +110,16 @@ def test_a_scenario_file_that_is_missing_or_no_json_ends_with_2(
         assert words in capsys.readouterr().err
 
 
-def test_traces_that_are_not_there_are_told_before_anything_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whether or not a scenario needs them."""
+def test_missing_traces_are_reported_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Given traces are read even if no scenario needs them."""
     for given, words in (
         ({"DEMAND": str(tmp_path / "nope")}, "nope: No such file"),
-        ({"AVAILABILITY": str(tmp_path)}, "holds no *.json"),
+        ({"AVAILABILITY": str(tmp_path)}, "contains no *.json"),
     ):
         assert main({"ONLY": "healthy,oracle", "SEEDS": "1"} | given) == 2
-        told = capsys.readouterr()
-        assert words in told.err
-        assert "runs" not in told.out
+        printed = capsys.readouterr()
+        assert words in printed.err
+        assert "runs" not in printed.out
 
 
 def test_demand_is_counted_in_ticks_of_the_first_96_hours(tmp_path: Path) -> None:
@@ -136,7 +135,7 @@ def test_demand_is_counted_in_ticks_of_the_first_96_hours(tmp_path: Path) -> Non
     ("content", "words"),
     [(b"", "0 bytes"), (b"1234567", "7 bytes"), (struct.pack(">II", 4_000_000_000, 1), "no task arrives")],
 )
-def test_demand_that_is_none_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_invalid_demand_is_rejected(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "tasks.dat"
     path.write_bytes(content)
     with pytest.raises(BadTrace, match=words):
@@ -166,10 +165,10 @@ def test_a_zone_is_up_where_its_sample_is_above_0(tmp_path: Path) -> None:
         ({"metadata": 3}, "not None"),
         ({"data": []}, "data must be a list of samples"),
         ({"data": [1, "up"]}, "data[1] must be a number, not 'up'"),
-        ({"data": [1] * 10}, "0.5 hours of samples, and a run takes 96"),
+        ({"data": [1] * 10}, "0.5 hours of samples; a run needs 96"),
     ],
 )
-def test_availability_that_is_none_is_refused(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+def test_invalid_availability_is_rejected(tmp_path: Path, changes: dict[str, object], words: str) -> None:
     zone_file(tmp_path, "zone", **changes)
     with pytest.raises(BadTrace) as refused:
         traces.availability(tmp_path)
@@ -177,10 +176,10 @@ def test_availability_that_is_none_is_refused(tmp_path: Path, changes: dict[str,
     assert "zone.json" in str(refused.value)
 
 
-def test_folders_without_traces_and_files_that_differ_are_refused(tmp_path: Path) -> None:
+def test_folders_without_traces_or_with_differing_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadTrace, match="no such folder"):
         traces.availability(tmp_path / "absent")
-    with pytest.raises(BadTrace, match="holds no"):
+    with pytest.raises(BadTrace, match="contains no"):
         traces.availability(tmp_path)
     (tmp_path / "bad.json").write_text("[")
     with pytest.raises(BadTrace, match="not JSON"):
@@ -192,22 +191,22 @@ def test_folders_without_traces_and_files_that_differ_are_refused(tmp_path: Path
         traces.availability(tmp_path)
 
 
-def test_bad_arguments_end_with_2_and_say_what_may_be_written(
+def test_bad_arguments_exit_with_2_and_name_the_allowed_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for environment, words in (
-        ({"SEEDS": "many"}, "SEEDS=many: write a number"),
-        ({"ONLY": "all-out,everything"}, "ONLY=everything: no such scenario or policy; there are healthy"),
-        ({"CELL": "all-out/slipway"}, "write scenario/policy/seed"),
-        ({"CELL": "all-out/slipway/x"}, "write scenario/policy/seed"),
+        ({"SEEDS": "many"}, "SEEDS=many: must be a number"),
+        ({"ONLY": "all-out,everything"}, "ONLY=everything: no such scenario or policy; available: healthy"),
+        ({"CELL": "all-out/slipway"}, "must be scenario/policy/seed"),
+        ({"CELL": "all-out/slipway/x"}, "must be scenario/policy/seed"),
         ({"ONLY": "real", "DEMAND": str(tmp_path / "absent.dat")}, "absent.dat: No such file"),
-        ({"ONLY": "real", "AVAILABILITY": str(tmp_path)}, "holds no"),
+        ({"ONLY": "real", "AVAILABILITY": str(tmp_path)}, "contains no"),
     ):
         assert main(environment) == 2
         assert words in capsys.readouterr().err
 
 
-def test_runs_begin_where_the_trace_lasts_for_a_whole_one() -> None:
+def test_offsets_leave_a_whole_run_of_the_trace() -> None:
     def of(days: float) -> Traces:
         zone = Zone("a", bytes(int(days * 86_400 / 195)))
         return Traces(arrivals=(1,), zones=(zone,), gap_seconds=195.0, of="x")
@@ -228,11 +227,14 @@ def test_conditions_of_a_trace_begin_at_its_offset() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"price_factors": [1, 2]}, "mine: price_factors: 2 of them for 3 configs; write one for each (configs are"),
-        ({"faults": [CAP | {"configs": [2, 50]}]}, "mine: faults[0].configs: there is no config 50; they are"),
+        (
+            {"price_factors": [1, 2]},
+            "mine: price_factors: 2 given for 3 configs; one per config is needed (configs are",
+        ),
+        ({"faults": [CAP | {"configs": [2, 50]}]}, "mine: faults[0].configs: no config 50; configs are"),
     ],
 )
-def test_a_scenario_that_does_not_fit_the_zones_of_the_trace_is_refused(
+def test_a_scenario_that_does_not_fit_the_zones_of_the_trace_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], words: str
 ) -> None:
     for name in ("a", "b", "c"):
@@ -245,14 +247,14 @@ def test_a_scenario_that_does_not_fit_the_zones_of_the_trace_is_refused(
     assert words in capsys.readouterr().err
 
 
-def test_zones_of_unequal_length_begin_again_together() -> None:
+def test_zones_of_unequal_length_repeat_together() -> None:
     zones = (Zone("long", bytes([1, 0, 1, 0, 1])), Zone("short", bytes([0, 1, 1])))
     given = Traces(arrivals=(1,), zones=zones, gap_seconds=10.0, of="x")
     faced = conditions(checked(Scenario(name="x", hours=0.02, availability="trace")), given)
     assert faced.refusal == [[0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]]
 
 
-def test_the_synthetic_pair_is_as_the_real_one_by_what_was_published_of_it() -> None:
+def test_the_synthetic_traces_match_published_statistics() -> None:
     zones = synthetic.zones()
     up = [sum(states) for states in zip(*(zone.up for zone in zones), strict=True)]
     assert sum(up) / len(up) == pytest.approx(5.8, abs=0.3)

@@ -1,4 +1,4 @@
-"""The virtual clock: nothing is lost or made up, everybody faces the same, the same seed gives the same digits."""
+"""The simulator: conserves tasks, gives all policies the same conditions, and is deterministic by seed."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from bench.policies.figures import figures
 from bench.policies.policy import Policy
 from bench.policies.scenario import BUILT_IN, Fault, Scenario, Span, checked
 from bench.policies.simulator import Run, simulate
-from bench.policies.slipway import Slipway, Spent, View
+from bench.policies.slipway import Counts, Slipway, View
 
 ROUGH = Scenario(
     name="rough",
@@ -38,29 +38,29 @@ def play(scenario: Scenario, policy: str, seed: int = 1) -> Run:
 
 
 class Fixed(Policy):
-    """Always the same config, and what was told of it."""
+    """Policy that always chooses one config and records all outcomes."""
 
     def __init__(self, config: int) -> None:
         self.config = config
-        self.told: list[tuple[str, float, int]] = []
+        self.outcomes: list[tuple[str, float, int]] = []
 
     def choose(self, now: float, tries: int) -> Sequence[int]:
         return [self.config] * tries
 
     def accepted(self, now: float, config: int, worker: int) -> None:
-        self.told.append(("accepted", now, worker))
+        self.outcomes.append(("accepted", now, worker))
 
     def refused(self, now: float, config: int, worker: int, scope: str) -> None:
-        self.told.append((scope, now, worker))
+        self.outcomes.append((scope, now, worker))
 
     def registered(self, now: float, config: int, worker: int, boot_seconds: float) -> None:
-        self.told.append(("registered", now, worker))
+        self.outcomes.append(("registered", now, worker))
 
     def unregistered(self, now: float, config: int, worker: int) -> None:
-        self.told.append(("unregistered", now, worker))
+        self.outcomes.append(("unregistered", now, worker))
 
     def ended(self, now: float, config: int, worker: int) -> None:
-        self.told.append(("ended", now, worker))
+        self.outcomes.append(("ended", now, worker))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -86,18 +86,18 @@ def test_policies_face_the_same_arrivals_and_outages() -> None:
     assert len({tuple(map(tuple, run.conditions.refusal)) for run in runs}) == 1
 
 
-def test_facts_come_in_the_order_of_their_times_once_each() -> None:
+def test_outcomes_arrive_once_each_in_the_order_of_their_times() -> None:
     faced = conditions(ROUGH)
     policy = Fixed(1)
     run = simulate(faced, policy, 1)
-    times = [at for _, at, _ in policy.told]
+    times = [at for _, at, _ in policy.outcomes]
     assert times == sorted(times)
     for kind, count in (
         ("accepted", sum(run.accepted[1])),
         ("registered", run.registered),
         ("unregistered", run.unregistered),
     ):
-        workers = [worker for told, _, worker in policy.told if told == kind]
+        workers = [worker for outcome, _, worker in policy.outcomes if outcome == kind]
         assert len(workers) == len(set(workers)) == count > 0
 
 
@@ -112,9 +112,9 @@ def test_an_answer_takes_two_seconds_and_a_failed_boot_the_time_out() -> None:
     )
     policy = Fixed(0)
     simulate(conditions(scenario), policy, 1)
-    began = {worker: at for told, at, worker in policy.told if told == "accepted"}
+    began = {worker: at for outcome, at, worker in policy.outcomes if outcome == "accepted"}
     assert {at % 10 for at in began.values()} == {2.0}
-    failed = [(at, worker) for told, at, worker in policy.told if told == "unregistered"]
+    failed = [(at, worker) for outcome, at, worker in policy.outcomes if outcome == "unregistered"]
     assert failed
     assert all(at - began[worker] == 598.0 for at, worker in failed)
 
@@ -131,11 +131,11 @@ def test_a_cap_counts_workers_until_they_end() -> None:
     policy = Fixed(0)
     simulate(conditions(scenario), policy, 1)
     held = most = 0
-    for told, _, _ in policy.told:
-        held += {"accepted": 1, "ended": -1}.get(told, 0)
+    for outcome, _, _ in policy.outcomes:
+        held += {"accepted": 1, "ended": -1}.get(outcome, 0)
         most = max(most, held)
     assert most == 25
-    assert {told for told, _, _ in policy.told} == {"accepted", "quota", "registered", "ended"}
+    assert {outcome for outcome, _, _ in policy.outcomes} == {"accepted", "quota", "registered", "ended"}
 
 
 def test_a_cap_lasts_from_its_begin_to_its_end_and_one_of_two_configs_may_have_another() -> None:
@@ -146,7 +146,7 @@ def test_a_cap_lasts_from_its_begin_to_its_end_and_one_of_two_configs_may_have_a
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_extremes_that_may_be_written_can_be_run(policy: str) -> None:
+def test_extreme_scenarios_can_be_run(policy: str) -> None:
     rough = Scenario(
         name="extreme",
         hours=0.2,
@@ -168,7 +168,7 @@ def test_the_extremes_that_may_be_written_can_be_run(policy: str) -> None:
         assert figures(run).registered == run.registered
 
 
-def test_no_tick_tries_more_than_it_may() -> None:
+def test_tries_per_tick_are_limited() -> None:
     run = play(Scenario(name="flood", hours=0.2, configs=2, launches_per_minute=9000), "uniform")
     assert max(sum(column) for column in zip(*run.accepted, *run.refused, strict=True)) == 200
     assert run.waiting > 1000
@@ -186,7 +186,7 @@ def test_error_rate_weighs_by_the_share_of_non_failures_of_the_last_hour() -> No
         policy.accepted(10.0 * place, 1, 0)
     policy.refused(30.0, 0, 0, "capacity")
     assert policy.weights(100.0) == [0.5 * 0.75, 0.5]
-    assert policy.weights(3600.0 + 25.0) == [0.0, 0.5]  # only the failure at 30 s is left; of config 1 nothing is known
+    assert policy.weights(3600.0 + 25.0) == [0.0, 0.5]  # only the failure at 30 s is left; config 1 has no events
     policy.refused(3626.0, 1, 0, "capacity")
     assert policy.weights(3627.0) == [0.5, 0.5]  # all zero: all one
 
@@ -235,7 +235,7 @@ def test_the_oracle_fails_by_chance_alone() -> None:
     run = play(msgspec.structs.replace(ROUGH, faults=ROUGH.faults[:1]), "oracle")
     refused, accepted = sum(map(sum, run.refused)), sum(map(sum, run.accepted))
     assert refused / (refused + accepted) == pytest.approx(ROUGH.background, abs=0.02)
-    assert sum(run.accepted[0][60:180]) == 0  # at its worst nobody goes there
+    assert sum(run.accepted[0][60:180]) == 0  # nothing is launched there during the outage
 
 
 @pytest.mark.parametrize("policy", ["uniform", "ttl", "autoscaler", "rfc191", "oracle", "slipway"])
@@ -246,31 +246,31 @@ def test_prices_set_the_shares_of_configs_that_are_well(policy: str) -> None:
 
 
 class Alone(Slipway):
-    """Replicas of which each counts only what it has launched itself."""
+    """Replicas that count only their own launches."""
 
     def __init__(self, conditions: Conditions, rng: Random) -> None:
         super().__init__(conditions, rng)
-        self.own = {id(view): [Spent() for _ in self.configs] for view in self.views}
+        self.own = {id(view): [Counts() for _ in self.configs] for view in self.views}
         self.by: dict[int, int] = {}
 
     def _plan(self, view: View, now: float, tries: int) -> list[int]:
-        first, self.spent = self.workers, self.own[id(view)]
+        first, self.counts = self.workers, self.own[id(view)]
         found = super()._plan(view, now, tries)
         self.by |= dict.fromkeys(range(first + 1, self.workers + 1), id(view))
         return found
 
     def accepted(self, now: float, config: int, worker: int) -> None:
-        self.spent = self.own[self.by[worker]]
+        self.counts = self.own[self.by[worker]]
         super().accepted(now, config, worker)
 
     def unregistered(self, now: float, config: int, worker: int) -> None:
-        self.spent = self.own[self.by[worker]]
+        self.counts = self.own[self.by[worker]]
         super().unregistered(now, config, worker)
 
 
 @pytest.mark.parametrize("name", ["always-bad-3r", "always-bad-nine-4d-3r"])
-def test_three_replicas_keep_to_one_window_because_they_count_together(name: str) -> None:
-    """Each of them launches, by a view of its own; would it count alone, the row of the table would be false."""
+def test_three_replicas_share_one_window(name: str) -> None:
+    """All replicas launch by their own views; the bound would be exceeded if each counted only its own launches."""
     shares = Counter[int]()
 
     class Counted(Slipway):

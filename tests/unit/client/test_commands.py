@@ -1,4 +1,4 @@
-"""The commands for people, against services that answer from a table: what they ask, say, complete and exit with."""
+"""Commands against stub services: requests, output, completion and exit codes."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def server() -> Iterator[tuple[Services, str]]:
 
 @pytest.fixture
 def services(server: tuple[Services, str]) -> Services:
-    server[0].told.clear()
+    server[0].received.clear()
     server[0].dead_letters = 0
     return server[0]
 
@@ -67,51 +67,54 @@ HOLDS = [
 
 
 @pytest.mark.parametrize(("command", "path", "target"), HOLDS, ids=[" ".join(hold[0]) for hold in HOLDS])
-def test_what_is_held_ends_when_it_was_told_to(
+def test_a_pause_ends_at_the_given_time(
     services: Services, url: str, command: tuple[str, ...], path: str, target: dict[str, str]
 ) -> None:
-    """--for and --until become one time with a zone; without either nothing ends by itself."""
+    """--for and --until become an end time with a zone; without either there is no end."""
     before = utc_now()
     for_ = slipway(*command, "--reason", "why", "--for", "30m", url=url)
     until = slipway(*command, "--reason", "why", "--until", "2030-01-02T03:04Z", url=url)
     ever = slipway(*command, "--reason", "why", url=url)
     assert [answer.exit_code for answer in (for_, until, ever)] == [0, 0, 0]
-    ends = [body.pop("until") for _, body in services.told]
-    assert services.told == [(path, {"reason": "why"} | target)] * 3
+    ends = [body.pop("until") for _, body in services.received]
+    assert services.received == [(path, {"reason": "why"} | target)] * 3
     assert timedelta() <= datetime.fromisoformat(ends[0]) - before - timedelta(minutes=30) < timedelta(minutes=1)
     assert datetime.fromisoformat(ends[1]) == datetime.fromisoformat("2030-01-02T03:04+00:00")
     assert ends[2] is None
-    assert ", until " in for_.stdout
-    assert "until somebody ends it" in ever.stdout
+    assert " until " in for_.stdout
+    assert "indefinitely" in ever.stdout
 
 
 @pytest.mark.parametrize(
     "wrong", [("--for", "5m", "--until", "17:30"), ("--for", "soon"), ("--until", "noon"), ("--for", "9999999999d")]
 )
-def test_wrong_ends_hold_nothing(services: Services, url: str, wrong: tuple[str, ...]) -> None:
+def test_an_invalid_end_changes_nothing(services: Services, url: str, wrong: tuple[str, ...]) -> None:
     answer = slipway("lc", "pause", "zone-a", "--reason", "why", *wrong, url=url)
-    assert (answer.exit_code, answer.stdout, services.told) == (2, "", [])
+    assert (answer.exit_code, answer.stdout, services.received) == (2, "", [])
 
 
 def test_a_freeze_has_no_end(services: Services, url: str) -> None:
-    assert "until somebody unfreezes it" in slipway("pool", "freeze", "linux", "--reason", "why", url=url).stdout
-    assert services.told == [("pools/linux/freeze", {"reason": "why"})]
+    assert (
+        "`slipway pool unfreeze linux` resumes it"
+        in slipway("pool", "freeze", "linux", "--reason", "why", url=url).stdout
+    )
+    assert services.received == [("pools/linux/freeze", {"reason": "why"})]
     assert slipway("pool", "freeze", "linux", "--reason", "why", "--for", "5m", url=url).exit_code == 2
 
 
-def test_a_hold_needs_a_reason(services: Services, url: str) -> None:
+def test_a_pause_needs_a_reason(services: Services, url: str) -> None:
     assert slipway("pool", "pause", "linux", url=url).exit_code == 2
     assert slipway("stop-launching", "--account", "a", "--pool", "b", "--reason", "r", url=url).exit_code == 2
-    assert services.told == []
+    assert services.received == []
 
 
-def test_what_is_held_goes_on(services: Services, url: str) -> None:
-    assert slipway("lc", "resume", "zone-a", "--reason", "done", url=url).stdout == "zone-a is active\n"
-    assert slipway("pool", "resume", "linux", "--reason", "done", url=url).stdout == "linux goes on\n"
-    assert slipway("pool", "unfreeze", "linux", "--reason", "done", url=url).stdout == "linux goes on\n"
-    assert slipway("start-launching", url=url).stdout == "launching goes on everywhere\n"
-    assert slipway("start-launching", "--pool", "linux", url=url).stdout == "launching was not stopped in pool linux\n"
-    assert [path for path, _ in services.told] == [
+def test_pauses_are_lifted(services: Services, url: str) -> None:
+    assert slipway("lc", "resume", "zone-a", "--reason", "done", url=url).stdout == "launch config zone-a resumed\n"
+    assert slipway("pool", "resume", "linux", "--reason", "done", url=url).stdout == "pool linux resumed\n"
+    assert slipway("pool", "unfreeze", "linux", "--reason", "done", url=url).stdout == "pool linux unfrozen\n"
+    assert slipway("start-launching", url=url).stdout == "launches resumed everywhere\n"
+    assert slipway("start-launching", "--pool", "linux", url=url).stdout == "launches were not stopped in pool linux\n"
+    assert [path for path, _ in services.received] == [
         "launch-configs/zone-a/resume",
         "pools/linux/resume",
         "pools/linux/unfreeze",
@@ -125,58 +128,61 @@ def test_worker_is_named_by_its_id_or_the_end_of_it(services: Services, url: str
     shown = slipway("worker", "show", given, url=url)
     assert (shown.exit_code, shown.stdout.splitlines()[0].split()) == (0, ["id", ID])
     ended = slipway("worker", "terminate", given, "--reason", "hung", url=url)
-    assert (ended.exit_code, ended.stdout) == (0, f"{ID} is stopping\n")
-    assert services.told == [(f"workers/{ID}/terminate", {"reason": "hung"})]
+    assert (ended.exit_code, ended.stdout) == (0, f"worker {ID} is stopping\n")
+    assert services.received == [(f"workers/{ID}/terminate", {"reason": "hung"})]
 
 
-def test_the_end_of_two_ids_ends_nobody(services: Services, url: str) -> None:
+def test_an_ambiguous_id_terminates_no_worker(services: Services, url: str) -> None:
     both = slipway("worker", "terminate", "f9a12cd", "--reason", "hung", url=url)
     none = slipway("worker", "terminate", "abcdef00", "--reason", "hung", url=url)
-    assert (both.exit_code, none.exit_code, services.told) == (1, 1, [])
-    assert f"f9a12cd is the end of 2 workers: {ID}, {TWIN}" in both.stderr
-    assert "none of the newest 1000 workers ends in abcdef00" in none.stderr
+    assert (both.exit_code, none.exit_code, services.received) == (1, 1, [])
+    assert f"f9a12cd matches 2 workers: {ID}, {TWIN}" in both.stderr
+    assert "no worker abcdef00 among the newest 1000" in none.stderr
 
 
 UNKNOWN = [
-    (["pool", "show", "solaris"], "No such thing: pools/solaris"),
-    (["lc", "show", "zone-x"], "No such thing: launch-configs/zone-x"),
+    (["pool", "show", "solaris"], "no worker pool solaris; there is linux\n"),
+    (["lc", "show", "zone-x"], "no launch config zone-x; there is zone-a\n"),
     (["worker", "show", TWIN], f"No such thing: workers/{TWIN}"),
-    (["decision", "show", "a/b?"], "No such thing: decisions/a/b?\n`slipway pool show POOL` lists a pool's last ones"),
-    (["why", "solaris"], "There is no pool and no worker 'solaris'.\n`slipway pool ls` and `slipway worker ls` list"),
+    (
+        ["decision", "show", "a/b?"],
+        "No such thing: decisions/a/b?\n`slipway pool show POOL` lists the latest decisions of a pool",
+    ),
+    (["why", "solaris"], "There is nothing named 'solaris'.\n`slipway pool ls`, `slipway lc ls`, `slipway worker ls`"),
 ]
 
 
 @pytest.mark.parametrize(("command", "words"), UNKNOWN, ids=[" ".join(command) for command, _ in UNKNOWN])
-def test_what_is_unknown_is_said_in_words(url: str, command: list[str], words: str) -> None:
+def test_an_unknown_id_is_refused_with_those_that_exist(url: str, command: list[str], words: str) -> None:
     answer = slipway(*command, url=url)
     assert (answer.exit_code, answer.stdout) == (1, "")
     assert answer.stderr.startswith(words)
 
 
-def test_texts_of_others_do_not_command_the_terminal(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in a refusal nor in sentences."""
+def test_untrusted_text_is_sanitized(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refusals and explanations contain no control characters."""
     refused = slipway("pool", "show", "a\x1b[2J\rb", url=url)
-    assert (refused.exit_code, refused.stderr) == (1, "No such thing: pools/a�[2J�b\n")
+    assert (refused.exit_code, refused.stderr) == (1, "no worker pool a�[2J�b; there is linux\n")
     monkeypatch.setitem(ANSWERS, f"workers/{ID}", worker(ID, account_id="a\x1b[2J\r\nb"))
-    told = slipway("why", ID, url=url).stdout
-    assert "zone-a (account a�[2J��b)." in told
-    assert all(line.isprintable() for line in told.split("\n"))
+    received = slipway("why", ID, url=url).stdout
+    assert "account a�[2J��b." in received
+    assert all(line.isprintable() for line in received.split("\n"))
 
 
-def test_doctor_s_findings_do_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    doctor._tell([Finding("warn", "alerts", "a\x1b[2J\r\nb", "c\x9bd")])
-    assert capsys.readouterr().out.split("\n") == ["warn  alerts  a�[2J��b", " " * 14 + "do: c�d", ""]
+def test_findings_of_doctor_are_sanitized(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor._print([Finding("warn", "alerts", "a\x1b[2J\r\nb", "c\x9bd")])
+    assert capsys.readouterr().out.split("\n") == ["warn  alerts  a�[2J��b", " " * 14 + "remedy: c�d", ""]
 
 
-def test_a_token_is_asked_for_where_nobody_sees_it() -> None:
-    """`ps` shows what stands on a command line: that comes last."""
+def test_advice_prefers_ways_to_pass_a_token_that_ps_does_not_show() -> None:
+    """`ps` shows command lines: the option comes last."""
     advice = ADVICE["no-token"]
     assert advice.index("SLIPWAY_TOKEN_FILE") < advice.index(" SLIPWAY_TOKEN ") < advice.index("--token")
 
 
 TABLES = [
     (["pool", "ls"], ["linux", "enforce", "0–60", "9", "2", "min", "3", "12", "10", "2"]),
-    (["lc", "ls"], ["zone-a", "active", "open", "0.5", "3", "4", "50", "6", "sim-a"]),
+    (["lc", "ls"], ["zone-a", "active", "healthy", "0.5", "3", "4", "50", "6", "sim-a"]),
     (
         ["lease", "pools"],
         [
@@ -211,10 +217,10 @@ def test_tables_are_for_people_and_json_has_everything(url: str, command: list[s
     )
 
 
-def test_shown_whole(url: str) -> None:
-    """A pool with its decisions, a config with windows and failures, a decision with those who lost."""
+def test_details_are_shown(url: str) -> None:
+    """A pool with its decisions, a config with windows and failures, a decision with its refused configs."""
     pool = slipway("pool", "show", "linux", url=url).stdout
-    assert "oldest wait    2 min" in pool
+    assert "backlog for    2 min" in pool
     assert f"{DECISION}         2  2 needed" in pool
     config = slipway("lc", "show", "zone-a", url=url).stdout
     assert "settings.disk gb  40" in config
@@ -227,44 +233,34 @@ def test_shown_whole(url: str) -> None:
     assert json.loads(slipway("pool", "show", "linux", "-o", "json", url=url).stdout)["decisions"] == [WHY]
 
 
-def test_why_asks_for_what_it_tells(url: str) -> None:
-    of_pool = slipway("why", "linux", url=url).stdout.splitlines()
-    assert of_pool[0].startswith("Pool linux wants 12 workers")
-    assert "  zone-b got nothing: the boot window is full (weight 0.4, room for 0)." in of_pool
-    for given in (ID, "3f9a12cd"):
-        of_worker = slipway("why", given, url=url).stdout.splitlines()
-        assert of_worker[0] == f"Worker {ID} of pool linux is running on zone-a (account sim-a)."
-        assert "  zone-b got nothing: the boot window is full (weight 0.4, room for 0)." in of_worker
-
-
 def test_doctor_ends_in_time_when_nothing_answers() -> None:
-    """Three addresses that refuse and a broker that is none; each is named with what to do."""
+    """Three addresses and a Kafka broker that refuse connections: each is reported with a remedy."""
     began = monotonic_seconds()
     answer = slipway("doctor", url=NOWHERE)
     assert (answer.exit_code, monotonic_seconds() - began < 30) == (3, True)
-    told = answer.stdout.splitlines()
-    assert [line.split()[:2] for line in told[::2]] == [
-        ["FAIL", "provisioner"],
-        ["FAIL", "weight-calculator"],
-        ["FAIL", "lease-broker"],
-        ["FAIL", "kafka"],
+    received = answer.stdout.splitlines()
+    assert [line.split()[:2] for line in received[::2]] == [
+        ["fail", "provisioner"],
+        ["fail", "weight-calculator"],
+        ["fail", "lease-broker"],
+        ["fail", "kafka"],
     ]
-    assert all(line.strip().startswith("do: start it, or say where it is: --") for line in told[1::2])
+    assert all(line.strip().startswith("remedy: start it, or set its address with --") for line in received[1::2])
 
 
 @pytest.mark.parametrize(
     "wrong", [("--topic", "worker.birth"), ("--since", "soon"), ("--since", "5m", "--beginning"), ("-n", "-1")]
 )
-def test_events_tail_refuses_what_it_cannot_mean(wrong: tuple[str, ...]) -> None:
+def test_events_tail_refuses_invalid_options(wrong: tuple[str, ...]) -> None:
     answer = slipway("events", "tail", *wrong)
     assert (answer.exit_code, answer.stdout) == (2, "")
 
 
-def test_events_tail_without_kafka_says_what_to_do() -> None:
+def test_events_tail_without_kafka_prints_a_remedy() -> None:
     answer = slipway("events", "tail")
     assert (answer.exit_code, answer.stdout) == (1, "")
-    assert answer.stderr.startswith("Kafka at 127.0.0.1:1 does not answer: ")
-    assert "--kafka or KAFKA says where it is" in answer.stderr
+    assert answer.stderr.startswith("Kafka at 127.0.0.1:1 is unavailable: ")
+    assert "its address in --kafka or KAFKA" in answer.stderr
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -277,7 +273,7 @@ EVERY = list(commands(get_command(app)))
 
 
 @pytest.mark.parametrize("path", EVERY, ids=[" ".join(path) or "slipway" for path in EVERY])
-def test_help_says_what_a_command_is_for_with_an_example(path: tuple[str, ...]) -> None:
+def test_help_has_an_example(path: tuple[str, ...]) -> None:
     answer = slipway(*path, "--help")
     assert answer.exit_code == 0
     assert len(answer.stdout.splitlines()) > 3
@@ -287,7 +283,7 @@ def test_help_says_what_a_command_is_for_with_an_example(path: tuple[str, ...]) 
 
 
 def complete(words: str, url: str) -> list[str]:
-    """What bash is offered for the last of `words`, as it asks for it."""
+    """Completions that bash gets for the last of `words`."""
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_SLIPWAY_COMPLETE": "complete_bash"}
     command = [sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')"]
     made = subprocess.run(
@@ -303,17 +299,17 @@ def complete(words: str, url: str) -> list[str]:
         ("slipway pool show ", ["linux"]),
         ("slipway lc pause z", ["zone-a"]),
         ("slipway lc pause x", []),
-        ("slipway why ", ["linux", ID, TWIN]),
+        ("slipway why ", ["linux", "zone-a", "sim-a", ID, TWIN]),
         ("slipway worker ls --state sta", ["starting"]),
         ("slipway lease ls --pool ", ["sim-a"]),
         ("slipway events tail --topic al", ["alert"]),
     ],
 )
-def test_completion_offers_what_there_is(url: str, words: str, offered: list[str]) -> None:
+def test_completion_offers_existing_ids(url: str, words: str, offered: list[str]) -> None:
     assert complete(words, url) == offered
 
 
-def test_completion_is_silent_when_nobody_answers() -> None:
+def test_completion_is_empty_when_services_are_unavailable() -> None:
     assert complete("slipway pool show ", NOWHERE) == []
     assert options.COMPLETION_SECONDS <= 1
 
@@ -336,7 +332,7 @@ def test_version() -> None:
 
 
 def test_starting_imports_nothing_that_only_some_commands_need() -> None:
-    """`slipway` answers at once: what asks, draws, reads Kafka or checks a file is imported by what needs it."""
+    """`slipway` starts fast: HTTP, tables, Kafka and file checks are imported by the commands that need them."""
     code = "import slipway_client.cli, sys; print(*sys.modules)"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     heavy = {"httpx2", "rich", "aiokafka", "pydantic", "yaml", "fastapi", "msgspec", "slipway_common.declaration"}

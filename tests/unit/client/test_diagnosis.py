@@ -1,4 +1,4 @@
-"""Doctor: what is found wrong, and that each finding says what to do."""
+"""Findings of doctor: their grades, details and remedies."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_client.diagnosis import FAIL, OK, WARN, Answer, Finding, Gathered, diagnose, healthy
+from slipway_client.diagnosis import FAIL, NOTE, OK, WARN, Finding, Gathered, ServiceAnswer, diagnose, healthy
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 SERVICES = ("provisioner", "weight-calculator", "lease-broker")
@@ -26,12 +26,12 @@ def status(service: str) -> dict[str, Any]:
         "dead_letters": 0,
         "outbox_oldest_seconds": 0.0,
         "stopped_partitions": [],
-        "standing": None,
+        "leadership": None,
     }
 
 
-def answer(name: str, **fields: Any) -> Answer:
-    return Answer(url="http://there", status=status(name) | fields, asked_at=NOW, answered_at=NOW)
+def answer(name: str, **fields: Any) -> ServiceAnswer:
+    return ServiceAnswer(url="http://there", status=status(name) | fields, asked_at=NOW, answered_at=NOW)
 
 
 WELL = Gathered(
@@ -41,16 +41,29 @@ WELL = Gathered(
     differences=[],
     heartbeats=dict.fromkeys(SERVICES, NOW),
     alerts=[],
-    brakes=[],
+    launch_stops=[],
     pools=[],
     configs=[],
     now=NOW,
 )
-SILENT = Answer(
+UNAVAILABLE = ServiceAnswer(
     url="http://there", error="the provisioner at http://there does not answer", asked_at=NOW, answered_at=NOW
 )
-CONFIG = {"id": "zone-a", "account_id": "sim-a", "state": "active", "circuit": "open", "reason": "a: open"}
-BRAKE = {"scope": "account", "scope_id": "sim-a", "reason": "r", "by": "me", "until": None, "at": NOW.isoformat()}
+CONFIG = {
+    "id": "zone-a",
+    "pool_id": "linux",
+    "account_id": "sim-a",
+    "state": "active",
+    "health_state": "healthy",
+    "reason": "zone-a healthy",
+}
+TRIPPED = CONFIG | {
+    "id": "zone-b",
+    "health_state": "tripped",
+    "reason": "zone-b tripped: 2 capacity errors",
+    "next_probe_at": (NOW + timedelta(seconds=12)).isoformat(),
+}
+LAUNCH_STOP = {"scope": "account", "scope_id": "sim-a", "reason": "r", "by": "me", "until": None, "at": NOW.isoformat()}
 
 
 def of_provisioner(**fields: Any) -> dict[str, Any]:
@@ -61,10 +74,10 @@ def at(seconds: float) -> str:
     return (NOW + timedelta(seconds=seconds)).isoformat()
 
 
-def test_all_is_well() -> None:
+def test_everything_is_ok() -> None:
     found = diagnose(WELL)
-    assert {finding.level for finding in found} == {OK}
-    assert [finding.what for finding in found] == [
+    assert {finding.grade for finding in found} == {OK}
+    assert [finding.check for finding in found] == [
         *SERVICES,
         "versions",
         "clocks",
@@ -76,36 +89,82 @@ def test_all_is_well() -> None:
         "outbox",
         "heartbeats",
         "alerts",
-        "brakes",
+        "launch stops",
+        "health",
         "accounts",
     ]
     assert healthy(found)
 
 
-def test_a_notice_is_told_and_nothing_is_wrong() -> None:
-    """What Slipway handles by itself; pages come first."""
-    notice = {"kind": "k", "summary": "zone-b is closed", "command": "slipway lc show zone-b", "severity": "notice"}
-    page = {"kind": "p", "summary": "all is closed", "severity": "page"}
-    found = diagnose(msgspec.structs.replace(WELL, alerts=[notice, page]))
-    told = [(finding.level, finding.detail) for finding in found if finding.what == "alerts"]
-    assert told == [(WARN, "all is closed"), (OK, "notice: zone-b is closed")]
+def test_alerts_are_graded_by_severity() -> None:
+    """Pages come first. A notice needs nobody, unless a whole pool is tripped."""
+    notice = {"kind": "recovered", "summary": "zone-b recovered", "severity": "notice"}
+    pool = {
+        "kind": "pool-tripped",
+        "summary": "all configs of linux are tripped",
+        "severity": "notice",
+        "since": at(-9),
+    }
+    page = {"kind": "p", "summary": "quota exhausted", "severity": "page"}
+    found = diagnose(msgspec.structs.replace(WELL, alerts=[notice, pool, page]))
+    assert [(finding.grade, finding.detail) for finding in found if finding.check == "alerts"] == [
+        (WARN, "quota exhausted"),
+        (NOTE, "zone-b recovered"),
+        (WARN, "all configs of linux are tripped"),
+    ]
+    assert not healthy(found)
     assert healthy(diagnose(msgspec.structs.replace(WELL, alerts=[notice])))
 
 
-def test_who_is_active_is_told() -> None:
-    """Of a service whose replicas take turns; to stand by is to be well."""
-    for role, said in (("active", "; active, epoch 4, since"), ("standby", "; stands by, instance b is active, epoch")):
-        standing = {"role": role, "instance": "b", "epoch": 4, "since": at(-60)}
-        services = dict(WELL.services) | {"weight-calculator": answer("weight-calculator", standing=standing)}
+def test_a_tripped_config_is_a_note() -> None:
+    """Others launch instead. Its alert would say the same again."""
+    alert = {"kind": "config-tripped", "subject_id": "zone-b", "summary": "zone-b is tripped", "severity": "notice"}
+    found = diagnose(msgspec.structs.replace(WELL, configs=[CONFIG, TRIPPED], alerts=[alert]))
+    problems = [(finding.grade, finding.check, finding.detail) for finding in found if finding.grade != OK]
+    assert problems == [(NOTE, "health", "zone-b tripped: 2 capacity errors; next probe in 12 s")]
+    assert healthy(found)
+
+
+@pytest.mark.parametrize(("pending", "grade", "tasks"), [(0, WARN, ""), (1, FAIL, "; 1 task pending")])
+def test_a_tripped_pool_is_never_ok(pending: int, grade: str, tasks: str) -> None:
+    pools = [{"id": "linux", "pending": pending}]
+    found = diagnose(msgspec.structs.replace(WELL, pools=pools, configs=[TRIPPED]))
+    assert [(finding.grade, finding.detail, finding.remedy) for finding in found if finding.check == "health"] == [
+        (grade, f"pool linux launches only probes: zone-b is tripped{tasks}", "slipway why linux"),
+        (
+            NOTE,
+            "zone-b tripped: 2 capacity errors; next probe in 12 s",
+            "none needed; `slipway why zone-b` explains it",
+        ),
+    ]
+    assert not healthy(found)
+
+
+def test_the_leader_is_named() -> None:
+    """Of a service with standbys; a standby is ok."""
+    for role, words in (
+        ("leader", "; leader, epoch 4, since"),
+        ("standby", "; standby, instance b is the leader, epoch"),
+    ):
+        leadership = {"role": role, "instance": "b", "epoch": 4, "since": at(-60)}
+        services = dict(WELL.services) | {"weight-calculator": answer("weight-calculator", leadership=leadership)}
         found = diagnose(msgspec.structs.replace(WELL, services=services))
-        assert [finding.detail for finding in found if said in finding.detail] == [found[1].detail]
+        assert [finding.detail for finding in found if words in finding.detail] == [found[1].detail]
         assert healthy(found)
+
+
+def test_heartbeats_have_their_ages() -> None:
+    heartbeats = dict.fromkeys(SERVICES, NOW - timedelta(seconds=2))
+    (found,) = (
+        row for row in diagnose(msgspec.structs.replace(WELL, heartbeats=heartbeats)) if row.check == "heartbeats"
+    )
+    assert found.detail == "provisioner 2 s ago, weight-calculator 2 s ago, lease-broker 2 s ago"
 
 
 CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
     (
         "unreachable",
-        {"services": dict(WELL.services) | {"provisioner": SILENT}},
+        {"services": dict(WELL.services) | {"provisioner": UNAVAILABLE}},
         FAIL,
         "provisioner the provisioner at http://there does not answer",
         "SLIPWAY_PROVISIONER_URL",
@@ -114,14 +173,14 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "another service",
         of_provisioner(service="lease-broker"),
         FAIL,
-        "provisioner at http://there is the lease-broker",
+        "provisioner http://there is the lease-broker",
         "SLIPWAY_PROVISIONER_URL",
     ),
     (
         "not ready",
         of_provisioner(ready=False, reasons=["no schema"]),
         FAIL,
-        "provisioner is not ready: no schema",
+        "provisioner not ready: no schema",
         "log",
     ),
     (
@@ -157,7 +216,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "topics differ",
         {"differences": ["t: 4 partitions, wanted 32"]},
         WARN,
-        "topics not as the registry wants them: t: 4 partitions, wanted 32",
+        "topics differ from the registry: t: 4 partitions, wanted 32",
         "--partitions",
     ),
     (
@@ -169,7 +228,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
     ),
     (
         "stopped",
-        of_provisioner(stopped_partitions=[{"topic": "t", "partition": 3, "why": "another cluster"}]),
+        of_provisioner(stopped_partitions=[{"topic": "t", "partition": 3, "reason": "another cluster"}]),
         FAIL,
         "positions provisioner has stopped on t 3: another cluster",
         "slipway topics adopt provisioner t 3 --at begin",
@@ -178,28 +237,28 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "dead letter",
         of_provisioner(dead_letters=1),
         FAIL,
-        "dead letters provisioner could not apply 1",
+        "dead letters provisioner has 1 dead letter",
         "slipway dlq ls provisioner",
     ),
     (
         "outbox",
         of_provisioner(outbox_oldest_seconds=75.0),
         FAIL,
-        "outbox provisioner's oldest event has waited 1 min 15 s to be sent",
+        "outbox provisioner's oldest event has waited 1 min 15 s to be published",
         "Kafka",
     ),
     (
-        "silent",
+        "stale heartbeat",
         {"heartbeats": dict(WELL.heartbeats or {}) | {"lease-broker": NOW - timedelta(seconds=45)}},
         FAIL,
-        "heartbeats lease-broker was last heard 45 s ago: the others take it for silent",
+        "heartbeats lease-broker heartbeat 45 s ago: the others treat it as unavailable",
         "log",
     ),
     (
-        "never heard",
+        "no heartbeat",
         {"heartbeats": dict.fromkeys(SERVICES[:2], NOW)},
         WARN,
-        "heartbeats lease-broker was never heard on this topic prefix",
+        "heartbeats no heartbeat of the lease-broker on this topic prefix",
         "start it",
     ),
     (
@@ -210,64 +269,63 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "slipway why x",
     ),
     (
-        "brake",
-        {"brakes": [BRAKE | {"until": at(60)}]},
+        "launch stop",
+        {"launch_stops": [LAUNCH_STOP | {"until": at(60)}]},
         WARN,
-        "brakes launching is stopped in account sim-a until 14:31:00 by me: r",
+        "launch stops launching is stopped in account sim-a by me until 14:31:00: r",
         "slipway start-launching --account sim-a",
     ),
     (
         "paused pool",
         {"pools": [{"id": "linux", "paused": True, "paused_reason": "r", "paused_by": "me"}]},
         WARN,
-        "brakes pool linux is paused by me: r",
+        "launch stops pool linux is paused by me: r",
         "slipway pool resume linux",
     ),
     (
         "frozen pool",
         {"pools": [{"id": "linux", "frozen": True, "frozen_reason": "r", "frozen_by": "me"}]},
         WARN,
-        "brakes pool linux is frozen by me: r",
+        "launch stops pool linux is frozen by me: r",
         "slipway pool unfreeze linux",
     ),
     (
         "account",
-        {"configs": [CONFIG | {"circuit": "closed", "reason": "a: closed"}, CONFIG | {"state": "paused"}]},
+        {"configs": [TRIPPED, CONFIG | {"pool_id": "other", "account_id": "sim-b"}, CONFIG | {"account_id": "sim-b"}]},
         WARN,
-        "accounts sim-a may only probe: zone-a closed; a: closed",
-        "slipway lc show zone-a",
+        "accounts sim-a launches only probes: zone-b is tripped",
+        "slipway why zone-b",
     ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "level", "told", "do"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
-def test_problem(changes: dict[str, Any], level: str, told: str, do: str) -> None:
-    """One thing is wrong: one finding says so, and what to do; all others stay ok."""
+@pytest.mark.parametrize(
+    ("changes", "grade", "text", "remedy"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
+def test_problem(changes: dict[str, Any], grade: str, text: str, remedy: str) -> None:
+    """One problem: one finding with a remedy; all others stay ok."""
     found = diagnose(msgspec.structs.replace(WELL, **changes))
-    problems = [finding for finding in found if finding.level != OK]
-    assert [(problem.level, f"{problem.what} {problem.detail}") for problem in problems] == [(level, told)]
-    assert do in problems[0].do
+    problems = [finding for finding in found if finding.grade not in (OK, NOTE)]
+    assert [(problem.grade, f"{problem.check} {problem.detail}") for problem in problems] == [(grade, text)]
+    assert remedy in problems[0].remedy
     assert not healthy(found)
 
 
-def test_a_second_closed_config_leaves_the_account_alone() -> None:
-    configs = [CONFIG, CONFIG | {"id": "zone-b", "circuit": "closed"}]
-    assert healthy(diagnose(msgspec.structs.replace(WELL, configs=configs)))
-
-
-def test_what_could_not_be_asked_for_is_not_called_well() -> None:
-    """With everything down there is one finding per thing that is down, and no word about the rest."""
-    down = Gathered(own_version="1.2.0", services=dict.fromkeys(SERVICES, SILENT), kafka="k", kafka_error="no", now=NOW)
-    assert [(finding.level, finding.what) for finding in diagnose(down)] == [
+def test_facts_that_are_missing_are_not_graded() -> None:
+    """With everything down there is one finding for each, and none about the rest."""
+    down = Gathered(
+        own_version="1.2.0", services=dict.fromkeys(SERVICES, UNAVAILABLE), kafka="k", kafka_error="no", now=NOW
+    )
+    assert [(finding.grade, finding.check) for finding in diagnose(down)] == [
         (FAIL, name) for name in (*SERVICES, "kafka")
     ]
 
 
-def test_every_answer_may_take_its_time() -> None:
-    """A slow answer is no wrong clock: its time lies between question and answer."""
+def test_a_slow_answer_is_no_clock_skew() -> None:
+    """Its time lies between question and answer."""
     slow = answer("provisioner", now=at(20), database_now=at(25))
     slow = msgspec.structs.replace(slow, answered_at=NOW + timedelta(seconds=26))
     services = dict(WELL.services) | {"provisioner": slow}
     found = diagnose(msgspec.structs.replace(WELL, services=services))
-    well = Finding(OK, "clocks", "services, database and this machine agree within 5 s")
-    assert [finding for finding in found if finding.what == "clocks"] == [well]
+    well = Finding(OK, "clocks", "services, databases and this machine agree within 5 s")
+    assert [finding for finding in found if finding.check == "clocks"] == [well]

@@ -1,4 +1,4 @@
-"""`slipway lease` against a broker that answers from a table: what it asks, prints and exits with."""
+"""`slipway lease` against a stub broker: requests, output and exit codes."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def broker(server: tuple[LeaseBroker, str]) -> LeaseBroker:
 
 @pytest.fixture
 def environment(server: tuple[LeaseBroker, str], tmp_path: Path) -> dict[str, str]:
-    packages = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # whose code is tested
+    packages = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # the code under test
     ours = {"SLIPWAY_LEASE_BROKER_URL": server[1], "SLIPWAY_STATE_DIR": str(tmp_path), "SLIPWAY_TOKEN": "secret"}
     return packages | ours
 
@@ -56,7 +56,7 @@ def slipway(environment: dict[str, str], *arguments: str) -> Result:
 
 
 def run(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """As a process of its own, as `run` has to be."""
+    """Run `slipway lease run` as a process of its own."""
     return subprocess.run(
         [*COMMAND, "run", "--pool", "aws-ci", *arguments],
         env={"PATH": "/usr/bin:/bin", **environment},
@@ -67,13 +67,18 @@ def run(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedPr
     )
 
 
+def default_interrupt() -> None:
+    """Restore the default action of SIGINT in a child: the tests themselves may run in the background of a script."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 # One command each
 
 
-def test_a_lease_is_handed_over_in_the_form_asked_for(broker: LeaseBroker, environment: dict[str, str]) -> None:
+def test_a_lease_is_printed_in_the_requested_format(broker: LeaseBroker, environment: dict[str, str]) -> None:
     assert slipway(environment, "acquire", "--pool", "aws-ci").stdout == f"{HANDLE}\n"
-    told = json.loads(slipway(environment, "acquire", "--pool", "aws-ci", "-o", "json").stdout)
-    assert (told["lease_id"], told["fencing_token"]) == (LEASE, 7)
+    received = json.loads(slipway(environment, "acquire", "--pool", "aws-ci", "-o", "json").stdout)
+    assert (received["lease_id"], received["fencing_token"]) == (LEASE, 7)
     lines = slipway(environment, "acquire", "--pool", "aws-ci", "-o", "env").stdout
     shown = subprocess.run(
         ["sh", "-c", f"eval {shlex.quote(lines)}; env"], capture_output=True, text=True, check=True, env={}
@@ -81,7 +86,7 @@ def test_a_lease_is_handed_over_in_the_form_asked_for(broker: LeaseBroker, envir
     assert {"SLIPWAY_FENCING_TOKEN=7", f"SLIPWAY_LEASE_ID={LEASE}", "SLIPWAY_LEASE_POOL=aws-ci"} <= set(shown)
 
 
-def test_all_that_is_asked_for_is_told(broker: LeaseBroker, environment: dict[str, str]) -> None:
+def test_all_options_are_sent(broker: LeaseBroker, environment: dict[str, str]) -> None:
     slipway(
         environment,
         "acquire",
@@ -135,15 +140,15 @@ def test_all_that_is_asked_for_is_told(broker: LeaseBroker, environment: dict[st
     }
 
 
-def test_nobody_comes_back_for_a_request_without_an_id(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """With one it stays in the queue, and its place is a value."""
+def test_a_request_without_an_id_is_cancelled_after_the_wait(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """With one it stays in the queue, and its position is printed."""
     broker.answers[ACQUIRE] = [waiting()]
     answer = slipway(environment, "acquire", "--pool", "aws-ci", "--max-wait", "0")
     assert (answer.exit_code, answer.stdout) == (75, "")
     assert "no lease of aws-ci within 0 s; position 3, about 1 min, 50 of 50 units are held" in answer.stderr
     (request,) = (body["request_id"] for body in broker.bodies(ACQUIRE))
     assert broker.count(CANCEL + request) == 1
-    broker.told.clear()
+    broker.received.clear()
     mine = ("acquire", "--pool", "aws-ci", "--max-wait", "0", "--request-id", "host-1")
     assert slipway(environment, *mine).exit_code == 75
     shown = slipway(environment, *mine, "-o", "json")
@@ -151,8 +156,8 @@ def test_nobody_comes_back_for_a_request_without_an_id(broker: LeaseBroker, envi
     assert broker.count(CANCEL + "host-1") == 0
 
 
-def test_no_answer_is_asked_for_again_by_the_same_id(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """Also after errors whose effect is unknown: a lost reply must not become a second lease."""
+def test_an_unanswered_request_is_retried_with_the_same_id(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """The id stays the same after errors whose effect is unknown: a lost reply must not become a second lease."""
     unclear = [problem(503, "unavailable"), (200, {"odd": 1})]
     broker.answers[ACQUIRE] = [*unclear, waiting(), waiting(), lease_answers.lease()]
     assert slipway(environment, "acquire", "--pool", "aws-ci").stdout == f"{HANDLE}\n"
@@ -173,15 +178,15 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("answer", "code"), REFUSALS, ids=[answer[1]["title"] for answer, _ in REFUSALS])
-def test_what_is_refused_is_not_asked_again(
+def test_a_refused_request_is_not_retried(
     broker: LeaseBroker, environment: dict[str, str], answer: Any, code: int
 ) -> None:
-    """Whichever the mode: a broker that says no is not silent."""
+    """A refusal is final in every mode: a broker that refuses is available."""
     broker.answers[ACQUIRE] = [answer]
     assert slipway(environment, "acquire", "--pool", "aws-ci").exit_code == code
     ran = run(environment, "--fail-open", "optimistic", "--", "echo", "started")
     assert (ran.returncode, ran.stdout) == (code, "")
-    assert [asked for asked, _ in broker.told] == [ACQUIRE, ACQUIRE]
+    assert [asked for asked, _ in broker.received] == [ACQUIRE, ACQUIRE]
 
 
 HELD = [
@@ -192,16 +197,16 @@ HELD = [
 ]
 
 
-@pytest.mark.parametrize(("command", "asked", "body", "value"), HELD, ids=[row[0] for row in HELD])
+@pytest.mark.parametrize(("command", "requested", "body", "value"), HELD, ids=[row[0] for row in HELD])
 def test_a_lease_is_named_by_its_handle_or_the_environment(
-    broker: LeaseBroker, environment: dict[str, str], command: str, asked: str, body: Any, value: str
+    broker: LeaseBroker, environment: dict[str, str], command: str, requested: str, body: Any, value: str
 ) -> None:
     broker.answers[f"POST /leases/{LEASE}/confirm"] = [lease_answers.lease()]
     broker.answers[f"POST /leases/{LEASE}/heartbeat"] = [lease_answers.lease()]
     named = slipway(environment, command, HANDLE)
     ours = slipway(environment | {"SLIPWAY_LEASE_ID": LEASE, "SLIPWAY_FENCING_TOKEN": "7"}, command)
     assert [(each.exit_code, each.stdout) for each in (named, ours)] == [(0, value)] * 2
-    assert broker.told == [(asked, body)] * 2
+    assert broker.received == [(requested, body)] * 2
     assert slipway(environment, command).exit_code == 2
     assert slipway(environment, command, LEASE).exit_code == 2
 
@@ -218,8 +223,8 @@ def test_a_lease_is_named_by_its_handle_or_the_environment(
 )
 def test_why_a_lease_is_not_renewed(broker: LeaseBroker, environment: dict[str, str], answer: Any, code: int) -> None:
     broker.answers[RENEW] = [answer]
-    told = slipway(environment, "renew", HANDLE)
-    assert (told.exit_code, told.stdout) == (code, "")
+    received = slipway(environment, "renew", HANDLE)
+    assert (received.exit_code, received.stdout) == (code, "")
 
 
 def test_evidence_goes_with_the_release(broker: LeaseBroker, environment: dict[str, str]) -> None:
@@ -256,7 +261,7 @@ def test_leases_are_listed_by_name_for_scripts(broker: LeaseBroker, environment:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "asked"),
+    ("arguments", "requested"),
     [
         ((), {"mine": "true"}),
         (("--all",), {}),
@@ -264,13 +269,13 @@ def test_leases_are_listed_by_name_for_scripts(broker: LeaseBroker, environment:
         (("--tenant", "ci"), {"tenant": "ci"}),
     ],
 )
-def test_whose_leases_are_listed(
-    broker: LeaseBroker, environment: dict[str, str], arguments: tuple[str, ...], asked: dict[str, str]
+def test_filters_of_the_list_of_leases(
+    broker: LeaseBroker, environment: dict[str, str], arguments: tuple[str, ...], requested: dict[str, str]
 ) -> None:
-    """One's own, unless a pool, a tenant or everybody's are asked for."""
+    """Own leases by default; those of all holders with --pool, --tenant or --all."""
     broker.answers["GET /leases"] = [(200, {"items": []})]
     assert slipway(environment, "ls", *arguments).exit_code == 0
-    assert broker.bodies("GET /leases") == [asked]
+    assert broker.bodies("GET /leases") == [requested]
 
 
 CHANGES = [
@@ -293,29 +298,29 @@ CHANGES = [
 def test_a_pool_is_changed_with_a_reason(
     broker: LeaseBroker, environment: dict[str, str], command: tuple[str, ...], body: Any
 ) -> None:
-    """And in nothing that was not named."""
+    """Terms that are not named stay unchanged."""
     broker.answers["PATCH /lease-pools/aws-ci"] = [(200, {"id": "aws-ci", "revision": 4})]
     assert slipway(environment, *command).exit_code == 2
-    told = slipway(environment, *command, "--reason", "why")
+    received = slipway(environment, *command, "--reason", "why")
     done = {"pin": "pinned", "unpin": "unpinned"}.get(command[0], "changed")
-    assert (told.exit_code, told.stdout) == (0, f"aws-ci is {done}, revision 4\n")
-    assert broker.told == [("PATCH /lease-pools/aws-ci", body | {"reason": "why"})]
+    assert (received.exit_code, received.stdout) == (0, f"lease pool aws-ci {done}, revision 4\n")
+    assert broker.received == [("PATCH /lease-pools/aws-ci", body | {"reason": "why"})]
 
 
 def test_a_pool_is_drained_and_grants_again(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    asked = {how: f"POST /lease-pools/aws-ci/{how}" for how in ("drain", "undrain")}
-    broker.answers |= {name: [(200, {})] for name in asked.values()}
-    for how in asked:
+    requested = {how: f"POST /lease-pools/aws-ci/{how}" for how in ("drain", "undrain")}
+    broker.answers |= {name: [(200, {})] for name in requested.values()}
+    for how in requested:
         assert slipway(environment, how, "aws-ci", "--reason", "why").exit_code == 0
-    assert broker.told == [(name, {"reason": "why"}) for name in asked.values()]
+    assert broker.received == [(name, {"reason": "why"}) for name in requested.values()]
 
 
 def test_a_gang_is_one_request(broker: LeaseBroker, environment: dict[str, str]) -> None:
     granted = {"leases": [lease_answers.lease()[1], lease_answers.lease(lease_id="l-2", fencing_token=1)[1]]}
     broker.answers["POST /lease-gangs"] = [waiting(), (200, granted)]
     members = ("--member", "aws-ci", "--member", "quay:10")
-    told = slipway(environment, "gang", *members, "--request-id", "g", "--hold", "5m")
-    assert told.stdout == f"{HANDLE}\nl-2:1\n"
+    received = slipway(environment, "gang", *members, "--request-id", "g", "--hold", "5m")
+    assert received.stdout == f"{HANDLE}\nl-2:1\n"
     bodies = broker.bodies("POST /lease-gangs")
     assert bodies[0] == {
         "request_id": "g",
@@ -351,27 +356,29 @@ def test_a_gang_is_one_request(broker: LeaseBroker, environment: dict[str, str])
         ("set", "p", "--reason", "r", "--pacing", "5s/x"),
     ],
 )
-def test_wrong_usage_asks_nobody(broker: LeaseBroker, environment: dict[str, str], wrong: tuple[str, ...]) -> None:
+def test_a_usage_error_sends_no_request(
+    broker: LeaseBroker, environment: dict[str, str], wrong: tuple[str, ...]
+) -> None:
     answer = slipway(environment, *wrong)
-    assert (answer.exit_code, answer.stdout, broker.told) == (2, "", [])
+    assert (answer.exit_code, answer.stdout, broker.received) == (2, "", [])
 
 
 def test_an_empty_pool_is_an_unset_variable(environment: dict[str, str], options: dict[str, Any]) -> None:
-    assert "--pool: the id of the lease pool is empty" in slipway(environment, "acquire", "--pool", "").stderr
-    with pytest.raises(ValueError, match="lease pool is empty"):
+    assert "--pool: the lease pool id is empty" in slipway(environment, "acquire", "--pool", "").stderr
+    with pytest.raises(ValueError, match="lease pool id is empty"):
         lease("", **options)
 
 
-def test_a_wrong_duration_is_told_with_its_option(environment: dict[str, str]) -> None:
-    told = slipway(environment, "acquire", "--pool", "p", "--hold", "soon").stderr
-    assert "--hold: 'soon' is not a duration" in told
+def test_an_invalid_duration_is_reported_with_its_option(environment: dict[str, str]) -> None:
+    received = slipway(environment, "acquire", "--pool", "p", "--hold", "soon").stderr
+    assert "--hold: 'soon' is not a duration" in received
 
 
-def test_a_hold_that_the_pool_shortens_is_told(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """The lease of the table is held for 20 min; who asks for no more hears nothing."""
-    words = "the hold of this lease is 20 min, not 30 min: aws-ci grants no longer ones"
-    longer = slipway(environment, "acquire", "--pool", "aws-ci", "--hold", "30m")
-    assert (longer.stdout, words in longer.stderr) == (f"{HANDLE}\n", True)
+def test_a_capped_hold_is_logged(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """The hold of the stub's lease is 20 min; shorter requests log nothing."""
+    words = "hold capped at 20 min (requested 30 min) by pool aws-ci"
+    capped = slipway(environment, "acquire", "--pool", "aws-ci", "--hold", "30m")
+    assert (capped.stdout, words in capped.stderr) == (f"{HANDLE}\n", True)
     assert words in run(environment, "--hold", "30m", "--", "true").stderr
     broker.answers["POST /lease-gangs"] = [(200, {"leases": [lease_answers.lease()[1]]})]
     assert words in slipway(environment, "gang", "--member", "aws-ci", "--hold", "30m").stderr
@@ -380,13 +387,13 @@ def test_a_hold_that_the_pool_shortens_is_told(broker: LeaseBroker, environment:
 
 
 @pytest.mark.parametrize("body", [{"detail": "Not Found"}, problem(404, "not-found")[1] | {"title": "Not Found"}])
-def test_a_wrong_address_is_told(broker: LeaseBroker, environment: dict[str, str], body: dict[str, Any]) -> None:
-    """Whether somebody else answers there, or a Slipway service that has no such path."""
+def test_a_wrong_address_is_reported(broker: LeaseBroker, environment: dict[str, str], body: dict[str, Any]) -> None:
+    """Either another server answers there, or a Slipway service that has no such path."""
     broker.answers[ACQUIRE] = [(404, body)]
-    told = slipway(environment, "acquire", "--pool", "aws-ci")
+    received = slipway(environment, "acquire", "--pool", "aws-ci")
     where = f"{environment['SLIPWAY_LEASE_BROKER_URL']}/lease-pools/aws-ci/leases"
-    assert told.exit_code == 78
-    assert f"POST {where} was refused (404: Not Found): is it a lease-broker?" in told.stderr
+    assert received.exit_code == 78
+    assert f"POST {where} answered 404 Not Found: is it a lease-broker?" in received.stderr
 
 
 def test_one_row_of_a_report_is_shown_as_pairs(broker: LeaseBroker, environment: dict[str, str]) -> None:
@@ -410,10 +417,10 @@ def test_a_lease_is_shown_with_one_id(broker: LeaseBroker, environment: dict[str
     assert json.loads(slipway(environment, "status", LEASE, "-o", "json").stdout)["id"] == LEASE
 
 
-def test_switched_off_nothing_is_asked_and_nothing_is_held(
+def test_switched_off_no_request_is_sent(
     broker: LeaseBroker, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script's own calls become nothing; its command runs as if nobody stood before it."""
+    """Single commands do nothing; `run` runs its command without a lease."""
     for word in ("OFF", "0", "false"):
         assert slipway(environment | {"SLIPWAY_LEASE": word}, "acquire", "--pool", "").exit_code == 0
     off = environment | {"SLIPWAY_LEASE": "off"}
@@ -426,11 +433,11 @@ def test_switched_off_nothing_is_asked_and_nothing_is_held(
     monkeypatch.setenv("SLIPWAY_LEASE", "off")
     with lease("aws-ci", url=NOWHERE) as held:
         assert (held.lease_id, held.fencing_token, held.lost.is_set()) == ("", 0, False)
-    assert broker.told == []
+    assert broker.received == []
 
 
 def test_a_wait_takes_nothing_from_a_lease(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """When in a long wait it was granted is not known: what is left of it is asked for again, and counts from there."""
+    """The time of the grant within a long poll is unknown: a second request returns the remaining time."""
     broker.wait_seconds = 0.5
     broker.answers[ACQUIRE] = [waiting(), lease_answers.lease(ttl_seconds_left=0.4)]
     broker.answers[RENEW] = [lease_answers.lease()]
@@ -445,7 +452,7 @@ def test_a_wait_takes_nothing_from_a_lease(broker: LeaseBroker, environment: dic
     ("command", "code", "result"),
     [("exit 7", 7, "failed"), ("exit 0", 0, "done"), ("kill -9 $$", 137, "failed"), ("kill -INT $$", 130, "failed")],
 )
-def test_run_ends_as_its_command_does_and_gives_back_once(
+def test_run_exits_like_its_command_and_releases_once(
     broker: LeaseBroker, environment: dict[str, str], command: str, code: int, result: str
 ) -> None:
     ran = run(environment, "--", "sh", "-c", command)
@@ -470,10 +477,10 @@ def test_the_command_gets_our_input_and_knows_its_lease(broker: LeaseBroker, env
 def test_a_command_that_cannot_start_holds_nothing(broker: LeaseBroker, environment: dict[str, str]) -> None:
     ran = run(environment, "--", "nosuch")
     assert (ran.returncode, broker.count(RELEASE)) == (127, 1)
-    assert "nosuch cannot be started" in ran.stderr
+    assert "cannot start nosuch" in ran.stderr
 
 
-def test_a_release_that_nobody_answers_is_said_again(broker: LeaseBroker, environment: dict[str, str]) -> None:
+def test_an_unanswered_release_is_retried(broker: LeaseBroker, environment: dict[str, str]) -> None:
     broker.answers[RELEASE] = [problem(503, "unavailable"), problem(503, "unavailable"), lease_answers.RELEASED]
     assert run(environment, "--", "true").returncode == 0
     assert broker.count(RELEASE) == 3
@@ -485,11 +492,42 @@ def test_an_exit_code_can_mean_that_the_account_throttles(broker: LeaseBroker, e
     assert [body["throttled"] for body in broker.bodies(RELEASE)] == [True, False]
 
 
-def test_a_command_that_was_asked_to_end_has_not_failed(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """Whoever fails is slowed down by the broker."""
+def test_a_command_that_was_asked_to_stop_has_not_failed(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """A failure would slow down the tenant."""
     script = "kill -TERM $PPID; sleep 60"
     assert run(environment, "--", "sh", "-c", script).returncode == 143
     assert [body["result"] for body in broker.bodies(RELEASE)] == ["cancelled"]
+
+
+IN_BACKGROUND = """
+trap '' INT QUIT
+"$@" lease run --pool aws-ci -- {command} &
+wait $!
+echo "code $?"
+"""
+UNTIL_SIGNAL: Final = """
+import os, signal, time
+print([signal.getsignal(signum) is signal.SIG_IGN for signum in (signal.SIGINT, signal.SIGQUIT)])
+signal.signal(signal.SIGTERM, lambda *_: exit(5))
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+def test_a_command_in_the_background_of_a_script_ignores_no_signals(
+    broker: LeaseBroker, environment: dict[str, str]
+) -> None:
+    """A shell without job control starts it with SIGINT and SIGQUIT ignored. SIGTERM to `slipway` ends both."""
+    command = shlex.join([sys.executable, "-c", UNTIL_SIGNAL])
+    ran = subprocess.run(
+        ["bash", "-c", IN_BACKGROUND.format(command=command), "bash", *COMMAND[:-1]],
+        env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (ran.stdout.splitlines(), broker.count(RELEASE)) == (["[False, False]", "code 5"], 1)
 
 
 AT_A_TERMINAL = """
@@ -519,7 +557,7 @@ print("got", len(got))
 def test_ctrl_c_reaches_command_and_script_once_each(
     broker: LeaseBroker, environment: dict[str, str], command: str, words: list[str]
 ) -> None:
-    """A terminal sends it to both, and to us: we only have to give back."""
+    """A terminal sends it to both, and to us: we only have to release."""
     spawn = "import pty, sys; pty.spawn(sys.argv[1:])"
     script = ["bash", "-c", AT_A_TERMINAL.format(command=command), "bash", *COMMAND[:-1]]
     process = subprocess.Popen(
@@ -527,6 +565,7 @@ def test_ctrl_c_reaches_command_and_script_once_each(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={"PATH": "/usr/bin:/bin", **environment},
+        preexec_fn=default_interrupt,
     )
     try:
         assert process.stdin is not None
@@ -541,22 +580,22 @@ def test_ctrl_c_reaches_command_and_script_once_each(
     assert (lines, broker.count(RELEASE)) == (words, 1)
 
 
-def test_loss_is_told_by_the_signal_of_choice(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """And nothing is given back that is another's by now."""
+def test_a_lost_lease_sends_the_chosen_signal(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """A lost lease is not released: its units may be another holder's."""
     broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=0.3)]
     broker.answers[RENEW] = [problem(410, "lease-ended", reason="expired")]
     script = "trap 'echo told; exit 9' USR1; while :; do sleep 0.05; done"
     ran = run(environment, "--on-loss", "USR1", "--", "sh", "-c", script)
     assert (ran.returncode, ran.stdout) == (9, "told\n")
-    assert "the lease is lost: expired; sending SIGUSR1 to the command" in ran.stderr
+    assert "lease lost: expired; sending SIGUSR1 to the command" in ran.stderr
     assert broker.count(RELEASE) == 0
 
 
-def test_loss_may_be_told_to_nobody(broker: LeaseBroker, environment: dict[str, str]) -> None:
+def test_a_lost_lease_may_send_no_signal(broker: LeaseBroker, environment: dict[str, str]) -> None:
     broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=0.3)]
     broker.answers[RENEW] = [problem(410, "lease-ended", reason="replaced")]
     ran = run(environment, "--on-loss", "none", "--", "sh", "-c", "sleep 0.6; exit 3")
-    assert (ran.returncode, "the lease is lost: replaced" in ran.stderr) == (3, True)
+    assert (ran.returncode, "lease lost: replaced" in ran.stderr) == (3, True)
 
 
 def test_the_end_of_the_hold_ends_nothing_else(broker: LeaseBroker, environment: dict[str, str]) -> None:
@@ -564,7 +603,7 @@ def test_the_end_of_the_hold_ends_nothing_else(broker: LeaseBroker, environment:
     broker.answers[RENEW] = [problem(410, "lease-ended", reason="hold")]
     ran = run(environment, "--", "sh", "-c", "sleep 0.6; exit 3")
     assert ran.returncode == 3
-    assert "the lease has ended (hold); the command goes on without one" in ran.stderr
+    assert "lease ended (hold); the command continues without a lease" in ran.stderr
 
 
 def test_a_lease_is_renewed_while_the_command_runs(broker: LeaseBroker, environment: dict[str, str]) -> None:
@@ -577,7 +616,7 @@ def test_a_lease_is_renewed_while_the_command_runs(broker: LeaseBroker, environm
 def test_the_next_attempt_replaces_the_lease_of_the_one_before(
     broker: LeaseBroker, environment: dict[str, str]
 ) -> None:
-    """Found by who asks; a success leaves nothing to replace."""
+    """The job is the calling process; a success leaves nothing to replace."""
     for number, code in ((1, 4), (2, 0), (3, 0)):
         run(environment, "--attempt", str(number), "--", "sh", "-c", f"exit {code}")
     bodies = broker.bodies(ACQUIRE)
@@ -586,12 +625,12 @@ def test_the_next_attempt_replaces_the_lease_of_the_one_before(
 
 
 def test_a_job_with_an_id_is_found_by_it(options: dict[str, Any]) -> None:
-    """Whoever asks; a lease that is named counts before the one that is known."""
-    said: list[str] = []
+    """The id identifies the job for every caller; --replaces takes precedence over the recorded lease."""
+    logged: list[str] = []
 
     def attempt(number: int, replaces: ReplacedLease | None = None) -> Attempt:
         wanted = Wanted(lease_pool_id="aws-ci", request_id="job-1", replaces=replaces)
-        return Attempt(options["url"], number, wanted, given_id=True, say=said.append)
+        return Attempt(options["url"], number, wanted, given_id=True, log=logged.append)
 
     first = attempt(1)
     first.granted(msgspec.convert(lease_answers.lease()[1], Lease))
@@ -600,10 +639,10 @@ def test_a_job_with_an_id_is_found_by_it(options: dict[str, Any]) -> None:
     assert first.wanted.replaces is None
     assert second.wanted.replaces == ReplacedLease(lease_id=LEASE, fencing_token=7)
     assert third.wanted.replaces == ReplacedLease(lease_id="l-9", fencing_token=9)
-    assert said == []
+    assert logged == []
     second.succeeded()
     assert attempt(3).wanted.replaces is None
-    assert "attempt 2 is not known here" in said[0]
+    assert "no lease of attempt 2 is recorded on this host" in logged[0]
 
 
 def test_a_lease_that_cannot_be_replaced_costs_its_credit_only(
@@ -626,7 +665,7 @@ add_trap "echo two; false" EXIT
 
 @pytest.mark.parametrize(("end", "code"), [("exit 9", 9), ("false", 1), ("true", 0)])
 def test_the_guide_s_add_trap_chains_traps(end: str, code: int) -> None:
-    """Also under `set -e`, after a command of the trap that failed, and with whatever stood in the trap before."""
+    """The trap runs also under `set -e`, after a failed command in it, and beside an earlier trap."""
     guide = (Path(__file__).parents[3] / "docs/guides/leases.md").read_text()
     add_trap = "add_trap() {" + guide.partition("add_trap() {")[2].partition("\n}\n")[0] + "\n}\n"
     script = f"set -eu\n{add_trap}{TRAPS}{end}"
@@ -634,11 +673,11 @@ def test_the_guide_s_add_trap_chains_traps(end: str, code: int) -> None:
     assert (ran.stdout, ran.stderr, ran.returncode) == (f"two\none\nown {code}\n", "", code)
 
 
-# A silent broker
+# An unavailable broker
 
 
-def test_unleased_starts_are_told_when_the_broker_is_back(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """By the next process; each once, and each is the same start whoever tells of it."""
+def test_unleased_starts_are_reported_when_the_broker_is_back(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """The next process reports each start once; a start has the same id in every report."""
     nowhere = environment | {"SLIPWAY_LEASE_BROKER_URL": NOWHERE}
     show = "echo $SLIPWAY_LEASE_POOL $SLIPWAY_LEASE_ID; exit 7"
     ran = run(nowhere, "--fail-open", "optimistic", "--", "sh", "-c", show)
@@ -660,9 +699,9 @@ def test_unleased_starts_are_told_when_the_broker_is_back(broker: LeaseBroker, e
 
 
 def test_a_start_is_kept_until_it_is_charged(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """What this token or this clock may not tell is kept, and keeps back no other; what nobody could tell is not."""
-    said: list[str] = []
-    state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], said.append)
+    """A start refused for this token or clock is kept and blocks no other; an invalid one is dropped."""
+    logged: list[str] = []
+    state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], logged.append)
     for n, name in enumerate(("another's", "fast clock", "nonsense", "charged")):
         start = Start(request_id=name, operation="install", units=1, started_at=f"2026-01-01T12:00:0{n}+00:00")
         state.spool(Spooled(lease_pool_id="aws-ci", start=start))
@@ -677,9 +716,9 @@ def test_a_start_is_kept_until_it_is_charged(broker: LeaseBroker, environment: d
     assert [entry.start.request_id for entry in state.spooled()] == ["another's", "fast clock"]
 
 
-def test_what_has_started_counts_before_what_asks(broker: LeaseBroker, environment: dict[str, str]) -> None:
-    """A broker that is back would grant beside it. What has ended is given back once it is charged, also when the
-    answer to that was lost."""
+def test_unleased_starts_are_reported_before_a_request(broker: LeaseBroker, environment: dict[str, str]) -> None:
+    """Otherwise a broker that is back would grant in addition. A start that has ended is released once it is charged,
+    also if the answer to the report was lost."""
     state = State(Path(environment["SLIPWAY_STATE_DIR"]), environment["SLIPWAY_LEASE_BROKER_URL"], print)
     start = Start(request_id="r-0", operation="install", units=1, started_at="2026-01-01T12:00:00+00:00")
     state.spool(Spooled(lease_pool_id="aws-ci", start=start, result="failed"))
@@ -687,20 +726,20 @@ def test_what_has_started_counts_before_what_asks(broker: LeaseBroker, environme
     give_back = "POST /leases/l-0/release"
     broker.answers[give_back] = [problem(503, "unavailable"), problem(410, "lease-ended", reason="released")]
     assert run(environment, "--", "true").returncode == 0
-    told = [asked for asked, _ in broker.told if asked in {UNLEASED, give_back, ACQUIRE}]
-    assert told == [UNLEASED, give_back, ACQUIRE, UNLEASED, give_back]
+    received = [asked for asked, _ in broker.received if asked in {UNLEASED, give_back, ACQUIRE}]
+    assert received == [UNLEASED, give_back, ACQUIRE, UNLEASED, give_back]
     assert broker.bodies(give_back)[0] == {"fencing_token": 1, "result": "failed", "throttled": False}
     assert state.spooled() == []
 
 
 def test_safe_waits_for_its_place_in_the_pace(environment: dict[str, str]) -> None:
-    """Of a pool that was never seen one start in the time of its hold; the second one of this host does not fit."""
+    """A pool that was never seen has a limit of 1: one start per hold, so the second one does not fit in the wait."""
     nowhere = environment | {"SLIPWAY_LEASE_BROKER_URL": NOWHERE}
-    safe = ("--silent-after", "0", "--hold", "2s", "--", "true")
+    safe = ("--unavailable-after", "0", "--hold", "5s", "--", "true")
     first = run(nowhere, "--max-wait", "10s", *safe)
     second = run(nowhere, "--max-wait", "0.1s", *safe)
     assert (first.returncode, second.returncode) == (0, 69)
-    assert "this starts without a lease in" in first.stderr
+    assert "starting without a lease in" in first.stderr
 
 
 def test_pessimistic_starts_nothing(environment: dict[str, str]) -> None:
@@ -740,7 +779,7 @@ async def test_an_async_block_holds_a_lease(broker: LeaseBroker, options: dict[s
     assert [body["result"] for body in broker.bodies(RELEASE)] == ["done"]
 
 
-async def test_a_block_that_fails_gives_back_once(broker: LeaseBroker, options: dict[str, Any]) -> None:
+async def test_a_block_that_fails_releases_once(broker: LeaseBroker, options: dict[str, Any]) -> None:
     with pytest.raises(ZeroDivisionError):
         async with lease("aws-ci", **options):
             raise ZeroDivisionError
@@ -750,7 +789,7 @@ async def test_a_block_that_fails_gives_back_once(broker: LeaseBroker, options: 
 
 
 async def test_a_block_learns_of_its_loss(broker: LeaseBroker, options: dict[str, Any]) -> None:
-    """As an event while it runs, and as an exception when it ends as if nothing had happened."""
+    """The loss is an event during the block, and an exception at its end."""
     broker.answers[ACQUIRE] = [lease_answers.lease(ttl_seconds_left=0.3)]
     broker.answers[RENEW] = [problem(410, "lease-ended", reason="lost")]
     with pytest.raises(LeaseLost, match="is lost: lost"), lease("aws-ci", **options) as held:
@@ -774,7 +813,7 @@ async def test_a_block_is_not_entered_without_a_lease(broker: LeaseBroker, optio
     with pytest.raises(NotAdmitted):
         async with lease("aws-ci", max_wait_seconds=0.0, **options):
             pytest.fail("entered")
-    assert sum(asked.startswith(CANCEL) for asked, _ in broker.told) == 2
+    assert sum(asked.startswith(CANCEL) for asked, _ in broker.received) == 2
     broker.answers[ACQUIRE] = [problem(403, "scope-missing")]
     with pytest.raises(Refused), lease("aws-ci", **options):
         pytest.fail("entered")
@@ -785,7 +824,7 @@ async def test_a_block_is_not_entered_without_a_lease(broker: LeaseBroker, optio
         pytest.fail("entered")
 
 
-async def test_whoever_is_cancelled_waits_no_more(broker: LeaseBroker, options: dict[str, Any]) -> None:
+async def test_a_cancelled_block_withdraws_its_request(broker: LeaseBroker, options: dict[str, Any]) -> None:
     broker.answers[ACQUIRE] = [waiting(retry_after_seconds=30.0)]
 
     async def block() -> None:
@@ -841,7 +880,7 @@ except KeyError:
         (MINE, GUARDED, signal.SIGTERM, 0, ["mine", "afterwards True"]),
     ],
 )
-def test_signals_end_a_block_by_unwinding_and_a_handler_of_the_program_stays_its_own(
+def test_signals_unwind_a_block_and_handlers_of_the_program_stay(
     broker: LeaseBroker, environment: dict[str, str], before: str, main: str, signum: int, code: int, words: list[str]
 ) -> None:
     process = subprocess.Popen(
@@ -850,6 +889,7 @@ def test_signals_end_a_block_by_unwinding_and_a_handler_of_the_program_stays_its
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=default_interrupt,
     )
     try:
         assert process.stdout is not None

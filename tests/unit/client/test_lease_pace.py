@@ -1,4 +1,4 @@
-"""How fast a host starts while nobody admits."""
+"""Pace of unleased launches on a host."""
 
 from itertools import pairwise
 from math import inf
@@ -14,8 +14,8 @@ from slipway_client.leases.pace import Pace, slot
 POOL = {"id": "aws-ci", "limit": 50, "hold_seconds": 1200.0, "pacing": None, "waiting": 30}
 
 
-def test_the_safe_rate_is_what_the_limit_turns_over() -> None:
-    """Pacing is for bursts: at twice limit ÷ hold more would be under way in the end than the limit."""
+def test_the_safe_rate_is_the_sustained_rate_of_the_limit() -> None:
+    """Pacing is for bursts: at twice limit ÷ hold, launches in progress would exceed the limit in the end."""
     assert pace.seen(POOL, None).start_seconds == 24.0
     assert pace.seen(POOL | {"pacing": {"interval_seconds": 60.0, "burst": 3}}, None).start_seconds == 60.0
     assert pace.seen(POOL | {"pacing": "off"}, None).start_seconds == 24.0
@@ -30,8 +30,8 @@ def test_a_drained_pool_lets_nothing_start() -> None:
     assert slot(drained, 1, 0.0, 0.5) == (inf, drained)
 
 
-def test_the_first_start_lies_anywhere_in_the_time_that_all_who_wait_would_take() -> None:
-    """Every host begins to count at the same moment: an outage must not be a herd."""
+def test_the_first_start_is_random_within_the_time_of_the_whole_queue() -> None:
+    """All hosts begin at the same moment: an outage must not cause a thundering herd."""
     known = pace.seen(POOL, None)
     assert [slot(known, 1, 1000.0, chance)[0] for chance in (0.0, 0.5)] == [1000.0, 1000.0 + 15 * 24.0]
 

@@ -1,4 +1,4 @@
-"""A start without a lease whose broker comes back just as it ends."""
+"""An unleased launch whose broker comes back just as it ends."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from fastapi import Request, Response
 
-from slipway_client.leases.asking import Asking, FailOpen
+from slipway_client.leases.admission import Admission, FailOpen
 from slipway_client.leases.broker import Broker
 from slipway_client.leases.session import Session, Unleased
 from slipway_client.leases.state import State
@@ -27,20 +27,20 @@ SECONDS = 60.0
 
 
 class SlowBroker(LeaseBroker):
-    """Its answer to who waits no more comes after the release, and to who tells of a start once `tells` is set."""
+    """Stub broker that answers a cancellation after the release, and a report once `answers_reports` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tells, self.given_back = threading.Event(), threading.Event()
-        late = {UNLEASED: self.tells, CANCEL: self.given_back}
+        self.answers_reports, self.released = threading.Event(), threading.Event()
+        late = {UNLEASED: self.answers_reports, CANCEL: self.released}
 
         @self.app.middleware("http")
         async def answer_late(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-            response, asked = await answer(request), f"{request.method} {request.url.path}"
-            if asked == RELEASE:
-                self.given_back.set()
-            if asked in late:
-                await asyncio.to_thread(late[asked].wait, SECONDS)
+            response, requested = await answer(request), f"{request.method} {request.url.path}"
+            if requested == RELEASE:
+                self.released.set()
+            if requested in late:
+                await asyncio.to_thread(late[requested].wait, SECONDS)
             return response
 
 
@@ -53,8 +53,8 @@ def server() -> Iterator[tuple[SlowBroker, str]]:
         try:
             yield broker, url
         finally:
-            broker.tells.set()
-            broker.given_back.set()
+            broker.answers_reports.set()
+            broker.released.set()
 
 
 @pytest.fixture
@@ -70,44 +70,44 @@ def state(server: tuple[SlowBroker, str], tmp_path: Path) -> State:
 @pytest.fixture
 def session(server: tuple[SlowBroker, str], state: State) -> Session:
     wanted = Wanted(lease_pool_id="aws-ci", request_id="r-1")
-    patience = Asking(
-        begun_at=monotonic_seconds(), max_wait_seconds=SECONDS, fail_open=FailOpen.OPTIMISTIC, silent_seconds=0.0
+    admission = Admission(
+        begun_at=monotonic_seconds(), max_wait_seconds=SECONDS, fail_open=FailOpen.OPTIMISTIC, unavailable_seconds=0.0
     )
-    return Session(Broker(server[1]), wanted, patience, state, Random(1), print)
+    return Session(Broker(server[1]), wanted, admission, state, Random(1), print)
 
 
-def given_back(broker: SlowBroker) -> list[str]:
-    """How each release said that it went."""
+def released(broker: SlowBroker) -> list[str]:
+    """Results of the releases."""
     return [body["result"] for body in broker.bodies(RELEASE)]
 
 
 async def test_ends_while_its_request_is_cancelled(broker: SlowBroker, session: Session, state: State) -> None:
-    broker.tells.set()
+    broker.answers_reports.set()
     assert isinstance(await session.acquire(), Unleased)
     await until(lambda: broker.count(CANCEL), "its start is charged")
     await session.release("done")
-    assert (given_back(broker), state.spooled()) == (["done"], [])
+    assert (released(broker), state.spooled()) == (["done"], [])
     assert broker.count(CANCEL) == 1
 
 
-async def test_ends_while_it_is_told_of(broker: SlowBroker, session: Session) -> None:
-    """Both who told of it beside and who tells of it at its end are answered; one gives it back."""
+async def test_ends_while_it_is_being_reported(broker: SlowBroker, session: Session) -> None:
+    """The report in the background and the one at the end are both answered; one of them releases the lease."""
     assert isinstance(await session.acquire(), Unleased)
-    await until(lambda: broker.count(UNLEASED) == 1, "it is told of")
+    await until(lambda: broker.count(UNLEASED) == 1, "it is reported")
     releasing = asyncio.create_task(session.release("done"))
-    await until(lambda: broker.count(UNLEASED) == 2, "it is told of at its end")
-    broker.tells.set()
+    await until(lambda: broker.count(UNLEASED) == 2, "it is reported at its end")
+    broker.answers_reports.set()
     await releasing
-    assert given_back(broker) == ["done"]
+    assert released(broker) == ["done"]
     assert broker.count(CANCEL) == 1
 
 
-async def test_is_told_of_at_its_end(broker: SlowBroker, session: Session, state: State) -> None:
-    """Nobody waits for the end of the request before the units are given back."""
-    broker.tells.set()
+async def test_is_reported_at_its_end(broker: SlowBroker, session: Session, state: State) -> None:
+    """The release does not wait for the cancellation of the request."""
+    broker.answers_reports.set()
     broker.answers[UNLEASED] = [UNAVAILABLE, CHARGED]
     assert isinstance(await session.acquire(), Unleased)
-    await until(lambda: broker.count(UNLEASED) == 1, "it is told of in vain")
+    await until(lambda: broker.count(UNLEASED) == 1, "the first report is not answered")
     await session.release("done")
-    assert (given_back(broker), state.spooled()) == (["done"], [])
+    assert (released(broker), state.spooled()) == (["done"], [])
     assert broker.count(CANCEL) == 1

@@ -1,4 +1,4 @@
-"""What a host remembers between processes: the pace, starts to be charged, the lease of the attempt before."""
+"""State files of a host: pace, unleased launches, the lease of the previous attempt."""
 
 import os
 from pathlib import Path
@@ -20,13 +20,13 @@ def started(name: str, at: str, pool: str = "aws-ci", result: str = "") -> Spool
 
 
 @pytest.fixture
-def said() -> list[str]:
+def logged() -> list[str]:
     return []
 
 
 @pytest.fixture
-def state(tmp_path: Path, said: list[str]) -> State:
-    return State(tmp_path, URL, said.append)
+def state(tmp_path: Path, logged: list[str]) -> State:
+    return State(tmp_path, URL, logged.append)
 
 
 def test_the_next_process_takes_the_next_place(tmp_path: Path, state: State) -> None:
@@ -37,30 +37,30 @@ def test_the_next_process_takes_the_next_place(tmp_path: Path, state: State) -> 
     assert second == pytest.approx(50.0, abs=5.0)
 
 
-def test_what_one_broker_says_is_not_another_s(tmp_path: Path, state: State) -> None:
+def test_each_broker_has_its_own_state(tmp_path: Path, state: State) -> None:
     state.learn("aws-ci", pace.seen(POOL, None))
     assert State(tmp_path, "http://other:7303", print).pace("aws-ci") is None
 
 
-def test_starts_are_told_once_the_oldest_first(tmp_path: Path, state: State) -> None:
+def test_starts_are_reported_once_the_oldest_first(tmp_path: Path, state: State) -> None:
     later, earlier = started("b/../x", "2026-01-01T12:00:01+00:00"), started("a", "2026-01-01T12:00:00+00:00", "quay")
     for entry in (later, earlier, earlier):
         state.spool(entry)
     other = State(tmp_path, URL, print)
     assert other.spooled() == [earlier, later]
-    other.told(later)
+    other.reported(later)
     assert state.spooled() == [earlier]
 
 
-def test_an_end_is_told_of_a_start_that_was_told(tmp_path: Path, state: State) -> None:
-    """Who told of the start did not know of it."""
+def test_the_result_of_a_reported_start_is_kept(tmp_path: Path, state: State) -> None:
+    """The reporting process did not know the result."""
     running, ended = (started("a", "2026-01-01T12:00:00+00:00", result=result) for result in ("", "done"))
     state.spool(running)
     state.spool(ended)
     other = State(tmp_path, URL, print)
-    other.told(running)
+    other.reported(running)
     assert state.spooled() == [ended]
-    other.told(ended)
+    other.reported(ended)
     assert state.spooled() == []
 
 
@@ -80,18 +80,18 @@ def test_jobs_that_try_no_more_are_forgotten(tmp_path: Path, state: State) -> No
     assert (state.attempted("old"), bool(state.attempted("new"))) == (None, True)
 
 
-def test_a_folder_that_cannot_be_written_costs_no_start(tmp_path: Path, said: list[str]) -> None:
-    """What it would have held is kept by this process, and what to do is said once."""
+def test_a_folder_that_cannot_be_written_costs_no_start(tmp_path: Path, logged: list[str]) -> None:
+    """The process keeps the data in memory and logs the remedy once."""
     (tmp_path / "leases").write_text("a file")
-    state = State(tmp_path, URL, said.append)
+    state = State(tmp_path, URL, logged.append)
     assert state.slot("aws-ci", 1, 100.0, 0.25) == pytest.approx(25.0, abs=1.0)
     entry = started("a", "2026-01-01T12:00:00+00:00")
     state.spool(entry)
     assert state.spooled() == [entry]
-    state.told(entry)
+    state.reported(entry)
     assert state.spooled() == []
-    assert len(said) == 1
-    assert "SLIPWAY_STATE_DIR" in said[0]
+    assert len(logged) == 1
+    assert "SLIPWAY_STATE_DIR" in logged[0]
 
 
 def test_a_file_of_another_version_is_none(tmp_path: Path, state: State) -> None:

@@ -1,4 +1,4 @@
-"""Events as lines: what people need of each stands in it."""
+"""Events as lines, with the important fields of each."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -69,9 +69,9 @@ CASES: list[tuple[str, str, dict[str, Any] | None, str]] = [
             "by": "me",
             "until": "2026-08-01T15:00:00Z",
         },
-        "lc paused        zone-b    of pool linux, b, paused  maintenance by me until 15:00:00",
+        "lc paused        zone-b    pool linux, b, paused  maintenance by me until 15:00:00",
     ),
-    ("launch_config.archived", "zone-b", None, "lc archived      zone-b    forgotten"),
+    ("launch_config.archived", "zone-b", None, "lc archived      zone-b    deleted"),
     (
         "pool.updated",
         "linux",
@@ -88,7 +88,7 @@ CASES: list[tuple[str, str, dict[str, Any] | None, str]] = [
         "lease.queued",
         ID,
         LEASE | {"units": 3, "position": 2},
-        "lease queued     3f9a12cd  sim-a  3 units  place 2 in the queue",
+        "lease queued     3f9a12cd  sim-a  3 units  position 2 in the queue",
     ),
     (
         "lease.limit_changed",
@@ -111,8 +111,8 @@ CASES: list[tuple[str, str, dict[str, Any] | None, str]] = [
     (
         "weight.changed",
         "zone-b",
-        {"weight": 0.51234, "state": "closed", "reason": "2 errors"},
-        "weight changed   zone-b    0.5123  closed  2 errors",
+        {"weight": 0.51234, "state": "tripped", "reason": "2 errors"},
+        "weight changed   zone-b    0.5123  tripped  2 errors",
     ),
     ("newer.thing_happened", "x", {"worker_id": ID, "size": 3, "parts": [1]}, "newer thing_happened  x         size=3"),
 ]
@@ -120,27 +120,27 @@ CASES: list[tuple[str, str, dict[str, Any] | None, str]] = [
 
 @pytest.mark.parametrize(("type_", "subject", "data", "line"), CASES, ids=[case[0] for case in CASES])
 def test_line(type_: str, subject: str, data: dict[str, Any] | None, line: str) -> None:
-    told = lines.line(f"io.slipway.{type_}.v1", AT, subject, data, now=NOW, short=lambda id_: id_[-8:])
-    assert told == f"14:03:07  {line}"
+    text = lines.line(f"io.slipway.{type_}.v1", AT, subject, data, now=NOW, short=lambda id_: id_[-8:])
+    assert text == f"14:03:07  {line}"
 
 
 @pytest.mark.parametrize("type_", EVENT_OF)
-def test_every_type_of_the_registry_has_a_line_whatever_it_lacks(type_: str) -> None:
+def test_every_registered_type_has_a_line(type_: str) -> None:
     assert lines.line(type_, AT, "subject", {}, now=NOW, short=str).startswith("14:03:07  ")
 
 
-def test_a_foreign_type_is_told_as_it_is() -> None:
-    told = lines.line("com.example.thing", AT, "s", {"size": 3}, now=NOW, short=str)
-    assert told == "14:03:07  com.example.thing  s         size=3"
+def test_an_unregistered_type() -> None:
+    text = lines.line("com.example.thing", AT, "s", {"size": 3}, now=NOW, short=str)
+    assert text == "14:03:07  com.example.thing  s         size=3"
 
 
-def test_texts_of_others_do_not_command_the_terminal() -> None:
+def test_untrusted_text_in_tables_is_sanitized() -> None:
     data = WORKER | {"kind": "disk\x1b[2J", "detail": "full\r\n\u202eof\x9b it"}
-    told = lines.line("io.slipway.worker.error_reported.v1", AT, "w\x1b", data, now=NOW, short=str)
-    assert told == "14:03:07  error_reported   w�        disk�[2J: full���of� it  zone-b"
+    text = lines.line("io.slipway.worker.error_reported.v1", AT, "w\x1b", data, now=NOW, short=str)
+    assert text == "14:03:07  error_reported   w�        disk�[2J: full���of� it  zone-b"
 
 
 @pytest.mark.parametrize("data", [[1, 2], "text", 5, {"boot_seconds": "soon", "until": "nonsense", "kind": 5}])
 @pytest.mark.parametrize("type_", ["io.slipway.worker.reborn.v1", "io.slipway.alert.raised.v2", "com.example.thing"])
-def test_of_an_unknown_type_nothing_is_expected(type_: str, data: Any) -> None:
+def test_data_of_an_unknown_type_may_be_anything(type_: str, data: Any) -> None:
     assert lines.line(type_, AT, "s", data, now=NOW, short=str).startswith("14:03:07  ")

@@ -1,4 +1,4 @@
-"""Records of others as entries, and as lines: whatever is written to a topic, reading goes on."""
+"""Records of any producer as entries and as lines: invalid ones do not stop the reader."""
 
 from datetime import datetime
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slipway_client.commands.doctor import _hear
+from slipway_client.commands.doctor import _record
 from slipway_client.commands.events import _json_line, _line
 from slipway_client.log import Entry, Log
 from slipway_common.clock import utc_now
@@ -36,7 +36,7 @@ def entry(type_: str, value: bytes | None) -> Entry:
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value[:9]))
 @pytest.mark.parametrize("type_", [*EVENT_OF, "io.slipway.worker.reborn.v1", "io.slipway.alert.x.v1", "com.example"])
-def test_whatever_is_written_has_a_line(type_: str, value: bytes) -> None:
+def test_every_record_has_a_line(type_: str, value: bytes) -> None:
     found = entry(type_, value)
     assert _line(found).isprintable()
     assert _json_line(found).startswith("{")
@@ -44,27 +44,27 @@ def test_whatever_is_written_has_a_line(type_: str, value: bytes) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), ODD_OF, ids=[name for name, _ in ODD_OF])
-def test_a_record_that_is_not_as_its_schema_says_is_unreadable(name: str, value: bytes) -> None:
+def test_a_record_that_does_not_match_its_schema_is_unreadable(name: str, value: bytes) -> None:
     found = entry(f"io.slipway.{name}.v1", value)
     assert found.unreadable
     assert f"unreadable       io.slipway.{name}.v1 of sub�ject, topic/0, offset 7: " in _line(found)
     assert found.data is not None  # programs get it all the same
 
 
-def test_what_is_as_its_schema_says_is_told() -> None:
+def test_a_record_that_matches_its_schema_is_printed() -> None:
     found = entry(f"io.slipway.{REGISTERED}.v1", b"{%s,%s,%s}" % (WORKER, OUTCOME, b'"boot_seconds":3,"newer":[1]'))
     assert (found.unreadable, found.data["newer"]) == ("", [1])
     assert "booted in 3 s" in _line(found)
 
 
-def test_a_tombstone_is_told() -> None:
-    assert _line(entry("io.slipway.launch_config.archived.v1", None)).endswith("forgotten")
+def test_a_tombstone_is_printed() -> None:
+    assert _line(entry("io.slipway.launch_config.archived.v1", None)).endswith("deleted")
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value[:9]))
 @pytest.mark.parametrize("type_", [*EVENT_OF, "io.slipway.alert.raised.v2", "com.example"])
 def test_doctor_passes_over_odd_records(type_: str, value: bytes) -> None:
-    """And hears those around them."""
+    """The valid records around them are applied."""
     alert = b'{"dedup_key":"%s","subject_id":"s","kind":"k","summary":"m"}'
     heartbeats: dict[str, datetime] = {}
     alerts: dict[str, Any] = {}
@@ -74,5 +74,5 @@ def test_doctor_passes_over_odd_records(type_: str, value: bytes) -> None:
         entry(type_, value),
         entry(AlertResolved.type, alert % b"ended"),
     ):
-        _hear(found, heartbeats, alerts)
+        _record(found, heartbeats, alerts)
     assert (heartbeats, list(alerts)) == ({}, ["open"])

@@ -1,4 +1,4 @@
-"""What is told, and what is not: one sentence for a change, one a second for a crowd."""
+"""Narration: one line per change, one per config that trips, one per second and cause of failures."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from slipway_client import narration
-from slipway_client.narration import Circuit
-from slipway_client.snapshot import Brake, Config, LeasePool, Line, Pool, Service, Snapshot
+from slipway_client.narration import Health
+from slipway_client.snapshot import Config, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot
 from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import (
     Outcome,
     Result,
@@ -22,11 +23,13 @@ from slipway_common.events.worker import (
 )
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
-OPEN = Circuit(False, None, "zone-b: open")
-CLOSED = Circuit(True, NOW + timedelta(seconds=1), "zone-b: closed, 2 capacity errors (InsufficientCapacity)")
-READY = Circuit(True, None, "zone-b: closed, probe 3 may start")
-LATER = Circuit(True, NOW + timedelta(seconds=2), "zone-b: closed, 2 capacity errors (InsufficientCapacity)")
-DOWN = Circuit(True, None, "zone-b: closed, down by page (dark)", by_signal=True)
+ZONE = "zone-b"
+CAUSE = "zone-b tripped: 2 capacity errors (InsufficientCapacity)"
+HEALTHY = Health(ZONE, False, None, "zone-b healthy")
+TRIPPED = Health(ZONE, True, NOW + timedelta(seconds=1), CAUSE)
+PROBING = Health(ZONE, True, None, f"{CAUSE}; probe 3 may launch")
+LATER = Health(ZONE, True, NOW + timedelta(seconds=2), f"{CAUSE}; 1 failed probe")
+DOWN = Health(ZONE, True, None, "zone-b tripped: down by page (dark)", by_signal=True)
 COMMON = {"pool_id": "linux", "account_id": "sim-a", "image_revision": "linux-1"}
 
 
@@ -35,45 +38,68 @@ def ids(number: int, config: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "told"),
+    ("before", "now", "text"),
     [
-        (None, OPEN, None),
-        (OPEN, OPEN, None),
-        (None, CLOSED, "zone-b closed: 2 capacity errors (InsufficientCapacity), next probe 20 s"),
-        (OPEN, CLOSED, "zone-b closed: 2 capacity errors (InsufficientCapacity), next probe 20 s"),
-        (CLOSED, CLOSED, None),
-        (CLOSED, READY, None),
-        (READY, LATER, "zone-b still closed: 2 capacity errors (InsufficientCapacity), next probe 40 s"),
-        (READY, OPEN, "zone-b open again: a probe succeeded"),
-        (LATER, OPEN, "zone-b open again: a start succeeded"),
-        (OPEN, READY, "zone-b closed: probe 3 may start"),
-        (OPEN, DOWN, "zone-b closed: down by page (dark)"),
+        (None, HEALTHY, None),
+        (HEALTHY, HEALTHY, None),
+        (None, TRIPPED, f"{CAUSE}; next probe in 1 s"),
+        (HEALTHY, TRIPPED, f"{CAUSE}; next probe in 1 s"),
+        (TRIPPED, TRIPPED, None),
+        (TRIPPED, PROBING, None),
+        (PROBING, LATER, f"{CAUSE}; 1 failed probe; next probe in 2 s"),
+        (PROBING, HEALTHY, "zone-b recovered: a probe succeeded"),
+        (LATER, HEALTHY, "zone-b recovered: a start succeeded"),
+        (HEALTHY, PROBING, f"{CAUSE}; probe 3 may launch"),
+        (HEALTHY, DOWN, "zone-b tripped: down by page (dark)"),
         (DOWN, DOWN, None),
-        (DOWN, OPEN, "zone-b open again: the signal that closed it is over"),
-        (LATER, DOWN, "zone-b still closed: down by page (dark)"),
-        (DOWN, READY, "zone-b still closed: probe 3 may start"),
-        (DOWN, LATER, "zone-b still closed: 2 capacity errors (InsufficientCapacity), next probe 40 s"),
+        (DOWN, HEALTHY, "zone-b recovered: the down signal ended"),
+        (LATER, DOWN, "zone-b tripped: down by page (dark)"),
+        (DOWN, PROBING, f"{CAUSE}; probe 3 may launch"),
+        (DOWN, LATER, f"{CAUSE}; 1 failed probe; next probe in 2 s"),
     ],
 )
-def test_circuits(before: Circuit | None, now: Circuit, told: str | None) -> None:
-    line = narration.changed(before, now, at=NOW, speed=20)
-    assert (line and line.text) == told
+def test_health(before: Health | None, now: Health, text: str | None) -> None:
+    line = narration.changed(before, now, at=NOW)
+    assert (line and line.text) == text
 
 
-def test_who_closed_it_is_heard_and_read_alike() -> None:
-    config = Config(id="linux-zone-b", pool_id="linux", circuit="closed", closed_by="signal", reason=DOWN.reason)
-    assert Circuit.seen(config) == DOWN
+def test_all_lines_of_a_trip_have_one_key() -> None:
+    """The screen replaces a line by the next one of its key and mood: a tripped config has one line."""
+    changes = [(HEALTHY, TRIPPED), (PROBING, LATER), (PROBING, HEALTHY)]
+    lines = [narration.changed(before, now, at=NOW) for before, now in changes]
+    assert [line and (line.key, line.mood) for line in lines] == [
+        ("trip/zone-b", "bad"),
+        ("trip/zone-b", "bad"),
+        ("trip/zone-b", "good"),
+    ]
 
 
-def test_answers_and_events_tell_the_same() -> None:
-    config = Config(id="linux-zone-b", pool_id="linux", circuit="closed", next_probe_at=CLOSED.next_probe_at)
-    assert narration.changed(None, Circuit.seen(config), at=NOW, speed=1) == Line(
-        NOW, "linux-zone-b closed: no reason given, next probe 1 s", "bad"
+def test_answers_and_events_give_the_same_health() -> None:
+    config = Config(id=ZONE, pool_id="linux", health_state="tripped", tripped_by="signal", reason=DOWN.reason)
+    assert Health.seen(config) == DOWN
+    event = WeightChanged(
+        launch_config_id=ZONE,
+        pool_id="linux",
+        config_revision=1,
+        weight=0.1,
+        health=0.1,
+        stages={},
+        state="tripped",
+        tripped_by="signal",
+        reason=DOWN.reason,
+    )
+    assert Health.of(event) == DOWN
+
+
+def test_a_trip_without_a_reason() -> None:
+    config = Config(id=ZONE, pool_id="linux", health_state="tripped", next_probe_at=TRIPPED.next_probe_at)
+    assert narration.changed(None, Health.seen(config), at=NOW) == EventLine(
+        NOW, "zone-b tripped: no reason given; next probe in 1 s", "bad", "trip/zone-b"
     )
 
 
-def test_failures_are_told_once_a_second_and_cause() -> None:
-    """40 refusals in a second are one line; those of a second that is not over wait."""
+def test_failures_are_narrated_once_a_second_and_cause() -> None:
+    """40 refusals in a second are one line; those of the current second wait."""
     refused = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, code="InsufficientCapacity")
     failures = narration.Failures()
     for n in range(40):
@@ -91,15 +117,15 @@ def test_failures_are_told_once_a_second_and_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "text"),
     [
         (
             WorkerStopping(reason="never registered", outcome=Outcome(Stage.BOOT, Result.FAILED), **ids(1, "c")),
             "1 boot failed: never registered (c)",
         ),
         (
-            WorkerStopping(reason="no task", outcome=Outcome(Stage.CLAIM, Result.FAILED), **ids(1, "c")),
-            "1 worker claimed nothing: no task (c)",
+            WorkerStopping(reason="idle timeout", outcome=Outcome(Stage.CLAIM, Result.FAILED), **ids(1, "c")),
+            "1 worker claimed no task: idle timeout (c)",
         ),
         (WorkerStopping(reason="idle", **ids(1, "c")), None),
         (
@@ -108,40 +134,57 @@ def test_failures_are_told_once_a_second_and_cause() -> None:
         ),
     ],
 )
-def test_what_counts_as_a_failure(event: WorkerEvent, told: str | None) -> None:
+def test_failures(event: WorkerEvent, text: str | None) -> None:
     failures = narration.Failures()
     failures.add(NOW, event)
-    assert [line.text for line in failures.due(NOW + timedelta(seconds=9))] == ([told] if told else [])
+    assert [line.text for line in failures.due(NOW + timedelta(seconds=9))] == ([text] if text else [])
 
 
 def test_alerts() -> None:
-    fields: dict[str, Any] = {"dedup_key": "k", "subject_id": "s", "kind": "gap", "summary": "records are missing"}
-    assert narration.alert(AlertRaised(**fields), NOW) == Line(NOW, "alert: records are missing", "bad")
-    assert narration.alert(AlertResolved(**fields), NOW) == Line(NOW, "alert over: records are missing", "good")
+    fields: dict[str, Any] = {
+        "dedup_key": "s/gap/k",
+        "subject_id": "s",
+        "kind": "gap",
+        "summary": "records are missing",
+    }
+    assert narration.alert(AlertRaised(**fields), NOW) == EventLine(NOW, "alert: records are missing", "bad")
+    notice = AlertRaised(**fields, severity="notice")
+    assert narration.alert(notice, NOW) == EventLine(NOW, "alert: records are missing", "")
+    resolved = narration.alert(AlertResolved(**fields), NOW)
+    assert resolved == EventLine(NOW, "alert resolved: records are missing", "good")
 
 
-def test_differences_tell_what_operators_and_services_did() -> None:
+def test_alerts_of_a_config_do_not_repeat_its_line() -> None:
+    fields: dict[str, Any] = {"subject_id": "zone-b", "summary": "zone-b is tripped"}
+    for kind in ("config-tripped", "recovered"):
+        assert narration.alert(AlertRaised(dedup_key=f"s/{kind}/zone-b", kind=kind, **fields), NOW) is None
+        assert narration.alert(AlertResolved(dedup_key=f"s/{kind}/zone-b", kind=kind, **fields), NOW) is None
+    image = AlertRaised(dedup_key="s/recovered/image/linux-1", kind="recovered", **fields)
+    assert narration.alert(image, NOW) is not None
+
+
+def test_acts_of_operators_and_services() -> None:
     def seen(state: str, limit: int, problem: str, *, paused: bool = False) -> Snapshot:
-        silent = Service(name="lease-broker", silent_seconds=1 if problem else None, problem=problem)
+        broker = Service(name="lease-broker", unavailable_seconds=1 if problem else None, problem=problem)
         configs = [Config(id="a", pool_id="linux"), Config(id="b", pool_id="linux", state=state, state_reason="rack")]
         return Snapshot(
             now=NOW,
             title="",
-            services=[Service(name="provisioner"), silent],
+            services=[Service(name="provisioner"), broker],
             configs=configs,
             pools=[Pool(id="linux", mode="enforce", paused=paused)],
             lease_pools=[LeasePool(id="sim-a", limit=limit)],
         )
 
-    before, after = seen("active", 45, ""), seen("paused", 40, "nothing in 5 s", paused=True)
+    before, after = seen("active", 45, ""), seen("paused", 40, "no answer within 5 s", paused=True)
     assert [(line.text, line.mood) for line in narration.differences(before, after)] == [
-        ("lease-broker does not answer: nothing in 5 s", "bad"),
+        ("lease-broker is unavailable: no answer within 5 s", "bad"),
         ("pool linux: enforce → paused", "bad"),
         ("b paused: rack", ""),
         ("lease pool sim-a: limit 45 → 40", ""),
     ]
     assert [(line.text, line.mood) for line in narration.differences(after, before)] == [
-        ("lease-broker answers again", "good"),
+        ("lease-broker is available again", "good"),
         ("pool linux: paused → enforce", ""),
         ("b active again", "good"),
         ("lease pool sim-a: limit 40 → 45", ""),
@@ -149,17 +192,17 @@ def test_differences_tell_what_operators_and_services_did() -> None:
     assert narration.differences(after, after) == []
 
 
-def test_brakes_are_told_when_they_begin_and_end() -> None:
-    braked = Snapshot(now=NOW, title="", brakes=[Brake(scope="pool", scope_id="linux", reason="drill")])
+def test_launch_stops_are_reported_when_they_begin_and_end() -> None:
+    stopped = Snapshot(now=NOW, title="", launch_stops=[LaunchStop(scope="pool", scope_id="linux", reason="drill")])
     free = Snapshot(now=NOW, title="")
-    assert [line.text for line in narration.differences(free, braked)] == ["launching is stopped in pool linux: drill"]
-    assert [line.text for line in narration.differences(braked, free)] == ["launching goes on in pool linux"]
-    assert narration.differences(braked, braked) == []
+    assert [line.text for line in narration.differences(free, stopped)] == ["launching is stopped in pool linux: drill"]
+    assert [line.text for line in narration.differences(stopped, free)] == ["launching resumed in pool linux"]
+    assert narration.differences(stopped, stopped) == []
 
 
 def test_the_first_answers_are_no_differences() -> None:
-    """A config that was paused long ago is not told when watching begins, nor a service that was not asked yet."""
-    nothing = Snapshot(now=NOW, title="", services=[Service(name="provisioner", silent_seconds=0, answered=False)])
+    """Neither a config that was paused long ago nor a service before its first answer has a line."""
+    nothing = Snapshot(now=NOW, title="", services=[Service(name="provisioner", unavailable_seconds=0, answered=False)])
     first = Snapshot(
         now=NOW,
         title="",
@@ -176,16 +219,16 @@ def test_status_in_a_line() -> None:
     configs = [
         Config(id="linux-zone-a", pool_id="linux", weight=0.9),
         Config(id="linux-zone-c", pool_id="linux", weight=0.3),
-        Config(id="linux-zone-b", pool_id="linux", weight=0.1, circuit="closed"),
+        Config(id="linux-zone-b", pool_id="linux", weight=0.1, health_state="tripped"),
         Config(id="linux-zone-d", pool_id="linux", weight=0.9, state="paused"),
     ]
-    line = narration.status(pool, configs, 26)
-    assert line == "linux  12 waiting  84 running  96/100 up   26/min  a 75% c 25% b closed d paused"
-    many = [Config(id=f"c-{n}", pool_id="linux", circuit="closed" if n == 3 else "open") for n in range(60)]
-    assert narration.status(pool, many, None).endswith("96/100 up  1 closed 59 open")
+    line = narration.status(pool, configs, 26.2)
+    assert line == "linux  12 pending  84 claimed  96/100 serving 26 launches/min  a 75% c 25% b tripped d paused"
+    many = [Config(id=f"c-{n}", pool_id="linux", health_state="tripped" if n == 3 else "healthy") for n in range(60)]
+    assert narration.status(pool, many, None).endswith("96/100 serving  59 healthy 1 tripped")
 
 
-def test_launches_per_minute_are_of_product_time() -> None:
+def test_launches_per_minute() -> None:
     def seen(at: datetime, ok: int) -> Snapshot:
         return Snapshot(now=at, title="", configs=[Config(id="a", pool_id="linux", ok=ok)])
 
@@ -208,13 +251,13 @@ def test_names_are_shortened_by_what_they_share(names: list[str], common: str) -
 
 
 def test_lines_are_held_until_nothing_older_is_to_come() -> None:
-    """What is told late stands where it belongs; at the end all is told."""
-    told, lines = narration.InOrder(), [Line(NOW + timedelta(seconds=n), str(n)) for n in range(8)]
-    told.add([lines[2], lines[3]])
-    assert told.due(lines[4].at) == []
-    told.add([lines[1], lines[4]])
-    assert [line.text for line in told.due(lines[5].at)] == ["1", "2"]
-    told.add([lines[7], lines[5]])
-    assert [line.text for line in told.due(lines[7].at)] == ["3", "4"]
-    assert [line.text for line in told.due()] == ["5", "7"]
-    assert told.due() == []
+    """Late lines stand where their times belong; at the end none is left."""
+    ordered, lines = narration.InOrder(), [EventLine(NOW + timedelta(seconds=n), str(n)) for n in range(8)]
+    ordered.add([lines[2], lines[3]])
+    assert ordered.due(lines[4].at) == []
+    ordered.add([lines[1], lines[4]])
+    assert [line.text for line in ordered.due(lines[5].at)] == ["1", "2"]
+    ordered.add([lines[7], lines[5]])
+    assert [line.text for line in ordered.due(lines[7].at)] == ["3", "4"]
+    assert [line.text for line in ordered.due()] == ["5", "7"]
+    assert ordered.due() == []

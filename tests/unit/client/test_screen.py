@@ -1,4 +1,4 @@
-"""A screen fits the terminal that there is, loses no digit, and says in words what it shows in colours."""
+"""The screen fits the terminal, cuts no number and no id, and repeats in words what it shows in colours."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -11,12 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from slipway_client import screen
-from slipway_client.snapshot import Brake, Config, Demo, LeasePool, Line, Pool, Service, Snapshot, Stage
+from slipway_client.snapshot import Config, Demo, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot, Stage
 from tests.screen_shot import problems
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 STAGES = {"launch": Stage(in_flight=3, window=64), "boot": Stage(in_flight=9, unfolded=2, window=32)}
-LINUX = Pool(id="linux", mode="enforce", pending=112, claimed=84, serving=96, needed=4, oldest_wait_seconds=75)
+LINUX = Pool(id="linux", mode="enforce", pending=112, claimed=84, serving=96, needed=4, backlog_seconds=75)
 SIZES = [(80, 24), (200, 50)]
 
 
@@ -25,21 +25,22 @@ def config(name: str, **fields: Any) -> Config:
     return Config(id=name, **usual | fields)
 
 
-def closed(name: str, **fields: Any) -> Config:
+def tripped(name: str, **fields: Any) -> Config:
     at = NOW + timedelta(seconds=12)
-    return config(name, circuit="closed", weight=0.02, next_probe_at=at, reason=f"{name}: closed", **fields)
+    reason = f"{name} tripped: 2 capacity errors (InsufficientCapacity); 3 failed probes"
+    return config(name, health_state="tripped", weight=0.02, next_probe_at=at, reason=reason, **fields)
 
 
 def snapshot(**fields: Any) -> Snapshot:
-    lines = [Line(NOW, "linux-zone-b closed: 2 capacity errors, next probe 12 s", "bad")]
+    lines = [EventLine(NOW, "linux-zone-b tripped: 2 capacity errors; next probe in 12 s", "bad")]
     lease_pools = [LeasePool(id="sim-a", limit=45, held=45, waiting=12, granted_per_minute=26, eta_seconds=40)]
-    configs = [config("linux-zone-a"), closed("linux-zone-b")]
+    configs = [config("linux-zone-a"), tripped("linux-zone-b")]
     usual: dict[str, Any] = {"pools": [LINUX], "configs": configs, "lease_pools": lease_pools, "lines": lines}
     return Snapshot(now=NOW, title="top", **usual | fields)
 
 
 def drawn(shown: Snapshot, width: int, height: int) -> list[str]:
-    """As a console puts it out, without the spaces at the ends of lines."""
+    """Lines as a console prints them, without trailing spaces."""
     console = Console(width=width, height=height, no_color=True, highlight=False)
     with console.capture() as capture:
         console.print(screen.render(shown, width, height), end="")
@@ -47,46 +48,71 @@ def drawn(shown: Snapshot, width: int, height: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_all_that_is_asked_is_there(width: int, height: int) -> None:
-    """The same judgement as over captured screens: sections, alignment, words, bars."""
+def test_every_section_is_shown(width: int, height: int) -> None:
+    """The same checks as of captured screens: sections, alignment, words, bars."""
     assert problems(drawn(snapshot(), width, height), width, height) == []
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "problem"),
+    ("width", "old", "new", "problem"),
     [
-        ("LEASE POOL", "LEASES", "sections that are missing or there twice: LEASE POOL"),
-        ("    112 ", "   112  ", "POOL: not aligned under PENDING"),
-        ("✗ closed", "✗       ", "no state in words"),
-        ("14/32 boot ", "14/32 b    ", "no window"),
-        ("█", " ", "no weight bar"),
-        ("  12s", "    1\n2s", "CONFIG: not aligned under NEXT PROBE"),
-        ("12:00:00 ! linux", "linux", "no event"),
-        ("linux-zone-b closed: ", "linux-zone-b ", "no config says that it is closed"),
-        (" q ends", "  q ends", "wider than 80"),
+        (80, "LEASE POOL", "LEASES", "sections that are missing or there twice: LEASE POOL"),
+        (200, "    112  ", "   112   ", "POOL: not aligned under PENDING"),
+        (80, "✗ tripped", "✗        ", "no state in words"),
+        (80, "14/32 boot", "14/32 b   ", "no window"),
+        (200, "█", " ", "no bar of shares"),
+        (80, "  12s", "    1\n2s", "CONFIG: not aligned under NEXT PROBE"),
+        (80, "12:00:00 ! linux", "linux", "no event"),
+        (80, "linux-zone-b tripped: ", "linux-zone-b ", "no config says that it is tripped"),
+        (80, "1 of 2 configs tripped", "nothing to be seen    ", "no pool says that a config is tripped"),
+        (80, " q quits", "  q quits", "wider than 80"),
     ],
 )
-def test_a_screen_that_is_wrong_is_found_out(old: str, new: str, problem: str) -> None:
-    text = "\n".join(drawn(snapshot(), 80, 24))
+def test_a_wrong_screen_is_detected(width: int, old: str, new: str, problem: str) -> None:
+    text = "\n".join(drawn(snapshot(), width, 24))
     assert old in text
-    found = problems(text.replace(old, new).splitlines(), 80, 24)
-    assert [told for told in found if told.startswith(problem)], found
+    found = problems(text.replace(old, new).splitlines(), width, 24)
+    assert [line for line in found if line.startswith(problem)], found
 
 
 def test_80_columns() -> None:
     assert drawn(snapshot(services=[Service(name="provisioner")]), 80, 24) == [
-        "slipway  top                                                    12:00:00  q ends",
+        "slipway  top                                                   12:00:00  q quits",
         "✓ provisioner",
-        "POOL   STATE      PENDING  CLAIMED  LIVE  NEEDED  OLDEST WAIT  RUNNING  LEAVING",
-        "linux  ● enforce      112       84    96       4        1m15s        0        0",
-        "CONFIG        STATE     WEIGHT                  WINDOW  FLIGHT   OK  FAIL  PROBE",
-        "linux-zone-a  ● open     0.900  ████████  14/32 boot        12  341     2      -",
-        "linux-zone-b  ✗ closed   0.020  ▏         14/32 boot        12  341     2    12s",
-        "LEASE POOL  STATE        HELD              WAITING  STARTS/MIN  ETA  OLDEST WAIT",
-        "sim-a       ▲ queueing  45/45  ██████████       12        26.0  40s            -",
+        "POOL   STATE       REASON                  PEND  CLAIM  SERV  NEED  BACKLOG",
+        "linux  ◐ degraded  1 of 2 configs tripped   112     84    96     4    1m15s",
+        "CONFIG        STATE      REASON                              PROBE        WINDOW",
+        "linux-zone-a  ● healthy                                          -  14/32 boot",
+        "linux-zone-b  ✗ tripped  2 capacity errors; 3 failed probes    12s  14/32 boot",
+        "LEASE POOL  STATE        HELD  0-100%      WAITING  STARTS/MIN  ETA  OLDEST WAIT",
+        "sim-a       ▲ queueing  45/45  ██████████       12          26  40s            -",
         "EVENTS",
-        "12:00:00 ! linux-zone-b closed: 2 capacity errors, next probe 12 s",
+        "12:00:00 ! linux-zone-b tripped: 2 capacity errors; next probe in 12 s",
     ]
+
+
+def test_200_columns() -> None:
+    """The reason stands before the bar, and all bars of a table have one scale."""
+    shown = snapshot(configs=[config("zone-a", weight=0.75), config("zone-b", weight=0.25), tripped("zone-c")])
+    heading, *rows = drawn(shown, 200, 24)[4:8]
+    assert heading.split()[:8] == ["CONFIG", "STATE", "REASON", "NEXT", "PROBE", "WEIGHT", "SHARE", "0-100%"]
+    assert [row.count("█") for row in rows] == [18, 6, 0]
+    assert "tripped  2 capacity errors; 3 failed probes" in rows[2]
+
+
+def test_a_pool_shows_the_trouble_of_its_configs() -> None:
+    def row(**fields: Any) -> str:
+        return next(line for line in drawn(snapshot(**fields), 80, 24) if line.startswith("linux "))
+
+    assert row().startswith("linux  ◐ degraded  1 of 2 configs tripped")
+    assert row(configs=[tripped("a")]).startswith("linux  ✗ tripped  1 of 1 config tripped")
+    assert row(configs=[config("a")]).startswith("linux  ● enforce")
+    stop = LaunchStop(scope="account", scope_id="sim-a", reason="bill")
+    configs = [config("a", account_id="sim-a")]
+    assert row(configs=configs, launch_stops=[stop]).startswith("linux ■ stopped launch stop in account sim-a: bill")
+    assert row(configs=[*configs, config("b", account_id="sim-b")], launch_stops=[stop]).startswith("linux  ● enforce")
+    full = Pool(id="linux", mode="enforce", pending=9, wanted=60, max_capacity=60)
+    assert row(pools=[full], configs=configs).startswith("linux  ● enforce  at max capacity 60")
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -101,9 +127,9 @@ def test_nothing_declared_yet(width: int, height: int) -> None:
 
 @pytest.mark.parametrize(("height", "left"), [(24, 51), (50, 36)])
 def test_a_list_is_cut_with_trouble_first(height: int, left: int) -> None:
-    """Of 60 configs the closed one is the 58th: it is shown first, and the rest is counted."""
+    """Of 60 configs the tripped one is the 58th: it is shown first, and the others are counted."""
     configs = [config(f"c-{n:02d}") for n in range(60)]
-    configs[57] = closed("c-57")
+    configs[57] = tripped("c-57")
     lines = drawn(snapshot(configs=configs), 80, height)
     (heading,) = [n for n, line in enumerate(lines) if line.startswith("CONFIG")]
     assert [line.split()[0] for line in lines[heading + 1 : heading + 4]] == ["c-57", "c-00", "c-01"]
@@ -113,63 +139,67 @@ def test_a_list_is_cut_with_trouble_first(height: int, left: int) -> None:
 
 
 def test_trouble_that_is_cut_is_counted() -> None:
-    lines = drawn(snapshot(configs=[closed(f"c-{n}") for n in range(40)]), 80, 24)
+    lines = drawn(snapshot(configs=[tripped(f"c-{n}") for n in range(40)]), 80, 24)
     (more,) = [line for line in lines if line.startswith("…")]
     assert re.fullmatch(r"… (\d+) more, \1 of them in trouble", more)
 
 
-def test_what_a_silent_service_said_last_is_marked_old() -> None:
-    silent = Service(name="lease-broker", silent_seconds=75, problem="nothing in 5 s")
-    lines = drawn(snapshot(services=[Service(name="provisioner"), silent]), 80, 24)
-    assert lines[1] == "✗ lease-broker silent 1m15s  ✓ provisioner"
+def test_data_of_an_unavailable_service_are_marked_old() -> None:
+    missing = Service(name="lease-broker", unavailable_seconds=75, problem="no answer within 5 s")
+    lines = drawn(snapshot(services=[Service(name="provisioner"), missing]), 80, 24)
+    assert lines[1] == "✗ lease-broker unavailable 1m15s  ✓ provisioner"
     assert [line.split("  ")[0] for line in lines if "LEASE POOL" in line] == ["LEASE POOL 1m15s old"]
 
 
-def test_who_is_silent_is_named_before_who_is_not() -> None:
+def test_unavailable_services_are_named_first() -> None:
     """Three outages fit into 80 columns, and no number is cut."""
     names = ("provisioner", "weight-calculator", "lease-broker", "kafka")
 
-    def second_line(silent: int, seconds: float) -> str:
+    def second_line(missing: int, seconds: float) -> str:
         services = [
-            Service(name=name, silent_seconds=seconds if n < silent else None, problem="" if n else "nothing in 5 s")
+            Service(name=name, unavailable_seconds=seconds if n < missing else None, problem="no answer")
             for n, name in enumerate(names)
         ]
         return drawn(snapshot(services=services), 80, 24)[1]
 
     assert second_line(0, 0) == "✓ provisioner  ✓ weight-calculator  ✓ lease-broker  ✓ kafka"
-    assert second_line(2, 75) == "✗ provisioner silent 1m15s  ✗ weight-calculator silent 1m15s  ✓ 2 others answer"
+    assert second_line(2, 7) == "✗ provisioner unavailable 7s  ✗ weight-calculator unavailable 7s  ✓ 2 others up"
+    assert second_line(3, 75).endswith("✗ lease-broker 1m15s  ✓ 1 other…")
     assert second_line(4, 75) == "✗ provisioner 1m15s  ✗ weight-calculator 1m15s  ✗ lease-broker 1m15s  ✗ kafka…"
 
 
-def test_brakes_stand_above_what_they_explain() -> None:
-    brakes = [Brake(scope="account", scope_id="sim-a", reason="bill"), Brake(scope="all", reason="drill")]
-    third = str(screen.lines(Snapshot(now=NOW, title="top", pools=[LINUX], brakes=brakes), 80, 24)[2])
+def test_launch_stops_are_shown_above_their_effects() -> None:
+    launch_stops = [
+        LaunchStop(scope="account", scope_id="sim-a", reason="bill"),
+        LaunchStop(scope="all", reason="drill"),
+    ]
+    third = str(screen.lines(Snapshot(now=NOW, title="top", pools=[LINUX], launch_stops=launch_stops), 80, 24)[2])
     assert third == "■ launching is stopped in account sim-a: bill; everywhere: drill"
 
 
-def test_demo_tells_product_time() -> None:
-    demo = Demo(started_at=NOW - timedelta(seconds=30), speed=20, seed=7, minutes=60)
-    lines = drawn(snapshot(demo=demo), 80, 24)
-    assert "minute 10.0 of 60  SEED=7 SPEED=20" in lines[0]
-    assert " 25m00s" in lines[3]  # 75 s of waiting
-    assert lines[6].endswith(" 4m00s")  # the probe in 12 s
-    assert lines[8].split()[-3:-1] == ["2.6", "13m20s"]  # 26 grants in half a minute
-    assert lines[10].startswith("  10.0m ! ")
+def test_a_demo_has_one_clock() -> None:
+    """All times of a demo are of the clock on the wall, as those of `slipway top` and of alerts."""
+    demo = Demo(started_at=NOW - timedelta(seconds=30), speed=20, seed=7, seconds=180)
+    lines, plain = drawn(snapshot(demo=demo), 80, 24), drawn(snapshot(), 80, 24)
+    assert lines[0].startswith("slipway  top  30s of 3m00s  SEED=7 SPEED=20")
+    assert lines[1:] == plain[1:]
 
 
-def test_long_names_keep_both_ends_and_wide_ones_their_columns() -> None:
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_ids_are_never_cut(width: int) -> None:
+    """Columns go first. Wide characters keep their columns."""
     names = ["windows-server-2022-datacenter-large-eu-central-1a", "日本語のランナー設定その一"]
-    rows = drawn(snapshot(configs=[config(name) for name in names]), 80, 24)[5:7]
-    assert re.match(r"window\w*-?…\S*central-1a +● open ", rows[0])
-    assert len({cell_len(row.partition("●")[0]) for row in rows}) == 1
-    assert all(cell_len(row) <= 80 for row in rows)
+    rows = drawn(snapshot(configs=[tripped(name) for name in names]), width, 24)[5:7]
+    assert [row.partition("✗")[0].strip() for row in rows] == names
+    assert len({cell_len(row.partition("✗")[0]) for row in rows}) == 1
+    assert all(cell_len(row) <= width for row in rows)
 
 
 def test_foreign_names_are_printable() -> None:
     """Escapes, line ends and marks of direction of others never reach the terminal."""
-    lines = drawn(snapshot(configs=[config("a\x1b[31mb\n\u202ec")], lines=[Line(NOW, "x\ry\x9bz")]), 80, 24)
+    lines = drawn(snapshot(configs=[config("a\x1b[31mb\n\u202ec")], lines=[EventLine(NOW, "x\ry\x9bz")]), 80, 24)
     assert [line for line in lines if not line.isprintable()] == []
-    assert lines[5].startswith("a�[31mb��c  ● open")
+    assert lines[5].startswith("a�[31mb��c ● healthy")
     assert lines[-1] == "12:00:00 · x�y�z"
 
 
@@ -204,14 +234,14 @@ def test_durations_keep_to_six_columns(seconds: float | None, text: str) -> None
     assert screen.span(seconds) == text
 
 
-def test_weights_above_zero_are_never_invisible() -> None:
+def test_shares_above_zero_are_visible() -> None:
     assert screen.bar(1e-9, 6) == "▏"
     assert (screen.bar(0, 6), screen.bar(1, 6), screen.bar(7, 6)) == ("", "██████", "██████")
 
 
 @pytest.mark.parametrize("width", range(48, 230, 7))
 def test_a_value_is_whole_or_not_there(width: int) -> None:
-    """What a narrow screen shows of a row is some of what a wide one shows, letter by letter."""
+    """The values of a row on a narrow screen are some of those on a wide one, letter by letter."""
     shown = snapshot(configs=[config(f"c-{n}", ok=10**n, failed=7**n) for n in range(6)])
     wide, narrow = (
         {line.split()[0]: [part for part in line.split() if not set(part) & set(screen.EIGHTHS)] for line in lines}
@@ -237,14 +267,14 @@ POOLS = st.builds(
     claimed=COUNTS,
     serving=COUNTS,
     needed=st.none() | COUNTS,
-    oldest_wait_seconds=SECONDS,
+    backlog_seconds=SECONDS,
 )
 CONFIGS = st.builds(
     Config,
     id=NAMES,
     pool_id=st.sampled_from(["linux", "win"]),
     zone=NAMES,
-    circuit=st.sampled_from(["open", "closed"]),
+    health_state=st.sampled_from(["healthy", "tripped", "probing"]),
     weight=st.none() | st.floats(0, 1e12),
     state=st.sampled_from(["active", "paused", "draining", "archived"]),
     stages=st.dictionaries(
@@ -252,7 +282,6 @@ CONFIGS = st.builds(
     ),
     ok=st.none() | COUNTS,
     failed=st.none() | COUNTS,
-    probe_ready=st.booleans(),
     reason=st.none() | NAMES,
     next_probe_at=st.none() | st.just(NOW + timedelta(days=400)),
 )
@@ -272,27 +301,31 @@ SNAPSHOTS = st.builds(
     pools=st.lists(POOLS, max_size=9),
     configs=st.lists(CONFIGS, max_size=9),
     lease_pools=st.lists(LEASE_POOLS, max_size=9),
-    services=st.lists(st.builds(Service, name=SERVICES, silent_seconds=SECONDS, answered=st.booleans()), max_size=6),
-    brakes=st.lists(st.builds(Brake, scope=st.sampled_from(["all", "pool"]), scope_id=NAMES, reason=NAMES), max_size=3),
-    lines=st.lists(st.builds(Line, st.just(NOW), NAMES, st.sampled_from(["good", "bad", ""])), max_size=20),
+    services=st.lists(
+        st.builds(Service, name=SERVICES, unavailable_seconds=SECONDS, answered=st.booleans()), max_size=6
+    ),
+    launch_stops=st.lists(
+        st.builds(LaunchStop, scope=st.sampled_from(["all", "pool"]), scope_id=NAMES, reason=NAMES), max_size=3
+    ),
+    lines=st.lists(st.builds(EventLine, st.just(NOW), NAMES, st.sampled_from(["good", "bad", ""])), max_size=20),
     demo=st.none()
     | st.builds(
         Demo,
         started_at=st.just(NOW - timedelta(hours=3)),
         speed=st.floats(0.1, 1000),
         seed=COUNTS,
-        minutes=st.none() | st.floats(1, 1e6),
+        seconds=st.none() | st.floats(1, 1e6),
     ),
 )
 
 
 @settings(deadline=None, max_examples=60)
 @given(SNAPSHOTS, st.integers(1, 230), st.integers(1, 70))
-@example(snapshot(configs=[closed(f"c-{n}") for n in range(60)]), 80, 24)
+@example(snapshot(configs=[tripped(f"c-{n}") for n in range(60)]), 80, 24)
 @example(snapshot(), 48, 12)
 @example(snapshot(), 3, 1)
 def test_never_wider_nor_higher_than_the_terminal(shown: Snapshot, width: int, height: int) -> None:
-    """Whatever there is to show."""
+    """For any contents."""
     lines = screen.lines(shown, width, height)
     assert len(lines) <= height
     assert [line.plain for line in lines if line.cell_len > width or "\n" in line.plain] == []
@@ -301,7 +334,7 @@ def test_never_wider_nor_higher_than_the_terminal(shown: Snapshot, width: int, h
 
 @given(st.lists(st.integers(1, 80), min_size=1, max_size=4), st.integers(0, 60))
 def test_rows_are_allotted_without_waste(wanted: list[int], space: int) -> None:
-    """All rows are given away or nobody wants more; who gets less than it wants gets no less than others, but one."""
+    """All rows are used or none is wanted; a list that is cut gets at most one row less than any other."""
     given_ = screen.allotted(wanted, space)
     assert sum(given_) == min(space, sum(wanted))
     assert all(0 <= got <= want for got, want in zip(given_, wanted, strict=True))

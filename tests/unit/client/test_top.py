@@ -1,4 +1,4 @@
-"""Watching services that answer, fall silent and come back; and the command where nobody has a terminal."""
+"""Watching services that become unavailable and return; and the command without a terminal."""
 
 import asyncio
 import os
@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,15 @@ from tests.harness import until
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))
 NOWHERE = "http://127.0.0.1:1"
 SERVICES = ("provisioner", "weight-calculator", "lease-broker")
-CLOSED = {"circuit": "closed", "weight": 0.02, "reason": "zone-b: closed, 2 capacity errors"}
+TRIPPED = {"health_state": "tripped", "weight": 0.02, "reason": "linux-zone-b tripped: 2 capacity errors"}
+
+
+def shows(watch: Watch, text: str) -> bool:
+    return any(text in line.text for line in watch.snapshot().lines)
 
 
 class Deployment:
-    """All three services at one address, as they answer; `down` ones say 503."""
+    """All three services at one address; the path in `down` answers 503."""
 
     def __init__(self) -> None:
         self.app = FastAPI()
@@ -42,7 +47,7 @@ class Deployment:
                 "pools": self.pools,
                 "launch-configs": {"items": [self.config]},
                 "lease-pools": {"items": [{"id": "sim-a", "limit": 45}]},
-                "brakes": {"items": []},
+                "launch-stops": {"items": []},
                 "readyz": {"ready": True, "reasons": []},
             }
             return JSONResponse(answers[what])
@@ -71,36 +76,44 @@ async def watch(deployment: Deployment) -> AsyncIterator[Watch]:
         await asyncio.wait({running})
 
 
-async def test_silence_keeps_the_last_values_and_is_told_once(deployment: Deployment, watch: Watch) -> None:
+async def test_an_unavailable_service_keeps_its_last_values_and_has_one_line(
+    deployment: Deployment, watch: Watch
+) -> None:
     assert watch.problems == {}
     deployment.down = "lease-pools"
     await until(lambda: watch.problems)
     seen = watch.snapshot()
     assert [pool.id for pool in seen.lease_pools] == ["sim-a"]
-    silent = seen.silent("lease-broker")
-    assert silent is not None
-    assert silent.answered
+    missing = seen.unavailable("lease-broker")
+    assert missing is not None
+    assert missing.answered
     deployment.down = ""
     await until(lambda: not watch.problems)
     assert [line.text for line in watch.take()] == [
-        "lease-broker does not answer: 503 no database",
-        "lease-broker answers again",
+        "lease-broker is unavailable: 503 no database",
+        "lease-broker is available again",
     ]
     assert watch.take() == []
 
 
-async def test_without_kafka_circuits_are_told_from_answers(deployment: Deployment, watch: Watch) -> None:
-    probe = (utc_now() + timedelta(hours=1)).isoformat()
-    deployment.config = deployment.config | CLOSED | {"next_probe_at": probe}
-    await until(lambda: watch.snapshot().lines)
-    deployment.config = deployment.config | {"circuit": "open", "next_probe_at": None, "reason": "zone-b: open"}
+async def test_without_kafka_health_comes_from_answers(deployment: Deployment, watch: Watch) -> None:
+    """A tripped config keeps one line, which counts its probes."""
+    for hours in (1, 2):
+        probe = (utc_now() + timedelta(hours=hours)).isoformat()
+        failed = f"{TRIPPED['reason']}; {hours} failed probes"
+        deployment.config = deployment.config | TRIPPED | {"next_probe_at": probe, "reason": failed}
+        await until(partial(shows, watch, f"{hours} failed"))
+        assert len(watch.snapshot().lines) == 1
+    deployment.config = deployment.config | {"health_state": "healthy", "next_probe_at": None, "reason": ""}
     await until(lambda: len(watch.snapshot().lines) == 2)
-    closed, opened = (line.text for line in watch.take())
-    assert closed.startswith("zone-b closed: 2 capacity errors, next probe 3")
-    assert opened == "zone-b open again: a start succeeded"
+    tripped, recovered = (line.text for line in watch.take())
+    assert tripped.startswith("linux-zone-b tripped: 2 capacity errors; 2 failed probes; next probe in ")
+    assert recovered == "linux-zone-b recovered: a start succeeded"
+    deployment.config = deployment.config | TRIPPED | {"next_probe_at": probe}
+    await until(lambda: len(watch.snapshot().lines) == 3)
 
 
-async def test_what_is_no_answer_of_ours_is_a_problem_not_a_crash(deployment: Deployment, watch: Watch) -> None:
+async def test_a_malformed_answer_is_a_problem_not_a_crash(deployment: Deployment, watch: Watch) -> None:
     answers: list[Any] = [{"items": [{"id": 7}]}, {"things": []}, ["items"], None]
     for nonsense in answers:
         deployment.pools = nonsense
@@ -121,35 +134,35 @@ async def slipway(*arguments: str, url: str) -> asyncio.subprocess.Process:
 
 
 async def test_once_in_a_pipe(deployment: Deployment) -> None:
-    """A line per pool; that Kafka is not there is said in words, but is no failure of what was asked."""
+    """A line per pool; without Kafka a message is printed, and the exit code is 0."""
     process = await slipway("top", "--once", url=deployment.url)
     out, err = await process.communicate()
-    assert out.decode().rstrip().endswith("linux  12 waiting   0 running   0/0 up  linux-zone-b 100%")
-    assert "kafka does not answer: " in err.decode()
+    assert out.decode().rstrip().endswith("linux  12 pending   0 claimed   0/0 serving  linux-zone-b 100%")
+    assert "kafka is unavailable: " in err.decode()
     assert "Traceback" not in err.decode()
     assert process.returncode == 0
 
 
-async def test_services_that_are_not_there_are_named(deployment: Deployment) -> None:
+async def test_unavailable_services_are_named(deployment: Deployment) -> None:
     process = await slipway("top", "--once", url=NOWHERE)
     _, err = await process.communicate()
-    assert [line.split(" does not answer: ")[0] for line in err.decode().splitlines()] == [*SERVICES, "kafka"]
+    assert [line.split(" is unavailable: ")[0] for line in err.decode().splitlines()] == [*SERVICES, "kafka"]
     assert process.returncode == 1
 
 
-async def test_interrupt_is_how_it_ends(deployment: Deployment) -> None:
+async def test_interrupt_ends_it(deployment: Deployment) -> None:
     process = await slipway("top", "--interval", "0.1", url=deployment.url)
     assert process.stdout is not None
     try:
         seen = [await process.stdout.readline() for _ in range(6)]
     finally:
         process.send_signal(signal.SIGINT)
-    assert any(b" 12 waiting " in line for line in seen)
+    assert any(b" 12 pending " in line for line in seen)
     _, err = await process.communicate()
     assert (process.returncode, err) == (0, b"")
 
 
-async def test_a_reader_who_has_seen_enough(deployment: Deployment) -> None:
+async def test_a_closed_pipe_ends_it(deployment: Deployment) -> None:
     where = {f"SLIPWAY_{name.upper().replace('-', '_')}_URL": deployment.url for name in SERVICES}
     shell = await asyncio.create_subprocess_shell(
         f"{SLIPWAY} top --interval 0.1 | head -n 3",

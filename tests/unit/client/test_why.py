@@ -1,11 +1,11 @@
-"""Why: the sentences that facts become."""
+"""Explanations: cause first, then since when, effect, remedy and details."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from slipway_client.why import of_pool, of_worker
+from slipway_client.why import of_config, of_image, of_lease, of_lease_pool, of_pool, of_worker
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 
@@ -20,18 +20,18 @@ DECISION: dict[str, Any] = {
     "last_at": ago(100),
     "times": 1,
     "launched": 3,
-    "because": "5 needed, room for 3",
-    "why": {
+    "reason": "5 needed, room for 3",
+    "details": {
         "tasks": 12,
         "wanted": 12,
         "serving": 7,
         "leaving": 0,
         "needed": 5,
         "launched": 3,
-        "because": "",
+        "reason": "",
         "sources": {"queue": {"pending": 9, "claimed": 3, "gone": 0, "stale": False}},
         "configs": {
-            "zone-a": {"weight": 0.5, "room": 0, "launched": 0, "lost": "the boot window is full"},
+            "zone-a": {"weight": 0.5, "room": 0, "launched": 0, "reason": "the boot window is full"},
             "zone-b": {"weight": 0.25, "room": 9, "limited_by": "boot", "launched": 2},
             "zone-c": {"weight": 0.05, "room": 4, "limited_by": "boot", "launched": 1, "probe": 4},
         },
@@ -72,74 +72,126 @@ def claim(at: float, task: str, ended: float | None = None) -> list[dict[str, An
     return events + ([{"at": ago(ended), "what": "finished", "detail": f"task {task} of queue"}] if ended else [])
 
 
-DECIDED = [
-    "It was asked for at 14:28:20: 5 needed, room for 3, since 12 tasks wanted 12 and 7 served (decision d-1).",
+QUEUE = "45 of 45 units held (full), 7 units waiting, the oldest request for 5 s; ETA of a new request 8.2 s"
+RAISE = (
+    "none needed while units are released; `slipway lease ls --pool sim-a` lists the holders, and "
+    "`slipway lease set sim-a --limit N --reason …` raises the limit"
+)
+RECOVERS = "Remedy: none needed: Slipway probes by itself and launches again after the first success"
+TERMINATE = "Remedy: none needed; `slipway worker terminate w-1 --reason …` gives up on it."
+PLACE = "Pool linux, launch config zone-b, account sim-a."
+SHARES = [
     "→ zone-b got 2: weight 0.25, room for 9.",
     "  zone-c got 1 as a probe: weight 0.05, room for 4.",
     "  zone-a got nothing: the boot window is full (weight 0.5, room for 0).",
 ]
-ADMITTED = "It was admitted by lease pool sim-a (fencing token 41): 10 s from its request to the call."
-SAID_YES = "The provider was called at 14:28:30, together with 1 other and said yes 2 s later: instance i-7."
-BOOTED = "It booted in 30 s: registered at 14:29:02."
+DECIDED = [
+    PLACE,
+    "Requested at 14:28:20: 5 needed, room for 3; 12 tasks wanted 12 workers, 7 serving (decision d-1).",
+    *SHARES,
+]
+ADMITTED = "Admitted by lease pool sim-a (fencing token 41): 10 s from the request to the call."
+CALL = "Provider called at 14:28:30, with 1 other worker: launched 2 s later, instance i-7."
+BOOTED = "Registered at 14:29:02, after a boot of 30 s."
 
-WORKERS: list[tuple[str, dict[str, Any], list[str]]] = [
+WORKERS: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     (
         "waits",
         WORKER,
         [
-            "It has waited 1 min 40 s for admission to its account.",
-            "  Lease pool sim-a: 45 of 45 held (full), 7 wait, the oldest for 5 s; one asked for now waits about 8.2 s.",
+            f"requested, waits for admission to lease pool sim-a: {QUEUE}.",
+            "Since 14:28:20, 1 min 40 s ago.",
+            "Effect: no instance yet.",
+            f"Remedy: {RAISE}.",
         ],
+        [],
     ),
     (
         "put back",
         WORKER | {"reason": "lease lost"},
         [
-            "It has waited 1 min 40 s for admission to its account.",
-            "  It was put back: lease lost.",
-            "  Lease pool sim-a: 45 of 45 held (full), 7 wait, the oldest for 5 s; one asked for now waits about 8.2 s.",
+            f"requested, waits for admission to lease pool sim-a: {QUEUE}.",
+            "Since 14:28:20, 1 min 40 s ago.",
+            "Effect: no instance yet.",
+            f"Remedy: {RAISE}.",
         ],
+        ["Returned to the queue: lease lost."],
     ),
     (
         "admitted",
         WORKER | {"lease": LEASE},
-        ["It was admitted by lease pool sim-a and waits for its call, 1 min 40 s by now."],
+        [
+            "requested, admitted by lease pool sim-a, waits for its launch call.",
+            "Since 14:28:20, 1 min 40 s ago.",
+            "Effect: no instance yet.",
+            "Remedy: none needed.",
+        ],
+        [],
     ),
     (
         "calling",
         CALLED | {"state": "launching"},
-        [ADMITTED, "The provider was called at 14:28:30, together with 1 other; no answer for 1 min 30 s."],
+        [
+            "launching, waits for the provider's answer.",
+            "Since 14:28:30, 1 min 30 s ago.",
+            "Effect: no known instance yet.",
+            "Remedy: none needed.",
+        ],
+        [ADMITTED, "Provider called at 14:28:30, with 1 other worker: no answer for 1 min 30 s."],
     ),
     (
         "refused",
         CALLED | {"state": "stopped", "failed_at": ago(89), "ended_at": ago(89), "reason": "QuotaExceeded"},
         [
-            ADMITTED,
-            "The provider was called at 14:28:30, together with 1 other and refused: QuotaExceeded.",
-            "It ended at 14:28:31, 11 s after it was asked for: QuotaExceeded.",
+            "stopped: QuotaExceeded.",
+            "Since 14:28:31, 1 min 29 s ago.",
+            "Effect: it claims no more tasks.",
+            "Remedy: none needed.",
         ],
-    ),
-    ("boots", LAUNCHED | {"state": "starting"}, [ADMITTED, SAID_YES, "It has been booting for 1 min 28 s."]),
-    (
-        "no sign",
-        LAUNCHED | {"state": "stopping", "stopping_at": ago(3), "reason": "did not register in time"},
         [
             ADMITTED,
-            SAID_YES,
-            "It never registered.",
-            "It was told to leave at 14:29:57: did not register in time.",
-            "Its instance may still be there: it counts as billed until the provider says that it is gone.",
+            "Provider called at 14:28:30, with 1 other worker: refused: QuotaExceeded.",
+            "Ended at 14:28:31, 11 s after its request.",
         ],
+    ),
+    (
+        "boots",
+        LAUNCHED | {"state": "starting"},
+        [
+            "starting, its instance has not registered yet.",
+            "Since 14:28:32, 1 min 28 s ago.",
+            "Effect: no task can be claimed on it yet.",
+            TERMINATE,
+        ],
+        [ADMITTED, CALL, "Booting for 1 min 28 s."],
+    ),
+    (
+        "never registered",
+        LAUNCHED | {"state": "stopping", "stopping_at": ago(3), "reason": "did not register in time"},
+        [
+            "draining: did not register in time.",
+            "Since 14:29:57, 3 s ago.",
+            "Effect: it claims no new task, and counts as billed until the provider reports its instance gone.",
+            "Remedy: none needed: it is terminated.",
+        ],
+        [ADMITTED, CALL, "It never registered.", "Asked to drain at 14:29:57."],
     ),
     (
         "idle",
         RUNNING | {"idle_since": ago(58)},
-        [ADMITTED, SAID_YES, BOOTED, "It has never had a task.", "It has been idle for 58 s."],
+        ["running, idle.", "Since 14:29:02, 58 s ago.", "Effect: it can claim a task.", TERMINATE],
+        [ADMITTED, CALL, BOOTED, "It has claimed no task.", "Idle for 58 s."],
     ),
     (
         "works",
         RUNNING | {"timeline": claim(50, "t-1", 40) + claim(30, "t-2")},
-        [ADMITTED, SAID_YES, BOOTED, "It took 2 tasks, the first 8 s after it registered; now task t-2 of queue."],
+        ["running a task.", "Since 14:29:30, 30 s ago.", "Effect: its task goes on.", TERMINATE],
+        [
+            ADMITTED,
+            CALL,
+            BOOTED,
+            "Claimed 2 tasks, the first 8 s after it registered; current: task t-2 of queue.",
+        ],
     ),
     (
         "ended",
@@ -152,41 +204,47 @@ WORKERS: list[tuple[str, dict[str, Any], list[str]]] = [
             "reason": "more workers than wanted",
         },
         [
+            "stopped: more workers than wanted.",
+            "Since 14:29:50, 10 s ago.",
+            "Effect: it claims no more tasks.",
+            "Remedy: none needed.",
+        ],
+        [
             ADMITTED,
-            SAID_YES,
+            CALL,
             BOOTED,
-            "It took 1 task, the first 8 s after it registered; the last was task t-1 of queue.",
-            "It was told to leave at 14:29:40: more workers than wanted.",
-            "It ended at 14:29:50, 1 min 30 s after it was asked for.",
+            "Claimed 1 task, the first 8 s after it registered; last: task t-1 of queue.",
+            "Asked to drain at 14:29:40.",
+            "Ended at 14:29:50, 1 min 30 s after its request.",
         ],
     ),
     (
         "quicker than its answer",
         CALLED | {"state": "running", "instance_id": "i-7", "registered_at": ago(58), "timeline": claim(50, "t-1")},
+        ["running a task.", "Since 14:29:10, 50 s ago.", "Effect: its task goes on.", TERMINATE],
         [
             ADMITTED,
-            "The provider was called at 14:28:30, together with 1 other; the machine registered before its answer: "
-            "instance i-7.",
-            "It took 1 task, the first 8 s after it registered; now task t-1 of queue.",
+            "Provider called at 14:28:30, with 1 other worker: registered before the answer, instance i-7.",
+            "Claimed 1 task, the first 8 s after it registered; current: task t-1 of queue.",
         ],
     ),
 ]
 
 
-@pytest.mark.parametrize(("worker", "rest"), [case[1:] for case in WORKERS], ids=[case[0] for case in WORKERS])
-def test_worker(worker: dict[str, Any], rest: list[str]) -> None:
-    """Who decided and who lost, admission, call, boot, tasks, end."""
-    told = of_worker(worker, DECISION, [LEASE_POOL], now=NOW)
-    first = f"Worker w-1 of pool linux is {worker['state']} on zone-b (account sim-a)."
-    assert told == [first, *DECIDED, *rest]
+@pytest.mark.parametrize(("worker", "state", "rest"), [case[1:] for case in WORKERS], ids=[case[0] for case in WORKERS])
+def test_worker(worker: dict[str, Any], state: list[str], rest: list[str]) -> None:
+    """State, then decision, the configs that got nothing, admission, call, boot, tasks, end."""
+    lines = of_worker(worker, DECISION, LEASE_POOL, now=NOW).sentences(NOW)
+    assert lines == [f"Worker w-1: {state[0]}", *state[1:], *DECIDED, *rest]
 
 
-def test_worker_that_is_a_probe_of_a_forgotten_decision() -> None:
-    told = of_worker(WORKER | {"probe_permit": 4}, None, [], now=NOW)
-    assert told[1:] == [
-        "It was asked for at 14:28:20; the decision is forgotten.",
-        "It is probe 4 of a closed config: one worker that tries whether it works again.",
-        "It has waited 1 min 40 s for admission to its account.",
+def test_worker_that_is_a_probe_of_a_decision_that_is_gone() -> None:
+    explained = of_worker(WORKER | {"probe_permit": 4}, None, None, now=NOW)
+    assert explained.cause == "requested, waits for admission to its account"
+    assert list(explained.details) == [
+        PLACE,
+        "Requested at 14:28:20; the decision is no longer kept.",
+        "It is probe 4 of a tripped launch config.",
     ]
 
 
@@ -205,7 +263,7 @@ POOL: dict[str, Any] = {
     "leaving": 1,
     "wanted": 12,
     "needed": 2,
-    "oldest_wait_seconds": 130.0,
+    "backlog_seconds": 130.0,
 }
 
 
@@ -213,14 +271,32 @@ def config(id_: str, **fields: Any) -> dict[str, Any]:
     stages = {name: {"in_flight": 0, "unfolded": 0, "window": 8} for name in ("launch", "boot", "claim")}
     return {
         "id": id_,
+        "pool_id": "linux",
         "account_id": "sim-a",
+        "lease_pool_id": "sim-a",
+        "image_revision": "linux-1",
         "state": "active",
-        "circuit": "open",
-        "reason": f"{id_}: open",
-        "probe_ready": False,
+        "health_state": "healthy",
+        "reason": f"{id_} healthy",
         "next_probe_at": None,
         "stages": stages,
+        "weight": 0.9,
     } | fields
+
+
+def tripped(id_: str, **fields: Any) -> dict[str, Any]:
+    return (
+        config(
+            id_,
+            health_state="tripped",
+            tripped_stage="launch",
+            tripped_since=ago(100),
+            next_probe_at=ago(-12),
+            reason=f"{id_} tripped: 2 capacity errors",
+            weight=0.02,
+        )
+        | fields
+    )
 
 
 def stage(name: str, in_flight: int, unfolded: int) -> dict[str, Any]:
@@ -228,33 +304,73 @@ def stage(name: str, in_flight: int, unfolded: int) -> dict[str, Any]:
     return stages | {name: {"in_flight": in_flight, "unfolded": unfolded, "window": 8}}
 
 
-CALM = DECISION | {"because": "nothing is needed", "times": 4, "why": DECISION["why"] | {"needed": 0, "launched": 0}}
-BALANCE = [
-    "Pool linux wants 12 workers (between 0 and 60) for 9 tasks pending and 3 running, some for 2 min.",
-    "It has 10 (6 of them registered) and 1 leaving.",
-]
-LAST = "Last decision, at 14:28:20, 4 times alike: nothing is needed."
-BRAKE = {"scope": "all", "scope_id": "", "reason": "bad image", "by": "me", "until": None, "at": ago(9)}
+CALM = DECISION | {
+    "reason": "nothing is needed",
+    "times": 4,
+    "details": DECISION["details"] | {"needed": 0, "launched": 0},
+}
+SERVES = (
+    "9 tasks pending (without a break for 2 min), 3 claimed; 10 of 12 wanted workers serving (6 registered, 1 leaving)"
+)
+LAST = "Last decision at 14:28:20 (4 times): nothing is needed."
+LAUNCH_STOP = {"scope": "all", "scope_id": "", "reason": "bad image", "by": "me", "until": None, "at": ago(9)}
+FREE = LEASE_POOL | {"held": 3, "waiting": 0}
 
 POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], str, list[str]]] = [
-    ("nothing binds", {}, [], [config("zone-a")], "", [LAST]),
-    ("maximum", {"pending": 90}, [], [], "", [LAST, "Its maximum of 60 binds: the tasks alone would want 93."]),
-    ("ratio", {"pending": 117, "scaling_ratio": "1/3"}, [], [], "", [LAST]),
+    (
+        "nothing binds",
+        {},
+        [],
+        [config("zone-a")],
+        "",
+        ["healthy, nothing limits its launches.", f"Effect: {SERVES}.", "Remedy: none needed.", LAST],
+    ),
+    (
+        "maximum",
+        {"max_capacity": 10},
+        [],
+        [],
+        "",
+        [
+            "max_capacity 10 is reached: its tasks want 12 workers.",
+            f"Effect: {SERVES}.",
+            "Remedy: raise max_capacity in the declaration and run `slipway apply`.",
+            LAST,
+        ],
+    ),
+    (
+        "ratio",
+        {"max_capacity": 4, "scaling_ratio": "1/3"},
+        [],
+        [],
+        "",
+        ["healthy, nothing limits its launches.", f"Effect: {SERVES}.", "Remedy: none needed.", LAST],
+    ),
     (
         "paused",
         {"paused": True, "paused_reason": "test", "paused_by": "me", "paused_until": ago(-60)},
         [],
         [],
         "",
-        ["It is paused until 14:31:00 by me: test. `slipway pool resume linux` ends that.", LAST],
+        [
+            "paused by me until 14:31:00: test.",
+            f"Effect: {SERVES}; nothing is launched.",
+            "Remedy: `slipway pool resume linux --reason …`.",
+            LAST,
+        ],
     ),
     (
         "frozen",
-        {"frozen": True, "frozen_reason": "3 starts came to nothing", "frozen_by": "provisioner"},
+        {"frozen": True, "frozen_reason": "3 failed starts", "frozen_by": "provisioner"},
         [],
         [],
         "",
-        ["It is frozen by provisioner: 3 starts came to nothing. `slipway pool unfreeze linux` ends that.", LAST],
+        [
+            "frozen by provisioner: 3 failed starts.",
+            f"Effect: {SERVES}; nothing is launched.",
+            "Remedy: repair the cause, then `slipway pool unfreeze linux --reason …`.",
+            LAST,
+        ],
     ),
     (
         "observe",
@@ -262,54 +378,89 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
         [],
         [],
         "",
-        ["Its mode is observe: it decides and records, and launches nothing.", LAST],
-    ),
-    (
-        "brake",
-        {},
-        [BRAKE],
-        [],
-        "",
-        ["Launching is stopped everywhere by me: bad image. `slipway start-launching` ends that.", LAST],
-    ),
-    (
-        "brake of its account, not of another",
-        {},
         [
-            BRAKE | {"scope": "account", "scope_id": "sim-a"},
-            BRAKE | {"scope": "account", "scope_id": "other"},
-            BRAKE | {"scope": "pool", "scope_id": "windows"},
-        ],
-        [config("zone-a")],
-        "",
-        [
-            "Launching is stopped in account sim-a by me: bad image. `slipway start-launching --account sim-a` ends that.",
+            "in mode observe: Slipway decides and records, and launches nothing.",
+            f"Effect: {SERVES}; nothing is launched.",
+            "Remedy: declare `mode: enforce` and run `slipway apply`.",
             LAST,
         ],
     ),
     (
-        "circuit",
+        "launch stop",
         {},
+        [LAUNCH_STOP],
         [],
-        [config("zone-a", circuit="closed", reason="a: closed, 2 capacity errors", next_probe_at=ago(-12))],
         "",
-        [LAST, "zone-a is closed: 2 capacity errors; next probe in 12 s."],
+        [
+            "launching is stopped everywhere by me: bad image.",
+            "Since 14:29:51, 9 s ago.",
+            f"Effect: {SERVES}; nothing is launched.",
+            "Remedy: `slipway start-launching`.",
+            LAST,
+        ],
     ),
     (
-        "window",
+        "launch stop of its account, not of another",
         {},
-        [],
-        [config("zone-a", stages=stage("boot", 5, 3))],
+        [
+            LAUNCH_STOP | {"scope": "account", "scope_id": "sim-a"},
+            LAUNCH_STOP | {"scope": "account", "scope_id": "other"},
+            LAUNCH_STOP | {"scope": "pool", "scope_id": "windows"},
+        ],
+        [config("zone-a")],
         "",
-        [LAST, "zone-a is held by its boot window of 8: 5 under way and 3 failures not yet weighed."],
+        [
+            "launching is stopped in account sim-a by me: bad image.",
+            "Since 14:29:51, 9 s ago.",
+            f"Effect: {SERVES}.",
+            "Remedy: `slipway start-launching --account sim-a`.",
+            LAST,
+        ],
     ),
     (
-        "lc paused",
+        "some configs tripped",
         {},
         [],
-        [config("zone-a", state="paused", state_reason="maintenance", state_by="me")],
+        [config("zone-a"), tripped("zone-b"), config("zone-c")],
         "",
-        [LAST, "zone-a is paused by me: maintenance."],
+        [
+            "1 of 3 launch configs tripped: zone-b (2 capacity errors; next probe in 12 s).",
+            "Since 14:28:20, 1 min 40 s ago.",
+            f"Effect: {SERVES}; launches go to zone-a and zone-c.",
+            f"{RECOVERS}; `slipway lc show zone-b` lists the failures.",
+            LAST,
+        ],
+    ),
+    (
+        "all configs tripped",
+        {},
+        [],
+        [tripped("zone-a", tripped_since=ago(40)), tripped("zone-b", health_state="probing", next_probe_at=None)],
+        "",
+        [
+            "2 of 2 launch configs tripped: zone-a (2 capacity errors; next probe in 12 s), zone-b (2 capacity errors).",
+            "Since 14:28:20, 1 min 40 s ago.",
+            f"Effect: {SERVES}; only probes are launched.",
+            f"{RECOVERS}; `slipway lc show zone-a` lists the failures.",
+            LAST,
+        ],
+    ),
+    (
+        "window, and a paused config",
+        {},
+        [],
+        [
+            config("zone-a", stages=stage("boot", 5, 3)),
+            config("zone-b", state="paused", state_reason="maintenance", state_by="me"),
+        ],
+        "",
+        [
+            "zone-b is paused by me: maintenance.",
+            f"Effect: {SERVES}.",
+            "Remedy: `slipway lc resume zone-b --reason …`.",
+            "Also: zone-a: boot window of 8 is full (5 in flight, 3 failures not yet weighed).",
+            LAST,
+        ],
     ),
     (
         "lease queue",
@@ -318,9 +469,12 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
         [config("zone-a", stages=stage("launch", 6, 0))],
         "",
         [
+            f"workers wait for lease pool sim-a: {QUEUE}.",
+            "Since 14:29:55, 5 s ago.",
+            f"Effect: {SERVES}.",
+            f"Remedy: {RAISE}.",
             LAST,
             "6 workers wait for admission or for the provider's answer.",
-            "  Lease pool sim-a: 45 of 45 held (full), 7 wait, the oldest for 5 s; one asked for now waits about 8.2 s.",
         ],
     ),
     (
@@ -328,49 +482,225 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
         {},
         [],
         [],
-        "The weight-calculator is not ready (starting)",
+        "the weight-calculator is not ready (starting)",
         [
+            "the weight-calculator is not ready (starting): windows shrink to 4, and weights drift to the declared ones.",
+            f"Effect: {SERVES}.",
+            "Remedy: `slipway doctor` shows what is wrong.",
             LAST,
-            "The weight-calculator is not ready (starting): without it windows shrink to 4, and weights drift to the "
-            "declared ones.",
         ],
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("pool", "brakes", "configs", "calculator", "rest"), [case[1:] for case in POOLS], ids=[case[0] for case in POOLS]
+    ("pool", "launch_stops", "configs", "calculator", "lines"),
+    [case[1:] for case in POOLS],
+    ids=[case[0] for case in POOLS],
 )
 def test_pool(
-    pool: dict[str, Any], brakes: list[dict[str, Any]], configs: list[dict[str, Any]], calculator: str, rest: list[str]
+    pool: dict[str, Any],
+    launch_stops: list[dict[str, Any]],
+    configs: list[dict[str, Any]],
+    calculator: str,
+    lines: list[str],
 ) -> None:
-    """What binds, and nothing else."""
-    told = of_pool(POOL | pool, [CALM], configs, brakes, [LEASE_POOL], calculator=calculator, now=NOW)
-    assert told[2:] == rest
-    assert pool or told[:2] == BALANCE
+    """The cause first; nothing that does not apply."""
+    explained = of_pool(POOL | pool, [CALM], configs, launch_stops, [LEASE_POOL], calculator=calculator, now=NOW)
+    assert explained.sentences(NOW) == [f"Pool linux: {lines[0]}", *lines[1:]]
 
 
-def test_pool_that_needs_more_says_who_got_what() -> None:
-    told = of_pool(POOL, [DECISION], [], [], [], calculator="", now=NOW)
-    assert told == [
-        *BALANCE,
-        "Last decision, at 14:28:20: 5 needed, room for 3.",
-        "  zone-b got 2: weight 0.25, room for 9.",
-        "  zone-c got 1 as a probe: weight 0.05, room for 4.",
-        "  zone-a got nothing: the boot window is full (weight 0.5, room for 0).",
+def test_the_lease_pool_of_an_account_may_have_any_name() -> None:
+    """An account declares its lease pool; lease pools of other accounts are left out."""
+    configs = [config("zone-a", lease_pool_id="starts", stages=stage("launch", 6, 0))]
+    lease_pools = [LEASE_POOL, LEASE_POOL | {"id": "starts"}]
+    assert of_pool(POOL, [CALM], configs, [], lease_pools, calculator="", now=NOW).cause == (
+        f"workers wait for lease pool starts: {QUEUE}"
+    )
+    free = [LEASE_POOL, FREE | {"id": "starts"}]
+    assert list(of_pool(POOL, [CALM], configs, [], free, calculator="", now=NOW).details)[-2:] == [
+        "6 workers wait for admission or for the provider's answer.",
+        "  Lease pool starts: 3 of 45 units held, no request waits.",
     ]
 
 
-def test_pool_of_which_nothing_is_known_yet() -> None:
-    pool = POOL | {"wanted": None, "needed": None, "pending": 0, "claimed": 0, "oldest_wait_seconds": None}
-    assert of_pool(pool, [], [], [], [], calculator="", now=NOW) == [
-        "Pool linux has not decided yet (between 0 and 60) for 0 tasks pending and 0 running.",
-        BALANCE[1],
-        "Nobody has reported any demand.",
+def test_pool_that_needs_more_lists_the_shares() -> None:
+    details = of_pool(POOL, [DECISION], [], [], [], calculator="", now=NOW).details
+    assert list(details) == ["Last decision at 14:28:20: 5 needed, room for 3.", *(f" {row[1:]}" for row in SHARES)]
+
+
+def test_pool_without_a_decision() -> None:
+    pool = POOL | {"wanted": None, "needed": None, "pending": 0, "claimed": 0, "leaving": 0, "backlog_seconds": None}
+    assert of_pool(pool, [], [], [], [], calculator="", now=NOW).sentences(NOW) == [
+        "Pool linux: no source has reported demand.",
+        "Effect: 0 tasks pending, 0 claimed; 10 serving (6 registered).",
+        "Remedy: report it on the demand topic, or with `slipway demand set linux --pending N --claimed N`.",
+        "No decision has been made yet.",
     ]
 
 
-def test_silent_source_is_named() -> None:
-    silent = DECISION["why"] | {"needed": 0, "sources": {"queue": {"pending": 9, "claimed": 3, "stale": True}}}
-    told = of_pool(POOL, [CALM | {"why": silent}], [], [], [], calculator="", now=NOW)
-    assert told[2] == "Source queue is silent: its 9 pending ask for nothing, and still protect workers."
+def test_a_stale_source_is_named() -> None:
+    stale = DECISION["details"] | {"needed": 0, "sources": {"queue": {"pending": 9, "claimed": 3, "stale": True}}}
+    explained = of_pool(POOL, [CALM | {"details": stale}], [], [], [], calculator="", now=NOW)
+    assert explained.cause == (
+        "source queue is stale: its 9 pending tasks request no workers, and still protect running ones"
+    )
+
+
+def test_tripped_config() -> None:
+    failures = [{"worker_id": "w-9", "at": ago(5), "reason": "InsufficientCapacity"}]
+    row = tripped("zone-b", starting=0, running=3, recent_failures=failures)
+    assert of_config(row, POOL, [], [FREE], now=NOW).sentences(NOW) == [
+        "Launch config zone-b: tripped in launch: 2 capacity errors; next probe in 12 s.",
+        "Since 14:28:20, 1 min 40 s ago.",
+        "Effect: launches nothing but probes (weight 0.02, 0 starting, 3 running).",
+        f"{RECOVERS}.",
+        "Newest failure:",
+        "  14:29:55  InsufficientCapacity (worker w-9).",
+        "Lease pool sim-a of account sim-a: 3 of 45 units held, no request waits.",
+    ]
+
+
+CONFIGS: list[tuple[str, dict[str, Any], dict[str, Any], list[dict[str, Any]], str, str]] = [
+    ("healthy", {}, {}, [], "healthy, nothing limits its launches", "launches by its weight"),
+    (
+        "paused",
+        {"state": "paused", "state_by": "me", "state_reason": "rack", "paused_until": ago(-60)},
+        {},
+        [],
+        "paused by me until 14:31:00: rack",
+        "launches nothing",
+    ),
+    (
+        "by its image",
+        {"health_state": "probing", "tripped_by": "image/linux-1", "tripped_stage": "boot"}
+        | {"reason": "zone-b tripped: image/linux-1: 5 boot errors; probe 3 may launch"},
+        {},
+        [],
+        "probing in boot, by image linux-1: 5 boot errors; probe 3 may launch",
+        "launches nothing but probes",
+    ),
+    (
+        "its pool is paused",
+        {},
+        {"paused": True, "paused_by": "me", "paused_reason": "drill"},
+        [],
+        "pool linux paused by me: drill",
+        "launches nothing",
+    ),
+    (
+        "launch stop",
+        {},
+        {},
+        [LAUNCH_STOP | {"scope": "account", "scope_id": "sim-a"}],
+        "launching is stopped in account sim-a by me: bad image",
+        "launches nothing",
+    ),
+    (
+        "window, with starts of earlier stages",
+        {"stages": stage("launch", 5, 0) | {"boot": {"in_flight": 2, "unfolded": 1, "window": 8}}},
+        {},
+        [],
+        "boot window of 8 is full (2 in flight, 5 in earlier stages, 1 failure not yet weighed)",
+        "launches by its weight",
+    ),
+    ("weak", {"reason": "zone-b healthy: boot 80%"}, {}, [], "healthy, with less weight: boot 80%", "by its weight"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "pool", "launch_stops", "cause", "effect"),
+    [case[1:] for case in CONFIGS],
+    ids=[case[0] for case in CONFIGS],
+)
+def test_config(
+    fields: dict[str, Any], pool: dict[str, Any], launch_stops: list[dict[str, Any]], cause: str, effect: str
+) -> None:
+    explained = of_config(config("zone-b", **fields), POOL | pool, launch_stops, [FREE], now=NOW)
+    assert explained.cause == cause
+    assert effect in explained.effect
+
+
+def test_image() -> None:
+    window = {"key": "image/linux-1", "stage": "boot", "window": 1, "state": "tripped", "unconfirmed": 5}
+    users = [
+        tripped("zone-b", tripped_by="image/linux-1", shared=[window | {"reason": "5 boot errors"}]),
+        config("zone-a"),
+    ]
+    assert of_image("linux-1", users, now=NOW).sentences(NOW) == [
+        "Image linux-1: tripped in boot: 5 boot errors.",
+        "Since 14:28:20, 1 min 40 s ago.",
+        "Effect: launches of it are probes only; 2 launch configs of pool linux use it: zone-b, zone-a.",
+        "Remedy: declare a working image and run `slipway apply`; Slipway goes on to probe this one.",
+        "Window of boot: 1, 5 unconfirmed starts.",
+    ]
+    assert of_image("linux-1", users[1:], now=NOW).sentences(NOW) == [
+        "Image linux-1: healthy, no stage of it is tripped.",
+        "Effect: launches of it follow the weights; 1 launch config of pool linux uses it: zone-a.",
+        "Remedy: none needed.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause", "remedy"),
+    [
+        ({}, f"limit reached: {QUEUE}", RAISE),
+        ({"held": 3, "waiting": 0}, "grants at once: 3 of 45 units held, no request waits", "none needed"),
+        ({"drained_reason": "moves"}, "drained: moves", "`slipway lease undrain sim-a --reason …`"),
+        (
+            {"held": 3, "waiting": 1},
+            "paced: 3 of 45 units held, 1 unit waiting, the oldest request for 5 s; ETA of a new request 8.2 s",
+            "none needed: grants follow the pacing; `slipway lease set sim-a --pacing …` changes it",
+        ),
+        (
+            {"blocked_until": ago(-20)},
+            "backs off for another 20 s after a failed start",
+            "none needed: it ends by itself",
+        ),
+        (
+            {"held": 0, "waiting": 0, "pinned_reason": "r"},
+            "its limit is pinned: r",
+            "`slipway lease unpin sim-a --reason …`",
+        ),
+    ],
+    ids=["full", "free", "drained", "paced", "backoff", "pinned"],
+)
+def test_lease_pool(fields: dict[str, Any], cause: str, remedy: str) -> None:
+    explained = of_lease_pool(LEASE_POOL | fields, [config("zone-a")], now=NOW)
+    assert (explained.cause, explained.remedy) == (cause, remedy)
+    assert explained.details[-1] == "It admits launches to account sim-a."
+
+
+def test_lease() -> None:
+    lease = {
+        "id": "l-1",
+        "state": "confirmed",
+        "owner": "ci",
+        "units": 1,
+        "tenant": "linux",
+        "lease_pool_id": "sim-a",
+        "granted_at": ago(9),
+        "ended_at": None,
+        "ttl_seconds_left": 22,
+        "hold_seconds_left": 1100,
+        "fencing_token": 7,
+        "request_id": "r-1",
+        "reason": "",
+    }
+    history = [{"at": ago(9), "kind": "granted", "reason": "1 unit granted to request r-1"}]
+    assert of_lease(lease, history, now=NOW).sentences(NOW) == [
+        "Lease l-1: in use by ci.",
+        "Since 14:29:51, 9 s ago.",
+        "Effect: 1 unit of lease pool sim-a held for tenant linux (TTL 22 s left, hold 18 min 20 s left).",
+        "Remedy: none needed; `slipway lease release` gives it back early.",
+        "Fencing token 7, request r-1.",
+        "History:",
+        "  14:29:51  granted: 1 unit granted to request r-1.",
+    ]
+    lost = lease | {"state": "lost", "ended_at": ago(2), "units": 2, "reason": "not renewed within 30 s"}
+    assert of_lease(lost, [], now=NOW).sentences(NOW)[:4] == [
+        "Lease l-1: lost: its holder did not renew it in time (not renewed within 30 s).",
+        "Since 14:29:58, 2 s ago.",
+        "Effect: its 2 units are free again in lease pool sim-a.",
+        "Remedy: acquire a new lease.",
+    ]

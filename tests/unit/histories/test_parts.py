@@ -1,4 +1,4 @@
-"""What a history is made of: what clients note, what answers prove, what a guarded resource takes."""
+"""Parts of a history: records of clients, conclusions from answers, the guarded resource."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.histories.actor import answered
 from tests.histories.history import EVER, Call
 from tests.histories.journal import Journal, calls
 from tests.histories.proxy import Resource
-from tests.histories.run import Judged, asked, summarise
+from tests.histories.run import Judged, arguments, summarise
 
 ASKED = Call(client="c", does="acquire", pool="p", invoked=1.0, request_id="r", units=2)
 SHOWN = {"lease_id": "l", "fencing_token": 7, "units": 2, "ttl_seconds_left": 5.0, "hold_seconds_left": 3.0}
@@ -17,8 +17,8 @@ GONE = {"type": "urn:slipway:problem:lease-ended", "reason": "lost"}
 STALE = {"type": "urn:slipway:problem:stale-token"}
 
 
-def test_a_call_is_kept_before_it_is_answered() -> None:
-    """Of a client that is killed the unanswered call is left, and of a line that was cut off nothing."""
+def test_a_call_is_recorded_before_it_is_answered() -> None:
+    """Of a killed client the unanswered call is left, and nothing of a truncated line."""
     lines: list[bytes] = []
     journal = Journal(lines.append)
     first = journal.note(ASKED)
@@ -40,7 +40,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("status", "body", "answer", "reason"), ANSWERS)
-def test_what_an_answer_proves(status: int, body: dict[str, Any], answer: str, reason: str) -> None:
+def test_conclusions_from_an_answer(status: int, body: dict[str, Any], answer: str, reason: str) -> None:
     done = answered(replace(ASKED, returned=2.0), status, body)
     assert (done.answer, done.reason) == (answer, reason)
     assert (done.returned == EVER) is (answer == "unknown")
@@ -60,19 +60,19 @@ def test_a_resource_takes_no_token_below_the_highest() -> None:
 
 
 def test_arguments() -> None:
-    assert asked({}) == (20, 1)
-    assert asked({"FULL": "1", "SEED": "7"}) == (200, 7)
-    assert asked({"N": "5"}) == (5, 1)
+    assert arguments({}) == (20, 1)
+    assert arguments({"FULL": "1", "SEED": "7"}) == (200, 7)
+    assert arguments({"N": "5"}) == (5, 1)
     with pytest.raises(ValueError, match="N=0: a whole number, 1 or more"):
-        asked({"N": "0"})
+        arguments({"N": "0"})
 
 
-def test_a_run_in_which_nothing_happened_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_events_proves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Although none of its histories has a violation."""
     quiet = [Judged("h", [], {"acquire ok": 1}) for _ in range(5)]
     assert summarise(quiet, {}, "") == 1
-    said = capsys.readouterr().out
-    assert "PROBLEM no renew ok" in said
-    assert said.splitlines()[-1] == "5 histories: 0 violations, 0 duplicate grants"
+    output = capsys.readouterr().out
+    assert "PROBLEM no renew ok" in output
+    assert output.splitlines()[-1] == "5 histories: 0 violations, 0 duplicate grants"
     assert summarise(quiet, {}, "some-mutant") == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 of 5 caught"

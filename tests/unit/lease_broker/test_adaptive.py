@@ -1,4 +1,4 @@
-"""The limit that follows what the cloud bears: one history a line, then what holds in any."""
+"""Adaptive limits: one history per line, then properties of any history."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -13,8 +13,8 @@ from slipway_lease_broker.domain.adaptive import (
     AdaptiveTerms,
     Evidence,
     adapt,
-    began,
     even_pacing,
+    initial_adaptive,
     rises_at,
 )
 
@@ -26,8 +26,8 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def told(text: str, now: float, held: float = 600) -> list[Evidence]:
-    """Words: "t7" are seven throttled leases, "o7" seven others, "q900" one that says that 900 calls are left."""
+def evidence(text: str, now: float, held: float = 600) -> list[Evidence]:
+    """Evidence from words: "t7" is seven throttled leases, "o7" seven others, "q900" one with 900 calls remaining."""
     found = []
     for word in text.split():
         value = int(word[1:])
@@ -38,99 +38,104 @@ def told(text: str, now: float, held: float = 600) -> list[Evidence]:
     return found
 
 
-#   (seconds, what was said, limit afterwards); a saturated pool throughout, declared with 50
+#   (seconds, evidence, limit afterwards); a saturated pool throughout, declared with 50
 HISTORIES = [
     [(0, "", 50), (1199, "", 50), (1200, "", 51), (1201, "", 51), (2399, "", 51), (2400, "", 52)],
     [(100, "t8", 50), (200, "t1", 45)],  # 1 − 0.95⁹ is the first above 0.35
-    [(100, "t1 o9", 50), (200, "t1 o9", 50), (300, "t1 o9", 50), (400, "t1 o9", 50)],  # now and then is borne
-    [(100, "t8", 50), (200, "o50", 50), (300, "t7", 50)],  # what was long ago counts no more
+    [
+        (100, "t1 o9", 50),
+        (200, "t1 o9", 50),
+        (300, "t1 o9", 50),
+        (400, "t1 o9", 50),
+    ],  # occasional throttling is tolerated
+    [(100, "t8", 50), (200, "o50", 50), (300, "t7", 50)],  # old evidence no longer counts
     [(100, "t9", 45), (699, "t50", 45), (1299, "t50", 45), (1300, "t9", 33)],  # one cut per window, then a deep one
-    [(100, "t9", 45), (690, "t50", 45), (1301, "t8", 45)],  # those granted before a cut had their answer
-    [(100, "t9", 45), (1301, "t8", 45), (2499, "t1", 33)],  # within two windows it follows up
-    [(100, "t9", 45), (1301, "t8", 45), (2500, "t1", 40)],  # later it is the first again
-    [(100, "t9", 45), (1299, "", 45), (1300, "", 46)],  # a cut is a change like any other
+    [(100, "t9", 45), (690, "t50", 45), (1301, "t8", 45)],  # leases granted before a cut are covered by it
+    [(100, "t9", 45), (1301, "t8", 45), (2499, "t1", 33)],  # a second cut within two windows is deeper
+    [(100, "t9", 45), (1301, "t8", 45), (2500, "t1", 40)],  # a later one counts as the first again
+    [(100, "t9", 45), (1299, "", 45), (1300, "", 46)],  # an increase waits a window after a cut
     [(1300 * n, "t50", limit) for n, limit in enumerate([45, 33, 25, 18, 14, 10, 8, 6, 5, 5, 5])],
-    [(0, "q900", 50), (1200, "q900", 51), (2300, "q89", 51), (3499, "", 51), (3500, "", 52)],  # little is left
+    [(0, "q900", 50), (1200, "q900", 51), (2300, "q89", 51), (3499, "", 51), (3500, "", 52)],  # little quota left
     [(0, "q900", 50), (1200, "q90", 51)],
 ]
 
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_histories(history: list[tuple[float, str, int]]) -> None:
-    """What each of them leaves, with the reason where something changed."""
-    state = began(50, TERMS, NOW)
+    """The limit after each step of a history, with the reason where it changed."""
+    state = initial_adaptive(50, TERMS, NOW)
     for seconds, text, units in history:
         before = state.units
-        state, why = adapt(state, TERMS, told(text, seconds), saturated=True, now=at(seconds))
+        state, reason = adapt(state, TERMS, evidence(text, seconds), saturated=True, now=at(seconds))
         assert state.units == units
-        assert why.startswith(f"limit {before} → {units}: ") if units != before else why == ""
+        assert reason.startswith(f"limit {before} → {units}: ") if units != before else reason == ""
 
 
-def test_silence_changes_nothing() -> None:
-    """A limit that was not used proves nothing, however long."""
-    state = began(50, TERMS, NOW)
+def test_no_evidence_changes_nothing() -> None:
+    """A limit that was not used gives no evidence, however long."""
+    state = initial_adaptive(50, TERMS, NOW)
     assert adapt(state, TERMS, [], saturated=False, now=at(1e6)) == (state, "")
 
 
 @pytest.mark.parametrize("absurd", [10**4, 10**9, 2**63])
 @pytest.mark.parametrize("told_after", [0, 1000])
 def test_an_absurd_reading_is_forgotten(absurd: int, told_after: float) -> None:
-    """After so many windows, however large it was: till then each later reading looks like little, and nothing rises.
-    What really is little is seen all the while."""
+    """An absurdly large reading expires after the remembered windows. Until then later readings look low and the limit
+    does not rise; a reading that is really low counts throughout."""
     terms = AdaptiveTerms(floor=5, ceiling=100, window_seconds=1200)
-    window, state = terms.window_seconds, began(50, terms, NOW)
-    state, _ = adapt(state, terms, told("q900", 0), saturated=True, now=NOW)
-    state, _ = adapt(state, terms, told(f"q{absurd}", 0), saturated=True, now=at(told_after))
+    window, state = terms.window_seconds, initial_adaptive(50, terms, NOW)
+    state, _ = adapt(state, terms, evidence("q900", 0), saturated=True, now=NOW)
+    state, _ = adapt(state, terms, evidence(f"q{absurd}", 0), saturated=True, now=at(told_after))
     rose = []
     for number in range(1, 3 * QUOTA_WINDOWS):
-        state, why = adapt(state, terms, told("q900", 0), saturated=True, now=at(number * window))
-        if why:
+        state, reason = adapt(state, terms, evidence("q900", 0), saturated=True, now=at(number * window))
+        if reason:
             rose.append(number)
     assert rose == list(range(2 * QUOTA_WINDOWS, 3 * QUOTA_WINDOWS))
-    state, why = adapt(state, terms, told("q89", 0), saturated=True, now=at(3 * QUOTA_WINDOWS * window))
-    assert why == ""
+    state, reason = adapt(state, terms, evidence("q89", 0), saturated=True, now=at(3 * QUOTA_WINDOWS * window))
+    assert reason == ""
 
 
-def test_the_most_that_was_left_is_remembered_for_a_while() -> None:
-    """A quota that runs low for hours is still low; nor does a silence of weeks bring back what was seen before it."""
+def test_the_largest_remaining_quota_is_remembered_for_a_while() -> None:
+    """A quota that stays low for hours still counts as low; after weeks without readings older ones do not count."""
     window = TERMS.window_seconds
-    state, _ = adapt(began(50, TERMS, NOW), TERMS, told("q900", 0), saturated=False, now=NOW)
+    state, _ = adapt(initial_adaptive(50, TERMS, NOW), TERMS, evidence("q900", 0), saturated=False, now=NOW)
     low = []
     for number in range(1, 3 * QUOTA_WINDOWS):
         now = at(number * window)
-        state, _ = adapt(state, TERMS, told("q60", 0), saturated=False, now=now)
+        state, _ = adapt(state, TERMS, evidence("q60", 0), saturated=False, now=now)
         low.append(state.quota_low_at == now)
     assert all(low[:QUOTA_WINDOWS])
     assert not any(low[2 * QUOTA_WINDOWS :])
-    state, _ = adapt(state, TERMS, told("q900", 0), saturated=False, now=at(3 * QUOTA_WINDOWS * window))
+    state, _ = adapt(state, TERMS, evidence("q900", 0), saturated=False, now=at(3 * QUOTA_WINDOWS * window))
     weeks = at(10 * QUOTA_WINDOWS * window)
-    state, _ = adapt(state, TERMS, told("q60", 0), saturated=False, now=weeks)
+    state, _ = adapt(state, TERMS, evidence("q60", 0), saturated=False, now=weeks)
     assert state.quota_low_at != weeks
 
 
-def test_a_pin_holds_everything() -> None:
-    """By hand alone; what was said meanwhile is remembered."""
-    state = began(50, TERMS, NOW)
-    pinned, why = adapt(state, TERMS, told("t50 q3", 0), saturated=True, now=at(5000), pinned=True)
-    assert (pinned.limit, pinned.changed_at, pinned.cut_at, why) == (50, NOW, None, "")
+def test_a_pinned_limit_does_not_change() -> None:
+    """Only an operator changes a pinned limit; evidence that arrives meanwhile is recorded."""
+    state = initial_adaptive(50, TERMS, NOW)
+    pinned, reason = adapt(state, TERMS, evidence("t50 q3", 0), saturated=True, now=at(5000), pinned=True)
+    assert (pinned.limit, pinned.changed_at, pinned.cut_at, reason) == (50, NOW, None, "")
     assert pinned.throttled > 0.8
 
 
-#   held by each lease, seconds between starts at a limit of 50 with a hold of 1200
+#   duration of each lease, seconds between starts at a limit of 50 with a hold of 1200
 PACES = [
-    ([], 12),  # unknown: by default
-    ([600], 12),  # as fast as leases end would be faster than that
+    ([], 12),  # unknown: the default
+    ([600], 12),  # the rate at which leases end would be faster than the default
     ([1050], 20),
-    ([1050, 2050], 1100 / 52.5),  # a mean that moves slowly
+    ([1050, 2050], 1100 / 52.5),  # a slowly moving mean
 ]
 
 
 @pytest.mark.parametrize(("held", "interval"), PACES)
 def test_starts_follow_each_other_evenly(held: list[float], interval: float) -> None:
-    """About as fast as leases end, never faster than by default."""
-    state = began(50, TERMS, NOW)
+    """Starts are paced at about the rate at which leases end, never faster than the default."""
+    state = initial_adaptive(50, TERMS, NOW)
     for seconds in held:
-        state, _ = adapt(state, TERMS, told("t1", 0, held=seconds), saturated=True, now=NOW)
+        state, _ = adapt(state, TERMS, evidence("t1", 0, held=seconds), saturated=True, now=NOW)
     assert even_pacing(state, TERMS).interval_seconds == pytest.approx(interval)
 
 
@@ -140,12 +145,12 @@ BOUNDS = [(50, 5, 60, 50), (50, 5, 40, 40), (3, 5, 60, 5)]
 
 @pytest.mark.parametrize(("declared", "floor", "ceiling", "units"), BOUNDS)
 def test_bounds(declared: int, floor: int, ceiling: int, units: int) -> None:
-    """A declared limit outside them begins at the nearest; new bounds count at once."""
+    """A declared limit outside the bounds starts at the nearest bound; new bounds apply at once."""
     terms = AdaptiveTerms(floor=floor, ceiling=ceiling, window_seconds=1200)
-    assert began(declared, terms, NOW).units == units
-    state, why = adapt(began(declared, TERMS, NOW), terms, [], saturated=False, now=at(1))
+    assert initial_adaptive(declared, terms, NOW).units == units
+    state, reason = adapt(initial_adaptive(declared, TERMS, NOW), terms, [], saturated=False, now=at(1))
     assert state.units == units
-    assert bool(why) is (units != began(declared, TERMS, NOW).units)
+    assert bool(reason) is (units != initial_adaptive(declared, TERMS, NOW).units)
 
 
 steps = st.lists(
@@ -155,19 +160,20 @@ steps = st.lists(
 
 @given(steps)
 def test_laws(steps: list[tuple[float, int, bool, int | None]]) -> None:
-    """Within the bounds; one cut and one step up per window at most; never a step up while the window of one runs."""
-    state, now = began(50, TERMS, NOW), NOW
+    """The limit stays within its bounds, with at most one cut and one increase per window, and never an increase within
+    the window of a cut."""
+    state, now = initial_adaptive(50, TERMS, NOW), NOW
     cuts, rises = [], []
     for gap, throttled, saturated, quota in steps:
         now += timedelta(seconds=gap)
         before: Adaptive = state
-        said = [
+        batch = [
             Evidence(granted_at=now, quota_remaining=quota),
             *[Evidence(granted_at=now, throttled=True)] * throttled,
         ]
-        state, why = adapt(state, TERMS, said, saturated=saturated, now=now)
+        state, reason = adapt(state, TERMS, batch, saturated=saturated, now=now)
         assert TERMS.floor <= state.limit <= TERMS.ceiling
-        assert bool(why) is (state.units != before.units)
+        assert bool(reason) is (state.units != before.units)
         if state.limit < before.limit:
             assert throttled
             cuts.append(now)

@@ -1,4 +1,4 @@
-"""Who ends and who is admitted: one case a line, then the wording."""
+"""Decisions for a lease pool: one case per line, then the texts."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -39,7 +39,7 @@ def lease(
     hold: float = 900,
     counted: float | None = None,
 ) -> Lease:
-    """Times are seconds from NOW."""
+    """A lease; times are seconds from NOW."""
     return Lease(
         id=name,
         lease_pool_id="sim-a",
@@ -55,23 +55,23 @@ def lease(
     )
 
 
-def waiter(name: str, units: int, *, since: float = 0, told: bool = False) -> Request:
+def waiter(name: str, units: int, *, since: float = 0, announced: bool = False) -> Request:
     return Request(
         id=name,
         lease_pool_id="sim-a",
         tenant="linux",
         operation="launch",
-        asked_units=units,
+        requested_units=units,
         waiting_units=units,
-        asked_at=at(-since),
-        last_asked_at=at(-since),
+        requested_at=at(-since),
+        last_requested_at=at(-since),
         since=at(-since),
-        queued_at=at(-since) if told else None,
+        queued_at=at(-since) if announced else None,
     )
 
 
 def decided(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, **terms: Any) -> Decision:
-    """`leases` are all that count; the decision sees those due and the counters of the rest."""
+    """The decision; `leases` are all that count, and the decision sees the due ones and the counters of the rest."""
     return decide(
         pool_of(leases, waiters, limit, **terms),
         [lease for lease in leases if lease.deadline <= NOW],
@@ -80,7 +80,7 @@ def decided(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5,
         new_id=map("lease-{}".format, count(1)).__next__,
         lost_linger_seconds=70,
         per_queue=100,
-        untold=[waiter for waiter in waiters if waiter.queued_at is None],
+        unannounced=[waiter for waiter in waiters if waiter.queued_at is None],
         next_deadline=min((lease.deadline for lease in leases if lease.deadline > NOW), default=None),
     )
 
@@ -100,40 +100,40 @@ def pool_of(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5,
     return pool
 
 
-#        held  limit  asked        granted
+#        held  limit  requested    granted
 ADMIT = [
     (0, 5, [3], [3]),
-    (0, 5, [7], [5]),  # a part now, the rest waits
+    (0, 5, [7], [5]),  # one part now, the rest waits
     (0, 5, [2, 2, 2], [2, 2, 1]),
-    (4, 5, [3, 1], [1]),  # the small one does not pass the big one
+    (4, 5, [3, 1], [1]),  # a small request does not pass a large one
     (5, 5, [1], []),
-    (6, 5, [1], []),  # the limit was lowered: nobody is revoked, nobody admitted
+    (6, 5, [1], []),  # the limit was lowered: nothing is revoked, nothing admitted
     (0, 0, [1], []),
     (2, 5, [], []),
 ]
 
 
-@pytest.mark.parametrize(("held", "limit", "asked", "granted"), ADMIT)
-def test_admission(held: int, limit: int, asked: list[int], granted: list[int]) -> None:
-    """First come, first served, in parts, within the limit; tokens grow by one."""
+@pytest.mark.parametrize(("held", "limit", "requested", "granted"), ADMIT)
+def test_admission(held: int, limit: int, requested: list[int], granted: list[int]) -> None:
+    """First come, first served, in parts, within the limit; fencing tokens increase by one."""
     leases = [lease("held", held)] if held else []
-    decision = decided(leases, [waiter(f"r{i}", units) for i, units in enumerate(asked)], limit)
+    decision = decided(leases, [waiter(f"r{i}", units) for i, units in enumerate(requested)], limit)
     assert [(new.request_id, new.units) for new in decision.granted] == [(f"r{i}", u) for i, u in enumerate(granted)]
     assert [new.fencing_token for new in decision.granted] == [41 + i for i in range(len(granted))]
     assert decision.pool.last_token == 40 + len(granted)
     assert not decision.ended
     assert decision.pool.held_units == held + sum(granted)
-    assert decision.pool.waiting_units == sum(asked) - sum(granted)
+    assert decision.pool.waiting_units == sum(requested) - sum(granted)
 
 
 #          lease at NOW                                                    becomes          held after
 PASS = [
     (lease("a", 2, State.RESERVED, expires=1), None, 2),
     (lease("a", 2, State.RESERVED, expires=0), State.EXPIRED, 0),  # a deadline is the first instant after
-    (lease("a", 2, State.CONFIRMED, expires=0), State.LOST, 2),  # counted on
+    (lease("a", 2, State.CONFIRMED, expires=0), State.LOST, 2),  # still counted
     (lease("a", 2, State.CONFIRMED, expires=9, hold=0), State.RELEASED, 0),
-    (lease("a", 2, State.RESERVED, expires=0, hold=0), State.RELEASED, 0),  # the hold was the end agreed on
-    (lease("a", 2, State.CONFIRMED, expires=-9, hold=-5), State.LOST, 2),  # silent before its hold passed
+    (lease("a", 2, State.RESERVED, expires=0, hold=0), State.RELEASED, 0),  # the hold is the agreed end
+    (lease("a", 2, State.CONFIRMED, expires=-9, hold=-5), State.LOST, 2),  # not renewed before its hold ended
     (lease("a", 2, State.LOST, expires=-9, counted=1), None, 2),
     (lease("a", 2, State.LOST, expires=-9, counted=0), State.LOST, 0),
 ]
@@ -141,14 +141,14 @@ PASS = [
 
 @pytest.mark.parametrize(("before", "state", "held"), PASS)
 def test_deadlines(before: Lease, state: State | None, held: int) -> None:
-    """Each deadline has one consequence."""
+    """Each deadline has exactly one effect."""
     decision = decided([before], [])
     assert [after.state for after in decision.ended] == ([] if state is None else [state])
     assert decision.pool.held_units == held
 
 
 def test_freed_units_are_granted_in_the_same_decision() -> None:
-    """An expiry makes room for the head of the queue at once, and everything is told in order."""
+    """An expiry frees units for the head of the queue at once, and the events are in order."""
     leases = [lease("a", 2, State.RESERVED, expires=-1), lease("b", 3, State.CONFIRMED, expires=-1)]
     waiters = [waiter("r", 3, since=12), waiter("s", 1)]
     decision = decided(leases, waiters)
@@ -170,24 +170,24 @@ def test_freed_units_are_granted_in_the_same_decision() -> None:
         LeaseQueued(**common, request_id="s", units=1, position=2),
     )
     assert str(decision).splitlines() == [
-        "lease a: not confirmed by its reserve deadline: 2 units free",
-        f"lease b: not renewed in time: lost, 3 units counted until {at(70)}",
+        "lease a: not confirmed before its reserve deadline: 2 units freed",
+        f"lease b: lost, not renewed in time: 3 units counted until {at(70)}",
         "lease lease-1: 2 units granted to request r",
         "2 requests wait for 2 units: 5 of 5 held",
     ]
 
 
-def test_hold_is_told_as_a_release() -> None:
-    """The broker gives the units back itself when the hold passes."""
-    (told,) = decided([lease("a", 2, expires=0, hold=0)], []).events
-    assert told == LeaseReleased(
+def test_the_end_of_a_hold_is_published_as_a_release() -> None:
+    """The broker releases the units itself when the hold ends."""
+    (event,) = decided([lease("a", 2, expires=0, hold=0)], []).events
+    assert event == LeaseReleased(
         lease_pool_id="sim-a", lease_id="a", request_id="of-a", units=2, remaining=0, reason="hold"
     )
 
 
-def test_waiting_is_told_once() -> None:
-    """Who was told to wait hears no more until it is granted something."""
-    decision = decided([lease("a", 5)], [waiter("r", 1, told=True), waiter("s", 2)])
+def test_queued_is_published_once() -> None:
+    """After LeaseQueued nothing is published for a request until it is granted units."""
+    decision = decided([lease("a", 5)], [waiter("r", 1, announced=True), waiter("s", 2)])
     assert decision.events == (LeaseQueued(lease_pool_id="sim-a", request_id="s", units=2, position=2),)
     assert [request.id for request in decision.requests] == ["s"]
 
@@ -195,29 +195,29 @@ def test_waiting_is_told_once() -> None:
 WAKE = [
     ([], [], None),
     ([lease("a", expires=30), lease("b", expires=20, hold=15)], [], 15),
-    ([lease("a", expires=-1)], [], 70),  # lost now: the end of its counting is next
+    ([lease("a", expires=-1)], [], 70),  # lost now: the end of its counted time is next
     ([lease("a", expires=500)], [waiter("r", 1)], 180),  # the new lease's reserve deadline
 ]
 
 
 @pytest.mark.parametrize(("leases", "waiters", "seconds"), WAKE)
 def test_next_wake_up(leases: list[Lease], waiters: list[Request], seconds: float | None) -> None:
-    """Time alone changes nothing before `wake_at`."""
+    """No passage of time changes anything before `wake_at`."""
     assert decided(leases, waiters).wake_at == (None if seconds is None else at(seconds))
 
 
 def test_a_lease_never_outlives_its_hold() -> None:
-    """A hold shorter than the reserve deadline is the deadline."""
+    """A hold that is shorter than the reserve time is the deadline."""
     decision = decided([], [waiter("r", 1)], hold_seconds=10)
     assert decision.granted[0].expires_at == decision.granted[0].hold_until == at(10)
 
 
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("fact", sorted({fact for _, fact in TRANSITIONS}))
-def test_every_state_meets_every_fact(state: State, fact: str) -> None:
-    """Listed pairs move as listed; all others raise."""
-    if (state, fact) in TRANSITIONS:
-        assert advance(state, fact) is TRANSITIONS[state, fact]
+@pytest.mark.parametrize("command", sorted({command for _, command in TRANSITIONS}))
+def test_every_pair_of_state_and_event(state: State, command: str) -> None:
+    """Listed pairs change the state as listed; all others raise."""
+    if (state, command) in TRANSITIONS:
+        assert advance(state, command) is TRANSITIONS[state, command]
     else:
         with pytest.raises(IllegalTransition):
-            advance(state, fact)
+            advance(state, command)

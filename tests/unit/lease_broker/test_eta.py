@@ -1,4 +1,4 @@
-"""The estimated wait at a lease pool: laws, and the formula by examples."""
+"""Expected wait at a lease pool: properties, and the formula by examples."""
 
 from typing import Any
 
@@ -21,15 +21,15 @@ pools = st.fixed_dictionaries(
 
 
 @given(pools)
-def test_a_free_unit_is_had_at_once(pool: dict[str, Any]) -> None:
-    """When nobody else waits for it."""
+def test_a_free_unit_means_no_wait(pool: dict[str, Any]) -> None:
+    """When no other request waits for it."""
     pool |= {"waiting_units": 0, "held_units": min(pool["held_units"], pool["limit_units"] - 1)}
     assert eta_seconds(**pool) == (0 if pool["limit_units"] else None)
 
 
 @given(pools, st.integers(1, 100))
-def test_more_before_us_is_no_shorter_wait(pool: dict[str, Any], more: int) -> None:
-    """In the queue or held; above the limit each of them is a longer one."""
+def test_more_units_ahead_never_shorten_the_wait(pool: dict[str, Any], more: int) -> None:
+    """Held or queued; above the limit each one makes it longer."""
     eta = eta_seconds(**pool)
     for name in ("waiting_units", "held_units"):
         longer = eta_seconds(**pool | {name: pool[name] + more})
@@ -40,8 +40,8 @@ def test_more_before_us_is_no_shorter_wait(pool: dict[str, Any], more: int) -> N
 
 
 @given(pools)
-def test_a_closed_pool_is_never_had(pool: dict[str, Any]) -> None:
-    """Limit 0: nobody can tell when, and only then."""
+def test_a_limit_of_0_has_no_estimate(pool: dict[str, Any]) -> None:
+    """With a limit of 0 the wait is unknown, and only then."""
     assert eta_seconds(**pool | {"limit_units": 0}) is None
     assert eta_seconds(**pool | {"limit_units": 1}) is not None
 
@@ -49,18 +49,18 @@ def test_a_closed_pool_is_never_had(pool: dict[str, Any]) -> None:
 #   limit, held, waiting, granted per minute, hold, eta
 EXAMPLES = [
     (5, 4, 0, 0, 1200, 0.0),
-    (5, 5, 0, 0, 1200, 240.0),  # by the hold: one of five every 240 s
+    (5, 5, 0, 0, 1200, 240.0),  # from the hold: one of five every 240 s
     (5, 5, 2, 0, 1200, 720.0),
-    (5, 5, 2, 6, 1200, 30.0),  # by the pace: one every 10 s, and we are the third
-    (5, 8, 0, 6, 1200, 40.0),  # a lowered limit drains first
-    (5, 3, 1, 0, 1200, 0.0),  # free units for everybody who waits: the next decision grants them
+    (5, 5, 2, 6, 1200, 30.0),  # from the rate: one every 10 s, and the request is third
+    (5, 8, 0, 6, 1200, 40.0),  # after a lowered limit usage falls first
+    (5, 3, 1, 0, 1200, 0.0),  # free units for all waiting requests: the next decision grants them
     (0, 0, 0, 0, 1200, None),
 ]
 
 
 @pytest.mark.parametrize(("limit", "held", "waiting", "granted", "hold", "eta"), EXAMPLES)
 def test_examples(limit: int, held: int, waiting: int, granted: int, hold: float, eta: float | None) -> None:
-    """What has to come back before us, by the last minute's pace, else by the hold."""
+    """Units to be released ahead, divided by the rate of the last minute or else by that of the hold."""
     assert eta == eta_seconds(
         limit_units=limit, held_units=held, waiting_units=waiting, granted_per_minute=granted, hold_seconds=hold
     )

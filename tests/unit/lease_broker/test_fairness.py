@@ -1,4 +1,4 @@
-"""Whose turn it is: examples, and the shares that any order of arrival comes to."""
+"""Fair sharing: examples, and the shares that result from any order of arrival."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,58 +30,62 @@ LEVELS = [
 
 @pytest.mark.parametrize(("priority", "waited", "reached"), LEVELS)
 def test_levels(priority: int, waited: float, reached: int) -> None:
-    """One more for each full step of waiting, 9 at most; a clock that went back takes none away."""
+    """One level more for each full step of waiting, 9 at most; a clock that goes back takes none away."""
     assert level(priority, waited, AGEING) == reached
 
 
 @given(st.integers(0, 9), st.floats(0.1, 5000))
 def test_nobody_starves(priority: int, ageing: float) -> None:
-    """Whatever the priority, the highest level is reached after (9 − priority) steps."""
+    """At any priority the highest level is reached after (9 − priority) steps."""
     assert level(priority, (LEVEL_MAX - priority) * ageing, ageing) in (LEVEL_MAX, LEVEL_MAX - 1)  # of a float's error
     assert level(priority, (LEVEL_MAX - priority + 1e-6) * ageing, ageing) == LEVEL_MAX
 
 
 def head(tenant: str, priority: int = 0, waited: float = 0, place: int = 0) -> Head:
-    return Head(tenant=tenant, priority=priority, asked_at=NOW - timedelta(seconds=waited), place=place)
+    return Head(tenant=tenant, priority=priority, requested_at=NOW - timedelta(seconds=waited), place=place)
 
 
-#   heads, finish of tenants, who is next
+#   heads, finish of tenants, next head
 NEXT = [
     ([], {}, None),
     ([head("a")], {"a": 9}, "a0"),
     ([head("a"), head("b")], {"a": 1}, "b0"),
-    ([head("a", waited=5), head("b")], {}, "a5"),  # equally served: who asked first
+    ([head("a", waited=5), head("b")], {}, "a5"),  # equally served: the oldest request
     ([head("a", waited=250), head("b", place=1)], {"a": 1}, "b0"),
-    ([head("a", waited=2700), head("b")], {"a": 1}, "b0"),  # age is no claim against an equal priority
-    ([head("a", 3), head("b", 2, 250)], {"a": 9}, "a0"),  # a higher level comes first, however much it had
+    ([head("a", waited=2700), head("b")], {"a": 1}, "b0"),  # age gives no precedence within a priority
+    ([head("a", 3), head("b", 2, 250)], {"a": 9}, "a0"),  # a higher level comes first, however much it was served
     ([head("a", 3), head("b", 2, 300)], {"a": 9}, "b300"),  # both at 3 now: by their shares
     ([head("a", 3), head("b", 2, 600)], {"a": 9}, "b600"),
-    ([head("a", 3), head("b", 2, 600)], {"b": 1}, "a0"),  # aged to the top, it shares with those it waited for
+    (
+        [head("a", 3), head("b", 2, 600)],
+        {"b": 1},
+        "a0",
+    ),  # aged to the top level, it shares with the requests it waited for
     ([head("a", 1), head("b", 2, 900), head("c", 5)], {"b": 1, "c": 0.5}, "c0"),
-    ([head("a", 3), head("b", 2, 900), head("c", 5)], {"b": 1, "c": 1}, "a0"),  # it would be at 5 as well
+    ([head("a", 3), head("b", 2, 900), head("c", 5)], {"b": 1, "c": 1}, "a0"),  # it would be at level 5 as well
     ([head("a", 0, 600), head("a", 5)], {}, "a0"),  # of one tenant the higher level first
-    ([head("a", 0, 2700), head("a", 9, 5)], {}, "a2700"),  # then who asked first
+    ([head("a", 0, 2700), head("a", 9, 5)], {}, "a2700"),  # then the oldest request
     ([head("a", place=4), head("b", place=3)], {}, "b0"),
 ]
 
 
 @pytest.mark.parametrize(("heads", "finish", "expected"), NEXT)
 def test_next(heads: list[Head], finish: dict[str, float], expected: str | None) -> None:
-    """One case a line; the order in which heads are given never matters."""
+    """One case per line; the order in which heads are given never matters."""
     for given_heads in (heads, heads[::-1]):
         found = next_head(given_heads, Shares(0, finish), NOW, AGEING)
-        told = None if found is None else f"{found.tenant}{(NOW - found.asked_at).total_seconds():g}"
-        assert told == expected
+        name = None if found is None else f"{found.tenant}{(NOW - found.requested_at).total_seconds():g}"
+        assert name == expected
 
 
 def by_the_rule(heads: Sequence[Head], shares: Shares) -> Head | None:
-    """As `next_head` describes it, each of them looked at alone."""
-    levels = {one: level(one.priority, (NOW - one.asked_at).total_seconds(), AGEING) for one in heads}
+    """The next head as `next_head` describes it, computed from each head alone."""
+    levels = {one: level(one.priority, (NOW - one.requested_at).total_seconds(), AGEING) for one in heads}
     top = max(levels.values(), default=0)
     least = min((one.priority for one in heads if levels[one] == top), default=0)
     return min(
         (one for one in heads if one.priority >= least),
-        key=lambda one: (shares.start(one.tenant), -levels[one], one.asked_at, one.place),
+        key=lambda one: (shares.start(one.tenant), -levels[one], one.requested_at, one.place),
         default=None,
     )
 
@@ -93,10 +97,10 @@ waiting = st.lists(
 
 
 @given(waiting, st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)), st.integers(0, 2))
-def test_next_is_who_comes_first_by_the_rule(
+def test_next_head_follows_the_rule(
     waiting: list[tuple[str, int, float]], finish: dict[str, int], virtual_time: int
 ) -> None:
-    """However few of them it looks at."""
+    """However few heads it examines."""
     heads = [head(*one, place=place) for place, one in enumerate(waiting)]
     shares = Shares(float(virtual_time), {tenant: float(at) for tenant, at in finish.items()})
     assert next_head(heads, shares, NOW, AGEING) == by_the_rule(heads, shares)
@@ -109,7 +113,7 @@ def serve(
     shares: Shares | None = None,
     costs: Sequence[float] = (1.0,),
 ) -> tuple[list[str], Shares]:
-    """Grant to whoever is next; every tenant has so many waiters of priority 0, of all ages, asked in its own order."""
+    """Grant to the next head; every tenant has that many requests of priority 0, of all ages, in its own order."""
     shares, left, order = shares or Shares(), dict(waiting), []
     for number in range(grants):
         heads = [head(name, waited=left[name] * 40.0) for name in left if left[name]]
@@ -122,8 +126,8 @@ def serve(
 
 
 @given(st.integers(0, 300))
-def test_one_tenant_with_a_thousand_waiters_holds_nobody_up(served_before: int) -> None:
-    """Nine tenants with one waiter each are served within ten grants, whenever they come."""
+def test_one_tenant_with_a_thousand_requests_delays_no_other(served_before: int) -> None:
+    """Nine tenants with one request each are served within ten grants, whenever they arrive."""
     _, shares = serve({"many": 1000}, served_before, {})
     order, _ = serve({"many": 1000} | {f"t{i}": 1 for i in range(9)}, 10, {}, shares)
     assert {f"t{i}" for i in range(9)} <= set(order)
@@ -142,7 +146,7 @@ def test_equal_tenants_are_served_equally(tenants: int, grants: int) -> None:
     st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=1, max_size=7),
 )
 def test_shares_follow_weights(weights: list[float], costs: list[float]) -> None:
-    """What two backlogged tenants got, each by its weight, differs by at most the largest cost of both.
+    """The weighted service of two backlogged tenants differs by at most the largest cost of both.
 
     The bound is that of the paper: cost / weight of one and of the other.
     """
@@ -159,7 +163,7 @@ def test_shares_follow_weights(weights: list[float], costs: list[float]) -> None
 
 @given(st.integers(1, 100))
 def test_an_idle_tenant_gathers_no_credit(pause: int) -> None:
-    """However long it asked for nothing, it alternates with the others from its first request on."""
+    """However long it was idle, it alternates with the others from its first request on."""
     _, shares = serve({"a": 300, "b": 2}, 4, {})
     _, shares = serve({"a": 300}, pause, {}, shares)
     order, _ = serve({"a": 300, "b": 300}, 6, {}, shares)
@@ -167,7 +171,7 @@ def test_an_idle_tenant_gathers_no_credit(pause: int) -> None:
 
 
 def test_a_grant_that_costs_nothing_is_no_turn() -> None:
-    """And what was served beyond virtual time is forgotten once the others have caught up."""
+    """And service beyond virtual time is dropped once the others have caught up."""
     shares = Shares(3.0, {"a": 5.0, "b": 4.0})
     assert charged(shares, "a", 0.0, {}) == shares
     assert charged(shares, "c", 1.0, {"c": 0.5}) == Shares(3.0, {"a": 5.0, "b": 4.0, "c": 5.0})

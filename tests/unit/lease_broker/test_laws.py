@@ -1,4 +1,4 @@
-"""The laws of admission, on long random histories of one lease pool with every kind of request and policy."""
+"""Invariants of admission on long random histories of one lease pool, with every kind of request and policy."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -19,9 +19,9 @@ from slipway_common.events.lease import (
     ReplacedLease,
 )
 from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission
+from slipway_lease_broker.domain.commands import FAILED, LeaseCommand, Ledger
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.drift import Counted, repaired
-from slipway_lease_broker.domain.facts import FAILED, Fact, Ledger
 from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Request, State, Tenant
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Mode, Operation, Policy
@@ -47,7 +47,7 @@ POLICIES = st.builds(
 
 
 class Admissions(RuleBasedStateMachine):
-    """Facts and decisions in any order, at any time. The rows are kept as the store keeps them."""
+    """Commands and decisions in any order and at any time. The rows are stored as the store would."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,11 +62,11 @@ class Admissions(RuleBasedStateMachine):
     def declare(self, policy: Policy) -> None:
         self.pool = LeasePool(id="p", limit_units=4, hold_seconds=50, ttl_seconds=20, reserve_seconds=10, policy=policy)
 
-    def record(self, fact: Fact) -> None:
+    def apply(self, command: LeaseCommand) -> None:
         ledger = Ledger(
             [self.pool], self.leases.values(), self.requests.values(), self.tenants.values(), self.groups.values()
         )
-        ledger.record(fact, self.now)
+        ledger.apply(command, self.now)
         self.pool = ledger.pools["p"]
         self.requests |= {request.id: request for request in ledger.requests_to_save()}
         self.requests |= {
@@ -87,8 +87,8 @@ class Admissions(RuleBasedStateMachine):
         whole=st.booleans(),
         grouped=st.booleans(),
     )
-    def ask(self, units: int, tenant: str, operation: str, priority: int, whole: bool, grouped: bool) -> None:
-        self.record(
+    def request(self, units: int, tenant: str, operation: str, priority: int, whole: bool, grouped: bool) -> None:
+        self.apply(
             LeaseRequested(
                 lease_pool_id="p",
                 request_id=f"r{next(self.ids):04}",
@@ -107,10 +107,10 @@ class Admissions(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.requests)))
         before = self.requests[name].waiting_units
         if cancel:
-            self.record(LeaseCancelRequested(lease_pool_id="p", request_id=name, units=units, reason=""))
+            self.apply(LeaseCancelRequested(lease_pool_id="p", request_id=name, units=units, reason=""))
             assert self.requests[name].waiting_units == max(0, before - units)
         else:
-            self.record(LeaseRequested(lease_pool_id="p", request_id=name, units=units, tenant="t"))
+            self.apply(LeaseRequested(lease_pool_id="p", request_id=name, units=units, tenant="t"))
             assert self.requests[name].waiting_units == before
 
     @precondition(lambda self: self.leases)
@@ -122,27 +122,28 @@ class Admissions(RuleBasedStateMachine):
         throttled=st.booleans(),
         retry_after_seconds=st.sampled_from([None, None, None, 3.0]),
     )
-    def say(self, data: st.DataObject, what: str, off: int, **evidence: Any) -> None:
+    def submit(self, data: st.DataObject, what: str, off: int, **evidence: Any) -> None:
         lease = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
         about = {"lease_pool_id": "p", "lease_id": lease.id, "fencing_token": lease.fencing_token + off}
         if what == "release":
             units = data.draw(st.integers(1, 4))
-            self.record(msgspec.convert(about | {"units": units} | evidence, LeaseReleaseRequested))
+            self.apply(msgspec.convert(about | {"units": units} | evidence, LeaseReleaseRequested))
         elif what == "confirm":
-            self.record(msgspec.convert(about, LeaseConfirmRequested))
+            self.apply(msgspec.convert(about, LeaseConfirmRequested))
         else:
-            self.record(msgspec.convert(about | {"progress": evidence["result"]}, LeaseRenewRequested))
+            self.apply(msgspec.convert(about | {"progress": evidence["result"]}, LeaseRenewRequested))
         if off:
             assert self.leases[lease.id] == lease, "a stranger's token changed a lease"
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), units=st.integers(1, 3))
-    def ask_anew(self, data: st.DataObject, units: int) -> None:
-        """The first attempt that replaces an old lease holds neither two nor loses its age; a second has none."""
+    def request_again(self, data: st.DataObject, units: int) -> None:
+        """Request with a lease to replace: the first such attempt ends the lease and inherits its age, a second
+        inherits none."""
         lease = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
         name = f"r{next(self.ids):04}"
         replaced = ReplacedLease(lease_id=lease.id, fencing_token=lease.fencing_token)
-        self.record(
+        self.apply(
             LeaseRequested(
                 lease_pool_id="p",
                 request_id=name,
@@ -179,7 +180,7 @@ class Admissions(RuleBasedStateMachine):
             new_id=map(f"{prefix}-{{:02}}".format, count(1)).__next__,
             lost_linger_seconds=7,
             per_queue=100,
-            untold=[waiter for waiter in waiters if waiter.queued_at is None],
+            unannounced=[waiter for waiter in waiters if waiter.queued_at is None],
             tenants=list(self.tenants.values()),
             groups=list(self.groups.values()),
             next_deadline=min(deadlines, default=None),
@@ -191,7 +192,7 @@ class Admissions(RuleBasedStateMachine):
         waiters = [request for request in self.requests.values() if request.waiting_units]
         prefix = f"l{next(self.ids):04}"
         decision = self.decision(held, waiters, expire, prefix)
-        again = self.decision(held[::-1], waiters[::-1], expire, prefix)  # in whatever order rows are read
+        again = self.decision(held[::-1], waiters[::-1], expire, prefix)  # in any order of rows
         assert (again.pool, again.granted, again.waiting, again.wake_at) == (
             decision.pool,
             decision.granted,
@@ -199,7 +200,7 @@ class Admissions(RuleBasedStateMachine):
             decision.wake_at,
         )
 
-        # Cost within the limit in force whenever anything is granted, but for what waited for as long as it may.
+        # Cost held stays within the limit in force on every grant, except for overdue requests.
         limit, cost = decision.pool.limit_in_force, decision.pool.held_cost
         assert limit is not None
         counted = [lease for lease in decision.granted if lease.weight and lease.reason != OVER_THE_LIMIT]
@@ -209,15 +210,15 @@ class Admissions(RuleBasedStateMachine):
             if lease.reason == OVER_THE_LIMIT:
                 assert lease.operation == "destroy"
                 assert self.now - self.requests[lease.request_id].since >= timedelta(seconds=40)
-        # Nothing starts in a pool that people closed, and nothing paced before a Retry-After has passed.
+        # Nothing starts in a drained or retired pool, and nothing paced before a Retry-After has passed.
         assert self.pool.drained_reason is None or not decision.granted
-        gated = self.pool.blocked_until is not None and self.now < self.pool.blocked_until
-        assert self.pool.policy.mode is not Mode.ENFORCE or not gated or not any(x.weight for x in decision.granted)
-        # A deadline has passed for whatever time ended.
+        blocked = self.pool.blocked_until is not None and self.now < self.pool.blocked_until
+        assert self.pool.policy.mode is not Mode.ENFORCE or not blocked or not any(x.weight for x in decision.granted)
+        # Every lease that time ended was past its deadline.
         before = {lease.id: lease for lease in held}
         assert all(before[gone.id].deadline <= self.now for gone in decision.ended)
         assert expire or not decision.ended
-        # Tokens only grow, whole requests are granted whole, and a unit is granted or waits: never both, never neither.
+        # Tokens only increase, whole requests are granted whole, and each unit is either granted or waits.
         tokens = [lease.fencing_token for lease in decision.granted]
         assert tokens == list(range(self.pool.last_token + 1, self.pool.last_token + 1 + len(tokens)))
         waiting = {request.id: request.waiting_units for request in decision.requests}
@@ -225,10 +226,10 @@ class Admissions(RuleBasedStateMachine):
             got = sum(lease.units for lease in decision.granted if lease.request_id == waiter.id)
             assert got + waiting.get(waiter.id, waiter.waiting_units) == waiter.waiting_units
             assert not waiter.whole or got in (0, waiter.waiting_units)
-        # In shadow and advisory pools nobody waits, unless people closed them.
+        # In shadow and advisory pools nothing waits, unless they are drained or retired.
         waits = self.pool.policy.mode is Mode.ENFORCE or self.pool.drained_reason is not None
         assert waits or not decision.pool.waiting_units
-        # Every decision has its line of history.
+        # Every decision has a line of history.
         lines = {(entry.kind, entry.lease_id) for entry in decision.history}
         assert {("granted", lease.id) for lease in decision.granted} <= lines
 
@@ -238,24 +239,24 @@ class Admissions(RuleBasedStateMachine):
         self.groups |= {group.name: group for group in decision.groups}
         self.pool = decision.pool
         counting = [lease for lease in self.leases.values() if lease.ended_at is None]
-        # Deciding again at once changes nothing: no unit is left lying that somebody could have, nothing is due. Only
-        # an adaptive limit may rise then, because what was granted just now is all in use.
+        # Deciding again at once changes nothing: no grantable unit is left free and nothing is due. Only
+        # an adaptive limit may rise then, because the units just granted are all in use.
         again = self.decision([], [request for request in self.requests.values() if request.waiting_units], False, "x")
         rose = (again.pool.limit_in_force or 0) > (decision.pool.limit_in_force or 0)
         assert rose or not again.granted
-        if expire:  # time alone changes nothing before the wake-up it asked for
+        if expire:  # time alone changes nothing before its wake-up time
             assert all(lease.deadline > self.now for lease in counting)
             assert decision.wake_at is None or decision.wake_at > self.now or rose
 
     @invariant()
-    def nothing_is_created_or_forgotten(self) -> None:
+    def no_unit_is_created_or_lost(self) -> None:
         for lease in self.leases.values():
             assert 0 <= lease.units <= lease.granted_units
             assert lease.expires_at <= lease.hold_until
             assert lease.state is State.LOST or (lease.ended_at is None) == lease.live
         for request in self.requests.values():
             got = sum(lease.granted_units for lease in self.leases.values() if lease.request_id == request.id)
-            assert got + request.waiting_units <= request.asked_units
+            assert got + request.waiting_units <= request.requested_units
 
     @invariant()
     def counters_are_those_of_the_rows(self) -> None:
@@ -285,10 +286,10 @@ def waiter(place: int, tenant: str, priority: int, since: datetime, units: int =
         lease_pool_id="p",
         tenant=tenant,
         operation="install",
-        asked_units=units,
+        requested_units=units,
         waiting_units=units,
-        asked_at=since,
-        last_asked_at=since,
+        requested_at=since,
+        last_requested_at=since,
         since=since,
         priority=priority,
         whole=whole,
@@ -299,8 +300,9 @@ def waiter(place: int, tenant: str, priority: int, since: datetime, units: int =
 @given(st.integers(0, 9), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 @settings(max_examples=40, deadline=None)
 def test_nobody_starves(priority: int, units: int, tenants: int, freed: int) -> None:
-    """Beside tenants that always ask at the highest priority, one unit coming free a second: a request of any priority
-    and size is at the top within (9 − priority) × ageing, and then served among as many tenants as ask."""
+    """Beside tenants that always request at the highest priority, with one unit released per second: a request of any
+    priority and size is at the top level within (9 − priority) × ageing, and is then served in turn with the other
+    tenants."""
     pool = LeasePool(
         id="p",
         limit_units=4,
@@ -339,13 +341,13 @@ def test_nobody_starves(priority: int, units: int, tenants: int, freed: int) -> 
     st.integers(0, 8),
     st.integers(2, 1000),
 )
-def test_scale(asked: list[tuple[str, int, int, int]], limit: int, factor: int) -> None:
-    """Every unit and the limit times n: the same requests are granted, n times as much."""
+def test_scale(requests: list[tuple[str, int, int, int]], limit: int, factor: int) -> None:
+    """With every unit and the limit multiplied by n the same requests are granted n times as much."""
 
     def granted(times: int) -> list[tuple[str, int]]:
         waiters = [
             waiter(place, tenant, priority, START - timedelta(seconds=since), units * times)
-            for place, (tenant, priority, since, units) in enumerate(asked)
+            for place, (tenant, priority, since, units) in enumerate(requests)
         ]
         pool = LeasePool(
             id="p",

@@ -1,4 +1,4 @@
-"""Whose deadlines a replica lets pass."""
+"""Replicas that may let deadlines pass."""
 
 from types import SimpleNamespace
 
@@ -7,25 +7,25 @@ import pytest
 from slipway_common.consume import Consumer, Owned
 from slipway_common.runtime import Runtime
 from slipway_common.topics import LEASE_REQUEST
-from slipway_lease_broker.handlers.requests import record_requests
+from slipway_lease_broker.handlers.requests import handle_commands
 from slipway_lease_broker.main import caught_up
 
 
 @pytest.mark.parametrize(
     ("owned", "targets", "expected"),
     [
-        ({}, {}, False),  # nobody's, or another replica's
+        ({}, {}, False),  # unassigned, or assigned to another replica
         ({3: Owned(1, 4)}, {3: 5}, False),  # renewals may be waiting
         ({3: Owned(1, 5)}, {3: 5}, True),
-        ({3: Owned(1, 9)}, {3: 5}, True),  # what came since is not waited for
+        ({3: Owned(1, 9)}, {3: 5}, True),  # later commands are not waited for
         ({2: Owned(1, 9)}, {2: 5}, False),
     ],
 )
-def test_only_the_owner_that_has_read_lets_deadlines_pass(
+def test_only_the_assigned_replica_that_has_read_lets_deadlines_pass(
     owned: dict[int, Owned], targets: dict[int, int], expected: bool
 ) -> None:
-    """A partition counts as read at the end that was seen when it was taken over."""
+    """A partition counts as read at the end that was seen at the assignment."""
     runtime = Runtime()
-    consumer = Consumer("lease-broker", LEASE_REQUEST, record_requests)
+    consumer = Consumer("lease-broker", LEASE_REQUEST, handle_commands)
     runtime.subscriptions = [SimpleNamespace(consumer=consumer, owned=owned, targets=targets)]  # type: ignore[list-item]
     assert caught_up(runtime, 3) is expected

@@ -1,4 +1,4 @@
-"""What the past of a lease pool says: by a past that can be reckoned by hand, and what holds for any."""
+"""Report on a lease pool's past: a past computed by hand, and properties of any past."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.report import (
     Band,
+    PastLease,
     Report,
     Spread,
-    Stay,
     most_per_minute,
     report,
     weighted_spread,
@@ -26,8 +26,8 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def stay(
-    asked: float,
+def past_lease(
+    requested: float,
     granted: float | None = None,
     ended: float | None = None,
     *,
@@ -35,10 +35,10 @@ def stay(
     confirmed: float | None = None,
     throttled: bool = False,
     returned: tuple[tuple[float, int], ...] = (),
-) -> Stay:
+) -> PastLease:
     times = [None if seconds is None else at(seconds) for seconds in (granted, confirmed, ended)]
-    return Stay(
-        asked_at=at(asked),
+    return PastLease(
+        requested_at=at(requested),
         units=units,
         granted_at=times[0],
         confirmed_at=times[1],
@@ -49,20 +49,20 @@ def stay(
 
 
 def reported(
-    stays: list[Stay], until: float = 1000, limit: int = 2, hold: float = 600, pacing: Pacing | None = None
+    past_leases: list[PastLease], until: float = 1000, limit: int = 2, hold: float = 600, pacing: Pacing | None = None
 ) -> Report:
-    return report(stays, START, at(until), limit_units=limit, hold_seconds=hold, pacing=pacing)
+    return report(past_leases, START, at(until), limit_units=limit, hold_seconds=hold, pacing=pacing)
 
 
-def test_a_past_reckoned_by_hand() -> None:
+def test_a_past_computed_by_hand() -> None:
     """Three leases that overlap, one from before, one still running, one request without a lease."""
     found = reported(
         [
-            stay(-300, -100, 100),  # held when the time began
-            stay(0, 0, 400, confirmed=10),
-            stay(0, 0, 600, confirmed=30, throttled=True),
-            stay(150, 200, confirmed=220),
-            stay(900, units=5),
+            past_lease(-300, -100, 100),  # held at the beginning
+            past_lease(0, 0, 400, confirmed=10),
+            past_lease(0, 0, 600, confirmed=30, throttled=True),
+            past_lease(150, 200, confirmed=220),
+            past_lease(900, units=5),
         ]
     )
     assert msgspec.structs.replace(found, what_if=None) == Report(
@@ -82,10 +82,12 @@ def test_a_past_reckoned_by_hand() -> None:
     )
 
 
-def test_what_was_given_back_counts_no_more() -> None:
-    """Also of a lease that goes on: neither in the past nor when it is played again; it stays one lease."""
+def test_released_units_no_longer_count() -> None:
+    """Also of a lease that goes on, in the past and in the replay; it stays one lease."""
     found = reported(
-        [stay(0, 0, 900, units=4, returned=((100, 1), (300, 2))), stay(300, 300, 900, units=3)], until=900, limit=4
+        [past_lease(0, 0, 900, units=4, returned=((100, 1), (300, 2))), past_lease(300, 300, 900, units=3)],
+        until=900,
+        limit=4,
     )
     assert found.concurrency == Spread(3, 4, 4, 4)  # 4 held for 100 s, 3 for 200, 4 for 600
     assert found.bands == (Band(1, 1, 0, 0), Band(2, 2, 0, 0), Band(3, 3, 0, 0), Band(4, 4, 2, 0))
@@ -93,27 +95,28 @@ def test_what_was_given_back_counts_no_more() -> None:
     assert (found.what_if.waited, found.what_if.concurrency_most, found.what_if.cut_short) == (0, 4, 1)
 
 
-def test_no_time_counts_before_anybody_asked() -> None:
-    """A pool of ten minutes was not idle all day; one that was held when the time began is looked at from there."""
-    found = reported([stay(400, 400, 1000), stay(600, 600)])
+def test_no_time_counts_before_the_first_request() -> None:
+    """A pool of ten minutes was not idle all day; one with units held at the beginning counts from there."""
+    found = reported([past_lease(400, 400, 1000), past_lease(600, 600)])
     assert (found.since, found.concurrency) == (at(400), Spread(2, 2, 2, 2))
-    assert reported([stay(-10, -10, 100)]).since == START
+    assert reported([past_lease(-10, -10, 100)]).since == START
 
 
-def test_nothing_at_all() -> None:
-    """A pool that nobody used is reported as that, and not as a division by zero."""
+def test_an_unused_pool() -> None:
+    """Reported without a division by zero."""
     found = reported([])
     assert found.concurrency == Spread(1, 0, 0, 0)  # nothing, all the time
     assert (found.waiting, found.bands, found.quiet_units) == (Spread(0, 0, 0, 0), (), None)
     assert (found.what_if.waited, found.what_if.starts_per_minute_most) == (0, 0)
 
 
-#   stays (asked, granted, ended), limit, hold, pacing → waited, longest wait, most held, most a minute, cut short
+#   past leases (requested, granted, ended), limit, hold, pacing → waited, longest wait, most held, most a minute,
+#   cut short
 WHAT_IF = [
     ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 3, 600, None, 0, 0, 3, 3, 0),
     ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 2, 600, None, 1, 100, 2, 2, 0),
     ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 1, 600, None, 2, 200, 1, 1, 0),
-    ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 1, 50, None, 2, 100, 1, 2, 3),  # the hold frees it sooner
+    ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 1, 50, None, 2, 100, 1, 2, 3),  # the hold ends it earlier
     ([(0, 0, 100), (0, 0, 100), (0, 0, 100)], 3, 600, Pacing(40), 2, 80, 3, 2, 0),
     ([(0, None, None), (10, None, None)], 1, 600, None, 1, 590, 1, 1, 0),  # unknown: the whole hold
     ([(0, 0, 100), (50, 50, 60), (99, 99, 300)], 1, 600, None, 2, 50, 1, 2, 0),
@@ -132,38 +135,38 @@ def test_the_same_past_under_other_terms(
     rate: int,
     cut: int,
 ) -> None:
-    """First come, first served, within the limit, at the pace, for the hold at most."""
-    stays = [stay(*times) for times in past]
-    found = what_if(stays, limit_units=limit, hold_seconds=hold, pacing=pacing)
+    """First come, first served, within the limit, at the pacing, for at most the hold."""
+    past_leases = [past_lease(*times) for times in past]
+    found = what_if(past_leases, limit_units=limit, hold_seconds=hold, pacing=pacing)
     assert (found.waited, found.waiting.most, found.concurrency_most) == (waited, longest, most)
     assert (found.starts_per_minute_most, found.cut_short) == (rate, cut)
 
 
-def test_who_asks_for_more_than_the_limit_holds_nobody_up() -> None:
-    """It is told apart: under this limit it would never start."""
-    found = what_if([stay(0, 0, 9, units=3), stay(1, 1, 9)], limit_units=2, hold_seconds=60, pacing=None)
+def test_a_request_for_more_than_the_limit_blocks_no_other() -> None:
+    """It is reported separately: under this limit it would never start."""
+    found = what_if([past_lease(0, 0, 9, units=3), past_lease(1, 1, 9)], limit_units=2, hold_seconds=60, pacing=None)
     assert (found.never, found.waited) == (1, 0)
 
 
-def test_a_past_of_great_demand_is_played_under_any_terms() -> None:
-    """What would start when no calendar has a date for it starts never."""
+def test_a_past_of_great_demand_is_replayed_under_any_terms() -> None:
+    """A start beyond the range of dates counts as never."""
     year = 31_536_000
-    for asked in (1_000, 20_000):
+    for requested in (1_000, 20_000):
         for pacing in (None, Pacing(year)):
-            past = [stay(second) for second in range(asked)]
+            past = [past_lease(second) for second in range(requested)]
             found = what_if(past, limit_units=1, hold_seconds=year, pacing=pacing)
-            assert (found.waited, found.never) == (101, asked - 102)
-            assert found.waiting.most == pytest.approx(101 * year, abs=asked)
+            assert (found.waited, found.never) == (101, requested - 102)
+            assert found.waiting.most == pytest.approx(101 * year, abs=requested)
 
 
-def test_the_past_is_played_at_the_pace_that_counts() -> None:
-    """Also what is spent ahead is what admission lets lie ahead: of one request of a million units, a year at most."""
-    past = [stay(0, 0, 1, units=1_000_000), stay(1, 1, 2)]
+def test_the_replay_paces_like_admission() -> None:
+    """`paced_until` is bounded as in admission: a year at most for one request of a million units."""
+    past = [past_lease(0, 0, 1, units=1_000_000), past_lease(1, 1, 2)]
     found = what_if(past, limit_units=1_000_000, hold_seconds=60, pacing=Pacing(3600))
     assert found.waiting.most == 31_536_000 - 1
 
 
-#   starts after so many seconds, most within a minute
+#   seconds of the starts, most within a minute
 MINUTES = [([], 0), ([0], 1), ([0, 59.9], 2), ([0, 60], 1), ([0, 30, 60, 89, 91], 3)]
 
 
@@ -181,12 +184,12 @@ def test_weights_count() -> None:
 
 pasts = st.lists(
     st.builds(
-        lambda asked, wait, held, units, back: stay(
-            asked,
-            asked + wait,
-            asked + wait + held,
+        lambda requested, wait, held, units, back: past_lease(
+            requested,
+            requested + wait,
+            requested + wait + held,
             units=units,
-            returned=tuple((asked + wait + held * share, 1) for share in sorted(back)[: units - 1]),
+            returned=tuple((requested + wait + held * share, 1) for share in sorted(back)[: units - 1]),
         ),
         st.floats(0, 500),
         st.floats(0, 100),
@@ -199,8 +202,8 @@ pasts = st.lists(
 
 
 @given(pasts, st.integers(1, 12), st.floats(1, 400), st.none() | st.builds(Pacing, st.floats(0.1, 60)))
-def test_laws(past: list[Stay], limit: int, hold: float, pacing: Pacing | None) -> None:
-    """Never above the limit; a limit that nobody meets makes nobody wait without pacing; a higher one no more."""
+def test_laws(past: list[PastLease], limit: int, hold: float, pacing: Pacing | None) -> None:
+    """Never above the limit; without pacing an unreached limit makes nothing wait, and a higher one never more."""
     found = what_if(past, limit_units=limit, hold_seconds=hold, pacing=pacing)
     assert found.concurrency_most <= limit
     assert found.waited + found.never <= len(past)

@@ -1,4 +1,4 @@
-"""Starts of a group: its offsets, and that no two meet in whatever order members come."""
+"""Spread starts of a group: offsets, and a minimum distance in any order of arrival."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -15,22 +15,22 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-#   member of ten over 15 min, last start after the first came, may start then
+#   member of ten over 15 min, last start since the first arrival, may start then
 CASES = [
     (0, None, 0),
-    (7, None, 630),  # every member at its own offset, whoever came first
+    (7, None, 630),  # every member at its own offset, in any order of arrival
     (1, 0, 90),
     (9, 0, 810),
     (3, 100, 270),
-    (3, 200, 290),  # but never within 90 s of the last
+    (3, 200, 290),  # never within 90 s of the last start
     (0, 10, 100),
-    (12, 0, 1080),  # more members than were announced keep the distance
+    (12, 0, 1080),  # members beyond the announced size keep the distance
 ]
 
 
 @pytest.mark.parametrize(("member", "last", "free"), CASES)
 def test_offsets(member: int, last: float | None, free: float) -> None:
-    """The first one's arrival + k × 90 s, and 90 s after the last start."""
+    """The arrival of the first member + k × 90 s, and 90 s after the last start."""
     apart = step(10, 900)
     assert free_at(due_at(NOW, member, apart), None if last is None else at(last), apart) == at(free)
 
@@ -39,8 +39,8 @@ apart = st.builds(step, st.integers(1, 20), st.floats(1, 7200))
 
 
 @given(apart, st.lists(st.tuples(st.integers(0, 25), st.floats(0, 900)), min_size=2, max_size=25))
-def test_no_two_starts_meet(apart: timedelta, members: list[tuple[int, float]]) -> None:
-    """In whatever order they come, and however long after they might they start."""
+def test_no_two_starts_are_too_close(apart: timedelta, members: list[tuple[int, float]]) -> None:
+    """In whatever order they arrive, and however late they start."""
     last, now = None, NOW
     for member, late in members:
         now = max(now, free_at(due_at(NOW, member, apart), last, apart)) + timedelta(seconds=late)
@@ -49,7 +49,7 @@ def test_no_two_starts_meet(apart: timedelta, members: list[tuple[int, float]]) 
 
 
 @given(apart, st.integers(1, 20))
-def test_a_group_that_comes_at_once_starts_at_its_offsets(apart: timedelta, size: int) -> None:
+def test_a_group_that_arrives_at_once_starts_at_its_offsets(apart: timedelta, size: int) -> None:
     """Member k exactly k steps after the first: the same every time."""
     last = None
     for member in range(size):

@@ -1,4 +1,4 @@
-"""What the kernel and the queue say of a run's agents, on made-up evidence."""
+"""Evidence of the kernel and the queue about a run's agents, on synthetic data."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from slipway_common.envelope import Envelope
 from slipway_common.events import worker as events
 from slipway_common.ids import new_id
 from slipway_common.topics import WORKER_LIFECYCLE
-from slipway_local.agents import Agents, Seen, merged, shortcomings, summary
+from slipway_local.agents import AgentProcess, Agents, merged, shortcomings, summary
 from slipway_local.check import judge
 from slipway_local.deployment import Deployment
 from slipway_local.evidence import Evidence, Published, Rows
@@ -32,9 +32,9 @@ def published(number: int, at: float, event: Any) -> Published:
         source="/s",
         subject=event.worker_id,
         time=datetime.fromtimestamp(at, UTC),
-        number=number,
+        sequence_number=number,
         previous=number - 1,
-        number_source="/s/1",
+        sequence_source="/s/1",
         revision=number,
     )
     return Published(WORKER_LIFECYCLE.name, 0, number, envelope, event)
@@ -45,8 +45,8 @@ def row(number: int, state: str) -> dict[str, Any]:
     return ids | {"state": state, "requested_at": 1.0}
 
 
-def seen(number: int, began_at: float, ended_at: float | None = None) -> Seen:
-    return Seen(
+def seen(number: int, began_at: float, ended_at: float | None = None) -> AgentProcess:
+    return AgentProcess(
         instance_id=f"i{number}",
         account_id="here",
         batch_id=f"b{number}",
@@ -58,7 +58,7 @@ def seen(number: int, began_at: float, ended_at: float | None = None) -> Seen:
 
 def claimed(at: float, task: str, instance: str) -> facts.Fact:
     return facts.TaskClaimed(
-        at=at, task_id=task, pool_id="p", instance_id=instance, worker_id="w", runs_out_at=at + 20, unit=False
+        at=at, task_id=task, pool_id="p", instance_id=instance, worker_id="w", expires_at=at + 20, unit=False
     )
 
 
@@ -77,7 +77,7 @@ def registered(at: float, instance: str) -> facts.Fact:
 LEDGER = [arrived("t1"), arrived("t2"), registered(4.5, "i1"), claimed(4.5, "t1", "i1"), done(6, "t1", "i1")]
 
 
-def evidence(ledger: list[facts.Fact], *told: Published, states: tuple[str, ...] = ("stopped",)) -> Evidence:
+def evidence(ledger: list[facts.Fact], *published: Published, states: tuple[str, ...] = ("stopped",)) -> Evidence:
     rows = Rows(
         workers=[row(number, state) for number, state in enumerate(states, 1)],
         batches=[{"id": f"b{number}", "state": "known"} for number in range(1, len(states) + 1)],
@@ -88,7 +88,7 @@ def evidence(ledger: list[facts.Fact], *told: Published, states: tuple[str, ...]
         pools={"p": (0, 1)},
         pool_of={"c": "p"},
     )
-    return Evidence(settled_before=100.0, ledger=ledger, published=told, dead_records=0, rows=rows)
+    return Evidence(settled_before=100.0, ledger=ledger, published=published, dead_records=0, rows=rows)
 
 
 def at(found: Evidence, kind: type[facts.Fact]) -> list[float]:
@@ -99,10 +99,10 @@ def worker(number: int, kind: Any, **fields: Any) -> Any:
     return kind(worker_id=f"w{number}", **IDS, **fields)
 
 
-def test_the_kernel_stands_for_the_clouds_ledger() -> None:
-    """A process is a call of one, its instance and its end, beside what the queue has written."""
-    found, forgiven_seconds = merged(evidence(LEDGER), [seen(1, 2.0, 8.0), seen(2, 3.0)])
-    assert forgiven_seconds == 0
+def test_processes_become_facts_of_the_cloud() -> None:
+    """An agent is one create call, its instance and its termination, in addition to the facts of the queue."""
+    found, corrected_seconds = merged(evidence(LEDGER), [seen(1, 2.0, 8.0), seen(2, 3.0)])
+    assert corrected_seconds == 0
     assert (at(found, facts.Call), at(found, facts.InstanceCreated)) == ([2.0, 3.0], [2.0, 3.0])
     assert (at(found, facts.Registered), at(found, facts.Terminated)) == ([4.5], [8.0])
     assert [fact.at for fact in found.ledger] == sorted(fact.at for fact in found.ledger)
@@ -110,23 +110,27 @@ def test_the_kernel_stands_for_the_clouds_ledger() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said_at", "counts"), [(6.2, 6.2), (5.9, 6.95), (6.96, 6.95), (None, 6.95)], ids=["soon", "long ago", "late", "no"]
+    ("reported_at", "counts"),
+    [(6.2, 6.2), (5.9, 6.95), (6.96, 6.95), (None, 6.95)],
+    ids=["soon", "long ago", "late", "no"],
 )
-def test_what_was_told_counts_if_it_is_confirmed(said_at: float | None, counts: float) -> None:
-    """The provisioner's word counts only with the queue's or the kernel's right behind it: alone it proves nothing."""
-    told = (
+def test_a_report_counts_if_it_is_confirmed(reported_at: float | None, counts: float) -> None:
+    """An event counts only if the queue or the kernel confirms it soon afterwards."""
+    records = (
         []
-        if said_at is None
+        if reported_at is None
         else [
-            published(1, said_at, worker(1, events.WorkerRegistered, instance_id="i1", boot_seconds=1.0, outcome=OK)),
-            published(2, said_at, worker(1, events.WorkerStopped, reason="ended by itself")),
+            published(
+                1, reported_at, worker(1, events.WorkerRegistered, instance_id="i1", boot_seconds=1.0, outcome=OK)
+            ),
+            published(2, reported_at, worker(1, events.WorkerStopped, reason="ended by itself")),
         ]
     )
-    registration, _ = merged(evidence([registered(6.95, "i1")], *told), [seen(1, 1.0)])
-    end, _ = merged(evidence([], *told), [seen(1, 1.0, 6.95)])
-    _, forgiven_seconds = merged(evidence([registered(6.95, "i1"), registered(1, "i2")], *told), [seen(1, 1.0)])
+    registration, _ = merged(evidence([registered(6.95, "i1")], *records), [seen(1, 1.0)])
+    end, _ = merged(evidence([], *records), [seen(1, 1.0, 6.95)])
+    _, corrected_seconds = merged(evidence([registered(6.95, "i1"), registered(1, "i2")], *records), [seen(1, 1.0)])
     assert (at(registration, facts.Registered), at(end, facts.Terminated)) == ([counts], [counts])
-    assert forgiven_seconds == pytest.approx(6.95 - counts)
+    assert corrected_seconds == pytest.approx(6.95 - counts)
 
 
 @pytest.mark.parametrize(
@@ -135,78 +139,93 @@ def test_what_was_told_counts_if_it_is_confirmed(said_at: float | None, counts: 
         ([done(8.9, "t1", "i1")], 9.0),
         ([done(9.2, "t1", "i1")], 9.5),
         ([claimed(9.2, "t1", "i1")], 9.5),
-        ([claimed(8.0, "t1", "i1"), facts.TaskRenewed(at=9.2, task_id="t1", pool_id="p", runs_out_at=20)], 9.5),
+        ([claimed(8.0, "t1", "i1"), facts.TaskRenewed(at=9.2, task_id="t1", pool_id="p", expires_at=20)], 9.5),
     ],
     ids=["before", "done", "claimed", "renewed"],
 )
-def test_who_still_works_has_not_ended(ledger: list[facts.Fact], counts: float) -> None:
-    """Whatever was told: the queue has heard from it since."""
-    told = published(1, 9.0, worker(1, events.WorkerStopped, reason="ended by itself"))
-    found, forgiven_seconds = merged(evidence(ledger, told), [seen(1, 1.0, 9.5)])
+def test_an_agent_that_still_works_has_not_ended(ledger: list[facts.Fact], counts: float) -> None:
+    """A stop event does not count if the queue received a later request from the agent."""
+    stopped = published(1, 9.0, worker(1, events.WorkerStopped, reason="ended by itself"))
+    found, corrected_seconds = merged(evidence(ledger, stopped), [seen(1, 1.0, 9.5)])
     assert at(found, facts.Terminated) == [counts]
-    assert forgiven_seconds == 9.5 - counts
+    assert corrected_seconds == 9.5 - counts
 
 
-def test_a_word_before_the_end_hides_no_second_process() -> None:
-    """One place, two lives by the kernel, and the first is told to have ended before the second began."""
-    told = [
+def test_an_early_stop_event_hides_no_second_process() -> None:
+    """Two processes overlap, although the first one's stop event is earlier than the second one's start."""
+    records = [
         published(1, 1.0, worker(1, events.WorkerRequested, decision_id="d")),
         published(2, 5.0, worker(1, events.WorkerStopped, reason="ended by itself")),
     ]
     ledger = [arrived("t1"), registered(2.5, "i1"), claimed(2.5, "t1", "i1"), done(9.5, "t1", "i1")]
-    found, forgiven_seconds = merged(evidence(ledger, *told), [seen(1, 2.0, 9.9), seen(2, 5.1, 12.0)])
+    found, corrected_seconds = merged(evidence(ledger, *records), [seen(1, 2.0, 9.9), seen(2, 5.1, 12.0)])
     assert judge(found).over_cap_seconds == pytest.approx(9.9 - 5.1)
-    assert forgiven_seconds == 0
+    assert corrected_seconds == 0
 
 
-def test_two_agents_in_one_place_are_seen() -> None:
-    """A second process beside the first is above both limits, whatever the topics say."""
-    told = published(1, 1.0, worker(1, events.WorkerRequested, decision_id="d"))
-    one = judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0), seen(2, 8.0, 9.0)])[0])
-    two = judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0), seen(2, 3.0, 9.0)])[0])
+def test_two_agents_above_a_limit_are_found() -> None:
+    """A second process beside the first exceeds both limits, independently of the topics."""
+    requested = published(1, 1.0, worker(1, events.WorkerRequested, decision_id="d"))
+    one = judge(merged(evidence(LEDGER, requested), [seen(1, 2.0, 8.0), seen(2, 8.0, 9.0)])[0])
+    two = judge(merged(evidence(LEDGER, requested), [seen(1, 2.0, 8.0), seen(2, 3.0, 9.0)])[0])
     assert one.over_cap_seconds == 0
     assert two.over_cap_seconds == pytest.approx(1.5 + 5.0)  # until the first has registered, until it has ended
 
 
-def test_an_agent_that_no_row_has_is_seen() -> None:
-    """It runs on, and no worker is bound to it."""
-    told = published(1, 1.0, worker(1, events.WorkerRequested, decision_id="d"))
-    stray = msgspec.structs.replace(seen(2, 3.0), batch_id="unknown")
-    assert judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0)])[0]).rowless == 0
-    assert judge(merged(evidence(LEDGER, told), [seen(1, 2.0, 8.0), stray])[0]).rowless == 1
+def test_an_orphan_agent_is_found() -> None:
+    """An agent without a row still runs."""
+    requested = published(1, 1.0, worker(1, events.WorkerRequested, decision_id="d"))
+    orphan = msgspec.structs.replace(seen(2, 3.0), batch_id="unknown")
+    assert judge(merged(evidence(LEDGER, requested), [seen(1, 2.0, 8.0)])[0]).unmatched == 0
+    assert judge(merged(evidence(LEDGER, requested), [seen(1, 2.0, 8.0), orphan])[0]).unmatched == 1
 
 
-def other(number: int, began_at: float) -> Seen:
+def other(number: int, began_at: float) -> AgentProcess:
     return msgspec.structs.replace(seen(number, began_at), config_id="d")
 
 
 FOUR = [seen(1, 2.0, 8.0), seen(2, 3.0), seen(3, 3.0), seen(4, 3.0)]
-FAULTS: list[tuple[str, list[facts.Fact], list[Seen], float, str]] = [
+FAULTS: list[tuple[str, list[facts.Fact], list[AgentProcess], float, str]] = [
     ("good", LEDGER, FOUR, 10.0, ""),
-    ("nobody", [*LEDGER, claimed(5, "t2", "i9"), done(6, "t2", "i9")], FOUR, 10.0, "1 tasks ran on a process"),
-    ("before it began", [*LEDGER, claimed(2.9, "t2", "i2")], FOUR, 10.0, "such as ['t2']"),
-    ("after its end", [*LEDGER, claimed(5, "t2", "i1"), done(8.1, "t2", "i1")], FOUR, 10.0, "such as ['t2']"),
+    (
+        "nobody",
+        [*LEDGER, claimed(5, "t2", "i9"), done(6, "t2", "i9")],
+        FOUR,
+        10.0,
+        "did not exist at that time: ['t2']",
+    ),
+    ("before it began", [*LEDGER, claimed(2.9, "t2", "i2")], FOUR, 10.0, "did not exist at that time: ['t2']"),
+    (
+        "after its end",
+        [*LEDGER, claimed(5, "t2", "i1"), done(8.1, "t2", "i1")],
+        FOUR,
+        10.0,
+        "did not exist at that time: ['t2']",
+    ),
     ("few tasks", LEDGER, FOUR, 20.0, "1 of 2 tasks were done"),
     ("only after the demand", [*LEDGER, done(22, "t2", "i4")], FOUR, 20.0, "1 of 2 tasks were done in time"),
-    ("an idle config", LEDGER, [*FOUR, other(5, 3.0)], 10.0, "configs ['d'] have done no task"),
+    ("an idle config", LEDGER, [*FOUR, other(5, 3.0)], 10.0, "without a task done in time: ['d']"),
     ("a late config", LEDGER, [*FOUR, other(5, 8.0)], 10.0, ""),
-    ("few agents", LEDGER, FOUR[:3], 10.0, "3 agents were started"),
+    ("few agents", LEDGER, FOUR[:3], 10.0, "agents started: 3"),
     ("no task", LEDGER[:2], FOUR, 0.0, "no task was claimed"),
 ]
 
 
-@pytest.mark.parametrize(("ledger", "agents", "seconds", "words"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS])
-def test_each_shortcoming_alone(ledger: list[facts.Fact], agents: list[Seen], seconds: float, words: str) -> None:
+@pytest.mark.parametrize(("ledger", "agents", "seconds", "text"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS])
+def test_each_shortcoming_alone(
+    ledger: list[facts.Fact], agents: list[AgentProcess], seconds: float, text: str
+) -> None:
     problems = shortcomings(evidence(ledger), agents, seconds=seconds)
-    assert (len(problems) == 1 and words in problems[0]) if words else problems == []
+    assert (len(problems) == 1 and text in problems[0]) if text else problems == []
 
 
-def test_the_summary_counts_the_witnesses() -> None:
-    assert summary(evidence(LEDGER), FOUR, 0.25) == "agents=4 ended=1 tasks=1 on 1 of them forgiven=0.2 s"
+def test_summary() -> None:
+    line = "agents: 4 started, 1 ended, 1 task done by 1 of them; times corrected by 0.2 s"
+    assert summary(evidence(LEDGER), FOUR, 0.25) == line
 
 
 class Place:
-    """What a witness needs of a deployment."""
+    """The part of a deployment that Agents use."""
 
     def __init__(self, folder: Path) -> None:
         self.run_id = new_id()
@@ -214,8 +233,8 @@ class Place:
 
 
 @needs_linux
-async def test_an_agent_without_its_tag_is_left_too(tmp_path: Path) -> None:
-    """It has cleared its environment since it began; it is counted until the very process has ended."""
+async def test_a_running_agent_without_its_tag_is_counted(tmp_path: Path) -> None:
+    """An agent that has cleared its environment is counted until its process has ended."""
     agents = Agents(cast("Deployment", Place(tmp_path)))
     agents.watch()
     child = await asyncio.create_subprocess_exec("sleep", "60")
@@ -224,7 +243,7 @@ async def test_an_agent_without_its_tag_is_left_too(tmp_path: Path) -> None:
         start = identity.split("-")[1]
         with agents.path.open("a") as lines:
             lines.write(f"{child.pid} {start} {agents.tag}here/b1/1/c\n")
-        await until(lambda: identity in agents.seen, "it was seen")
+        await until(lambda: identity in agents.seen, "it was observed")
         agents.count()
         assert agents.left == 1
     finally:
@@ -234,14 +253,14 @@ async def test_an_agent_without_its_tag_is_left_too(tmp_path: Path) -> None:
     assert agents.left == 0
 
 
-async def test_a_dead_witness_is_told(tmp_path: Path) -> None:
-    """Nobody may take what it has not seen for what was not there."""
+async def test_a_failed_observation_is_raised(tmp_path: Path) -> None:
+    """A count without a working observation would be too low."""
     agents = Agents(cast("Deployment", Place(tmp_path)))
     agents.watch()
     agents.path.write_text("1 2 \n")
     assert agents._watching is not None
     await asyncio.wait({agents._watching}, timeout=60)
-    with pytest.raises(ValueError, match="without its SLIPWAY_INSTANCE_TAG"):
+    with pytest.raises(ValueError, match="without SLIPWAY_INSTANCE_TAG"):
         agents.count()
-    with pytest.raises(ValueError, match="without its SLIPWAY_INSTANCE_TAG"):
+    with pytest.raises(ValueError, match="without SLIPWAY_INSTANCE_TAG"):
         await agents.leave()

@@ -1,4 +1,4 @@
-"""Every verdict of the path's check, on made-up evidence: each fault planted alone is found, and nothing else."""
+"""Check of a run on synthetic evidence: each single problem is found, and good evidence is ok."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -26,9 +26,9 @@ def published(number: int, event: Any, revision: int) -> Published:
         source="/s",
         subject=event.worker_id,
         time=AT,
-        number=number,
+        sequence_number=number,
         previous=number - 1,
-        number_source="/s/1",
+        sequence_source="/s/1",
         revision=revision,
     )
     return Published(WORKER_LIFECYCLE.name, 0, number, envelope, event)
@@ -85,7 +85,7 @@ def row(worker_id: str, state: str, batch: str | None, instance: str | None) -> 
 
 
 def good() -> Evidence:
-    """One worker launched and running, one intent waiting."""
+    """Evidence of one running worker and one requested worker."""
     ledger: list[facts.Fact] = [call(1, "1"), created(2, "i-1", "1"), reply(2, "1", "i-1"), registered(5, "i-1")]
     launched = events.WorkerLaunched(worker_id="w1", **IDS, instance_id="i-1", batch_id="batch-1", outcome=OK)
     return Evidence(
@@ -137,8 +137,10 @@ def over_maximum(e: Evidence) -> Evidence:
     return changed(e, ledger=[*e.ledger, ended], rows={"pools": {"p": (0, 0)}})
 
 
-def hole(e: Evidence) -> Evidence:
-    lost = msgspec.structs.replace(e.published[2].envelope or Envelope(id="", type="", source="", time=AT), number=7)
+def gap(e: Evidence) -> Evidence:
+    lost = msgspec.structs.replace(
+        e.published[2].envelope or Envelope(id="", type="", source="", time=AT), sequence_number=7
+    )
     return changed(e, published=[*e.published[:2], msgspec.structs.replace(e.published[2], envelope=lost)])
 
 
@@ -152,13 +154,15 @@ def no_outcome(e: Evidence) -> Evidence:
     return changed(e, rows={"batches": [{"id": "batch-1", "state": "calling"}]})
 
 
-def no_fate(e: Evidence) -> Evidence:
+def unresolved(e: Evidence) -> Evidence:
     return changed(e, rows={"workers": [row("w1", "running", "batch-1", "i-1")]})
 
 
 def first_lost(e: Evidence) -> Evidence:
     later = [
-        msgspec.structs.replace(p, envelope=msgspec.structs.replace(p.envelope, number=(p.envelope.number or 0) + 50))
+        msgspec.structs.replace(
+            p, envelope=msgspec.structs.replace(p.envelope, sequence_number=(p.envelope.sequence_number or 0) + 50)
+        )
         for p in e.published
         if p.envelope is not None
     ]
@@ -169,29 +173,29 @@ def never_published(e: Evidence) -> Evidence:
     return changed(e, rows={"workers": [*e.rows.workers, row("w3", "requested", None, None)]})
 
 
-def another_story(e: Evidence) -> Evidence:
+def contradiction(e: Evidence) -> Evidence:
     failed = Outcome(Stage.LAUNCH, Result.FAILED)
     refused = events.WorkerLaunchFailed(worker_id="w1", **IDS, batch_id="batch-1", outcome=failed)
     return changed(e, published=[*e.published[:2], published(3, refused, 2)])
 
 
 PLANTED = [
-    (first_lost, "holes in the numbers"),
-    (lambda e: changed(e, rows={"sent": {("/s/1", WORKER_LIFECYCLE.name, 0): 4}}), "holes in the numbers"),
+    (first_lost, "gaps in the sequence numbers"),
+    (lambda e: changed(e, rows={"sent": {("/s/1", WORKER_LIFECYCLE.name, 0): 4}}), "gaps in the sequence numbers"),
     (never_published, "disagree"),
-    (another_story, "disagree"),
-    (doubled, "beyond one per intent"),
-    (unknown_batch, "without a row"),
-    (vanished, "without a row"),
+    (contradiction, "disagree"),
+    (doubled, "beyond one per requested worker"),
+    (unknown_batch, "orphan and missing instances"),
+    (vanished, "orphan and missing instances"),
     (over_limit, "above a limit"),
     (over_maximum, "above a limit"),
-    (hole, "holes in the numbers"),
+    (gap, "gaps in the sequence numbers"),
     (revision_gap, "gaps in revisions"),
     (no_outcome, "calls without an outcome"),
-    (no_fate, "no fate"),
+    (unresolved, "without an outcome that are not in flight"),
     (lambda e: changed(e, dead_records=2), "dead letters"),
-    (lambda e: changed(e, rows={"gaps": [{"kind": "retention"}]}), "gaps were recorded"),
-    (lambda e: changed(e, published=[]), "nothing was requested"),
+    (lambda e: changed(e, rows={"gaps": [{"kind": "retention"}]}), "recorded gaps"),
+    (lambda e: changed(e, published=[]), "no worker was requested"),
 ]
 
 
@@ -199,20 +203,20 @@ def test_good_evidence_is_ok() -> None:
     report = judge(good())
     assert list(report.problems) == []
     assert report.line() == (
-        "path ok: requested=2 launched=1 registered=0 failed=0 cancelled=0 in_flight=1 doubled=0 rowless=0 "
-        "over_cap=0 holes=0 lost=0 dead=0"
+        "path ok: requested=2 launched=1 registered=0 failed=0 cancelled=0 in_flight=1 doubled=0 unmatched=0 "
+        "over_cap=0 gaps=0 lost=0 dead=0"
     )
 
 
-@pytest.mark.parametrize(("plant", "said"), PLANTED)
-def test_each_fault_is_found(plant: Any, said: str) -> None:
+@pytest.mark.parametrize(("plant", "text"), PLANTED)
+def test_each_problem_is_found(plant: Any, text: str) -> None:
     report = judge(plant(good()))
-    assert any(said in problem for problem in report.problems), report.problems
+    assert any(text in problem for problem in report.problems), report.problems
     assert report.line().startswith("path BROKEN")
 
 
-def test_what_is_young_is_not_judged() -> None:
-    """An instance, or its end, that the reaper has not had two passes for is nobody's fault yet."""
-    young = changed(good(), settled_before=1.5)
-    gone = changed(young, ledger=[*young.ledger, facts.Terminated(at=50, instance_id="i-1", account="a", by="fault")])
+def test_unsettled_instances_are_not_judged() -> None:
+    """An instance or a termination is judged only after two passes of the instance reaper."""
+    recent = changed(good(), settled_before=1.5)
+    gone = changed(recent, ledger=[*recent.ledger, facts.Terminated(at=50, instance_id="i-1", account="a", by="fault")])
     assert list(judge(gone).problems) == []

@@ -6,7 +6,7 @@ from slipway_local.recovery import Outage, verdict
 
 
 def attempts(share_out: float, back_after: float, seed: int = 1) -> list[tuple[float, str]]:
-    """Half an hour at 30 attempts a minute; zone-b out from 4 to 14 minutes."""
+    """Half an hour at 30 attempts a minute, with an outage of zone-b from 4 to 14 minutes."""
     rng = Random(seed)
     rows = []
     for number in range(900):
@@ -20,7 +20,7 @@ def attempts(share_out: float, back_after: float, seed: int = 1) -> list[tuple[f
 OUTAGE = Outage("zone-b", 240, 840, 1800)
 
 
-def test_a_zone_that_is_left_and_comes_back_is_fine() -> None:
+def test_a_zone_that_is_avoided_and_comes_back_is_ok() -> None:
     seen = verdict(attempts(0.0, 240), OUTAGE)
     assert list(seen.problems) == []
     assert seen.back_after_seconds is not None
@@ -35,5 +35,5 @@ def test_a_zone_that_never_comes_back_is_found() -> None:
     assert "did not get" in verdict(attempts(0.0, 2000), OUTAGE).problems[0]
 
 
-def test_a_short_run_is_not_blamed_for_the_recovery() -> None:
+def test_a_short_run_need_not_show_the_recovery() -> None:
     assert list(verdict(attempts(0.0, 2000), Outage("zone-b", 240, 840, 1200)).problems) == []

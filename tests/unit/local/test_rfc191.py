@@ -1,4 +1,4 @@
-"""RFC 191's rule on a virtual clock, and what counts as waste in anybody's ledger."""
+"""RFC 191's rule on a virtual clock, and the count of wasted launches in a ledger."""
 
 from collections import Counter
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipway_common.declaration import Declaration
-from slipway_local.demo import comparison, wish
+from slipway_local.demo import comparison, parse_arguments
 from slipway_local.evidence import Evidence, Rows
 from slipway_local.rfc191 import Health, compared, play, waste, weights
 from slipway_simulator import facts
@@ -46,7 +46,7 @@ def declared(*zones: str, tasks_per_worker: int = 1, **pool: Any) -> Declaration
 
 
 def ledger(*, tasks: int, faults: str = "", seed: int = 1, **scenario: Any) -> list[facts.Fact]:
-    """What came from outside in an hour: a task at regular intervals, each two minutes long."""
+    """External facts of one hour: tasks at regular intervals, each two minutes long."""
     loaded = Scenario(seed=seed, speed=SPEED, faults=parse(faults, duration_seconds=3600.0), **scenario)
     return [
         facts.ScenarioLoaded(at=0.0, scenario=loaded),
@@ -63,15 +63,15 @@ def ledger(*, tasks: int, faults: str = "", seed: int = 1, **scenario: Any) -> l
     ]
 
 
-def test_health_is_the_share_of_the_last_hours_events_that_are_no_failures() -> None:
+def test_health_is_the_share_of_non_failures_in_the_last_hour() -> None:
     good, bad, new = Health(), Health(), Health()
-    good.heard(10.0, others=3)
-    good.heard(20.0, failures=1)
-    bad.heard(20.0, failures=7)
+    good.add(10.0, others=3)
+    good.add(20.0, failures=1)
+    bad.add(20.0, failures=7)
     known = {"good": good, "bad": bad, "new": new}
     assert weights({"good": 2.0, "bad": 1.0, "new": 1.0}, known, 0.0) == [1.5, 0.0, 1.0]
     assert weights({"good": 2.0, "bad": 1.0}, known, 15.0) == [2.0, 1.0], "all at zero count as healthy"
-    assert weights({"good": 2.0, "bad": 1.0}, known, 21.0) == [2.0, 1.0], "what is older is forgotten"
+    assert weights({"good": 2.0, "bad": 1.0}, known, 21.0) == [2.0, 1.0], "older events do not count"
 
 
 def test_a_healthy_cloud_wastes_nothing_and_runs_every_task() -> None:
@@ -80,22 +80,22 @@ def test_a_healthy_cloud_wastes_nothing_and_runs_every_task() -> None:
     assert (seen.failed, seen.unused) == (0, 0)
     assert seen.launches > 500
     # A poll of 10 s, 2 s of latency, 90 s of boot.
-    assert 60 < seen.waited_seconds < 150
+    assert 60 < seen.waited_seconds * SPEED < 150
     assert {f.config for f in played if isinstance(f, facts.Call)} == {"zone-a", "zone-b"}
 
 
-def test_a_zone_that_is_out_keeps_being_asked_for_an_hour() -> None:
+def test_a_zone_without_capacity_gets_launches_for_an_hour() -> None:
     played = play(ledger(tasks=600, faults="zone-b:10m-40m"), declared("zone-a", "zone-b"), until=HOUR)
-    asked: Counter[str] = Counter()
+    requested: Counter[str] = Counter()
     for fact in played:
         if isinstance(fact, facts.Call) and 30 * 60 / SPEED <= fact.at < 40 * 60 / SPEED:
-            asked[fact.config] += fact.count
-    assert 0 < asked["zone-b"] < asked["zone-a"]
+            requested[fact.config] += fact.count
+    assert 0 < requested["zone-b"] < requested["zone-a"]
     assert waste(played, until=HOUR).failed > 20
 
 
 def test_while_everything_fails_all_count_as_healthy() -> None:
-    """The rule divides shares by shares, so that nothing tells it to ask for less."""
+    """The rule only compares shares, so it never requests less in total."""
     played = play(ledger(tasks=600, faults="zone-a:10m-20m,zone-b:10m-20m"), declared("zone-a", "zone-b"), until=HOUR)
     assert waste(played, until=HOUR).failed > 1000
 
@@ -107,7 +107,7 @@ def test_a_machine_that_never_registers_is_a_failure_after_a_quarter_of_an_hour(
     ends = [f.at - created[f.instance_id] for f in played if isinstance(f, facts.Terminated)]
     assert ends
     assert all(seconds == pytest.approx(900 / SPEED) for seconds in ends)
-    assert waste(played, until=HOUR).failed == len(ends), "who still boots is no waste yet"
+    assert waste(played, until=HOUR).failed == len(ends), "a machine that still boots is not wasted yet"
 
 
 def test_machines_that_find_no_task_leave_unused() -> None:
@@ -158,17 +158,17 @@ def started(instance_id: str) -> facts.TaskStarted:
     return facts.TaskStarted(at=4.0, task_id="t", pool_id="linux", instance_id=instance_id, ends_at=5.0)
 
 
-def counted(*told: facts.Fact) -> tuple[int, int, int]:
-    seen = waste(told, until=10.0)
+def counted(*ledger: facts.Fact) -> tuple[int, int, int]:
+    seen = waste(ledger, until=10.0)
     return seen.launches, seen.failed, seen.unused
 
 
 def test_what_counts_as_waste() -> None:
     assert counted(call("1", 3), reply("1", code="InsufficientCapacity")) == (3, 3, 0)
-    assert counted(call("1", 3), reply("1", "i-1")) == (3, 2, 0), "what was not given was refused"
-    assert counted(call("1", 3), reply("1", code="RequestLimitExceeded")) == (0, 0, 0), "it will ask again"
+    assert counted(call("1", 3), reply("1", "i-1")) == (3, 2, 0), "instances that were not created count as refused"
+    assert counted(call("1", 3), reply("1", code="RequestLimitExceeded")) == (0, 0, 0), "the call is repeated"
     assert counted(call("1", 1), reply("1", "i-1"), call("2", 1), reply("2", "i-1", repeated=True)) == (1, 0, 0)
-    assert counted(call("1", 1)) == (0, 0, 0), "nobody knows yet"
+    assert counted(call("1", 1)) == (0, 0, 0), "not answered yet"
     assert counted(call("1", 1), reply("1", code="QuotaExceeded", at=11.0)) == (0, 0, 0), "later than `until`"
     one = (call("1", 1), reply("1", "i-1"))
     assert counted(*one, ended("i-1")) == (1, 1, 0), "it never registered"
@@ -176,24 +176,24 @@ def test_what_counts_as_waste() -> None:
     assert counted(*one, registered("i-1"), started("i-1"), ended("i-1")) == (1, 0, 0)
 
 
-def test_the_demo_tells_both_side_by_side() -> None:
-    told = compared(ledger(tasks=60), declared("zone-a"), until=HOUR)
-    assert told.startswith("waste: Slipway 0 failed and 0 unused of 0 launches (0.0%), tasks waited 1")
-    assert "RFC 191's rule 0 failed and 0 unused of 6" in told
-    assert "until the demand ended" in told
+def test_comparison_has_both() -> None:
+    text = compared(ledger(tasks=60), declared("zone-a"), until=HOUR)
+    assert "  Slipway         0 failed and 0 unused of 0 launches (0.0%); tasks waited " in text
+    assert "  RFC 191's rule  0 failed and 0 unused of 6" in text
+    assert "until demand ended" in text
 
 
 def test_real_processes_are_not_compared() -> None:
     rows = Rows(workers=[], batches=[], dead=0, gaps=[], sent={}, limits={}, pools={}, pool_of={})
     nothing = Evidence(settled_before=0.0, ledger=[], published=[], dead_records=0, rows=rows)
-    told = comparison(wish({"PROVIDER": "process"}), nothing, declared("zone-a"), 0.0, busy=0.95)
-    assert told == "waste: not compared with RFC 191's rule, which could not be played on real processes"
+    text = comparison(parse_arguments({"PROVIDER": "process"}), nothing, declared("zone-a"), 0.0, busy=0.95)
+    assert text == "Not compared with RFC 191's rule, which cannot be replayed on real processes."
 
 
-def test_a_machine_that_held_it_up_is_told_beside_the_waste() -> None:
-    """RFC 191's rule is played in no time: the machine held up one of the two."""
+def test_comparison_notes_a_busy_machine() -> None:
+    """A busy machine delays the run, but not the replay of RFC 191's rule."""
     rows = Rows(workers=[], batches=[], dead=0, gaps=[], sent={}, limits={}, pools={}, pool_of={})
     found = Evidence(settled_before=0.0, ledger=ledger(tasks=60), published=[], dead_records=0, rows=rows)
-    for busy, is_told in ((0.95, True), (0.5, False)):
-        told = comparison(wish({"DURATION": "1h"}), found, declared("zone-a"), 0.0, busy=busy)
-        assert ("NOTE the machine was 95% busy" in told) is is_told
+    for busy, noted in ((0.95, True), (0.5, False)):
+        text = comparison(parse_arguments({"DURATION": "1h"}), found, declared("zone-a"), 0.0, busy=busy)
+        assert ("NOTE the machine was 95% busy" in text) is noted

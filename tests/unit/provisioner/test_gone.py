@@ -1,4 +1,4 @@
-"""A report is a sample and the fleet is now: what ends in between is neither replaced nor forgotten."""
+"""Tasks that end between a demand sample and a decision, which must not be replaced."""
 
 from fractions import Fraction
 from itertools import product
@@ -10,8 +10,8 @@ POOL = Pool(id="p", min_capacity=0, max_capacity=100, scaling_ratio=Fraction(1))
 
 
 def test_one_pending_task_launches_one_worker() -> None:
-    """For every sample, and every number of one-task workers of it that have ended since: exactly the pending tasks
-    are launched for, however late the next report is, and a launch that is under way is not made again."""
+    """Exactly the pending tasks are launched for, for every sample and every number of its one-task workers that have
+    ended since. Launches in flight are not repeated."""
     for pending, claimed, ended in product(range(6), range(6), range(6)):
         if ended > claimed:
             continue
@@ -25,7 +25,7 @@ def test_one_pending_task_launches_one_worker() -> None:
 
 
 def test_tasks_claimed_and_ended_between_two_samples() -> None:
-    """New workers take pending tasks of the sample and end: each end takes one task and one worker away."""
+    """New workers claim pending tasks of the sample and end: each end removes one task and one worker."""
     for pending, done in product(range(8), range(8)):
         if done > pending:
             continue
@@ -34,7 +34,7 @@ def test_tasks_claimed_and_ended_between_two_samples() -> None:
 
 
 def test_more_ends_than_the_sample_knew_of_ask_for_nothing() -> None:
-    """Tasks that came and went between two reports are no debt of the next decision."""
+    """Tasks that came and ended between two reports do not reduce the demand of others."""
     gone = Demand(source="q", pending=1, claimed=1, gone=9, stale=False)
     other = Demand(source="r", pending=2, claimed=0, gone=0, stale=False)
     assert tasks([gone], trust_stale=False) == 0

@@ -1,4 +1,4 @@
-"""Decisions: what is launched, who leaves, and the reason that stands beside every config."""
+"""Planning decisions: launches, workers to cancel and to stop, and a reason per config."""
 
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -54,17 +54,17 @@ def launched(made: Plan) -> dict[str, int]:
     return {launch.config.id: launch.units for launch in made.launches}
 
 
-def lost(made: Plan) -> dict[str, str]:
-    return {name: note.get("lost", "") for name, note in made.why["configs"].items()}
+def reasons(made: Plan) -> dict[str, str]:
+    return {name: note.get("reason", "") for name, note in made.details["configs"].items()}
 
 
-CLOSED = config("a", closed=True)
-PROBE = config("a", closed=True, permit=7, last_permit=7)
+TRIPPED = config("a", tripped=True)
+PROBE = config("a", tripped=True, permit=7, last_permit=7)
 PAUSED = config("a", active=False)
-BRAKED = config("a", stopped="launching is stopped in sim-a: drill")
+STOPPED = config("a", stopped="launching is stopped in sim-a: drill")
 FULL = config("a", window=3, launching=3)
 
-#         observed                                              launches        because, and why a got no more
+#         observed                                              launches        reason, and reason of config a
 DECISIONS = [
     (observed(0), {}, "nothing is needed", "nothing is needed"),
     (observed(3), {"a": 3}, "3 needed", ""),
@@ -76,105 +76,105 @@ DECISIONS = [
     (observed(3, config("a", window=2)), {"a": 2}, "3 needed, room for 2", ""),
     (observed(3, config("a", window=2, failures=1)), {"a": 1}, "3 needed, room for 1", ""),
     (observed(3, PAUSED), {}, "3 needed, but no config may launch now", "not active"),
-    (observed(3, BRAKED), {}, "3 needed, but no config may launch now", "launching is stopped in sim-a: drill"),
-    (observed(3, CLOSED), {}, "3 needed, but no config may launch now", "closed; no probe is due"),
-    (observed(3, CLOSED, config("b")), {"b": 3}, "3 needed", "closed; no probe is due"),
+    (observed(3, STOPPED), {}, "3 needed, but no config may launch now", "launching is stopped in sim-a: drill"),
+    (observed(3, TRIPPED), {}, "3 needed, but no config may launch now", "tripped; no probe is due"),
+    (observed(3, TRIPPED, config("b")), {"b": 3}, "3 needed", "tripped; no probe is due"),
     (observed(3, PROBE), {"a": 1}, "3 needed, room for 1", ""),
     (observed(3, PROBE, config("b")), {"a": 1, "b": 2}, "3 needed", ""),
-    (observed(0, PROBE), {}, "nothing is needed", "closed; its probe waits for demand"),
+    (observed(0, PROBE), {}, "nothing is needed", "tripped; its probe waits for demand"),
     (
-        observed(1, config("b", closed=True, permit=1), PROBE),
+        observed(1, config("b", tripped=True, permit=1), PROBE),
         {"b": 1},
         "1 needed",
-        "closed; its probe waits for demand",
+        "tripped; its probe waits for demand",
     ),
 ]
 
 
-@pytest.mark.parametrize(("given", "launches", "because", "why_a"), DECISIONS)
-def test_decisions(given: Observed, launches: dict[str, int], because: str, why_a: str) -> None:
-    """Also a decision to launch nothing has its reason, in words, for the pool and for each config."""
+@pytest.mark.parametrize(("given", "launches", "reason", "reason_a"), DECISIONS)
+def test_decisions(given: Observed, launches: dict[str, int], reason: str, reason_a: str) -> None:
+    """Every decision has a reason for the pool and for each config, also if nothing is launched."""
     made = plan(given)
-    assert (launched(made), made.why["because"], lost(made)["a"]) == (launches, because, why_a)
-    assert made.why["launched"] == sum(launches.values())
+    assert (launched(made), made.details["reason"], reasons(made)["a"]) == (launches, reason, reason_a)
+    assert made.details["launched"] == sum(launches.values())
 
 
 def test_a_probe_is_one_unit_with_its_number() -> None:
-    """And counts against what is needed."""
+    """A probe serves one unit of the demand and carries its permit."""
     made = plan(observed(2, PROBE, config("b")))
     assert [(launch.units, launch.permit) for launch in made.launches] == [(1, 7), (1, None)]
-    assert made.why["configs"]["a"]["probe"] == 7
+    assert made.details["configs"]["a"]["probe"] == 7
 
 
-#        changes                          the reason
-HELD = [
+#        changes                          reason
+BLOCKED = [
     ({"deleted": True}, "the pool is deleted"),
     ({"frozen": True}, "the pool is frozen"),
     ({"frozen": True, "frozen_reason": "drill"}, "the pool is frozen: drill"),
     ({"paused": True}, "the pool is paused"),
-    ({"mode": "observe"}, "mode observe: decided and recorded, not launched"),
-    ({"mode": "unheard-of"}, "mode unheard-of: decided and recorded, not launched"),
+    ({"mode": "observe"}, "mode observe: launches are decided and recorded, not made"),
+    ({"mode": "other"}, "mode other: launches are decided and recorded, not made"),
     ({"stopped": "launching is stopped: drill"}, "launching is stopped: drill"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "because"), HELD)
-def test_held(changes: dict[str, Any], because: str) -> None:
-    """Nothing launches, what would have is recorded, and nobody waits for an admission that would be in vain."""
+@pytest.mark.parametrize(("changes", "reason"), BLOCKED)
+def test_blocked_pools(changes: dict[str, Any], reason: str) -> None:
+    """Nothing launches, suppressed launches are recorded, and waiting workers are cancelled."""
     waiting = [Waiting(worker_id="w", config_id="a")]
     made = plan(observed(3, config("a"), config("b"), serving=1, waiting=waiting, **changes))
-    assert (launched(made), made.why["because"], made.cancel) == ({}, because, ["w"])
-    assert sum(note["would_launch"] for note in made.why["configs"].values()) == 2
-    assert all(note["launched"] == 0 for note in made.why["configs"].values())
+    assert (launched(made), made.details["reason"], made.cancel) == ({}, reason, ["w"])
+    assert sum(note["would_launch"] for note in made.details["configs"].values()) == 2
+    assert all(note["launched"] == 0 for note in made.details["configs"].values())
 
 
 @pytest.mark.parametrize(
     ("serving", "configs", "launches"),
-    [(0, [config("a")], {"a": 1}), (1, [config("a")], {}), (0, [PROBE, config("b", closed=True, permit=1)], {"a": 1})],
+    [(0, [config("a")], {"a": 1}), (1, [config("a")], {}), (0, [PROBE, config("b", tripped=True, permit=1)], {"a": 1})],
 )
 def test_canary(serving: int, configs: list[Config], launches: dict[str, int]) -> None:
-    """One worker at a time, probes included."""
+    """A canary has one worker at a time, including probes."""
     assert launched(plan(observed(5, *configs, serving=serving, mode="canary"))) == launches
 
 
-def test_silent_calculator() -> None:
-    """Windows of four; and one attempt per 30 s even where nothing may launch."""
-    silent: dict[str, Any] = {"calculator_silent_seconds": 1.0}
-    assert launched(plan(observed(9, **silent))) == {"a": 4}
-    stuck = [config("a", failures=99), config("b", closed=True)]
-    assert launched(plan(observed(9, *stuck, attempt_in_seconds=12.5, **silent))) == {}
-    assert sum(launched(plan(observed(9, *stuck, **silent))).values()) == 1
-    assert launched(plan(observed(0, *stuck, **silent))) == {}
-    assert launched(plan(observed(9, PAUSED, BRAKED, **silent))) == {}
+def test_unavailable_calculator() -> None:
+    """Windows are capped at four, and one attempt per 30 s is made where nothing else may launch."""
+    unavailable: dict[str, Any] = {"calculator_unavailable_seconds": 1.0}
+    assert launched(plan(observed(9, **unavailable))) == {"a": 4}
+    stuck = [config("a", failures=99), config("b", tripped=True)]
+    assert launched(plan(observed(9, *stuck, attempt_in_seconds=12.5, **unavailable))) == {}
+    assert sum(launched(plan(observed(9, *stuck, **unavailable))).values()) == 1
+    assert launched(plan(observed(0, *stuck, **unavailable))) == {}
+    assert launched(plan(observed(9, PAUSED, STOPPED, **unavailable))) == {}
     assert launched(plan(observed(9, *stuck))) == {}
 
 
-def test_the_attempt_of_a_silent_time_is_not_given_up() -> None:
-    """Its config counts as closed only as long as somebody could open it."""
+def test_an_attempt_while_the_calculator_is_unavailable_is_not_cancelled() -> None:
+    """A trip counts only while the calculator is available."""
     waiting: dict[str, Any] = {"waiting": [Waiting(worker_id="w", config_id="a")], "serving": 1}
-    assert plan(observed(1, CLOSED, calculator_silent_seconds=1.0, **waiting)).cancel == []
-    assert plan(observed(1, CLOSED, **waiting)).cancel == ["w"]
+    assert plan(observed(1, TRIPPED, calculator_unavailable_seconds=1.0, **waiting)).cancel == []
+    assert plan(observed(1, TRIPPED, **waiting)).cancel == ["w"]
 
 
-#           config of the waiting worker, its permit, hopeless
-HOPELESS = [
+#           config of the waiting worker, its permit, cancelled?
+WITHDRAWN = [
     (config("a"), None, False),
     (PAUSED, None, True),
-    (BRAKED, None, True),
-    (CLOSED, None, True),
+    (STOPPED, None, True),
+    (TRIPPED, None, True),
     (PROBE, 7, False),
-    (config("a", closed=True, last_permit=7), 7, False),
-    (config("a", closed=True, last_permit=8), 7, True),  # given back; its successor was issued
+    (config("a", tripped=True, last_permit=7), 7, False),
+    (config("a", tripped=True, last_permit=8), 7, True),  # returned; its successor was issued
     (config("a", active=False, last_permit=7), 7, True),
-    (config("b"), None, True),  # its config is gone
+    (config("b"), None, True),  # its config is deleted
 ]
 
 
-@pytest.mark.parametrize(("given", "permit", "hopeless"), HOPELESS)
-def test_waiting_workers_whose_turn_would_come_in_vain(given: Config, permit: int | None, hopeless: bool) -> None:
-    """They make place for others."""
+@pytest.mark.parametrize(("given", "permit", "cancelled"), WITHDRAWN)
+def test_waiting_workers_that_cannot_launch_are_cancelled(given: Config, permit: int | None, cancelled: bool) -> None:
+    """Their place in the queue becomes free for others."""
     waiting = [Waiting(worker_id="w", config_id="a", permit=permit)]
-    assert plan(observed(1, given, serving=1, waiting=waiting)).cancel == (["w"] if hopeless else [])
+    assert plan(observed(1, given, serving=1, waiting=waiting)).cancel == (["w"] if cancelled else [])
 
 
 def idle(name: str, seconds: float) -> Idle:
@@ -182,31 +182,31 @@ def idle(name: str, seconds: float) -> Idle:
 
 
 def test_scale_down() -> None:
-    """Waiting workers first, newest first; then idle ones whose time is up, longest idle first; busy ones never."""
+    """Cancels the newest waiting workers first, then stops the longest idle ones past the timeout, never busy ones."""
     waiting = [Waiting(worker_id=name, config_id="a") for name in ("w1", "w2")]
     idle_ones = [idle("i1", 500), idle("i2", 120), idle("i3", 119)]
     workers: dict[str, Any] = {"waiting": waiting, "idle": idle_ones, "serving": 8}
-    #       wanted → cancelled, told
+    #       wanted → cancelled, stopped
     cases = {8: ([], []), 7: (["w2"], []), 5: (["w2", "w1"], ["i1"]), 0: (["w2", "w1"], ["i1", "i2"])}
     for pending, expected in cases.items():
         made = plan(observed(pending, **workers))
-        assert (made.cancel, made.tell) == expected
+        assert (made.cancel, made.stop) == expected
     made = plan(observed(0, min_capacity=7, **workers))
-    assert (made.cancel, made.tell) == (["w2"], [])
+    assert (made.cancel, made.stop) == (["w2"], [])
 
 
-def test_hopeless_workers_count_as_surplus() -> None:
-    """Those that leave anyway are not sent away a second time, in the shape of others."""
+def test_withdrawn_workers_count_as_surplus() -> None:
+    """No further worker is cancelled or stopped in place of a withdrawn one."""
     waiting = [Waiting(worker_id="old", config_id="a"), Waiting(worker_id="good", config_id="b")]
     made = plan(observed(2, PAUSED, config("b"), serving=3, waiting=waiting, idle=[idle("i", 500)]))
-    assert (made.cancel, made.tell) == (["old"], [])
+    assert (made.cancel, made.stop) == (["old"], [])
 
 
 def test_a_stale_report_launches_nothing_and_protects() -> None:
-    """Its last word still counts for those that serve."""
+    """The tasks of a stale report still protect serving workers."""
     stale = [Demand(source="q", pending=2, claimed=1, gone=0, stale=True, fresh_seconds=-1)]
     made = plan(observed(demands=stale, serving=4, idle=[idle("i1", 500), idle("i2", 500)]))
-    assert (launched(made), made.tell, made.why["tasks"]) == ({}, ["i1"], 0)
+    assert (launched(made), made.stop, made.details["tasks"]) == ({}, ["i1"], 0)
 
 
 #        observed, seconds until time alone may change the decision
@@ -214,42 +214,42 @@ LATER = [
     (observed(1), 300.0),  # the report turns stale
     (observed(demands=[]), None),
     (observed(serving=1, idle=[idle("i", 20)]), 100.0),
-    (observed(1, serving=1, idle=[idle("i", 20)]), 300.0),  # wanted: its idleness changes nothing
-    (observed(9, FULL, calculator_silent_seconds=1.0, attempt_in_seconds=12.5), 12.5),
-    (observed(0, calculator_silent_seconds=1.0, attempt_in_seconds=12.5), 300.0),
+    (observed(1, serving=1, idle=[idle("i", 20)]), 300.0),  # a wanted worker is not stopped for being idle
+    (observed(9, FULL, calculator_unavailable_seconds=1.0, attempt_in_seconds=12.5), 12.5),
+    (observed(0, calculator_unavailable_seconds=1.0, attempt_in_seconds=12.5), 300.0),
 ]
 
 
 @pytest.mark.parametrize(("given", "seconds"), LATER)
-def test_when_to_decide_again(given: Observed, seconds: float | None) -> None:
-    """Whatever else changes comes with an event."""
+def test_reconsider_after(given: Observed, seconds: float | None) -> None:
+    """Time until a decision may change without an event."""
     assert plan(given).reconsider_after_seconds == seconds
 
 
-def made(*launches: Launch, cancel: tuple[str, ...] = (), tell: tuple[str, ...] = ()) -> Plan:
-    return Plan(launches=launches, cancel=cancel, tell=tell, wanted=0, serving=0, why={})
+def made(*launches: Launch, cancel: tuple[str, ...] = (), stop: tuple[str, ...] = ()) -> Plan:
+    return Plan(launches=launches, cancel=cancel, stop=stop, wanted=0, serving=0, details={})
 
 
 def launch(units: int, given: Config | None = None) -> Launch:
     return Launch(config=given or config(), units=units)
 
 
-#          observed, plan, what is wrong with it
+#          observed, plan, its violation
 BROKEN = [
     (observed(9, serving=8, min_capacity=1), made(launch(3)), "11 would serve, above the maximum of 10"),
     (observed(9, serving=5, leaving=4), made(launch(2)), "7 serving and 4 leaving exceed maximum + minimum"),
     (observed(9, frozen=True), made(launch(1)), "launches although the pool is frozen"),
-    (observed(9, mode="canary"), made(launch(2)), "2 would serve, and a canary is one"),
+    (observed(9, mode="canary"), made(launch(2)), "2 would serve, above the one worker of a canary"),
     (observed(9), made(launch(1, PAUSED)), "launches on a, which is not active"),
-    (observed(9), made(launch(1, BRAKED)), "launches on a, which is not active"),
-    (observed(0, serving=1), made(tell=("busy",)), "tells a worker to leave that is not idle"),
-    (observed(0, serving=1), made(cancel=("admitted",)), "cancels a worker that does not wait"),
+    (observed(9), made(launch(1, STOPPED)), "launches on a, which is not active"),
+    (observed(0, serving=1), made(stop=("busy",)), "stops a worker that is not idle"),
+    (observed(0, serving=1), made(cancel=("admitted",)), "cancels a worker that is not waiting"),
 ]
 
 
 @pytest.mark.parametrize(("given", "broken", "problem"), BROKEN)
-def test_every_broken_rule_is_found(given: Observed, broken: Plan, problem: str) -> None:
-    """By name, and nothing else with it."""
+def test_check_plan_finds_each_violation(given: Observed, broken: Plan, problem: str) -> None:
+    """Each violation is reported by its own message, without others."""
     assert check_plan(given, broken) == [problem]
 
 
@@ -270,7 +270,7 @@ FREEZES = [
 
 @pytest.mark.parametrize(("changes", "unconfirmed", "forgiven", "freezes"), FREEZES)
 def test_a_bad_image_freezes_its_pool(changes: dict[str, Any], unconfirmed: int, forgiven: int, freezes: bool) -> None:
-    """After so many starts in a row that nobody has looked past; nothing is launched then, nor waits."""
+    """After `freeze_after` new unconfirmed starts nothing is launched and waiting workers are cancelled."""
     bad = Shared(key="image/i", stage="boot", window=64, unconfirmed=unconfirmed, forgiven=forgiven)
     less = msgspec.structs.replace(bad, stage="claim", unconfirmed=forgiven)
     beside = Shared(key="quota/i", stage="launch", window=64, unconfirmed=99)
@@ -280,7 +280,7 @@ def test_a_bad_image_freezes_its_pool(changes: dict[str, Any], unconfirmed: int,
     assert made.freeze == (bad if freezes else None)
     if freezes and "paused" not in changes:
         assert (launched(made), made.cancel) == ({}, ["w"])
-        assert made.why["because"].startswith("the pool freezes: ")
+        assert made.details["reason"].startswith("the pool freezes: ")
     other = plan(observed(3, config("a", image_revision="j"), shared=shared, **changes))
     assert other.freeze is None
 
@@ -289,7 +289,7 @@ OLD: Final = ("image/old", "boot")
 
 
 def test_a_full_shared_window_stops_its_configs_and_no_other() -> None:
-    """Failures of an image count over all its configs, whichever of them they befell."""
+    """Failures of an image count against all its configs."""
     old, new = config("old", shares=[OLD]), config("new", shares=[("image/new", "boot")])
     shared = [
         Shared(key="image/old", stage="boot", in_flight=60, unfolded=4, window=64),
@@ -297,29 +297,29 @@ def test_a_full_shared_window_stops_its_configs_and_no_other() -> None:
     ]
     made = plan(observed(20, old, new, shared=shared))
     assert [(launch.config.id, launch.units) for launch in made.launches] == [("new", 6)]
-    assert made.why["configs"]["old"]["lost"] == "the boot window of image/old is full"
-    assert made.why["configs"]["new"]["limited_by"] == "boot window of image/new"
+    assert made.details["configs"]["old"]["reason"] == "the boot window of image/old is full"
+    assert made.details["configs"]["new"]["limited_by"] == "boot window of image/new"
 
 
-def test_what_is_shared_and_closed_lets_probes_alone_pass() -> None:
-    """Of the config that has a permit; not of one whose own record still says that it is open, or that has none."""
-    stale, told = config("stale", shares=[OLD]), config("told", shares=[OLD], closed=True, permit=3, last_permit=3)
+def test_a_tripped_share_allows_only_probes() -> None:
+    """A probe launches where a permit is issued, not on a config whose own record is still healthy."""
+    stale, probed = config("stale", shares=[OLD]), config("probed", shares=[OLD], tripped=True, permit=3, last_permit=3)
     other = config("other")
-    shared = [Shared(key="image/old", stage="boot", window=8, closed=True, reason="closed, 5 image errors")]
-    made = plan(observed(9, stale, told, other, shared=shared))
+    shared = [Shared(key="image/old", stage="boot", window=8, tripped=True, reason="5 image errors")]
+    made = plan(observed(9, stale, probed, other, shared=shared))
     assert [(launch.config.id, launch.units, launch.permit) for launch in made.launches] == [
-        ("told", 1, 3),
+        ("probed", 1, 3),
         ("other", 8, None),
     ]
-    assert lost(made)["stale"] == "closed, 5 image errors, by image/old; no probe is due"
+    assert reasons(made)["stale"] == "tripped: image/old: 5 image errors; no probe is due"
     waiting = [Waiting(worker_id=name, config_id=name) for name in ("stale", "other")]
     assert plan(observed(9, stale, other, serving=2, shared=shared, waiting=waiting)).cancel == ["stale"]
 
 
-def test_a_probe_takes_its_place_in_windows_that_others_share() -> None:
-    """It passes whatever they say; what it takes of them is nobody else's."""
+def test_a_probe_uses_a_unit_of_shared_windows() -> None:
+    """A probe launches even into a full window, and the unit it uses is not available to others."""
     image = ("image/i", "boot")
-    probed = config("probed", closed=True, permit=1, last_permit=1, shares=[image])
+    probed = config("probed", tripped=True, permit=1, last_permit=1, shares=[image])
     healthy = config("healthy", shares=[image])
     for in_flight, launches in ((6, {"probed": 1, "healthy": 1}), (7, {"probed": 1}), (8, {"probed": 1})):
         shared = [Shared(key="image/i", stage="boot", in_flight=in_flight, window=8)]

@@ -1,4 +1,4 @@
-"""The simulated cloud's adapter on answers made up here: what is certain, what is not, and what an error blames."""
+"""Provider of simulated instances against mocked replies: certain and unknown outcomes, scopes of errors."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -36,16 +36,16 @@ def cloud(answer: Callable[[httpx2.Request], httpx2.Response]) -> Simulated:
 
 
 async def test_a_lost_reply_is_found_by_its_tag() -> None:
-    """The call took effect and nobody heard: the listing of the batch's tag tells which instances there are."""
+    """The call took effect but its reply was lost: the listing by the batch's tag shows its instances."""
     created: list[dict[str, Any]] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         if request.method == "POST":
             created.append({"id": "i-1", "state": "pending", "batch": "b", "created_at": 0})
             raise httpx2.ReadError("connection reset", request=request)
-        asked = dict(request.url.params)
-        assert asked["deployment"] == "d"
-        return httpx2.Response(200, json={"instances": created if asked.get("batch", "b") == "b" else []})
+        query = dict(request.url.params)
+        assert query["deployment"] == "d"
+        return httpx2.Response(200, json={"instances": created if query.get("batch", "b") == "b" else []})
 
     adapter = cloud(answer)
     with pytest.raises(OutcomeUnknown):
@@ -82,24 +82,24 @@ async def test_refusals_blame_what_their_code_says(
 
 
 async def test_an_unknown_code_is_charged_to_the_config() -> None:
-    """A definite failure that no table knows: marked, so that people hear of it."""
+    """A definite failure with a code that is not in the table is marked as unclassified."""
     with pytest.raises(Refused) as refused:
         await cloud(lambda _: httpx2.Response(400, json={"code": "Gremlins"})).create(ACCOUNT, REQUEST)
     expected = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, "c", "Gremlins", classified=False)
     assert refused.value.outcome == expected
 
 
-UNPROVEN = [(500, b'{"code": "InternalError"}'), (503, b'{"code": "Gremlins"}'), (502, b"<html>"), (200, b"")]
+INCONCLUSIVE = [(500, b'{"code": "InternalError"}'), (503, b'{"code": "Gremlins"}'), (502, b"<html>"), (200, b"")]
 
 
-@pytest.mark.parametrize(("status", "content"), UNPROVEN)
+@pytest.mark.parametrize(("status", "content"), INCONCLUSIVE)
 async def test_what_proves_nothing_stays_unknown(status: int, content: bytes) -> None:
-    """Neither success nor failure: the call may have had its effect."""
+    """An inconclusive reply is neither success nor failure: the call may have had its effect."""
     with pytest.raises(OutcomeUnknown):
         await cloud(lambda _: httpx2.Response(status, content=content)).create(ACCOUNT, REQUEST)
 
 
 async def test_a_listing_that_fails_is_no_empty_listing() -> None:
-    """Otherwise an outage of the cloud would lose every worker."""
+    """Otherwise an outage of the provider would mark every worker lost."""
     with pytest.raises(OutcomeUnknown):
         await cloud(lambda _: httpx2.Response(500, json={"instances": []})).instances(ACCOUNT)

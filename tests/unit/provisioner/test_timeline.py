@@ -1,4 +1,4 @@
-"""What happened to a worker, as people read it."""
+"""Timeline of a worker, as shown to people."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -14,7 +14,7 @@ def at(seconds: float) -> datetime:
 
 
 def test_a_whole_life_in_order() -> None:
-    """Registered before the provider's reply, a task after another, told to leave during the second."""
+    """A worker that registered before the provider's reply and was stopped during its second task."""
     worker = Worker(
         id="w",
         pool_id="p",
@@ -52,7 +52,7 @@ def test_a_whole_life_in_order() -> None:
 
 
 def test_one_that_has_only_been_asked_for() -> None:
-    """Nothing else has happened to it, whatever it waits for."""
+    """A delay is no entry of the timeline."""
     worker = Worker(
         id="w",
         pool_id="p",

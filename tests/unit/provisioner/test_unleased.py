@@ -1,4 +1,4 @@
-"""How fast intents start without a lease while the lease-broker is silent."""
+"""Pace of unleased launches while the lease-broker is unavailable."""
 
 import itertools
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ def test_a_lease_pool_that_granted_nothing_has_no_pace() -> None:
 
 
 def test_the_first_start_comes_when_the_broker_would_have_let_one_go() -> None:
-    """Four in a hold of 1200 s: one each 300 s, the first counted from the last grant."""
+    """Four units in a hold of 1200 s: one start per 300 s, counted from the last grant."""
     pace = Pace(units=4, hold_seconds=1200, last_at=LAST)
     assert next_start(pace, None, at(299)) is None
     assert next_start(pace, None, at(300)) == at(600)
@@ -36,8 +36,7 @@ def test_the_first_start_comes_when_the_broker_would_have_let_one_go() -> None:
 def test_in_no_hold_more_start_than_were_granted_in_the_last(
     units: int, hold_seconds: float, tries: list[float]
 ) -> None:
-    """Whenever it is tried, and however long nothing was: no two are closer than hold ÷ units, to the last grant
-    neither."""
+    """No two starts, nor the last grant and a start, are closer than hold ÷ units."""
     pace = Pace(units=units, hold_seconds=hold_seconds, last_at=LAST)
     now, not_before, starts = LAST, None, [LAST]
     for wait in tries:

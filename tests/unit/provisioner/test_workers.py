@@ -1,4 +1,4 @@
-"""Facts about a worker: each is possible in some states and impossible in all others."""
+"""State transitions of a worker: each is allowed in some states and raises in all others."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -37,8 +37,8 @@ def worker(state: State, **changes: Any) -> Worker:
     return Worker(**(usual | changes))
 
 
-#        fact, its name in the table of states, the event it makes
-FACTS: list[tuple[Callable[[Worker], Any], str, type[Any] | None]] = [
+#        transition, its name in the table of states, its event
+CHANGES: list[tuple[Callable[[Worker], Any], str, type[Any] | None]] = [
     (lambda w: (workers.calling(w, "b2"), None), "calling", None),
     (lambda w: workers.delayed(w, "throttled", not_before=NOW), "delayed", events.WorkerDelayed),
     (lambda w: workers.cancelled(w, "demand fell", NOW), "stopped", events.WorkerStopped),
@@ -55,18 +55,18 @@ FACTS: list[tuple[Callable[[Worker], Any], str, type[Any] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("fact", "name", "event_type"), FACTS)
+@pytest.mark.parametrize(("change", "name", "event_type"), CHANGES)
 @pytest.mark.parametrize("state", State)
-def test_each_fact_in_each_state(
-    state: State, fact: Callable[[Worker], Any], name: str, event_type: type[Any] | None
+def test_each_transition_in_each_state(
+    state: State, change: Callable[[Worker], Any], name: str, event_type: type[Any] | None
 ) -> None:
-    """Listed pairs move the worker and tell of it with all its ids; an unlisted pair raises."""
+    """Listed pairs change the state and create an event with all ids; an unlisted pair raises."""
     before = worker(state)
     if (state, name) not in TRANSITIONS:
         with pytest.raises(IllegalTransition):
-            fact(before)
+            change(before)
         return
-    after, event = fact(before)
+    after, event = change(before)
     assert after.state is TRANSITIONS[state, name]
     if event_type is not None:
         assert type(event) is event_type
@@ -75,21 +75,21 @@ def test_each_fact_in_each_state(
 
 
 def test_delayed_forgets_its_attempt() -> None:
-    """A new one needs a new request, lease and batch."""
+    """A delayed worker needs a new request, lease and batch."""
     after, _ = workers.delayed(worker(State.LAUNCHING), "throttled", not_before=NOW)
     assert (after.request_id, after.lease_id, after.batch_id, after.holds_unit) == (None, None, None, False)
     assert (after.reason, after.not_before, after.probe_permit) == ("throttled", NOW, 3)
 
 
 def test_a_reply_after_registration_keeps_it_running() -> None:
-    """The fact is recorded; the state stays."""
+    """The launch is recorded and the state stays."""
     after, event = workers.launched(worker(State.RUNNING, instance_id="i-1"), "i-1", NOW, looked_up=False)
     assert (after.state, after.launched_at) == (State.RUNNING, NOW)
     assert event.outcome == Outcome(Stage.LAUNCH, Result.OK)
 
 
-def test_a_reply_says_whether_it_was_told_to_leave() -> None:
-    """Meanwhile: nobody waits for it to boot."""
+def test_a_late_reply_shows_that_the_worker_is_leaving() -> None:
+    """The event says so, since its boot is not awaited."""
     replies = {
         state: workers.launched(worker(state), "i-1", NOW, looked_up=False)[1].leaving
         for state in (State.LAUNCHING, State.RUNNING, State.STOPPING)
@@ -99,29 +99,29 @@ def test_a_reply_says_whether_it_was_told_to_leave() -> None:
 
 @pytest.mark.parametrize(("launched_at", "seconds"), [(NOW - timedelta(seconds=40), 40.0), (None, 90.0)])
 def test_boot_seconds(launched_at: datetime | None, seconds: float) -> None:
-    """Since the reply; since the intent for one that registered before it."""
+    """Time since the reply, or since the intent if it registered before the reply."""
     state = State.LAUNCHING if launched_at is None else State.STARTING
     after, event = workers.registered(worker(state, launched_at=launched_at), "i-1", "hash", NOW)
-    assert (event.boot_seconds, after.idle_since, after.heard_at) == (seconds, NOW, NOW)
+    assert (event.boot_seconds, after.idle_since, after.last_seen_at) == (seconds, NOW, NOW)
 
 
 def test_a_boot_that_the_provider_confirms() -> None:
-    """Is a success like any other, and says whose word it is; nobody was heard."""
+    """A success with its own code, and without contact to an agent."""
     after, event = workers.seen_running(worker(State.STARTING, instance_id="i-1", launched_at=NOW), NOW)
     assert event.outcome == Outcome(Stage.BOOT, Result.OK, code="provider_running")
-    assert (after.instance_id, after.token_sha256, after.heard_at, after.idle_since) == ("i-1", None, None, NOW)
+    assert (after.instance_id, after.token_sha256, after.last_seen_at, after.idle_since) == ("i-1", None, None, NOW)
 
 
 def test_only_the_first_claim_ends_the_claim_stage() -> None:
-    """Later ones say nothing about the start."""
+    """Later claims are no evidence about the start."""
     first, event = workers.claimed(worker(State.RUNNING, idle_since=NOW), "t1", "q", NOW)
     assert (event.outcome, first.idle_since, first.first_claimed_at) == (Outcome(Stage.CLAIM, Result.OK), None, NOW)
     second, event = workers.claimed(first, "t2", "q", NOW + timedelta(seconds=5))
     assert (event.outcome, second.first_claimed_at) == (None, NOW)
 
 
-def test_no_stage_ends_after_a_worker_was_told_to_leave() -> None:
-    """Being told ended them: a boot that was given up and then succeeds would count twice."""
+def test_no_stage_ends_while_stopping() -> None:
+    """Stopping has ended them: a boot that timed out and then succeeds would count twice."""
     late, event = workers.registered(worker(State.STOPPING), "i-1", "hash", NOW)
     assert (late.registered_at, event.outcome) == (NOW, Outcome(Stage.UNKNOWN, Result.UNKNOWN))
     busy, event = workers.claimed(late, "t", "q", NOW)
@@ -129,7 +129,7 @@ def test_no_stage_ends_after_a_worker_was_told_to_leave() -> None:
 
 
 def test_vanishing_before_registration_is_a_failed_boot() -> None:
-    """And nothing else of the worker's start is."""
+    """In other states a lost worker ends no stage."""
     assert workers.lost(worker(State.STARTING), "gone", NOW)[1].outcome.stage is Stage.BOOT
     for state in (State.LAUNCHING, State.RUNNING, State.STOPPING):
         assert workers.lost(worker(state), "gone", NOW)[1].outcome is None
@@ -137,21 +137,21 @@ def test_vanishing_before_registration_is_a_failed_boot() -> None:
 
 @pytest.mark.parametrize("state", [State.REQUESTED, State.LAUNCHING, State.STARTING, State.RUNNING])
 def test_a_terminated_worker_is_no_evidence(state: State) -> None:
-    """Cancelled where nothing was asked of the provider, else told to leave; no stage ends by it."""
+    """A worker without a provider call is cancelled, any other is stopping; no stage ends by it."""
     after, event = workers.terminated(worker(state), "terminated by op: drill", NOW)
     assert after.state is (State.STOPPED if state is State.REQUESTED else State.STOPPING)
     assert after.reason == event.reason == "terminated by op: drill"
     assert (getattr(event, "outcome", None), ended_stage(event), after.failed_at) == (None, None, None)
 
 
-def test_why_it_left_is_kept() -> None:
-    """The end of a worker that was told to leave carries the reason for which it was told."""
-    told, _ = workers.stopping(worker(State.RUNNING), "idle while tasks wait", NOW)
-    assert workers.stopped(told, "instance is gone", NOW)[0].reason == "idle while tasks wait"
+def test_the_reason_for_stopping_is_kept() -> None:
+    """A stopped worker keeps the reason for which it was stopping."""
+    asked_to_stop, _ = workers.stopping(worker(State.RUNNING), "idle while tasks wait", NOW)
+    assert workers.stopped(asked_to_stop, "instance is gone", NOW)[0].reason == "idle while tasks wait"
 
 
-def test_why_it_waited_is_not_why_it_ended() -> None:
-    """A lease that was lost sends it back to wait; it was called anew, served, and left by itself."""
+def test_the_reason_for_a_delay_is_cleared_by_the_call() -> None:
+    """A worker that was delayed by a lost lease, launched again and ended by itself."""
     after, _ = workers.delayed(worker(State.REQUESTED), "lease lost")
     after, _ = workers.launched(workers.calling(after, "b2"), "i-1", NOW, looked_up=False)
     after, _ = workers.registered(after, "i-1", "hash", NOW)
@@ -159,7 +159,7 @@ def test_why_it_waited_is_not_why_it_ended() -> None:
     assert (after.state, after.reason) == (State.STOPPED, "ended by itself")
 
 
-#         change, the config and stage that it counts for, and whether as a failure
+#         change, (config, stage, failed) that it counts for
 ENDED: list[tuple[Change, tuple[str, str, bool] | None]] = [
     (workers.launch_failed(worker(State.LAUNCHING), REFUSED, NOW), ("c", "launch", True)),
     (
@@ -180,8 +180,8 @@ ENDED: list[tuple[Change, tuple[str, str, bool] | None]] = [
 
 @pytest.mark.parametrize(("change", "counted"), ENDED)
 def test_ended_stage(change: Change, counted: tuple[str, str, bool] | None) -> None:
-    """Every failed outcome counts against its config's window, whatever its scope, and is dated; a delay is none. Of
-    the successes only launches are counted, each once."""
+    """Every failed outcome counts against its config's window, whatever its scope, and sets `failed_at`. Of the
+    successes only launches are counted, once each."""
     after, event = change
     assert ended_stage(event) == counted
     assert after.failed_at == (NOW if counted is not None and counted[2] else None)

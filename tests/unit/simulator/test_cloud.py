@@ -1,4 +1,4 @@
-"""What accounts answer, and that the ledger is all there is to know."""
+"""Answers of the simulated accounts, and reconstruction of their state from the ledger."""
 
 from random import Random
 from typing import Any
@@ -46,7 +46,7 @@ def a_call(world: World, *, token: str = "t1", count: int = 1, **fields: Any) ->
 
 
 def perform(world: World, call: Call, *, effects: Effects = NONE, now: float = 1.0, seed: int = 1) -> Reply:
-    """Decide and record, as the process does; returns the reply."""
+    """Decide and record a create call, as the process does; returns the reply."""
     world.fold(call)
     facts = decide_create(world.cloud, call, {}, effects=effects, now=now, rng=Random(seed))
     for fact in facts:
@@ -80,14 +80,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], Effects, str, int]] = [
     ("rules", "call", "effects", "code", "created"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
 def test_create(rules: dict[str, Any], call: dict[str, Any], effects: Effects, code: str, created: int) -> None:
-    """Each limit has its code; what fits is created, and nothing else."""
+    """Each limit has its error code; only instances within all limits are created."""
     world = world_of(**rules)
     reply = perform(world, a_call(world, **call), effects=effects)
     assert (reply.code, len(reply.instance_ids), world.cloud.count().live) == (code, created, created)
 
 
 def test_throttle_admits_burst_then_refill() -> None:
-    """The bucket holds the burst, refills with time, and says how long to wait."""
+    """The bucket admits the burst and refills with time; a refusal has the time to wait."""
     world = world_of(accounts={"acc": {"throttle": {"burst": 2, "refill_per_second": 0.5}}})
     replies = [perform(world, a_call(world, token=f"t{n}"), now=at) for n, at in enumerate([1.0, 1.0, 1.0, 2.0, 3.0])]
     assert [reply.code for reply in replies] == ["OK", "OK", "RequestLimitExceeded", "RequestLimitExceeded", "OK"]
@@ -95,14 +95,14 @@ def test_throttle_admits_burst_then_refill() -> None:
 
 
 def test_throttle_fault_binds_an_unthrottled_account() -> None:
-    """The fault throttles whatever the account allows."""
+    """The fault throttles every account."""
     world = world_of()
     codes = [perform(world, a_call(world, token=f"t{n}"), effects=Effects(throttled=True)).code for n in range(2)]
     assert codes == ["OK", "RequestLimitExceeded"]
 
 
 def test_token_is_honoured() -> None:
-    """A repeated token answers with the same instances; with another body it is refused; a failure binds nothing."""
+    """A repeated token returns the same instances, or is refused with another body; a failed call does not use it."""
     world = world_of()
     assert (
         perform(world, a_call(world), effects=Effects(zones_out=frozenset({"zone-a"}))).code == "InsufficientCapacity"
@@ -115,14 +115,14 @@ def test_token_is_honoured() -> None:
 
 @pytest.mark.parametrize(("rules", "effects"), [({"honours_tokens": False}, NONE), ({}, Effects(ignore_token=True))])
 def test_token_is_ignored(rules: dict[str, Any], effects: Effects) -> None:
-    """An account that does not know tokens doubles."""
+    """An account that ignores tokens creates instances twice."""
     world = world_of(**rules)
     ids = [perform(world, a_call(world), effects=effects).instance_ids for _ in range(2)]
     assert ids == [("i-000001",), ("i-000002",)]
 
 
 def test_lost_reply_takes_effect() -> None:
-    """The caller hears nothing, the instances are there; a refusal is never lost."""
+    """The reply is lost, but the instances exist; a refusal is never lost."""
     world = world_of()
     lost = Effects(lost_reply_ratio=1.0, zones_out=frozenset({"zone-b"}))
     assert perform(world, a_call(world, count=2), effects=lost).lost
@@ -131,7 +131,7 @@ def test_lost_reply_takes_effect() -> None:
 
 
 def test_listed_when_visible_and_until_gone() -> None:
-    """New instances show after the visibility delay; only the deployment's and batch's own, and only live ones."""
+    """Lists have live instances of the deployment and batch, new ones after the visibility delay."""
     world = world_of(visibility_seconds=10)
     perform(world, a_call(world, count=2))
     perform(world, a_call(world, token="t2", deployment="another"))
@@ -156,7 +156,7 @@ BOOTS = [
 
 @pytest.mark.parametrize(("rules", "effects", "registers", "claims"), BOOTS)
 def test_bad_images(rules: dict[str, Any], effects: Effects, registers: bool, claims: bool) -> None:
-    """A bad image is accepted by the provider; its machines show it."""
+    """The provider accepts a bad image; its machines fail."""
     world = world_of(**rules)
     perform(world, a_call(world), effects=effects)
     machine = world.machines["i-000001"]
@@ -164,7 +164,7 @@ def test_bad_images(rules: dict[str, Any], effects: Effects, registers: bool, cl
 
 
 def test_slow_boot() -> None:
-    """Boots take the factor longer, with the same chance."""
+    """Boots take longer by the factor, with the same random numbers."""
     boots = []
     for factor in (1.0, 3.0):
         world = world_of()
@@ -193,7 +193,7 @@ RULES = {
 
 
 class History:
-    """A world with everything that was folded into it."""
+    """A world, and the facts that were folded into it."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -234,7 +234,7 @@ class History:
                 self.record(*(queue.end(run, now=now) for run in runs[:1]))
 
     def _live(self, instance_id: str, now: float) -> None:
-        """Register, or take a task, or be heard."""
+        """Let a machine register, take a task, or have a report answered."""
         machine = self.world.machines.get(instance_id)
         if machine and not machine.pool_id:
             self.record(
@@ -247,8 +247,8 @@ class History:
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_laws(steps: list[tuple[str, int, int, str]]) -> None:
-    """Capacity and quota are never exceeded, a token stands for one set of instances, ids are unique, every running
-    task is on a live machine that knows of it, and the ledger rebuilds the very same world."""
+    """Capacity and quota are never exceeded, a token has one set of instances, ids are unique, every running
+    task is on a live machine that has it, and the ledger rebuilds the same world."""
     history = History()
     for index, (kind, number, count, zone) in enumerate(steps):
         history.step(kind, number, count, zone, now=float(index))

@@ -12,7 +12,7 @@ from slipway_simulator import scenario
 from slipway_simulator.demand import Arrivals, BadTrace, Bursty, Trace, arrivals
 
 
-def test_trace_is_read_from_where_it_is_wanted(tmp_path: Path) -> None:
+def test_trace_is_read_from_its_start_time(tmp_path: Path) -> None:
     """Big-endian milliseconds become seconds, counted from `from_seconds`."""
     path = tmp_path / "queue.dat"
     path.write_bytes(
@@ -22,11 +22,11 @@ def test_trace_is_read_from_where_it_is_wanted(tmp_path: Path) -> None:
     assert list(arrivals(Trace(str(path), from_seconds=3.0, until_seconds=9.0), Random(1))) == [(1.0, 1.5)]
 
 
-def test_bad_trace_says_what_is_wrong(tmp_path: Path) -> None:
-    """An absent file and a torn record are refused."""
+def test_bad_trace_is_refused(tmp_path: Path) -> None:
+    """A missing file and an incomplete record are refused."""
     path = tmp_path / "torn.dat"
     path.write_bytes(b"1234567")
-    with pytest.raises(BadTrace, match="7 bytes are no whole number of 8-byte records"):
+    with pytest.raises(BadTrace, match="7 bytes are not a multiple of the record size"):
         arrivals(Trace(str(path)), Random(1))
     with pytest.raises(BadTrace, match="No such file"):
         arrivals(Trace(str(tmp_path / "absent.dat")), Random(1))
@@ -38,7 +38,7 @@ def test_list_is_sorted() -> None:
 
 
 def test_bursty_keeps_its_rate_and_median() -> None:
-    """An initial burst, then the average rate, whatever the bursts; lengths about the median."""
+    """An initial burst, then the average rate including bursts; task lengths around the median."""
     hours = 30
     tasks = list(takewhile(lambda task: task[0] < hours * 3600, arrivals(Bursty(), Random(11))))
     first = sum(1 for at, _ in tasks if at == 0.0)
@@ -51,7 +51,7 @@ def test_bursty_keeps_its_rate_and_median() -> None:
 
 
 def test_same_seed_same_tasks() -> None:
-    """A restart goes on where the ledger ends."""
+    """A restart continues at the end of the ledger."""
     again = list(islice(arrivals(Bursty(), Random("7/source-1")), 200))
     assert list(islice(arrivals(Bursty(), Random("7/source-1")), 100, 200)) == again[100:]
     assert list(islice(arrivals(Bursty(), Random("8/source-1")), 200)) != again
@@ -71,7 +71,7 @@ def test_scenario_decodes_both_forms_of_demand() -> None:
 
 
 def test_speed_divides_every_product_time() -> None:
-    """Times shrink and rates grow by `speed`; polling and reporting have a floor."""
+    """Durations are divided and rates multiplied by `speed`; intervals of polls and reports have a minimum."""
     body = b"""{"speed": 10, "visibility_seconds": 20, "accounts": {"a": {"latency_seconds": 2, "capacity":
         {"z": [[60, 0]]}, "throttle": {"burst": 5, "refill_per_second": 3}}}}"""
     rules = scenario.decode(body).on_the_wall()

@@ -1,4 +1,4 @@
-"""Faults as they are written, and what they do when."""
+"""Notation of faults, and their effects over time."""
 
 import pytest
 
@@ -21,30 +21,30 @@ PARSED = [
 
 @pytest.mark.parametrize(("text", "expected"), PARSED)
 def test_parse(text: str, expected: tuple[Fault, ...]) -> None:
-    """Name, argument and window are told apart; percentages are of the run."""
+    """Name, argument and window are separated; percentages refer to the run."""
     assert parse(text, duration_seconds=3600.0) == expected
 
 
 REFUSED = [
     ("zone-b:tomorrow", "expected a window"),
-    ("quota", "a name is missing"),
+    ("quota", "the name is missing"),
     ("lost-reply:2", "between 0 and 1"),
-    ("slow-boot", "write slow-boot:FACTOR"),
-    ("slow-boot:0", "above 0"),
-    ("ignore-token:yes", "takes no argument"),
+    ("slow-boot", "expected slow-boot:FACTOR"),
+    ("slow-boot:0", "greater than 0"),
+    ("ignore-token:yes", "unexpected argument"),
     ("zone-b:14m-4m", "ends before it begins"),
 ]
 
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED)
 def test_refused(text: str, reason: str) -> None:
-    """What cannot be read is refused with a reason."""
+    """Malformed faults are refused with a reason."""
     with pytest.raises(BadFault, match=reason):
         parse(text, duration_seconds=3600.0)
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    """An unknown fault is answered with all that could be written."""
+    """The error for an unknown fault lists the known ones."""
     with pytest.raises(
         BadFault, match=r"unknown fault 'gremlins'; known: none, zone-NAME.*lost-reply.*slow-boot:FACTOR"
     ):
@@ -52,7 +52,7 @@ def test_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_percentage_needs_a_duration() -> None:
-    """A run without an end has no percentages."""
+    """Percentages are refused for a run without an end."""
     with pytest.raises(BadFault, match="needs a run of known duration"):
         parse("zone-b:25%-50%")
 
@@ -70,11 +70,11 @@ ACTIVE = [
 
 @pytest.mark.parametrize(("text", "elapsed_seconds", "expected"), ACTIVE)
 def test_effects(text: str, elapsed_seconds: float, expected: Effects) -> None:
-    """A fault acts from the start of its window up to, not at, its end; faults add up."""
+    """A fault acts from the start of its window until before its end; effects accumulate."""
     assert effects(parse(text), elapsed_seconds) == expected
 
 
-def test_fields_beat_text() -> None:
-    """A window in fields is taken before one in the argument."""
+def test_fields_take_precedence_over_text() -> None:
+    """A window in fields takes precedence over one in the argument."""
     assert parsed([Fault("zone-b", "4m-14m", until_seconds=300.0)]) == (Fault("zone-b", "", 240.0, 300.0),)
     assert parse_one("lost-reply", "1") == Fault("lost-reply", "1")

@@ -1,4 +1,4 @@
-"""The scenario that a simulator begins with: only an empty ledger takes it, and a bad file is told before anything."""
+"""Initial scenario of a simulator: used only for an empty ledger; a bad file is reported at the start."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def loaded(ledger: Path) -> list[int]:
 
 
 def begin(folder: Path, text: str) -> Path:
-    """Start and stop a simulator whose scenario file says `text`; its ledger."""
+    """Start and stop a simulator whose scenario file has `text`; returns its ledger."""
     (folder / "scenario.json").write_text(text)
     settings = Settings(ledger=folder / "ledger.jsonl", scenario=folder / "scenario.json", kafka="")
     with TestClient(build(settings)) as client:
@@ -26,7 +26,7 @@ def begin(folder: Path, text: str) -> Path:
 
 def test_only_an_empty_ledger_takes_it(tmp_path: Path) -> None:
     assert loaded(begin(tmp_path, '{"seed": 3}')) == [3]
-    assert loaded(begin(tmp_path, '{"seed": 4}')) == [3], "a run that is continued keeps its own"
+    assert loaded(begin(tmp_path, '{"seed": 4}')) == [3], "a continued run keeps its scenario"
 
 
 @pytest.mark.parametrize(

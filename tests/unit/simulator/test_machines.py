@@ -1,11 +1,22 @@
-"""What a machine does next, through whole lives."""
+"""Next actions of a machine over its whole life."""
 
 from typing import Any
 
 import pytest
 
-from slipway_simulator.facts import Claimed, Fact, Idle, Refused, Registered, TaskEnded, TaskStarted, Told
-from slipway_simulator.machines import Act, Ask, Contact, Machine, Owed, Register, Take, Tell, Wait, next_act
+from slipway_simulator.facts import Claimed, DrainRequested, Fact, Idle, Refused, Registered, TaskEnded, TaskStarted
+from slipway_simulator.machines import (
+    Act,
+    Contact,
+    Machine,
+    PendingReport,
+    Poll,
+    Register,
+    SendReport,
+    Take,
+    Wait,
+    next_act,
+)
 from slipway_simulator.scenario import Scenario
 
 RULES = Scenario(poll_seconds=30.0, heartbeat_seconds=120.0)
@@ -15,10 +26,10 @@ STARTED = TaskStarted(at=11.0, task_id="t", pool_id="p", instance_id="i-1", ends
 CLAIMED = Claimed(at=11.5, task_id="t", status=200, **WHO)
 DONE = TaskEnded(at=20.0, task_id="t", pool_id="p", instance_id="i-1", result="done")
 IDLE = Idle(at=20.5, status=200, **WHO)
-TOLD = Told(at=12.0, instance_id="i-1", worker_id="w-1")
+TOLD = DrainRequested(at=12.0, instance_id="i-1", worker_id="w-1")
 REFUSED = Refused(at=10.0, instance_id="i-1", status=409)
 
-TELL_CLAIMED = Tell(Owed("claimed", 11.0, "t"))
+TELL_CLAIMED = SendReport(PendingReport("claimed", 11.0, "t"))
 #        its past, tasks per worker, now, work waits, next
 LIVES: list[tuple[list[Fact], int | None, float, bool, Act]] = [
     ([], None, 9.0, True, Wait(10.0)),
@@ -26,26 +37,26 @@ LIVES: list[tuple[list[Fact], int | None, float, bool, Act]] = [
     ([REFUSED], None, 99.0, True, Wait(None)),
     ([REGISTERED], None, 10.0, True, Take()),
     ([REGISTERED], None, 10.0, False, Wait(40.0)),
-    ([REGISTERED], None, 40.0, False, Ask(heartbeat=False)),
-    ([REGISTERED], None, 130.0, False, Ask(heartbeat=True)),
+    ([REGISTERED], None, 40.0, False, Poll(heartbeat=False)),
+    ([REGISTERED], None, 130.0, False, Poll(heartbeat=True)),
     ([REGISTERED, STARTED], None, 11.0, True, TELL_CLAIMED),
     ([REGISTERED, STARTED, CLAIMED], None, 50.0, True, Wait(130.0)),
-    ([REGISTERED, STARTED, CLAIMED], None, 130.0, True, Ask(heartbeat=True)),
+    ([REGISTERED, STARTED, CLAIMED], None, 130.0, True, Poll(heartbeat=True)),
     ([REGISTERED, STARTED, DONE], None, 20.0, True, TELL_CLAIMED),
-    ([REGISTERED, STARTED, DONE, CLAIMED], None, 20.0, True, Tell(Owed("idle", 20.0))),
+    ([REGISTERED, STARTED, DONE, CLAIMED], None, 20.0, True, SendReport(PendingReport("idle", 20.0))),
     ([REGISTERED, STARTED, CLAIMED, DONE, IDLE], None, 20.5, True, Take()),
-    ([REGISTERED, STARTED, CLAIMED, DONE], 1, 20.0, True, Tell(Owed("stopped", 20.0))),
-    ([REGISTERED, STARTED, CLAIMED, DONE], 2, 20.0, True, Tell(Owed("idle", 20.0))),
-    ([REGISTERED, TOLD], None, 12.0, True, Tell(Owed("stopped", 12.0))),
-    ([REGISTERED, TOLD, TOLD], None, 12.0, True, Tell(Owed("stopped", 12.0))),
+    ([REGISTERED, STARTED, CLAIMED, DONE], 1, 20.0, True, SendReport(PendingReport("stopped", 20.0))),
+    ([REGISTERED, STARTED, CLAIMED, DONE], 2, 20.0, True, SendReport(PendingReport("idle", 20.0))),
+    ([REGISTERED, TOLD], None, 12.0, True, SendReport(PendingReport("stopped", 12.0))),
+    ([REGISTERED, TOLD, TOLD], None, 12.0, True, SendReport(PendingReport("stopped", 12.0))),
     ([REGISTERED, STARTED, CLAIMED, TOLD], None, 12.0, True, Wait(130.0)),
-    ([REGISTERED, STARTED, CLAIMED, TOLD, DONE], None, 20.0, True, Tell(Owed("stopped", 20.0))),
+    ([REGISTERED, STARTED, CLAIMED, TOLD, DONE], None, 20.0, True, SendReport(PendingReport("stopped", 20.0))),
 ]
 
 
 @pytest.mark.parametrize(("past", "tasks_per_worker", "now", "work", "expected"), LIVES)
 def test_next_act(past: list[Fact], tasks_per_worker: int | None, now: float, work: bool, expected: Act) -> None:
-    """Owed facts first and in order, then work, then asking; a busy machine finishes its task before it leaves."""
+    """Pending reports come first and in order, then work, then polls. A busy machine finishes its task first."""
     machine = Machine("i-1", "acc", {"settings": {"tasks_per_worker": tasks_per_worker}}, boots_at=10.0, claims=True)
     for fact in past:
         machine.fold(fact)
@@ -54,7 +65,7 @@ def test_next_act(past: list[Fact], tasks_per_worker: int | None, now: float, wo
 
 @pytest.mark.parametrize(("boots_at", "claims", "expected"), [(None, True, Wait(None)), (10.0, False, Wait(40.0))])
 def test_bad_images_show(boots_at: float | None, claims: bool, expected: Act) -> None:
-    """A machine that never registers sits there; one that claims nothing stays idle beside waiting work."""
+    """One machine never registers; another registers and stays idle although tasks are pending."""
     machine = Machine("i-1", "acc", {}, boots_at, claims)
     if boots_at is not None:
         machine.fold(REGISTERED)

@@ -1,4 +1,4 @@
-"""Tasks, levels, and the counts that are reported."""
+"""Tasks, levels, and reported counts."""
 
 import pytest
 from hypothesis import given
@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from slipway_simulator.facts import DemandSet, TaskArrived, TaskClaimed, TaskStarted
 from slipway_simulator.queue import (
+    ClaimLost,
     Counts,
-    NotYours,
     Queue,
     available,
     claim,
     claimed_by,
     command,
     end,
+    expire,
     finish,
-    ran_out,
     renew,
     take,
 )
@@ -36,7 +36,7 @@ def queue_with(*durations: float, level: tuple[int, int | None] | None = None) -
 
 
 def start(queue: Queue, instance_id: str) -> TaskStarted | None:
-    """A machine takes what there is."""
+    """Let a machine take a task."""
     if started := take(queue, "p", instance_id, now=10.0):
         queue.fold(started)
     return started
@@ -63,7 +63,7 @@ COUNTS = [
 def test_counts(
     tasks: tuple[float, ...], level: tuple[int, int | None] | None, takers: int, reported: tuple[int, int], left: int
 ) -> None:
-    """A report carries tasks plus the level: as it is set, or with what machines hold of it as claimed."""
+    """A report has tasks plus the level, either as set or with the units that machines hold as claimed."""
     queue = queue_with(*tasks, level=level)
     for number in range(takers):
         start(queue, f"i-{number}")
@@ -71,8 +71,8 @@ def test_counts(
     assert available(queue, "p") == left
 
 
-def test_oldest_task_first_and_again_after_an_interruption() -> None:
-    """Tasks run in order; one whose machine ended waits again, before all others."""
+def test_oldest_task_first_also_after_an_interruption() -> None:
+    """Tasks run in order; an interrupted task is pending again, before all others."""
     queue = queue_with(5.0, 6.0)
     first = start(queue, "i-1")
     assert first == TaskStarted(
@@ -86,7 +86,7 @@ def test_oldest_task_first_and_again_after_an_interruption() -> None:
 
 
 def test_a_lower_level_ends_the_newest_units() -> None:
-    """A level of 3 lowered to 1: two machines lose their unit, the oldest keeps it; tasks are not touched."""
+    """After lowering a level from 3 to 1, two machines lose their unit and the oldest keeps it; tasks go on."""
     world = World(queue=queue_with(5.0, level=(3, None)))
     for number in range(4):
         start(world.queue, f"i-{number}")
@@ -98,60 +98,60 @@ def test_a_lower_level_ends_the_newest_units() -> None:
 
 
 def claimed(queue: Queue, worker_id: str, *, now: float = 10.0) -> TaskClaimed | None:
-    """A worker from outside takes what there is."""
+    """Let an external worker claim a task."""
     if taken := claim(queue, "p", worker_id, f"i-{worker_id}", now=now):
         queue.fold(taken)
     return taken
 
 
-def test_a_claim_is_renewed_and_finished_by_its_worker_alone() -> None:
-    """The worker renews and ends it, and may say the end again; anybody else hears whose it is."""
+def test_only_the_claiming_worker_renews_and_finishes() -> None:
+    """Only the worker with the claim renews and finishes it, and may repeat the finish; others are refused."""
     queue = queue_with(5.0)
     taken = claimed(queue, "w-1")
     assert taken is not None
-    assert (taken.task_id, taken.runs_out_at, taken.unit) == ("p-1", 10.0 + CLAIM_SECONDS, False)
+    assert (taken.task_id, taken.expires_at, taken.unit) == ("p-1", 10.0 + CLAIM_SECONDS, False)
     assert claimed(queue, "w-2") is None
     run = claimed_by(queue, "p", "w-1")
     assert run is not None
     assert command(run) == ["sleep", "5.000"]
-    with pytest.raises(NotYours, match="p-1 runs on w-1"):
+    with pytest.raises(ClaimLost, match="p-1 runs on w-1"):
         renew(queue, "p", "p-1", "w-2", now=11.0)
-    with pytest.raises(NotYours, match="p-1 runs on w-1"):
+    with pytest.raises(ClaimLost, match="p-1 runs on w-1"):
         finish(queue, "p", "p-1", "w-2", 0, now=11.0)
     queue.fold(renew(queue, "p", "p-1", "w-1", now=25.0))
-    assert ran_out(queue, "p", "p-1", now=44.9) is None
+    assert expire(queue, "p", "p-1", now=44.9) is None
     ended = finish(queue, "p", "p-1", "w-1", 3, now=44.9)
     assert ended is not None
     assert (ended.result, ended.exit_code, ended.instance_id) == ("done", 3, "i-w-1")
     queue.fold(ended)
     assert finish(queue, "p", "p-1", "w-1", 3, now=50.0) is None
-    with pytest.raises(NotYours, match="p-1 was ended by w-1"):
+    with pytest.raises(ClaimLost, match="p-1 was finished by w-1"):
         finish(queue, "p", "p-1", "w-2", 0, now=50.0)
-    with pytest.raises(NotYours, match="nothing does not run"):
+    with pytest.raises(ClaimLost, match="nothing is not running"):
         renew(queue, "p", "nothing", "w-1", now=50.0)
     assert (queue.counts("p"), queue.pools["p"].done) == (Counts(0, 0), 1)
 
 
-def test_a_claim_runs_out_and_the_task_waits_again() -> None:
-    """Before all others; whoever had it may not end it any more, not even while nobody else has taken it."""
+def test_task_of_an_expired_claim_is_pending_again() -> None:
+    """The task is pending again before all others; its former worker cannot finish it, even if it is unclaimed."""
     queue = queue_with(5.0, 6.0)
     claimed(queue, "w-1", now=10.0)
-    assert ran_out(queue, "p", "p-1", now=9.9 + CLAIM_SECONDS) is None
-    lapsed = ran_out(queue, "p", "p-1", now=10.0 + CLAIM_SECONDS)
+    assert expire(queue, "p", "p-1", now=9.9 + CLAIM_SECONDS) is None
+    lapsed = expire(queue, "p", "p-1", now=10.0 + CLAIM_SECONDS)
     assert lapsed is not None
     queue.fold(lapsed)
     assert [task.task_id for task in queue.pools["p"].pending] == ["p-1", "p-2"]
-    with pytest.raises(NotYours, match="p-1 waits again: the claim ran out"):
+    with pytest.raises(ClaimLost, match="p-1 is pending again because its claim expired"):
         finish(queue, "p", "p-1", "w-1", 0, now=31.0)
     again = claimed(queue, "w-2")
     assert again is not None
     assert again.task_id == "p-1"
-    with pytest.raises(NotYours, match="p-1 runs on w-2"):
+    with pytest.raises(ClaimLost, match="p-1 runs on w-2"):
         renew(queue, "p", "p-1", "w-1", now=31.0)
 
 
 def test_a_level_ends_claims_too() -> None:
-    """A worker from outside holds a unit until the level drops; then it is its own no longer."""
+    """An external worker holds a unit until the level drops."""
     world = World(queue=queue_with(level=(1, None)))
     taken = claimed(world.queue, "w-1")
     assert taken is not None
@@ -161,13 +161,13 @@ def test_a_level_ends_claims_too() -> None:
     for fact in set_level(world, DemandSet(at=20.0, pool_id="p", pending=0)):
         world.fold(fact)
     assert world.queue.counts("p") == Counts(0, 0)
-    with pytest.raises(NotYours):
+    with pytest.raises(ClaimLost):
         renew(world.queue, "p", taken.task_id, "w-1", now=21.0)
 
 
 @given(st.lists(st.sampled_from(["arrive", "take", "claim", "done", "interrupt"]), max_size=60))
 def test_no_task_is_lost(steps: list[str]) -> None:
-    """Every task that arrived waits, runs or is done, whatever happens to machines and workers from outside."""
+    """Every arrived task is pending, running or done, whatever happens to machines and external workers."""
     queue = queue_with(1.0)
     for number, step in enumerate(steps, 2):
         pool = queue.pools["p"]

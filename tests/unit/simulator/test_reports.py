@@ -1,4 +1,4 @@
-"""When demand is reported, and what of it survives a broker that is down."""
+"""Demand reports: when they are due, and their behaviour while Kafka is unavailable."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -18,7 +18,7 @@ from slipway_simulator.world import World, rebuild
 
 
 class FakeProducer:
-    """A broker that is up or down."""
+    """Fake producer for a broker that is up or down."""
 
     def __init__(self) -> None:
         self.down = False
@@ -43,7 +43,7 @@ class FakeProducer:
 
 
 class Run:
-    """A reporter on a world whose clock stands still unless it is moved."""
+    """A reporter with a world whose clock moves only explicitly."""
 
     def __init__(self, **rules: Any) -> None:
         self.now = 1000.0
@@ -80,8 +80,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "RETRY_SECONDS", 0.02)
 
 
-async def test_a_report_is_an_outsiders_cloud_event() -> None:
-    """Binary CloudEvents headers without numbers, keyed by pool and source; a fact once it is acknowledged."""
+async def test_a_report_is_a_cloud_event_of_an_external_source() -> None:
+    """Binary CloudEvents headers without sequence numbers, keyed by pool and source; recorded once acknowledged."""
     run = Run(valid_for_seconds=60)
     run.set_level(3)
     task = asyncio.create_task(run.reporter.run())
@@ -97,8 +97,8 @@ async def test_a_report_is_an_outsiders_cloud_event() -> None:
     assert run.recorded == [DemandReported(at=1000.0, pool_id="linux", pending=3, claimed=0, observed_at=1000.0)]
 
 
-async def test_changes_at_once_and_levels_when_due() -> None:
-    """A change is reported at once, many of them as one; without a change not before `report_seconds`."""
+async def test_changes_are_reported_immediately_and_levels_when_due() -> None:
+    """A change is reported immediately, several changes as one; otherwise a report is due after `report_seconds`."""
     run = Run(report_seconds=10)
     task = asyncio.create_task(run.reporter.run())
     await soon(lambda: run.pending == [0] and len(run.recorded) == 1)
@@ -112,8 +112,8 @@ async def test_changes_at_once_and_levels_when_due() -> None:
     task.cancel()
 
 
-async def test_changes_may_wait_for_their_time() -> None:
-    """A queue that only samples reports a change with its next sample."""
+async def test_changes_can_wait_for_the_next_report() -> None:
+    """Without report_on_change, a change is reported with the next periodic report."""
     run = Run(report_on_change=False, report_seconds=10)
     task = asyncio.create_task(run.reporter.run())
     await soon(lambda: run.pending == [0] and len(run.recorded) == 1)
@@ -126,7 +126,7 @@ async def test_changes_may_wait_for_their_time() -> None:
 
 
 async def test_only_the_newest_level_outlives_an_outage() -> None:
-    """While the broker is down nothing is recorded as reported; afterwards the newest level is sent."""
+    """While the broker is down, nothing is recorded as reported; afterwards the newest level is sent."""
     run = Run()
     run.producer.down = True
     task = asyncio.create_task(run.reporter.run())

@@ -1,4 +1,4 @@
-"""Masses, their cap, blame, late starts: what one outcome moves, and by how much."""
+"""Masses and their cap, attribution, late starts: the effect of single outcomes."""
 
 from random import Random
 from typing import Any, Final
@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent, WorkerLaunched
-from slipway_common.events.worker import Stage as Word
+from slipway_common.events.worker import Stage as WorkerStage
 from slipway_weight_calculator.domain import evidence
 from slipway_weight_calculator.domain.blame import charged
-from slipway_weight_calculator.domain.evidence import Stage, change, masses, probability, together
-from slipway_weight_calculator.domain.gates import OPEN
+from slipway_weight_calculator.domain.evidence import Stage, change, combined, masses, probability
 from slipway_weight_calculator.domain.policy import Policy
+from slipway_weight_calculator.domain.trips import HEALTHY
 from tests.worlds import (
     CREDENTIAL,
     IMAGE,
@@ -48,7 +48,7 @@ SHARED: Final = {"image": IMAGE, "quota": QUOTA, "credential": CREDENTIAL}
 def folded(history: list[tuple[bool, float]], start: Stage | None = None, policy: Policy = POLICY) -> Stage:
     stage = start or Stage()
     for ok, at in history:
-        stage = evidence.after(stage, at, 4.0, OPEN, policy, failed=not ok, placed=not ok)
+        stage = evidence.after(stage, at, 4.0, HEALTHY, policy, failed=not ok, place=not ok)
     return stage
 
 
@@ -63,12 +63,12 @@ def chance(stage: Stage, now: float) -> float:
 def test_one_half_life_halves() -> None:
     """Ten minutes later a failure weighs half of a new one."""
     stage = folded([(BAD, T0), (OK, T0 + 600)])
-    assert (stage.successes, stage.failures, stage.placed, stage.at) == (1.0, 0.5, 0.5, T0 + 600)
+    assert (stage.successes, stage.failures, stage.place_failures, stage.at) == (1.0, 0.5, 0.5, T0 + 600)
     assert (stage.succeeded, stage.failed, stage.ok_at) == (1, 1, T0 + 600)
 
 
 def test_an_old_event_weighs_what_it_would_by_now() -> None:
-    """An event of ten minutes ago adds half, and what is newer keeps its mass and time."""
+    """An event of ten minutes ago adds half; newer evidence keeps its mass and time."""
     stage = folded([(OK, T0 + 600), (BAD, T0)])
     assert (stage.successes, stage.failures, stage.at) == (1.0, 0.5, T0 + 600)
 
@@ -84,13 +84,13 @@ def test_about_eight_outcomes_outweigh_any_past() -> None:
 def test_mass_stays_within_the_cap(history: list[tuple[bool, float]]) -> None:
     stage = folded(history)
     assert 0 <= stage.successes + stage.failures <= POLICY.mass_cap + 1e-9
-    assert 0 <= stage.placed <= stage.failures + 1e-9
+    assert 0 <= stage.place_failures <= stage.failures + 1e-9
     assert 0 < chance(stage, stage.at) < 1
 
 
 @given(histories, instants)
 def test_a_success_never_lowers_and_a_failure_never_lifts(history: list[tuple[bool, float]], at: float) -> None:
-    """Compared at one instant, so that the passing of time itself is left out."""
+    """Compared at the same time, so that decay has no influence."""
     stage = folded(history)
     now = max(at, stage.at)
     assert chance(folded([(OK, at)], stage), now) >= chance(stage, now) - 1e-12
@@ -110,7 +110,7 @@ def test_monotone_in_every_past_outcome(history: list[tuple[bool, float]], data:
 
 @given(st.lists(st.tuples(outcomes, instants), max_size=11), st.randoms(use_true_random=False))
 def test_order_of_arrival_is_irrelevant_below_the_cap(history: list[tuple[bool, float]], chance: Random) -> None:
-    """Workers' events reach us over different partitions, in any order."""
+    """Worker events arrive over different partitions, in any order."""
     one, other = folded(history), folded(chance.sample(history, len(history)))
     assert (one.at, one.failed, one.ok_at) == (other.at, other.failed, other.ok_at)
     assert one.successes == pytest.approx(other.successes, abs=1e-7)
@@ -119,7 +119,7 @@ def test_order_of_arrival_is_irrelevant_below_the_cap(history: list[tuple[bool, 
 
 @given(histories, st.floats(0.01, 100))
 def test_a_policy_at_another_speed_sees_the_same(history: list[tuple[bool, float]], speed: float) -> None:
-    """Half as fast a world under half as fast a policy gives the same masses: nothing hangs on a second's length."""
+    """A slower world under an equally slower policy gives the same masses."""
     slower = msgspec.structs.replace(POLICY, half_life_seconds=POLICY.half_life_seconds * speed)
     one = folded([(ok, at - T0) for ok, at in history])
     other = folded([(ok, (at - T0) * speed) for ok, at in history], policy=slower)
@@ -130,33 +130,33 @@ def test_a_policy_at_another_speed_sees_the_same(history: list[tuple[bool, float
 @given(histories, st.integers(0, 10**9))
 def test_time_forgets_and_never_adds(history: list[tuple[bool, float]], seconds: int) -> None:
     stage = folded(history)
-    successes, failures, placed = masses(stage, T0 + seconds, POLICY)
+    successes, failures, place_failures = masses(stage, T0 + seconds, POLICY)
     assert successes <= stage.successes
-    assert placed <= failures <= stage.failures
+    assert place_failures <= failures <= stage.failures
 
 
 @given(histories, histories)
-def test_a_place_has_seen_what_its_configs_have(one: list[tuple[bool, float]], other: list[tuple[bool, float]]) -> None:
-    """Kept change by change, in whatever order; a config that leaves takes its share along."""
+def test_sums_of_a_location_equal_its_configs(one: list[tuple[bool, float]], other: list[tuple[bool, float]]) -> None:
+    """Sums are updated change by change, in any order; a config that leaves is subtracted."""
     total, first, second = evidence.NOTHING, Stage(), Stage()
     for outcome in one:
         before, first = first, folded([outcome], first)
-        total = together(total, change(before, first, POLICY), POLICY)
+        total = combined(total, change(before, first, POLICY), POLICY)
     for outcome in other:
         before, second = second, folded([outcome], second)
-        total = together(total, change(before, second, POLICY), POLICY)
+        total = combined(total, change(before, second, POLICY), POLICY)
     both = [masses(stage, total[2], POLICY) for stage in (first, second)]
     assert total[0] == pytest.approx(sum(successes for successes, _, _ in both), abs=1e-6)
-    assert total[1] == pytest.approx(sum(placed for _, _, placed in both), abs=1e-6)
-    left = together(total, change(first, None, POLICY), POLICY)
+    assert total[1] == pytest.approx(sum(place_failures for _, _, place_failures in both), abs=1e-6)
+    left = combined(total, change(first, None, POLICY), POLICY)
     assert left[:2] == pytest.approx((both[1][0], both[1][2]), abs=1e-6)
 
 
-# Blame
+# Attribution
 
 ANOTHER: Final = "quota/sim-a/sim-1/c5"
 #   scope             of a launch            of a boot or a claim
-BLAME: Final = [
+ATTRIBUTION: Final = [
     (Scope.CONFIG, ("a",), ("a",)),
     (Scope.CAPACITY, ("a",), ("a",)),
     (Scope.QUOTA, (QUOTA,), (QUOTA,)),
@@ -168,66 +168,75 @@ BLAME: Final = [
 ]
 
 
-@pytest.mark.parametrize(("scope", "of_launch", "of_later"), BLAME)
-def test_whom_a_failure_is_charged_to(scope: Scope, of_launch: tuple[str, ...], of_later: tuple[str, ...]) -> None:
-    """Each scope moves the row that it names, and a throttle, our own doing or an unknown word none."""
-    for stage, keys in ((Word.LAUNCH, of_launch), (Word.BOOT, of_later), (Word.CLAIM, of_later), (Word.UNKNOWN, ())):
+@pytest.mark.parametrize(("scope", "of_launch", "of_later"), ATTRIBUTION)
+def test_keys_that_a_failure_is_charged_to(scope: Scope, of_launch: tuple[str, ...], of_later: tuple[str, ...]) -> None:
+    """Each scope affects the row that it names; a throttle, our own doing and an unknown scope affect none."""
+    for stage, keys in (
+        (WorkerStage.LAUNCH, of_launch),
+        (WorkerStage.BOOT, of_later),
+        (WorkerStage.CLAIM, of_later),
+        (WorkerStage.UNKNOWN, ()),
+    ):
         assert charged(fails(scope, stage), "a", SHARED, lambda _: True) == keys
         assert charged(Outcome(stage, Result.UNKNOWN, scope), "a", SHARED, lambda _: True) == ()
 
 
-def test_the_table_of_blame_is_complete() -> None:
-    assert {scope for scope, _, _ in BLAME} == set(Scope)
+def test_the_attribution_table_is_complete() -> None:
+    assert {scope for scope, _, _ in ATTRIBUTION} == set(Scope)
 
 
-def test_a_scope_key_is_believed_if_anybody_shares_it() -> None:
-    """The provider knows which family it counts. But a config that fails is always held back by something, or it would
-    go on failing for ever."""
+def test_a_scope_key_is_trusted_if_a_config_shares_it() -> None:
+    """The provider knows which family it counts. The config is always charged too, or it would keep failing."""
     own, other = fails(Scope.QUOTA, key="sim-a/sim-1/m5"), fails(Scope.QUOTA, key="sim-a/sim-1/c5")
     assert charged(own, "a", SHARED, lambda _: False) == (QUOTA,)
     assert charged(other, "a", SHARED, lambda key: key == ANOTHER) == (ANOTHER, "a")
     assert charged(other, "a", SHARED, lambda _: False) == ("a",)
-    nobodys = fails(Scope.IMAGE, Word.BOOT, key="never-heard-of")
+    nobodys = fails(Scope.IMAGE, WorkerStage.BOOT, key="never-seen")
     assert charged(nobodys, "a", SHARED, lambda _: False) == ("a",)
 
 
-def test_a_row_that_nobody_shares_is_never_made() -> None:
+def test_no_row_without_configs() -> None:
     story = Story(A, config("c", instance_type="c5.large"))
     story.fold(0, *(refused(A, Scope.QUOTA, f"w-{n}", key=f"sim-a/sim-1/{n}") for n in range(9)))
     story.fold(1, refused(A, Scope.QUOTA, key="sim-a/sim-1/c5"))
     assert set(story.world.rows) == {"a", "c", ANOTHER}
-    assert story.record("a", 2).state == "closed"
-    assert story.record("c", 2).state == "open"
+    assert story.record("a", 2).state != "healthy"
+    assert story.record("c", 2).state == "healthy"
 
 
 @pytest.mark.parametrize("scope", list(Scope))
 def test_every_failure_is_folded(scope: Scope) -> None:
-    """Whatever its scope: its number frees its place in the window."""
+    """Failures of every scope are folded, which frees their place in the window."""
     story = Story(A)
-    story.fold(0, refused(A, scope), stopping(A, fails(scope, Word.BOOT)), lost(A, fails(scope, Word.CLAIM)))
+    story.fold(
+        0, refused(A, scope), stopping(A, fails(scope, WorkerStage.BOOT)), lost(A, fails(scope, WorkerStage.CLAIM))
+    )
     row = story.row("a")
     assert (row.launch.folded, row.boot.folded, row.claim.folded) == (1, 1, 1)
 
 
 def test_unknown_words_move_nothing() -> None:
-    """A word of a newer sender is neither a success nor a failure; it introduces its config at most."""
+    """A value from a newer sender is neither a success nor a failure; it can only add its config."""
     story = Story(A)
     before = story.row("a")
-    for outcome in (Outcome(Word.LAUNCH, Result.UNKNOWN, Scope.CONFIG), Outcome(Word.UNKNOWN, Result.FAILED)):
+    for outcome in (
+        Outcome(WorkerStage.LAUNCH, Result.UNKNOWN, Scope.CONFIG),
+        Outcome(WorkerStage.UNKNOWN, Result.FAILED),
+    ):
         story.fold(0, WorkerLaunched(instance_id="i", batch_id="b", outcome=outcome, **of(A, outcome.stage.value)))
         story.fold(0, msgspec.structs.replace(refused(A), outcome=outcome))
         story.fold(0, stopping(A, outcome), msgspec.structs.replace(registered(A), outcome=outcome))
     assert story.row("a") == before
 
 
-# Ends that are nobody's fault
+# Ends without a fault
 
 OWN_DOING: Final[list[WorkerEvent]] = [
     stopping(A),
     stopped(A),
     lost(A),
-    stopping(A, fails(Scope.NOTHING, Word.BOOT)),
-    stopping(A, fails(Scope.NOTHING, Word.CLAIM)),
+    stopping(A, fails(Scope.NOTHING, WorkerStage.BOOT)),
+    stopping(A, fails(Scope.NOTHING, WorkerStage.CLAIM)),
     refused(A, Scope.NOTHING),
     refused(A, Scope.LIMITER),
     delayed(A),
@@ -235,8 +244,8 @@ OWN_DOING: Final[list[WorkerEvent]] = [
 
 
 @pytest.mark.parametrize("event", OWN_DOING, ids=lambda event: type(event).__name__)
-def test_what_we_end_ourselves_is_no_evidence(event: WorkerEvent) -> None:
-    """Pause, drain, scale-down, cancellation: masses, windows and gates of every row stay."""
+def test_our_own_stops_are_no_evidence(event: WorkerEvent) -> None:
+    """Pause, drain, scale-down and cancellation change no mass, window or trip of any row."""
     story = Story(A)
     story.fold(0, launched(A), refused(A, Scope.IMAGE, "x"), refused(A, Scope.QUOTA, "y"))
     before = dict(story.world.rows)
@@ -248,35 +257,35 @@ def test_what_we_end_ourselves_is_no_evidence(event: WorkerEvent) -> None:
             assert now == msgspec.structs.replace(getattr(row, name), folded=0)
 
 
-# Stages that are not judged
+# Stages that are not evaluated
 
 
-def test_claims_that_nobody_can_see_are_not_judged() -> None:
-    """An image without our agent never claims: that says nothing, closes nothing, and takes no part in the weight."""
-    mute = config("a", claim_evidence="none")
-    story = Story(mute, B)
-    story.fold(0, *(stopping(mute, fails(Scope.IMAGE, Word.CLAIM), f"w-{n}") for n in range(9)))
+def test_invisible_claims_are_not_evaluated() -> None:
+    """An image without our agent never claims: that is no evidence, trips nothing and does not count in the weight."""
+    silent = config("a", claim_evidence="none")
+    story = Story(silent, B)
+    story.fold(0, *(stopping(silent, fails(Scope.IMAGE, WorkerStage.CLAIM), f"w-{n}") for n in range(9)))
     assert IMAGE not in story.world.rows
     assert story.row("a").claim.folded == 9
-    story.fold(1, *(stopping(B, fails(Scope.IMAGE, Word.CLAIM), f"v-{n}") for n in range(9)))
-    assert story.record("b", 2).state == "closed"
-    assert story.record("a", 2).state == "open", "b's claims say nothing to those who cannot claim"
+    story.fold(1, *(stopping(B, fails(Scope.IMAGE, WorkerStage.CLAIM), f"v-{n}") for n in range(9)))
+    assert story.record("b", 2).state != "healthy"
+    assert story.record("a", 2).state == "healthy", "claims of b do not concern configs without claims"
     assert story.record("a", 2).stages["claim"].probability == POLICY.prior
 
 
-def test_judging_claims_no_more_opens_what_they_have_closed() -> None:
+def test_claims_no_longer_evaluated_end_their_trip() -> None:
     story = Story(A)
-    story.fold(0, *(stopping(A, fails(Scope.CONFIG, Word.CLAIM), f"w-{n}") for n in range(5)))
-    assert story.record("a", 1).closed_stage == "claim"
+    story.fold(0, *(stopping(A, fails(Scope.CONFIG, WorkerStage.CLAIM), f"w-{n}") for n in range(5)))
+    assert story.record("a", 1).tripped_stage == "claim"
     story.declare(config("a", claim_evidence="none", revision=2), 2)
-    assert story.record("a", 2).state == "open"
+    assert story.record("a", 2).state == "healthy"
 
 
 # Late starts
 
 
 def late_ones(count: int = 1, *, at: float = 300.0) -> Story:
-    """Boots begun at 0 that have not registered when they are late."""
+    """Boots started at 0 that are late and have not registered."""
     story = Story(A, B)
     story.fold(0, *(launched(A, f"w-{n}") for n in range(count)))
     story.advance_to(at)
@@ -284,7 +293,7 @@ def late_ones(count: int = 1, *, at: float = 300.0) -> Story:
 
 
 def test_a_late_start_counts_as_failed_until_it_ends() -> None:
-    """Of the config and of the image, from 300 s on while few boots are known."""
+    """It counts for the config and the image, from 300 s on while few boots are known."""
     before, after = late_ones(at=299), late_ones(at=300)
     assert before.row("a").boot.late == 0
     assert IMAGE not in before.world.rows
@@ -292,46 +301,46 @@ def test_a_late_start_counts_as_failed_until_it_ends() -> None:
         stage = after.row(key).boot
         assert (stage.late, stage.failures, stage.failed, stage.folded) == (1, 1.0, 1, 0)
         assert stage.window == pytest.approx(8 * 0.7)
-        assert [failure.late for failure in stage.gate.run] == [True]
+        assert [failure.late for failure in stage.trip.run] == [True]
     assert after.record("a", 300).stages["boot"].late == 1
 
 
-TAKEN_BACK: Final[list[Any]] = [registered(A, "w-0", seconds=400.0), stopping(A, None, "w-0"), stopped(A, "w-0")]
+NOT_FAILED: Final[list[Any]] = [registered(A, "w-0", seconds=400.0), stopping(A, None, "w-0"), stopped(A, "w-0")]
 
 
-@pytest.mark.parametrize("event", TAKEN_BACK, ids=lambda event: type(event).__name__)
-def test_a_late_start_that_comes_or_that_we_end_has_not_failed(event: WorkerEvent) -> None:
+@pytest.mark.parametrize("event", NOT_FAILED, ids=lambda event: type(event).__name__)
+def test_a_late_start_that_registers_or_that_we_stop_has_not_failed(event: WorkerEvent) -> None:
     story = late_ones()
     story.fold(400, event)
     for key in ("a", IMAGE):
         stage = story.row(key).boot
-        assert (stage.late, stage.failed, stage.gate.run, stage.gate.unconfirmed) == (0, 0, (), 0)
+        assert (stage.late, stage.failed, stage.trip.run, stage.trip.unconfirmed) == (0, 0, (), 0)
         assert stage.failures == pytest.approx(0, abs=1e-9)
     assert "w-0" not in story.world.boots
 
 
 def test_a_late_start_that_fails_is_charged_once() -> None:
-    """What was provisional is true now: nothing is added but the number of folded failures."""
+    """The provisional failure is confirmed: only the number of folded failures grows."""
     story = late_ones()
     before = {key: story.row(key).boot for key in ("a", IMAGE)}
-    story.fold(900, stopping(A, fails(Scope.IMAGE, Word.BOOT), "w-0"), stopped(A, "w-0"))
+    story.fold(900, stopping(A, fails(Scope.IMAGE, WorkerStage.BOOT), "w-0"), stopped(A, "w-0"))
     for key in ("a", IMAGE):
         stage = story.row(key).boot
         assert (stage.failures, stage.failed, stage.late) == (before[key].failures, 1, 0)
-        assert [(failure.code, failure.late) for failure in stage.gate.run] == [("image", False)]
+        assert [(failure.code, failure.late) for failure in stage.trip.run] == [("image", False)]
     assert story.row("a").boot.folded == 1
 
 
 def test_a_late_start_that_fails_for_another_reason_is_charged_to_that() -> None:
-    """The config's own fault: the image is cleared."""
+    """The failure is the config's own, so the image is no longer charged."""
     story = late_ones()
-    story.fold(900, lost(A, fails(Scope.CONFIG, Word.BOOT), "w-0"))
+    story.fold(900, lost(A, fails(Scope.CONFIG, WorkerStage.BOOT), "w-0"))
     assert (story.row("a").boot.failed, story.row(IMAGE).boot.failed) == (1, 0)
-    assert story.row(IMAGE).boot.gate.run == ()
+    assert story.row(IMAGE).boot.trip.run == ()
 
 
 def test_a_start_that_is_late_where_boots_are_known() -> None:
-    """Twice what 95 of 100 boots took: of 20 samples the second longest."""
+    """Twice the 95 % quantile of boots: of 20 samples the second longest."""
     story = Story(A)
     for n in range(20):
         story.fold(n, launched(A, f"w-{n}"), registered(A, f"w-{n}", seconds=100.0 + n))
@@ -344,7 +353,7 @@ def test_a_start_that_is_late_where_boots_are_known() -> None:
 
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=80))
 def test_the_quantile_of_boot_times_is_that_of_the_newest(seconds: list[float]) -> None:
-    """Kept as they come, without looking at all of them each time."""
+    """Maintained incrementally, without sorting all of them each time."""
     story = Story(A)
     for n, each in enumerate(seconds):
         story.fold(n, launched(A, f"w-{n}"), registered(A, f"w-{n}", seconds=each))
@@ -361,22 +370,22 @@ def test_a_start_that_registers_before_the_reply_is_never_late() -> None:
     assert story.world.boots == {}
 
 
-def test_nobody_waits_for_a_start_that_was_told_to_leave() -> None:
-    """In whichever order its call and its machine answer; that the call succeeded counts."""
+def test_a_stopped_start_is_never_late() -> None:
+    """In whatever order the call and the machine answer; the success of the call counts."""
     left = registered(A)
-    left = msgspec.structs.replace(left, outcome=Outcome(Word.UNKNOWN, Result.UNKNOWN))
-    for told in ([launched(A, leaving=True)], [launched(A, leaving=True), left], [left, launched(A, leaving=True)]):
+    left = msgspec.structs.replace(left, outcome=Outcome(WorkerStage.UNKNOWN, Result.UNKNOWN))
+    for events in ([launched(A, leaving=True)], [launched(A, leaving=True), left], [left, launched(A, leaving=True)]):
         story = Story(A)
-        story.fold(0, requested(A), stopping(A), *told)
+        story.fold(0, requested(A), stopping(A), *events)
         assert story.world.boots == {}
         story.advance_to(3600)
         assert (story.row("a").launch.succeeded, story.row("a").boot) == (1, Story(A).row("a").boot)
 
 
-def test_masses_of_late_starts_are_taken_back_from_places() -> None:
+def test_masses_of_late_starts_are_removed_from_sums() -> None:
     story = late_ones(3)
     story.fold(301, *(registered(A, f"w-{n}", seconds=301.0) for n in range(3)), claimed(A, "w-0"))
-    for key, (successes, placed, _) in story.world.sums.items():
+    for key, (successes, place_failures, _) in story.world.sums.items():
         if key.endswith("/boot"):
             assert successes == pytest.approx(3)
-            assert placed == pytest.approx(0, abs=1e-9)
+            assert place_failures == pytest.approx(0, abs=1e-9)

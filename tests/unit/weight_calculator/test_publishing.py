@@ -1,4 +1,4 @@
-"""Which configs are told of in which turn, and how the journal writes places: pure, on worlds of a few configs."""
+"""Selection of the configs to publish in a turn, and ranges in the journal; pure, on worlds of a few configs."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,11 +16,11 @@ from slipway_weight_calculator.domain.world import Draft, World
 from slipway_weight_calculator.loops import publish
 from slipway_weight_calculator.loops.publish import Publishing, affected
 from slipway_weight_calculator.store.journal import ranges
-from tests.worlds import T0, A, B, C, config, refused, said
+from tests.worlds import T0, A, B, C, config, refused, signal_event
 
 
-class Teller:
-    """Turns of a calculator that has no rows."""
+class Publisher:
+    """Turns of a calculator without a database."""
 
     def __init__(self, *configs: LaunchConfigState, refresh_seconds: float = 60.0) -> None:
         self.world = World()
@@ -32,7 +32,7 @@ class Teller:
 
     def turn(self, at: float, draft: Draft | None = None, *, behind: bool = False) -> list[Any]:
         draft = draft or Draft(self.world)
-        events, _ = self.publishing.look(draft, T0 + at, {"a": "trace"}, behind=behind)
+        events, _ = self.publishing.publish(draft, T0 + at, {"a": "trace"}, behind=behind)
         draft.commit()
         return events
 
@@ -48,86 +48,86 @@ def ids(events: Sequence[Any]) -> list[str]:
 
 
 def test_in_the_turn_that_changed_it_or_at_the_tick() -> None:
-    """At once after 100 ms of quiet, else 100 ms after the last time; with the trace of what changed it."""
-    teller = Teller(A, B)
-    (told,) = teller.fold(1.0, refused(A))
-    assert (told.event.launch_config_id, told.traceparent) == ("a", "trace")
-    assert teller.fold(1.05, refused(A)) == []
-    assert teller.publishing.due() == pytest.approx(T0 + 1.15)
-    assert ids(teller.turn(1.11)) == ["a"]
-    assert teller.publishing.due() is None
+    """At once if the last record is 100 ms old, else 100 ms after it; with the trace of the change."""
+    publisher = Publisher(A, B)
+    (published,) = publisher.fold(1.0, refused(A))
+    assert (published.event.launch_config_id, published.traceparent) == ("a", "trace")
+    assert publisher.fold(1.05, refused(A)) == []
+    assert publisher.publishing.due() == pytest.approx(T0 + 1.15)
+    assert ids(publisher.turn(1.11)) == ["a"]
+    assert publisher.publishing.due() is None
 
 
 def test_a_backlog_waits_for_the_second() -> None:
-    teller = Teller(A)
-    assert ids(teller.fold(5.0, refused(A), behind=True)) == ["a"]
-    assert teller.fold(5.5, refused(A), behind=True) == []
-    assert teller.fold(5.9, refused(A), behind=True) == []
-    (told,) = teller.fold(6.1, behind=True)
-    assert told.event.stages["launch"].failures_folded == 3
+    publisher = Publisher(A)
+    assert ids(publisher.fold(5.0, refused(A), behind=True)) == ["a"]
+    assert publisher.fold(5.5, refused(A), behind=True) == []
+    assert publisher.fold(5.9, refused(A), behind=True) == []
+    (published,) = publisher.fold(6.1, behind=True)
+    assert published.event.stages["launch"].failures_folded == 3
 
 
-def test_what_is_told_is_not_told_again() -> None:
-    """Until it is old: then once more."""
-    teller = Teller(A, B)
-    assert teller.turn(30.0) == []
-    told = [config_id for second in range(40, 700, 2) for config_id in ids(teller.turn(float(second)))]
-    assert sorted(told) == ["a", "b"]
+def test_unchanged_records_are_not_published_again() -> None:
+    """An unchanged record is repeated once it is old."""
+    publisher = Publisher(A, B)
+    assert publisher.turn(30.0) == []
+    published = [config_id for second in range(40, 700, 2) for config_id in ids(publisher.turn(float(second)))]
+    assert sorted(published) == ["a", "b"]
 
 
-def test_everything_is_looked_at_within_the_refresh_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever only time or a sibling has moved, in turns that look at a few each."""
-    monkeypatch.setattr(publish, "LOOKS_MAX", 3)
+def test_everything_is_computed_within_the_refresh_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configs changed by time or by a sibling are computed in turns of a few each."""
+    monkeypatch.setattr(publish, "CONFIGS_MAX", 3)
     configs = [config(f"c{n:02}") for n in range(20)]
-    teller = Teller(*configs)
+    publisher = Publisher(*configs)
     for tick in range(1, 30):
-        teller.turn(tick / 10)
-    teller.fold(10.0, *(refused(configs[0], Scope.CAPACITY, f"w{n}") for n in range(3)))
-    told = [config_id for tick in range(101, 720) for config_id in ids(teller.turn(tick / 10))]
-    assert set(told) >= {f"c{n:02}" for n in range(1, 20)}, "their priors have moved with their sibling"
+        publisher.turn(tick / 10)
+    publisher.fold(10.0, *(refused(configs[0], Scope.CAPACITY, f"w{n}") for n in range(3)))
+    published = [config_id for tick in range(101, 720) for config_id in ids(publisher.turn(tick / 10))]
+    assert set(published) >= {f"c{n:02}" for n in range(1, 20)}, "their priors have moved with their sibling"
 
 
-def test_an_archived_config_is_told_of_once_more() -> None:
-    teller = Teller(A)
-    draft = Draft(teller.world)
+def test_an_archived_config_gets_one_tombstone() -> None:
+    publisher = Publisher(A)
+    draft = Draft(publisher.world)
     draft.archive("a", T0 + 1)
-    (told,) = teller.turn(1.0, draft)
-    assert isinstance(told, Tombstone)
-    assert teller.fold(2.0, refused(A)) == []
-    assert teller.turn(700.0) == []
+    (published,) = publisher.turn(1.0, draft)
+    assert isinstance(published, Tombstone)
+    assert publisher.fold(2.0, refused(A)) == []
+    assert publisher.turn(700.0) == []
 
 
-def test_only_what_closes_or_opens_concerns_all_who_share_it() -> None:
-    teller = Teller(A, B, C, config("d", account="sim-b", image_revision="other"))
-    first = Draft(teller.world)
+def test_only_trips_of_a_shared_key_affect_all_its_configs() -> None:
+    publisher = Publisher(A, B, C, config("d", account="sim-b", image_revision="other"))
+    first = Draft(publisher.world)
     first.fold(refused(A, Scope.CREDENTIAL), T0 + 1)
     assert affected(first) == {"a"}
     first.fold(refused(A, Scope.CREDENTIAL, "w2"), T0 + 1)
     assert affected(first) == {"a", "b", "c"}
     first.commit()
-    dim = Draft(teller.world)
-    assert dim.signal(said("degraded", "config", "d"), T0) == ""
+    dim = Draft(publisher.world)
+    assert dim.signal(signal_event("degraded", "config", "d"), T0) == ""
     assert affected(dim) == {"d"}
 
 
-def test_after_a_restart_all_are_looked_at_and_nothing_is_told_twice() -> None:
-    teller = Teller(A, config("d", pool="other", account="sim-b", region="r2"))
-    told = teller.fold(1.0, refused(A))
-    assert all(isinstance(event, Traced) for event in told)
+def test_after_a_restart_nothing_is_published_twice() -> None:
+    publisher = Publisher(A, config("d", pool="other", account="sim-b", region="r2"))
+    published = publisher.fold(1.0, refused(A))
+    assert all(isinstance(event, Traced) for event in published)
     again = Publishing(60.0, 600.0)
-    again.load(dict(teller.publishing.published), teller.world.configs)
+    again.load(dict(publisher.publishing.published), publisher.world.configs)
     due = again.due()
     assert due is not None
     assert due <= T0
-    assert again.look(Draft(teller.world), T0 + 2, {}, behind=False) == ([], {})
+    assert again.publish(Draft(publisher.world), T0 + 2, {}, behind=False) == ([], {})
 
 
 PLACES = st.tuples(st.sampled_from(["t", "u"]), st.integers(0, 2), st.integers(0, 12))
 
 
 @given(st.sets(PLACES))
-def test_ranges_are_the_places_and_no_more(places: set[tuple[str, int, int]]) -> None:
-    """In order, neighbours together, none twice."""
+def test_ranges_cover_exactly_the_offsets(places: set[tuple[str, int, int]]) -> None:
+    """Ranges are in order and merged, and none overlap."""
     found = ranges([Record(*place, None, None, (), 0) for place in places])
     assert [(t, p, n) for t, p, first, end in found for n in range(first, end)] == sorted(places)
     for (t, p, _, end), (u, q, first, _) in pairwise(found):

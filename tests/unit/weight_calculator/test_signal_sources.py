@@ -1,4 +1,4 @@
-"""Who may say what: the sources file, and what is said of a single worker."""
+"""Rules for signal sources, and signals on a single worker."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +34,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPWAY_DATABASE_URL", "postgresql://host/db")
 
 
-def test_without_a_file_anybody_may_close_half_a_pool() -> None:
+def test_without_a_file_any_source_may_trip_half_a_pool() -> None:
     assert from_environment(Settings).signal_rules() == Rules(sources={}, unnamed=Source(max_share=0.5))
 
 
@@ -47,23 +47,27 @@ def test_a_sources_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        (None, "No such file or directory; name a file that can be read"),
-        ("source: {}", "source: unknown; there is sources, unnamed"),
-        ("- a", "is no mapping with sources and unnamed"),
-        ("sources: [a]", "sources: is no mapping of names"),
-        ("sources: {a: {share: 1}}", "sources.a: Object contains unknown field `share`; there is targets, ids, kinds,"),
+        (None, "No such file or directory; name a readable file"),
+        ("source: {}", "source: unknown field; known: sources, unnamed"),
+        ("- a", "must be a mapping with sources and unnamed"),
+        ("sources: [a]", "sources: must be a mapping of source names"),
+        ("sources: {a: {share: 1}}", "sources.a: Object contains unknown field `share`; known: targets, ids, kinds,"),
         ("sources: {a: {max_share: half}}", "sources.a: Expected `float`, got `str` - at `$.max_share`"),
-        ("sources: {a: {max_share: 2}}", "sources.a.max_share: is 2; write a share of a pool between 0 and 1"),
-        ("unnamed: {targets: [planet]}", "unnamed.targets: unknown 'planet'; there is worker, config, pool, zone"),
-        ("sources:\n  a: {kinds: [up]}", "sources.a.kinds: unknown 'up'; there is degraded, down"),
+        ("sources: {a: {max_share: 2}}", "sources.a.max_share: is 2; must be between 0 and 1"),
+        ("unnamed: {targets: [planet]}", "unnamed.targets: unknown 'planet'; known: worker, config, pool, zone"),
+        ("sources:\n  a: {kinds: [up]}", "sources.a.kinds: unknown 'up'; known: degraded, down"),
         ("sources: {a: {}, a: {}}", "sources.yaml:1: sources.a: "),
         ("sources: {", "sources.yaml:1: is not YAML"),
     ],
 )
-def test_a_sources_file_that_is_wrong_is_told_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, said: str
+def test_a_wrong_sources_file_is_reported_at_start(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+    message: str,
 ) -> None:
     file = tmp_path / "sources.yaml"
     if content is not None:
@@ -72,16 +76,16 @@ def test_a_sources_file_that_is_wrong_is_told_at_the_start(
     with pytest.raises(SystemExit) as ended:
         from_environment(Settings)
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("SLIPWAY_SIGNAL_SOURCES_FILE: ")
-    assert said in told
+    error = capsys.readouterr().err
+    assert error.startswith("SLIPWAY_SIGNAL_SOURCES_FILE: ")
+    assert message in error
 
 
 def test_rules_of_nothing_are_the_usual_ones() -> None:
     assert rules_of({}) == DEFAULT_RULES
 
 
-# What an opinion weighs
+# Effect of signals
 
 
 def declared(config_id: str) -> LaunchConfigCreated:
@@ -112,7 +116,7 @@ IDS: dict[str, Any] = {
 ID = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
 
 
-def said(kind: str, target_kind: str = "worker", target_id: str = "w-1", **fields: Any) -> SignalRaised:
+def signal_event(kind: str, target_kind: str = "worker", target_id: str = "w-1", **fields: Any) -> SignalRaised:
     usual: dict[str, Any] = {"observed_at": datetime.fromtimestamp(NOW, UTC), "ttl_seconds": 600.0, "source": "cloud"}
     return SignalRaised(kind=kind, target_kind=target_kind, target_id=target_id, reason="odd", **usual | fields)
 
@@ -131,7 +135,7 @@ def world(*, registered: bool = False) -> World:
     return world
 
 
-opinions = st.lists(
+raised_signals = st.lists(
     st.tuples(
         st.sampled_from(["degraded", "down", "recovered", "capacity_hint", "spot_interruption"]),
         st.sampled_from([("config", "zone-a"), ("pool", "linux"), ("zone", "zone-a"), ("worker", "w-1")]),
@@ -142,102 +146,108 @@ opinions = st.lists(
 )
 
 
-@given(opinions)
-def test_no_opinion_lifts_a_weight(said_: list[tuple[str, tuple[str, str], float | None, str]]) -> None:
-    """Nor a window; and the lowest word counts, not their product."""
+@given(raised_signals)
+def test_no_signal_raises_a_weight(given_signals: list[tuple[str, tuple[str, str], float | None, str]]) -> None:
+    """No signal raises a window either; the lowest factor counts, not the product."""
     known = world()
     plain = record(Draft(known), known.configs["zone-a"], NOW)
-    for kind, target, value, source in said_:
+    for kind, target, value, source in given_signals:
         draft = Draft(known)
-        draft.signal(said(kind, *target, value=value, source=source), NOW)
+        draft.signal(signal_event(kind, *target, value=value, source=source), NOW)
         draft.commit()
-    told = record(Draft(known), known.configs["zone-a"], NOW)
-    assert 0 < told.weight <= plain.weight
-    assert told.stages["launch"].window <= plain.stages["launch"].window
+    published = record(Draft(known), known.configs["zone-a"], NOW)
+    assert 0 < published.weight <= plain.weight
+    assert published.stages["launch"].window <= plain.stages["launch"].window
     values = [s.value for s in known.signals.values() if "zone-a" in s.configs and s.kind != "capacity_hint"]
-    assert told.health == pytest.approx(plain.health * min(values, default=1.0))
+    assert published.health == pytest.approx(plain.health * min(values, default=1.0))
 
 
-def test_an_opinion_ends_with_its_time() -> None:
-    """And weighs nothing if it comes when that is over."""
+def test_a_signal_expires() -> None:
+    """An expired signal has no effect, and one that arrives after its expiry neither."""
     known = world(registered=True)
     plain = record(Draft(known), known.configs["zone-a"], NOW + 700)
-    for heard_at, state in ((NOW, "closed"), (NOW + 650, "open")):
+    for received_at, state in ((NOW, "tripped"), (NOW + 650, "healthy")):
         draft = Draft(known)
-        draft.signal(said("down", "config", "zone-a"), heard_at)
+        draft.signal(signal_event("down", "config", "zone-a"), received_at)
         draft.commit()
-        assert record(Draft(known), known.configs["zone-a"], heard_at).state == state
+        assert record(Draft(known), known.configs["zone-a"], received_at).state == state
         draft = Draft(known)
-        draft.advance(heard_at + 600)
+        draft.advance(received_at + 600)
         draft.commit()
         assert known.signals == {}
     after = record(Draft(known), known.configs["zone-a"], NOW + 700)
-    assert (after.state, after.weight, after.signals) == ("open", plain.weight, ())
+    assert (after.state, after.weight, after.signals) == ("healthy", plain.weight, ())
 
 
 @pytest.mark.parametrize("kind", ["degraded", "down"])
-def test_a_word_on_a_booting_worker_weighs_on_its_config(kind: str) -> None:
-    """And closes nothing: one machine that is down says little about where it stands."""
+def test_a_signal_on_a_booting_worker_counts_for_its_config(kind: str) -> None:
+    """It trips nothing: a single machine that is down says little about its location."""
     known = world()
     draft = Draft(known)
-    assert draft.signal(said(kind), NOW) == ""
-    assert [(s.kind, s.value) for s in draft.said("zone-a")] == [("degraded", 0.5)]
-    assert draft.said("zone-b") == []
-    assert signals.is_down(draft.said("zone-a")) is None
+    assert draft.signal(signal_event(kind), NOW) == ""
+    assert [(s.kind, s.value) for s in draft.signals_on("zone-a")] == [("degraded", 0.5)]
+    assert draft.signals_on("zone-b") == []
+    assert signals.down_signal(draft.signals_on("zone-a")) is None
 
 
-def test_a_word_on_a_worker_that_does_not_boot_is_refused() -> None:
-    """Nobody would act on it; only that it is interrupted is for the provisioner, whom we do not second-guess."""
-    for known, signal, told in (
-        (world(registered=True), said("down"), "unreached: worker 'w-1' does not boot"),
-        (world(), said("degraded", target_id="w-2"), "unreached: worker 'w-2' does not boot"),
-        (world(), said("recovered", target_id="w-2"), "unreached: worker 'w-2' does not boot"),
-        (world(), said("spot_interruption", target_id=ID), ""),
-        (world(), said("spot_interruption", target_id="i-0001"), "target: 'i-0001' is no worker's id"),
+def test_a_signal_on_a_worker_that_is_not_booting_is_refused() -> None:
+    """Such a signal would have no effect. Interruptions are for the provisioner and are not checked here."""
+    for known, signal, reason in (
+        (world(registered=True), signal_event("down"), "unreached: worker 'w-1' is not booting"),
+        (world(), signal_event("degraded", target_id="w-2"), "unreached: worker 'w-2' is not booting"),
+        (world(), signal_event("recovered", target_id="w-2"), "unreached: worker 'w-2' is not booting"),
+        (world(), signal_event("spot_interruption", target_id=ID), ""),
+        (world(), signal_event("spot_interruption", target_id="i-0001"), "target: 'i-0001' is not a worker id"),
     ):
         draft = Draft(known)
-        assert draft.signal(signal, NOW).startswith(told)
-        assert bool(draft.signal(signal, NOW)) is bool(told)
+        assert draft.signal(signal, NOW).startswith(reason)
+        assert bool(draft.signal(signal, NOW)) is bool(reason)
         assert (draft.signals, list(draft.live_signals())) == ({}, [])
 
 
 @pytest.mark.parametrize("kind", ["pause_request", "resume_request"])
 @pytest.mark.parametrize("target_kind", ["worker", "pool", "zone", "account", "image"])
 def test_a_request_of_anything_but_a_config_is_refused(kind: str, target_kind: str) -> None:
-    """The provisioner would do nothing, so nobody may be told that it was taken."""
-    told = Draft(world()).signal(said(kind, target_kind, "zone-a"), NOW)
-    assert told == f"target: a {kind} is of a config; of a {target_kind} it has no effect"
+    """The provisioner would ignore such a request, so it must not be accepted."""
+    reason = Draft(world()).signal(signal_event(kind, target_kind, "zone-a"), NOW)
+    assert reason == f"target: a {kind} needs target kind config, not {target_kind}"
 
 
 @pytest.mark.parametrize(
     ("signal", "reason"),
     [
-        (said("up", "config", "zone-a"), "kind: unknown kind 'up'; known: degraded, down"),
-        (said("down", "planet", "mars"), "target: unknown target kind 'planet'; known: worker, config"),
-        (said("down", "config", "zone-z"), "unreached: there is no launch config 'zone-z'"),
-        (said("pause_request", "config", "zone-z"), "unreached: there is no launch config 'zone-z'"),
-        (said("down", "config", "zone-a", ttl_seconds=0), "ttl: ttl_seconds 0 is not above 0"),
-        (said("down", "config", "zone-a", source="other"), "source: 'other' may not say down of a config"),
-        (said("down", "zone", "eu-1"), "source: 'cloud' may not speak of 'eu-1'"),
-        (said("degraded", "config", "zone-a", value=2.0), "value: 2 is not between 0 and 1"),
-        (said("capacity_hint", "config", "zone-a"), "value: a capacity_hint needs one"),
-        (said("down", "pool", "linux"), "share: 'cloud' would close 2 of 2 active configs of pool 'linux'; at most 50"),
+        (signal_event("up", "config", "zone-a"), "kind: unknown kind 'up'; known: degraded, down"),
+        (signal_event("down", "planet", "mars"), "target: unknown target kind 'planet'; known: worker, config"),
+        (signal_event("down", "config", "zone-z"), "unreached: there is no launch config 'zone-z'"),
+        (signal_event("pause_request", "config", "zone-z"), "unreached: there is no launch config 'zone-z'"),
+        (signal_event("down", "config", "zone-a", ttl_seconds=0), "ttl: ttl_seconds 0 must be above 0"),
+        (
+            signal_event("down", "config", "zone-a", source="other"),
+            "source: 'other' may not raise down for target kind 'config'",
+        ),
+        (signal_event("down", "zone", "eu-1"), "source: 'cloud' may not raise signals for 'eu-1'"),
+        (signal_event("degraded", "config", "zone-a", value=2.0), "value: 2 is not between 0 and 1"),
+        (signal_event("capacity_hint", "config", "zone-a"), "value: a capacity_hint needs a value"),
+        (
+            signal_event("down", "pool", "linux"),
+            "share: 'cloud' would trip 2 of 2 active configs of pool 'linux'; at most 50",
+        ),
     ],
 )
-def test_each_refusal_begins_with_a_word_to_count_it_by(signal: SignalRaised, reason: str) -> None:
-    """And changes nothing."""
+def test_each_refusal_begins_with_its_category(signal: SignalRaised, reason: str) -> None:
+    """A refused signal changes nothing."""
     rules = Rules(sources={"cloud": Source(ids=("zone-*", "linux", "mars", "w-*"))}, unnamed=None)
     draft = Draft(world())
-    told = draft.signal(signal, NOW, rules)
-    assert told.startswith(reason)
-    assert told.partition(":")[0] in REASONS
+    given = draft.signal(signal, NOW, rules)
+    assert given.startswith(reason)
+    assert given.partition(":")[0] in REASONS
     assert (draft.signals, draft.rows) == ({}, {})
 
 
-def test_what_is_over_or_still_to_come_is_refused() -> None:
+def test_expired_and_future_signals_are_refused() -> None:
     draft = Draft(world())
-    signal = said("down", "config", "zone-a")
+    signal = signal_event("down", "config", "zone-a")
     for later, ago in ((0, "0 s"), (119, "119 s"), (120, "2 min"), (9000, "2 h"), (1_000_000, "12 d")):
-        assert draft.signal(signal, NOW + 600 + later) == f"expired: its time was over {ago} ago"
+        assert draft.signal(signal, NOW + 600 + later) == f"expired: it expired {ago} ago"
     assert draft.signal(signal, NOW - 61) == "future: observed_at is in the future"
     assert draft.signal(signal, NOW) == ""

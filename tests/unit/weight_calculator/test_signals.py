@@ -1,4 +1,4 @@
-"""What an opinion does to a world, and what it cannot."""
+"""Effects of signals on the world, and their limits."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from slipway_common.events.worker import Scope
 from slipway_common.signal_rules import TTL_SECONDS_MAX, Rules, Source
 from slipway_weight_calculator.domain.world import Draft
-from tests.worlds import T0, A, B, C, Story, config, launched, refused, reloaded, requested, said, stored
+from tests.worlds import T0, A, B, C, Story, config, launched, refused, reloaded, requested, signal_event, stored
 
 ZONES = [config(f"c{n}", zone=f"z{n % 2}", account=f"acc-{n // 2}", image_revision=f"i{n % 3}") for n in range(4)]
 OTHER = config("o", pool="other", zone="z0", region="far-1")
 
 
-def closed(story: Story, at: float = 0.0) -> set[str]:
-    return {id_ for id_ in story.world.configs if story.record(id_, at).state == "closed"}
+def tripped(story: Story, at: float = 0.0) -> set[str]:
+    return {id_ for id_ in story.world.configs if story.record(id_, at).state != "healthy"}
 
 
 #   target                    reaches
@@ -31,12 +31,12 @@ REACHED: list[tuple[tuple[str, str], set[str]]] = [
 
 
 @pytest.mark.parametrize(("target", "ids"), REACHED)
-def test_whom_a_signal_reaches(target: tuple[str, str], ids: set[str]) -> None:
-    """Its target's configs, and no other's record or row."""
+def test_configs_reached_by_a_signal(target: tuple[str, str], ids: set[str]) -> None:
+    """A signal reaches the configs of its target, and changes no other record and no row."""
     story = Story(*ZONES, OTHER)
     before = {id_: story.record(id_, 0) for id_ in story.world.configs}
     rows = dict(story.world.rows)
-    assert story.signal(said("degraded", *target)) == ""
+    assert story.signal(signal_event("degraded", *target)) == ""
     after = {id_: story.record(id_, 0) for id_ in story.world.configs}
     assert {id_ for id_ in after if after[id_] != before[id_]} == ids
     assert all(after[id_].health == pytest.approx(before[id_].health / 2) for id_ in ids)
@@ -46,19 +46,22 @@ def test_whom_a_signal_reaches(target: tuple[str, str], ids: set[str]) -> None:
 def test_an_archived_config_is_not_reached() -> None:
     story = Story(A, B)
     story.declare(config("a", state="archived", revision=2), 1)
-    told = story.signal(said("degraded", "config", "a", 2), 2)
+    told = story.signal(signal_event("degraded", "config", "a", 2), 2)
     assert told.startswith("unreached: ")
 
 
-def test_down_closes_without_a_probe_until_its_time_is_over() -> None:
-    """Whatever its gates say; an instant later it has no effect, whether anybody has noticed or not."""
+def test_down_trips_without_probes_until_it_expires() -> None:
+    """A `down` has no effect from its expiry on, even before the timer fires."""
     story = Story(A, B, C)
-    story.close(A)
+    story.trip_config(A)
     story.advance_to(15)
-    story.signal(said("down", "config", "a", 15, ttl_seconds=60.0, reason="power cut"), 15)
+    story.signal(signal_event("down", "config", "a", 15, ttl_seconds=60.0, reason="power cut"), 15)
     told = story.record("a", 16)
-    assert (told.state, told.closed_by, told.probe_ready, told.next_probe_at) == ("closed", "signal", False, None)
-    assert (told.reason, told.signals) == ("a: closed, down by monitor (power cut)", ("down by monitor (power cut)",))
+    assert (told.state, told.tripped_by, told.probe_ready, told.next_probe_at) == ("tripped", "signal", False, None)
+    assert (told.reason, told.signals) == (
+        "a tripped: down from monitor (power cut)",
+        ("down from monitor (power cut)",),
+    )
     assert not story.record("a", 75).signals
     assert story.record("a", 75).probe_ready
     story.advance_to(75)
@@ -66,69 +69,71 @@ def test_down_closes_without_a_probe_until_its_time_is_over() -> None:
 
 
 def test_a_hint_leaves_room_for_one() -> None:
-    """Or nothing would show that it is wrong."""
+    """At least one start remains, otherwise nothing would show that the hint is wrong."""
     story = Story(A)
     story.fold(0, *(launched(A, f"w-{n}") for n in range(30)))
     for value, window in ((20.0, 20), (0.0, 1), (500.0, 34)):
-        story.signal(said("capacity_hint", "config", "a", value=value))
+        story.signal(signal_event("capacity_hint", "config", "a", value=value))
         assert story.record("a", 0).stages["launch"].window == window
     assert story.record("a", 0).stages["boot"].window == 8
 
 
 @pytest.mark.parametrize("kind", ["pause_request", "resume_request"])
 def test_a_request_is_the_provisioner_s(kind: str) -> None:
-    """Accepted, and nothing here changes by it."""
+    """The request is accepted and changes nothing in the weight-calculator."""
     story = Story(A)
     before, told = stored(story.world), story.record("a", 0)
-    assert story.signal(said(kind, "config", "a")) == ""
+    assert story.signal(signal_event(kind, "config", "a")) == ""
     assert (stored(story.world), story.record("a", 0)) == (before, told)
 
 
-def test_the_newest_word_of_a_source_counts() -> None:
-    """In whatever order they come: by the time of what was observed."""
+def test_the_newest_signal_of_a_source_counts() -> None:
+    """The newest by observation time, in whatever order the signals arrive."""
     story = Story(A)
-    story.signal(said("degraded", "config", "a", 10, value=0.9), 10)
-    assert story.signal(said("degraded", "config", "a", 5, value=0.1), 11).startswith("newer: ")
-    story.signal(said("degraded", "config", "a", 12, value=0.3), 12)
+    story.signal(signal_event("degraded", "config", "a", 10, value=0.9), 10)
+    assert story.signal(signal_event("degraded", "config", "a", 5, value=0.1), 11).startswith("newer: ")
+    story.signal(signal_event("degraded", "config", "a", 12, value=0.3), 12)
     assert [signal.value for signal in story.world.signals.values()] == [0.3]
 
 
-def test_recovered_takes_back_what_its_source_has_said_before_of_the_same() -> None:
-    """Not another's word, not a later one, not one on another target."""
+def test_recovered_clears_earlier_signals_of_its_source() -> None:
+    """Signals of other sources, later ones and those on other targets stay."""
     story = Story(A, B, C)
-    story.signal(said("down", "config", "a", 1), 10)
-    story.signal(said("degraded", "config", "a", 8), 10)
-    story.signal(said("degraded", "config", "a", 1, source="other"), 10)
-    story.signal(said("degraded", "zone", "a", 1), 10)
-    story.signal(said("recovered", "config", "a", 5), 10)
+    story.signal(signal_event("down", "config", "a", 1), 10)
+    story.signal(signal_event("degraded", "config", "a", 8), 10)
+    story.signal(signal_event("degraded", "config", "a", 1, source="other"), 10)
+    story.signal(signal_event("degraded", "zone", "a", 1), 10)
+    story.signal(signal_event("recovered", "config", "a", 5), 10)
     left = {(s.source, s.kind, s.target_kind) for s in story.world.signals.values() if s.kind != "recovered"}
     assert left == {("monitor", "degraded", "config"), ("other", "degraded", "config"), ("monitor", "degraded", "zone")}
-    assert story.record("a", 10).state == "open"
+    assert story.record("a", 10).state == "healthy"
 
 
-def test_what_recovered_takes_back_may_come_after_it() -> None:
-    """A log per target keeps no order between a source's processes: the older word is refused, and nobody is told of
-    what is kept to know it by."""
+def test_a_signal_may_arrive_after_its_recovered() -> None:
+    """The log keeps no order between the processes of a source, so the older signal is refused.
+
+    The `recovered` that is stored for this is not published.
+    """
     story = Story(A, B, C)
     before = story.record("a", 10)
-    assert story.signal(said("recovered", "config", "a", 5, ttl_seconds=20.0), 10) == ""
+    assert story.signal(signal_event("recovered", "config", "a", 5, ttl_seconds=20.0), 10) == ""
     for at in (1, 5):
-        told = story.signal(said("down", "config", "a", at), 11)
-        assert told == "newer: 'monitor' has said something newer of config 'a'"
+        told = story.signal(signal_event("down", "config", "a", at), 11)
+        assert told == "newer: 'monitor' has raised a newer signal on config 'a'"
     assert story.record("a", 10) == before
-    assert story.signal(said("degraded", "config", "b", 1), 11) == "", "another target"
-    assert story.signal(said("down", "config", "a", 1, source="other"), 11) == "", "another source"
-    assert story.signal(said("down", "config", "a", 6), 11) == "", "it is down again"
-    assert closed(story) == {"a"}
+    assert story.signal(signal_event("degraded", "config", "b", 1), 11) == "", "another target"
+    assert story.signal(signal_event("down", "config", "a", 1, source="other"), 11) == "", "another source"
+    assert story.signal(signal_event("down", "config", "a", 6), 11) == "", "it is down again"
+    assert tripped(story) == {"a"}
     story.advance_to(906)
     assert {signal.kind for signal in story.world.signals.values()} == {"recovered"}
-    told = story.signal(said("down", "config", "a", 4, ttl_seconds=2000.0), 906)
-    assert told.startswith("newer: "), "however soon the one that takes it back said that it is over itself"
+    told = story.signal(signal_event("down", "config", "a", 4, ttl_seconds=2000.0), 906)
+    assert told.startswith("newer: "), "whatever the ttl of the `recovered` itself"
     story.advance_to(5 + TTL_SECONDS_MAX)
     assert story.world.signals == {}
 
 
-words = st.lists(
+raised_signals = st.lists(
     st.tuples(
         st.sampled_from(["degraded", "down", "recovered", "capacity_hint"]),
         st.integers(0, 5),
@@ -139,118 +144,122 @@ words = st.lists(
 )
 
 
-@given(st.data(), words)
-def test_the_order_in_which_words_come_is_no_matter(data: st.DataObject, first: list[Any]) -> None:
-    """What was observed when decides, of words with the same ttl."""
+@given(st.data(), raised_signals)
+def test_order_of_signals_is_irrelevant(data: st.DataObject, first: list[Any]) -> None:
+    """Of signals with the same ttl, only the observation times decide."""
     ends = []
     for order in (first, data.draw(st.permutations(first))):
         story = Story(A, B, C)
         for kind, at, source, target in order:
             value = 5.0 if kind == "capacity_hint" else None
-            story.signal(said(kind, target[0], target[1], at, source=source, value=value), 10)
+            story.signal(signal_event(kind, target[0], target[1], at, source=source, value=value), 10)
         ends.append((story.world.signals, story.record("a", 10)))
     assert ends[0] == ends[1]
 
 
-def test_recovered_has_a_closed_config_probed_at_once_and_no_more_than_that() -> None:
-    """Outcomes decide: the gate stays closed until the probe succeeds."""
+def test_recovered_only_brings_the_probe_forward() -> None:
+    """Outcomes decide: the config stays tripped until the probe succeeds."""
     story = Story(A, B)
-    story.close(A)
+    story.trip_config(A)
     for permit in range(1, 7):
         at = story.next_probe("a")
         story.fold(at, requested(A, "p", story.probe("a", at)), refused(A, worker_id="p", permit=permit))
     at += 60
     assert story.next_probe("a") > at + 100
     weight = story.record("a", at).weight
-    story.signal(said("recovered", "config", "a", at), at)
-    assert (story.record("a", at).weight, closed(story, at)) == (weight, {"a"})
+    story.signal(signal_event("recovered", "config", "a", at), at)
+    assert (story.record("a", at).weight, tripped(story, at)) == (weight, {"a"})
     story.advance(at)
     assert story.record("a", at).probe_ready
 
 
-def test_a_source_closes_half_a_pool_at_most() -> None:
-    """One signal or many, however they are aimed; what it says of what is closed already is no more."""
+def test_a_source_trips_half_a_pool_at_most() -> None:
+    """The limit applies to one signal or many, on any targets; a config that is tripped already counts once."""
     story = Story(*ZONES)
-    assert story.signal(said("down", "pool", "linux")).startswith("share: 'monitor' would close 4 of 4 active configs")
-    assert story.signal(said("down", "config", "c0")) == ""
-    assert story.signal(said("down", "zone", "z0")) == ""
-    assert closed(story) == {"c0", "c2"}
+    assert story.signal(signal_event("down", "pool", "linux")).startswith(
+        "share: 'monitor' would trip 4 of 4 active configs"
+    )
+    assert story.signal(signal_event("down", "config", "c0")) == ""
+    assert story.signal(signal_event("down", "zone", "z0")) == ""
+    assert tripped(story) == {"c0", "c2"}
     for target in (("config", "c1"), ("zone", "z1"), ("account", "acc-0"), ("image", "i1")):
-        assert story.signal(said("down", *target)).startswith("share: ")
+        assert story.signal(signal_event("down", *target)).startswith("share: ")
     named = Rules(sources={"other": Source()})
-    assert story.signal(said("down", "config", "c1", source="other"), rules=named) == ""
-    assert closed(story) == {"c0", "c1", "c2"}
+    assert story.signal(signal_event("down", "config", "c1", source="other"), rules=named) == ""
+    assert tripped(story) == {"c0", "c1", "c2"}
     story.advance_to(900)
-    assert story.signal(said("down", "config", "c1", 900), 900) == "", "its earlier words are over"
+    assert story.signal(signal_event("down", "config", "c1", 900), 900) == "", "its earlier signals have expired"
 
 
-def test_sources_that_nobody_named_have_one_share_together() -> None:
-    """Or a monitor that makes up a name for each word would close all."""
+def test_unnamed_sources_have_one_share_together() -> None:
+    """Otherwise a monitor that uses a new name for each signal could trip all."""
     story, rules = Story(*ZONES), Rules(sources={"page": Source()})
     for n in (0, 1):
-        assert story.signal(said("down", "config", f"c{n}", source=f"s{n}"), rules=rules) == ""
-    told = story.signal(said("down", "config", "c2", source="s2"), rules=rules)
-    assert told.startswith("share: 's2' would close 3 of 4 active configs")
-    assert story.signal(said("down", "config", "c2", source="page"), rules=rules) == "", "a share of its own"
-    assert closed(story) == {"c0", "c1", "c2"}
+        assert story.signal(signal_event("down", "config", f"c{n}", source=f"s{n}"), rules=rules) == ""
+    told = story.signal(signal_event("down", "config", "c2", source="s2"), rules=rules)
+    assert told.startswith("share: 's2' would trip 3 of 4 active configs")
+    assert story.signal(signal_event("down", "config", "c2", source="page"), rules=rules) == "", "a share of its own"
+    assert tripped(story) == {"c0", "c1", "c2"}
 
 
-def test_what_is_paused_does_not_help_a_source_past_its_share() -> None:
-    """Neither may it close all that is active now, nor all that will be active again."""
+def test_paused_configs_do_not_raise_a_share() -> None:
+    """The share limits both the active configs and all declared ones."""
     story = Story(*ZONES)
     for n in (0, 1):
         story.declare(config(f"c{n}", state="paused", revision=2), 1)
-    assert story.signal(said("down", "config", "c2")) == ""
-    told = story.signal(said("down", "config", "c3"))
-    assert told.startswith("share: 'monitor' would close 2 of 2 active configs")
-    assert story.signal(said("down", "config", "c0")) == ""
-    assert story.signal(said("down", "config", "c1")).startswith("share: 'monitor' would close 3 of 4 declared configs")
+    assert story.signal(signal_event("down", "config", "c2")) == ""
+    told = story.signal(signal_event("down", "config", "c3"))
+    assert told.startswith("share: 'monitor' would trip 2 of 2 active configs")
+    assert story.signal(signal_event("down", "config", "c0")) == ""
+    assert story.signal(signal_event("down", "config", "c1")).startswith(
+        "share: 'monitor' would trip 3 of 4 declared configs"
+    )
 
 
 @pytest.mark.parametrize("state", ["archived", "paused"])
-def test_what_leaves_a_pool_leaves_a_source_a_smaller_share(state: str) -> None:
-    """Its newest words count no more; those of others do, and so do the older ones of its own."""
+def test_a_smaller_pool_has_a_smaller_share(state: str) -> None:
+    """The newest signals of the source are dropped; its older ones and those of other sources stay."""
     story, rules = Story(*ZONES), Rules(sources={"other": Source()})
     for n, source in enumerate(("monitor", "other", "somebody")):
-        assert story.signal(said("down", "config", f"c{n}", n, source=source), n, rules) == ""
+        assert story.signal(signal_event("down", "config", f"c{n}", n, source=source), n, rules) == ""
     story.declare(config("c3", state=state, revision=2), 5)
     draft = Draft(story.world)
-    ((dropped, why),) = draft.recount("c3", T0 + 5, rules)
+    ((dropped, reason),) = draft.enforce_shares("c3", T0 + 5, rules)
     draft.commit()
     assert (dropped.source, dropped.configs) == ("somebody", ("c2",))
-    assert why.startswith("share: by now 'somebody' would close 2 of 3 active configs of pool 'linux'; at most 50%")
-    assert closed(story, 5) == {"c0", "c1"}
-    assert Draft(story.world).recount("c3", T0 + 5, rules) == []
+    assert reason.startswith("share: by now 'somebody' would trip 2 of 3 active configs of pool 'linux'; at most 50%")
+    assert tripped(story, 5) == {"c0", "c1"}
+    assert Draft(story.world).enforce_shares("c3", T0 + 5, rules) == []
 
 
-def test_a_config_that_a_signal_closes_is_not_asked_to_probe_for_others() -> None:
-    """It would not spend the permit: another of those that share the credential gets it at once."""
+def test_a_config_tripped_by_a_signal_does_not_probe_for_others() -> None:
+    """Such a config would not spend the permit, so another config with the credential gets it at once."""
     story = Story(A, B)
     story.fold(0, launched(A, "busy"))
-    assert story.signal(said("down", "config", "a", 1), 1) == ""
-    story.close(B, 2, Scope.CREDENTIAL)
+    assert story.signal(signal_event("down", "config", "a", 1), 1) == ""
+    story.trip_config(B, 2, Scope.CREDENTIAL)
     story.advance_to(17)
     assert (story.row("a").ready, story.row("b").ready) == (False, True)
     story = Story(A)
-    story.close(A, 0)
-    assert story.signal(said("down", "config", "a", 1), 1, Rules(unnamed=Source(max_share=1.0))) == ""
+    story.trip_config(A, 0)
+    assert story.signal(signal_event("down", "config", "a", 1), 1, Rules(unnamed=Source(max_share=1.0))) == ""
     story.advance_to(100)
     assert not story.row("a").ready
-    story.signal(said("recovered", "config", "a", 101), 101)
+    story.signal(signal_event("recovered", "config", "a", 101), 101)
     story.advance_to(101)
     assert story.record("a", 101).probe_ready
 
 
-def test_however_often_it_is_said_recovered_costs_little() -> None:
-    """One probe at once; from then on half the delay at most is saved, and that grows with each failure."""
+def test_repeated_recovered_costs_little() -> None:
+    """One probe comes at once; after that at most half the delay is saved, and the delay grows with each failure."""
     failed = {}
     for flood in (False, True):
         story, count = Story(*ZONES), 0
         for c in ZONES:
-            story.close(c)
+            story.trip_config(c)
         for at in range(1, 1800):
             for c in ZONES if flood else ():
-                story.signal(said("recovered", "config", c.launch_config_id, at), at)
+                story.signal(signal_event("recovered", "config", c.launch_config_id, at), at)
             story.advance_to(at)
             for c in ZONES:
                 row = story.row(c.launch_config_id)
@@ -261,32 +270,32 @@ def test_however_often_it_is_said_recovered_costs_little() -> None:
     assert failed[True] <= 1.2 * failed[False]
 
 
-def test_a_source_has_the_share_that_it_is_given() -> None:
+def test_a_source_has_its_configured_share() -> None:
     for share, problem in ((1.0, ""), (0.0, "share: ")):
         story = Story(*ZONES)
         rules = Rules(sources={"monitor": Source(max_share=share)})
-        assert story.signal(said("down", "pool", "linux"), rules=rules).startswith(problem)
-        assert closed(story) == ({"c0", "c1", "c2", "c3"} if share else set())
+        assert story.signal(signal_event("down", "pool", "linux"), rules=rules).startswith(problem)
+        assert tripped(story) == ({"c0", "c1", "c2", "c3"} if share else set())
 
 
 def test_names_cannot_run_into_each_other() -> None:
-    """One source's word never replaces another's, whatever characters their names are made of."""
+    """A signal never replaces one of another source, whatever characters the names contain."""
     story = Story(config("a", zone='x","zone","x'), config("b", zone="x"))
     first: dict[str, Any] = {"source": 'm","degraded","zone'}
-    story.signal(said("degraded", "zone", "x", **first))
-    story.signal(said("degraded", "zone", 'x","zone","x', source="m"))
+    story.signal(signal_event("degraded", "zone", "x", **first))
+    story.signal(signal_event("degraded", "zone", 'x","zone","x', source="m"))
     assert len(story.world.signals) == 2
 
 
 def test_signals_survive_a_restart() -> None:
     story = Story(*ZONES)
-    story.signal(said("down", "zone", "z0", ttl_seconds=60.0))
-    story.close(ZONES[1], 0, Scope.CAPACITY)
+    story.signal(signal_event("down", "zone", "z0", ttl_seconds=60.0))
+    story.trip_config(ZONES[1], 0, Scope.CAPACITY)
     again = reloaded(story.world)
-    assert again.said == {id_: keys for id_, keys in story.world.said.items() if keys}
+    assert again.signal_keys == {id_: keys for id_, keys in story.world.signal_keys.items() if keys}
     story.world = again
-    assert closed(story) == {"c0", "c1", "c2"}
+    assert tripped(story) == {"c0", "c1", "c2"}
     assert again.due() is not None
     story.advance_to(60)
-    assert (again.signals, closed(story, 60)) == ({}, {"c1"})
-    assert T0 + 60 not in {when for when, kind, _ in again.agenda if kind == "signal"}
+    assert (again.signals, tripped(story, 60)) == ({}, {"c1"})
+    assert T0 + 60 not in {when for when, kind, _ in again.timers if kind == "signal"}

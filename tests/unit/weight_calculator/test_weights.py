@@ -1,4 +1,4 @@
-"""Shares, priors, the published record, and when it is worth publishing."""
+"""Weights, priors, the published record, and when it is published."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.weight import BOUNDLESS, WeightChanged
 from slipway_common.events.worker import Scope, WorkerEvent
-from slipway_common.events.worker import Stage as Word
+from slipway_common.events.worker import Stage as WorkerStage
 from slipway_weight_calculator.domain.policy import PROFILES, faster
 from slipway_weight_calculator.domain.record import record, worth_publishing
-from slipway_weight_calculator.domain.replay import TELLING
+from slipway_weight_calculator.domain.replay import ATTRIBUTED
 from slipway_weight_calculator.domain.weights import prior, weight
 from slipway_weight_calculator.domain.world import Draft
 from tests.worlds import (
@@ -45,9 +45,9 @@ def healthy(c: LaunchConfigState, n: int) -> list[WorkerEvent]:
 
 
 def failing(c: LaunchConfigState, n: int) -> list[WorkerEvent]:
-    """A failure of each stage, of none that closes at once."""
-    boot = stopping(c, fails(Scope.CONFIG, Word.BOOT), f"no-{n}")
-    return [refused(c, Scope.CONFIG, f"no-{n}"), boot, stopping(c, fails(Scope.IMAGE, Word.CLAIM), f"no-{n}")]
+    """A failure of each stage, none of which trips at once."""
+    boot = stopping(c, fails(Scope.CONFIG, WorkerStage.BOOT), f"no-{n}")
+    return [refused(c, Scope.CONFIG, f"no-{n}"), boot, stopping(c, fails(Scope.IMAGE, WorkerStage.CLAIM), f"no-{n}")]
 
 
 Kind = Callable[[LaunchConfigState, int], list[WorkerEvent]]
@@ -56,7 +56,7 @@ histories = st.lists(st.tuples(seconds, st.sampled_from(KINDS)), max_size=25)
 
 
 def weigh(*configs: LaunchConfigState, history: list[tuple[int, int]], now: float) -> list[float]:
-    """Weights after each config has seen the same: (second, 0 for success or 1)."""
+    """Weights after the same history in each config: (second, 0 for success or 1 for failure)."""
     story = Story(*configs)
     for n, (at, kind) in enumerate(sorted(history)):
         for c in configs:
@@ -85,7 +85,7 @@ def test_weight_is_positive_however_small_its_factors() -> None:
 def test_equal_health_gives_shares_of_base_times_price(
     history: list[tuple[int, int]], given_factors: list[tuple[float, float]], later: int
 ) -> None:
-    """Whatever all have seen alike: when all fail alike, no share changes."""
+    """With the same history in all configs, no share changes."""
     configs = [
         config(f"c{n}", base_weight=base, price_factor=price, zone="z") for n, (base, price) in enumerate(given_factors)
     ]
@@ -97,7 +97,7 @@ def test_equal_health_gives_shares_of_base_times_price(
 
 @given(same, factors)
 def test_scale_is_irrelevant(history: list[tuple[int, int]], scale: float) -> None:
-    """Base weights in other units, or the same evidence once over in another pool, change no share."""
+    """Base weights in other units, or the same evidence in another pool, change no share."""
     configs = [config("a"), config("b", base_weight=3.0)]
     scaled = [config("a", base_weight=scale), config("b", base_weight=3.0 * scale)]
     elsewhere = [config(c.launch_config_id + "2", pool="p2", account="a2", region="r2", zone="z2") for c in configs]
@@ -107,26 +107,25 @@ def test_scale_is_irrelevant(history: list[tuple[int, int]], scale: float) -> No
 
 
 @given(histories, st.sampled_from(["a", "b"]), seconds)
-def test_weight_is_monotone(history: list[tuple[int, Kind]], whose: str, at: int) -> None:
-    """One more success of any stage never lowers the weight of its config, one more failure never lifts it, whoever is
-    charged with it."""
+def test_weight_is_monotone(history: list[tuple[int, Kind]], config_id: str, at: int) -> None:
+    """A success never lowers the weight of its config, a failure never raises it, whatever row is charged."""
     story = Story(A, B)
     for n, (second, kind) in enumerate(history):
         story.fold(second, *kind(A if n % 2 else B, n))
-    c = {"a": A, "b": B}[whose]
-    before = story.record(whose, 5000).weight
-    failures = [*failing(c, 99), *(refused(c, scope, "no-99") for scope in TELLING - {Scope.CONFIG})]
+    c = {"a": A, "b": B}[config_id]
+    before = story.record(config_id, 5000).weight
+    failures = [*failing(c, 99), *(refused(c, scope, "no-99") for scope in ATTRIBUTED - {Scope.CONFIG})]
     for events, sign in ((healthy(c, 99), 1), (failures, -1)):
         for event in events:
             draft = Draft(story.world)
             draft.fold(event, T0 + at)
-            after = record(draft, story.world.configs[whose], T0 + 5000).weight
+            after = record(draft, story.world.configs[config_id], T0 + 5000).weight
             assert sign * (after - before) >= -1e-12, event
 
 
 @given(histories)
 def test_a_world_at_another_speed_weighs_the_same(history: list[tuple[int, Kind]]) -> None:
-    """Demos run at 60 times the speed: all times of a policy go with it."""
+    """Demos run at 60 times the speed, and all times of a policy scale with it."""
     quick = {name: faster(policy, 60.0) for name, policy in PROFILES.items()}
     slow, fast = Story(A, B), Story(A, B, policies=quick)
     for n, (second, kind) in enumerate(history):
@@ -141,9 +140,11 @@ def test_an_unhealthy_config_keeps_about_its_floor() -> None:
     assert story.record("a", 0).weight == pytest.approx(POLICY.floor, abs=0.005)
 
 
-def test_siblings_are_what_is_believed_of_a_config_without_evidence() -> None:
-    """Where they share more, the more; of elsewhere nothing. A request that is the config's own fault says nothing of
-    its place."""
+def test_priors_come_from_siblings() -> None:
+    """Closer siblings count more, configs elsewhere not at all.
+
+    A failure of scope `config` is no evidence on the location.
+    """
     near, account = config("near", pool="p1", zone="a"), config("account", pool="p2", zone="y")
     far = config("far", pool="p3", account="x", region="x", zone="x", image_revision="x")
     for scope in (Scope.CAPACITY, Scope.CONFIG):
@@ -158,8 +159,8 @@ def test_siblings_are_what_is_believed_of_a_config_without_evidence() -> None:
         assert (after["near"] < before["near"]) is (scope is Scope.CAPACITY)
 
 
-def test_a_sibling_is_heard_once_for_each_place_that_is_shared() -> None:
-    """One failed start of it, with two imaginary ones for what is believed before."""
+def test_a_sibling_counts_once_per_shared_location() -> None:
+    """One failed start of the sibling, smoothed with a prior mass of two."""
     siblings = [
         config("three", zone="a"),
         config("two"),
@@ -168,30 +169,30 @@ def test_a_sibling_is_heard_once_for_each_place_that_is_shared() -> None:
     ]
     story = Story(A, *siblings)
     story.fold(100, refused(A))
-    for heard, of_it in zip((3, 2, 1, 0), siblings, strict=True):
-        known = story.world.configs[of_it.launch_config_id]
-        believed = prior(Draft(story.world), known, "launch", 0.0, 0.0, T0 + 100, POLICY)
-        assert believed == pytest.approx(POLICY.prior * (2 / 3) ** heard)
+    for places, sibling in zip((3, 2, 1, 0), siblings, strict=True):
+        known = story.world.configs[sibling.launch_config_id]
+        estimate = prior(Draft(story.world), known, "launch", 0.0, 0.0, T0 + 100, POLICY)
+        assert estimate == pytest.approx(POLICY.prior * (2 / 3) ** places)
 
 
 # The record
 
 
 def test_first_record() -> None:
-    """Without evidence the prior counts in all three stages, and little may be under way."""
+    """Without evidence the prior counts in all three stages, and windows are small."""
     first = Story(A).record("a", 0)
-    assert (first.state, first.closed_stage, first.probe_permit, first.probe_ready) == ("open", None, None, False)
+    assert (first.state, first.tripped_stage, first.probe_permit, first.probe_ready) == ("healthy", None, None, False)
     assert first.health == pytest.approx(0.95**3)
     assert {stage: (health.window, health.failures_folded) for stage, health in first.stages.items()} == {
         "launch": (4, 0),
         "boot": (8, 0),
         "claim": (64, 0),
     }
-    assert (first.reason, first.shared, first.signals) == ("a: open", (), ())
+    assert (first.reason, first.shared, first.signals) == ("a healthy", (), ())
 
 
 def test_windows_grow_by_successes_and_shrink_by_failures() -> None:
-    """The first claim shows that workers find tasks: then a fleet may idle unclaimed."""
+    """A claim shows that workers find tasks, so many idle workers are allowed then."""
     story = Story(A)
     story.fold(0, *(event for n in range(100) for event in healthy(A, n)))
     windows = {name: stage.window for name, stage in story.record("a", 0).stages.items()}
@@ -203,8 +204,8 @@ def test_windows_grow_by_successes_and_shrink_by_failures() -> None:
     assert windows == {"launch": 32, "boot": 75, "claim": 700}
 
 
-def test_an_image_or_a_credential_bounds_no_launches() -> None:
-    """They are open or closed: a fleet of many pools may begin as many as its configs have room for."""
+def test_an_image_or_a_credential_limits_no_launches() -> None:
+    """They only have a health state: a fleet of many pools may launch as many as its configs allow."""
     story = Story(A)
     story.fold(0, refused(A, Scope.CREDENTIAL), refused(A, Scope.IMAGE))
     assert {each.key: each.window for each in story.record("a", 0).shared if each.stage == "launch"} == {
@@ -213,8 +214,8 @@ def test_an_image_or_a_credential_bounds_no_launches() -> None:
     }
 
 
-def test_a_quota_that_is_first_heard_of_starts_from_a_full_window() -> None:
-    """Nobody had held it back so far."""
+def test_a_new_quota_starts_with_a_full_window() -> None:
+    """Nothing has limited the quota before its first failure."""
     story = Story(A, B)
     story.fold(0, refused(A, Scope.QUOTA))
     assert [(each.key, each.window) for each in story.record("b", 0).shared] == [(QUOTA, 32)]
@@ -223,61 +224,61 @@ def test_a_quota_that_is_first_heard_of_starts_from_a_full_window() -> None:
 
 
 def test_reasons_follow_an_outage() -> None:
-    """In words, without a clock: the record says when the next probe is."""
+    """Reason texts contain no times; the record has the time of the next probe."""
     story, now = Story(A, B), 0.0
     reasons = []
 
-    def tell() -> None:
+    def note() -> None:
         reasons.append(story.record("a", now).reason)
 
     for n in range(2):
         story.fold(0, refused(A, worker_id=f"w-{n}"))
-        tell()
+        note()
     due = story.record("a", 0).next_probe_at
     assert due is not None
     now = due.timestamp() - T0
     story.advance_to(now)
-    tell()
+    note()
     story.fold(now, requested(A, "p", 1))
-    tell()
+    note()
     story.fold(now, refused(A, worker_id="p", permit=1))
-    tell()
+    note()
     now = story.next_probe("a")
     story.fold(now, requested(A, "q", story.probe("a", now)), launched(A, "q", 2))
-    tell()
+    note()
     assert [reason.split("%")[0][:-2] if "%" in reason else reason for reason in reasons] == [
-        "a: open, launch ",
-        "a: closed, 2 capacity errors (capacity)",
-        "a: closed, 2 capacity errors (capacity), probe 1 may launch",
-        "a: closed, 2 capacity errors (capacity), probe 1 is under way",
-        "a: closed, 2 capacity errors (capacity), 1 failed probe (capacity)",
-        "a: open, launch ",
+        "a healthy: launch ",
+        "a tripped: 2 capacity errors (capacity)",
+        "a tripped: 2 capacity errors (capacity); probe 1 may launch",
+        "a tripped: 2 capacity errors (capacity); probe 1 is running",
+        "a tripped: 2 capacity errors (capacity); 1 failed probe (capacity)",
+        "a healthy: launch ",
     ]
 
 
-def test_a_closed_row_closes_every_record_in_its_scope() -> None:
+def test_a_tripped_row_trips_every_config_in_its_scope() -> None:
     story = Story(A, B, config("c", instance_type="c5.large"))
-    story.close(A, 0, Scope.QUOTA)
-    told = {id_: story.record(id_, 0) for id_ in ("a", "b", "c")}
-    assert {id_: (r.state, r.closed_by, r.closed_stage) for id_, r in told.items()} == {
-        "a": ("closed", QUOTA, "launch"),
-        "b": ("closed", QUOTA, "launch"),
-        "c": ("open", "", None),
+    story.trip_config(A, 0, Scope.QUOTA)
+    records = {id_: story.record(id_, 0) for id_ in ("a", "b", "c")}
+    assert {id_: (r.state, r.tripped_by, r.tripped_stage) for id_, r in records.items()} == {
+        "a": ("tripped", QUOTA, "launch"),
+        "b": ("tripped", QUOTA, "launch"),
+        "c": ("healthy", "", None),
     }
-    assert told["b"].reason == f"b: closed, 2 quota errors (quota), by {QUOTA}"
-    (window,) = told["b"].shared
+    assert records["b"].reason == f"b tripped: {QUOTA}: 2 quota errors (quota)"
+    (window,) = records["b"].shared
     assert (window.key, window.state, window.unconfirmed, window.reason) == (
         QUOTA,
-        "closed",
+        "tripped",
         2,
-        "closed, 2 quota errors (quota)",
+        "2 quota errors (quota)",
     )
     version = window.version
     story.fold(1, refused(B, Scope.QUOTA))
     assert story.record("a", 1).shared[0].version > version
 
 
-def test_counts_over_life_and_late_starts_are_told() -> None:
+def test_counts_over_life_and_late_starts_are_published() -> None:
     story = Story(A)
     story.fold(0, *healthy(A, 0), *failing(A, 1), launched(A, "late"), refused(A, Scope.LIMITER))
     story.advance_to(300)
@@ -296,8 +297,8 @@ def test_offsets_are_those_that_are_given() -> None:
     assert record(draft, story.world.configs["a"], T0, draft.seen["a"]).offsets == draft.seen["a"]
 
 
-def test_what_is_worth_a_record() -> None:
-    """Every folded failure is, even one that moves no weight; a success on top of many is not."""
+def test_changes_worth_a_record() -> None:
+    """Every folded failure is published, even one that changes no weight; a success on top of many is not."""
     story = Story(A)
     story.fold(0, *(event for n in range(992) for event in healthy(A, n)))
     last = story.record("a", 0)
@@ -312,7 +313,7 @@ def test_what_is_worth_a_record() -> None:
     assert not worth_publishing(last, last, POLICY)
     assert not after(launched(A), registered(A), claimed(A))
     assert not after(now=1.0)
-    assert after(now=2000.0), "time alone has moved the weight"
+    assert after(now=2000.0), "time alone has changed the weight"
     assert after(refused(A, Scope.LIMITER))
     assert after(refused(A))
     for changed in (config("a", revision=2), config("a", revision=2, base_weight=2.0)):
@@ -328,14 +329,14 @@ def test_an_issued_permit_is_worth_a_record_and_so_is_a_window_that_grew_much() 
     fresh = story.record("a", 0)
     story.fold(0, launched(A))
     assert worth_publishing(fresh, story.record("a", 0), POLICY)
-    story.close(A)
-    closed = story.record("a", 15)
+    story.trip_config(A)
+    tripped = story.record("a", 15)
     story.advance_to(15)
-    assert worth_publishing(closed, story.record("a", 15), POLICY)
+    assert worth_publishing(tripped, story.record("a", 15), POLICY)
 
 
-def test_a_record_survives_its_way() -> None:
+def test_records_survive_encoding() -> None:
     story = Story(A)
-    story.close(A, 0, Scope.QUOTA)
-    told = story.record("a", 0)
-    assert msgspec.json.decode(msgspec.json.encode(told), type=WeightChanged) == told
+    story.trip_config(A, 0, Scope.QUOTA)
+    published = story.record("a", 0)
+    assert msgspec.json.decode(msgspec.json.encode(published), type=WeightChanged) == published

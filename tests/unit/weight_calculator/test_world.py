@@ -1,4 +1,4 @@
-"""Laws of the whole: what the state follows from, and what cannot move it."""
+"""Properties of the whole state: determinism, restarts, bounds and independence."""
 
 from random import Random
 from typing import Any, Final
@@ -25,20 +25,20 @@ from tests.worlds import (
     B,
     C,
     Fleet,
+    Step,
     Story,
-    Told,
+    apply,
     claimed,
     config,
-    gates_of,
     launched,
     lost,
     refused,
     registered,
     reloaded,
     requested,
-    said,
+    signal_event,
     stored,
-    tell,
+    trips_of,
 )
 
 # Two pools of one account, one of another with the same image, one that shares nothing.
@@ -54,7 +54,7 @@ few = settings(max_examples=30, deadline=None)
 
 
 def played(seed: int, steps: int = 60, configs: tuple[LaunchConfigState, ...] = CONFIGS, name: str = "w") -> Fleet:
-    """A fleet's doings, with declarations and opinions between them."""
+    """A fleet after some steps, with declarations and signals between them."""
     rng, story = Random(seed), Story(*configs)
     fleet = Fleet(story, configs, rng, name)
     for _ in range(steps):
@@ -66,73 +66,76 @@ def played(seed: int, steps: int = 60, configs: tuple[LaunchConfigState, ...] = 
         if rng.random() < 0.04:
             kind = rng.choice(["down", "degraded", "recovered", "capacity_hint"])
             target = rng.choice([("config", "a"), ("zone", "a"), ("account", "sim-b"), ("pool", "linux")])
-            story.signal(said(kind, *target, fleet.now, ttl_seconds=rng.choice([30.0, 900.0]), value=1.0), fleet.now)
+            story.signal(
+                signal_event(kind, *target, fleet.now, ttl_seconds=rng.choice([30.0, 900.0]), value=1.0), fleet.now
+            )
     return fleet
 
 
-def told(world: World, log: list[Told]) -> World:
+def applied(world: World, log: list[Step]) -> World:
     for each in log:
         draft = Draft(world)
-        tell(draft, each)
+        apply(draft, each)
         draft.commit()
     return world
 
 
 def seen(world: World, now: float) -> dict[str, float]:
-    """What places have seen of successes and of failures, at one instant."""
+    """Sums of successes and failures by location, at one time."""
     found: dict[str, float] = {}
-    for key, (successes, placed, at) in world.sums.items():
+    for key, (successes, failures, at) in world.sums.items():
         share = remaining(now - at, PROFILES[key.split("/")[0]])
-        found |= {f"{key} well": successes * share, f"{key} ill": placed * share}
+        found |= {f"{key} successes": successes * share, f"{key} failures": failures * share}
     return {key: mass for key, mass in found.items() if abs(mass) > 1e-9}
 
 
 @given(seeds)
 @few
-def test_the_same_told_gives_the_same_bytes(seed: int) -> None:
-    """Event by event or many at once: where a commit ends is not part of the state."""
+def test_same_log_gives_same_bytes(seed: int) -> None:
+    """The state does not depend on how the events are divided into commits."""
     fleet = played(seed)
     log, batched = fleet.story.log, World()
     rng, n = Random(seed), 0
     while n < len(log):
         draft, size = Draft(batched), rng.randint(1, 20)
         for each in log[n : n + size]:
-            tell(draft, each)
+            apply(draft, each)
         draft.commit()
         n += size
-    assert stored(told(World(), log)) == stored(fleet.story.world)
+    assert stored(applied(World(), log)) == stored(fleet.story.world)
     assert stored(batched) == stored(fleet.story.world)
 
 
 @given(seeds)
 @few
 def test_a_crash_anywhere_changes_nothing(seed: int) -> None:
-    """A draft that is not committed leaves no trace, and a world that was stored and read again goes on as the one that
-    never ended: everything that time alone may do is found again."""
+    """A discarded draft leaves no trace, and a world that was stored and loaded continues with all its timers."""
     fleet = played(seed)
     rng, world, log = Random(seed), World(), fleet.story.log
     for n in range(len(log)):
         if rng.random() < 0.3:
             before, lost_draft = stored(world), Draft(world)
             for each in log[n : n + rng.randint(1, 9)]:
-                tell(lost_draft, each)
+                apply(lost_draft, each)
             lost_draft.discard()
             assert stored(world) == before
             if rng.random() < 0.5:
                 world = reloaded(world)
-        told(world, log[n : n + 1])
+        applied(world, log[n : n + 1])
     assert stored(world) == stored(fleet.story.world)
     late = fleet.now + rng.choice([1, 600, 9 * 86_400])
     for one in (fleet.story.world, world, again := reloaded(world)):
-        told(one, [("advance", None, T0 + late)])
+        applied(one, [("advance", None, T0 + late)])
     assert stored(world) == stored(fleet.story.world) == stored(again)
 
 
 @given(seeds)
 @few
-def test_what_is_due_is_known_after_a_restart(seed: int) -> None:
-    """Woken only at the instants that they name themselves, a world and its copy from storage do the same. One may wake
-    in vain where the other sleeps."""
+def test_timers_are_known_after_a_restart(seed: int) -> None:
+    """A world and its copy from storage do the same when advanced only at their due times.
+
+    One of them may have an additional timer without effect.
+    """
     fleet = played(seed)
     worlds = (fleet.story.world, reloaded(fleet.story.world))
     now = T0 + fleet.now
@@ -140,14 +143,14 @@ def test_what_is_due_is_known_after_a_restart(seed: int) -> None:
         now = max(now, min((due for world in worlds if (due := world.due()) is not None), default=now))
         for world in worlds:
             if (due := world.due()) is not None and due <= now:
-                told(world, [("advance", None, now)])
+                applied(world, [("advance", None, now)])
         assert stored(worlds[0]) == stored(worlds[1])
 
 
 @given(seeds)
 @few
-def test_sums_are_what_the_rows_say(seed: int) -> None:
-    """What places have seen is kept as it changes, and could be added up from the rows at any time."""
+def test_sums_match_the_rows(seed: int) -> None:
+    """The incrementally maintained sums equal those computed from the rows."""
     world = played(seed).story.world
     again = reloaded(world)
     now = T0 + 10_000
@@ -161,22 +164,24 @@ def test_sums_are_what_the_rows_say(seed: int) -> None:
 @given(seeds)
 @few
 def test_bounds_of_any_history(seed: int) -> None:
-    """Weights are positive, windows within their bounds, masses within the cap; a gate that is closed has a probe or an
-    instant for the next one, never both."""
+    """Weights are positive, windows within their bounds, masses within the cap.
+
+    A tripped stage has either a probe or a time for the next one.
+    """
     fleet = played(seed)
     world, most = fleet.story.world, {"launch": 64.0, "boot": 1000.0, "claim": 1000.0}
     least = {"launch": POLICY.launch_window_min, "boot": POLICY.boot_window_min, "claim": POLICY.claim_window_min}
     for key, row in world.rows.items():
-        for name, gate in gates_of(row):
+        for name, trip in trips_of(row):
             stage = getattr(row, name)
             assert least[name] <= stage.window <= most[name]
             assert 0 <= stage.successes + stage.failures <= POLICY.mass_cap + 1e-9
-            assert 0 <= stage.placed <= stage.failures + 1e-9
+            assert 0 <= stage.place_failures <= stage.failures + 1e-9
             assert stage.late == sum(
                 boot.late and key in (boot.image, boot.config_id) for boot in world.boots.values()
             ) * (name == "boot")
-            assert bool(gate.probe) + bool(gate.next_probe_at) == gate.closed
-            assert gate.backoff_seconds <= 1800
+            assert bool(trip.probe) + bool(trip.next_probe_at) == trip.tripped
+            assert trip.backoff_seconds <= 1800
     for config_ in world.configs.values():
         now = record(Draft(world), config_, T0 + fleet.now)
         assert now.weight > 0
@@ -184,7 +189,7 @@ def test_bounds_of_any_history(seed: int) -> None:
 
 
 class Lateness(Story):
-    """Notices each worker whose boot turned late, also of one that is heard of at the next moment."""
+    """Records each worker whose boot was late, even for a moment."""
 
     def __init__(self, *configs: LaunchConfigState) -> None:
         self.late: set[str] = set()
@@ -192,59 +197,58 @@ class Lateness(Story):
 
     def advance(self, at: float) -> None:
         super().advance(at)
-        self.look()
+        self.note()
 
-    def look(self) -> None:
+    def note(self) -> None:
         self.late |= {worker_id for worker_id, boot in self.world.boots.items() if boot.late}
 
 
 @given(seeds)
 @few
-def test_one_probe_at_a_time_for_what_is_shared(seed: int) -> None:
-    """By the fleet's own book: of the workers that spent a permit while a shared gate was closed, at most one has still
-    to answer it. A boot that was late has answered."""
+def test_one_probe_at_a_time_per_shared_key(seed: int) -> None:
+    """Of the workers that spent a permit of a shared trip, at most one is unanswered. A late boot has answered."""
     story = Lateness(*CONFIGS)
-    fleet, closures = Fleet(story, CONFIGS, Random(seed)), {}
-    unanswered = {"launch": {"requested"}, "boot": {"requested", "hasty", "starting"}}
+    fleet, trips = Fleet(story, CONFIGS, Random(seed)), {}
+    unanswered = {"launch": {"requested"}, "boot": {"requested", "early", "starting"}}
     unanswered["claim"] = {*unanswered["boot"], "running"}
     for _ in range(80):
         fleet.step()
         for worker_id, (_, config_id, permit) in fleet.workers.items():
-            if permit is not None and worker_id not in closures:
-                closing = Draft(story.world).closing(story.world.configs[config_id])
-                closures[worker_id] = {(key, name, gate.closed_at) for key, name, gate in closing if "/" in key}
-        story.look()
+            if permit is not None and worker_id not in trips:
+                active = Draft(story.world).trips_on(story.world.configs[config_id])
+                trips[worker_id] = {(key, name, trip.tripped_at) for key, name, trip in active if "/" in key}
+        story.note()
         probing = [
-            closure
+            trip
             for worker_id, (state, _, _) in fleet.workers.items()
-            for closure in closures.get(worker_id, ())
-            if state in unanswered[closure[1]] and worker_id not in story.late
+            for trip in trips.get(worker_id, ())
+            if state in unanswered[trip[1]] and worker_id not in story.late
         ]
         assert len(probing) == len(set(probing))
 
 
 @given(seeds)
 @few
-def test_a_permit_is_settled_once(seed: int) -> None:
-    """No gate has ever waited twice for the same permit, and numbers only grow."""
+def test_a_permit_is_resolved_once(seed: int) -> None:
+    """No trip waits twice for the same permit, and permit numbers only grow."""
     story = Story(*CONFIGS)
-    fleet, held, settled = Fleet(story, CONFIGS, Random(seed)), dict[Any, str](), set[Any]()
+    fleet, probes, resolved = Fleet(story, CONFIGS, Random(seed)), dict[Any, str](), set[Any]()
     permits = dict.fromkeys(story.world.configs, 0)
     for _ in range(80):
         fleet.step()
         for key, row in story.world.rows.items():
-            for name, gate in gates_of(row):
-                if gate.probe != (before := held.get((key, name), "")):
-                    settled.add((key, name, before))
-                    assert not gate.probe or (key, name, gate.probe) not in settled
-                held[key, name] = gate.probe
+            for name, trip in trips_of(row):
+                if trip.probe != (before := probes.get((key, name), "")):
+                    resolved.add((key, name, before))
+                    assert not trip.probe or (key, name, trip.probe) not in resolved
+                probes[key, name] = trip.probe
             if key in permits:
                 assert permits[key] <= row.permit <= permits[key] + 1
                 permits[key] = row.permit
 
 
 def test_a_failed_outcome_moves_what_is_in_its_scope_and_nothing_else() -> None:
-    """For every scope: which rows change, of all there are; and configs that share nothing see the same health."""
+    """For every scope: the rows that change, of all rows, and the configs that trip."""
     d, far = config("d", pool="other", instance_type="c5.large"), CONFIGS[-1]
     kin = config("e", pool="other", account="sim-b", image_revision="linux-1")
     moved = {
@@ -257,7 +261,7 @@ def test_a_failed_outcome_moves_what_is_in_its_scope_and_nothing_else() -> None:
         Scope.NOTHING: set(),
         Scope.UNKNOWN: set(),
     }
-    closed = {
+    tripped = {
         Scope.CONFIG: {"a"},
         Scope.CAPACITY: {"a"},
         Scope.QUOTA: {"a", "b"},
@@ -277,18 +281,17 @@ def test_a_failed_outcome_moves_what_is_in_its_scope_and_nothing_else() -> None:
         changed = {key.removeprefix("row ") for key in after if after[key] != before[key]}
         assert changed == keys | {"a"}, scope
         assert world.rows["a"].launch.folded == 8
-        if "a" not in keys:  # its number alone: that frees the place in the window
+        if "a" not in keys:  # only the folded count, which frees the place in the window
             untouched = msgspec.structs.replace(world.rows["a"].launch, folded=3)
             assert msgspec.json.encode(untouched) in before["row a"]
-        now_closed = {id_ for id_ in world.configs if story.record(id_, 9).state == "closed"}
-        assert now_closed == closed.get(scope, set()), scope
+        now_tripped = {id_ for id_ in world.configs if story.record(id_, 9).state != "healthy"}
+        assert now_tripped == tripped.get(scope, set()), scope
 
 
 @given(seeds, seeds)
 @few
 def test_order_of_independent_events_is_irrelevant(seed: int, order: int) -> None:
-    """Two fleets that share neither pool nor place nor account nor image nor quota: however their events are mixed, all
-    ends in the same bytes."""
+    """The events of two fleets that share nothing can be interleaved in any way with the same result."""
     near = (A, B)
     far = tuple(config(id_, pool="far", account="far", region="far-1", image_revision="far-1") for id_ in ("y", "z"))
     logs = [
@@ -300,27 +303,26 @@ def test_order_of_independent_events_is_irrelevant(seed: int, order: int) -> Non
     while any(rest):
         log = rng.choice([log for log in rest if log])
         mixed.append(log.pop(0))
-    end: Told = ("advance", None, T0 + 10**5)
-    assert stored(told(World(), [*mixed, end])) == stored(told(World(), [*logs[0], *logs[1], end]))
+    end: Step = ("advance", None, T0 + 10**5)
+    assert stored(applied(World(), [*mixed, end])) == stored(applied(World(), [*logs[0], *logs[1], end]))
 
 
 @given(seeds)
 @few
 def test_configs_that_share_nothing_are_untouched(seed: int) -> None:
-    """Whatever happens to one fleet, a config without pool, zone, account, image or quota in common keeps its bytes and
-    its record."""
+    """A config without a pool, zone, account, image or quota in common keeps its bytes and its record."""
     far = config("z", pool="far", account="far", region="far-1", image_revision="far-1")
     story = Story(far)
     story.fold(0, launched(far), registered(far), claimed(far), refused(far))
     alone, before = story.record("z", 10**5), stored(story.world)
     log = [each for each in played(seed, 40, (A, B, C)).story.log if each[0] != "signal"]
-    told(story.world, log)
+    applied(story.world, log)
     assert stored(story.world)["row z"] == before["row z"]
     assert story.record("z", 10**5) == alone
 
 
-def test_what_is_archived_is_forgotten_in_the_end() -> None:
-    """Its last workers have ended by then; what others still share stays, what nobody shares goes too."""
+def test_archived_configs_are_deleted_in_time() -> None:
+    """Their last workers have ended by then; rows that other configs share stay, other rows are deleted too."""
     mac = config("m", pool="mac", image_revision="mac-1")
     story = Story(A, mac)
     for c, others in ((A, "1"), (mac, "2")):
@@ -335,7 +337,7 @@ def test_what_is_archived_is_forgotten_in_the_end() -> None:
 
 
 def test_an_outcome_introduces_its_config_until_it_is_declared() -> None:
-    """Order is promised per topic only. It counts for nothing in its pool: it may be one that is long archived."""
+    """Order is guaranteed per topic only. The config is not active, because it may be archived."""
     story = Story(A)
     story.fold(0, refused(B))
     assert not story.world.configs["b"].active
@@ -347,19 +349,18 @@ def test_an_outcome_introduces_its_config_until_it_is_declared() -> None:
     assert set(story.world.configs) == {"a", "b"}
 
 
-def test_a_config_that_is_declared_elsewhere_takes_its_evidence_along() -> None:
-    """Other pool, other image: the sums of its places, and who shares what, follow; and a probe that it held of what it
-    shares no more is somebody else's."""
+def test_a_moved_config_keeps_its_evidence() -> None:
+    """After a change of pool and image, sums and memberships follow; probes of keys no longer shared are reissued."""
     story = Story(A, B)
     story.fold(0, launched(B, "y"), launched(A, "x"), registered(A, "x"))
     story.fold(1, *(refused(A, Scope.IMAGE, f"w-{n}") for n in range(5)), launched(A, "z"))
     story.fold(20, requested(A, "p", story.probe("a", 20)))
-    assert story.gate(IMAGE).probe == "a#1"
+    assert story.trip(IMAGE).probe == "a#1"
     story.declare(config("a", pool="mac", image_revision="mac-1", revision=2), 41)
     story.advance(41)
-    assert story.gate(IMAGE).probe == "b#1"
+    assert story.trip(IMAGE).probe == "b#1"
     again = reloaded(story.world)
     assert again.members == story.world.members
     assert seen(story.world, T0 + 41) == pytest.approx(seen(again, T0 + 41), abs=1e-9)
     story.declare(config("b", image_revision="mac-1", revision=2), 43)
-    assert IMAGE not in story.world.rows, "nobody has it any more"
+    assert IMAGE not in story.world.rows, "no config uses it any more"

@@ -1,4 +1,4 @@
-"""What a wrap does about its agent."""
+"""Decisions of `slipway-worker wrap` about its agent."""
 
 import signal
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slipway_client.worker import agent, core
-from slipway_client.worker.agent import LAST_WORD_SECONDS, Drain, Kill, Leave, Rest, Start, Wrapped, next_step
-from slipway_client.worker.core import Ask, Register, Tell, Worker
+from slipway_client.worker.agent import FINAL_REPORT_SECONDS, Drain, Kill, Leave, StartAgent, Wrapped, next_step
+from slipway_client.worker.core import Poll, Register, SendReport, Wait, Worker
 from slipway_client.worker.settings import Settings
 
 Step = Callable[[Wrapped], Wrapped]
@@ -19,34 +19,34 @@ BORN = Wrapped(worker=Worker(settings=Settings(stop_seconds=60.0)))
 def talk(now: float, **answer: Any) -> Step:
     def step(wrapped: Wrapped) -> Wrapped:
         call = core.next_call(wrapped.worker, now)
-        assert isinstance(call, Register | Tell | Ask)
-        return agent.talked(wrapped, core.heard(wrapped.worker, call, now, **answer), now)
+        assert isinstance(call, Register | SendReport | Poll)
+        return agent.worker_changed(wrapped, core.answered(wrapped.worker, call, now, **answer), now)
 
     return step
 
 
 def job(now: float) -> Step:
-    return lambda wrapped: agent.talked(wrapped, core.took(wrapped.worker, "j", "q", now), now)
+    return lambda wrapped: agent.worker_changed(wrapped, core.task_started(wrapped.worker, "j", "q", now), now)
 
 
 def idle(now: float) -> Step:
-    return lambda wrapped: agent.talked(wrapped, core.done(wrapped.worker, now), now)
+    return lambda wrapped: agent.worker_changed(wrapped, core.task_ended(wrapped.worker, now), now)
 
 
 def told(wrapped: Wrapped) -> Wrapped:
-    return agent.talked(wrapped, core.leave(wrapped.worker, "why"), 50.0)
+    return agent.worker_changed(wrapped, core.leave(wrapped.worker, "why"), 50.0)
 
 
 def refused(wrapped: Wrapped) -> Wrapped:
-    return agent.talked(wrapped, core.refused(wrapped.worker, "gone"), 50.0)
+    return agent.worker_changed(wrapped, core.refused(wrapped.worker, "gone"), 50.0)
 
 
 def gave_up(wrapped: Wrapped) -> Wrapped:
-    return agent.talked(wrapped, core.gave_up(wrapped.worker, "silent"), 50.0)
+    return agent.worker_changed(wrapped, core.gave_up(wrapped.worker, "no answer"), 50.0)
 
 
 def miss(wrapped: Wrapped) -> Wrapped:
-    return agent.talked(wrapped, core.unheard(wrapped.worker, 54.9, 0.5), 54.9)
+    return agent.worker_changed(wrapped, core.unanswered(wrapped.worker, 54.9, 0.5), 54.9)
 
 
 def drained(wrapped: Wrapped) -> Wrapped:
@@ -58,55 +58,55 @@ def ended(code: int) -> Step:
 
 
 def got(signum: signal.Signals) -> Step:
-    return lambda wrapped: agent.passed_on(wrapped, signum, 55.0)
+    return lambda wrapped: agent.forwarded(wrapped, signum, 55.0)
 
 
 RUNS = (talk(10.0), agent.started)
 
-#       what happened                        now   next, exit code, what is owed
+#       what happened                        now   next, exit code, pending reports
 LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] = [
-    ("not registered", (), 1.0, Rest(None), None, []),
-    ("registered", (talk(10.0),), 10.0, Start(), None, []),
-    ("runs", RUNS, 10.0, Rest(None), None, []),
+    ("not registered", (), 1.0, Wait(None), None, []),
+    ("registered", (talk(10.0),), 10.0, StartAgent(), None, []),
+    ("runs", RUNS, 10.0, Wait(None), None, []),
     ("told to leave while idle", (*RUNS, told), 50.0, Drain(), None, []),
-    ("told to leave in a job", (*RUNS, job(20.0), told), 50.0, Rest(None), None, ["claimed"]),
+    ("told to leave in a job", (*RUNS, job(20.0), told), 50.0, Wait(None), None, ["claimed"]),
     ("until its job has ended", (*RUNS, job(20.0), told, idle(51.0)), 51.0, Drain(), None, ["claimed", "idle"]),
-    ("drained", (*RUNS, told, drained), 50.0, Rest(110.0), None, []),
+    ("drained", (*RUNS, told, drained), 50.0, Wait(110.0), None, []),
     ("drained, and stays", (*RUNS, told, drained), 110.0, Kill(), None, []),
-    ("killed", (*RUNS, told, drained, agent.killed), 999.0, Rest(None), None, []),
-    ("a clean end", (*RUNS, ended(0)), 60.0, Rest(None), None, ["stopped"]),
-    ("a clean end, heard", (*RUNS, ended(0), talk(61.0)), 61.0, Rest(None), 0, []),
-    ("a failure", (*RUNS, ended(3)), 60.0, Rest(None), None, ["error", "stopped"]),
-    ("a failure, heard", (*RUNS, ended(3), talk(61.0), talk(62.0)), 62.0, Rest(None), 3, []),
-    ("a failure in a job", (*RUNS, job(20.0), ended(137)), 60.0, Rest(None), None, ["claimed", "error", "stopped"]),
-    ("asked for by us", (*RUNS, told, drained, ended(143)), 60.0, Rest(None), None, ["stopped"]),
-    ("asked for by somebody", (*RUNS, got(signal.SIGTERM), ended(143)), 60.0, Rest(None), None, ["stopped"]),
+    ("killed", (*RUNS, told, drained, agent.killed), 999.0, Wait(None), None, []),
+    ("a clean end", (*RUNS, ended(0)), 60.0, Wait(None), None, ["stopped"]),
+    ("a clean end, heard", (*RUNS, ended(0), talk(61.0)), 61.0, Wait(None), 0, []),
+    ("a failure", (*RUNS, ended(3)), 60.0, Wait(None), None, ["error", "stopped"]),
+    ("a failure, heard", (*RUNS, ended(3), talk(61.0), talk(62.0)), 62.0, Wait(None), 3, []),
+    ("a failure in a job", (*RUNS, job(20.0), ended(137)), 60.0, Wait(None), None, ["claimed", "error", "stopped"]),
+    ("asked for by us", (*RUNS, told, drained, ended(143)), 60.0, Wait(None), None, ["stopped"]),
+    ("asked for by somebody", (*RUNS, got(signal.SIGTERM), ended(143)), 60.0, Wait(None), None, ["stopped"]),
     (
         "a signal that asks for nothing",
         (*RUNS, got(signal.SIGHUP), ended(129)),
         60.0,
-        Rest(None),
+        Wait(None),
         None,
         ["error", "stopped"],
     ),
-    ("told to leave before the agent runs", (talk(10.0), told), 50.0, Rest(None), None, ["stopped"]),
-    ("asked to end before it is known", (got(signal.SIGINT),), 55.0, Rest(None), 0, []),
-    ("refused before the agent runs", (refused,), 50.0, Rest(None), 1, []),
+    ("told to leave before the agent runs", (talk(10.0), told), 50.0, Wait(None), None, ["stopped"]),
+    ("asked to end before it is known", (got(signal.SIGINT),), 55.0, Wait(None), 0, []),
+    ("refused before the agent runs", (refused,), 50.0, Wait(None), 1, []),
     ("refused in a job", (*RUNS, job(20.0), refused), 50.0, Drain(), None, []),
-    ("refused, and ended", (*RUNS, refused, drained, ended(143)), 60.0, Rest(None), 143, []),
-    ("a job begins as it is drained", (*RUNS, told, drained, job(50.1)), 999.0, Rest(None), None, ["claimed"]),
-    ("and ends", (*RUNS, told, drained, job(50.1), idle(200.0)), 200.0, Rest(260.0), None, ["claimed", "idle"]),
+    ("refused, and ended", (*RUNS, refused, drained, ended(143)), 60.0, Wait(None), 143, []),
+    ("a job begins as it is drained", (*RUNS, told, drained, job(50.1)), 999.0, Wait(None), None, ["claimed"]),
+    ("and ends", (*RUNS, told, drained, job(50.1), idle(200.0)), 200.0, Wait(260.0), None, ["claimed", "idle"]),
     ("and it stays", (*RUNS, told, drained, job(50.1), idle(200.0)), 260.0, Kill(), None, ["claimed", "idle"]),
     ("disowned in such a job", (*RUNS, told, drained, job(50.1), refused), 110.0, Kill(), None, []),
     ("given up while idle", (*RUNS, gave_up), 50.0, Drain(), None, []),
-    ("given up in a job", (*RUNS, job(20.0), gave_up), 50.0, Rest(None), None, []),
+    ("given up in a job", (*RUNS, job(20.0), gave_up), 50.0, Wait(None), None, []),
     ("until it has ended", (*RUNS, job(20.0), gave_up, idle(51.0)), 51.0, Drain(), None, []),
-    ("given up, and ended", (*RUNS, gave_up, drained, ended(0)), 60.0, Rest(None), 1, []),
+    ("given up, and ended", (*RUNS, gave_up, drained, ended(0)), 60.0, Wait(None), 1, []),
     (
         "asked to end before the end is heard",
         (*RUNS, ended(0), got(signal.SIGTERM)),
         55.0,
-        Rest(55.0 + LAST_WORD_SECONDS),
+        Wait(55.0 + FINAL_REPORT_SECONDS),
         None,
         ["stopped"],
     ),
@@ -120,18 +120,18 @@ LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] 
         3,
         ["error", "stopped"],
     ),
-    ("it was heard in time", (*RUNS, ended(0), got(signal.SIGTERM), talk(55.5)), 55.5, Rest(57.0), 0, []),
-    ("it is told without a pause", (*RUNS, ended(0), miss, got(signal.SIGTERM), talk(55.0)), 55.0, Rest(57.0), 0, []),
+    ("it was heard in time", (*RUNS, ended(0), got(signal.SIGTERM), talk(55.5)), 55.5, Wait(57.0), 0, []),
+    ("it is told without a pause", (*RUNS, ended(0), miss, got(signal.SIGTERM), talk(55.0)), 55.0, Wait(57.0), 0, []),
     ("asked twice", (*RUNS, ended(0), got(signal.SIGTERM), got(signal.SIGTERM)), 55.0, Leave(), None, ["stopped"]),
 ]
 
 
 @pytest.mark.parametrize(
-    ("steps", "now", "expected", "code", "owed"), [row[1:] for row in LIVES], ids=[row[0] for row in LIVES]
+    ("steps", "now", "expected", "code", "reports"), [row[1:] for row in LIVES], ids=[row[0] for row in LIVES]
 )
-def test_lives(steps: tuple[Step, ...], now: float, expected: object, code: int | None, owed: list[str]) -> None:
-    """The agent is told to leave between two jobs; its failure is told, unless it was asked for."""
+def test_lives(steps: tuple[Step, ...], now: float, expected: object, code: int | None, reports: list[str]) -> None:
+    """The agent is drained between two jobs; its failure is reported, unless it was asked to stop."""
     wrapped = reduce(lambda so_far, step: step(so_far), steps, BORN)
     assert next_step(wrapped, now) == expected
     assert agent.exit_code(wrapped) == code
-    assert [fact.what for fact in wrapped.worker.owed] == owed
+    assert [fact.what for fact in wrapped.worker.reports] == reports

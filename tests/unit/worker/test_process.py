@@ -1,4 +1,4 @@
-"""A group of processes, and its end: on real ones."""
+"""Process groups and their termination, on real processes."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ pytestmark = needs_linux
 
 
 def spied(kills: list[bool]) -> Callable[[int, int], None]:
-    """A killpg that notes whether the leader's number is still its own: its exit status waits to be collected."""
+    """A killpg that notes if the leader's pid is still reserved, because its exit status was not collected."""
     kill = os.killpg
 
     def noting(pid: int, signum: int) -> None:
@@ -29,8 +29,8 @@ def spied(kills: list[bool]) -> Callable[[int, int], None]:
     return noting
 
 
-async def test_nobody_elses_group_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the leader has left is ended while the leader's number cannot be given to anybody else; nothing after."""
+async def test_no_foreign_group_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the group is killed while the leader's pid cannot be reused; nothing is signalled after that."""
     kills: list[bool] = []
     monkeypatch.setattr(os, "killpg", spied(kills))
     group = Group.start(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/left; exit 3"], {})
@@ -40,3 +40,14 @@ async def test_nobody_elses_group_is_ended(tmp_path: Path, monkeypatch: pytest.M
     await until(lambda: processes.identity(left) is None, "what it left has ended")
     group.send(signal.SIGTERM)
     assert kills == [True]
+
+
+async def test_a_command_ignores_no_signals(capfd: pytest.CaptureFixture[str]) -> None:
+    """Signals that this process ignores, as in the background of a script, get their default action in the command."""
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        group = Group.start(["sh", "-c", "kill -QUIT $$; echo still here"], {})
+        assert await group.wait() == 128 + signal.SIGQUIT
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+    assert "still here" not in capfd.readouterr().out

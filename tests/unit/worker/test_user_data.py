@@ -1,4 +1,4 @@
-"""What a worker is told at its birth."""
+"""User data of a worker."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from slipway_client.worker.settings import Settings
-from slipway_client.worker.user_data import Unusable, UserData, read
+from slipway_client.worker.user_data import InvalidUserData, UserData, read
 
 GIVEN = {
     "register_url": "http://p:1/",
@@ -17,7 +17,7 @@ GIVEN = {
 
 
 def test_read(tmp_path: Path) -> None:
-    """Settings for the provider or the agent are left alone; null ones are not given; the secret is not shown."""
+    """Settings for the provider or the agent are ignored; null ones get defaults; the secret is not shown."""
     path = tmp_path / "user-data.json"
     path.write_bytes(msgspec.json.encode(GIVEN))
     data = read(str(path))
@@ -28,7 +28,7 @@ def test_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["http://p:1", "http://p:1/", "http://p:1/workers/register"])
 def test_the_provisioner_may_be_given_with_the_path(url: str) -> None:
-    """As it is, or as it is called."""
+    """With and without the path of the endpoint."""
     assert UserData(register_url=url, batch_id="b", secret="s").provisioner_url == "http://p:1"
 
 
@@ -43,13 +43,13 @@ def test_the_provisioner_may_be_given_with_the_path(url: str) -> None:
     ],
 )
 def test_unusable(tmp_path: Path, text: bytes, reason: str) -> None:
-    """The words say where and what is wrong, and show nothing of it."""
+    """The message names the file and the problem, and quotes nothing of the data."""
     path = tmp_path / "user-data.json"
     path.write_bytes(text)
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(InvalidUserData) as caught:
         read(str(path))
     assert reason in str(caught.value)
     assert str(path) in str(caught.value)
     assert "hush" not in str(caught.value)
-    with pytest.raises(Unusable, match="No such file"):
+    with pytest.raises(InvalidUserData, match="No such file"):
         read(str(tmp_path / "nowhere"))

@@ -1,2 +1,2 @@
-"""One module per noun. They import at the top only what every command needs: the rest is imported where it is used,
-so that `slipway` answers at once."""
+"""CLI commands, one module per noun. Only imports that every command needs are at the top: the rest is imported where
+it is used, so that `slipway` starts fast."""

@@ -1,4 +1,4 @@
-"""`slipway lc`: launch configs."""
+"""Commands `slipway lc`: launch configs."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -7,15 +7,15 @@ import typer
 
 from slipway_client import moments, options
 from slipway_client.http import path
-from slipway_client.options import AsOutput, ConfigId, For, OfPool, Reason, Until, noun, now, until_words
+from slipway_client.options import AsOutput, ConfigId, For, OfPool, Reason, Until, noun, now, until_text
 from slipway_client.tables import Field, Output, as_json, pairs, short, show
 
-app = noun("Launch configs.")
+app = noun("Manage launch configs")
 
 FIELDS: Final[tuple[Field, ...]] = (
     "id",
     "state",
-    "circuit",
+    "health_state",
     "weight",
     "starting",
     "running",
@@ -28,7 +28,9 @@ OF_POOL: Final[Field] = ("pool", lambda row: row["pool_id"])
 
 @app.command("ls")
 def list_launch_configs(context: typer.Context, pool: OfPool = None, output: AsOutput = Output.TABLE) -> None:
-    """List launch configs with the weights in force; while `circuit` is closed only probes launch there.
+    """List launch configs with their weights and health
+
+    Only probes launch from a config that is tripped or probing.
 
     \b
     Example:
@@ -37,7 +39,7 @@ def list_launch_configs(context: typer.Context, pool: OfPool = None, output: AsO
     api = context.obj
     rows = api.get("provisioner", "/launch-configs", pool=pool)["items"]
     if pool is not None and not rows:
-        api.get("provisioner", path("pools", pool))  # an unknown pool is told, not shown as an empty one
+        api.get("provisioner", path("pools", pool))  # an unknown pool is an error, not an empty list
     one = len({row["pool_id"] for row in rows}) <= 1
     show(rows, FIELDS if one else (FIELDS[0], OF_POOL, *FIELDS[1:]), output, nothing="no launch configs")
 
@@ -54,7 +56,9 @@ SHARED: Final[tuple[Field, ...]] = (
 
 @app.command("show")
 def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutput = Output.TABLE) -> None:
-    """Show one launch config: its settings, windows, weight and last failures.
+    """Show a launch config and its latest failures
+
+    Settings, windows, weight, shared limits and recent failures.
 
     \b
     Example:
@@ -70,7 +74,7 @@ def show_launch_config(context: typer.Context, config: ConfigId, output: AsOutpu
     stages = [{"stage": name, **stage} for name, stage in (row.get("stages") or {}).items()]
     show(stages, ("stage", "in_flight", "unfolded", "window", ("health", _health(row))), output, nothing="no windows")
     print()
-    show(row.get("shared") or [], SHARED, output, nothing="nothing is shared")
+    show(row.get("shared") or [], SHARED, output, nothing="no shared limits")
     print()
     failures: tuple[Field, ...] = (
         ("at", lambda failure: moments.clock(moments.at(failure["at"]), now())),
@@ -93,7 +97,9 @@ def _health(row: Mapping[str, Any]) -> Any:
 def pause_launch_config(
     context: typer.Context, config: ConfigId, reason: Reason, for_: For = None, until: Until = None
 ) -> None:
-    """Launch nothing more from CONFIG; its workers go on. What waits is cancelled and planned anew elsewhere.
+    """Stop launching from a launch config
+
+    Running workers continue; workers that wait for a launch are cancelled and planned again on other configs.
 
     \b
     Examples:
@@ -102,16 +108,16 @@ def pause_launch_config(
     """
     ends = options.until(for_, until)
     context.obj.post("provisioner", path("launch-configs", config, "pause"), {"reason": reason, "until": ends})
-    print(f"{config} is paused, {until_words(ends)}")
+    print(f"launch config {config} paused {until_text(ends)}")
 
 
 @app.command("resume")
 def resume_launch_config(context: typer.Context, config: ConfigId, reason: Reason) -> None:
-    """Launch from a paused CONFIG again, by its weight.
+    """Resume launching from a paused launch config
 
     \b
     Example:
       slipway lc resume linux-zone-b --reason "maintenance is over"
     """
     context.obj.post("provisioner", path("launch-configs", config, "resume"), {"reason": reason})
-    print(f"{config} is active")
+    print(f"launch config {config} resumed")

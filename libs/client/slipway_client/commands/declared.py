@@ -1,4 +1,4 @@
-"""`slipway apply` and `slipway diff`: the deployment as a file declares it."""
+"""Commands `slipway apply` and `slipway diff`: the deployment as declared in a file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,24 +11,27 @@ from slipway_client.options import AsOutput
 from slipway_client.tables import Output, show
 
 if TYPE_CHECKING:
-    from slipway_common.strict_yaml import Problem
+    from slipway_common.strict_yaml import DocumentProblem
 
 DIFFERENCE: Final = 3
 CHANGE_FIELDS: Final = ("kind", "id", "change", "detail")
-NOTHING_TO_CHANGE: Final = "nothing to change"
-DECLARED_ALREADY: Final = "something is declared already; nothing was changed"
+NOTHING_TO_CHANGE: Final = "no changes"
+DECLARED_ALREADY: Final = "the deployment already declares launch configs; nothing was changed (--if-empty)"
 
-File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="A slipway.yaml.")]
-IfEmpty = Annotated[
-    bool, typer.Option("--if-empty", help="Change nothing once any launch config was declared: for starts that repeat.")
+File = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", exists=True, dir_okay=False, readable=True, help="Declaration, such as slipway.yaml"
+    ),
 ]
-Speed = Annotated[float, typer.Option(min=0.001, help="Divide every duration by this, as the demo does.")]
+IfEmpty = Annotated[bool, typer.Option("--if-empty", help="No change if any launch config is declared already")]
+Speed = Annotated[float, typer.Option(metavar="FACTOR", min=0.001, help="Divisor of all durations, as in the demo")]
 
 
 class InvalidFile(Exception):
-    """A file that cannot count, with its problems."""
+    """Invalid file, with its problems."""
 
-    def __init__(self, file: Path, problems: "Sequence[Problem]") -> None:
+    def __init__(self, file: Path, problems: "Sequence[DocumentProblem]") -> None:
         super().__init__(str(file))
         self.lines = [
             ": ".join(part for part in (f"{file}:{p.line}" if p.line else str(file), p.path, p.reason) if part)
@@ -39,7 +42,9 @@ class InvalidFile(Exception):
 def apply(
     context: typer.Context, file: File, speed: Speed = 1.0, if_empty: IfEmpty = False, output: AsOutput = Output.TABLE
 ) -> None:
-    """Make the deployment what FILE declares. What FILE leaves out is removed; applying twice changes nothing.
+    """Apply a declaration to the deployment
+
+    Objects that FILE leaves out are removed. Applying a file twice changes nothing.
 
     \b
     Examples:
@@ -57,16 +62,18 @@ def apply(
         try:
             api.put("provisioner", "/declaration", body)
         except Failed as error:
-            raise Failed(f"{error}\nLease pools are applied already; apply again once this is settled.") from error
+            raise Failed(f"{error}\nThe lease pools were applied; fix this and apply again.") from error
     show(changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
 
 
 def diff(context: typer.Context, file: File, speed: Speed = 1.0, output: AsOutput = Output.TABLE) -> None:
-    """Show what `apply` would change, and change nothing. Exit code 3 when there is a difference.
+    """Show the changes that `apply` would make
+
+    Exit code 3 if there are any.
 
     \b
     Example:
-      slipway diff slipway.yaml || echo "not what is declared"
+      slipway diff slipway.yaml || echo "deployment differs from slipway.yaml"
     """
     changes = _changes(context.obj, _declared(file, speed))
     show(changes, CHANGE_FIELDS, output, nothing=NOTHING_TO_CHANGE)
@@ -76,7 +83,7 @@ def diff(context: typer.Context, file: File, speed: Speed = 1.0, output: AsOutpu
 
 def _declared(file: Path, speed: float) -> dict[str, Any]:
     from slipway_common import declaration
-    from slipway_common.strict_yaml import Invalid, Problem
+    from slipway_common.strict_yaml import DocumentProblem, Invalid
 
     try:
         declared = declaration.load(file.read_text(encoding="utf-8"))
@@ -84,11 +91,11 @@ def _declared(file: Path, speed: float) -> dict[str, Any]:
     except Invalid as error:
         raise InvalidFile(file, error.problems) from error
     except UnicodeDecodeError as error:
-        raise InvalidFile(file, [Problem("", f"is not UTF-8 text: {error.reason}")]) from error
+        raise InvalidFile(file, [DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
 
 
 def _changes(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """What both services would change. They refuse here what they would refuse later."""
+    """Changes that both services would make. Invalid declarations are refused here already."""
     lease_pools = api.put("lease-broker", "/lease-pools", body["lease_pools"], dry_run=True)["items"]
     rest = api.put("provisioner", "/declaration", body, dry_run=True)["items"]
     return [

@@ -1,4 +1,4 @@
-"""`slipway doctor`: asks every part of a deployment, all at once and none for long; diagnosis.py judges."""
+"""`slipway doctor`: reads the state of every part of a deployment in parallel; the module diagnosis grades it."""
 
 import shutil
 import sys
@@ -9,35 +9,38 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from slipway_client.foreign import printable
 from slipway_client.http import Api, Failed
 from slipway_client.options import AsOutput, now
+from slipway_client.sanitize import printable
 from slipway_client.tables import Output, as_json
 from slipway_common.clock import utc_now
 
 if TYPE_CHECKING:
-    from slipway_client.diagnosis import Answer, Finding
+    from slipway_client.diagnosis import Finding, ServiceAnswer
     from slipway_client.log import Entry
 
 PROBLEM: Final = 3
-HTTP_SECONDS: Final = 2.0  # of each question; four follow each other at most
-KAFKA_SECONDS: Final = 8.0  # of all that is asked there, beside the questions to services
+HTTP_SECONDS: Final = 2.0  # per request; at most four are made one after the other
+KAFKA_SECONDS: Final = 8.0  # for all of Kafka, in parallel with the requests to services
 NEWEST: Final = 500  # records of each partition: an alert is raised rarely, and services beat every 5 s
-COLORS: Final = {"ok": "green", "warn": "yellow", "FAIL": "red"}
+COLORS: Final = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red"}
 
 
 def doctor(
     context: typer.Context,
     partitions: Annotated[
         int | None,
-        typer.Option(envvar=["PARTITIONS", "SLIPWAY_PARTITIONS"], help="Of every topic, if not as in the registry."),
+        typer.Option(
+            envvar=["PARTITIONS", "SLIPWAY_PARTITIONS"], help="Partitions of each topic [default: as in the registry]"
+        ),
     ] = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Look whether everything works together, and say what to do where it does not. Takes 10 s at most.
+    """Check a deployment and print remedies for its problems
 
-    Services, versions, schemas, clocks, Kafka, topics, lag, dead letters, outbox, heartbeats, alerts, brakes, accounts.
-    Exit code 3 when anything is not ok.
+    Checks services, versions, schemas, clocks, Kafka, topics, lag, dead letters, outbox, heartbeats, alerts, launch
+    stops, health and accounts; takes at most 10 s. Grades: ok; note, Slipway handles it alone; warn, a person should
+    look; fail, something does not work. Exit code 0 if every grade is ok or note, 3 if one is warn or fail.
 
     \b
     Examples:
@@ -48,33 +51,33 @@ def doctor(
 
     found = diagnose(_gathered(context.obj, partitions))
     if output is Output.JSON:
-        fields = ("level", "what", "detail", "do")
+        fields = ("grade", "check", "detail", "remedy")
         as_json([{name: getattr(finding, name) for name in fields} for finding in found])
     else:
-        _tell(found)
+        _print(found)
     if not healthy(found):
         raise typer.Exit(PROBLEM)
 
 
-def _tell(found: Sequence["Finding"]) -> None:
+def _print(found: Sequence["Finding"]) -> None:
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    width = max(len(finding.what) for finding in found)
+    width = max(len(finding.check) for finding in found)
     indent = " " * (6 + width + 2)
     for finding in found:
-        level = typer.style(f"{finding.level:<4}", fg=COLORS[finding.level], bold=finding.level != "ok")
+        grade = typer.style(f"{finding.grade:<4}", fg=COLORS[finding.grade], bold=finding.grade != "ok")
         text = textwrap.fill(
-            printable(f"{finding.what:<{width}}  {finding.detail}"),
+            printable(f"{finding.check:<{width}}  {finding.detail}"),
             columns,
             initial_indent=" " * 6,
             subsequent_indent=indent,
             break_on_hyphens=False,
             break_long_words=False,
         )
-        typer.echo(level + text[4:])
-        if finding.do:
+        typer.echo(grade + text[4:])
+        if finding.remedy:
             typer.echo(
                 textwrap.fill(
-                    printable(f"do: {finding.do}"),
+                    printable(f"remedy: {finding.remedy}"),
                     columns,
                     initial_indent=indent,
                     subsequent_indent=indent + "    ",
@@ -97,7 +100,7 @@ def _gathered(api: Api, partitions: int | None) -> Any:
         services = {name: future.result() for name, future in asked.items()}
         provisioner: Mapping[str, Any] = {}
         if services["provisioner"].status is not None:
-            lists = {"brakes": "/brakes", "pools": "/pools", "configs": "/launch-configs"}
+            lists = {"launch_stops": "/launch-stops", "pools": "/pools", "configs": "/launch-configs"}
             provisioner = {name: _items(quick, path) for name, path in lists.items()}
         return Gathered(
             own_version=version("slipway-client"),
@@ -109,17 +112,17 @@ def _gathered(api: Api, partitions: int | None) -> Any:
         )
 
 
-def _status(api: Api, service: str) -> "Answer":
-    from slipway_client.diagnosis import Answer
+def _status(api: Api, service: str) -> "ServiceAnswer":
+    from slipway_client.diagnosis import ServiceAnswer
 
     asked_at = utc_now()
     try:
         status, error = api.get(service, "/status"), ""
         if not isinstance(status, dict) or "ready" not in status:
-            status, error = None, f"{api.urls[service]} answered as no Slipway service does"
+            status, error = None, f"the answer of {api.urls[service]} is not from a Slipway service"
     except Failed as refused:
         status, error = None, str(refused).partition("\n")[0]
-    return Answer(url=api.urls[service], status=status, error=error, asked_at=asked_at, answered_at=utc_now())
+    return ServiceAnswer(url=api.urls[service], status=status, error=error, asked_at=asked_at, answered_at=utc_now())
 
 
 def _items(api: Api, path: str) -> Any:
@@ -147,21 +150,21 @@ async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
 
     from slipway_common import topic_admin
 
-    told = asyncio.ensure_future(_told_on_topics(api))
+    topics = asyncio.ensure_future(_from_topics(api))
     try:
         differences = await topic_admin.diff(api.kafka, prefix=api.topic_prefix, partitions=partitions)
         found = {"differences": [line.removeprefix(api.topic_prefix) for line in differences]}
-        # Where topics are missing there is nothing to hear, and that is told already.
-        return found if any(line.endswith(": missing") for line in differences) else found | await told
+        # Missing topics hold no events, and their absence is a finding of its own.
+        return found if any(line.endswith(": missing") for line in differences) else found | await topics
     except (KafkaError, OSError) as error:
-        raise Failed(f"Kafka at {api.kafka} does not answer: {error}") from error
+        raise Failed(f"Kafka at {api.kafka} is unavailable: {error}") from error
     finally:
-        told.cancel()
-        await asyncio.gather(told, return_exceptions=True)
+        topics.cancel()
+        await asyncio.gather(topics, return_exceptions=True)
 
 
-async def _told_on_topics(api: Api) -> dict[str, Any]:
-    """When each service was last heard, and the alerts that are open."""
+async def _from_topics(api: Api) -> dict[str, Any]:
+    """The newest heartbeat of each service, and the open alerts."""
     from slipway_client.log import Log
     from slipway_common.topics import ALERT, SERVICE_HEARTBEAT
 
@@ -170,12 +173,12 @@ async def _told_on_topics(api: Api) -> dict[str, Any]:
     async with Log(api.kafka, api.topic_prefix, timeout_seconds=KAFKA_SECONDS) as log:
         await log.open([SERVICE_HEARTBEAT.name, ALERT.name], last=NEWEST, since=None)
         async for entry in log.past():
-            _hear(entry, heartbeats, alerts)
+            _record(entry, heartbeats, alerts)
     return {"heartbeats": heartbeats, "alerts": list(alerts.values())}
 
 
-def _hear(entry: "Entry", heartbeats: dict[str, datetime], alerts: dict[str, Any]) -> None:
-    """One record; of what is unreadable or of another type nothing is expected."""
+def _record(entry: "Entry", heartbeats: dict[str, datetime], alerts: dict[str, Any]) -> None:
+    """Apply one record; unreadable ones and those of other types are skipped."""
     from slipway_common.events.alert import AlertRaised, AlertResolved
     from slipway_common.events.service import ServiceHeartbeat
 

@@ -1,9 +1,9 @@
-"""`slipway events`: what anybody can hear on Kafka."""
+"""Commands `slipway events`: events published on Kafka."""
 
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -18,9 +18,9 @@ from slipway_client.tables import short
 if TYPE_CHECKING:
     from slipway_client.log import Entry
 
-app = noun("Events.")
+app = noun("Show events")
 
-# With all that `slipway weights replay` folds.
+# Includes all topics that `slipway weights replay` needs.
 WATCHED: Final = (
     "worker.lifecycle",
     "launch-config.lifecycle",
@@ -30,7 +30,7 @@ WATCHED: Final = (
     "alert",
 )
 LAST: Final = 10
-WINDOW: Final = timedelta(hours=1)  # where the last few are looked for: a filter may be of something that rests
+WINDOW: Final = timedelta(hours=1)  # searched for the last events: a filtered object may have none for a while
 
 
 class Lines(StrEnum):
@@ -53,29 +53,44 @@ def tail(
     context: typer.Context,
     topic: Annotated[
         list[str] | None,
-        typer.Option(help="Such as worker.lifecycle; may be repeated.", autocompletion=_topics, show_default=False),
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            help="Topic, such as worker.lifecycle; repeatable",
+            autocompletion=_topics,
+            show_default=False,
+        ),
     ] = None,
-    pool: Annotated[str | None, typer.Option(help="Only of this worker pool.", autocompletion=pools)] = None,
+    pool: Annotated[
+        str | None, typer.Option("--pool", metavar="POOL", help="Worker pool [default: all]", autocompletion=pools)
+    ] = None,
     worker: Annotated[
-        str | None, typer.Option(help="Only of this worker: its id or the end of it.", autocompletion=workers)
+        str | None,
+        typer.Option(
+            "--worker", metavar="WORKER", help="Worker ID or its last digits [default: all]", autocompletion=workers
+        ),
     ] = None,
-    config: Annotated[str | None, typer.Option(help="Only of this launch config.", autocompletion=configs)] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="CONFIG", help="Launch config [default: all]", autocompletion=configs),
+    ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Begin that long ago: 90s, 10m, 2h, 1d….")
+        str | None, typer.Option(metavar="DURATION", help="Age of the oldest event, such as 10m [default: 1h]")
     ] = None,
-    beginning: Annotated[bool, typer.Option("--beginning", help="Begin with the oldest that is kept.")] = False,
+    beginning: Annotated[bool, typer.Option("--beginning", help="All events that Kafka has kept")] = False,
     last: Annotated[
-        int | None, typer.Option("-n", metavar="N", min=0, help="Begin with the last N of those.  [default: 10]")
+        int | None, typer.Option("-n", metavar="N", min=0, help="Number of past events [default: 10]")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with what comes, until Ctrl-C.")] = True,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="New events, until Ctrl-C")] = True,
     output: Annotated[
-        Lines, typer.Option("-o", "--output", help="Lines for people, or JSON Lines for programs.")
+        Lines, typer.Option("-o", "--output", help="Output format; json is one CloudEvent per line")
     ] = Lines.TEXT,
 ) -> None:
-    """Tell events as they happen, from Kafka: the last 10 of the past hour first, then what comes.
+    """Print recent events and follow new ones
 
-    Of worker, launch config, pool and lease lifecycles, signals and alerts, unless --topic names others. With -o json
-    a CloudEvent a line, with topic, partition, offset, and when Kafka stored it.
+    Starts with the last 10 of the past hour. Events of worker, launch config, pool and lease lifecycles, signals and
+    alerts, unless --topic names others. With -o json each line is a CloudEvent with its topic, partition, offset and
+    the time at which Kafka stored it.
 
     \b
     Examples:
@@ -88,9 +103,9 @@ def tail(
     known = names | {name: name for name in names.values()}
     wanted = topic or list(WATCHED)
     if unknown := [name for name in wanted if name not in known]:
-        raise typer.BadParameter(f"--topic: there is no {unknown[0]}; there is {', '.join(names)}")
+        raise typer.BadParameter(f"--topic: no topic {unknown[0]}; there is {', '.join(names)}")
     if since and beginning:
-        raise typer.BadParameter("--since and --beginning exclude each other")
+        raise typer.BadParameter("--since and --beginning are mutually exclusive")
     try:
         from_ = None if beginning else now() - (timedelta(seconds=moments.seconds(since)) if since else WINDOW)
     except (ValueError, OverflowError) as error:
@@ -99,16 +114,16 @@ def tail(
         last = LAST
     given = {"pool_id": pool, "worker_id": worker, "launch_config_id": config}
     only = {name: value for name, value in given.items() if value is not None}
-    told = _json_line if output is Lines.JSON else _line
+    format_ = _json_line if output is Lines.JSON else _line
 
     import asyncio
 
     try:
-        asyncio.run(_tail(context.obj, [known[name] for name in wanted], only, from_, last, follow, told))
+        asyncio.run(_tail(context.obj, [known[name] for name in wanted], only, from_, last, follow, format_))
     except KeyboardInterrupt:
         return
     except BrokenPipeError:
-        # Whoever reads us has seen enough. The interpreter flushes once more at its end: not into the closed pipe.
+        # The reader closed the pipe. The interpreter flushes stdout at exit, which must not fail on it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -119,15 +134,15 @@ async def _tail(
     since: datetime | None,
     last: int | None,
     follow: bool,
-    told: Any,
+    format_: Callable[["Entry"], str],
 ) -> None:
     from slipway_client.log import Log
 
-    def on_silence(answers: bool) -> None:
-        print(f"Kafka at {api.kafka} {'is back' if answers else 'does not answer; waiting for it'}", file=sys.stderr)
+    def on_availability(available: bool) -> None:
+        print(f"Kafka at {api.kafka} is {'available again' if available else 'unavailable; waiting'}", file=sys.stderr)
 
     async with Log(api.kafka, api.topic_prefix) as log:
-        # Only some will be shown of each partition, unless a filter drops an unknown number of them.
+        # Without a filter, the last records of each partition are enough.
         await log.open(topics, last=None if only else last, since=since)
         kept: deque[Entry] = deque(maxlen=last)
         found = False
@@ -136,23 +151,23 @@ async def _tail(
                 continue
             found = True
             if last is None:
-                print(told(entry))
+                print(format_(entry))
             else:
                 kept.append(entry)
         for entry in kept:
-            print(told(entry))
+            print(format_(entry))
         sys.stdout.flush()
         if only and not found:
-            # It may be over, or still to come: what the topics hold says nothing of who exists.
-            print(f"nothing of {', '.join(only.values())} so far", file=sys.stderr)
+            # No error: the topics do not show if the object exists, and its events may still come.
+            print(f"no events of {', '.join(only.values())} so far", file=sys.stderr)
         if follow:
-            async for entry in log.follow(on_silence):
+            async for entry in log.follow(on_availability):
                 if _matches(entry, only):
-                    print(told(entry), flush=True)
+                    print(format_(entry), flush=True)
 
 
 def _matches(entry: "Entry", only: Mapping[str, str]) -> bool:
-    """By the ids in the data; a pool's or config's own alerts name it as their subject."""
+    """True if the IDs in the data match; alerts of a pool or config name it as their subject."""
     if not only:
         return True
     data = entry.data if isinstance(entry.data, dict) else {}
@@ -197,8 +212,8 @@ def _json_line(entry: "Entry") -> str:
         "source": envelope.source,
         "subject": envelope.subject,
         "time": envelope.time.isoformat(),
-        "slipwaysource": envelope.number_source,
-        "slipwaynumber": envelope.number,
+        "slipwaysource": envelope.sequence_source,
+        "slipwaynumber": envelope.sequence_number,
         "slipwayprevious": envelope.previous,
         "slipwayrevision": envelope.revision,
         "traceparent": envelope.traceparent,

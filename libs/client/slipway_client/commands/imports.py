@@ -1,4 +1,4 @@
-"""`slipway import`: what other systems have declared, taken over."""
+"""Commands `slipway import`: import of declarations of other systems."""
 
 import sys
 from collections.abc import Mapping
@@ -9,15 +9,20 @@ import typer
 
 from slipway_client import moments
 from slipway_client.commands.declared import NOTHING_TO_CHANGE, InvalidFile
-from slipway_client.foreign import printable
 from slipway_client.options import AsOutput, noun
+from slipway_client.sanitize import printable
 from slipway_client.tables import Field, Output, as_json, show
 
-app: Final = noun("Take over what other systems have declared.")
+app: Final = noun("Import declarations of other systems")
 
 SHOWN_NAMES_MAX: Final = 5
 
-File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="A _boskos.yaml.")]
+File = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", exists=True, dir_okay=False, readable=True, help="Boskos resources, as in _boskos.yaml"
+    ),
+]
 
 
 @app.callback()
@@ -29,14 +34,15 @@ def imports() -> None:
 def boskos(
     context: typer.Context,
     file: File,
-    hold: Annotated[str, typer.Option("--hold", metavar="DURATION", help="After so long a lease ends.")] = "1d",
-    ttl: Annotated[str, typer.Option(metavar="DURATION", help="It ends earlier when silent for so long.")] = "30m",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    hold: Annotated[str, typer.Option("--hold", metavar="DURATION", help="Hold of new lease pools")] = "1d",
+    ttl: Annotated[str, typer.Option(metavar="DURATION", help="TTL of leases in new lease pools")] = "30m",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Changes shown, not applied")] = False,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Make the resources of FILE, a _boskos.yaml, slots of lease pools of their types' names. The same again changes
-    nothing; a slot that FILE no longer lists is removed once nobody owns it; other types stay as they are. --hold and
-    --ttl are those of lease pools that do not exist yet.
+    """Import Boskos resources as slots of lease pools
+
+    Each resource type becomes a lease pool of that name. Importing a file twice changes nothing; a slot that FILE no
+    longer lists is removed once it is free; types that FILE does not list are not changed.
 
     \b
     Examples:
@@ -44,14 +50,14 @@ def boskos(
       slipway import boskos --hold 4h --ttl 30m _boskos.yaml
     """
     from slipway_client.boskos_file import resources
-    from slipway_common.strict_yaml import Invalid, Problem
+    from slipway_common.strict_yaml import DocumentProblem, Invalid
 
     try:
         found = resources(file.read_text(encoding="utf-8"))
     except Invalid as error:
         raise InvalidFile(file, error.problems) from error
     except UnicodeDecodeError as error:
-        raise InvalidFile(file, [Problem("", f"is not UTF-8 text: {error.reason}")]) from error
+        raise InvalidFile(file, [DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
     body = {"slots": found.slots, "hold_seconds": _seconds("--hold", hold), "ttl_seconds": _seconds("--ttl", ttl)}
     items = context.obj.put("lease-broker", "/slots", body, dry_run=dry_run)["items"]
     changed = [item for item in items if item["change"] != "unchanged" or item["added"] or item["removed"]]
@@ -80,7 +86,7 @@ def _names(names: list[str]) -> str:
 CHANGES: Final[tuple[Field, ...]] = (
     ("lease pool", lambda row: row["id"]),
     ("change", lambda row: row["change"]),
-    ("limit", lambda row: "as it is" if row["limit"] is None else row["limit"]),
+    ("limit", lambda row: "unchanged" if row["limit"] is None else row["limit"]),
     ("slots added", lambda row: _names(row["added"])),
     ("slots removed", lambda row: _names(row["removed"])),
 )
@@ -89,8 +95,8 @@ CHANGES: Final[tuple[Field, ...]] = (
 def _kept(item: Mapping[str, Any]) -> str:
     if not item["kept"]:
         return ""
-    return f"{item['id']}: not listed any more, but owned: {_names(item['kept'])}; import again once they are released"
+    return f"{item['id']}: no longer listed, but still leased: {_names(item['kept'])}; import again once released"
 
 
 def _declare(new: list[str]) -> str:
-    return f"declare {_names(new)} in slipway.yaml too: `slipway apply` retires lease pools that it leaves out"
+    return f"declare {_names(new)} in slipway.yaml too: `slipway apply` removes lease pools that it leaves out"

@@ -1,4 +1,4 @@
-"""`slipway lease`, for operators: how lease pools are, and what they are set to."""
+"""Commands `slipway lease` for operators: state and terms of lease pools."""
 
 import re
 from collections.abc import Mapping
@@ -9,17 +9,16 @@ import typer
 
 from slipway_client import moments
 from slipway_client.commands.pools import waits
-from slipway_client.foreign import printable
 from slipway_client.http import path
 from slipway_client.options import AsOutput, Reason, lease_pools, now
-from slipway_client.tables import Field, Output, as_json, pairs, short, show
+from slipway_client.sanitize import printable
+from slipway_client.tables import Field, Output, as_json, pairs, show
 
 app = typer.Typer(rich_markup_mode=None)
 
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-LeasePoolId = Annotated[str, typer.Argument(metavar="POOL", help="Id of the lease pool.", autocompletion=lease_pools)]
-Duration = Annotated[str | None, typer.Option(metavar="DURATION")]
+LeasePoolId = Annotated[str, typer.Argument(metavar="POOL", help="ID of the lease pool", autocompletion=lease_pools)]
 
 
 def _seconds(option: str, text: str | None) -> float | None:
@@ -29,8 +28,8 @@ def _seconds(option: str, text: str | None) -> float | None:
         raise typer.BadParameter(f"{option}: {error}") from error
 
 
-def _why(row: Mapping[str, Any]) -> str:
-    return UUID.sub(lambda id_: short(id_[0]), (row.get("why") or "").rpartition("\n")[2])
+def _reason(row: Mapping[str, Any]) -> str:
+    return (row.get("reason") or "").rpartition("\n")[2]
 
 
 def _limit(row: Mapping[str, Any]) -> Any:
@@ -46,14 +45,15 @@ POOLS: Final[tuple[Field, ...]] = (
     ("wait", waits),
     ("starts/min", lambda row: row.get("granted_per_minute")),
     ("ETA", lambda row: None if row.get("eta_seconds") is None else moments.about(row["eta_seconds"])),
-    ("why", _why),
+    ("reason", _reason),
 )
 
 
 @app.command("pools")
 def list_lease_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
-    """List lease pools: units held and waiting against the limit, and how long one asked for now would wait (ETA).
-    A limit that is pinned says so, and the mode of a pool that is drained.
+    """List lease pools with their limits and queues
+
+    Columns: units held and waiting, age of the oldest request, and ETA, the expected wait of a new request.
 
     \b
     Example:
@@ -66,12 +66,18 @@ def list_lease_pools(context: typer.Context, output: AsOutput = Output.TABLE) ->
 def report(
     context: typer.Context,
     pool: LeasePoolId,
-    since: Annotated[str, typer.Option(metavar="DURATION", help="Look back so far.")] = "1d",
-    limit: Annotated[int | None, typer.Option(min=1, help="As if this was the limit.")] = None,
-    hold: Annotated[str | None, typer.Option("--hold", metavar="DURATION", help="As if this was the hold.")] = None,
+    since: Annotated[str, typer.Option(metavar="DURATION", help="Period of the report")] = "1d",
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Limit to compare with [default: current]")
+    ] = None,
+    hold: Annotated[
+        str | None, typer.Option("--hold", metavar="DURATION", help="Hold to assume [default: current]")
+    ] = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Show concurrency, throttles and how long phases took, against limit and hold: where to set them, and whether.
+    """Report concurrency and throttles of a lease pool
+
+    Concurrency, throttles and phase durations, compared with the limit and the hold, to choose both.
 
     \b
     Examples:
@@ -92,7 +98,7 @@ def report(
     pairs({name: value for name, value in row.items() if name not in tables}, now())
     for name, rows in tables.items():
         print(f"\n{printable(name.replace('_', ' '))}:")
-        if len(rows) == 1:  # as a table, one with many figures is wider than a terminal
+        if len(rows) == 1:  # a table of one row with many columns is wider than a terminal
             pairs(rows[0], now())
         else:
             show(rows, tuple(rows[0]) if rows else (), output, nothing="none")
@@ -107,20 +113,28 @@ def set_terms(
     context: typer.Context,
     pool: LeasePoolId,
     reason: Reason,
-    limit: Annotated[int | None, typer.Option(min=0, help="Units held at once; lowering it drains.")] = None,
-    hold: Annotated[str | None, typer.Option("--hold", metavar="DURATION", help="What one lease covers.")] = None,
-    ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a lease lives unrenewed.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=0, help="Units held at the same time")] = None,
+    hold: Annotated[
+        str | None, typer.Option("--hold", metavar="DURATION", help="Maximum duration of a lease, such as 20m")
+    ] = None,
+    ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="Expiry of a lease that is not renewed")] = None,
     pacing: Annotated[
         str | None,
-        typer.Option(metavar="INTERVAL[/BURST]", help="Between two starts, such as 12s or 12s/3; or default, or off."),
+        typer.Option(metavar="INTERVAL[/BURST]", help="Pacing of grants, such as 12s or 12s/3; default; off"),
     ] = None,
     mode: Annotated[
-        Literal["shadow", "advisory", "enforce"] | None, typer.Option(help="Whether requests wait, or only would.")
+        Literal["shadow", "advisory", "enforce"] | None,
+        typer.Option(help="Admission mode; only enforce makes requests wait"),
     ] = None,
-    revision: Annotated[int | None, typer.Option(help="Only if nobody has changed the pool since this one.")] = None,
+    revision: Annotated[
+        int | None, typer.Option(metavar="N", help="Expected revision of the pool [default: any]")
+    ] = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Change a lease pool now, until it is declared otherwise. What is held stays held.
+    """Change the terms of a lease pool
+
+    The change is in force until the next declaration. Held leases stay held; below a lowered limit, nothing is granted
+    until usage falls.
 
     \b
     Examples:
@@ -137,7 +151,7 @@ def set_terms(
     if pacing is not None:
         body["pacing"] = _pacing(pacing)
     if not body:
-        raise typer.BadParameter("nothing to set: give --limit, --hold, --ttl, --pacing or --mode")
+        raise typer.BadParameter("nothing to change: set --limit, --hold, --ttl, --pacing or --mode")
     _change(context, pool, body | {"revision": revision}, reason, output)
 
 
@@ -152,7 +166,9 @@ def _pacing(text: str) -> Any:
 
 @app.command("pin")
 def pin(context: typer.Context, pool: LeasePoolId, reason: Reason, output: AsOutput = Output.TABLE) -> None:
-    """Let nothing move the limit but a person: as declared, whatever evidence says.
+    """Pin the limit of a lease pool to its declared value
+
+    A pinned limit is not lowered or raised automatically.
 
     \b
     Example:
@@ -163,7 +179,7 @@ def pin(context: typer.Context, pool: LeasePoolId, reason: Reason, output: AsOut
 
 @app.command("unpin")
 def unpin(context: typer.Context, pool: LeasePoolId, reason: Reason, output: AsOutput = Output.TABLE) -> None:
-    """Let evidence move the limit again.
+    """Unpin the limit of a lease pool
 
     \b
     Example:
@@ -174,33 +190,35 @@ def unpin(context: typer.Context, pool: LeasePoolId, reason: Reason, output: AsO
 
 @app.command("drain")
 def drain(context: typer.Context, pool: LeasePoolId, reason: Reason) -> None:
-    """Grant nothing more in POOL; what is held stays held until it is given back.
+    """Drain a lease pool: grant no more leases
+
+    Held leases stay held until they are released.
 
     \b
     Example:
       slipway lease drain aws-ci --reason "account is being replaced"
     """
     context.obj.post("lease-broker", path("lease-pools", pool, "drain"), {"reason": reason})
-    print(f"{pool} is drained; `slipway lease ls --pool {pool}` lists what is held")
+    print(f"lease pool {pool} drained; `slipway lease ls --pool {pool}` lists the leases still held")
 
 
 @app.command("undrain")
 def undrain(context: typer.Context, pool: LeasePoolId, reason: Reason) -> None:
-    """Grant in a drained POOL again.
+    """Resume granting leases in a drained lease pool
 
     \b
     Example:
       slipway lease undrain aws-ci --reason "replaced"
     """
     context.obj.post("lease-broker", path("lease-pools", pool, "undrain"), {"reason": reason})
-    print(f"{pool} grants again")
+    print(f"lease pool {pool} resumed")
 
 
 HISTORY: Final[tuple[Field, ...]] = (
     ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
     ("what", lambda row: row.get("kind")),
-    ("lease", lambda row: short(row["lease_id"]) if row.get("lease_id") else None),
-    ("request", lambda row: short(row["request_id"]) if row.get("request_id") else None),
+    ("lease", lambda row: row.get("lease_id")),
+    ("request", lambda row: row.get("request_id")),
     "units",
     ("by", lambda row: row.get("by")),
     "reason",
@@ -210,12 +228,16 @@ HISTORY: Final[tuple[Field, ...]] = (
 @app.command("history")
 def history(
     context: typer.Context,
-    subject: Annotated[str, typer.Argument(metavar="POOL|LEASE_ID", autocompletion=lease_pools)],
-    since: Annotated[str | None, typer.Option(metavar="DURATION", help="Only so old; of a pool.")] = None,
-    last: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="The last N; of a pool.")] = 50,
+    subject: Annotated[
+        str, typer.Argument(metavar="POOL|LEASE_ID", help="Lease pool or lease", autocompletion=lease_pools)
+    ],
+    since: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Age of the oldest entry, of a pool [default: any]")
+    ] = None,
+    last: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Number of entries, of a pool")] = 50,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Show what was decided about a lease pool, or about one lease, and why.
+    """Show the decisions about a lease pool or a lease
 
     \b
     Examples:
@@ -229,16 +251,16 @@ def history(
         ago = _seconds("--since", since)
         at = None if ago is None else (now() - timedelta(seconds=ago)).isoformat()
         rows = api.get("lease-broker", path("lease-pools", subject, "history"), since=at, limit=last)["items"]
-    show(rows, HISTORY, output, nothing="nothing was decided yet")
+    show(rows, HISTORY, output, nothing="no decisions yet", drop=("request", "by", "units"))
 
 
 def _change(
     context: typer.Context, pool: str, body: dict[str, Any], reason: str, output: Output, *, done: str = "changed"
 ) -> None:
     body = {name: value for name, value in body.items() if value is not None or name == "pacing"}
-    told = context.obj.patch("lease-broker", path("lease-pools", pool), body | {"reason": reason})
+    answer = context.obj.patch("lease-broker", path("lease-pools", pool), body | {"reason": reason})
     if output is Output.JSON:
-        as_json(told)
+        as_json(answer)
     else:
-        revision = (told or {}).get("revision")
-        print(f"{pool} is {done}" + (f", revision {revision}" if revision is not None else ""))
+        revision = (answer or {}).get("revision")
+        print(f"lease pool {pool} {done}" + (f", revision {revision}" if revision is not None else ""))

@@ -1,6 +1,6 @@
-"""`slipway lease`: what asks for leases, holds them and gives them back. lease_pools.py has what operators do.
+"""Commands `slipway lease` for holders of leases; lease_pools.py has those for operators.
 
-Values go to standard output, everything else to standard error, so that a script may take what it gets.
+Values go to standard output, everything else to standard error, so that scripts can capture the values.
 """
 
 import os
@@ -19,7 +19,7 @@ from slipway_client.http import Api, Failed, path
 from slipway_client.options import AsOutput, OfLeasePool, now
 from slipway_client.options import lease_pools as pool_ids
 from slipway_client.switch import switched_off
-from slipway_client.tables import Field, Output, as_json, pairs, short, show
+from slipway_client.tables import Field, Output, as_json, pairs, show
 
 if TYPE_CHECKING:
     from slipway_client.leases.session import Session
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Exits(TyperGroup):
-    """A refusal ends with the code of its kind, whoever asked. Usage stays 2."""
+    """Maps refusals to the exit codes of lease commands. Usage errors stay 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,6 +38,8 @@ class _Exits(TyperGroup):
                 from slipway_client.leases.errors import exit_code
 
                 error.exit_code = exit_code(error.status, error.slug)
+            elif text := ctx.obj.not_found(error):
+                error.args = (text,)
             raise
 
 
@@ -45,12 +47,18 @@ app = typer.Typer(
     cls=_Exits,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="""Leases: admission to accounts.
+    help="""Acquire, hold and manage leases
 
     \b
-    Exit codes: 0 done; 75 not admitted within the wait; 69 the lease-broker does not answer; 76 the lease is lost;
-    77 refused (token, scope, owner); 78 refused (unknown pool, bad request); 2 wrong usage. `run` ends as its command
-    does, once that ran.
+    Exit codes:
+      0   success
+      2   usage error
+      69  lease-broker unavailable
+      75  not admitted within the wait
+      76  lease lost
+      77  refused: token, scope or owner
+      78  refused: unknown pool or invalid request
+    `run` exits with the code of its command once that has started.
     """,
 )
 app.add_typer(lease_pools.app)
@@ -60,8 +68,8 @@ class Listing(StrEnum):
     TABLE, JSON, NAME = "table", "json", "name"
 
 
-class Handed(StrEnum):
-    """How a lease is handed to a script."""
+class LeaseFormat(StrEnum):
+    """Output formats of a lease for scripts."""
 
     HANDLE, ENV, JSON = "handle", "env", "json"
 
@@ -71,7 +79,7 @@ class OnLoss(StrEnum):
 
 
 def _duration(option: str, text: str | None) -> float | None:
-    """Seconds of a duration such as 20m; 0 is one too."""
+    """Seconds of a duration such as 20m; also 0."""
     if text is None or not text.strip("0s"):
         return None if text is None else 0.0
     try:
@@ -85,37 +93,37 @@ def _seconds(option: str, text: str) -> float:
 
 
 FailOpenWord = Literal["safe", "optimistic", "pessimistic"]
-Pool = Annotated[str, typer.Option("--pool", help="The lease pool.", autocompletion=pool_ids)]
-Operation = Annotated[str, typer.Option(help="Kind of work; pools weigh kinds differently.")]
-Units = Annotated[int, typer.Option(min=1, help="How many starts this is.")]
-Hold = Annotated[str | None, typer.Option("--hold", metavar="DURATION", help="End the lease by itself after this.")]
-Tenant = Annotated[str, typer.Option(help="Whose share it counts in; without one the token's name.")]
-Priority = Annotated[int, typer.Option(min=0, max=9, help="9 goes first; waiting raises it.")]
-RequestId = Annotated[str, typer.Option("--request-id", help="The same id again is the same request.")]
-Replaces = Annotated[
-    str, typer.Option(metavar="ID:TOKEN", help="Lease of the attempt before: it ends, its age counts.")
+Pool = Annotated[str, typer.Option("--pool", metavar="POOL", help="Lease pool", autocompletion=pool_ids)]
+Operation = Annotated[str, typer.Option(metavar="NAME", help="Kind of operation, which the pool may weight")]
+Units = Annotated[int, typer.Option(metavar="N", min=1, help="Units to acquire")]
+Hold = Annotated[
+    str | None, typer.Option("--hold", metavar="DURATION", help="Maximum duration [default: hold of the pool]")
 ]
-MaxWait = Annotated[str, typer.Option(metavar="DURATION", help="How long to wait in all; 0: ask once.")]
-InGroup = Annotated[str, typer.Option("--group", help="Starts of a group are spread.")]
-GroupSize = Annotated[int, typer.Option(min=1, help="How many the group has.")]
-Spread = Annotated[str | None, typer.Option(metavar="DURATION", help="Over how long the group starts.")]
-Member = Annotated[int | None, typer.Option(min=0, help="Which of the group this is; without one by arrival.")]
+Tenant = Annotated[str, typer.Option(metavar="NAME", help="Fair-share tenant [default: token name]")]
+Priority = Annotated[int, typer.Option(metavar="N", min=0, max=9, help="Priority; 9 is highest, waiting raises it")]
+RequestId = Annotated[str, typer.Option("--request-id", metavar="ID", help="Idempotency key [default: random]")]
+Replaces = Annotated[str, typer.Option(metavar="ID:TOKEN", help="Lease of the previous attempt, ended by this one")]
+MaxWait = Annotated[str, typer.Option(metavar="DURATION", help="Maximum wait for admission; 0 to try once")]
+InGroup = Annotated[str, typer.Option("--group", metavar="NAME", help="Group whose starts are spread over time")]
+GroupSize = Annotated[int, typer.Option(metavar="N", min=1, help="Number of starts in the group")]
+Spread = Annotated[str | None, typer.Option(metavar="DURATION", help="Time over which the group starts")]
+Member = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Index in the group, from 0 [default: by arrival]")
+]
 Held = Annotated[
     str | None,
     typer.Argument(
-        metavar="[LEASE_ID:TOKEN]",
-        help="As `acquire` prints it; without one SLIPWAY_LEASE_ID and _FENCING_TOKEN.",
-        show_default=False,
+        metavar="[LEASE_ID:TOKEN]", help="Lease [default: SLIPWAY_LEASE_ID, SLIPWAY_FENCING_TOKEN]", show_default=False
     ),
 ]
-AsHanded = Annotated[Handed, typer.Option("-o", "--output", help="LEASE_ID:TOKEN, lines for `eval`, or JSON.")]
+AsLeaseFormat = Annotated[LeaseFormat, typer.Option("-o", "--output", help="Output format; env prints lines for eval")]
 
 
 @app.command("run", context_settings={"allow_interspersed_args": False})
 def run_leased(
     context: typer.Context,
     pool: Pool,
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="What runs under the lease.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="Command and its arguments")],
     operation: Operation = "install",
     hold: Hold = None,
     units: Units = 1,
@@ -123,19 +131,21 @@ def run_leased(
     priority: Priority = 0,
     max_wait: MaxWait = "30m",
     fail_open: Annotated[
-        FailOpenWord, typer.Option(help="While the broker is silent: start at the last safe pace, at once, or never.")
+        FailOpenWord, typer.Option(help="Unleased starts if the broker is unavailable, see above")
     ] = "safe",
-    silent_after: Annotated[
-        str, typer.Option(metavar="DURATION", help="In mode safe: how long a broker may be silent.")
+    unavailable_after: Annotated[
+        str, typer.Option(metavar="DURATION", help="Outage after which `safe` starts without a lease")
     ] = "10s",
     on_loss: Annotated[
-        OnLoss, typer.Option(help="Signal for the command when its lease is lost: not renewed in time, or replaced.")
+        OnLoss, typer.Option(metavar="SIGNAL", help="Signal to the command if its lease is lost, or none")
     ] = OnLoss.TERM,
     throttled_exit: Annotated[
         list[int] | None,
-        typer.Option(metavar="CODE", help="The command's exit code that means: the account throttled it."),
+        typer.Option(metavar="CODE", help="Exit code by which the command reports a throttle"),
     ] = None,
-    attempt: Annotated[int, typer.Option(min=1, help="From 2 on this continues the attempt before.")] = 1,
+    attempt: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Attempt number; from 2 on it keeps its age in the queue")
+    ] = 1,
     request_id: RequestId = "",
     replaces: Replaces = "",
     group: InGroup = "",
@@ -143,10 +153,17 @@ def run_leased(
     spread: Spread = None,
     member: Member = None,
 ) -> None:
-    """Run a command while a lease is held: wait for it, renew it, give it back once, however the command ends.
+    """Run a command under a lease
 
-    The command gets our input, output and signals, and SLIPWAY_LEASE_ID, SLIPWAY_FENCING_TOKEN and SLIPWAY_LEASE_POOL.
-    Nothing of the caller's shell is changed: its traps are its own. SLIPWAY_LEASE=off runs the command alone.
+    Waits for a lease, renews it while the command runs, and releases it when the command ends. The command gets the
+    input, output and signals of `slipway`, and SLIPWAY_LEASE_ID, SLIPWAY_FENCING_TOKEN and SLIPWAY_LEASE_POOL in its
+    environment. SLIPWAY_LEASE=off runs the command without a lease.
+
+    \b
+    If the lease-broker is unavailable, --fail-open decides:
+      safe         start without a lease at the last known safe pace
+      optimistic   start without a lease at once
+      pessimistic  wait for the lease-broker
 
     \b
     Examples:
@@ -154,15 +171,15 @@ def run_leased(
       slipway lease run --pool aws-ci --attempt 2 --max-wait 30m --fail-open safe -- ./install.sh
       slipway lease run --pool aws-ci --group payload-4.22 --group-size 10 --spread 15m -- ./install.sh
 
-    Exit codes: the command's, 128+n for signal n, 127 and 126 when it is not found and cannot be run. Before it
-    runs: 75 not admitted within the wait, 69 the broker does not answer, 77 and 78 refused, 2 wrong usage.
+    Exit codes: the command's, 128+n for signal n, 127 if it is not found, 126 if it cannot be run. Before it starts:
+    75 not admitted within the wait, 69 lease-broker unavailable, 77 and 78 refused, 2 usage error.
     """
     if switched_off(os.environ):
-        _become(command)
+        _exec(command)
     import asyncio
 
-    from slipway_client.leases import log
     from slipway_client.leases.attempts import Attempt
+    from slipway_client.leases.log import log
     from slipway_client.leases.run import run
 
     api: Api = context.obj
@@ -180,10 +197,10 @@ def run_leased(
 
     def granted(lease: "Lease") -> None:
         numbered.granted(lease)
-        _tell_hold(wanted.hold_seconds, [lease])
+        _log_capped_hold(wanted.hold_seconds, [lease])
 
-    numbered = Attempt(api.urls["lease-broker"], attempt, wanted, given_id=bool(request_id), say=log.say)
-    session = _session(api, numbered.wanted, max_wait, fail_open, silent_after)
+    numbered = Attempt(api.urls["lease-broker"], attempt, wanted, given_id=bool(request_id), log=log)
+    session = _session(api, numbered.wanted, max_wait, fail_open, unavailable_after)
     signum = None if on_loss is OnLoss.NONE else signal.Signals[f"SIG{on_loss.value}"]
     ended = asyncio.run(
         run(
@@ -193,10 +210,10 @@ def run_leased(
             on_loss=signum,
             throttled=frozenset(throttled_exit or ()),
             granted=granted,
-            say=log.say,
+            log=log,
         )
     )
-    if ended.resend is not None:  # so that our caller sees what Ctrl-C has done
+    if ended.resend is not None:  # so that our caller sees that Ctrl-C ended the command
         signal.signal(ended.resend, signal.SIG_DFL)
         os.kill(os.getpid(), ended.resend)
     if not ended.exit_code:
@@ -204,12 +221,12 @@ def run_leased(
     raise typer.Exit(ended.exit_code)
 
 
-def _become(command: list[str]) -> None:
-    """Switched off: as if we had never been there."""
+def _exec(command: list[str]) -> None:
+    """Replace this process by the command: leases are switched off."""
     try:
-        os.execvp(command[0], command)  # noqa: S606 (the very command that was given)
+        os.execvp(command[0], command)  # noqa: S606 (the user's own command)
     except OSError as error:
-        print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr)
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
         raise typer.Exit(127 if isinstance(error, FileNotFoundError) else 126) from None
 
 
@@ -229,12 +246,13 @@ def acquire(
     group_size: GroupSize = 1,
     spread: Spread = None,
     member: Member = None,
-    output: AsHanded = Handed.HANDLE,
+    output: AsLeaseFormat = LeaseFormat.HANDLE,
 ) -> None:
-    """Wait for a lease and print it. Whoever takes it renews it in time and gives it back: `run` does both.
+    """Wait for a lease and print it
 
-    A request with an id of its caller's stays in the queue when the wait is over, so that asking again finds its place
-    there; `cancel` ends it. With -o json the place is printed then.
+    The caller renews the lease in time and releases it; `run` does both. A request with a --request-id keeps its place
+    in the queue when the wait is over, and the same ID continues it; `cancel` ends it. With -o json its position is
+    printed then.
 
     \b
     Examples:
@@ -242,7 +260,7 @@ def acquire(
       eval "$(slipway lease acquire --pool aws-ci -o env)"
       slipway lease acquire --pool aws-ci --request-id "$HOST_UID" --max-wait 0 -o json
 
-    Exit codes: 0 granted, 75 not admitted within the wait, 69 the broker does not answer, 77 and 78 refused.
+    Exit codes: 0 granted, 75 not admitted within the wait, 69 lease-broker unavailable, 77 and 78 refused.
     """
     if switched_off(os.environ):
         return
@@ -262,42 +280,43 @@ def acquire(
         replaces=replaces,
         group=_group(group, group_size, spread, member),
     )
-    session = _session(context.obj, wanted, max_wait, "pessimistic", comes_back=bool(request_id))
+    session = _session(context.obj, wanted, max_wait, "pessimistic", resumable=bool(request_id))
     try:
         lease = asyncio.run(session.acquire())
     except NotAdmitted as error:
-        if output is Handed.JSON and error.waiting is not None:
+        if output is LeaseFormat.JSON and error.waiting is not None:
             import msgspec
 
             as_json({"request_id": wanted.request_id, "state": "waiting", **msgspec.structs.asdict(error.waiting)})
         raise
     assert isinstance(lease, Lease)
-    _tell_hold(wanted.hold_seconds, [lease])
-    _hand([lease], output)
+    _log_capped_hold(wanted.hold_seconds, [lease])
+    _print_leases([lease], output)
 
 
-def _tell_hold(asked_seconds: float | None, leases: "list[Lease]") -> None:
-    """No lease is held for longer than its pool's hold: whoever asked for more has to know."""
-    from slipway_client.leases import log
+def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> None:
+    """Log a hold that the pool has capped."""
+    from slipway_client.leases.log import log
 
     for lease in leases:
-        if asked_seconds is not None and lease.hold_seconds is not None and lease.hold_seconds < 0.99 * asked_seconds:
-            given, asked = moments.spelled(lease.hold_seconds), moments.spelled(asked_seconds)
-            log.say(f"the hold of this lease is {given}, not {asked}: {lease.lease_pool_id} grants no longer ones")
+        hold_seconds = lease.hold_seconds
+        if requested_seconds is not None and hold_seconds is not None and hold_seconds < 0.99 * requested_seconds:
+            granted, requested = moments.spelled(hold_seconds), moments.spelled(requested_seconds)
+            log(f"hold capped at {granted} (requested {requested}) by pool {lease.lease_pool_id}")
 
 
-def _hand(leases: "list[Lease]", output: Handed) -> None:
+def _print_leases(leases: "list[Lease]", output: LeaseFormat) -> None:
     import shlex
 
     import msgspec
 
     match output:
-        case Handed.JSON:
+        case LeaseFormat.JSON:
             shown = [msgspec.structs.asdict(lease) for lease in leases]
             as_json(shown[0] if len(shown) == 1 else shown)
-        case Handed.HANDLE:
+        case LeaseFormat.HANDLE:
             print(*(lease.handle for lease in leases), sep="\n")
-        case Handed.ENV:
+        case LeaseFormat.ENV:
             (lease,) = leases
             values = {
                 "SLIPWAY_LEASE_ID": lease.lease_id,
@@ -310,17 +329,17 @@ def _hand(leases: "list[Lease]", output: Handed) -> None:
 @app.command("gang")
 def acquire_gang(
     context: typer.Context,
-    member: Annotated[list[str], typer.Option(metavar="POOL[:UNITS]", help="Give it once for each pool.")],
+    member: Annotated[list[str], typer.Option(metavar="POOL[:UNITS]", help="Lease pool and units; once per pool")],
     operation: Operation = "install",
     hold: Hold = None,
     tenant: Tenant = "",
     max_wait: MaxWait = "30m",
     request_id: RequestId = "",
     output: Annotated[
-        Literal["handle", "json"], typer.Option("-o", "--output", help="A LEASE_ID:TOKEN a line, or JSON.")
+        Literal["handle", "json"], typer.Option("-o", "--output", help="Output format; handle is LEASE_ID:TOKEN")
     ] = "handle",
 ) -> None:
-    """Wait for leases of several pools at once: all of them, or none.
+    """Acquire leases of several pools, all or none
 
     \b
     Example:
@@ -330,7 +349,8 @@ def acquire_gang(
         return
     import asyncio
 
-    from slipway_client.leases import gang, log
+    from slipway_client.leases import gang
+    from slipway_client.leases.log import log
     from slipway_client.leases.terms import Gang, Member
     from slipway_common.ids import new_id
 
@@ -339,16 +359,16 @@ def acquire_gang(
     for text in member:
         pool, _, units = text.partition(":")
         if not pool or (units and not units.isdecimal()):
-            raise typer.BadParameter(f"--member {text}: write POOL or POOL:UNITS")
+            raise typer.BadParameter(f"--member {text}: expected POOL or POOL:UNITS")
         members.append(Member(pool=pool, units=int(units or 1), hold_seconds=hold_seconds))
     wanted = Gang(request_id=request_id or new_id(), operation=operation, tenant=tenant, members=tuple(members))
     api: Api = context.obj
     max_wait_seconds = _seconds("--max-wait", max_wait)
     leases = asyncio.run(
-        gang.acquire(api.urls["lease-broker"], api.token, wanted, max_wait_seconds=max_wait_seconds, say=log.say)
+        gang.acquire(api.urls["lease-broker"], api.token, wanted, max_wait_seconds=max_wait_seconds, log=log)
     )
-    _tell_hold(hold_seconds, leases)
-    _hand(leases, Handed(output))
+    _log_capped_hold(hold_seconds, leases)
+    _print_leases(leases, LeaseFormat(output))
 
 
 @app.command("renew")
@@ -357,52 +377,58 @@ def renew(
     context: typer.Context,
     lease: Held = None,
     progress: Annotated[
-        str | None, typer.Option(help="Any text that changes while the work gets on; some pools ask for it.")
+        str | None, typer.Option(metavar="TEXT", help="Progress marker; required by pools with a progress limit")
     ] = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Say that a lease is still held; prints for how many seconds more.
+    """Renew a lease and print its remaining TTL in seconds
 
     \b
     Examples:
       slipway lease renew "$held"
       slipway lease heartbeat "$held"           the same
 
-    Exit codes: 76 the lease is lost; 69, 77, 78 as for all.
+    Exit codes: 76 lease lost; 69, 77, 78 as for all lease commands.
     """
     for id_, token in _held(lease):
         body = {"fencing_token": token} | ({} if progress is None else {"progress": progress})
-        told = context.obj.post("lease-broker", path("leases", id_, "renew"), body)
-        _tell(told, f"{told['ttl_seconds_left']:.0f}", output)
+        answer = context.obj.post("lease-broker", path("leases", id_, "renew"), body)
+        _print_result(answer, f"{answer['ttl_seconds_left']:.0f}", output)
 
 
 @app.command("confirm")
 def confirm(context: typer.Context, lease: Held = None, output: AsOutput = Output.TABLE) -> None:
-    """Say that a reserved lease is used; prints for how many seconds it lives unrenewed.
+    """Confirm a reserved lease and print its TTL in seconds
 
     \b
     Example:
       slipway lease confirm "$held"
     """
     for id_, token in _held(lease):
-        told = context.obj.post("lease-broker", path("leases", id_, "confirm"), {"fencing_token": token})
-        _tell(told, f"{told['ttl_seconds_left']:.0f}", output)
+        answer = context.obj.post("lease-broker", path("leases", id_, "confirm"), {"fencing_token": token})
+        _print_result(answer, f"{answer['ttl_seconds_left']:.0f}", output)
 
 
 @app.command("release")
 def release(
     context: typer.Context,
     lease: Held = None,
-    remaining: Annotated[int | None, typer.Option(min=0, help="Keep so many units; without it none.")] = None,
-    result: Annotated[str, typer.Option(help="How it went; what fails slows its tenant down.")] = "done",
-    throttled: Annotated[bool, typer.Option("--throttled", help="The account has throttled it.")] = False,
+    remaining: Annotated[int | None, typer.Option(metavar="N", min=0, help="Units to keep [default: none]")] = None,
+    result: Annotated[
+        str, typer.Option("--result", metavar="RESULT", help="Result; `failed` slows down the tenant")
+    ] = "done",
+    throttled: Annotated[bool, typer.Option("--throttled", help="Throttle by the account")] = False,
     retry_after: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="When the account said to come back.")
+        str | None, typer.Option(metavar="DURATION", help="Retry-After of the account; implies --throttled")
     ] = None,
-    quota_remaining: Annotated[int | None, typer.Option(min=0, help="What the account said is left.")] = None,
+    quota_remaining: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Remaining quota reported by the account")
+    ] = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Give a lease back; prints how many units that were. Again is no error, and gives back nothing.
+    """Release a lease and print the number of released units
+
+    Idempotent: a second release prints 0.
 
     \b
     Examples:
@@ -417,13 +443,19 @@ def release(
     for id_, token in _held(lease):
         body = {"fencing_token": token, "result": result, "throttled": throttled or retry_after is not None}
         body |= {name: value for name, value in evidence.items() if value is not None}
-        told = context.obj.post("lease-broker", path("leases", id_, "release"), body)
-        _tell(told, str(told["released_units"]), output)
+        answer = context.obj.post("lease-broker", path("leases", id_, "release"), body)
+        _print_result(answer, str(answer["released_units"]), output)
 
 
 @app.command("cancel")
-def cancel(context: typer.Context, pool: Pool, request: Annotated[str, typer.Argument(metavar="REQUEST_ID")]) -> None:
-    """Stop waiting. What the request was granted already is given back.
+def cancel(
+    context: typer.Context,
+    pool: Pool,
+    request: Annotated[str, typer.Argument(metavar="REQUEST_ID", help="ID of the request")],
+) -> None:
+    """Cancel a lease request
+
+    A lease that was already granted to it is released.
 
     \b
     Example:
@@ -438,27 +470,27 @@ def cancel(context: typer.Context, pool: Pool, request: Annotated[str, typer.Arg
 def status(
     context: typer.Context,
     lease: Annotated[
-        str | None, typer.Argument(metavar="[LEASE_ID]", help="Without one SLIPWAY_LEASE_ID.", show_default=False)
+        str | None, typer.Argument(metavar="[LEASE_ID]", help="Lease [default: SLIPWAY_LEASE_ID]", show_default=False)
     ] = None,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Show one lease: what it covers, and for how long.
+    """Show a lease
 
     \b
     Example:
       slipway lease status "$SLIPWAY_LEASE_ID"
     """
     if not (id_ := lease.partition(":")[0] if lease else os.environ.get("SLIPWAY_LEASE_ID", "")):
-        raise typer.BadParameter("which lease? Give its id, or set SLIPWAY_LEASE_ID")
+        raise typer.BadParameter("no lease: pass LEASE_ID or set SLIPWAY_LEASE_ID")
     row = context.obj.get("lease-broker", path("leases", id_))
     if output is Output.JSON:
         as_json(row)
     else:
-        pairs({name: value for name, value in row.items() if name != "id"}, now())  # lease_id says it too
+        pairs({name: value for name, value in row.items() if name != "id"}, now())  # the same as lease_id
 
 
 def _clock(field: str) -> Field:
-    """A column of times."""
+    """Column of times."""
     heading = field.removesuffix("_at").replace("_", " ")
     return heading, lambda row: moments.clock(moments.at(row[field]), now()) if row.get(field) else None
 
@@ -468,7 +500,7 @@ def _id(row: Mapping[str, Any]) -> str:
 
 
 LEASES: Final[tuple[Field, ...]] = (
-    ("id", lambda row: short(_id(row))),
+    ("id", _id),
     ("pool", lambda row: row["lease_pool_id"]),
     "tenant",
     "operation",
@@ -485,13 +517,16 @@ LEASES: Final[tuple[Field, ...]] = (
 def list_leases(
     context: typer.Context,
     pool: OfLeasePool = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="Everybody's, of all pools.")] = False,
-    output: Annotated[Listing, typer.Option("-o", "--output", help="A table, JSON, or an id a line.")] = Listing.TABLE,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Tenant [default: all]")] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Leases of all holders in all pools")] = False,
+    output: Annotated[
+        Listing, typer.Option("-o", "--output", help="Output format; name is one lease ID per line")
+    ] = Listing.TABLE,
 ) -> None:
-    """List leases that count against a limit: those that your own token acquired.
+    """List leases, by default those of your own token
 
-    With --pool, --tenant or --all everybody's, Slipway's own launches among them.
+    Only leases that count against a limit. With --pool, --tenant or --all those of all holders, also Slipway's own
+    launches.
 
     \b
     Examples:
@@ -504,24 +539,25 @@ def list_leases(
         for row in rows:
             print(_id(row))
     else:
-        show(rows, LEASES, Output(output.value), nothing="no leases")
+        drop = ("granted", "operation", "token", "hold until", "tenant", "units")
+        show(rows, LEASES, Output(output.value), nothing="no leases", drop=drop)
 
 
-def _tell(told: Mapping[str, Any], value: str, output: Output) -> None:
+def _print_result(answer: Mapping[str, Any], value: str, output: Output) -> None:
     if output is Output.JSON:
-        as_json(told)
+        as_json(answer)
     else:
         print(value)
 
 
 def _held(given: str | None) -> "Iterator[tuple[str, int]]":
-    """The lease that a command is about: one, or none where leases are switched off."""
+    """Yield ID and fencing token of the command's lease; nothing if leases are switched off."""
     if switched_off(os.environ):
         return
     environment = os.environ
     text = given or f"{environment.get('SLIPWAY_LEASE_ID', '')}:{environment.get('SLIPWAY_FENCING_TOKEN', '')}"
     if text == ":":
-        raise typer.BadParameter("which lease? Give LEASE_ID:TOKEN, or set SLIPWAY_LEASE_ID and SLIPWAY_FENCING_TOKEN")
+        raise typer.BadParameter("no lease: pass LEASE_ID:TOKEN or set SLIPWAY_LEASE_ID and SLIPWAY_FENCING_TOKEN")
     handle = _handle(text)
     yield handle.lease_id, handle.fencing_token
 
@@ -538,14 +574,14 @@ def _handle(text: str) -> "ReplacedLease":
 def _group(name: str, size: int, spread: str | None, member: int | None) -> "LeaseGroup | None":
     if not name:
         if spread is not None or member is not None or size != 1:
-            raise typer.BadParameter("--group-size, --spread and --member belong to a --group")
+            raise typer.BadParameter("--group-size, --spread and --member need --group")
         return None
     from slipway_common.events.lease import LeaseGroup
 
     if (seconds := _duration("--spread", spread)) is None:
-        raise typer.BadParameter("--group needs --spread, over which it starts")
+        raise typer.BadParameter("--group needs --spread")
     if member is not None and member >= size:
-        raise typer.BadParameter(f"--member counts from 0 to {size - 1} in a group of {size}")
+        raise typer.BadParameter(f"--member must be from 0 to {size - 1} in a group of {size}")
     return LeaseGroup(name=name, size=size, spread_seconds=seconds, member=member)
 
 
@@ -582,17 +618,17 @@ def _wanted(
 
 
 def _session(
-    api: Api, wanted: "Wanted", max_wait: str, fail_open: str, silent_after: str = "0", *, comes_back: bool = False
+    api: Api, wanted: "Wanted", max_wait: str, fail_open: str, unavailable_after: str = "0", *, resumable: bool = False
 ) -> "Session":
-    from slipway_client.leases import log
-    from slipway_client.leases.asking import Asking, FailOpen
+    from slipway_client.leases.admission import Admission, FailOpen
+    from slipway_client.leases.log import log
     from slipway_client.leases.session import open_session
     from slipway_common.clock import monotonic_seconds
 
-    patience = Asking(
+    admission = Admission(
         begun_at=monotonic_seconds(),
         max_wait_seconds=_seconds("--max-wait", max_wait),
         fail_open=FailOpen(fail_open),
-        silent_seconds=_seconds("--silent-after", silent_after),
+        unavailable_seconds=_seconds("--unavailable-after", unavailable_after),
     )
-    return open_session(api.urls["lease-broker"], api.token, wanted, patience, log.say, comes_back=comes_back)
+    return open_session(api.urls["lease-broker"], api.token, wanted, admission, log, resumable=resumable)

@@ -1,5 +1,5 @@
-"""`slipway dlq` and `slipway topics`: what only an operator can set going again. Each acts inside the service that
-consumes, which is named first."""
+"""Commands `slipway dlq` and `slipway topics`: recovery by an operator. Each acts inside the consuming service, its
+first argument."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -7,13 +7,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from slipway_client import moments
-from slipway_client.foreign import printable
 from slipway_client.http import Api
 from slipway_client.options import AsOutput, noun, now
+from slipway_client.sanitize import printable
 from slipway_client.tables import Field, Output, show
 
-dlq = noun("Dead letters.")
-topics = noun("Positions in topics.")
+dlq = noun("Manage dead letters")
+topics = noun("Manage consumer positions in topics")
 
 LETTER_FIELDS: Final[tuple[Field, ...]] = (
     "service",
@@ -25,11 +25,11 @@ LETTER_FIELDS: Final[tuple[Field, ...]] = (
     "reason",
     ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
 )
-STOPPED_FIELDS: Final = ("service", "topic", "partition", "why")
+STOPPED_FIELDS: Final = ("service", "topic", "partition", "reason")
 
 
 class Consumer(StrEnum):
-    """Services that consume."""
+    """Services that consume topics."""
 
     PROVISIONER = "provisioner"
     WEIGHT_CALCULATOR = "weight-calculator"
@@ -40,16 +40,18 @@ class Where(StrEnum):
     BEGIN, END = "begin", "end"
 
 
-Service = Annotated[Consumer, typer.Argument(help="The service that consumes the topic.")]
-AnyService = Annotated[Consumer | None, typer.Argument(help="One service.  [default: all]", show_default=False)]
-Topic = Annotated[str, typer.Argument(help="Its name without a prefix, as `ls` and `stopped` show it.")]
-Partition = Annotated[int, typer.Argument(min=0)]
-Offset = Annotated[int, typer.Argument(min=0)]
+Service = Annotated[Consumer, typer.Argument(metavar="SERVICE", help="Consuming service")]
+AnyService = Annotated[
+    Consumer | None, typer.Argument(metavar="[SERVICE]", help="Consuming service [default: all]", show_default=False)
+]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic name without the prefix")]
+Partition = Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Partition number")]
+Offset = Annotated[int, typer.Argument(metavar="OFFSET", min=0, help="Offset of the dead record")]
 
 
 @dlq.command("ls")
 def list_dead(context: typer.Context, service: AnyService = None, output: AsOutput = Output.TABLE) -> None:
-    """List records that were not applied, and those parked behind them; of one service or of all.
+    """List dead letters and the records parked behind them
 
     \b
     Example:
@@ -59,13 +61,13 @@ def list_dead(context: typer.Context, service: AnyService = None, output: AsOutp
 
 
 def _rows(api: Api, service: Consumer | None, path: str) -> list[dict[str, Any]]:
-    asked = [service] if service else list(Consumer)
-    return [{"service": each.value, **row} for each in asked for row in api.get(each.value, path)["items"]]
+    services = [service] if service else list(Consumer)
+    return [{"service": each.value, **row} for each in services for row in api.get(each.value, path)["items"]]
 
 
 @dlq.command("replay")
 def replay(context: typer.Context, service: Service, topic: Topic, partition: Partition, offset: Offset) -> None:
-    """Try a dead record again, and what is parked behind it.
+    """Retry a dead record and those parked behind it
 
     \b
     Example:
@@ -76,7 +78,7 @@ def replay(context: typer.Context, service: Service, topic: Topic, partition: Pa
 
 @dlq.command("drop")
 def drop(context: typer.Context, service: Service, topic: Topic, partition: Partition, offset: Offset) -> None:
-    """Forget a dead record for good; what is parked behind it is applied.
+    """Drop a dead record and apply those parked behind it
 
     \b
     Example:
@@ -87,14 +89,17 @@ def drop(context: typer.Context, service: Service, topic: Topic, partition: Part
 
 def _settle(context: typer.Context, service: Consumer, how: str, topic: str, partition: int, offset: int) -> None:
     body = {"topic": topic, "partition": partition, "offset": offset}
-    told = context.obj.post(service.value, f"/dead-letters/{how}", body)
-    reason = f": {printable(told['reason'])}" if told["reason"] else ""
-    print(f"{told['applied']} applied, {told['remaining']} remain{reason}")
+    answer = context.obj.post(service.value, f"/dead-letters/{how}", body)
+    applied, remaining = answer["applied"], answer["remaining"]
+    reason = f": {printable(answer['reason'])}" if answer["reason"] else ""
+    print(f"{applied} record{'' if applied == 1 else 's'} applied, {remaining} remaining{reason}")
 
 
 @topics.command("stopped")
 def list_stopped(context: typer.Context, service: AnyService = None, output: AsOutput = Output.TABLE) -> None:
-    """List partitions whose stored position does not belong to the log that is there; of one service or of all.
+    """List partitions that stopped after a topic change
+
+    Their stored position does not belong to the current log of the topic, for example after a restore.
 
     \b
     Example:
@@ -109,14 +114,16 @@ def adopt(
     service: Service,
     topic: Topic,
     partition: Partition,
-    at: Annotated[Where, typer.Option(help="Where consuming goes on in the log that is there.")],
+    at: Annotated[Where, typer.Option(help="New position in the current log")],
 ) -> None:
-    """Rebase a stopped partition, after a cluster or a topic was replaced.
+    """Reset the position of a stopped partition
+
+    For use after a Kafka cluster or a topic was replaced.
 
     \b
     Example:
       slipway topics adopt lease-broker slipway.lease.request.v1 3 --at begin
     """
     body = {"topic": topic, "partition": partition, "at": at.value}
-    told = context.obj.post(service.value, "/positions/adopt", body)
-    print(f"{topic}/{partition} goes on at offset {told['next_offset']}")
+    answer = context.obj.post(service.value, "/positions/adopt", body)
+    print(f"{topic}/{partition} resumed at offset {answer['next_offset']}")

@@ -1,4 +1,4 @@
-"""`slipway pool` and `slipway demand`."""
+"""Commands `slipway pool` and `slipway demand`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
@@ -7,24 +7,24 @@ import typer
 
 from slipway_client import moments, options
 from slipway_client.http import path
-from slipway_client.options import AsOutput, For, PoolId, Reason, Until, noun, now, until_words
+from slipway_client.options import AsOutput, For, PoolId, Reason, Until, noun, now, until_text
 from slipway_client.tables import Field, Output, as_json, pairs, show
 from slipway_common.clock import utc_now
 
-app = noun("Worker pools.")
-demand = noun("Demand of worker pools.")
+app = noun("Manage worker pools")
+demand = noun("Report demand for worker pools")
 
 DECISIONS_SHOWN: Final = 8
 
 
 def waits(row: Mapping[str, Any]) -> str | None:
-    """How long the oldest task, or request, has waited."""
-    seconds = row.get("oldest_wait_seconds")
+    """Time for which a worker pool has had pending tasks, or age of a lease pool's oldest waiting request."""
+    seconds = row.get("backlog_seconds", row.get("oldest_wait_seconds"))
     return None if seconds is None else moments.about(seconds)
 
 
 def mode(row: Mapping[str, Any]) -> Any:
-    """Its mode, unless somebody or something holds it."""
+    """Mode of a pool; `frozen` or `paused` if it is."""
     return "frozen" if row.get("frozen") else "paused" if row.get("paused") else row.get("mode")
 
 
@@ -33,7 +33,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     ("mode", mode),
     ("capacity", lambda row: f"{row.get('min_capacity')}–{row.get('max_capacity')}"),
     "pending",
-    ("wait", waits),
+    ("backlog for", waits),
     "claimed",
     "wanted",
     "serving",
@@ -43,7 +43,7 @@ FIELDS: Final[tuple[Field, ...]] = (
 
 @app.command("ls")
 def list_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
-    """List worker pools: what they want and what they have.
+    """List worker pools with their demand and capacity
 
     \b
     Example:
@@ -54,7 +54,9 @@ def list_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
 
 @app.command("show")
 def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TABLE) -> None:
-    """Show one pool and its last decisions; `slipway why POOL` says what holds it back.
+    """Show a worker pool and its latest decisions
+
+    `slipway why POOL` explains what limits it.
 
     \b
     Example:
@@ -66,21 +68,23 @@ def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TA
     if output is Output.JSON:
         as_json(row | {"decisions": decisions})
         return
-    shown = {name: value for name, value in row.items() if name != "oldest_wait_seconds"}
-    pairs(shown | {"oldest_wait": waits(row)}, now())
+    shown = {name: value for name, value in row.items() if name != "backlog_seconds"}
+    pairs(shown | {"backlog_for": waits(row)}, now())
     print()
     fields: tuple[Field, ...] = (
         ("at", lambda made: moments.clock(moments.at(made["last_at"]), now())),
         ("decision", lambda made: made["id"]),
         "launched",
-        "because",
+        "reason",
     )
-    show(decisions, fields, output, nothing="no decision yet")
+    show(decisions, fields, output, nothing="no decisions yet")
 
 
 @app.command("pause")
 def pause_pool(context: typer.Context, pool: PoolId, reason: Reason, for_: For = None, until: Until = None) -> None:
-    """Launch nothing more in POOL; its workers go on. What waits is cancelled.
+    """Stop launching workers in a pool
+
+    Running workers continue; workers that wait for a launch are cancelled.
 
     \b
     Example:
@@ -88,55 +92,59 @@ def pause_pool(context: typer.Context, pool: PoolId, reason: Reason, for_: For =
     """
     ends = options.until(for_, until)
     context.obj.post("provisioner", path("pools", pool, "pause"), {"reason": reason, "until": ends})
-    print(f"{pool} is paused, {until_words(ends)}")
+    print(f"pool {pool} paused {until_text(ends)}")
 
 
 @app.command("resume")
 def resume_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
-    """Launch in a paused POOL again.
+    """Resume launching workers in a paused pool
 
     \b
     Example:
       slipway pool resume linux --reason "image is replaced"
     """
     context.obj.post("provisioner", path("pools", pool, "resume"), {"reason": reason})
-    print(f"{pool} goes on")
+    print(f"pool {pool} resumed")
 
 
 @app.command("freeze")
 def freeze_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
-    """Launch nothing more in POOL until somebody unfreezes it; its workers go on. What waits is cancelled.
+    """Freeze a pool until it is unfrozen
+
+    Nothing launches; running workers continue, and workers that wait for a launch are cancelled.
 
     \b
     Example:
       slipway pool freeze linux --reason "image is suspect"
     """
     context.obj.post("provisioner", path("pools", pool, "freeze"), {"reason": reason})
-    print(f"{pool} is frozen, until somebody unfreezes it")
+    print(f"pool {pool} frozen; `slipway pool unfreeze {pool}` resumes it")
 
 
 @app.command("unfreeze")
 def unfreeze_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
-    """Launch in a frozen POOL again, also in one that a bad image has frozen.
+    """Unfreeze a pool, also one frozen by a bad image
 
     \b
     Example:
       slipway pool unfreeze linux --reason "image is replaced"
     """
     context.obj.post("provisioner", path("pools", pool, "unfreeze"), {"reason": reason})
-    print(f"{pool} goes on")
+    print(f"pool {pool} unfrozen")
 
 
 @demand.command("set")
 def set_demand(
     context: typer.Context,
     pool: PoolId,
-    pending: Annotated[int, typer.Option(min=0, help="Tasks that wait.")],
-    claimed: Annotated[int, typer.Option(min=0, help="Tasks that run now on workers of this pool.")] = 0,
-    source: Annotated[str, typer.Option(help="Who counts. A pool's demand is the sum over its sources.")] = "operator",
-    valid_for: Annotated[float, typer.Option(min=1, help="Seconds until the report is stale.")] = 300.0,
+    pending: Annotated[int, typer.Option(metavar="N", min=0, help="Tasks that wait in the queue")],
+    claimed: Annotated[int, typer.Option(metavar="N", min=0, help="Tasks that run on workers of this pool")] = 0,
+    source: Annotated[str, typer.Option(metavar="NAME", help="Source of the report")] = "operator",
+    valid_for: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Time until the report is stale")] = 300.0,
 ) -> None:
-    """Report what a queue holds now. A newer report of the same source replaces it.
+    """Report the number of tasks in a queue
+
+    The report replaces the previous one of the same source. The demand of a pool is the sum over its sources.
 
     \b
     Example:

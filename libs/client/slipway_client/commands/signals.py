@@ -1,4 +1,4 @@
-"""`slipway signal`: opinions from outside on where launches go well."""
+"""Commands `slipway signal`: external signals on the health of launch targets."""
 
 from datetime import timedelta
 from typing import Annotated, Any, Final
@@ -12,7 +12,7 @@ from slipway_client.options import AsOutput, Reason, noun, now
 from slipway_client.tables import Field, Output, as_json, show
 from slipway_common.lifecycle import State
 
-app = noun("Signals: opinions from outside.")
+app = noun("Manage external health signals")
 
 TARGETS: Final = ("config", "zone", "account", "pool", "image", "worker")
 KINDS: Final = (
@@ -24,12 +24,13 @@ KINDS: Final = (
     "pause_request",
     "resume_request",
 )
-AT_ONCE: Final = frozenset({"recovered", "resume_request"})  # done when they are heard: they hold for no time
+AT_ONCE: Final = frozenset({"recovered", "resume_request"})  # take effect once; they have no duration
 VALUED: Final = frozenset({"degraded", "capacity_hint", "spot_interruption"})
 SHARES: Final = VALUED - {"capacity_hint"}
 COUNT_MAX: Final = 1e9 - 1
 HELD_SECONDS: Final = 900.0
 HELD_SECONDS_MAX: Final = 86_400.0
+CONFIGS_SHOWN: Final = 5
 
 LIVE: Final[tuple[Field, ...]] = (
     "source",
@@ -45,22 +46,18 @@ REFUSED: Final[tuple[Field, ...]] = (
     "source",
     "kind",
     ("target", lambda row: f"{row['target_kind']} {row['target_id']}"),
-    "why",
+    "reason",
 )
 
 TargetKind = Annotated[
-    str, typer.Argument(metavar="TARGET", help=", ".join(TARGETS) + ".", autocompletion=lambda: list(TARGETS))
+    str, typer.Argument(metavar="TARGET", help=", ".join(TARGETS), autocompletion=lambda: list(TARGETS))
 ]
-TargetId = Annotated[str, typer.Argument(metavar="ID", help="Which one; of a worker its id, or its last 8 digits.")]
-Kind = Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS) + ".", autocompletion=lambda: list(KINDS))]
+TargetId = Annotated[str, typer.Argument(metavar="ID", help="ID of the target; for a worker also its last 8 digits")]
+Kind = Annotated[str, typer.Argument(metavar="KIND", help="Kind, see above", autocompletion=lambda: list(KINDS))]
 Holds = Annotated[
-    str | None,
-    typer.Option("--for", metavar="DURATION", help="Without effect after 90s, 30m, 2h…; at most 24h.  [default: 15m]"),
+    str | None, typer.Option("--for", metavar="DURATION", help="Time in effect, at most 24h [default: 15m]")
 ]
-Value = Annotated[
-    float | None,
-    typer.Option(help="degraded: what is left of the health, 0 to 1; capacity_hint: starts that there is room for."),
-]
+Value = Annotated[float | None, typer.Option(metavar="NUMBER", help="Value of the signal, see above")]
 
 
 @app.command("raise")
@@ -73,7 +70,19 @@ def raise_signal(
     for_: Holds = None,
     value: Value = None,
 ) -> None:
-    """Say how a target does; outcomes still decide. The source is the name of your token.
+    """Raise a health signal for a target
+
+    Signals adjust weights; launch outcomes still count. The source of the signal is the name of your token.
+
+    \b
+    Kinds:
+      degraded            health is reduced to --value, from 0 to 1
+      down                the target fails: only probes launch
+      recovered           withdraws earlier signals of the source
+      capacity_hint       room for --value starts
+      spot_interruption   capacity is being reclaimed; --value as for degraded
+      pause_request       stop launches for the duration
+      resume_request      end a pause of the source
 
     \b
     Examples:
@@ -88,7 +97,7 @@ def raise_signal(
         worker = found(context.obj, id_)
         id_ = str(worker["id"])
         if kind == "spot_interruption" and worker["state"] in (State.REQUESTED, State.STOPPED):
-            raise Failed(f"worker {id_} is {worker['state']}: it has no machine that could be taken away")
+            raise Failed(f"worker {id_} is {worker['state']}: it has no instance to interrupt")
     at = now()
     body: dict[str, Any] = {
         "target_kind": target,
@@ -100,73 +109,74 @@ def raise_signal(
     }
     if value is not None:
         body["value"] = value
-    told = context.obj.post("weight-calculator", "/signals", body)
+    answer = context.obj.post("weight-calculator", "/signals", body)
     until = moments.clock(at + timedelta(seconds=seconds), at)
-    print(f"{kind} of {target} {id_} {_effect(target, kind, told['configs'], until)}")
+    print(f"{kind} of {target} {id_} {_effect(target, kind, answer['configs'], until)}")
 
 
 def _check_words(target: str, kind: str) -> None:
     for what, given, known in (("TARGET", target, TARGETS), ("KIND", kind, KINDS)):
         if given not in known:
-            raise typer.BadParameter(f"{what}: there is no {given!r}; there is {', '.join(known)}")
+            raise typer.BadParameter(f"{what}: {given!r} is not one of {', '.join(known)}")
 
 
 def _held_seconds(kind: str, for_: str | None) -> float:
     if for_ is None:
         return HELD_SECONDS
     if kind in AT_ONCE:
-        raise typer.BadParameter(f"--for: a {kind} is done once it is heard, and holds for no time; leave it out")
+        raise typer.BadParameter(f"--for: a {kind} takes effect once and has no duration; omit --for")
     try:
         seconds = moments.seconds(for_)
     except ValueError as error:
         raise typer.BadParameter(f"--for: {error}") from error
     if seconds > HELD_SECONDS_MAX:
-        raise typer.BadParameter(f"--for: {for_} is more than 24h; a signal is repeated for as long as it is so")
+        raise typer.BadParameter(f"--for: {for_} is more than 24h; raise the signal again before it ends")
     return seconds
 
 
 def _check_value(kind: str, target: str, value: float | None) -> None:
     if value is None:
         if kind == "capacity_hint":
-            raise typer.BadParameter("--value: a capacity_hint needs one, the starts that there is room for")
+            raise typer.BadParameter("--value: required for a capacity_hint: the number of starts with room")
         return
     if kind not in VALUED or (kind, target) == ("spot_interruption", "worker"):
-        raise typer.BadParameter(f"--value: a {kind} of a {target} takes none; leave it out")
+        raise typer.BadParameter(f"--value: not accepted for a {kind} of a {target}; omit --value")
     if not (0 <= value <= (1 if kind in SHARES else COUNT_MAX)):
         between = "between 0 and 1" if kind in SHARES else "a number of starts"
         raise typer.BadParameter(f"--value: {value:.10g} is not {between}")
 
 
 def _effect(target: str, kind: str, reached: list[str], until: str) -> str:
-    """What happens by a signal that was taken."""
-    configs = f"{', '.join(reached[:5])}{' …' if len(reached) > 5 else ''}"
+    """Effect of an accepted signal."""
+    more = len(reached) - CONFIGS_SHOWN
+    configs = ", ".join(reached[:CONFIGS_SHOWN]) + (f" and {more} more" if more > 0 else "")
     match target, kind:
         case _, "recovered":
-            return f"takes back what its source has said before, and {configs} is probed at once where closed"
+            return f"accepted: earlier signals of its source are withdrawn; probed at once if tripped: {configs}"
         case _, "pause_request":
-            return f"is passed on: nothing launches there, until {until}"
+            return f"accepted: launches are paused until {until}"
         case _, "resume_request":
-            return "is passed on: what its source has paused goes on"
+            return "accepted: the pause of its source ends"
         case "worker", "spot_interruption":
-            return "is passed on: the worker leaves after the task that it has"
-    return f"counts for {configs}, until {until}"
+            return "accepted: the worker drains and leaves after its current task"
+    return f"accepted: counts for {configs} until {until}"
 
 
 @app.command("ls")
 def list_signals(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
-    """List the signals that count now, and the newest that were refused on Kafka.
+    """List active signals and recently refused ones
 
-    A refusal over HTTP is told to whoever raises the signal, and listed nowhere.
+    Refused signals are those from Kafka; over HTTP the caller gets the refusal.
 
     \b
     Example:
       slipway signal ls
     """
-    told = context.obj.get("weight-calculator", "/signals")
+    answer = context.obj.get("weight-calculator", "/signals")
     if output is Output.JSON:
-        as_json(told)
+        as_json(answer)
         return
-    show(told["items"], LIVE, output, nothing="no signals")
-    if told["refused"]:
-        print("\nrefused")
-        show(told["refused"], REFUSED, output, nothing="")
+    show(answer["items"], LIVE, output, nothing="no signals")
+    if answer["refused"]:
+        print("\nrefused:")
+        show(answer["refused"], REFUSED, output, nothing="")

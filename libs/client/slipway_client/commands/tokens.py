@@ -1,4 +1,4 @@
-"""`slipway token`."""
+"""Commands `slipway token`."""
 
 import sys
 from pathlib import Path
@@ -10,16 +10,21 @@ from slipway_client.commands.declared import InvalidFile
 from slipway_client.http import Failed
 from slipway_client.options import noun
 
-app = noun("Access tokens.")
+app = noun("Manage access tokens")
 
 
 @app.command("create")
 def create_token(
-    name: Annotated[str, typer.Option(help="Who will use it; shown in audit and errors.")],
-    scope: Annotated[list[str], typer.Option(help="What it may do; may be repeated.")],
-    file: Annotated[Path | None, typer.Option(dir_okay=False, help="Tokens file of the services; appended to.")] = None,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the token, shown in audit and errors")],
+    scope: Annotated[list[str], typer.Option("--scope", metavar="SCOPE", help="Scope of the token; repeatable")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", dir_okay=False, help="Tokens file of the services, to append to"),
+    ] = None,
 ) -> None:
-    """Make a token: the secret goes to stdout, once; only its hash is kept.
+    """Create a token and print its secret
+
+    The secret is printed once; the tokens file holds only its hash.
 
     Scopes: declaration:write, demand:write:POOL, signal:write:KIND:ID, pools:write, launch-configs:write,
     workers:terminate, leases:write:POOL, lease-pools:write, launching:stop, dead-letters:write, positions:write,
@@ -38,7 +43,7 @@ def create_token(
     except Invalid as error:
         raise InvalidFile(file or Path("slipway token create"), error.problems) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise Failed(f"the tokens file cannot be used: {error}") from error
+        raise Failed(f"cannot use the tokens file: {error}") from error
     print(secret)
     if file is None:
-        print(f"add to the tokens file: {line}", file=sys.stderr)
+        print(f"add this line to the tokens file: {line}", file=sys.stderr)

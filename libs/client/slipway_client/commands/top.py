@@ -1,4 +1,4 @@
-"""`slipway top`. What a screen needs is imported when one is wanted: other commands start without it."""
+"""`slipway top`. Modules of the screen are imported on use, so that other commands start without them."""
 
 from typing import Annotated
 
@@ -7,14 +7,14 @@ import typer
 
 def top(
     context: typer.Context,
-    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a screen, as in a pipe.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Show what is, once, and exit.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two refreshes")] = 1.0,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a screen, as in a pipe")] = False,
+    once: Annotated[bool, typer.Option("--once", help="One snapshot, then exit")] = False,
 ) -> None:
-    """Watch pools, launch configs and lease pools live, with what happens told below. q ends it.
+    """Watch pools, configs, lease pools and events live; q quits
 
-    Where the output is no terminal, and with --plain, it is a line per pool and look, and a line per event. NO_COLOR
-    is honoured.
+    With --plain, and where the output is no terminal, prints a line per pool and refresh, and a line per event.
+    NO_COLOR is honoured.
 
     \b
     Examples:

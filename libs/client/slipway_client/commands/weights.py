@@ -1,4 +1,4 @@
-"""`slipway weights`: where the weight-calculator sends launches, and what another policy would have done."""
+"""Commands `slipway weights`: weights of launch configs, and replay of recorded events under another policy."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import UTC, datetime
@@ -15,19 +15,19 @@ from slipway_client.options import AsOutput, ConfigId, OfPool, noun, now
 from slipway_client.tables import Field, Output, as_json, pairs, show
 
 if TYPE_CHECKING:
-    from slipway_client.believed import Times
+    from slipway_client.clock_skew import Times
     from slipway_client.recorded import Event
 
-app = noun("Weights.")
+app = noun("Show weights and replay policies")
 
-# Where the weight-calculator's package offers its core to whoever replays: the command imports no service.
+# Entry point by which the weight-calculator's package offers its core: this command imports no service.
 CORES: Final = "slipway.replay"
 FOLDED: Final = ("slipway.launch-config.lifecycle.v1", "slipway.launch-config.signal.v1", "slipway.worker.lifecycle.v1")
 STAGES_NAMED: Final = ("launch", "boot", "claim")
 
 
-class Left(NamedTuple):
-    """Of a log: records that could not be read, and events whose times could not be believed."""
+class Skipped(NamedTuple):
+    """Numbers of unreadable records and of clamped timestamps of a log."""
 
     unreadable: int
     clamped: int
@@ -59,21 +59,19 @@ SHARED: Final[tuple[Field, ...]] = (
 )
 
 Policy = Annotated[
-    str, typer.Option(metavar="NAME|FILE", help="default, on-demand, spot, bare-metal, or a file of coefficients.")
+    str, typer.Option(metavar="NAME|FILE", help="Policy to compare: a profile or a file of coefficients")
 ]
-From = Annotated[
-    str, typer.Option("--from", metavar="FILE|TOPIC", help="Recorded events, or slipway.worker.lifecycle.v1 on Kafka.")
-]
-
-
+From = Annotated[str, typer.Option("--from", metavar="FILE|TOPIC", help="File of recorded events, or a topic on Kafka")]
 Speed = Annotated[
-    float, typer.Option(min=1.0, max=1000.0, help="How much faster than life it was recorded: a demo's SPEED.")
+    float, typer.Option(metavar="FACTOR", min=1.0, max=1000.0, help="Speed of the recorded demo (its SPEED)")
 ]
 
 
 @app.command("ls")
 def list_weights(context: typer.Context, pool: OfPool = None, output: AsOutput = Output.TABLE) -> None:
-    """List what is published of each launch config: weight, windows (starts that may be in each stage), and why.
+    """List the weights of launch configs
+
+    Weight, health and windows, the limits on launches in flight per stage, as last published, with the reason.
 
     \b
     Example:
@@ -82,13 +80,13 @@ def list_weights(context: typer.Context, pool: OfPool = None, output: AsOutput =
     api = context.obj
     rows = api.get("weight-calculator", "/weights", pool=pool)["items"]
     if pool is not None and not rows:
-        api.get("provisioner", path("pools", pool))  # an unknown pool is told, not shown as an empty one
+        api.get("provisioner", path("pools", pool))  # an unknown pool is an error, not an empty list
     show(rows, ROWS, output, nothing="no weights yet")
 
 
 @app.command("show")
 def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Output.TABLE) -> None:
-    """Show all that is published of one launch config.
+    """Show the published weight of a launch config
 
     \b
     Example:
@@ -97,7 +95,7 @@ def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Out
     items = context.obj.get("weight-calculator", "/weights", config=config)["items"]
     row: dict[str, Any] | None = next((row for row in items if row["launch_config_id"] == config), None)
     if row is None:
-        raise Failed(f"nothing is published of {config!r}; `slipway weights ls` lists all that is")
+        raise Failed(f"no weight of launch config {config}; `slipway weights ls` lists all")
     if output is Output.JSON:
         as_json(row)
         return
@@ -111,13 +109,13 @@ def show_weight(context: typer.Context, config: ConfigId, output: AsOutput = Out
 
 
 def _permit(row: Mapping[str, Any]) -> int | None:
-    """The number of the probe that may launch now; None while none may."""
+    """Number of the probe that may launch now; None if none may."""
     permit: int | None = row["probe_permit"] if row["probe_ready"] else None
     return permit
 
 
 def _window(row: Mapping[str, Any]) -> int | None:
-    """None for what is only open or closed."""
+    """Size of a window; None if it has no bound."""
     from slipway_common.events.weight import BOUNDLESS
 
     window: int = row["window"]
@@ -133,18 +131,19 @@ def replay(
     speed: Speed = 1.0,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Fold recorded events again, under another policy, and tell what would have differed. Changes nothing.
+    """Replay recorded events under another policy
 
-    The digest is of all that is known in the end: the same for the same events and policy. A start is avoided if the
-    policy would not have let it begin; what would have been launched elsewhere instead is not guessed, and what a start
-    that is avoided would have told is not known, so that windows may stay small behind it.
+    Shows what the policy would have done differently, and changes nothing. A launch is avoided if the policy would not
+    have allowed it; launches that would have gone elsewhere instead are not estimated, and the outcome of an avoided
+    launch is unknown, so windows may stay smaller after it. The digest covers the final state: it is the same for the
+    same events and policy.
 
-    An outage is five failures in a row of one stage of one config; it began with the first of them, and lasted to the
-    next success. It was detected when the config closed, and had recovered once that was open again after its end.
+    An outage is five failures in a row of one stage of one config, from the first of them to the next success. It is
+    detected when the config trips, and recovered when the config is healthy again after its end.
 
-    A file of events holds what `slipway events tail --beginning --no-follow -o json` prints. A policy file (YAML, TOML
-    or JSON) sets coefficients, such as `trip_capacity: 3`, over those of each config's profile; of one that is called
-    like a policy say `./spot`.
+    Profiles: default, on-demand, spot, bare-metal. A policy file (YAML, TOML or JSON) sets coefficients, such as
+    `trip_capacity: 3`, over those of each config's profile; write `./spot` for a file named like a profile. A file of
+    events holds the output of `slipway events tail --beginning --no-follow -o json`.
 
     \b
     Examples:
@@ -156,21 +155,21 @@ def replay(
     wanted = {"default": core.at_speed(core.policies("default"), speed)}
     wanted[policy] = core.at_speed(_policies(core, policy), speed)
     comparison = core.Comparison(wanted)
-    left = _fold(core, comparison, context.obj, from_)
-    told = _told(comparison, left, pool)
-    if pool is not None and not told["policies"]["default"]["configs"]:
-        raise Failed(f"nothing was recorded of a pool {pool!r}: leave --pool out to see all")
+    skipped = _fold(core, comparison, context.obj, from_)
+    result = _result(comparison, skipped, pool)
+    if pool is not None and not result["policies"]["default"]["configs"]:
+        raise Failed(f"no recorded events of pool {pool}; omit --pool to see all")
     if output is Output.JSON:
-        as_json(told)
+        as_json(result)
         return
-    _summary(told)
+    _summary(result)
     print()
     names = list(wanted)
-    show(_configs(told, names), _config_fields(names), output, nothing=_nothing(names))
+    show(_configs(result, names), _config_fields(names), output, nothing=_nothing(names))
     print()
-    show(told["outages"], _outage_fields(names), output, nothing="no outage")
-    if told["outages"]:
-        print("\ndetected: closed, after its first failure; recovered: open again, after its end")
+    show(result["outages"], _outage_fields(names), output, nothing="no outages")
+    if result["outages"]:
+        print("\ndetected: time from the first failure until tripped; recovered: time from the end until healthy")
 
 
 def _core() -> Any:
@@ -178,54 +177,54 @@ def _core() -> Any:
 
     found = next(iter(entry_points(group=CORES)), None)
     if found is None:
-        raise Failed("replaying needs the core of the services: install slipway-weight-calculator beside this command")
+        raise Failed("replay needs the package slipway-weight-calculator; install it in the same environment")
     return found.load()
 
 
 def _policies(core: Any, given: str) -> Any:
-    """A named policy, or that of a file: of what is both, the name, unless it contains "/". Raises InvalidFile or
-    typer.BadParameter before anything is read."""
-    from slipway_common.strict_yaml import Invalid, Problem
+    """Policy by name or from a file; a name takes precedence unless it contains "/". Raises InvalidFile or
+    typer.BadParameter before any event is read."""
+    from slipway_common.strict_yaml import DocumentProblem, Invalid
 
     file = Path(given)
     try:
         return core.policies(given)
-    except core.Unusable as error:
+    except core.InvalidPolicy as error:
         if not file.is_file():
             raise typer.BadParameter(f"--policy: {error}") from error
     try:
         return core.policies(_mapping(file))
-    except core.Unusable as error:
-        raise InvalidFile(file, [Problem("", str(error))]) from error
+    except core.InvalidPolicy as error:
+        raise InvalidFile(file, [DocumentProblem("", str(error))]) from error
     except Invalid as error:
         raise InvalidFile(file, error.problems) from error
 
 
 def _mapping(file: Path) -> dict[str, Any]:
-    """What a policy file sets. Raises Invalid."""
+    """Coefficients of a policy file. Raises Invalid."""
     import tomllib
 
-    from slipway_common.strict_yaml import Invalid, Problem, read
+    from slipway_common.strict_yaml import DocumentProblem, Invalid, read
 
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".toml":
             return tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise Invalid([Problem("", f"cannot be read: {getattr(error, 'strerror', None) or error}")]) from error
+        raise Invalid([DocumentProblem("", f"cannot be read: {getattr(error, 'strerror', None) or error}")]) from error
     except tomllib.TOMLDecodeError as error:
-        raise Invalid([Problem("", f"is not TOML: {error}")]) from error
+        raise Invalid([DocumentProblem("", f"is not TOML: {error}")]) from error
     document = read(text)
     if document.problems:
         raise Invalid(document.problems)
     if not isinstance(document.value, dict):
-        raise Invalid([Problem("", "is no mapping of coefficients to values, such as trip_capacity: 3")])
+        raise Invalid([DocumentProblem("", "is not a mapping of coefficients to values, such as trip_capacity: 3")])
     return document.value
 
 
-def _fold(core: Any, comparison: Any, api: Api, from_: str) -> Left:
-    """All events of a file or of the topics; returns what was not taken as it stands. Raises InvalidFile, Failed or
-    typer.BadParameter."""
+def _fold(core: Any, comparison: Any, api: Api, from_: str) -> Skipped:
+    """Replay all events of a file or of the topics; returns numbers of skipped records and clamped timestamps. Raises
+    InvalidFile, Failed or typer.BadParameter."""
     from slipway_client.recorded import Recording
     from slipway_common.strict_yaml import Invalid
 
@@ -239,10 +238,10 @@ def _fold(core: Any, comparison: Any, api: Api, from_: str) -> Left:
         except Invalid as error:
             raise InvalidFile(file, error.problems) from error
         _add(core, comparison, times.rest())
-        return Left(recording.unreadable, times.clamped)
+        return Skipped(recording.unreadable, times.clamped)
     known = {name for topic in FOLDED for name in (topic, topic.removeprefix("slipway.").removesuffix(".v1"))}
     if from_ not in known:
-        raise typer.BadParameter(f"--from: there is no file {from_}, and no topic to replay; there is {FOLDED[-1]}")
+        raise typer.BadParameter(f"--from: {from_} is neither a file nor a topic that can be replayed ({FOLDED[-1]})")
 
     import asyncio
 
@@ -257,17 +256,17 @@ def _fold(core: Any, comparison: Any, api: Api, from_: str) -> Left:
 
     unreadable = asyncio.run(fold())
     _add(core, comparison, times.rest())
-    return Left(unreadable, times.clamped)
+    return Skipped(unreadable, times.clamped)
 
 
 def _times() -> "Times[Event]":
-    from slipway_client.believed import Times
+    from slipway_client.clock_skew import Times
 
     return Times(lambda event: (event.time, event.stored_at))
 
 
 async def _published(api: Api) -> AsyncIterator["Event | None"]:
-    """What the topics hold, to the end seen at the beginning; None for what cannot be read here."""
+    """Events of the topics up to their end at the start of the replay; None for unreadable ones."""
     import msgspec
 
     from slipway_client.log import Log
@@ -301,16 +300,16 @@ def _add(core: Any, comparison: Any, events: Iterable[tuple["Event", float]]) ->
             )
 
 
-def _told(comparison: Any, left: Left, pool: str | None) -> dict[str, Any]:
-    """The comparison as plain values, of one pool or of all."""
+def _result(comparison: Any, skipped: Skipped, pool: str | None) -> dict[str, Any]:
+    """Comparison as plain values, of one pool or of all."""
     import msgspec
 
     replays: Mapping[str, Any] = comparison.replays
     return {
         "events": comparison.events,
         "repeated": comparison.duplicates,
-        "unreadable": left.unreadable,
-        "clamped": left.clamped,
+        "unreadable": skipped.unreadable,
+        "clamped": skipped.clamped,
         "disordered": comparison.disordered,
         "began": _time(comparison.began),
         "ended": _time(comparison.ended),
@@ -346,30 +345,35 @@ def _time(seconds: float) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds else None
 
 
-def _summary(told: Mapping[str, Any]) -> None:
+def _summary(result: Mapping[str, Any]) -> None:
     lasted = 0.0
-    if told["began"]:
-        lasted = (moments.at(told["ended"]) - moments.at(told["began"])).total_seconds()
-    unreadable = f", {told['unreadable']:,} left out that cannot be read" if told["unreadable"] else ""
-    print(f"{told['events']:,} events of {moments.spelled(lasted)}, and {told['repeated']:,} repeats{unreadable}")
-    if told["clamped"]:
-        print(f"{told['clamped']:,} by clocks that are wrong: taken as of the nearest time that can be right")
-    if told["disordered"]:
+    if result["began"]:
+        lasted = (moments.at(result["ended"]) - moments.at(result["began"])).total_seconds()
+    unreadable = f", {_count(result['unreadable'], 'unreadable record')} skipped" if result["unreadable"] else ""
+    duplicates = _count(result["repeated"], "duplicate")
+    print(f"{_count(result['events'], 'event')} of {moments.spelled(lasted)}, {duplicates}{unreadable}")
+    if result["clamped"]:
+        print(f"{_count(result['clamped'], 'timestamp')} clamped because of clock skew")
+    if result["disordered"]:
         print(
-            f"{told['disordered']:,} stand over 2 min behind what happened after them: all was folded in the order of "
-            "the log, so what follows may be wrong; sort it by time"
+            f"{_count(result['disordered'], 'event')} more than 2 min out of order: events were replayed in the order "
+            "of the log, so the result may be wrong; sort the file by time"
         )
-    width = max(map(len, told["policies"]))
-    for name, policy in told["policies"].items():
+    width = max(map(len, result["policies"]))
+    for name, policy in result["policies"].items():
         refused = policy["signals_refused"]
-        signals = f", {refused} signal{'' if refused == 1 else 's'} refused" if refused else ""
+        signals = f", {_count(refused, 'signal')} refused" if refused else ""
         print(f"{name:<{width}}  digest {policy['digest']}{signals}")
 
 
-def _configs(told: Mapping[str, Any], names: list[str]) -> list[dict[str, Any]]:
-    """A row per config: all of them under one policy, those that differ under two."""
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _configs(result: Mapping[str, Any], names: list[str]) -> list[dict[str, Any]]:
+    """One row per config: all of them under one policy, those that differ under two."""
     first, *others = names
-    by_policy: dict[str, Any] = {name: told["policies"][name]["configs"] for name in names}
+    by_policy: dict[str, Any] = {name: result["policies"][name]["configs"] for name in names}
     return [
         {"config": config_id, "tallies": {name: by_policy[name][config_id] for name in names}}
         for config_id, tally in by_policy[first].items()
@@ -378,7 +382,7 @@ def _configs(told: Mapping[str, Any], names: list[str]) -> list[dict[str, Any]]:
 
 
 def _nothing(names: list[str]) -> str:
-    return "no config would have been treated differently" if len(names) > 1 else "no start was asked for"
+    return "no differences between the policies" if len(names) > 1 else "no launches"
 
 
 def _config_fields(names: list[str]) -> list[Field]:
@@ -409,7 +413,7 @@ def _outage_fields(names: list[str]) -> list[Field]:
 
 
 def _change(values: list[Any]) -> Any:
-    """One value, or the first and the last where they differ."""
+    """One value, or `first → last` if they differ."""
     return values[0] if values[0] == values[-1] else f"{values[0]} → {values[-1]}"
 
 

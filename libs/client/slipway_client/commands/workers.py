@@ -1,4 +1,4 @@
-"""`slipway worker`, and `slipway decision`, which made them."""
+"""Commands `slipway worker` and `slipway decision`."""
 
 import re
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ import typer
 from slipway_client import moments
 from slipway_client.http import Api, Failed, path
 from slipway_client.options import AsOutput, OfPool, Reason, WorkerId, noun, now
-from slipway_client.tables import Field, Output, as_json, pairs, short, show
+from slipway_client.tables import Field, Output, as_json, pairs, show
 from slipway_common.lifecycle import State
 
-app = noun("Workers.")
-decision = noun("Decisions: what was launched where, and why.")
+app = noun("Manage workers")
+decision = noun("Show launch decisions")
 
 NEWEST: Final = 1000
 DIGITS: Final = re.compile(r"[0-9a-f]{6,12}")
@@ -24,7 +24,7 @@ def _age(row: Mapping[str, Any]) -> str:
 
 
 FIELDS: Final[tuple[Field, ...]] = (
-    ("id", lambda row: short(row["id"])),
+    "id",
     ("pool", lambda row: row["pool_id"]),
     ("launch config", lambda row: row["launch_config_id"]),
     "state",
@@ -38,23 +38,27 @@ FIELDS: Final[tuple[Field, ...]] = (
 def list_workers(
     context: typer.Context,
     pool: OfPool = None,
-    state: Annotated[State | None, typer.Option(help="Only those in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=NEWEST, help="At most this many, the newest.")] = 100,
+    state: Annotated[
+        State | None, typer.Option("--state", metavar="STATE", help="State of the workers [default: any]")
+    ] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=NEWEST, help="Maximum number of workers")] = 100,
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """List workers, newest first.
+    """List workers, newest first
 
     \b
     Example:
       slipway worker ls --pool linux --state running
     """
     rows = context.obj.get("provisioner", "/workers", pool=pool, state=state, limit=limit)["items"]
-    show(rows, FIELDS, output, nothing="no workers")
+    show(rows, FIELDS, output, nothing="no workers", drop=("instance", "pool", "age"))
 
 
 @app.command("show")
 def show_worker(context: typer.Context, worker: WorkerId, output: AsOutput = Output.TABLE) -> None:
-    """Show one worker and what happened to it; `slipway why WORKER` tells it in sentences.
+    """Show a worker and its timeline
+
+    `slipway why WORKER` explains its state.
 
     \b
     Example:
@@ -72,29 +76,34 @@ def show_worker(context: typer.Context, worker: WorkerId, output: AsOutput = Out
         "what",
         "detail",
     )
-    show(row.get("timeline") or [], timeline, output, nothing="nothing has happened to it yet")
+    show(row.get("timeline") or [], timeline, output, nothing="no events yet")
 
 
 @app.command("terminate")
 def terminate_worker(context: typer.Context, worker: WorkerId, reason: Reason) -> None:
-    """End a worker: cancelled while it waits, told to leave and then ended once it has an instance. Repeatable.
+    """Terminate a worker
+
+    A worker that waits for its launch is cancelled. A worker with an instance is drained, and its instance terminated
+    then. Idempotent.
 
     \b
     Example:
       slipway worker terminate 3f9a12cd --reason "hung, see the build log"
     """
     id_ = full_id(context.obj, worker)
-    told = context.obj.post("provisioner", path("workers", id_, "terminate"), {"reason": reason})
-    print(f"{told['id']} is {told['state']}")
+    answer = context.obj.post("provisioner", path("workers", id_, "terminate"), {"reason": reason})
+    print(f"worker {answer['id']} is {answer['state']}")
 
 
 @decision.command("show")
 def show_decision(
     context: typer.Context,
-    decision: Annotated[str, typer.Argument(metavar="DECISION", help="Id, as `pool show` and `worker show` have it.")],
+    decision: Annotated[str, typer.Argument(metavar="DECISION", help="ID of the decision, from `slipway pool show`")],
     output: AsOutput = Output.TABLE,
 ) -> None:
-    """Show one decision: what was needed, and every launch config with its weight, room, and why it got what it got.
+    """Show a launch decision
+
+    The demand per source, and the weight, room and launches of every launch config, with the reason.
 
     \b
     Example:
@@ -104,31 +113,31 @@ def show_decision(
     if output is Output.JSON:
         as_json(row)
         return
-    why = dict(row["why"])
-    configs = [{"launch config": id_, **note} for id_, note in why.pop("configs", {}).items()]
-    sources = [{"source": name, **told} for name, told in why.pop("sources", {}).items()]
-    pairs({name: value for name, value in row.items() if name != "why"} | why, now())
+    details = dict(row["details"])
+    configs = [{"launch config": id_, **note} for id_, note in details.pop("configs", {}).items()]
+    sources = [{"source": name, **report} for name, report in details.pop("sources", {}).items()]
+    pairs({name: value for name, value in row.items() if name != "details"} | details, now())
     print()
     show(sources, ("source", "pending", "claimed", "gone", "stale"), output, nothing="no demand was reported")
     print()
-    show(configs, ("launch config", "weight", "room", "limited_by", "launched", "lost"), output, nothing="no configs")
+    show(configs, ("launch config", "weight", "room", "limited_by", "launched", "reason"), output, nothing="no configs")
 
 
 def full_id(api: Api, given: str) -> str:
-    """The id of which `given` are the last digits, among the newest workers; `given` itself if it is no such thing."""
+    """Worker ID for its last digits, among the newest workers; `given` itself if it does not look like that."""
     if not DIGITS.fullmatch(given):
         return given
     ids = [row["id"] for row in api.get("provisioner", "/workers", limit=NEWEST)["items"] if row["id"].endswith(given)]
     if len(ids) == 1:
         return str(ids[0])
     raise Failed(
-        f"{given} is the end of {len(ids)} workers: {', '.join(ids)}\nGive one whole id."
+        f"{given} matches {len(ids)} workers: {', '.join(ids)}\nUse the full ID."
         if ids
-        else f"none of the newest {NEWEST} workers ends in {given}: give the whole id"
+        else f"no worker {given} among the newest {NEWEST}; use the full ID"
     )
 
 
 def found(api: Api, given: str) -> dict[str, Any]:
-    """A worker as the provisioner tells it, by its id or the last digits of that."""
+    """Worker by its ID or the last digits of it."""
     worker: dict[str, Any] = api.get("provisioner", path("workers", full_id(api, given)))
     return worker

@@ -1,4 +1,4 @@
-"""Attempts of one job: each a request of its own, which takes the place of the one before and keeps its age."""
+"""Attempts of one job: each is a request of its own that replaces the one before and keeps its age."""
 
 import os
 from collections.abc import Callable
@@ -12,33 +12,33 @@ from slipway_common.events.lease import ReplacedLease
 
 
 class Attempt:
-    """Attempt `number` (from 1) of a job. The job is known by the request id that its caller gave; without one, by the
-    caller itself: a script that tries again is the same process. `wanted` is what this attempt asks for."""
+    """Attempt `number` (from 1) of a job. The job is identified by the caller's request id, or by the calling process,
+    which is the same for a script that retries. `wanted` is the request of this attempt."""
 
     def __init__(
-        self, broker_url: str, number: int, wanted: Wanted, *, given_id: bool, say: Callable[[str], None]
+        self, broker_url: str, number: int, wanted: Wanted, *, given_id: bool, log: Callable[[str], None]
     ) -> None:
-        self._state = State(folder(os.environ), broker_url, say)
+        self._state = State(folder(os.environ), broker_url, log)
         self._job = wanted.request_id if given_id else f"{wanted.lease_pool_id} {wanted.operation} {_caller()}"
         self.wanted = wanted
         if number > 1:
             before = wanted.replaces or self._state.attempted(self._job)
             if before is None:
-                say(f"the lease of attempt {number - 1} is not known here; this one waits like a first attempt")
+                log(f"no lease of attempt {number - 1} is recorded on this host; waiting as a first attempt")
             request_id = f"{wanted.request_id}.{number}" if given_id else wanted.request_id
             self.wanted = replace(wanted, request_id=request_id, replaces=before)
 
     def granted(self, lease: Lease) -> None:
-        """Keep what the next attempt replaces."""
+        """Record the lease that the next attempt replaces."""
         self._state.attempt(self._job, ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token))
 
     def succeeded(self) -> None:
-        """There is no next attempt."""
+        """Forget the lease: there is no next attempt."""
         self._state.forget_attempts(self._job)
 
 
 def _caller() -> str:
-    """Who has started us, told apart from whoever has its number later."""
+    """Identity of the parent process, which a later process of the same pid does not share."""
     try:
         return processes.identity(os.getppid()) or ""
     except processes.Unsupported:

@@ -1,29 +1,29 @@
-"""The lease-broker over HTTP. Each call is made once and may be made again: who repeats it decides elsewhere."""
+"""HTTP client for the lease-broker. Each call is made once and is idempotent: callers decide about retries."""
 
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from slipway_client.foreign import printable
 from slipway_client.http import ADVICE, SERVICES, path
 from slipway_client.leases.errors import LOST_SLUGS, Refused
 from slipway_client.leases.terms import Gang, Lease, Start, Waiting, Wanted
+from slipway_client.sanitize import printable
 from slipway_client.worker.http import NoAnswer, exchange
 
 CALL_SECONDS: Final = 5.0
-"""What an answer may take, beside the time that the broker was asked to wait."""
+"""Timeout of a call, in addition to the wait that it asks for."""
 PROBLEM: Final = "urn:slipway:problem:"
-# An answer that says: not now. Everything else below 500 is the same however often one asks.
+# Retryable statuses. Other statuses below 500 are final.
 NOT_NOW: Final = frozenset({408, 425, 429})
-# What any other server says too, such as "Not Found" at a wrong address.
+# Problems that any other server returns too, such as "Not Found" at a wrong address.
 NO_SUCH_ROUTE: Final = frozenset({"", "not-found", "method-not-allowed", "http"})
 
 Answered = TypeVar("Answered", bound=msgspec.Struct)
 
 
-class Ended(Exception):
-    """The lease is not this holder's any more; `reason` is one of the broker's words for an end."""
+class LeaseEnded(Exception):
+    """The lease has ended for this holder; `reason` is the broker's reason for the end."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -31,64 +31,64 @@ class Ended(Exception):
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """A gang's leases."""
+    """Leases of a gang."""
 
     leases: list[Lease]
 
 
 class Charged(msgspec.Struct, frozen=True):
-    """What starts without a lease are charged as."""
+    """Leases as which unleased launches were charged."""
 
     items: list[Lease] = []
 
 
 class Broker:
-    """One lease-broker for one caller. Every method raises NoAnswer when nobody has answered, or only that there is no
-    answer now, and Refused for what would be refused again."""
+    """The lease-broker for one caller. Every method raises NoAnswer if there was no answer or a retryable one, and
+    Refused for a refusal that is final."""
 
     def __init__(self, url: str, token: str = "") -> None:
         where = urlsplit(url)
-        if where.scheme not in {"http", "https"} or not where.hostname:  # silence would be taken for an outage
-            raise Refused(f"{url} is not an address such as {SERVICES['lease-broker']}", "not-an-address", 422)
+        if where.scheme not in {"http", "https"} or not where.hostname:  # would look like an outage
+            raise Refused(f"{url} is not a URL such as {SERVICES['lease-broker']}", "not-an-address", 422)
         self.url = url.rstrip("/")
         self._token = token
 
     async def acquire(self, wanted: Wanted, wait_seconds: float) -> Lease | Waiting:
-        """A lease, or a place in the queue."""
+        """Request a lease; returns it, or the place in the queue."""
         status, body = await self._call(
             "POST", path("lease-pools", wanted.lease_pool_id, "leases"), wanted.body(wait_seconds), wait_seconds
         )
         return _read(body, Waiting) if status == 202 else _read(body, Lease)
 
     async def acquire_gang(self, wanted: Gang, wait_seconds: float) -> list[Lease] | Waiting:
-        """A lease of each member, or a place in their queues."""
+        """Request the leases of all members; returns them, or the place in their queues."""
         status, body = await self._call("POST", "/lease-gangs", wanted.body(wait_seconds), wait_seconds)
         return _read(body, Waiting) if status == 202 else _read(body, Granted).leases
 
     async def cancel(self, wanted: Wanted) -> None:
-        """Stop waiting. What was granted already is given back."""
+        """Cancel a request. A lease that was granted to it is released."""
         await self._call("DELETE", path("lease-pools", wanted.lease_pool_id, "requests", wanted.request_id))
 
     async def renew(self, lease: Lease, progress: str | None = None) -> Lease:
-        """Raises Ended."""
+        """Renew a lease. Raises LeaseEnded."""
         body = {"fencing_token": lease.fencing_token} | ({} if progress is None else {"progress": progress})
         return _read(await self._held("renew", lease, body), Lease)
 
     async def release(self, lease: Lease, result: str, *, throttled: bool = False) -> None:
-        """Give all of it back. Said again it changes nothing. Raises Ended."""
+        """Release all units of a lease; idempotent. Raises LeaseEnded."""
         body = {"fencing_token": lease.fencing_token, "result": result, "throttled": throttled}
         await self._held("release", lease, body)
 
     async def lease_pool(self, lease_pool_id: str) -> dict[str, Any] | None:
-        """How a lease pool is now, as its row of the list; None for an unknown one."""
+        """Row of a lease pool in `GET /lease-pools`; None for an unknown one."""
         _, body = await self._call("GET", "/lease-pools")
         return next((row for row in body.get("items", []) if row.get("id") == lease_pool_id), None)
 
     async def report_unleased(self, lease_pool_id: str, start: Start) -> Lease | None:
-        """Have a start charged that nobody admitted: as a lease that lives as long as its hold, if that is not over."""
+        """Report an unleased launch; returns the lease it was charged as, None if its hold is over."""
         body = {"starts": [msgspec.to_builtins(start)]}
-        _, told = await self._call("POST", path("lease-pools", lease_pool_id, "unleased"), body)
-        charged = _read(told, Charged).items
+        _, answer = await self._call("POST", path("lease-pools", lease_pool_id, "unleased"), body)
+        charged = _read(answer, Charged).items
         return charged[0] if charged and charged[0].hold_seconds_left > 0 else None
 
     async def _held(self, what: str, lease: Lease, body: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Broker:
             return (await self._call("POST", path("leases", lease.lease_id, what), body))[1]
         except Refused as refused:
             if refused.slug in LOST_SLUGS or refused.status == 404:
-                raise Ended(refused.reason or refused.slug or "it is not known any more") from refused
+                raise LeaseEnded(refused.reason or refused.slug or "unknown lease") from refused
             raise
 
     async def _call(
@@ -112,7 +112,7 @@ class Broker:
         except msgspec.MsgspecError:
             read = {}
             if status < 300:
-                raise NoAnswer(f"{self.url} answered something other than JSON: is it a lease-broker?") from None
+                raise NoAnswer(f"{self.url} did not answer with JSON: is it a lease-broker?") from None
         if status >= 400:
             raise _refused(method, url, status, read)
         return status, read
@@ -122,13 +122,13 @@ def _read(body: dict[str, Any], kind: type[Answered]) -> Answered:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        raise NoAnswer(f"answered something other than a {kind.__name__.lower()}: {error}") from error
+        raise NoAnswer(f"invalid answer, expected a {kind.__name__.lower()}: {error}") from error
 
 
 def _refused(method: str, url: str, status: int, problem: dict[str, Any]) -> Refused:
     slug = str(problem.get("type", "")).removeprefix(PROBLEM)
-    words = ": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))
+    text = ": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))
     if slug in NO_SUCH_ROUTE:
-        words = f"{method} {url} was refused ({status}{f': {words}' if words else ''}): is it a lease-broker?"
-    lines = [words or f"{method} {url} was refused ({status})", *([ADVICE[slug]] if slug in ADVICE else [])]
+        text = f"{method} {url} answered {status} {text}".strip() + ": is it a lease-broker?"
+    lines = [text or f"{method} {url} was refused ({status})", *([ADVICE[slug]] if slug in ADVICE else [])]
     return Refused("\n".join(map(printable, lines)), slug, status, reason=str(problem.get("reason") or ""))

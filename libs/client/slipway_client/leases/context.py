@@ -1,9 +1,10 @@
-"""A lease as a context manager, in either kind of program:
+"""Lease as a context manager, for synchronous and asynchronous programs:
 
     with lease("aws-ci", hold_seconds=1200) as held: ...
     async with lease("aws-ci", hold_seconds=1200) as held: ...
 
-It is renewed beside the block and given back once at its end, also by an exception, Ctrl-C, SIGTERM or SIGHUP.
+It is renewed in the background and released once at the end of the block, also by an exception, Ctrl-C, SIGTERM or
+SIGHUP.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ from types import FrameType
 from typing import Any, Final, Generic, TypeVar
 
 from slipway_client.http import SERVICES
-from slipway_client.leases import log
-from slipway_client.leases.asking import SILENT_SECONDS, Asking, FailOpen
+from slipway_client.leases.admission import UNAVAILABLE_SECONDS, Admission, FailOpen
 from slipway_client.leases.errors import LeaseLost
+from slipway_client.leases.log import log
 from slipway_client.leases.session import Session, Unleased, open_session
 from slipway_client.leases.terms import Lease, Wanted, parse_handle
 from slipway_client.switch import switched_off
@@ -30,15 +31,16 @@ from slipway_common.events.lease import LeaseGroup
 from slipway_common.ids import new_id
 
 Event = TypeVar("Event", threading.Event, asyncio.Event)
-# Those that end a process before any `finally`; SIGINT is an exception already.
+# Signals that end a process without running any `finally`; SIGINT raises an exception already.
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Held(Generic[Event]):
-    """What the block holds. `lost` is set when the lease has ended before its time: stop, somebody else may have begun.
+    """Lease held by the block. `lost` is set when the lease has ended before its time: stop, another holder may have
+    started.
 
-    `lease_id` is empty and `fencing_token` 0 where the block runs without a lease: because the broker was silent, or by
-    SLIPWAY_LEASE=off.
+    `lease_id` is empty and `fencing_token` 0 if the block runs without a lease: because the broker was unavailable, or
+    by SLIPWAY_LEASE=off.
     """
 
     lost: Event
@@ -50,9 +52,9 @@ class Held(Generic[Event]):
         self.reason = ""
 
     def check(self) -> None:
-        """Raises LeaseLost once the lease is lost: call it before what must not happen twice."""
+        """Raise LeaseLost if the lease is lost: call it before actions that must not happen twice."""
         if self.lost.is_set():
-            raise LeaseLost(f"the lease {self.lease_id} is lost: {self.reason}")
+            raise LeaseLost(f"lease {self.lease_id} is lost: {self.reason}")
 
 
 def lease(
@@ -65,20 +67,20 @@ def lease(
     hold_seconds: float | None = None,
     max_wait_seconds: float = 1800.0,
     fail_open: str = "safe",
-    silent_seconds: float = SILENT_SECONDS,
+    unavailable_seconds: float = UNAVAILABLE_SECONDS,
     request_id: str = "",
     replaces: str = "",
     group: LeaseGroup | None = None,
     url: str = "",
     token: str = "",
-    say: Callable[[str], None] = log.say,
+    log: Callable[[str], None] = log,
 ) -> "Leasing":
-    """A lease of `lease_pool` for one block.
+    """Lease of `lease_pool` for one block.
 
-    `request_id` makes asking again the same request, also after a crash; `replaces` is the lease of the attempt before,
-    as LEASE_ID:FENCING_TOKEN. `fail_open` (safe, optimistic, pessimistic) says what to do about a broker that is silent
-    for `silent_seconds`. Without `url` and `token` the environment of the `slipway` command counts. `say` gets a line
-    for people whenever something happens.
+    `request_id` makes retries the same request, also after a crash; `replaces` is the lease of the previous attempt, as
+    LEASE_ID:FENCING_TOKEN. `fail_open` (safe, optimistic, pessimistic) is the behaviour once the broker is unavailable
+    for `unavailable_seconds`. `url` and `token` default to the environment variables of the `slipway` command. `log`
+    gets lines for people.
 
     Entering raises NotAdmitted after `max_wait_seconds`, Unreachable, or Refused; leaving raises LeaseLost when the
     lease was lost and nothing else was raised.
@@ -97,25 +99,25 @@ def lease(
     environment = os.environ
 
     def new_session() -> Session:
-        patience = Asking(
+        admission = Admission(
             begun_at=monotonic_seconds(),
             max_wait_seconds=max_wait_seconds,
             fail_open=FailOpen(fail_open),
-            silent_seconds=silent_seconds,
+            unavailable_seconds=unavailable_seconds,
         )
         where = url or environment.get("SLIPWAY_LEASE_BROKER_URL") or SERVICES["lease-broker"]
-        return open_session(where, token or _token(environment), wanted, patience, say)
+        return open_session(where, token or _token(environment), wanted, admission, log)
 
     return Leasing(None if switched_off(environment) else new_session)
 
 
 class Leasing:
-    """What `lease` returns: one block's lease, for `with` or `async with`, once."""
+    """Context manager returned by `lease`, for `with` or `async with`; not reusable."""
 
     def __init__(self, new_session: Callable[[], Session] | None) -> None:
         self._new_session = new_session
-        self._given_back = contextlib.ExitStack()
-        self._thread: _Beside | None = None
+        self._cleanup = contextlib.ExitStack()
+        self._thread: _BackgroundSession | None = None
         self._session: Session | None = None
         self._watching: asyncio.Task[None] | None = None
         self._held: Held[Any] | None = None
@@ -125,14 +127,14 @@ class Leasing:
         if self._new_session is not None:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(_ends_by_unwinding())
-                self._thread = _Beside(self._new_session)
+                self._thread = _BackgroundSession(self._new_session)
                 held = self._thread.acquired()
-                self._given_back = stack.pop_all()
+                self._cleanup = stack.pop_all()
         self._held = held
         return held
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._given_back:
+        with self._cleanup:
             if self._thread is not None:
                 self._thread.release("failed" if kind else "done")
         self._check(kind)
@@ -150,12 +152,12 @@ class Leasing:
                     await session.release("cancelled")
                     raise
                 self._watching = asyncio.create_task(_watch(session, held))
-                self._given_back = stack.pop_all()
+                self._cleanup = stack.pop_all()
         self._held = held
         return held
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._given_back:
+        with self._cleanup:
             if self._session is not None and self._watching is not None:
                 self._watching.cancel()
                 await asyncio.gather(self._watching, return_exceptions=True)
@@ -167,8 +169,8 @@ class Leasing:
             self._held.check()
 
 
-class _Beside:
-    """A thread with an event loop of its own, which speaks with the broker while the block runs."""
+class _BackgroundSession:
+    """Lease session in a thread with its own event loop, for synchronous blocks."""
 
     def __init__(self, new_session: Callable[[], Session]) -> None:
         self._new_session = new_session
@@ -180,7 +182,7 @@ class _Beside:
         self._thread.start()
 
     def acquired(self) -> Held[threading.Event]:
-        """Wait for admission. An exception that strikes meanwhile, as Ctrl-C does, withdraws the request."""
+        """Wait for admission. An exception meanwhile, such as Ctrl-C, withdraws the request."""
         try:
             return self._acquired.result()
         except BaseException:
@@ -188,9 +190,9 @@ class _Beside:
             raise
 
     def release(self, result: str) -> None:
-        """Give back, and wait until that is done."""
+        """Release the lease, and wait until that is done."""
         self._result = result
-        with contextlib.suppress(RuntimeError):  # it has ended by itself
+        with contextlib.suppress(RuntimeError):  # the thread has ended by itself
             self._loop.call_soon_threadsafe(self._leave.set)
         self._thread.join()
 
@@ -230,7 +232,7 @@ class _Beside:
 
 
 async def _watch(session: Session, held: Held[Any]) -> None:
-    """Renew, and tell when that is over before its time."""
+    """Renew the lease, and set `held.lost` if it ends before its time."""
     if held.lease_id:
         over = await session.hold()
         if over.lost:
@@ -244,9 +246,9 @@ def _held(admission: Lease | Unleased, lost: Event) -> Held[Event]:
 
 @contextlib.contextmanager
 def _ends_by_unwinding() -> Iterator[None]:
-    """While a lease is held, a signal that would end the process at once ends it as `sys.exit` does, so that what is
-    held is given back. Whoever handles a signal already, or ignores it, goes on doing so: only the default is bent."""
-    bent: list[signal.Signals] = []
+    """Make SIGTERM and SIGHUP raise SystemExit while a lease is held, so that it is released. Signals that the program
+    handles or ignores stay as they are."""
+    changed: list[signal.Signals] = []
 
     def leave(signum: int, _: FrameType | None) -> None:
         sys.exit(128 + signum)
@@ -255,11 +257,11 @@ def _ends_by_unwinding() -> Iterator[None]:
         for signum in ENDING:
             if signal.getsignal(signum) is signal.SIG_DFL:
                 signal.signal(signum, leave)
-                bent.append(signum)
+                changed.append(signum)
     try:
         yield
     finally:
-        for signum in bent:
+        for signum in changed:
             if signal.getsignal(signum) is leave:
                 signal.signal(signum, signal.SIG_DFL)
 
@@ -268,6 +270,6 @@ def _token(environment: Mapping[str, str]) -> str:
     if given := environment.get("SLIPWAY_TOKEN"):
         return given
     file = environment.get("SLIPWAY_TOKEN_FILE")
-    from slipway_common.settings import read_value  # it checks settings of services too, which takes long to import
+    from slipway_common.settings import read_value  # slow to import, since it validates settings of services
 
     return read_value("SLIPWAY_TOKEN_FILE", Path(file)) if file else ""

@@ -1,4 +1,4 @@
-"""Why there is no lease, or none any more; each with the exit code that the commands end with for ever."""
+"""Lease errors and their exit codes, which are stable."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -9,21 +9,21 @@ if TYPE_CHECKING:
 
 NOT_ADMITTED: Final = 75  # sysexits' EX_TEMPFAIL: try again later
 UNREACHABLE: Final = 69  # EX_UNAVAILABLE
-LOST: Final = 76  # EX_PROTOCOL: what was held is not held any more
+LOST: Final = 76  # EX_PROTOCOL: the lease is no longer held
 REFUSED: Final = 77  # EX_NOPERM
 WRONG: Final = 78  # EX_CONFIG
 
-# The same start told again, by whomever and whenever, would be refused like this again.
+# Refusals of an unleased launch that are final for every caller.
 UNCHARGEABLE_SLUGS: Final = frozenset({"invalid-request", "unknown-lease-pool"})
 LOST_SLUGS: Final = frozenset({"stale-token", "lease-ended"})
 
 
 class LeaseError(Failed):
-    """Raised instead of returning a lease; the text is for people."""
+    """Base of lease errors; the text is for people."""
 
 
 class NotAdmitted(LeaseError):
-    """The broker answered, but granted nothing within the wait. `waiting` is the last that it said."""
+    """The broker granted nothing within the wait. `waiting` is its last answer."""
 
     exit_code = NOT_ADMITTED
     waiting: "Waiting | None" = None
@@ -36,13 +36,13 @@ class Unreachable(LeaseError):
 
 
 class LeaseLost(LeaseError):
-    """The lease ended before its holder gave it back: somebody else may hold its units."""
+    """The lease ended before its holder released it: another holder may have its units."""
 
     exit_code = LOST
 
 
 class Refused(LeaseError):
-    """The broker said no, for good: the same question would be refused again. `reason`: why a lease has ended."""
+    """The broker refused the request for good. `reason`: the reason for which a lease has ended."""
 
     def __init__(self, text: str, slug: str = "", status: int = 0, *, reason: str = "") -> None:
         super().__init__(text, slug, status)
@@ -51,7 +51,7 @@ class Refused(LeaseError):
 
 
 def exit_code(status: int, slug: str) -> int:
-    """Of a refusal by HTTP status and slug; status 0: nobody answered."""
+    """Exit code for a refusal by HTTP status and slug; status 0: no answer."""
     if slug in LOST_SLUGS:
         return LOST
     if status in {401, 403}:

@@ -1,7 +1,7 @@
-"""Whether a lease is still held, and when to say so to the broker. Pure: `now` (monotonic seconds) is an argument.
+"""State of a held lease, and when to renew it. Pure: `now` (monotonic seconds) is an argument.
 
-The broker's clock decides. What it says is left of a lease is counted from the moment before it was asked, so that no
-answer, however slow, makes a lease longer than it is.
+The broker's clock decides. The remaining time that it reports is counted from before the request was sent, so that a
+slow answer never makes a lease longer than it is.
 """
 
 from typing import Final
@@ -9,47 +9,43 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from slipway_client.leases.admission import Wait
 from slipway_client.leases.terms import Lease
-from slipway_client.worker.core import Silence, longer
+from slipway_client.worker.core import Backoff, next_backoff
 
 RENEWALS_PER_TTL: Final = 3
-# Clocks of two machines run apart; a holder stops before the broker may give its units to somebody else.
+# Clocks of two machines drift; a holder stops before the broker may grant its units to another one.
 SKEW_SECONDS: Final = 5.0
-SKEW_SHARE: Final = 0.1  # of a ttl that is shorter than ten times that
-# Ends that are no loss: the lease was given back in the holder's name, or has covered all that it was asked for.
+SKEW_SHARE: Final = 0.1  # of a TTL below 10 * SKEW_SECONDS
+# Ends that are no loss: the lease was released in the holder's name, or its hold is over.
 USUAL_ENDS: Final = frozenset({"hold", "released"})
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease in its holder's hand. All times are this process's."""
+    """A held lease. All times are on this process's clock."""
 
     lease: Lease
     trusted_until: float
     hold_until: float
     renew_at: float
-    silence: Silence = Silence()
+    backoff: Backoff = Backoff()
 
 
 class Renew(msgspec.Struct, frozen=True):
     """Renew now."""
 
 
-class Rest(msgspec.Struct, frozen=True):
-    """Nothing before `until`."""
-
-    until: float
-
-
-class Over(msgspec.Struct, frozen=True):
-    """Nothing more to renew or release. `lost`: it was not to end yet, and what it covers has to stop."""
+class LeaseEnd(msgspec.Struct, frozen=True):
+    """The lease has ended. `lost`: before its time, so that the work it covers has to stop."""
 
     reason: str
     lost: bool
-    told: bool = True  # by the broker; otherwise by our own clock
+    by_broker: bool = True
+    """True if the broker reported the end, False if our own clock did."""
 
 
 def granted(lease: Lease, asked_at: float) -> Holding:
-    """The answer to a question of `asked_at`."""
+    """Apply a grant or renewal that was requested at `asked_at`."""
     ttl_seconds = lease.ttl_seconds_left
     return Holding(
         lease=lease,
@@ -59,22 +55,22 @@ def granted(lease: Lease, asked_at: float) -> Holding:
     )
 
 
-def next_step(holding: Holding, now: float) -> Renew | Rest | Over:
-    """The one thing to do now. A lease whose time has passed is not trusted, even if nobody has said so: this process
-    may have been stopped meanwhile."""
+def next_step(holding: Holding, now: float) -> Renew | Wait | LeaseEnd:
+    """Next step. A lease whose time has passed is not trusted, although the broker has not ended it: this process may
+    have been suspended meanwhile."""
     if holding.hold_until <= now:
-        return Over("hold", lost=False, told=False)
+        return LeaseEnd("hold", lost=False, by_broker=False)
     if holding.trusted_until <= now:
-        return Over("it was not renewed in time", lost=True, told=False)
-    due = max(holding.renew_at, holding.silence.retry_at)
-    return Renew() if due <= now else Rest(min(due, holding.trusted_until, holding.hold_until))
+        return LeaseEnd("not renewed in time", lost=True, by_broker=False)
+    due = max(holding.renew_at, holding.backoff.retry_at)
+    return Renew() if due <= now else Wait(min(due, holding.trusted_until, holding.hold_until))
 
 
-def unheard(holding: Holding, now: float, chance: float) -> Holding:
-    """Nobody has answered. `chance` in [0, 1) spreads the repetitions of many holders."""
-    return replace(holding, silence=longer(holding.silence, now, chance))
+def unanswered(holding: Holding, now: float, chance: float) -> Holding:
+    """Apply a renewal that was not answered. `chance` in [0, 1) spreads the retries of many holders."""
+    return replace(holding, backoff=next_backoff(holding.backoff, now, chance))
 
 
-def ended(reason: str) -> Over:
-    """The broker says that the lease has ended, and why."""
-    return Over(reason, lost=reason not in USUAL_ENDS)
+def ended(reason: str) -> LeaseEnd:
+    """Apply the broker's answer that the lease has ended."""
+    return LeaseEnd(reason, lost=reason not in USUAL_ENDS)

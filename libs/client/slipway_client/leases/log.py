@@ -1,13 +1,13 @@
-"""What the lease commands say: lines on standard error. Standard output is for values, and for the command's own."""
+"""Log lines on standard error. Standard output is for values and for the output of commands."""
 
 import contextlib
 import sys
 
-from slipway_client.foreign import printable
+from slipway_client.sanitize import printable
 
 
-def say(text: str) -> None:
-    """For people. Who does not listen any more stops nothing."""
+def log(text: str) -> None:
+    """Write lines for people. A closed standard error stops nothing."""
     with contextlib.suppress(OSError, ValueError):
         for line in text.split("\n"):
             print(f"slipway lease: {printable(line)}", file=sys.stderr, flush=True)

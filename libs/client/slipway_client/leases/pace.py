@@ -1,8 +1,8 @@
-"""How fast to start while nobody admits: at the rate that the broker last stood for. Pure: time and chance are
+"""Pace of unleased launches while the broker is unavailable: the pool's last known rate. Pure: time and chance are
 arguments.
 
-A lease pool of limit L and hold H turns over L starts in H seconds, for ever; it never takes more than that, whatever
-its pacing allows for a while. A start is charged to the lease pool as soon as the broker is back.
+A lease pool of limit L and hold H sustains L starts per H seconds, whatever its pacing allows for a while. A start is
+charged to the lease pool as soon as the broker is back.
 """
 
 from math import inf
@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a lease pool. `waiting_units` shared the pace when it was seen. `next_start_at` (wall clock,
-    seconds) is when this host's next start may be; 0: nobody here has started anything yet."""
+    """Last known terms of a lease pool. `waiting_units` were queued then. `next_start_at` (wall clock, seconds) is when
+    this host's next start may be; 0: there was none yet."""
 
     limit_units: int
     hold_seconds: float
@@ -24,17 +24,17 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def start_seconds(self) -> float:
-        """Between two starts of one unit: the pool's pacing, or what its limit can turn over, whichever is slower."""
+        """Seconds between two starts of one unit: the pool's pacing or its sustained rate, whichever is slower."""
         return max(self.interval_seconds, self.hold_seconds / self.limit_units) if self.limit_units > 0 else inf
 
 
 def unknown(hold_seconds: float) -> Pace:
-    """Of a lease pool that was never seen: as if it admitted one at a time."""
+    """Pace for a lease pool that was never seen: as if its limit were 1."""
     return Pace(limit_units=1, hold_seconds=hold_seconds)
 
 
 def seen(row: dict[str, Any], before: Pace | None) -> Pace:
-    """From a row of `GET /lease-pools`. A drained pool lets nothing start, also without its broker."""
+    """Pace from a row of `GET /lease-pools`. A drained pool lets nothing start, also without its broker."""
     limit_units = row.get("limit_in_force")
     limit_units = int(row["limit"] if limit_units is None else limit_units)
     hold_seconds = float(row["hold_seconds"])
@@ -54,10 +54,10 @@ def seen(row: dict[str, Any], before: Pace | None) -> Pace:
 
 
 def slot(pace: Pace, units: int, now: float, chance: float) -> tuple[float, Pace]:
-    """When `units` may start (wall clock, seconds; infinite: never), and the pace after them.
+    """Time at which `units` may start (wall clock, seconds; infinite: never), and the pace after them.
 
-    The first start of an outage is put anywhere in the time that all who waited would take, since as many hosts begin
-    to count at the same moment; those behind it on this host keep the pace's distance.
+    The first start of an outage is at a random time within the span that all queued units would take, since as many
+    hosts begin at the same moment; later ones on this host keep the pace's interval.
     """
     if pace.start_seconds == inf:
         return inf, pace

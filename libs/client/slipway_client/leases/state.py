@@ -1,7 +1,7 @@
-"""What outlives a process on this host, as small files: the pace that was last safe, starts that were never leased and
-have to be charged, and the lease of the attempt before. A folder that cannot be written costs these, never a start.
+"""State files on this host that outlive a process: the last safe pace, unleased launches to be reported, and the lease
+of the previous attempt. A directory that cannot be written loses these, but prevents no start.
 
-Files of one lease-broker are not another's: a folder belongs to an address.
+Each lease-broker address has a directory of its own.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Spooled(msgspec.Struct, frozen=True, kw_only=True):
-    """A start that nobody has been told of yet. `result`: how it has ended; empty while it may still run."""
+    """An unleased launch that was not reported yet. `result`: its result; empty while it may still run."""
 
     lease_pool_id: str
     start: Start
@@ -35,7 +35,7 @@ class Spooled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folder(environment: Mapping[str, str]) -> Path:
-    """SLIPWAY_STATE_DIR, or where the desktop's rules put the state of programs."""
+    """State directory: SLIPWAY_STATE_DIR, or `slipway` in the XDG state directory."""
     if given := environment.get(FOLDER_VARIABLE):
         return Path(given)
     home = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or "/nonexistent", ".local/state")
@@ -43,29 +43,29 @@ def folder(environment: Mapping[str, str]) -> Path:
 
 
 class State:
-    """The files of one lease-broker. Nothing raises: what cannot be written is told through `say`, once."""
+    """State files of one lease-broker. Never raises: a write error is logged once."""
 
-    def __init__(self, folder: Path, broker_url: str, say: Any) -> None:
+    def __init__(self, folder: Path, broker_url: str, log: Any) -> None:
         self.folder = folder / "leases" / _name(broker_url)
-        self._say = say
+        self._log = log
         self._complained = False
         self._unwritten: dict[str, Spooled] = {}
 
     # The pace
 
     def pace(self, lease_pool_id: str) -> Pace | None:
-        """What is known of a lease pool."""
+        """Last known pace of a lease pool."""
         return _read(self.folder / "pace" / _name(lease_pool_id), Pace)
 
     def learn(self, lease_pool_id: str, known: Pace) -> None:
-        """The broker has said how things are."""
+        """Record the pace that the broker reported."""
         with self._locked("pace", lease_pool_id) as path:
             if path is not None:
                 self._write(path, known)
 
     def slot(self, lease_pool_id: str, units: int, hold_seconds: float, chance: float) -> float:
-        """Take the next place in this host's pace: seconds from now, infinite for never. `hold_seconds` counts where
-        nothing is known of the pool."""
+        """Take the next place in this host's pace: seconds from now, infinite for never. `hold_seconds` is the hold
+        assumed for a pool that was never seen."""
         now = utc_now().timestamp()
         with self._locked("pace", lease_pool_id) as path:
             known = (_read(path, Pace) if path is not None else None) or unknown(hold_seconds)
@@ -77,19 +77,19 @@ class State:
     # Starts without a lease
 
     def spool(self, entry: Spooled) -> None:
-        """Keep a start until somebody has been told of it, by this process or by the next."""
+        """Keep an unleased launch until it was reported, by this process or a later one."""
         if not self._write(self._unleased / _name(entry.start.request_id), entry):
             self._unwritten[entry.start.request_id] = entry
 
     def spooled(self) -> list[Spooled]:
-        """Starts to tell of, the oldest first."""
+        """Unleased launches to report, the oldest first."""
         entries = list(self._unwritten.values())
         with contextlib.suppress(OSError):
             entries += filter(None, (_read(path, Spooled) for path in self._unleased.iterdir()))
         return sorted(entries, key=lambda entry: entry.start.started_at)
 
-    def told(self, entry: Spooled) -> None:
-        """The broker knows of this start. What was added to it since stays to be told."""
+    def reported(self, entry: Spooled) -> None:
+        """Remove an entry that was reported, unless it has changed since."""
         request_id = entry.start.request_id
         if self._unwritten.get(request_id) == entry:
             del self._unwritten[request_id]
@@ -101,11 +101,11 @@ class State:
     # Attempts
 
     def attempted(self, key: str) -> ReplacedLease | None:
-        """The lease of the last attempt of this job."""
+        """Lease of the job's last attempt."""
         return _read(self.folder / "attempts" / _name(key), ReplacedLease)
 
     def attempt(self, key: str, lease: ReplacedLease) -> None:
-        """Keep it; those of jobs that have not tried again for long are forgotten."""
+        """Record the lease of an attempt, and drop records older than ATTEMPT_KEPT_SECONDS."""
         kept = self.folder / "attempts"
         self._write(kept / _name(key), lease)
         oldest = utc_now().timestamp() - ATTEMPT_KEPT_SECONDS
@@ -124,7 +124,7 @@ class State:
 
     @contextlib.contextmanager
     def _locked(self, kind: str, key: str) -> Iterator[Path | None]:
-        """The file of `key` while no other process of this host changes it; None where it cannot be written."""
+        """File of `key` under an exclusive lock of this host; None if it cannot be written."""
         path = self.folder / kind / _name(key)
         with contextlib.ExitStack() as stack:
             try:
@@ -139,7 +139,7 @@ class State:
             yield path
 
     def _write(self, path: Path, value: msgspec.Struct) -> bool:
-        """Whole or not at all: a process may be killed here as anywhere. Whether it is written."""
+        """Write a file atomically; False if it could not be written."""
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -154,16 +154,16 @@ class State:
     def _complain(self, error: OSError) -> None:
         if not self._complained:
             self._complained = True
-            self._say(f"{self.folder} cannot be written ({error.strerror}); {FOLDER_VARIABLE} names another folder")
+            self._log(f"cannot write to {self.folder} ({error.strerror}); set {FOLDER_VARIABLE} to another directory")
 
 
 def _read(path: Path, kind: type[Kept]) -> Kept | None:
-    """None for what is not there, and for what another version has written."""
+    """Read a file; None if it is missing or was written by an incompatible version."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(path.read_bytes(), type=kind)
     return None
 
 
 def _name(key: str) -> str:
-    """A file's name; a key may hold anything."""
+    """File name for a key with any characters."""
     return hashlib.sha256(key.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""What is asked of the broker, and what it answers. Values only."""
+"""Requests to the lease-broker and its answers. Values only."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from slipway_common.events.lease import LeaseGroup, ReplacedLease
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. The same id again is the same request, also from another process and after a crash."""
+    """Request for a lease. The same id is the same request, also from another process and after a crash."""
 
     lease_pool_id: str
     request_id: str
@@ -22,12 +22,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     group: LeaseGroup | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a pool without a name, as an unset variable gives it."""
+        """Raise ValueError for an empty pool id, as from an unset shell variable."""
         if not self.lease_pool_id:
-            raise ValueError("the id of the lease pool is empty: is a variable not set?")
+            raise ValueError("the lease pool id is empty: is a variable not set?")
 
     def body(self, wait_seconds: float) -> dict[str, Any]:
-        """As the broker is asked; what is not given is the broker's to choose."""
+        """Body of the request; the broker chooses defaults for what is left out."""
         given: dict[str, Any] = msgspec.to_builtins(self)
         given = {name: value for name, value in given.items() if value not in (None, "")}
         del given["lease_pool_id"]
@@ -37,7 +37,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease of a gang."""
+    """Member of a gang: one lease."""
 
     pool: str
     units: int = 1
@@ -45,7 +45,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True):
-    """One request for leases of several pools."""
+    """Request for leases of several pools."""
 
     request_id: str
     members: tuple[Member, ...]
@@ -53,7 +53,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
 
     def body(self, wait_seconds: float) -> dict[str, Any]:
-        """As the broker is asked."""
+        """Body of the request."""
         given: dict[str, Any] = msgspec.to_builtins(self)
         given["members"] = [
             {name: value for name, value in member.items() if value is not None} for member in given["members"]
@@ -62,7 +62,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease as the broker shows it. Durations are what was left when it answered: its clock, not ours."""
+    """A lease as the broker returns it. Durations are the time left when it answered, by its clock."""
 
     lease_id: str
     lease_pool_id: str
@@ -82,19 +82,19 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hold_seconds(self) -> float | None:
-        """What it covers in all; None where the broker does not say."""
+        """Total hold; None if the broker does not report it."""
         if self.granted_at is None or self.hold_until is None:
             return None
         return (moments.at(self.hold_until) - moments.at(self.granted_at)).total_seconds()
 
     @property
     def handle(self) -> str:
-        """What a shell keeps of it, in one word."""
+        """Handle for shells: LEASE_ID:FENCING_TOKEN."""
         return f"{self.lease_id}:{self.fencing_token}"
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """The request waits; `position` counts from 1, `eta_seconds` is None where nobody can tell."""
+    """A queued request; `position` counts from 1, `eta_seconds` is None if unknown."""
 
     position: int | None = None
     eta_seconds: float | None = None
@@ -103,7 +103,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that was started without a lease while the broker was silent; `started_at` is RFC 3339."""
+    """An unleased launch; `started_at` is RFC 3339."""
 
     request_id: str
     operation: str
@@ -112,7 +112,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_handle(text: str) -> ReplacedLease:
-    """`ID:TOKEN` as `acquire` prints it; ValueError for anything else."""
+    """Parse `LEASE_ID:FENCING_TOKEN` as `acquire` prints it. Raises ValueError."""
     lease_id, _, token = text.rpartition(":")
     if not lease_id or not token.isascii() or not token.isdecimal():
         raise ValueError(f"{text!r} is not LEASE_ID:FENCING_TOKEN, as `slipway lease acquire` prints it")

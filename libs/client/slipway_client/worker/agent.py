@@ -1,6 +1,4 @@
-"""What `slipway-worker wrap` does about its agent: starts it, tells it to leave between two jobs, reports how it ended.
-Pure.
-"""
+"""Decisions of `slipway-worker wrap` about its agent: start, drain between two jobs, report of its exit. Pure."""
 
 import signal
 from typing import Final
@@ -9,85 +7,80 @@ import msgspec
 from msgspec.structs import replace
 
 from slipway_client.worker import core
-from slipway_client.worker.core import Worker
+from slipway_client.worker.core import Wait, Worker
 
-# What the last fact gets to be heard once somebody wants the process to end.
-LAST_WORD_SECONDS: Final = 2.0
-# Passed on, these ask the agent to end: that it does is no failure.
-ASKING_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
+# Time for the last report to be acknowledged once the process was asked to stop.
+FINAL_REPORT_SECONDS: Final = 2.0
+# Forwarded, these ask the agent to stop: that it exits then is no failure.
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 class Wrapped(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker and its agent. `drained_at`: when the agent was told to leave, or ended a job since. `asked`: it was
-    asked to end. `leave_at`: until when, after the agent's end, to try to be heard; `left`: that is over."""
+    """A worker and its agent. `drained_at`: when the agent got the drain signal, or ended a job since.
+    `stop_requested`: the agent was asked to stop. `leave_at`: deadline for the last report after the agent's exit;
+    `left`: it has passed."""
 
     worker: Worker
     started: bool = False
     drained_at: float | None = None
-    asked: bool = False
+    stop_requested: bool = False
     killed: bool = False
     exit_code: int | None = None
     leave_at: float | None = None
     left: bool = False
 
 
-class Start(msgspec.Struct, frozen=True):
+class StartAgent(msgspec.Struct, frozen=True):
     """Start the agent."""
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Tell the agent to leave."""
+    """Send the drain signal to the agent."""
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """End the agent: it was told to leave and did not."""
+    """Kill the agent: it did not exit within stop_seconds of the drain signal."""
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Try no longer to be heard."""
+    """Exit without an acknowledgement of the last report."""
 
 
-class Rest(msgspec.Struct, frozen=True):
-    """Nothing before `until` (None: nothing at all), unless something happens."""
-
-    until: float | None
-
-
-def next_step(wrapped: Wrapped, now: float) -> Start | Drain | Kill | Leave | Rest:
-    """The one thing to do about the agent now."""
+def next_step(wrapped: Wrapped, now: float) -> StartAgent | Drain | Kill | Leave | Wait:
+    """Next action about the agent."""
     worker = wrapped.worker
     if wrapped.exit_code is not None:
-        return Leave() if wrapped.leave_at is not None and wrapped.leave_at <= now else Rest(wrapped.leave_at)
+        return Leave() if wrapped.leave_at is not None and wrapped.leave_at <= now else Wait(wrapped.leave_at)
     if not wrapped.started:
-        return Start() if worker.registered and not worker.leaving and not worker.refused else Rest(None)
-    # A job under way is finished first, also one that began just as the agent was told to leave: whether it takes too
-    # long is the provisioner's to say. One of a worker that is gone is nobody's any more.
+        return StartAgent() if worker.registered and not worker.leaving and not worker.refused else Wait(None)
+    # A running job is finished first, also one that began just as the agent was drained: the provisioner decides
+    # whether it takes too long. The job of a worker that was refused is not waited for.
     if wrapped.killed or (worker.task_id and not worker.disowned):
-        return Rest(None)
+        return Wait(None)
     if wrapped.drained_at is None:
-        return Drain() if worker.refused or worker.leaving else Rest(None)
+        return Drain() if worker.refused or worker.leaving else Wait(None)
     kill_at = wrapped.drained_at + worker.settings.stop_seconds
-    return Kill() if kill_at <= now else Rest(kill_at)
+    return Kill() if kill_at <= now else Wait(kill_at)
 
 
 def exit_code(wrapped: Wrapped) -> int | None:
-    """What the process ends with: the agent's own code, if it ran; None while there is something to do."""
+    """Exit code of the process: the agent's own, if it ran; None while there is something to do."""
     worker = wrapped.worker
     if wrapped.left or (wrapped.started and wrapped.exit_code is None):
         return wrapped.exit_code
     if worker.refused:
         return wrapped.exit_code or 1
-    nobody_knows_it = worker.leaving and not worker.registered
-    return wrapped.exit_code or 0 if worker.stopped or nobody_knows_it else None
+    never_registered = worker.leaving and not worker.registered
+    return wrapped.exit_code or 0 if worker.stopped or never_registered else None
 
 
-# What happens
+# Transitions
 
 
-def talked(wrapped: Wrapped, worker: Worker, now: float) -> Wrapped:
-    """Something was said to the provisioner, or was not heard. Who has to leave before the agent runs, ends."""
+def worker_changed(wrapped: Wrapped, worker: Worker, now: float) -> Wrapped:
+    """Apply a change of the worker. A worker that has to leave before its agent runs stops at once."""
     if worker.leaving and not wrapped.started:
-        worker = core.ending(worker, now)
+        worker = core.stopping(worker, now)
     if wrapped.drained_at is not None and wrapped.worker.task_id and not worker.task_id:
         return replace(wrapped, worker=worker, drained_at=now)
     return replace(wrapped, worker=worker)
@@ -98,32 +91,32 @@ def started(wrapped: Wrapped) -> Wrapped:
 
 
 def drained(wrapped: Wrapped, now: float) -> Wrapped:
-    return replace(wrapped, drained_at=now, asked=True)
+    return replace(wrapped, drained_at=now, stop_requested=True)
 
 
 def killed(wrapped: Wrapped) -> Wrapped:
     return replace(wrapped, killed=True)
 
 
-def passed_on(wrapped: Wrapped, signum: signal.Signals, now: float) -> Wrapped:
-    """A signal of ours went to the agent. Before there is one nothing is waited for; after its end, only a moment for
-    its last fact to be heard, and at a second signal not even that."""
-    if signum not in ASKING_TO_END:
+def forwarded(wrapped: Wrapped, signum: signal.Signals, now: float) -> Wrapped:
+    """Apply a signal that was forwarded to the agent. Before the agent runs the worker leaves at once; after its exit
+    the last report gets FINAL_REPORT_SECONDS, and a second signal ends even that."""
+    if signum not in STOP_SIGNALS:
         return wrapped
     if wrapped.exit_code is not None:
-        leave_at = now + LAST_WORD_SECONDS if wrapped.leave_at is None else now
-        return replace(wrapped, worker=core.pressed(wrapped.worker, now), leave_at=leave_at)
-    after = replace(wrapped, asked=True)
-    return after if wrapped.started else talked(after, core.leave(wrapped.worker, f"got {signum.name}"), now)
+        leave_at = now + FINAL_REPORT_SECONDS if wrapped.leave_at is None else now
+        return replace(wrapped, worker=core.retry_now(wrapped.worker, now), leave_at=leave_at)
+    after = replace(wrapped, stop_requested=True)
+    return after if wrapped.started else worker_changed(after, core.leave(wrapped.worker, f"got {signum.name}"), now)
 
 
 def left(wrapped: Wrapped) -> Wrapped:
     return replace(wrapped, left=True)
 
 
-def exited(wrapped: Wrapped, exit_code: int, words: str, now: float) -> Wrapped:
-    """The agent has ended, or could not be started. What was not asked for, and is not success, is an error."""
+def exited(wrapped: Wrapped, exit_code: int, reason: str, now: float) -> Wrapped:
+    """Apply the agent's exit, or its failure to start. A failure that was not asked for is reported as an error."""
     worker = wrapped.worker
-    if exit_code and not wrapped.asked:
-        worker = core.failed(worker, "agent_exited", words, now)
-    return replace(wrapped, started=True, exit_code=exit_code, worker=core.ending(worker, now))
+    if exit_code and not wrapped.stop_requested:
+        worker = core.failed(worker, "agent_exited", reason, now)
+    return replace(wrapped, started=True, exit_code=exit_code, worker=core.stopping(worker, now))

@@ -1,4 +1,4 @@
-"""The `slipway-worker` command: what runs on a machine that Slipway has launched. Imports what a command needs."""
+"""The `slipway-worker` command, for machines that Slipway has launched. Each command imports what it needs."""
 
 import signal
 import sys
@@ -15,12 +15,15 @@ hook = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(hook, name="hook")
 
 WhereUserData = Annotated[
-    str, typer.Option("--user-data", envvar="SLIPWAY_USER_DATA", help="A file, or - for standard input.")
+    str,
+    typer.Option(
+        "--user-data", metavar="FILE", envvar="SLIPWAY_USER_DATA", help="User data file, or - for standard input"
+    ),
 ]
 
 
 class DrainSignal(StrEnum):
-    """What an agent may be told to leave by."""
+    """Signals that can drain an agent."""
 
     TERM = "TERM"
     INT = "INT"
@@ -32,15 +35,17 @@ class DrainSignal(StrEnum):
 
 @app.callback()
 def worker() -> None:
-    """Work for a Slipway pool, on a machine that Slipway has launched."""
+    """Run a worker of a Slipway pool on a launched machine"""
 
 
 @app.command("run")
 def run_tasks(user_data: WhereUserData = "-") -> None:
-    """Register, run tasks from the queue one after another, and leave when told to.
+    """Register and run tasks from a queue
+
+    Tasks run one at a time, until the provisioner asks the worker to leave.
 
     \b
-    User data are the JSON that the provisioner gives to machines:
+    User data is the JSON that the provisioner gives to machines:
       {"register_url": "http://127.0.0.1:7301", "batch_id": "…", "secret": "…",
        "queue_url": "http://127.0.0.1:7304/queue", "settings": {"tasks_per_worker": 1}}
     \b
@@ -48,14 +53,14 @@ def run_tasks(user_data: WhereUserData = "-") -> None:
     give_up_seconds (900).
 
     \b
-    SIGTERM or SIGINT: finish the task under way, for at most stop_seconds, then leave. A second one ends the task.
+    SIGTERM or SIGINT: finish the running task within stop_seconds, then leave. A second signal terminates the task.
 
     \b
     Example:
       slipway-worker run --user-data /run/slipway/user-data.json
 
-    Exit codes: 0 left as it should; 1 refused by the provisioner, given up, or ended by a second signal; 2 wrong usage
-    or user data.
+    Exit codes: 0 left normally; 1 refused by the provisioner, provisioner unavailable, or ended by a second signal;
+    2 usage error or invalid user data.
     """
     import asyncio
 
@@ -66,24 +71,24 @@ def run_tasks(user_data: WhereUserData = "-") -> None:
 
 @app.command("wrap")
 def wrap_agent(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="The agent and its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="Agent command and its arguments")],
     user_data: WhereUserData = "-",
     drain_signal: Annotated[
-        DrainSignal, typer.Option("--drain-signal", help="Tells the agent to leave once its job is done.")
+        DrainSignal, typer.Option("--drain-signal", help="Signal that makes the agent exit after its job")
     ] = DrainSignal.TERM,
 ) -> None:
-    """Register, run an agent that brings its own queue, and end with it.
+    """Register and run an agent that has its own queue
 
-    The agent's job hooks call `slipway-worker hook …`. Told to leave, the agent gets the drain signal as soon as no job
-    runs, and SIGKILL after stop_seconds. TERM, INT, HUP, USR1 and USR2 are passed on to it. If it fails unasked, that
-    is reported.
+    The agent's job hooks call `slipway-worker hook …`. When the worker has to leave, the agent gets the drain signal
+    as soon as no job runs, and SIGKILL after stop_seconds. TERM, INT, HUP, USR1 and USR2 are forwarded to it. An
+    unexpected failure of the agent is reported to the provisioner.
 
     \b
     Example:
       slipway-worker wrap --user-data /run/slipway/user-data.json --drain-signal INT -- ./run.sh --once
 
-    Exit codes: the agent's, 128+n for signal n, 127 and 126 when it is not found and cannot be run; 1 refused by the
-    provisioner or given up; 2 wrong usage or user data.
+    Exit codes: the agent's, 128+n for signal n, 127 if it is not found, 126 if it cannot be run; 1 refused by the
+    provisioner or provisioner unavailable; 2 usage error or invalid user data.
     """
     import asyncio
 
@@ -94,63 +99,68 @@ def wrap_agent(
 
 
 def _user_data(where: str) -> "UserData":
-    from slipway_client.worker.user_data import Unusable, read
+    from slipway_client.worker.user_data import InvalidUserData, read
 
     try:
         return read(where)
-    except Unusable as error:
+    except InvalidUserData as error:
         print(f"slipway-worker: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
 
 
 @hook.callback()
 def hooks() -> None:
-    """What an agent's job hooks tell their wrap. Exit code 2: no wrap is there."""
+    """Report jobs of a wrapped agent
+
+    Called by the agent's job hooks. Exit code 2: `slipway-worker wrap` is not running.
+    """
 
 
 @hook.command("claimed")
 def hook_claimed(
-    task: Annotated[str, typer.Option("--task", help="Id of the job, as its queue knows it.")],
-    source: Annotated[str, typer.Option(help="Which queue the job is of, as demand reports name it.")] = "agent",
+    task: Annotated[str, typer.Option("--task", metavar="ID", help="Id of the job in its queue")],
+    source: Annotated[str, typer.Option(metavar="NAME", help="Queue of the job, as in demand reports")] = "agent",
 ) -> None:
-    """A job begins. Any other has ended.
+    """Report that a job begins
+
+    Any earlier job has ended.
 
     \b
     Example:
       slipway-worker hook claimed --task "$JOB_ID" --source my-queue
 
-    Exit codes: 0 told, 1 not accepted, 2 no wrap is there.
+    Exit codes: 0 reported, 1 not accepted, 2 no wrap is running.
     """
-    _tell({"hook": "claimed", "task_id": task, "source": source})
+    _report({"hook": "claimed", "task_id": task, "source": source})
 
 
 @hook.command("idle")
 def hook_idle() -> None:
-    """The job has ended.
+    """Report that the job has ended
 
-    Exit codes: 0 told, 1 not accepted, 2 no wrap is there.
+    Exit codes: 0 reported, 1 not accepted, 2 no wrap is running.
     """
-    _tell({"hook": "idle"})
+    _report({"hook": "idle"})
 
 
 @hook.command("draining")
 def hook_draining() -> None:
-    """Ask whether to leave, for agents that ask between two jobs.
+    """Check if the agent has to leave
 
-    Exit codes: 0 leave, 1 go on, 2 no wrap is there.
+    For agents that ask between two jobs. Exit codes: 0 leave, 1 continue, 2 no wrap is running.
     """
-    why = _ask({"hook": "draining"}).get("leave")
-    print(f"leave: {why}" if why else "go on")
-    raise typer.Exit(0 if why else 1)
+    reason = _call({"hook": "draining"}).get("leave")
+    print(f"leave: {reason}" if reason else "continue")
+    raise typer.Exit(0 if reason else 1)
 
 
-def _tell(request: dict[str, Any]) -> None:
-    if error := _ask(request).get("error"):
+def _report(request: dict[str, Any]) -> None:
+    if error := _call(request).get("error"):
         print(f"slipway-worker hook: {error}", file=sys.stderr)
         raise typer.Exit(1)
 
 
-def _ask(request: dict[str, Any]) -> dict[str, Any]:
-    from slipway_client.worker.hooks import ask
+def _call(request: dict[str, Any]) -> dict[str, Any]:
+    from slipway_client.worker.hooks import call
 
-    return ask(request)
+    return call(request)

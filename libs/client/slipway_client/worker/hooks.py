@@ -1,5 +1,5 @@
-"""What an agent's job hooks say to their `slipway-worker wrap`: one JSON line each way, over a unix socket that only
-this user can reach. This side of it starts fast: a hook runs before and after every job.
+"""Calls of an agent's job hooks to their `slipway-worker wrap`: one JSON line each way, over a unix socket that only
+this user can reach. This side starts fast, since a hook runs before and after every job.
 """
 
 import json
@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 SOCKET: Final = "SLIPWAY_WORKER_SOCKET"
-# wrap asks its provisioner before it answers "draining"; longer than it does so.
+# Longer than wrap waits for its provisioner before it answers "draining".
 ANSWER_SECONDS: Final = 15.0
 NO_WRAP: Final = 2
 
 
-def ask(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The wrap's answer. Prints what is wrong and exits with 2 when no wrap is there."""
+def call(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Call the wrap and return its answer. Prints the problem and exits with 2 if no wrap answers."""
     path = os.environ.get(SOCKET)
     if not path:
-        return _nobody(f"{SOCKET} is not set; call this from a process that `slipway-worker wrap` has started")
+        return _no_wrap(f"{SOCKET} is not set; call this from a process that `slipway-worker wrap` has started")
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_SECONDS)
@@ -28,10 +28,10 @@ def ask(request: Mapping[str, Any]) -> dict[str, Any]:
             with connection.makefile("rb") as lines:
                 answer = json.loads(lines.readline())
     except (OSError, ValueError) as error:
-        return _nobody(f"the wrap at {path} does not answer: {error}")
+        return _no_wrap(f"the wrap at {path} does not answer: {error}")
     return dict(answer)
 
 
-def _nobody(why: str) -> dict[str, Any]:
+def _no_wrap(why: str) -> dict[str, Any]:
     print(f"slipway-worker hook: {why}", file=sys.stderr)
     sys.exit(NO_WRAP)

@@ -1,7 +1,7 @@
-"""JSON over HTTP for a process that has to start fast: one request a connection, h11 on asyncio's streams.
+"""JSON over HTTP for a process that has to start fast: one request per connection, h11 on asyncio's streams.
 
-The client library of the other commands takes twice as long to import, and reads all certificates first, as the whole
-start of a worker may take.
+The HTTP library of the other commands takes twice as long to import and reads all certificates, which alone would use
+up the time that a worker may take to start.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 
 
 class NoAnswer(Exception):
-    """Nobody answered, or only that there is no answer now. The text says why, and holds no secret."""
+    """No answer, or an answer that asks to retry later. The text gives the reason and holds no secret."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What somebody said. `body` is empty when it was no JSON object."""
+    """One HTTP response. `body` is empty if it was not a JSON object."""
 
     status: int
     body: dict[str, Any]
@@ -30,24 +30,24 @@ class Answer(msgspec.Struct, frozen=True):
         return self.status < 300
 
     @property
-    def words(self) -> str:
-        """A refusal in words."""
+    def text(self) -> str:
+        """Text of a refusal."""
         parts = [str(self.body[part]) for part in ("title", "detail") if self.body.get(part)]
         return f"{self.status} {': '.join(parts)}".strip()
 
 
 async def post(url: str, body: dict[str, Any], *, token: str = "", seconds: float = REQUEST_SECONDS) -> Answer:
-    """Raises NoAnswer."""
+    """POST JSON. Raises NoAnswer."""
     return await _request("POST", url, msgspec.json.encode(body), token, seconds)
 
 
 async def get(url: str, *, token: str = "", seconds: float = REQUEST_SECONDS) -> Answer:
-    """Raises NoAnswer."""
+    """GET JSON. Raises NoAnswer."""
     return await _request("GET", url, b"", token, seconds)
 
 
 async def exchange(method: str, url: str, body: bytes, *, token: str = "", seconds: float) -> tuple[int, bytes]:
-    """Status and content of whatever answers within so long. Raises NoAnswer."""
+    """Send one request; returns status and body of the response. Raises NoAnswer after `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await _exchange(method, url, body, token)
@@ -59,7 +59,7 @@ async def exchange(method: str, url: str, body: bytes, *, token: str = "", secon
 
 async def _request(method: str, url: str, body: bytes, token: str, seconds: float) -> Answer:
     status, content = await exchange(method, url, body, token=token, seconds=seconds)
-    # What is not found may be a service that starts; what redirects is no service of ours.
+    # 404 may come from a service that is starting, a redirect from something other than a Slipway service.
     if status >= 500 or status in {404, 408, 425, 429} or 300 <= status < 400:
         raise NoAnswer(f"answered {status}")
     try:
@@ -92,7 +92,7 @@ async def _exchange(method: str, url: str, body: bytes, token: str) -> tuple[int
             writer.write(connection.send(event) or b"")
         return await _answer(connection, reader)
     finally:
-        writer.transport.abort()  # there is nothing more to say, and nobody to wait for
+        writer.transport.abort()  # nothing is left to send, so there is no need to wait for a clean close
 
 
 async def _answer(connection: h11.Connection, reader: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -1,10 +1,10 @@
-"""What the agent says of itself: lines on standard error. Standard output is the tasks'."""
+"""Log lines on standard error. Standard output belongs to the tasks."""
 
 import contextlib
 import sys
 
 
-def say(line: str) -> None:
-    """For people. Who does not listen any more does not stop a worker."""
+def log(line: str) -> None:
+    """Write a line for people. A closed standard error does not stop the worker."""
     with contextlib.suppress(OSError, ValueError):
         print(f"slipway-worker: {line}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A queue that tasks are claimed from, over HTTP: docs/guides/workers.md describes the protocol."""
+"""HTTP client for a task queue: docs/guides/workers.md describes the protocol."""
 
 from urllib.parse import quote
 
@@ -9,7 +9,7 @@ from slipway_client.worker.tasks import Task
 
 
 class Queue:
-    """One worker's queue."""
+    """The queue of one worker."""
 
     def __init__(self, url: str, *, pool_id: str, worker_id: str, instance_id: str) -> None:
         self._url = f"{url.removesuffix('/')}/{quote(pool_id, safe='')}"
@@ -17,7 +17,7 @@ class Queue:
         self._instance_id = instance_id
 
     async def claim(self, wait_seconds: float) -> Task | None:
-        """A task, or None when there was none in time. Raises NoAnswer."""
+        """Claim a task; None if there was none within `wait_seconds`. Raises NoAnswer."""
         body = {"worker_id": self._worker_id, "instance_id": self._instance_id, "wait_seconds": wait_seconds}
         answer = await post(f"{self._url}/claim", body, seconds=wait_seconds + REQUEST_SECONDS)
         if answer.status == 204:
@@ -28,11 +28,11 @@ class Queue:
             raise NoAnswer(f"answered something other than a task: {error}") from error
 
     async def renew(self, task: Task) -> bool:
-        """Whether the task is still this worker's. Raises NoAnswer."""
+        """Renew the claim; False if it is no longer this worker's. Raises NoAnswer."""
         return await self._mine(task, "renew", {"worker_id": self._worker_id})
 
     async def finish(self, task: Task, exit_code: int) -> bool:
-        """Whether the task was still this worker's. Raises NoAnswer."""
+        """Report the exit code; False if the claim was no longer this worker's. Raises NoAnswer."""
         return await self._mine(task, "finish", {"worker_id": self._worker_id, "exit_code": exit_code})
 
     async def _mine(self, task: Task, what: str, body: dict[str, str | int]) -> bool:
@@ -42,5 +42,5 @@ class Queue:
     @staticmethod
     def _accepted(answer: Answer) -> Answer:
         if not answer.ok:
-            raise NoAnswer(f"answered {answer.words}")
+            raise NoAnswer(f"answered {answer.text}")
         return answer

@@ -1,6 +1,6 @@
-"""`slipway-worker run`: a worker that takes tasks from a queue, in motion. Performs what core.py and tasks.py decide.
+"""`slipway-worker run`: a worker that takes tasks from a queue. Performs the decisions of core.py and tasks.py.
 
-Two loops share one state: one speaks with the provisioner, the other works. Neither waits for the other.
+Two loops share one state: one calls the provisioner, the other runs tasks. Neither waits for the other.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from random import Random
 from typing import Any, TypeVar
 
 from slipway_client.worker import tasks
-from slipway_client.worker.core import Worker
+from slipway_client.worker.changes import Changes
+from slipway_client.worker.core import Wait, Worker
 from slipway_client.worker.http import NoAnswer
-from slipway_client.worker.log import say
-from slipway_client.worker.process import CannotStart, Group, words
-from slipway_client.worker.provisioner import Provisioner, converse
+from slipway_client.worker.log import log
+from slipway_client.worker.process import CannotStart, Group, describe_exit
+from slipway_client.worker.provisioner import Provisioner, run_calls
 from slipway_client.worker.queue import Queue
-from slipway_client.worker.rest import Rests
-from slipway_client.worker.tasks import Claim, Cut, Finish, Quit, Renew, Rest, Run, Start, Task, next_work
+from slipway_client.worker.tasks import Claim, Finish, Quit, Renew, Run, StartTask, Task, Terminate, next_work
 from slipway_client.worker.user_data import UserData
 from slipway_common.clock import monotonic_seconds
 from slipway_common.processes import own_identity
@@ -26,71 +26,74 @@ Result = TypeVar("Result")
 
 
 async def run(user_data: UserData) -> int:
-    """A whole life; the exit code."""
-    return await _Running(user_data, own_identity(), Random()).live()  # noqa: S311 (spreads repetitions)
+    """Run a worker until it leaves; returns the exit code."""
+    return await _Running(user_data, own_identity(), Random()).run_until_exit()  # noqa: S311 (spreads repetitions)
 
 
 class _Running:
     def __init__(self, user_data: UserData, instance_id: str, rng: Random) -> None:
         self.state = Run(worker=Worker(settings=user_data.settings), free_since=monotonic_seconds())
         self.provisioner = Provisioner(user_data, instance_id)
-        self.rests = Rests()
+        self.changes = Changes()
         self.rng = rng
         self._queue_url = user_data.queue_url
         self._instance_id = instance_id
         self._group: Group | None = None
         self._exit: asyncio.Task[None] | None = None
 
-    async def live(self) -> int:
+    async def run_until_exit(self) -> int:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
         try:
             async with asyncio.TaskGroup() as both:
-                speaking = both.create_task(
-                    converse(self.provisioner, lambda: self.state.worker, self._talked, self.rests.rest, self.rng)
+                reporting = both.create_task(
+                    run_calls(
+                        self.provisioner, lambda: self.state.worker, self._worker_changed, self.changes.wait, self.rng
+                    )
                 )
                 code = await self._work()
-                speaking.cancel()
+                reporting.cancel()
             return code
         finally:
             if self._group is not None:
-                self._group.send(signal.SIGKILL)  # if we fail, nobody will renew its task's claim
+                self._group.send(signal.SIGKILL)  # after a crash of ours nothing renews the task's claim
 
     def _change(self, state: Run) -> None:
         self.state = state
-        self.rests.end()
+        self.changes.notify()
 
-    def _talked(self, worker: Worker) -> None:
-        self._change(tasks.talked(self.state, worker, monotonic_seconds()))
+    def _worker_changed(self, worker: Worker) -> None:
+        self._change(tasks.worker_changed(self.state, worker, monotonic_seconds()))
 
     def _signalled(self, signum: signal.Signals) -> None:
-        say(f"got {signum.name}; {'ending the task' if self.state.signals else 'leaving'}")
+        log(f"got {signum.name}; {'terminating the task' if self.state.signals else 'leaving after the current task'}")
         self._change(tasks.signalled(self.state, f"got {signum.name}", monotonic_seconds()))
 
     async def _work(self) -> int:
         while (code := tasks.exit_code(self.state)) is None:
             now = monotonic_seconds()
             match next_work(self.state, now):
-                case Rest(until):
-                    await self.rests.rest(until)
+                case Wait(until):
+                    await self.changes.wait(until)
                 case Claim(wait_seconds):
                     await self._claim(wait_seconds)
-                case Start(task):
+                case StartTask(task):
                     await self._start(task)
                 case Renew(task):
-                    if (mine := await self._heard(self._queue().renew(task))) is not None:
+                    if (mine := await self._answer_of(self._queue().renew(task))) is not None:
                         if not mine:
-                            say(f"{task.task_id} is not this worker's any more; ending it")
+                            log(f"task {task.task_id}: claim lost; terminating it")
                         self._change(tasks.renewed(self.state, monotonic_seconds(), lost=not mine))
-                case Cut(kill):
-                    self._cut(kill=kill)
+                case Terminate(kill):
+                    self._terminate(kill=kill)
                 case Finish(task, exit_code):
-                    if (mine := await self._heard(self._queue().finish(task, exit_code))) is not None:
-                        say(f"{task.task_id} ended: {words(exit_code)}{'' if mine else ', which nobody waits for'}")
+                    if (mine := await self._answer_of(self._queue().finish(task, exit_code))) is not None:
+                        lost = "" if mine else "; its claim had expired, the result was not accepted"
+                        log(f"task {task.task_id} ended: {describe_exit(exit_code)}{lost}")
                         self._change(tasks.finished(self.state, monotonic_seconds()))
                 case Quit():
-                    say("leaving: no task for too long")
+                    log(f"leaving: no task for {self.state.worker.settings.idle_exit_seconds:g} s")
                     self._change(tasks.quitting(self.state, now))
         return code
 
@@ -99,11 +102,11 @@ class _Running:
         return Queue(self._queue_url, pool_id=known.pool_id, worker_id=known.worker_id, instance_id=self._instance_id)
 
     async def _claim(self, wait_seconds: float) -> None:
-        """Wait for a task for as long as one is wanted. What is granted just then runs out, and waits again."""
-        claiming = asyncio.create_task(self._heard(self._claimed(wait_seconds)))
+        """Wait for a task for as long as one is wanted. A task granted after that is not run: its claim expires."""
+        claiming = asyncio.create_task(self._answer_of(self._claimed(wait_seconds)))
         try:
             while not claiming.done() and isinstance(next_work(self.state, monotonic_seconds()), Claim):
-                await self.rests.rest_beside(claiming)
+                await self.changes.wait_or_done(claiming)
         finally:
             claiming.cancel()
             await asyncio.wait({claiming})
@@ -112,17 +115,17 @@ class _Running:
         task = await self._queue().claim(wait_seconds)
         self._change(tasks.claimed(self.state, task, monotonic_seconds()))
         if self.state.task is not None:
-            say(f"claimed {self.state.task.task_id}")
+            log(f"claimed task {self.state.task.task_id}")
         return True
 
-    async def _heard(self, call: Coroutine[Any, Any, Result]) -> Result | None:
-        """The queue's answer; None when it gave none."""
+    async def _answer_of(self, call: Coroutine[Any, Any, Result]) -> Result | None:
+        """Answer of the queue; None if it is unavailable."""
         try:
             return await call
         except NoAnswer as error:
-            if self.state.silence.since is None:
-                say(f"the queue does not answer ({error}); will go on trying")
-            self._change(tasks.queue_unheard(self.state, monotonic_seconds(), self.rng.random()))
+            if self.state.backoff.since is None:
+                log(f"queue unavailable, retrying: {error}")
+            self._change(tasks.queue_unanswered(self.state, monotonic_seconds(), self.rng.random()))
             return None
 
     async def _start(self, task: Task) -> None:
@@ -130,7 +133,7 @@ class _Running:
         try:
             self._group = Group.start(task.command, {"SLIPWAY_TASK_ID": task.task_id})
         except CannotStart as error:
-            say(str(error))
+            log(str(error))
             self._change(tasks.exited(self.state, error.exit_code, monotonic_seconds()))
         else:
             self._exit = asyncio.create_task(self._exited(self._group))
@@ -139,7 +142,7 @@ class _Running:
         code = await group.wait()
         self._change(tasks.exited(self.state, code, monotonic_seconds()))
 
-    def _cut(self, *, kill: bool) -> None:
+    def _terminate(self, *, kill: bool) -> None:
         if self._group is not None:
             self._group.send(signal.SIGKILL if kill else signal.SIGTERM)
-        self._change(tasks.cut(self.state, monotonic_seconds(), kill=kill))
+        self._change(tasks.terminated(self.state, monotonic_seconds(), kill=kill))

@@ -1,4 +1,4 @@
-"""How long a worker stays and waits, as its launch config says. Pure: user_data.py reads them."""
+"""Worker settings of a launch config. Pure: user_data.py reads them."""
 
 from typing import Annotated
 
@@ -8,17 +8,17 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the launch config's settings is for the worker; others are for the provider or the agent."""
+    """Settings that the worker itself uses; other settings of a launch config are for the provider or the agent."""
 
     tasks_per_worker: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Leave after this many tasks; none: any number."""
+    """Tasks after which the worker leaves; None: no limit."""
     heartbeat_seconds: Seconds = 60.0
-    """Between two signs of life during a task."""
+    """Interval between heartbeats during a task."""
     poll_seconds: Seconds = 30.0
-    """Between two questions whether to leave, while idle."""
+    """Interval between polls on whether to leave, while idle."""
     stop_seconds: Seconds = 60.0
-    """What a task, or an agent, gets to end once it was asked to."""
+    """Graceful shutdown period of a task or an agent."""
     idle_exit_seconds: Seconds | None = None
-    """Leave after this long without a task; none: stay until told to leave."""
+    """Idle time after which the worker leaves; None: stay until the provisioner asks it to leave."""
     give_up_seconds: Seconds = 900.0
-    """Leave once the provisioner has been silent for this long."""
+    """Time without an answer from the provisioner after which the worker leaves."""

@@ -1,4 +1,4 @@
-"""What a machine is told at its birth. The secret stays in this process: it is in no environment, argument or log."""
+"""User data of a machine. The secret stays in this process: it is in no environment, argument or log."""
 
 import sys
 from pathlib import Path
@@ -11,12 +11,12 @@ from slipway_client.worker.settings import Settings
 REGISTER_PATH: Final = "/workers/register"
 
 
-class Unusable(Exception):
-    """User data that no worker can start with. The text says what is wrong with them, and never what they hold."""
+class InvalidUserData(Exception):
+    """Invalid user data. The text describes the problem and never quotes the data."""
 
 
 class UserData(msgspec.Struct, frozen=True, kw_only=True):
-    """`queue_url` may be empty where an agent brings a queue of its own."""
+    """User data as the provisioner writes them. `queue_url` may be empty if an agent has a queue of its own."""
 
     register_url: str
     batch_id: str
@@ -33,21 +33,21 @@ class UserData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(where: str) -> UserData:
-    """From a file, or from standard input to its end if `where` is "-". Raises Unusable."""
+    """Read user data from a file, or from standard input if `where` is "-". Raises Unusable."""
     named = "standard input" if where == "-" else where
     try:
         text = sys.stdin.buffer.read() if where == "-" else Path(where).read_bytes()
     except OSError as error:
-        raise Unusable(f"user data cannot be read from {named}: {error.strerror}") from error
+        raise InvalidUserData(f"user data cannot be read from {named}: {error.strerror}") from error
     try:
         return msgspec.convert(_without_nulls(msgspec.json.decode(text)), UserData)
     except msgspec.MsgspecError as error:
-        advice = "write JSON such as the provisioner gives to machines; `slipway-worker run --help` shows it"
-        raise Unusable(f"user data from {named}: {error}; {advice}") from error
+        advice = "expected the JSON that the provisioner gives to machines; see `slipway-worker run --help`"
+        raise InvalidUserData(f"user data from {named}: {error}; {advice}") from error
 
 
 def _without_nulls(raw: Any) -> Any:
-    """Settings that are null are not given."""
+    """Drop settings that are null, so that defaults apply."""
     if isinstance(raw, dict) and isinstance(raw.get("settings"), dict):
         return raw | {"settings": {name: value for name, value in raw["settings"].items() if value is not None}}
     return raw

@@ -1,6 +1,6 @@
-"""`slipway-worker wrap`: any agent as a worker, in motion. Performs what core.py and agent.py decide.
+"""`slipway-worker wrap`: any agent as a worker. Performs the decisions of core.py and agent.py.
 
-The agent brings its own queue and says through its job hooks what it does; it never sees secret or token.
+The agent has its own queue and reports its jobs through hooks; it never sees the secret or the token.
 """
 
 import asyncio
@@ -15,24 +15,24 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from slipway_client.worker import agent, core
-from slipway_client.worker.agent import Drain, Kill, Leave, Rest, Start, Wrapped, next_step
-from slipway_client.worker.core import Worker
+from slipway_client.worker.agent import Drain, Kill, Leave, StartAgent, Wrapped, next_step
+from slipway_client.worker.changes import Changes
+from slipway_client.worker.core import Wait, Worker
 from slipway_client.worker.hooks import SOCKET
-from slipway_client.worker.log import say
-from slipway_client.worker.process import CannotStart, Group, words
-from slipway_client.worker.provisioner import Provisioner, converse
-from slipway_client.worker.rest import Rests
+from slipway_client.worker.log import log
+from slipway_client.worker.process import CannotStart, Group, describe_exit
+from slipway_client.worker.provisioner import Provisioner, run_calls
 from slipway_client.worker.user_data import UserData
 from slipway_common.clock import monotonic_seconds
 from slipway_common.processes import own_identity
 
-PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# Who asks whether to leave gets what is known after this.
+FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# Limit for a fresh answer of the provisioner; after it the draining hook gets the last known one.
 FRESH_SECONDS: Final = 5.0
 
 
-class Said(msgspec.Struct, frozen=True):
-    """What a hook says."""
+class HookCall(msgspec.Struct, frozen=True):
+    """Call of a job hook."""
 
     hook: Literal["claimed", "idle", "draining"]
     task_id: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -40,19 +40,19 @@ class Said(msgspec.Struct, frozen=True):
 
 
 async def wrap(user_data: UserData, command: Sequence[str], drain_signal: signal.Signals) -> int:
-    """A whole life; the exit code."""
+    """Run the agent until it exits; returns the exit code."""
     wrapping = _Wrapping(user_data, command, drain_signal, Random())  # noqa: S311 (spreads repetitions)
     wrapping.catch_signals()
-    # mkdtemp makes folders that nobody else can enter.
+    # mkdtemp makes directories that only their owner can enter.
     with tempfile.TemporaryDirectory(prefix="slipway-worker-", ignore_cleanup_errors=True) as folder:
-        return await wrapping.live(Path(folder, "hooks"))
+        return await wrapping.run_until_exit(Path(folder, "hooks"))
 
 
 class _Wrapping:
     def __init__(self, user_data: UserData, command: Sequence[str], drain_signal: signal.Signals, rng: Random) -> None:
         self.state = Wrapped(worker=Worker(settings=user_data.settings))
         self.provisioner = Provisioner(user_data, own_identity())
-        self.rests = Rests()
+        self.changes = Changes()
         self.rng = rng
         self._command = command
         self._drain_signal = drain_signal
@@ -60,53 +60,55 @@ class _Wrapping:
         self._exit: asyncio.Task[None] | None = None
 
     def catch_signals(self) -> None:
-        """Before there is anything that has to be removed."""
-        for signum in PASSED_ON:
-            asyncio.get_running_loop().add_signal_handler(signum, self._pass_on, signum)
+        """Install signal handlers; called before there is anything to clean up."""
+        for signum in FORWARDED:
+            asyncio.get_running_loop().add_signal_handler(signum, self._forward, signum)
 
-    async def live(self, path: Path) -> int:
+    async def run_until_exit(self, path: Path) -> int:
         server = await asyncio.start_unix_server(self._answer, path)
         try:
             async with asyncio.TaskGroup() as both:
-                speaking = both.create_task(
-                    converse(self.provisioner, lambda: self.state.worker, self._talked, self.rests.rest, self.rng)
+                reporting = both.create_task(
+                    run_calls(
+                        self.provisioner, lambda: self.state.worker, self._worker_changed, self.changes.wait, self.rng
+                    )
                 )
                 code = await self._work(path)
-                speaking.cancel()
+                reporting.cancel()
             return code
         finally:
             server.close()
-            self._signal(signal.SIGKILL)  # if we fail, nobody speaks for the agent
+            self._signal(signal.SIGKILL)  # after a crash of ours nothing reports for the agent
 
     def _change(self, state: Wrapped) -> None:
         self.state = state
-        self.rests.end()
+        self.changes.notify()
 
-    def _talked(self, worker: Worker) -> None:
-        self._change(agent.talked(self.state, worker, monotonic_seconds()))
+    def _worker_changed(self, worker: Worker) -> None:
+        self._change(agent.worker_changed(self.state, worker, monotonic_seconds()))
 
-    def _pass_on(self, signum: signal.Signals) -> None:
+    def _forward(self, signum: signal.Signals) -> None:
         if self._group is not None:
             self._group.send(signum)
-        self._change(agent.passed_on(self.state, signum, monotonic_seconds()))
+        self._change(agent.forwarded(self.state, signum, monotonic_seconds()))
 
     async def _work(self, path: Path) -> int:
         while (code := agent.exit_code(self.state)) is None:
             now = monotonic_seconds()
             match next_step(self.state, now):
-                case Rest(until):
-                    await self.rests.rest(until)
-                case Start():
+                case Wait(until):
+                    await self.changes.wait(until)
+                case StartAgent():
                     await self._start(path)
                 case Drain():
                     self._signal(self._drain_signal)
                     self._change(agent.drained(self.state, now))
                 case Kill():
-                    say(f"the agent did not leave within {self.state.worker.settings.stop_seconds:g} s; ending it")
+                    log(f"the agent did not exit within {self.state.worker.settings.stop_seconds:g} s; killing it")
                     self._signal(signal.SIGKILL)
                     self._change(agent.killed(self.state))
                 case Leave():
-                    say("the provisioner has not heard that the agent has ended; leaving")
+                    log("leaving; the provisioner has not acknowledged the agent's exit")
                     self._change(agent.left(self.state))
         return code
 
@@ -115,15 +117,15 @@ class _Wrapping:
         try:
             self._group = Group.start(self._command, {SOCKET: str(path)})
         except CannotStart as error:
-            say(str(error))
+            log(str(error))
             self._change(agent.exited(self.state, error.exit_code, str(error), monotonic_seconds()))
         else:
             self._exit = asyncio.create_task(self._exited(self._group))
 
     async def _exited(self, group: Group) -> None:
         code = await group.wait()
-        say(f"the agent has ended: {words(code)}")
-        self._change(agent.exited(self.state, code, words(code), monotonic_seconds()))
+        log(f"the agent exited: {describe_exit(code)}")
+        self._change(agent.exited(self.state, code, describe_exit(code), monotonic_seconds()))
 
     def _signal(self, signum: signal.Signals) -> None:
         if self._group is not None:
@@ -132,35 +134,35 @@ class _Wrapping:
     # Hooks
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a hook that went away, or said too much
+        with contextlib.suppress(OSError, ValueError):  # the hook disconnected, or its line is too long
             try:
-                said = msgspec.json.decode(await reader.readline(), type=Said)
+                call = msgspec.json.decode(await reader.readline(), type=HookCall)
             except msgspec.MsgspecError as error:
                 answer: dict[str, Any] = {"error": str(error)}
             else:
-                answer = await self._heed(said)
+                answer = await self._handle(call)
             writer.write(msgspec.json.encode(answer) + b"\n")
             await writer.drain()
         writer.close()
 
-    async def _heed(self, said: Said) -> dict[str, Any]:
+    async def _handle(self, call: HookCall) -> dict[str, Any]:
         worker, now = self.state.worker, monotonic_seconds()
-        match said.hook:
-            case "claimed" if not said.task_id:
-                return {"error": "a job needs an id"}
+        match call.hook:
+            case "claimed" if not call.task_id:
+                return {"error": "the job id is empty"}
             case "claimed":
-                worker = core.took(worker, said.task_id, said.source, now)
+                worker = core.task_started(worker, call.task_id, call.source, now)
             case "idle":
-                worker = core.done(worker, now)
+                worker = core.task_ended(worker, now)
             case "draining":
-                await self._ask_now()
+                await self._poll_now()
                 return {"leave": self.state.worker.leaving or self.state.worker.refused}
-        self._talked(worker)
+        self._worker_changed(worker)
         return {}
 
-    async def _ask_now(self) -> None:
-        self._talked(core.wondering(self.state.worker))
+    async def _poll_now(self) -> None:
+        self._worker_changed(core.request_poll(self.state.worker))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FRESH_SECONDS):
-                while self.state.worker.asking:
-                    await self.rests.rest(None)
+                while self.state.worker.poll_requested:
+                    await self.changes.wait(None)

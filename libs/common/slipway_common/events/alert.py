@@ -1,4 +1,4 @@
-"""Something a person should look at. Raised and resolved under one deduplication key. Values only."""
+"""Alerts for people, raised and resolved under a deduplication key. Values only."""
 
 from typing import ClassVar
 
@@ -8,10 +8,10 @@ from slipway_common.events import Time
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """What, since when, effect, cause, what Slipway does already, and one command to try.
+    """Fields of an alert: summary, effect, what Slipway does (`doing`), one command to run, start and cause.
 
-    `severity` is page or notice: of one account-wide cause only one alert is a page. `evidence` names what shows it:
-    workers, instances, where their console logs are.
+    `severity` is page or notice; only one alert per account-wide cause is a page. `evidence` names workers, instances
+    and the locations of their console logs.
     """
 
     dedup_key: str

@@ -1,4 +1,4 @@
-"""One way to launch a worker of a pool. Values only."""
+"""Launch config events. Values only."""
 
 from typing import ClassVar
 
@@ -8,14 +8,14 @@ from slipway_common.events import Time
 
 
 class LaunchConfigState(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole state of a launch config (its topic is compacted).
+    """Complete state of a launch config (its topic is compacted).
 
-    `base_weight` and `price_factor` scale the share that the config gets at equal health; `state` is active, paused,
-    draining or archived. The body (type, image, user data…) stays with the provisioner.
+    `base_weight` and `price_factor` scale the config's share at equal health; `state` is active, paused, draining or
+    archived. The rest of the body (settings, user data) stays with the provisioner.
 
-    How its health is judged: `profile` is on-demand, spot or bare-metal; `boot_evidence` (register or
-    provider_running) and `claim_evidence` (hook, queue or none) say what confirms a start; `on_bad_image` is probe or
-    freeze, after `freeze_after` unconfirmed starts.
+    Health settings: `profile` is on-demand, spot or bare-metal; `boot_evidence` (register or provider_running) and
+    `claim_evidence` (hook, queue or none) select the evidence that confirms a start; `on_bad_image` is probe or freeze,
+    after `freeze_after` unconfirmed starts.
     """
 
     launch_config_id: str

@@ -1,7 +1,7 @@
-"""Admission to an account: what is asked of a lease pool, and what it answered. Values only.
+"""Events of leases: commands to a lease pool and the answers of the lease-broker. Values only.
 
-A request id is new per attempt and stands for 1…n units. Each grant is a lease of its own with 1…n of the units
-asked for; the request waits for the rest. Releases may be partial.
+A request id is new per attempt and stands for 1…n units. Each grant is a lease of its own with 1…n of the requested
+units; the request waits for the rest. Releases may be partial.
 """
 
 from typing import ClassVar
@@ -12,8 +12,8 @@ from slipway_common.events import Time
 
 
 class LeaseGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that start spread over `spread_seconds`: no two within spread / size. `member` counts from 0; without
-    it, members are numbered in order of arrival."""
+    """A group of requests whose starts are spread over `spread_seconds`: no two within spread / size. `member` counts
+    from 0; without it members are numbered in order of arrival."""
 
     name: str
     size: int
@@ -22,16 +22,17 @@ class LeaseGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplacedLease(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease of an earlier attempt: it ends as the new request enters, which keeps its age."""
+    """The lease of an earlier attempt. It ends when the new request arrives, which inherits its age."""
 
     lease_id: str
     fencing_token: int
 
 
 class LeaseRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for `units`. Repeating a request id changes nothing: it only says that the asker still waits.
+    """Request for `units`. Repeating a request id changes nothing but keeps the request from lapsing.
 
-    `priority` is 0 to 9, 9 first. A `whole` request is never granted in part. `hold_seconds` may shorten the pool's.
+    `priority` is 0 to 9, 9 first. A `whole` request is never granted in part. `hold_seconds` may shorten the pool's
+    hold.
     """
 
     type: ClassVar[str] = "io.slipway.lease.requested.v1"
@@ -48,7 +49,7 @@ class LeaseRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseConfirmRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """The holder committed to using the lease: the reserve deadline ends, its ttl begins."""
+    """Confirmation that the holder uses the lease: the reserve deadline ends and its ttl begins."""
 
     type: ClassVar[str] = "io.slipway.lease.confirm_requested.v1"
     lease_pool_id: str
@@ -57,7 +58,8 @@ class LeaseConfirmRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRenewRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """`progress` is any text that changes while the holder gets on; a pool may end leases whose progress stands."""
+    """Renewal of a lease. `progress` is any text that changes while the work progresses; a pool may end leases whose
+    progress does not change."""
 
     type: ClassVar[str] = "io.slipway.lease.renew_requested.v1"
     lease_pool_id: str
@@ -67,7 +69,7 @@ class LeaseRenewRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseCancelRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """Gives up `units` of a request that still wait; units already granted are released, not cancelled."""
+    """Cancellation of waiting `units` of a request; granted units are released, not cancelled."""
 
     type: ClassVar[str] = "io.slipway.lease.cancel_requested.v1"
     lease_pool_id: str
@@ -77,7 +79,7 @@ class LeaseCancelRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseReleaseRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """Gives `units` of a lease back. `throttled`, `retry_after_seconds` and `quota_remaining` are throttle evidence."""
+    """Release of `units` of a lease. `throttled`, `retry_after_seconds` and `quota_remaining` are throttle evidence."""
 
     type: ClassVar[str] = "io.slipway.lease.release_requested.v1"
     lease_pool_id: str
@@ -91,9 +93,9 @@ class LeaseReleaseRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseUnleasedReported(msgspec.Struct, frozen=True, kw_only=True):
-    """`units` were started without a lease while no broker was heard. They count as a lease of this id, granted at
-    `started_at`, until it is given back or its hold has passed; the answer is a confirm with its token. Repeating the
-    id changes nothing."""
+    """Report of `units` launched without a lease while the broker was unavailable. They count as a lease of this id,
+    granted at `started_at`, until it is released or its hold ends; the answer is a confirm with its token. Repeating
+    the id changes nothing."""
 
     type: ClassVar[str] = "io.slipway.lease.unleased_reported.v1"
     lease_pool_id: str
@@ -106,7 +108,7 @@ class LeaseUnleasedReported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseQueued(msgspec.Struct, frozen=True, kw_only=True):
-    """No unit is free: `position` is 1 for the head of the queue."""
+    """The request waits because no unit is free. `position` is 1 for the head of the queue."""
 
     type: ClassVar[str] = "io.slipway.lease.queued.v1"
     lease_pool_id: str
@@ -116,11 +118,12 @@ class LeaseQueued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
-    """`expires_at` is the reserve deadline until the confirm; `hold_until` ends the lease whatever its renewals.
+    """A grant. `expires_at` is the reserve deadline until the confirm; `hold_until` ends the lease whatever its
+    renewals.
 
-    `mode` is the pool's: shadow, advisory or enforce. `advised_wait_seconds` is what it would have waited for under
-    enforce, told by advisory pools; `reason` says why it would have, or that it went over the limit. `owner` is who
-    asked: a service by the source of its events, or the name of a token; whoever else reads it leaves it alone.
+    `mode` is the pool's: shadow, advisory or enforce. `advised_wait_seconds` is the wait under enforce, reported by
+    advisory pools; `reason` is the reason of that wait, or names a grant over the limit. `owner` is the service that
+    sent the request (the source of its events) or the name of the token; other consumers ignore the lease.
     """
 
     type: ClassVar[str] = "io.slipway.lease.granted.v1"
@@ -139,7 +142,7 @@ class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseConfirmed(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirmed or renewed: alive until `expires_at` (database clock of the broker)."""
+    """A lease was confirmed or renewed and is alive until `expires_at` (database clock of the broker)."""
 
     type: ClassVar[str] = "io.slipway.lease.confirmed.v1"
     lease_pool_id: str
@@ -149,7 +152,7 @@ class LeaseConfirmed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseReleased(msgspec.Struct, frozen=True, kw_only=True):
-    """`units` came back; `remaining` are still held. `reason` is the holder's result, "hold" or "surplus"."""
+    """`units` were released and `remaining` are still held. `reason` is the holder's result, "hold" or "surplus"."""
 
     type: ClassVar[str] = "io.slipway.lease.released.v1"
     lease_pool_id: str
@@ -161,7 +164,7 @@ class LeaseReleased(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseExpired(msgspec.Struct, frozen=True, kw_only=True):
-    """Never confirmed before its reserve deadline: its units are free again."""
+    """A lease was not confirmed before its reserve deadline; its units are free again."""
 
     type: ClassVar[str] = "io.slipway.lease.expired.v1"
     lease_pool_id: str
@@ -171,7 +174,8 @@ class LeaseExpired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseLost(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirmed but not renewed in time. Its units stay counted until `counted_until`: a call may be in flight."""
+    """A confirmed lease was not renewed in time. Its units stay counted until `counted_until`, since a call may be in
+    flight."""
 
     type: ClassVar[str] = "io.slipway.lease.lost.v1"
     lease_pool_id: str
@@ -182,6 +186,8 @@ class LeaseLost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseLimitChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The limit of a lease pool changed."""
+
     type: ClassVar[str] = "io.slipway.lease.limit_changed.v1"
     lease_pool_id: str
     limit: int

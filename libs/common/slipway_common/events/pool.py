@@ -1,4 +1,4 @@
-"""What queues ask of a worker pool, and what a pool is. Values only."""
+"""Worker pool events: demand reported by queues, and the state of a pool. Values only."""
 
 from typing import ClassVar
 
@@ -8,9 +8,9 @@ from slipway_common.events import Time
 
 
 class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample of one queue. Silence is not zero: after `valid_for_seconds` the report is stale, not empty.
+    """Demand of one queue. After `valid_for_seconds` without a new report it is stale, not zero.
 
-    `claimed` counts tasks that are running now on workers of this pool that Slipway owns.
+    `claimed` counts tasks running on workers of this pool that Slipway launched.
     """
 
     type: ClassVar[str] = "io.slipway.pool.demand_reported.v1"
@@ -23,7 +23,7 @@ class DemandReported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole state of a worker pool (its topic is compacted)."""
+    """Complete state of a worker pool (its topic is compacted)."""
 
     pool_id: str
     min_capacity: int
@@ -57,7 +57,7 @@ class PoolResumed(PoolState, frozen=True, kw_only=True):
 
 
 class PoolFrozen(PoolState, frozen=True, kw_only=True):
-    """`by` is "provisioner" when a bad image has frozen it."""
+    """Pool frozen. `by` is "provisioner" if a bad image caused it."""
 
     type: ClassVar[str] = "io.slipway.pool.frozen.v1"
     reason: str

@@ -1,4 +1,4 @@
-"""That a service is alive. Values only."""
+"""Service heartbeats. Values only."""
 
 from typing import ClassVar
 

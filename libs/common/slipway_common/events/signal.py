@@ -1,4 +1,4 @@
-"""An outside opinion on health, or a pause request. Values only."""
+"""Signals from external sources: opinions on health, and pause requests. Values only."""
 
 from typing import ClassVar
 
@@ -8,8 +8,10 @@ from slipway_common.events import Time
 
 
 class SignalRaised(msgspec.Struct, frozen=True, kw_only=True):
-    """`target_kind` is worker, config, pool, zone, account or image; `kind` is degraded, down, recovered,
-    capacity_hint, spot_interruption, pause_request or resume_request. Without effect after `ttl_seconds`."""
+    """A signal about a target; it expires after `ttl_seconds`.
+
+    `target_kind` is worker, config, pool, zone, account or image; `kind` is degraded, down, recovered, capacity_hint,
+    spot_interruption, pause_request or resume_request."""
 
     type: ClassVar[str] = "io.slipway.signal.raised.v1"
     source: str

@@ -1,7 +1,7 @@
-"""What happened to one machine. Values only: no clock, no I/O.
+"""Worker lifecycle events. Values only: no clock, no I/O.
 
-Each event carries the ids that a consumer folds by (pool, config, account, image revision), so that nobody joins
-against another service's tables.
+Each event carries the ids that consumers aggregate by (pool, config, account, image revision), so no consumer needs
+another service's tables.
 """
 
 from enum import StrEnum
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Stage(StrEnum):
-    """The three stages of a worker's start. A word from a newer sender decodes as UNKNOWN and moves nothing."""
+    """Stages of a worker's start. A value from a newer sender decodes as UNKNOWN and has no effect."""
 
     LAUNCH, BOOT, CLAIM = "launch", "boot", "claim"
     UNKNOWN = "unknown"
@@ -22,6 +22,8 @@ class Stage(StrEnum):
 
 
 class Result(StrEnum):
+    """Result of a stage. A value from a newer sender decodes as UNKNOWN and has no effect."""
+
     OK, FAILED = "ok", "failed"
     UNKNOWN = "unknown"
 
@@ -31,7 +33,7 @@ class Result(StrEnum):
 
 
 class Scope(StrEnum):
-    """What an error says something about. A word from a newer sender decodes as UNKNOWN and moves nothing."""
+    """Resource that an error is attributed to. A value from a newer sender decodes as UNKNOWN and has no effect."""
 
     CONFIG, CAPACITY, QUOTA, IMAGE = "config", "capacity", "quota", "image"
     CREDENTIAL, LIMITER, NOTHING = "credential", "limiter", "nothing"
@@ -43,11 +45,11 @@ class Scope(StrEnum):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """How a stage of a start ended, and what that says something about.
+    """Outcome of a stage of a start, and the resource it is attributed to.
 
-    `scope_key` names which one: "account/region/family" for a quota, "type/zone/lifecycle" for capacity, an image
-    revision, an account. `code` is the provider's own word, for people. `classified` is false for a definite
-    failure whose code no table knows; then `sample` is what the provider said of it, without what may be secret.
+    `scope_key` identifies the resource: "account/region/family" for a quota, "type/zone/lifecycle" for capacity, an
+    image revision, an account. `code` is the provider's error code, for people. `classified` is false for a definite
+    failure with an unknown code; `sample` is then the provider's message, redacted.
     """
 
     stage: Stage
@@ -60,7 +62,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Fields of every worker event. `probe_permit` is the numbered permit that this start spends, if it is a probe."""
+    """Fields of every worker event. `probe_permit` is the number of the permit that a probe uses."""
 
     worker_id: str
     pool_id: str
@@ -71,16 +73,16 @@ class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class WorkerRequested(WorkerEvent, frozen=True, kw_only=True):
-    """Intent and lease request are committed; nothing was asked of the provider yet."""
+    """Intent and lease request are committed; the provider was not called yet."""
 
     type: ClassVar[str] = "io.slipway.worker.requested.v1"
     decision_id: str
 
 
 class WorkerDelayed(WorkerEvent, frozen=True, kw_only=True):
-    """Back to waiting for admission: throttled, lease lost, or a look-up proved that a call had no effect.
+    """Worker waits for admission again: throttled, lease lost, or a lookup showed that a call had no effect.
 
-    Ends no stage, and says nothing about the config: every other refusal is WorkerLaunchFailed.
+    Ends no stage and does not count for the config; every other refusal is WorkerLaunchFailed.
     """
 
     type: ClassVar[str] = "io.slipway.worker.delayed.v1"
@@ -88,10 +90,10 @@ class WorkerDelayed(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerLaunched(WorkerEvent, frozen=True, kw_only=True):
-    """The provider said yes. `looked_up` when the reply was lost and the instance was found by its batch tag.
+    """Instance launched. `looked_up` if the reply was lost and the instance was found by its batch tag.
 
-    `console` says where the machine's own words can be read, if its provider keeps any: a path or an address.
-    `leaving` if it was told to leave meanwhile: then nobody waits for it to boot.
+    `console` is the path or URL of the machine's console log, if its provider keeps one. `leaving` if the worker was
+    asked to stop meanwhile, so its boot is not awaited.
     """
 
     type: ClassVar[str] = "io.slipway.worker.launched.v1"
@@ -104,7 +106,7 @@ class WorkerLaunched(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerLaunchFailed(WorkerEvent, frozen=True, kw_only=True):
-    """The provider refused, for certain. An unknown reply is never this event."""
+    """The provider definitely refused the launch. Never published for a call of unknown outcome."""
 
     type: ClassVar[str] = "io.slipway.worker.launch_failed.v1"
     batch_id: str
@@ -112,7 +114,7 @@ class WorkerLaunchFailed(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerRegistered(WorkerEvent, frozen=True, kw_only=True):
-    """The machine reported in with its batch secret."""
+    """The worker registered with its batch secret."""
 
     type: ClassVar[str] = "io.slipway.worker.registered.v1"
     instance_id: str
@@ -121,7 +123,7 @@ class WorkerRegistered(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerClaimed(WorkerEvent, frozen=True, kw_only=True):
-    """The worker took a task. `outcome` only on its first claim: that ends the claim stage."""
+    """The worker claimed a task. `outcome` is set only on its first claim, which ends the claim stage."""
 
     type: ClassVar[str] = "io.slipway.worker.claimed.v1"
     task_id: str
@@ -136,7 +138,7 @@ class WorkerIdle(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerErrorReported(WorkerEvent, frozen=True, kw_only=True):
-    """The worker's own words on a fault; moves no state."""
+    """Error reported by the worker; changes no state."""
 
     type: ClassVar[str] = "io.slipway.worker.error_reported.v1"
     kind: str
@@ -144,9 +146,9 @@ class WorkerErrorReported(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerStopping(WorkerEvent, frozen=True, kw_only=True):
-    """Told to leave. Ends the boot or claim stage when it never got further; else `outcome` is absent.
+    """The worker was asked to stop. `outcome` is set if that ends the boot or claim stage.
 
-    `console` as in WorkerLaunched, when it ends a stage.
+    `console` as in WorkerLaunched, if it ends a stage.
     """
 
     type: ClassVar[str] = "io.slipway.worker.stopping.v1"
@@ -157,7 +159,7 @@ class WorkerStopping(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerStopped(WorkerEvent, frozen=True, kw_only=True):
-    """Proven gone, or cancelled before anything was asked of the provider (`cancelled`)."""
+    """The worker is confirmed gone, or was `cancelled` before the provider was called."""
 
     type: ClassVar[str] = "io.slipway.worker.stopped.v1"
     reason: str
@@ -165,7 +167,7 @@ class WorkerStopped(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerLost(WorkerEvent, frozen=True, kw_only=True):
-    """Its instance vanished without our doing. `outcome` ends the stage it was in."""
+    """The worker's instance disappeared without a request to stop it. `outcome` ends its current stage."""
 
     type: ClassVar[str] = "io.slipway.worker.lost.v1"
     reason: str

@@ -1,3 +1,3 @@
-"""What outsiders may rely on, written down from the code: schemas, an example per event type, AsyncAPI, the tables of
-the docs; and the check that a change to them only adds. Reads no clock and draws no chance: the same code gives the
-same bytes."""
+"""Public contracts generated from the code: schemas, an example per event type, AsyncAPI, tables of the docs.
+
+Also checks that changes to schemas are additive. Output is deterministic: the same code gives the same bytes."""

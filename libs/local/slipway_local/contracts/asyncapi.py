@@ -1,11 +1,12 @@
-"""The AsyncAPI 3.0 document: every topic as a Kafka channel, every event as a message, and who sends and receives."""
+"""AsyncAPI 3.0 document: topics as Kafka channels, events as messages, and the services that send and receive them."""
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any, Final
 
 from slipway_common.topics import CONSUMED, TOPICS, Topic, group
 
+# Version of the contracts. Within a series (1.x, or 0.2.x before 1.0) all changes are additive.
+VERSION: Final = "0.2.0"
 BINDING: Final = "0.5.0"
 HEADERS: Final = {
     "type": "object",
@@ -14,13 +15,17 @@ HEADERS: Final = {
         "ce_specversion": {"const": "1.0"},
         "ce_id": {"type": "string", "description": "Unique per source."},
         "ce_type": {"type": "string", "description": "Name of the message."},
-        "ce_source": {"type": "string", "format": "uri-reference", "description": "Who says so."},
-        "ce_subject": {"type": "string", "description": "What order is promised for."},
+        "ce_source": {"type": "string", "format": "uri-reference", "description": "Producer of the event."},
+        "ce_subject": {"type": "string", "description": "Subject; its events are ordered."},
         "ce_time": {"type": "string", "format": "date-time", "description": "When it happened."},
         "content-type": {"const": "application/json"},
-        "ce_slipwaysource": {"type": "string", "description": "Source and incarnation that the numbers belong to."},
-        "ce_slipwaynumber": {"type": "string", "pattern": "^[0-9]+$", "description": "Grows per source and partition."},
-        "ce_slipwayprevious": {"type": "string", "pattern": "^[0-9]+$", "description": "The number before it there."},
+        "ce_slipwaysource": {"type": "string", "description": "Source and incarnation of the sequence numbers."},
+        "ce_slipwaynumber": {
+            "type": "string",
+            "pattern": "^[0-9]+$",
+            "description": "Sequence number per source and partition.",
+        },
+        "ce_slipwayprevious": {"type": "string", "pattern": "^[0-9]+$", "description": "Preceding sequence number."},
         "ce_slipwayrevision": {"type": "string", "pattern": "^[0-9]+$", "description": "Version of the subject."},
         "traceparent": {"type": "string", "description": "W3C Trace Context."},
     },
@@ -32,10 +37,10 @@ def document() -> dict[str, Any]:
         "asyncapi": "3.0.0",
         "info": {
             "title": "Slipway",
-            "version": version("slipway-common"),
+            "version": VERSION,
             "description": "CloudEvents 1.0 in binary content mode: attributes in ce_ headers, the plain JSON data as "
-            "the value. Topic names may carry a deployment's prefix. Changes only add; a breaking change is a new "
-            "type and topic.",
+            "the value. Topic names may have a deployment's prefix. Changes within a series of versions (1.x, or 0.2.x "
+            "before 1.0) are additive; a breaking change is a new type and topic.",
             "license": {"name": "MPL-2.0"},
         },
         "defaultContentType": "application/json",
@@ -56,7 +61,7 @@ def document() -> dict[str, Any]:
 
 
 class _Fields:
-    """Stands in for an event, to read from a topic which of its fields make a key."""
+    """Placeholder for an event that renders a topic's key as a template of field names."""
 
     def __init__(self, event: type[Any]) -> None:
         self._names = event.__struct_fields__
@@ -68,16 +73,17 @@ class _Fields:
 
 
 def key_of(topic: Topic) -> str:
-    """The record key in words, for example {pool_id}/{source}."""
-    return _words(topic.key, topic)
+    """Record key as a template, for example {pool_id}/{source}."""
+    return _template(topic.key, topic)
 
 
 def subject_of(topic: Topic) -> str:
-    """What order is promised for, in words."""
-    return _words(topic.subject, topic)
+    """Subject, whose events are ordered, as a template."""
+    return _template(topic.subject, topic)
 
 
-def _words(made: Callable[[Any], str], topic: Topic) -> str:
+def _template(made: Callable[[Any], str], topic: Topic) -> str:
+
     return " or ".join(sorted({made(_Fields(event)) for event in topic.events}))
 
 

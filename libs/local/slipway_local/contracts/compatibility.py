@@ -1,4 +1,4 @@
-"""Whether new schemas only add to old ones, so that old readers read new records and new readers old ones. Pure."""
+"""Compatibility of schemas in both directions: old readers of new records, and new readers of old ones. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ Schema = Mapping[str, Any]
 
 
 def breaking(old: Mapping[str, Schema], new: Mapping[str, Schema]) -> list[str]:
-    """What in `new` (event type → schema) would break a reader or writer of `old`; empty when it only adds."""
+    """Changes from `old` to `new` (event type → schema) that are not additive; empty if all are."""
     found = []
     for type_, before in sorted(old.items()):
         after = new.get(type_)
@@ -43,7 +43,7 @@ def _compare(old: Schema, new: Schema, old_root: Schema, new_root: Schema, where
     for part, mark in (("items", "[]"), ("additionalProperties", ".*")):
         if isinstance(old.get(part), dict) and isinstance(new.get(part), dict):
             yield from _compare(old[part], new[part], old_root, new_root, where + mark)
-    # Alternatives of equal kinds (a nullable reference, say) are compared one by one.
+    # Alternatives of equal types, for example a nullable reference, are compared one by one.
     for before_one in old.get("anyOf", []):
         for after_one in new.get("anyOf", []):
             if _kinds(before_one, old_root) == _kinds(after_one, new_root):
@@ -57,7 +57,8 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def _kinds(schema: Schema, root: Schema) -> frozenset[str]:
-    """The JSON types that a schema lets through."""
+    """JSON types that a schema accepts."""
+
     schema = _resolved(schema, root)
     if "anyOf" in schema:
         return frozenset().union(*(_kinds(part, root) for part in schema["anyOf"]))

@@ -1,6 +1,6 @@
-"""One example of every event type, from one story: a worker that runs a task while zone-b has no capacity.
+"""One example of every event type, from one scenario: a worker runs a task while zone-b has no capacity.
 
-Consumers use them as fixtures, so they stay as they are.
+Consumers use the examples as fixtures, so they do not change.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,10 @@ LEASE: Final = ID.format(2, 4)
 TRACEPARENT: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 WORKER: Final[Fields] = {
-    "worker_id": ID.format(2, 5), "pool_id": "linux", "launch_config_id": "linux-zone-a", "account_id": "sim-a",
+    "worker_id": ID.format(2, 5),
+    "pool_id": "linux",
+    "launch_config_id": "linux-zone-a",
+    "account_id": "sim-a",
     "image_revision": "linux-1",
 }
 IN_ZONE_B: Final[Fields] = {**WORKER, "worker_id": ID.format(2, 6), "launch_config_id": "linux-zone-b"}
@@ -33,22 +36,37 @@ NO_CAPACITY: Final = Outcome(
     Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, scope_key="m5/zone-b/on-demand", code="InsufficientCapacity"
 )
 POOL: Final[Fields] = {
-    "pool_id": "linux", "min_capacity": 0, "max_capacity": 120, "scaling_ratio": "1", "mode": "enforce",
-    "paused": False, "frozen": False,
+    "pool_id": "linux",
+    "min_capacity": 0,
+    "max_capacity": 120,
+    "scaling_ratio": "1",
+    "mode": "enforce",
+    "paused": False,
+    "frozen": False,
 }
 PAUSED_POOL: Final[Fields] = {**POOL, "paused": True}
 FROZEN_POOL: Final[Fields] = {**POOL, "frozen": True}
 CONFIG: Final[Fields] = {
-    "launch_config_id": "linux-zone-b", "pool_id": "linux", "account_id": "sim-a", "region": "sim-1", "zone": "zone-b",
-    "instance_type": "m5", "image_revision": "linux-1", "base_weight": 1.0, "price_factor": 1.0,
+    "launch_config_id": "linux-zone-b",
+    "pool_id": "linux",
+    "account_id": "sim-a",
+    "region": "sim-1",
+    "zone": "zone-b",
+    "instance_type": "m5",
+    "image_revision": "linux-1",
+    "base_weight": 1.0,
+    "price_factor": 1.0,
 }
 ACTIVE: Final[Fields] = {**CONFIG, "state": "active"}
 FOR_LEASE: Final[Fields] = {"lease_pool_id": "sim-a", "lease_id": LEASE}
 FOR_REQUEST: Final[Fields] = {"lease_pool_id": "sim-a", "request_id": REQUEST}
 ALERT: Final[Fields] = {
-    "dedup_key": "lease-broker/hole/slipway.lease.request.v1/7", "subject_id": "slipway.lease.request.v1/7",
-    "kind": "hole", "summary": "lease-broker misses records of slipway.lease.request.v1/7",
-    "effect": "events may have been lost", "doing": "went on behind the gap and recorded it",
+    "dedup_key": "lease-broker/sequence-gap/slipway.lease.request.v1/7",
+    "subject_id": "slipway.lease.request.v1/7",
+    "kind": "sequence-gap",
+    "summary": "lease-broker misses records of slipway.lease.request.v1/7",
+    "effect": "events may have been lost",
+    "doing": "went on behind the gap and recorded it",
     "command": "SELECT * FROM gap WHERE topic = 'slipway.lease.request.v1'",
 }
 
@@ -61,10 +79,10 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     pool.DemandReported(pool_id="linux", source="ci-queue", pending=12, claimed=3, observed_at=AT),
     pool.PoolCreated(**POOL, revision=1),
     pool.PoolUpdated(**{**POOL, "max_capacity": 160}, revision=2),
-    pool.PoolPaused(**PAUSED_POOL, revision=3, reason="queue moves house", by="release-duty"),
+    pool.PoolPaused(**PAUSED_POOL, revision=3, reason="queue is being migrated", by="release-duty"),
     pool.PoolResumed(**POOL, revision=4, reason="queue is back", by="release-duty"),
     pool.PoolFrozen(
-        **FROZEN_POOL, revision=5, reason="10 starts of image linux-1 in a row came to nothing (boot)", by="provisioner"
+        **FROZEN_POOL, revision=5, reason="10 consecutive starts of image linux-1 failed (boot)", by="provisioner"
     ),
     pool.PoolUnfrozen(**POOL, revision=6, reason="image was replaced", by="release-duty"),
     pool.PoolRolledBack(**POOL, revision=7, to_revision=1),
@@ -72,36 +90,48 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     launch_config.LaunchConfigCreated(**ACTIVE, revision=1),
     launch_config.LaunchConfigUpdated(**{**ACTIVE, "price_factor": 0.8}, revision=2),
     launch_config.LaunchConfigPaused(
-        **CONFIG, state="paused", revision=3, reason="provider announced maintenance", by="release-duty",
+        **CONFIG,
+        state="paused",
+        revision=3,
+        reason="provider announced maintenance",
+        by="release-duty",
         until=_after(3600),
     ),
-    launch_config.LaunchConfigResumed(**ACTIVE, revision=4, reason="the pause ran out", by="provisioner"),
+    launch_config.LaunchConfigResumed(**ACTIVE, revision=4, reason="the pause expired", by="provisioner"),
     launch_config.LaunchConfigDraining(
-        **CONFIG, state="draining", revision=5, reason="zone is given up", by="release-duty"
+        **CONFIG, state="draining", revision=5, reason="zone is decommissioned", by="release-duty"
     ),
     launch_config.LaunchConfigArchived(**CONFIG, state="archived", revision=6),
     signal.SignalRaised(
-        source="cloud-status", target_kind="config", target_id="linux-zone-b", kind="pause_request",
-        reason="provider announced maintenance", observed_at=AT,
+        source="cloud-status",
+        target_kind="config",
+        target_id="linux-zone-b",
+        kind="pause_request",
+        reason="provider announced maintenance",
+        observed_at=AT,
     ),
     weight.WeightChanged(
-        launch_config_id="linux-zone-b", pool_id="linux", config_revision=2, weight=0.04, health=0.05,
+        launch_config_id="linux-zone-b",
+        pool_id="linux",
+        config_revision=2,
+        weight=0.04,
+        health=0.05,
         stages={
-            "launch": weight.StageHealth(
-                probability=0.05, successes=1.5, failures=28.0, window=64, failures_folded=29
-            ),
+            "launch": weight.StageHealth(probability=0.05, successes=1.5, failures=28.0, window=64, failures_folded=29),
             "boot": weight.StageHealth(probability=0.97, successes=31.0, failures=0.0, window=64, failures_folded=0),
         },
-        state="closed", closed_stage="launch", probe_permit=3, probe_ready=False, next_probe_at=_after(60),
-        reason="zone-b: closed after 2 capacity errors in a row, next probe in 60 s",
+        state="tripped",
+        tripped_stage="launch",
+        probe_permit=3,
+        probe_ready=False,
+        next_probe_at=_after(60),
+        reason="linux-zone-b tripped: 2 capacity errors (InsufficientCapacity)",
         shared=(weight.SharedWindow(key="image/linux-1", stage="boot", version=31, window=39),),
         offsets={"slipway.worker.lifecycle.v1/7": 4211},
     ),
     worker.WorkerRequested(**WORKER, decision_id=DECISION),
     worker.WorkerDelayed(**WORKER, reason="throttled by the provider"),
-    worker.WorkerLaunched(
-        **WORKER, instance_id="i-0000002a", batch_id=BATCH, outcome=Outcome(Stage.LAUNCH, Result.OK)
-    ),
+    worker.WorkerLaunched(**WORKER, instance_id="i-0000002a", batch_id=BATCH, outcome=Outcome(Stage.LAUNCH, Result.OK)),
     worker.WorkerLaunchFailed(**IN_ZONE_B, probe_permit=3, batch_id=BATCH, outcome=NO_CAPACITY),
     worker.WorkerRegistered(
         **WORKER, instance_id="i-0000002a", boot_seconds=94.5, outcome=Outcome(Stage.BOOT, Result.OK)
@@ -112,7 +142,8 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     worker.WorkerIdle(**WORKER),
     worker.WorkerErrorReported(**WORKER, kind="disk-full", detail="/builds has 0 bytes left"),
     worker.WorkerStopping(
-        **WORKER, reason="not registered within 900 s",
+        **WORKER,
+        reason="not registered within 900 s",
         outcome=Outcome(Stage.BOOT, Result.FAILED, Scope.IMAGE, scope_key="linux-1", code="boot-timeout"),
     ),
     worker.WorkerStopped(**WORKER, reason="one-task worker ended"),
@@ -126,7 +157,12 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     ),
     lease.LeaseQueued(**FOR_REQUEST, units=1, position=1),
     lease.LeaseGranted(
-        **FOR_LEASE, request_id=REQUEST, units=3, fencing_token=42, expires_at=_after(180), hold_until=_after(1200),
+        **FOR_LEASE,
+        request_id=REQUEST,
+        units=3,
+        fencing_token=42,
+        expires_at=_after(180),
+        hold_until=_after(1200),
         waited_seconds=0.25,
     ),
     lease.LeaseConfirmed(**FOR_LEASE, fencing_token=42, expires_at=_after(300)),
@@ -142,7 +178,8 @@ EXAMPLES: Final[tuple[Any, ...]] = (
 
 
 def example(event: Any) -> dict[str, Any]:
-    """The record that carries `event`: topic, key, headers and data, all as JSON has them."""
+    """Record of `event` as JSON: topic, key, headers and data."""
+
     topic = TOPIC_OF[type(event)]
     number = EXAMPLES.index(event) + 1
     outside = "monitors" in topic.producers
@@ -153,9 +190,9 @@ def example(event: Any) -> dict[str, Any]:
         source=f"/{producer}" if outside else f"/slipway/{producer}",
         subject=topic.subject(event),
         time=AT,
-        number=None if outside else 1000 + number,
+        sequence_number=None if outside else 1000 + number,
         previous=None if outside else 999 + number,
-        number_source="" if outside else f"/slipway/{producer}/{INCARNATION}",
+        sequence_source="" if outside else f"/slipway/{producer}/{INCARNATION}",
         revision=None if outside else getattr(event, "revision", 1),
         traceparent=TRACEPARENT,
     )

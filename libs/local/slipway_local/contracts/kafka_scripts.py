@@ -1,7 +1,7 @@
-"""Shell scripts for a broker of your own: topics as the registry has them, and who may do what with each.
+"""Shell scripts that create the topics of the registry on an existing Kafka, and its access control list.
 
-Rights follow the registry: who produces a topic may write it, who consumes it may read it, with a group of its
-own, and nobody may do more.
+The rights follow from the registry: a topic's producers may write it, its consumers may read it with their own consumer
+group, and nothing else is allowed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,18 +26,23 @@ from slipway_common.topics import (
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 MONITORS, SUBSCRIBERS = "monitors", "subscribers"
 PRINCIPALS: Final = (*SERVICES, MONITORS, SUBSCRIBERS)
-# What anyone may follow. Requests between services, signals and demand are not among it.
+# Topics for subscribers. Requests between services, signals and demand are not among them.
 FOLLOWED: Final = (
-    POOL_LIFECYCLE, LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE, LEASE_LIFECYCLE,
-    SERVICE_HEARTBEAT, ALERT,
+    POOL_LIFECYCLE,
+    LAUNCH_CONFIG_LIFECYCLE,
+    LAUNCH_CONFIG_WEIGHT,
+    WORKER_LIFECYCLE,
+    LEASE_LIFECYCLE,
+    SERVICE_HEARTBEAT,
+    ALERT,
 )
-# Views, which are read whole: without a group, without dead letters.
+# Views: services read these topics whole, without a consumer group and without dead letters.
 VIEWED: Final = frozenset({LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT})
 SUBSCRIBER_GROUPS: Final = "subscriber."
 
 
 class Right(NamedTuple):
-    """One row of the access control list. A name is a topic's or a group's, without the deployment's prefix."""
+    """One row of the access control list. `name` is that of a topic or group, without the deployment's prefix."""
 
     principal: str
     operation: str  # Read and Write include Describe
@@ -47,7 +52,7 @@ class Right(NamedTuple):
 
 
 def rights() -> Iterator[Right]:
-    """Everything that is allowed, principal by principal."""
+    """All rows of the access control list, by principal."""
     for service in SERVICES:
         yield from _of_service(service)
     for topic in TOPICS:
@@ -74,7 +79,7 @@ def _of_service(service: str) -> Iterator[Right]:
 
 
 def files() -> dict[str, str]:
-    """Path from the root → text."""
+    """Generated files: path from the root → text."""
     return {"infra/kafka/topics.sh": _topics(), "infra/kafka/acls.sh": _acls()}
 
 
@@ -89,13 +94,13 @@ def _topics() -> str:
     return (
         START
         + """\
-# Creates what is missing; changes and deletes nothing. Again is harmless.
+# Creates missing topics; changes and deletes nothing. It is safe to run it again.
 #
 #   infra/kafka/topics.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]
 #
-# BOOTSTRAP is host:port,…; PREFIX comes before every name; COMMAND-CONFIG is a properties file with the credentials of
-# an administrator. REPLICAS=3 (default) and PARTITIONS (default: the registry's) come from the environment; PARTITIONS
-# has to be the services' SLIPWAY_PARTITIONS, and can never be changed. kafka-topics.sh is looked for on the PATH.
+# BOOTSTRAP is host:port,…; PREFIX is prepended to every name; COMMAND-CONFIG is a properties file with an administrator's
+# credentials. The environment may set REPLICAS (default 3) and PARTITIONS (default: the registry's). PARTITIONS has to
+# equal SLIPWAY_PARTITIONS of the services, and can never be changed. kafka-topics.sh has to be on the PATH.
 set -eu
 bootstrap=${1:?"usage: topics.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]"} prefix=${2:-} config=${3:-}
 tool=$(command -v kafka-topics.sh || command -v kafka-topics) || {
@@ -131,14 +136,14 @@ def _acls() -> str:
     return (
         START
         + f"""\
-# Allows each principal what it needs, and no more; takes nothing away. Again is harmless.
+# Grants each principal exactly the rights it needs; revokes nothing. It is safe to run it again.
 #
 #   infra/kafka/acls.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]
 #
-# BOOTSTRAP is host:port,…; PREFIX comes before every name; COMMAND-CONFIG is a properties file with the credentials of
-# an administrator. Principals are named in the environment, as in MONITORS=User:queue-monitor; run it once for each
-# more. Subscribers' consumer groups have names that begin with PREFIX{SUBSCRIBER_GROUPS} and kafka-acls.sh is looked
-# for on the PATH. The broker needs an authorizer, and denies what no row allows.
+# BOOTSTRAP is host:port,…; PREFIX is prepended to every name; COMMAND-CONFIG is a properties file with an administrator's
+# credentials. The environment names the principals, for example MONITORS=User:queue-monitor; for further principals run
+# it again. Names of subscribers' consumer groups have to begin with PREFIX{SUBSCRIBER_GROUPS}
+# kafka-acls.sh has to be on the PATH. The broker needs an authorizer that denies everything else.
 set -eu
 bootstrap=${{1:?"usage: acls.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]"}} prefix=${{2:-}} config=${{3:-}}
 tool=$(command -v kafka-acls.sh || command -v kafka-acls) || {{
@@ -166,7 +171,7 @@ allow() {{ # PRINCIPAL OPERATION literal|prefixed topic|group NAME…
 
 
 def _allowed(rows: Sequence[Right]) -> Iterator[str]:
-    """A call for all rows that differ only in their names: each starts a Java machine."""
+    """Calls of kafka-acls.sh, one for all rows that differ only in their names, because each call starts a JVM."""
 
     def alike(right: Right) -> tuple[str, str, str]:
         return right.operation, right.pattern, right.resource

@@ -1,4 +1,4 @@
-"""The pages of docs/generated that repeat what the code says."""
+"""Pages of docs/generated: topics, events and the states of a worker."""
 
 from slipway_common.lifecycle import diagram
 from slipway_common.topics import TOPICS, Topic

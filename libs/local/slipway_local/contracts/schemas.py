@@ -1,4 +1,4 @@
-"""JSON Schema 2020-12 of every event type, from its Struct. Objects are open: readers ignore fields they don't know."""
+"""JSON Schema 2020-12 of every event type, from its Struct. Objects are open: readers ignore unknown fields."""
 
 import inspect
 from datetime import datetime
@@ -13,14 +13,15 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schemas() -> dict[str, Schema]:
-    """Event type → schema of its data. `x-topic` says where it travels."""
+    """Event type → schema of its data. `x-topic` is the topic of the event."""
     return {type_: _schema(event) for type_, event in sorted(EVENT_OF.items())}
 
 
 def _schema(event: type[Any]) -> Schema:
     _, parts = msgspec.json.schema_components([event], ref_template="#/$defs/{name}")
     body: Schema = parts.pop(event.__name__)
-    body["description"] = inspect.getdoc(event) or ""  # that of its parent when it has none of its own
+    body["description"] = inspect.getdoc(event) or ""  # inherited from its base class if it has none
+
     for part in parts.values():
         if "description" in part:
             part["description"] = inspect.cleandoc(part["description"])

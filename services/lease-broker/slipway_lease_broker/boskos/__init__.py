@@ -1,3 +1,3 @@
-"""Slots over the API of Boskos, for clients that speak it: the same lease pools and leases as everywhere, under names.
+"""Boskos-compatible API for slots, backed by the same lease pools and leases as the other APIs.
 Docs: docs/guides/boskos.md.
 """

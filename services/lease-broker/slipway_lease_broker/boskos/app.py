@@ -1,8 +1,8 @@
-"""The API of Boskos and of ci-tools' lease proxy as an ASGI application: paths, methods, parameters, status codes and
-bodies. What a call does stands in calls.py.
+"""ASGI application for the APIs of Boskos and of the ci-tools lease proxy: paths, methods, parameters, status codes and
+bodies. The effects of the calls are in calls.py.
 
-Checked in this order: the method, who calls, the parameters, whether what they name exists, whose it is, its state. A
-success is exactly 200, since clients take anything else for a failure; nothing is ever answered with 429.
+Checks run in this order: method, caller, parameters, existence of the named slots, their owner, their state. A success
+is exactly 200, since clients treat any other status as a failure. No call is answered with 429.
 """
 
 import asyncio
@@ -19,22 +19,22 @@ from starlette.types import Receive, Scope, Send
 
 from slipway_common.access import Tokens, allows
 from slipway_common.clock import monotonic_seconds
-from slipway_common.postgres import Pool, is_infrastructure
+from slipway_common.postgres import Database, is_infrastructure
 from slipway_common.runtime import Runtime
 from slipway_common.telemetry import logger
-from slipway_lease_broker.boskos.calls import Caller, Calls, NotNow, Refused, Wanted, leased
-from slipway_lease_broker.domain.facts import TEXT_CHARACTERS_MAX, UNITS_MAX
+from slipway_lease_broker.boskos.calls import Caller, Calls, NotAvailable, Refused, Wanted, leased
+from slipway_lease_broker.domain.commands import TEXT_CHARACTERS_MAX, UNITS_MAX
 from slipway_lease_broker.domain.slots import FREE, Slot, go_seconds
 
 LOG = logger(__name__)
 
-ANYBODY: Final = "boskos"  # as events and history name callers without a token
+ANONYMOUS: Final = "boskos"  # name of callers without a token in events and history
 BODY_BYTES_MAX: Final = 1_000_000
-LOOK_SECONDS: Final = 1.0  # of a lease proxy's caller, who waits on the line
+POLL_SECONDS: Final = 1.0  # for a waiting call of the lease proxy
 FENCED_BY: Final = "Slipway-Fencing-Token"
 
-NOT_STARTED: Final = "the lease-broker is starting, try again in a moment"
-UNAVAILABLE: Final = "the database cannot be reached; nothing was changed, try again"
+NOT_STARTED: Final = "the lease-broker is starting, retry in a moment"
+UNAVAILABLE: Final = "the database is unavailable; nothing was changed, retry"
 UNSTORABLE: Final = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
 
@@ -44,18 +44,18 @@ class Names(msgspec.Struct):
     names: list[str]
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """One call on its way: `given` are its parameters, each once."""
+class BoskosCall(msgspec.Struct, frozen=True):
+    """A call in progress. `given` are its parameters, one value each."""
 
     request: Request
     given: Mapping[str, str]
     caller: Caller
-    database: Pool
+    database: Database
 
     def text(self, *names: str) -> list[str]:
-        """Required parameters."""
+        """The values of required parameters; raises Refused if one is missing."""
         if missing := [name for name in names if not self.given.get(name)]:
-            raise Refused(400, f"{', '.join(missing)} must be set; needed are {', '.join(names)}")
+            raise Refused(400, f"{', '.join(missing)} must be set (required: {', '.join(names)})")
         return [_storable(name, self.given[name]) for name in names]
 
     async def body(self) -> bytes:
@@ -68,7 +68,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class App:
-    """Answers on its own port. `open_to_all` lets callers in who name no token, as Boskos does."""
+    """The ASGI application. `open_to_all` accepts callers without a token, as Boskos does."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class App:
         self._tokens = tokens
         self._open_to_all = open_to_all
         self._proxy_wait_seconds = proxy_wait_seconds
-        self._routes: dict[str, tuple[str, Callable[[Ask], Awaitable[Response]]]] = {
+        self._routes: dict[str, tuple[str, Callable[[BoskosCall], Awaitable[Response]]]] = {
             "/acquire": ("POST", self._acquire),
             "/acquirebystate": ("POST", self._acquire_by_state),
             "/release": ("POST", self._release),
@@ -105,15 +105,15 @@ class App:
             return text(503, "; ".join(reasons))
         if path not in self._routes:
             return Response()  # also /healthz
-        method, call = self._routes[path]
+        method, handler = self._routes[path]
         try:
             if request.method != method:
-                raise Refused(405, f"{path} takes {method} only")
+                raise Refused(405, f"{path} supports {method} only")
             caller = self._caller(request)
-            if (database := self._runtime().pool) is None:
+            if (database := self._runtime().database) is None:
                 raise Refused(500, NOT_STARTED)
             given = {name: request.query_params.getlist(name)[0] for name in request.query_params}
-            return await call(Ask(request, given, caller, database))
+            return await handler(BoskosCall(request, given, caller, database))
         except Refused as refused:
             answer = text(refused.status, refused.text)
             if refused.status == 405:
@@ -129,10 +129,10 @@ class App:
             return text(500, "internal error, see the lease-broker's log")
 
     def _caller(self, request: Request) -> Caller:
-        """By HTTP Basic: name and secret of a token. Refused when it is not known, or needed and not given."""
+        """The caller by HTTP Basic (name and secret of a token). Raises Refused for an unknown or missing token."""
         given = request.headers.get("authorization")
         if given is None and self._open_to_all:
-            return Caller(ANYBODY, lambda _: None)
+            return Caller(ANONYMOUS, lambda _: None)
         kind, _, credentials = (given or "").partition(" ")
         try:
             name, _, secret = base64.b64decode(credentials, validate=True).decode().partition(":")
@@ -140,7 +140,7 @@ class App:
             name = secret = ""
         token = self._tokens.find(secret) if kind.lower() == "basic" and secret else None
         if token is None or token.name != name:
-            raise Refused(401, "name a token of the lease-broker by HTTP Basic: its name and its secret")
+            raise Refused(401, "authenticate by HTTP Basic with the name and the secret of a token of the lease-broker")
         scopes = token.scopes
 
         def may_write(lease_pool_id: str) -> None:
@@ -149,9 +149,9 @@ class App:
 
         return Caller(name, may_write)
 
-    async def _acquire(self, ask: Ask) -> Response:
-        type_, state, dest, owner = ask.text("type", "state", "dest", "owner")
-        request_id = ask.given.get("request_id") or None
+    async def _acquire(self, call: BoskosCall) -> Response:
+        type_, state, dest, owner = call.text("type", "state", "dest", "owner")
+        request_id = call.given.get("request_id") or None
         wanted = Wanted(
             lease_pool_id=type_,
             state=state,
@@ -159,79 +159,79 @@ class App:
             owner=owner,
             request_id=None if request_id is None else _storable("request_id", request_id),
         )
-        answer = await self._calls.acquire(ask.database, ask.caller, wanted)
-        if isinstance(answer, NotNow):
+        answer = await self._calls.acquire(call.database, call.caller, wanted)
+        if isinstance(answer, NotAvailable):
             return text(404, answer.reason)
         slot = answer[0]
         token = {} if slot.lease_id is None else {FENCED_BY: str(slot.fencing_token)}
         return json(resource(slot), **token)
 
-    async def _acquire_by_state(self, ask: Ask) -> Response:
-        state, dest, owner, given = ask.text("state", "dest", "owner", "names")
+    async def _acquire_by_state(self, call: BoskosCall) -> Response:
+        state, dest, owner, given = call.text("state", "dest", "owner", "names")
         names = list(dict.fromkeys(name for name in given.split(",") if name))
         if not names:
-            raise Refused(400, "names must be set: one or several, with commas between")
+            raise Refused(400, "names must be set: one or more names, separated by commas")
         found = await self._calls.acquire_by_state(
-            ask.database, ask.caller, state=state, dest=dest, owner=owner, names=names
+            call.database, call.caller, state=state, dest=dest, owner=owner, names=names
         )
         return json([resource(slot) for slot in found])
 
-    async def _release(self, ask: Ask) -> Response:
-        name, dest, owner = ask.text("name", "dest", "owner")
-        await self._calls.release(ask.database, ask.caller, name=name, dest=dest, owner=owner)
+    async def _release(self, call: BoskosCall) -> Response:
+        name, dest, owner = call.text("name", "dest", "owner")
+        await self._calls.release(call.database, call.caller, name=name, dest=dest, owner=owner)
         return Response()
 
-    async def _update(self, ask: Ask) -> Response:
-        name, owner, state = ask.text("name", "owner", "state")
-        userdata = _userdata(await ask.body())
-        await self._calls.update(ask.database, ask.caller, name=name, owner=owner, state=state, userdata=userdata)
+    async def _update(self, call: BoskosCall) -> Response:
+        name, owner, state = call.text("name", "owner", "state")
+        userdata = _userdata(await call.body())
+        await self._calls.update(call.database, call.caller, name=name, owner=owner, state=state, userdata=userdata)
         return Response()
 
-    async def _reset(self, ask: Ask) -> Response:
-        type_, state, dest, expire = ask.text("type", "state", "dest", "expire")
+    async def _reset(self, call: BoskosCall) -> Response:
+        type_, state, dest, expire = call.text("type", "state", "dest", "expire")
         try:
             seconds = go_seconds(expire)
         except ValueError as error:
             raise Refused(400, f"expire: {error}") from None
         owners = await self._calls.reset(
-            ask.database, ask.caller, lease_pool_id=type_, state=state, dest=dest, expire_seconds=seconds
+            call.database, call.caller, lease_pool_id=type_, state=state, dest=dest, expire_seconds=seconds
         )
         return json(owners)
 
-    async def _metric(self, ask: Ask) -> Response:
-        (type_,) = ask.text("type")
-        return json(await self._calls.metric(ask.database, ask.caller, type_))
+    async def _metric(self, call: BoskosCall) -> Response:
+        (type_,) = call.text("type")
+        return json(await self._calls.metric(call.database, call.caller, type_))
 
-    async def _lease_acquire(self, ask: Ask) -> Response:
-        """Waits on the line until all are there; 500 when that took too long. What nobody is told of stays nowhere."""
-        (type_,) = ask.text("type")
-        given = ask.given.get("count", "1")
+    async def _lease_acquire(self, call: BoskosCall) -> Response:
+        """Wait until all slots are acquired; 500 on a time-out. Slots whose answer nobody receives are released."""
+        (type_,) = call.text("type")
+        given = call.given.get("count", "1")
         if not (given.isascii() and given.isdecimal()) or len(given) > 7 or int(given) > UNITS_MAX:
             raise Refused(400, f"count: {given[:50]!r} is not a number from 0 to {UNITS_MAX}")
-        if (number := int(given)) == 0:
+        if (count := int(given)) == 0:
             return json({"names": []})
-        await self._calls.check_number(ask.database, ask.caller, type_, number)
-        wanted = leased(type_, ask.caller.name, number)
+        await self._calls.check_count(call.database, call.caller, type_, count)
+        wanted = leased(type_, call.caller.name, count)
         try:
-            return json({"names": [slot.name for slot in await self._on_the_line(ask, wanted)]})
+            return json({"names": [slot.name for slot in await self._wait_for_slots(call, wanted)]})
         except BaseException:
-            await asyncio.shield(self._calls.withdraw(ask.database, ask.caller, wanted))
+            await asyncio.shield(self._calls.withdraw(call.database, call.caller, wanted))
             raise
 
-    async def _on_the_line(self, ask: Ask, wanted: Wanted) -> Sequence[Slot]:
+    async def _wait_for_slots(self, call: BoskosCall, wanted: Wanted) -> Sequence[Slot]:
         until = monotonic_seconds() + self._proxy_wait_seconds
-        while isinstance(answer := await self._calls.acquire(ask.database, ask.caller, wanted), NotNow):
+        while isinstance(answer := await self._calls.acquire(call.database, call.caller, wanted), NotAvailable):
             left_seconds = until - monotonic_seconds()
-            if left_seconds <= 0 or await _hung_up(ask.request, min(LOOK_SECONDS, left_seconds)):
+            if left_seconds <= 0 or await _is_disconnected(call.request, min(POLL_SECONDS, left_seconds)):
                 raise Refused(500, f"not acquired within {self._proxy_wait_seconds:g} s: {answer.reason}")
-        if await _hung_up(ask.request, 0.0):
-            raise Refused(500, "nobody takes the answer")
+        if await _is_disconnected(call.request, 0.0):
+            raise Refused(500, "the caller has disconnected")
         return answer
 
-    async def _lease_release(self, ask: Ask) -> Response:
-        """204 when all of them were released; else 500, which says which were."""
+    async def _lease_release(self, call: BoskosCall) -> Response:
+        """Release slots: 204 if all were released, else 500 with the released ones."""
         try:
-            names = msgspec.json.decode(await ask.body(), type=Names).names
+            names = msgspec.json.decode(await call.body(), type=Names).names
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refused(400, f'the body is not {{"names": […]}}: {error}') from None
         for name in names:
@@ -239,7 +239,7 @@ class App:
         released, failures = [], []
         for name in dict.fromkeys(names):
             try:
-                await self._calls.release(ask.database, ask.caller, name=name, dest=FREE, owner=ask.caller.name)
+                await self._calls.release(call.database, call.caller, name=name, dest=FREE, owner=call.caller.name)
                 released.append(name)
             except Refused as refused:
                 failures.append(refused.text)
@@ -248,8 +248,8 @@ class App:
         return Response(status_code=204)
 
 
-async def _hung_up(request: Request, seconds: float) -> bool:
-    """Whether the caller goes away within so many seconds."""
+async def _is_disconnected(request: Request, seconds: float) -> bool:
+    """True if the caller disconnects within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             while (await request.receive())["type"] != "http.disconnect":
@@ -260,28 +260,28 @@ async def _hung_up(request: Request, seconds: float) -> bool:
 
 
 def _userdata(body: bytes) -> dict[str, str]:
-    """User data to merge; none without a body. Refused for anything but texts by name."""
+    """The user data to merge; empty without a body. Raises Refused unless it is a JSON object of strings."""
     try:
         given = msgspec.json.decode(body, type=dict[str, str] | None) if body.strip() else None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(400, f"the body is not a JSON object of texts: {error}") from None
+        raise Refused(400, f"the body is not a JSON object of strings: {error}") from None
     for name, value in (given or {}).items():
         if "\0" in name or "\0" in value:
-            raise Refused(400, f"{name[:50]!r}: user data hold no NUL")
+            raise Refused(400, f"{name[:50]!r}: user data must not contain NUL")
     return given or {}
 
 
 def _storable(name: str, value: str) -> str:
     if len(value) > TEXT_CHARACTERS_MAX or "\0" in value:
-        # Of names, a list.
+        # `names` is a list: the limit applies to each name.
         if name == "names" and "\0" not in value and all(len(v) <= TEXT_CHARACTERS_MAX for v in value.split(",")):
             return value
-        raise Refused(400, f"{name}: at most {TEXT_CHARACTERS_MAX} characters and no NUL")
+        raise Refused(400, f"{name}: must have at most {TEXT_CHARACTERS_MAX} characters and no NUL")
     return value
 
 
 def resource(slot: Slot) -> dict[str, Any]:
-    """A slot in the words of Boskos."""
+    """A slot as a Boskos resource."""
     return {
         "type": slot.lease_pool_id,
         "name": slot.name,

@@ -1,4 +1,4 @@
-"""The second port. Off until its setting names it."""
+"""Server of the Boskos API on its own port, off by default."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from slipway_common.runtime import Runtime
 from slipway_common.telemetry import logger
 from slipway_lease_broker.boskos.app import App
 from slipway_lease_broker.boskos.calls import Calls
-from slipway_lease_broker.boskos.visit import Terms, Visits
+from slipway_lease_broker.boskos.transactions import SlotTerms, SlotTransactions
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.settings import Settings
 
@@ -20,7 +20,7 @@ LOG = logger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """Ends with its service, which has the signals."""
+    """A server without signal handlers: it stops with its service, which handles the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -28,7 +28,7 @@ class _Server(uvicorn.Server):
 
 
 class Port:
-    """`app` is what it serves; `number` is the port once it is open, also when the system chose it."""
+    """The port of the Boskos API. `number` is the port once it is bound, also when the system chose it."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class Port:
         decided: Callable[[Decision], None],
         published: Callable[[bool], None],
     ) -> None:
-        terms = Terms(
+        terms = SlotTerms(
             expired_state=settings.boskos_expired_state,
             request_ttl_seconds=settings.boskos_request_ttl_seconds,
             lost_linger_seconds=settings.lost_linger_seconds,
             waiter_ttl_seconds=settings.waiter_ttl_seconds,
         )
-        visits = Visits(terms, caught_up=caught_up, decided=decided, published=published)
+        transactions = SlotTransactions(terms, caught_up=caught_up, decided=decided, published=published)
         self.app = App(
-            Calls(visits),
+            Calls(transactions),
             runtime,
             Tokens(settings.tokens_file),
             open_to_all=settings.boskos_open,
@@ -58,7 +58,7 @@ class Port:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open for as long as the service runs. Raises OSError when the port is taken."""
+        """Serve for as long as the service runs. Raises OSError when the port is in use."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listening = socket.create_server((self._host, self.number), family=family, backlog=2048)
         self.number = listening.getsockname()[1]
@@ -66,7 +66,7 @@ class Port:
             uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
         )
         task = asyncio.create_task(server.serve([listening]))
-        LOG.info("slots are served", host=self._host, port=self.number)
+        LOG.info("serving the Boskos API", host=self._host, port=self.number)
         try:
             yield
         finally:

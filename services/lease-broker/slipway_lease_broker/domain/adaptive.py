@@ -1,17 +1,17 @@
-"""A limit that follows what the cloud bears. Pure.
+"""Adaptive limits that follow the throttling of the provider. Pure.
 
-Additive increase, multiplicative decrease, by what clouds say and nothing else: a refusal of too many calls, the calls
-that are left. How long an operation takes is no evidence: a slow installation is no queue.
+Additive increase and multiplicative decrease, driven only by throttle evidence from the provider: refused calls and
+remaining quota. The duration of an operation is no evidence, since a slow installation is not a queue.
 
-    throttled            limit × 0.9, at most once per window, once a third of the last leases say so
-    still throttled      limit × 0.75, when leases granted after a cut say so as well
-    little quota left    no rise within a window
-    used, not throttled  + 1 per window, since nobody knows what a limit bears that was not used
-    silence              nothing
+    throttled            limit × 0.9, at most once per window, when a third of the last leases were throttled
+    still throttled      limit × 0.75, when leases granted after a cut were throttled as well
+    little quota left    no increase within a window
+    used, not throttled  + 1 per window; a limit that is not in use gives no evidence that it could be higher
+    no evidence          unchanged
 
-A bucket refuses a call now and then long before it is used up, which is why a few throttled leases cut nothing. Fewer
-calls are refused when starts follow each other evenly, which is why they are paced by how long leases are really held,
-once that is known. `make adaptive` measures all of this.
+A token bucket refuses single calls long before it is empty, so a few throttled leases do not cut the limit. Evenly
+spaced starts are refused less often, so starts are paced by the measured duration of leases once it is known.
+`make adaptive` measures all of this.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ from slipway_lease_broker.domain.pacing import Pacing, default_pacing
 
 CUT: Final = 0.9
 CUT_AGAIN: Final = 0.75
-AGAIN_WINDOWS: Final = 2  # a cut within so many windows of another one follows up on it
-TOLERATED: Final = 0.35  # share of leases that were throttled in some call
-LOW_QUOTA: Final = 0.1  # of the most that was seen left
-QUOTA_WINDOWS: Final = 12  # for so many windows at least, and twice as many at most, the most is remembered
-SMOOTHING: Final = 0.05  # weight of one lease in the share of throttled ones, and in the mean time that they are held
-HEADROOM: Final = 1.05  # starts per lease that ends: the limit fills up again, though slowly
+AGAIN_WINDOWS: Final = 2  # a cut within this many windows after another one is a CUT_AGAIN
+TOLERATED: Final = 0.35  # share of leases with a throttled call
+LOW_QUOTA: Final = 0.1  # share of the largest remaining quota seen
+QUOTA_WINDOWS: Final = 12  # the largest remaining quota is kept for one to two times this many windows
+SMOOTHING: Final = 0.05  # weight of one lease in the share of throttled leases and in their mean duration
+HEADROOM: Final = 1.05  # starts per ended lease, so that the limit slowly fills up again
 
 
 class AdaptiveTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Units. `window_seconds` is the pool's hold: as long as what a change admits or keeps out takes effect."""
+    """Bounds in units. `window_seconds` is the pool's hold: the time until a changed limit has its full effect."""
 
     floor: int
     ceiling: int
@@ -41,8 +41,8 @@ class AdaptiveTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What one release said of the cloud. `granted_at` is its lease's grant; a `late` one came after the hold had ended
-    its lease, and says nothing of how long leases are held."""
+    """Throttle evidence of one release. `granted_at` is the grant of its lease; a `late` release came after the hold
+    had ended, and does not count for the duration of leases."""
 
     granted_at: datetime
     throttled: bool = False
@@ -51,7 +51,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adaptive(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one lease pool. The limit in force is `units`; the rest says when it may change again."""
+    """State of an adaptive limit. The limit in force is `units`; the other fields decide when it may change again."""
 
     limit: float
     changed_at: datetime
@@ -68,8 +68,8 @@ class Adaptive(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.limit)
 
 
-def began(limit_units: int, terms: AdaptiveTerms, now: datetime) -> Adaptive:
-    """At the declared limit, within the bounds."""
+def initial_adaptive(limit_units: int, terms: AdaptiveTerms, now: datetime) -> Adaptive:
+    """The initial state: the declared limit, within the bounds."""
     return Adaptive(limit=float(min(max(limit_units, terms.floor), terms.ceiling)), changed_at=now)
 
 
@@ -82,9 +82,9 @@ def adapt(
     now: datetime,
     pinned: bool = False,
 ) -> tuple[Adaptive, str]:
-    """The state after `evidence` at `now`, and why the limit changed; "" when it did not.
+    """The state after `evidence` at `now`, and the reason of a changed limit; "" if it did not change.
 
-    `saturated`: more is wanted than the limit has, and it is in use. A `pinned` limit stays, whatever is said.
+    `saturated`: more units are wanted than the limit has, and it is in use. A `pinned` limit never changes.
     """
     for one in evidence:
         state = _noted(state, terms, one, now)
@@ -92,24 +92,24 @@ def adapt(
         return state, ""
     bounded = min(max(state.limit, terms.floor), terms.ceiling)
     if bounded != state.limit:
-        why = f"limit {state.units} → {int(bounded)}: the bounds are {terms.floor} to {terms.ceiling}"
-        return msgspec.structs.replace(state, limit=bounded, changed_at=now), why
+        reason = f"limit {state.units} → {int(bounded)}: the bounds are {terms.floor} to {terms.ceiling}"
+        return msgspec.structs.replace(state, limit=bounded, changed_at=now), reason
     if any(one.throttled for one in evidence):
         return _cut(state, terms, now)
     if not saturated or state.limit >= terms.ceiling or now < rises_at(state, terms):
         return state, ""
     higher = min(float(terms.ceiling), state.limit + 1)
-    why = f"limit {state.units} → {int(higher)}: all in use, and bearable for {terms.window_seconds:g} s"
-    return msgspec.structs.replace(state, limit=higher, changed_at=now), why
+    reason = f"limit {state.units} → {int(higher)}: fully used without throttling for {terms.window_seconds:g} s"
+    return msgspec.structs.replace(state, limit=higher, changed_at=now), reason
 
 
 def rises_at(state: Adaptive, terms: AdaptiveTerms) -> datetime:
-    """Before this the limit does not rise: for whoever has to look again by then."""
+    """The earliest time at which the limit may rise."""
     return max(state.changed_at, state.quota_low_at or state.changed_at) + timedelta(seconds=terms.window_seconds)
 
 
 def even_pacing(state: Adaptive, terms: AdaptiveTerms) -> Pacing:
-    """Starts about as fast as leases end, never faster than by default."""
+    """Pacing at about the rate at which leases end, never faster than the default."""
     default = default_pacing(state.units, terms.window_seconds)
     if state.held_seconds is None:
         return default
@@ -127,7 +127,7 @@ def _cut(state: Adaptive, terms: AdaptiveTerms, now: datetime) -> tuple[Adaptive
         return after, ""
     return (
         after,
-        f"limit {state.units} → {after.units}: {100 * state.throttled:.0f} % of the last leases were throttled",
+        f"limit {state.units} → {after.units}: {100 * state.throttled:.0f} % of recent leases were throttled",
     )
 
 
@@ -136,15 +136,15 @@ def _noted(state: Adaptive, terms: AdaptiveTerms, one: Evidence, now: datetime) 
         held = (now - one.granted_at).total_seconds()
         mean = held if state.held_seconds is None else state.held_seconds + (held - state.held_seconds) * SMOOTHING
         state = msgspec.structs.replace(state, held_seconds=mean)
-    if state.cut_at is None or one.granted_at >= state.cut_at:  # those before, the cut has answered
+    if state.cut_at is None or one.granted_at >= state.cut_at:  # leases granted before the cut are covered by it
         share = state.throttled + (one.throttled - state.throttled) * SMOOTHING
         state = msgspec.structs.replace(state, throttled=share)
     return state if one.quota_remaining is None else _quota_noted(state, terms, one.quota_remaining, now)
 
 
 def _quota_noted(state: Adaptive, terms: AdaptiveTerms, remaining: int, now: datetime) -> Adaptive:
-    """What counts as little is a share of the most seen lately: of the most ever, one absurd reading would make every
-    later one little, and the limit would never rise again."""
+    """The state after a reading of the remaining quota. Low is a share of the largest recent reading; with the largest
+    ever, one absurd reading would make all later ones low, and the limit would never rise again."""
     since, most, before = state.quota_since or now, state.quota_most, state.quota_most_before
     period = timedelta(seconds=QUOTA_WINDOWS * terms.window_seconds)
     if now >= since + period:

@@ -1,16 +1,16 @@
-"""Who of the waiting starts now, and with how much. Pure.
+"""Admission: which waiting requests start now, and with how many units. Pure.
 
-Three lines, each served before the next: operations that weigh nothing; operations past their maximum wait, which
-proceed over the limit and are counted; and all others, in the order of fairness.py. Of those the first that lacks
-units holds back all that come later, but for units kept for their own operation: else a stream of small requests
-would pass a large one for ever. Who may not start by itself (its tenant backs off, its group starts it later) is
-passed over, and keeps its place. A member of a gang is granted nowhere alone: at its turn its units are kept for it.
+Three classes, each served before the next: operations of weight 0; operations past their maximum wait, which proceed
+over the limit and are counted; and all others, in the order of fairness.py. In the last class the first request that
+lacks units blocks all later ones, apart from units reserved for their own operation: otherwise a stream of small
+requests could starve a large one. A request that may not start by itself (its tenant backs off, its group starts it
+later) is skipped and keeps its place. A member of a gang is never granted alone: at its turn its units are reserved.
 
-A gang keeps nothing while it is held up: a member of it can start in its own pool under no circumstances that are to be
-waited for. Whoever is passed over like that holds back nobody, however many they are.
+A gang reserves nothing while it is blocked, that is while one of its members cannot start in its own pool for a reason
+that neither time nor released units will change. Skipped members of blocked gangs block no other request.
 
-In shadow and advisory pools everybody starts at once, and the same rules say what would have waited, and how long.
-In a pool that was drained or retired nobody starts, whatever its mode.
+In shadow and advisory pools all requests start at once, and the same rules compute which ones would have waited, and
+for how long. In a drained or retired pool nothing starts, whatever its mode.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,38 +29,39 @@ from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
 from slipway_lease_broker.domain.limits import adaptive_terms, in_force, most_units, reserved_for_others
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Mode
+from slipway_lease_broker.domain.text import quantity
 
 Queue: TypeAlias = tuple[str, str, int, str]
 
-OVER_THE_LIMIT: Final = "waited for as long as its operation may: proceeds over the limit"
+OVER_THE_LIMIT: Final = "proceeds over the limit: maximum wait of its operation exceeded"
 
 
-class Holds(Enum):
-    """Whom a request that may not start holds back."""
+class Blocks(Enum):
+    """The requests that are blocked by one that may not start."""
 
-    NOBODY = "nobody"  # it asks for more than there will be
+    NOTHING = "nothing"  # it requests more units than there will be
     QUEUE = "queue"  # its own tenant, group or operation, which may not start by itself
-    LATER = "later"  # all that come later, but for what is kept for their own operation
+    LATER = "later"  # all later requests, apart from units reserved for their own operation
     ALL = "all"  # everything that is paced
-    UNITS = "units"  # its own units only: they are kept until its gang can start everywhere
+    UNITS = "units"  # its own units only: they are reserved until its gang can start in all pools
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How many units of a request may start now; with none, why, whom that holds back, and when time alone may change
-    it."""
+    """Number of units of a request that may start now; if none, the reason, the requests that this blocks, and the time
+    at which it may change by itself."""
 
     units: int = 0
     reason: str = ""
-    holds: Holds = Holds.NOBODY
+    blocks: Blocks = Blocks.NOTHING
     until: datetime | None = None
 
 
-WITH_ITS_GANG: Final = Verdict(0, "its gang starts once all its pools have room", Holds.UNITS)
+WITH_ITS_GANG: Final = Verdict(0, "its gang starts once all of its pools have free units", Blocks.UNITS)
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """`units` of a request start now. `spared_seconds` is what a shadow or advisory pool spared it, `reason` why it
-    would have waited."""
+    """A start of `units` of a request. `spared_seconds` is the wait that a shadow or advisory pool spared it, `reason`
+    the reason for that wait."""
 
     request: Request
     units: int
@@ -69,14 +70,14 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Admission:
-    """One round over the heads of the queues: what it grants, and the state after it.
+    """One round over the heads of the queues: its grants, and the state after it.
 
-    Of each queue at most `per_queue` requests were loaded, or as many as `deeper` says. When one runs out, who comes
-    next there is not known. If some of it started, the round ends and is not `complete`. If all of it was passed over,
-    the others go on, since they would never have a turn otherwise, and `hidden` names the queue: who stands behind is
-    to be read.
+    Of each queue at most `per_queue` requests were loaded, or the number in `deeper`. When these run out, the next
+    request of the queue is unknown. If some of them started, the round ends and is not `complete`. If all of them were
+    skipped, the other queues go on, since they would never have a turn otherwise, and `hidden` names the queue, so that
+    the caller can load the requests behind.
 
-    `held_up` names gangs that keep nothing, and why: see `gangs_held_up`.
+    `blocked_gangs` maps gangs that reserve nothing to the reason; see `find_blocked_gangs`.
     """
 
     def __init__(
@@ -91,9 +92,15 @@ class Admission:
         per_queue: int,
         deeper: Mapping[Queue, int] = MappingProxyType({}),
         for_gang: bool = False,
-        held_up: Mapping[str, str] = MappingProxyType({}),
+        blocked_gangs: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.pool, self.limit, self.now, self.for_gang, self.held_up = pool, limit_units, now, for_gang, held_up
+        self.pool, self.limit, self.now, self.for_gang, self.blocked_gangs = (
+            pool,
+            limit_units,
+            now,
+            for_gang,
+            blocked_gangs,
+        )
         self.pacing = pacing_of(pool, limit_units)
         self.paced_until = repaced(pool, self.pacing, now)
         self.most_ahead = pacing.most_ahead(self.pacing, limit_units, pool.hold_seconds)
@@ -103,25 +110,25 @@ class Admission:
         ahead = {t.tenant: t.virtual_finish for t in self.tenants.values() if t.virtual_finish > pool.virtual_time}
         self.shares = Shares(pool.virtual_time, ahead)
         self.grants: list[Grant] = []
-        self.waiting: dict[str, str] = {}  # request id → why it was looked at and does not start
-        self.wake: list[datetime] = []  # when time alone may let somebody start
+        self.waiting: dict[str, str] = {}  # id of a considered request that does not start → reason
+        self.wake_times: list[datetime] = []  # when time alone may let a request start
         self.finish: dict[str, float] = {}  # tenant → virtual finish of its last grant
         self.gangs: list[str] = []  # that may start as far as this pool is concerned
         self.complete = True
         self.hidden: set[Queue] = set()
 
         waiters = list(waiters)
-        self._late_at = self._when_late(waiters)  # request id → when its maximum wait is over, of those still waiting
-        self._queues: dict[Queue, list[Request]] = {}  # the first one last
-        # The age of an attempt before gives a place ahead of one that is past its maximum wait, and must not hide it.
+        self._overdue_times = self._find_overdue_times(waiters)  # id of a waiting request → end of its maximum wait
+        self._queues: dict[Queue, list[Request]] = {}  # in reverse order
+        # Overdue requests come first: one that inherited the age of an earlier attempt must not hide them.
         for request in sorted(waiters, key=lambda one: (not self._is_overdue(one), *_arrival(one)), reverse=True):
             self._queues.setdefault(request.queue, []).append(request)
         self._cut = {queue for queue, requests in self._queues.items() if len(requests) >= deeper.get(queue, per_queue)}
-        self._started: set[Queue] = set()  # of which something starts
-        # What goes before all others: it weighs nothing, or has a maximum wait.
-        self._hurries = bool(self._late_at) or any(one.weight == 0 for one in pool.policy.operations.values())
-        self._kept = 0  # units of gangs at their turn
-        self._closed: set[str] = set()  # operations whose first lacks units
+        self._started: set[Queue] = set()  # with at least one grant
+        # Some requests may go before all others: their operation has weight 0 or a maximum wait.
+        self._has_express = bool(self._overdue_times) or any(one.weight == 0 for one in pool.policy.operations.values())
+        self._reserved_for_gangs = 0  # units of gangs at their turn
+        self._short_operations: set[str] = set()  # operations whose first request lacks units
         self._stopped = False  # nothing paced may start
 
     def run(self) -> "Admission":
@@ -129,11 +136,11 @@ class Admission:
             verdict = self.verdict(request)
             if verdict.units:
                 self._grant(Grant(request, verdict.units, verdict.reason))
-            elif self._lets_all_start() and not self._is_apart(request):
+            elif self._lets_all_start() and not self._starts_with_gang(request):
                 spared = self._spared_seconds(request, verdict)
                 self._grant(Grant(request, request.waiting_units, verdict.reason, spared))
             else:
-                self._hold_back(request, verdict)
+                self._defer(request, verdict)
             if not self._queues.get(request.queue, True):
                 del self._queues[request.queue]
                 if request.queue in self._cut and request.queue in self._started:
@@ -146,22 +153,22 @@ class Admission:
     def _lets_all_start(self) -> bool:
         return self.pool.policy.mode is not Mode.ENFORCE and not self.pool.stopped
 
-    # Whose turn it is
+    # Order of requests
 
     def _next(self) -> Request | None:
         heads = [requests[-1] for requests in self._queues.values()]
         if not heads:
             return None
-        if self._hurries:
+        if self._has_express:
             free = [head for head in heads if self._weight(head) == 0]
             if overdue := free or [head for head in heads if self._is_overdue(head)]:
                 return min(overdue, key=_arrival)
         if self._stopped:
             return None
         of = {
-            Head(tenant=head.tenant, priority=head.priority, asked_at=head.since, place=head.place): head
+            Head(tenant=head.tenant, priority=head.priority, requested_at=head.since, place=head.place): head
             for head in heads
-            if head.operation not in self._closed
+            if head.operation not in self._short_operations
         }
         first = fairness.next_head(of, self.shares, self.now, self.pool.policy.ageing_seconds)
         return None if first is None else of[first]
@@ -169,88 +176,88 @@ class Admission:
     def _weight(self, request: Request) -> int:
         return self.pool.policy.operation(request.operation).weight
 
-    def _when_late(self, waiters: Iterable[Request]) -> dict[str, datetime]:
+    def _find_overdue_times(self, waiters: Iterable[Request]) -> dict[str, datetime]:
         operations = self.pool.policy.operations.items()
         longest = {name: one.max_wait_seconds for name, one in operations if one.max_wait_seconds is not None}
         if not longest or self.pool.stopped:
             return {}
-        from_then = self.pool.blocked_until or self.now  # a Retry-After comes first
+        earliest = self.pool.blocked_until or self.now  # a Retry-After takes precedence
         return {
-            request.id: max(_waits_since(request) + timedelta(seconds=longest[request.operation]), from_then)
+            request.id: max(_waits_since(request) + timedelta(seconds=longest[request.operation]), earliest)
             for request in waiters
             if request.operation in longest
         }
 
     def _is_overdue(self, request: Request) -> bool:
-        late_at = self._late_at.get(request.id)
-        return late_at is not None and self.now >= late_at
+        overdue_at = self._overdue_times.get(request.id)
+        return overdue_at is not None and self.now >= overdue_at
 
-    def _is_apart(self, request: Request) -> bool:
-        """Whether it starts with its gang alone, whatever this pool says."""
+    def _starts_with_gang(self, request: Request) -> bool:
+        """True if the request can only start together with its gang."""
         return request.gang_id is not None and not self.for_gang
 
-    def _is_gated(self) -> bool:
+    def _is_blocked_by_provider(self) -> bool:
         return self.pool.blocked_until is not None and self.now < self.pool.blocked_until
 
-    # Whether it may start
+    # Verdict on one request
 
     def verdict(self, request: Request) -> Verdict:
-        if self.pool.stopped:  # by people: whatever its mode and whatever it weighs
-            return Verdict(0, in_force(self.pool).reason, Holds.QUEUE)
-        weight, is_apart = self._weight(request), self._is_apart(request)
-        if is_apart and (why := self.held_up.get(request.gang_id or "")) is not None:
-            return Verdict(0, why)
-        if is_apart and self.pool.policy.mode is not Mode.ENFORCE:
+        if self.pool.stopped:  # by an operator: applies in every mode and to every weight
+            return Verdict(0, in_force(self.pool).reason, Blocks.QUEUE)
+        weight, with_gang = self._weight(request), self._starts_with_gang(request)
+        if with_gang and (reason := self.blocked_gangs.get(request.gang_id or "")) is not None:
+            return Verdict(0, reason)
+        if with_gang and self.pool.policy.mode is not Mode.ENFORCE:
             return WITH_ITS_GANG
         if weight == 0 and request.since <= self.now:
-            return WITH_ITS_GANG if is_apart else Verdict(request.waiting_units)
+            return WITH_ITS_GANG if with_gang else Verdict(request.waiting_units)
         if self._is_overdue(request):
-            if is_apart:
+            if with_gang:
                 return WITH_ITS_GANG
             fits = self.free_cost(request.operation) >= request.waiting_units * weight
             return Verdict(request.waiting_units, "" if fits else OVER_THE_LIMIT)
         if (not_yet := self._not_yet(request)) is not None:
             return not_yet
-        if self._is_gated():
-            return Verdict(0, "the cloud asked for a pause (Retry-After)", Holds.ALL, self.pool.blocked_until)
+        if self._is_blocked_by_provider():
+            return Verdict(0, "the provider asked for a pause (Retry-After)", Blocks.ALL, self.pool.blocked_until)
         return self._by_units(request, weight)
 
     def _not_yet(self, request: Request) -> Verdict | None:
-        """What keeps its own queue from starting, whatever is free."""
+        """A verdict that blocks the queue of the request whatever units are free; None if there is no such reason."""
         if request.since > self.now:
-            return Verdict(0, "its group starts it later", Holds.QUEUE, request.since)
+            return Verdict(0, "its group starts it later", Blocks.QUEUE, request.since)
         if (group := self.groups.get(request.group_name)) is not None:
             step = spread.step(group.size, group.spread_seconds)
             until = spread.free_at(request.since, group.last_start_at, step)
             if until > self.now:
-                return Verdict(0, "another of its group started just now", Holds.QUEUE, until)
+                return Verdict(0, "another member of its group has just started", Blocks.QUEUE, until)
         tenant = self.tenants.get(request.tenant)
         if tenant is not None and tenant.backoff_until is not None and tenant.backoff_until > self.now:
-            why = f"tenant {request.tenant} backs off after {tenant.failures} failures"
-            return Verdict(0, why, Holds.QUEUE, tenant.backoff_until)
+            reason = f"tenant {request.tenant} backs off after {quantity(tenant.failures, 'failure')}"
+            return Verdict(0, reason, Blocks.QUEUE, tenant.backoff_until)
         return None
 
     def _by_units(self, request: Request, weight: int) -> Verdict:
         is_whole = request.whole or request.gang_id is not None
-        room = self.limit - reserved_for_others(self.pool, request.operation)
-        if request.waiting_units * weight > room and (is_whole or weight > room):
-            holds = Holds.QUEUE if weight > room else Holds.NOBODY  # those behind it are of the same operation
-            return Verdict(0, f"asks for more than the limit of {self.limit} allows at any time", holds)
+        most = self.limit - reserved_for_others(self.pool, request.operation)
+        if request.waiting_units * weight > most and (is_whole or weight > most):
+            blocks = Blocks.QUEUE if weight > most else Blocks.NOTHING  # those behind it have the same operation
+            return Verdict(0, f"requests more than the limit of {self.limit} ever allows", blocks)
         units = min(request.waiting_units, max(0, self.free_cost(request.operation)) // weight)
         if units == 0 or (is_whole and units < request.waiting_units):
-            return Verdict(0, self._lacking(request), Holds.LATER)
+            return Verdict(0, self._shortage(request), Blocks.LATER)
         if self.pacing is not None:
             if not is_whole:
                 units = min(units, pacing.units_now(self.paced_until, self.now, self.pacing))
             until = pacing.free_at(self.paced_until, self.now, max(1, units), self.pacing)
             if until > self.now:
-                return Verdict(0, "starts are paced", Holds.ALL, until)
-        return WITH_ITS_GANG if self._is_apart(request) else Verdict(units)
+                return Verdict(0, "starts are paced", Blocks.ALL, until)
+        return WITH_ITS_GANG if self._starts_with_gang(request) else Verdict(units)
 
     def free_cost(self, operation: str) -> int:
-        """What an operation may still cost, below zero when more is held than the limit has."""
-        unused = self.limit - sum(self.held.values()) - self._kept
-        if self._closed:  # somebody before waits for units: what is left to others is what is kept for them
+        """Cost still available to an operation; below zero when more is held than the limit allows."""
+        unused = self.limit - sum(self.held.values()) - self._reserved_for_gangs
+        if self._short_operations:  # an earlier request waits for units: only reserved units are left to later ones
             reserved = self.pool.policy.operation(operation).reserved_units
             return min(unused, reserved - self.held.get(operation, 0))
         return unused - sum(
@@ -259,14 +266,14 @@ class Admission:
             if other != operation
         )
 
-    def _lacking(self, request: Request) -> str:
+    def _shortage(self, request: Request) -> str:
         held = sum(self.held.values())
-        kept = f", {self._kept} kept for gangs" if self._kept else ""
-        reserved = self.limit - held - self._kept - self.free_cost(request.operation)
-        others = f", {reserved} kept for others" if reserved > 0 else ""
-        return f"{held} of {self.limit} held{kept}{others}"
+        gangs = f", {self._reserved_for_gangs} reserved for gangs" if self._reserved_for_gangs else ""
+        reserved = self.limit - held - self._reserved_for_gangs - self.free_cost(request.operation)
+        others = f", {reserved} reserved for others" if reserved > 0 else ""
+        return f"{held} of {self.limit} held{gangs}{others}"
 
-    # What becomes of it
+    # Effect of a verdict
 
     def _grant(self, grant: Grant) -> None:
         request, weight = grant.request, self._weight(grant.request)
@@ -279,7 +286,7 @@ class Admission:
             queue[-1] = msgspec.structs.replace(request, waiting_units=left)
         else:
             queue.pop()
-            self._late_at.pop(request.id, None)
+            self._overdue_times.pop(request.id, None)
         if cost:
             self.held[request.operation] = self.held.get(request.operation, 0) + cost
             self.paced_until = pacing.spend(self.paced_until, self.now, grant.units, self.pacing, self.most_ahead)
@@ -288,27 +295,27 @@ class Admission:
         if (group := self.groups.get(request.group_name)) is not None:
             self.groups[group.name] = msgspec.structs.replace(group, last_start_at=self.now)
 
-    def _hold_back(self, request: Request, verdict: Verdict) -> None:
+    def _defer(self, request: Request, verdict: Verdict) -> None:
         self.waiting[request.id] = verdict.reason
         if verdict.until is not None:
-            self.wake.append(verdict.until)
-        match verdict.holds:
-            case Holds.NOBODY:
+            self.wake_times.append(verdict.until)
+        match verdict.blocks:
+            case Blocks.NOTHING:
                 self._queues[request.queue].pop()
-            case Holds.QUEUE:
+            case Blocks.QUEUE:
                 del self._queues[request.queue]
-            case Holds.LATER:
-                self._closed.add(request.operation)
-            case Holds.ALL:
+            case Blocks.LATER:
+                self._short_operations.add(request.operation)
+            case Blocks.ALL:
                 self._stopped = True
-            case Holds.UNITS:
+            case Blocks.UNITS:
                 assert request.gang_id is not None
-                self._kept += request.waiting_units * self._weight(request)
+                self._reserved_for_gangs += request.waiting_units * self._weight(request)
                 self.gangs.append(request.gang_id)
                 self._queues[request.queue].pop()
 
     def _spared_seconds(self, request: Request, verdict: Verdict) -> float | None:
-        """What it would have waited, as far as is known now; None when it would have waited for ever."""
+        """Estimated wait that the request was spared; None when it would have waited forever."""
         paced = pacing.free_at(self.paced_until, self.now, request.waiting_units, self.pacing)
         until = max(paced, verdict.until or self.now)
         for_units = eta_seconds(
@@ -321,15 +328,14 @@ class Admission:
         return None if for_units is None else max(for_units, (until - self.now).total_seconds())
 
     def overdue_at(self) -> datetime | None:
-        """When the first of those still waiting, whatever holds it back, will have waited for as long as its operation
-        may."""
-        return min((at for at in self._late_at.values() if at > self.now), default=None)
+        """Earliest end of a maximum wait among the requests still waiting, whatever blocks them."""
+        return min((at for at in self._overdue_times.values() if at > self.now), default=None)
 
 
-def gangs_held_up(members: Iterable[Request], pools: Mapping[str, LeasePool]) -> dict[str, str]:
-    """Which gangs cannot start, by their members and the pools of these, and why. What only time, or units coming back,
-    keeps from starting holds up nothing; nor does a cancelled member, whose gang is given up at its turn."""
-    held_up: dict[str, str] = {}
+def find_blocked_gangs(members: Iterable[Request], pools: Mapping[str, LeasePool]) -> dict[str, str]:
+    """Gangs that cannot start, with the reason, from their members and the pools of these. A gang that only waits for
+    time or for released units is not blocked; nor is one with a cancelled member, which is given up at its turn."""
+    blocked_gangs: dict[str, str] = {}
     for member in members:
         if member.gang_id is None or not member.waiting_units:
             continue
@@ -337,16 +343,18 @@ def gangs_held_up(members: Iterable[Request], pools: Mapping[str, LeasePool]) ->
         limit = in_force(pool)
         most = most_units(pool, member.operation, limit.units)
         if pool.stopped:
-            held_up[member.gang_id] = f"its gang cannot start in {pool.id}: {limit.reason}"
+            blocked_gangs[member.gang_id] = f"its gang cannot start in {pool.id}: {limit.reason}"
         elif member.lapsed:
-            held_up[member.gang_id] = f"nobody asks for its gang in {pool.id} any more"
+            blocked_gangs[member.gang_id] = f"the request of its gang in {pool.id} has lapsed"
         elif most is not None and member.waiting_units > most:
-            held_up[member.gang_id] = f"its gang cannot start in {pool.id}: it asks for more than the limit allows"
-    return held_up
+            blocked_gangs[member.gang_id] = (
+                f"its gang cannot start in {pool.id}: it requests more than the limit allows"
+            )
+    return blocked_gangs
 
 
 def pacing_of(pool: LeasePool, limit_units: int) -> Pacing | None:
-    """None: starts are not paced."""
+    """The pacing in effect; None: starts are not paced."""
     declared = pool.policy.pacing
     if isinstance(declared, str):
         return None
@@ -356,13 +364,13 @@ def pacing_of(pool: LeasePool, limit_units: int) -> Pacing | None:
     if bounds is not None and state is not None and state.units == limit_units:  # it is the limit in force
         return even_pacing(state, adaptive_terms(pool, bounds))
     if limit_units == 0 and pool.paced_interval_seconds is not None:
-        # Closed for a while: what lies ahead, told at the pace of a limit of 0 and back, would be next to nothing.
+        # Stopped for a while: converting `paced_until` to the pace of a limit of 0 and back would lose most of it.
         return Pacing(pool.paced_interval_seconds)
     return pacing.default_pacing(limit_units, pool.hold_seconds)
 
 
 def repaced(pool: LeasePool, terms: Pacing | None, now: datetime) -> datetime | None:
-    """`paced_until` of the pool under `terms`, which may have another interval than it was reckoned with."""
+    """`paced_until` of the pool under `terms`, converted if it was computed with another interval."""
     if terms is None or pool.paced_interval_seconds == terms.interval_seconds:
         return pool.paced_until if terms is not None else None
     before = None if pool.paced_interval_seconds is None else Pacing(pool.paced_interval_seconds)
@@ -370,9 +378,9 @@ def repaced(pool: LeasePool, terms: Pacing | None, now: datetime) -> datetime | 
 
 
 def _waits_since(request: Request) -> datetime:
-    """What its maximum wait counts from. The age of the attempt before gives a place in the queue, no way past it: most
-    of it was spent holding."""
-    return max(request.since, request.asked_at)
+    """Start of the maximum wait. An age inherited from an earlier attempt gives a place in the queue but does not count
+    towards the maximum wait, since most of it was spent holding a lease."""
+    return max(request.since, request.requested_at)
 
 
 def _arrival(request: Request) -> tuple[datetime, int]:

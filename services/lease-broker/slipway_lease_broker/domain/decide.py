@@ -1,9 +1,9 @@
-"""The decision for one lease pool at one instant: what time ends, which limit is in force, who starts. Pure; it is
-complete, has its reasons, and is only written down by whoever asked for it.
+"""The decision for one lease pool at one instant: leases ended by time, the limit in force, and the requests that
+start. Pure and complete, with reasons; the caller only writes it.
 
-The one rule that counts: units are granted only while what is held stays within the limit in force. A limit that falls
-below what is held revokes nothing; it stops grants until enough has come back. Only an operation that waited for as
-long as it may goes over it, and is told so.
+The invariant: units are granted only while the cost held stays within the limit in force. A limit that falls below the
+cost held revokes nothing; it stops granting until usage falls. Only an operation past its maximum wait goes over the
+limit, and its grant says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ import msgspec
 from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseQueued
 from slipway_lease_broker.domain import limits
 from slipway_lease_broker.domain.admit import Admission, Grant, Queue
-from slipway_lease_broker.domain.endings import because, ending, pass_time
+from slipway_lease_broker.domain.endings import apply_deadline, end_event, end_reason
 from slipway_lease_broker.domain.ledger import (
     Entry,
     Group,
@@ -25,47 +25,49 @@ from slipway_lease_broker.domain.ledger import (
     Request,
     State,
     Tenant,
+    accrue_idle,
     alive_until,
     counted,
-    idled,
     queued,
 )
 from slipway_lease_broker.domain.terms import Mode
+from slipway_lease_broker.domain.text import quantity
 
 Ids = Callable[[], str]
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows as they are to be, what to tell, and why."""
+    """The rows to write after a decision, the events to publish, and the reasons."""
 
     pool: LeasePool  # with its state and counters after the decision
     ended: tuple[Lease, ...] = ()  # expired, lost, released by their hold, or lost and no longer counted
     granted: tuple[Lease, ...] = ()
-    requests: tuple[Request, ...] = ()  # those that got units or were told to wait
-    awaited: frozenset[str] = frozenset()  # requests that got units after they had been told to wait
-    tenants: tuple[Tenant, ...] = ()  # those that were served
-    groups: tuple[Group, ...] = ()  # those that started a member
+    requests: tuple[Request, ...] = ()  # granted units, or LeaseQueued published
+    awaited: frozenset[str] = frozenset()  # ids of requests granted units after their LeaseQueued
+    tenants: tuple[Tenant, ...] = ()  # granted units
+    groups: tuple[Group, ...] = ()  # with a member that started
     history: tuple[Entry, ...] = ()
-    waiting: Mapping[str, str] = MappingProxyType({})  # request → why it does not start, of those that were looked at
+    waiting: Mapping[str, str] = MappingProxyType({})  # id of a considered request that does not start → reason
     gangs: tuple[str, ...] = ()  # that may start as far as this pool is concerned
     wake_at: datetime | None  # when time alone will change something next
     again: bool = False  # more could be decided than was loaded
-    hidden: frozenset[Queue] = frozenset()  # some stand there behind so many who cannot start that they were not loaded
-    idle_unit_seconds: float = 0.0  # of free units since the last decision, while somebody waited
-    grant_gap_seconds: float | None = None  # since the grant before, when something was granted
+    hidden: frozenset[Queue] = frozenset()  # queues with requests not loaded, behind requests that cannot start
+    idle_unit_seconds: float = 0.0  # of free units since the last decision, while requests waited
+    grant_gap_seconds: float | None = None  # since the previous grant, when something was granted
     limit_cause: str = ""  # one word, when the limit in force changed
     events: tuple[Any, ...] = ()
-    why: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(self.why)
+        return "\n".join(self.reasons)
 
     def summary(self, lines: int = 20) -> str:
-        """For a row that is written often: the last reasons say who waits, the first what ended."""
-        if len(self.why) <= lines:
+        """The reasons in at most `lines` lines: the first ones, which name ended leases, and the last one, which names
+        the waiting requests."""
+        if len(self.reasons) <= lines:
             return str(self)
-        left_out = f"… {len(self.why) - lines} more …"
-        return "\n".join((*self.why[: lines - 1], left_out, self.why[-1]))
+        left_out = f"… {len(self.reasons) - lines} more …"
+        return "\n".join((*self.reasons[: lines - 1], left_out, self.reasons[-1]))
 
 
 def decide(
@@ -78,29 +80,29 @@ def decide(
     lost_linger_seconds: float,
     per_queue: int,
     deeper: Mapping[Queue, int] = MappingProxyType({}),
-    untold: Sequence[Request] = (),
+    unannounced: Sequence[Request] = (),
     lapsed: Sequence[Request] = (),
     tenants: Sequence[Tenant] = (),
     groups: Sequence[Group] = (),
     next_deadline: datetime | None = None,
     more: bool = False,
     for_gang: bool = False,
-    held_up: Mapping[str, str] = MappingProxyType({}),
+    blocked_gangs: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
-    """`due` are counted leases whose deadline has passed, `waiters` the first `per_queue` of each queue, or
-    as many as `deeper` says.
+    """Decide for a lease pool. `due` are counted leases whose deadline has passed, `waiters` the first `per_queue`
+    requests of each queue, or the number in `deeper`.
 
-    `untold` wait, beyond the heads or among them, and were not told so yet, in order of arrival; `lapsed` are those
-    that are passed over from now on. `next_deadline` is the earliest of the counted leases that are not due. `more`
-    says that more ended, waits untold or fell silent than was loaded. With `for_gang` the waiter is a gang's and may
-    start: its other pools are decided for in the same transaction. `held_up` are gangs that keep nothing, and why. The
-    durations are in seconds.
+    `unannounced` are waiting requests, among the waiters or behind them, whose LeaseQueued is not published yet, in
+    order of arrival; `lapsed` are requests that are skipped from now on. `next_deadline` is the earliest deadline of
+    the counted leases that are not due. `more`: there are more due leases, unannounced or lapsed requests than were
+    loaded. With `for_gang` the waiter belongs to a gang and may start: its other pools are decided for in the same
+    transaction. `blocked_gangs` maps gangs that reserve nothing to the reason. Durations are in seconds.
     """
-    pool = idled(pool, now)
-    pool, ended = _pass_time(pool, due, now, lost_linger_seconds)
+    pool = accrue_idle(pool, now)
+    pool, ended = _apply_deadlines(pool, due, now, lost_linger_seconds)
     for request in lapsed:
         pool = queued(pool, request.waiting_units, 0)
-    pool, adapted_why = limits.adapted(pool, now)
+    pool, adapted_reason = limits.adapted(pool, now)
     pool, alert = limits.aged(pool, now)
     limit = limits.in_force(pool)
 
@@ -114,19 +116,19 @@ def decide(
         per_queue=per_queue,
         deeper=deeper,
         for_gang=for_gang,
-        held_up=held_up,
+        blocked_gangs=blocked_gangs,
     ).run()
     granted = [lease_of(pool, grant, now, new_id(), number) for number, grant in enumerate(admission.grants, start=1)]
-    rows = {request.id: request for request in (*untold, *waiters)}
+    rows = {request.id: request for request in (*unannounced, *waiters)}
     before = dict(rows)
     for grant, lease in zip(admission.grants, granted, strict=True):
         row = rows[grant.request.id]
         rows[row.id] = msgspec.structs.replace(row, waiting_units=row.waiting_units - grant.units)
         pool = queued(counted(pool, lease, lease.units), row.waiting_units, rows[row.id].waiting_units)
-    told = [rows[request.id] for request in untold if rows[request.id].waiting_units]
-    rows |= {request.id: msgspec.structs.replace(request, queued_at=now) for request in told}
+    announced = [rows[request.id] for request in unannounced if rows[request.id].waiting_units]
+    rows |= {request.id: msgspec.structs.replace(request, queued_at=now) for request in announced}
 
-    changed = limit_changed(pool, limit.units, adapted_why or limit.reason)
+    changed = limit_changed(pool, limit.units, adapted_reason or limit.reason)
     idle_unit_seconds, last_granted_at = pool.idle_unit_seconds, pool.last_granted_at
     pool = msgspec.structs.replace(
         pool,
@@ -144,12 +146,12 @@ def decide(
         *([limit_entry(changed, now)] if changed else []),
         *(granted_entry(lease) for lease in granted),
         *(
-            waiting_entry(request, "lapsed", "nobody asks for it any more: passed over until somebody does", now)
+            waiting_entry(request, "lapsed", "not repeated in time: skipped until it is repeated", now)
             for request in lapsed
         ),
         *(
             waiting_entry(request, "queued", admission.waiting.get(request.id, "others are ahead"), now)
-            for request in told
+            for request in announced
         ),
     )
     return Decision(
@@ -170,9 +172,9 @@ def decide(
                     next_deadline,
                     *(then.deadline for _, then in ended if then.ended_at is None),
                     *(lease.deadline for lease in granted),
-                    *admission.wake,
+                    *admission.wake_times,
                     admission.overdue_at(),
-                    limits.looks_again_at(pool, now),
+                    limits.reconsider_at(pool, now),
                 )
                 if at is not None
             ),
@@ -184,26 +186,26 @@ def decide(
         grant_gap_seconds=(now - last_granted_at).total_seconds() if granted and last_granted_at else None,
         limit_cause=limit.cause if changed else "",
         events=(
-            *(event for lease, then in ended if (event := ending(lease, then)) is not None),
+            *(event for lease, then in ended if (event := end_event(lease, then)) is not None),
             *([changed] if changed else []),
             *([alert] if alert else []),
             *(grant_event(lease) for lease in granted),
             *(
                 queued_event(request, position)
-                for position, request in enumerate(told, start=pool.waiting_requests - len(told) + 1)
+                for position, request in enumerate(announced, start=pool.waiting_requests - len(announced) + 1)
             ),
         ),
-        why=why(pool, history, admission.waiting),
+        reasons=reasons(pool, history, admission.waiting),
     )
 
 
-def _pass_time(
+def _apply_deadlines(
     pool: LeasePool, due: Sequence[Lease], now: datetime, lost_linger_seconds: float
 ) -> tuple[LeasePool, list[tuple[Lease, Lease]]]:
-    """The pool without what ceased to count, and each lease that changed before and after."""
+    """The pool without the units that no longer count, and each changed lease before and after."""
     delay = pool.policy.lock_delay_seconds
     linger = timedelta(seconds=lost_linger_seconds if delay is None else delay)
-    ended = [(lease, then) for lease in due if (then := pass_time(lease, now, linger)) is not lease]
+    ended = [(lease, then) for lease in due if (then := apply_deadline(lease, now, linger)) is not lease]
     for lease, then in ended:
         if then.ended_at is not None:
             pool = counted(pool, lease, -lease.units)
@@ -211,7 +213,7 @@ def _pass_time(
 
 
 def _served(pool_id: str, tenants: Sequence[Tenant], finish: Mapping[str, float]) -> tuple[Tenant, ...]:
-    """Tenants that were granted something."""
+    """The tenants that were granted units."""
     known = {tenant.tenant: tenant for tenant in tenants}
     return tuple(
         msgspec.structs.replace(
@@ -243,7 +245,7 @@ def lease_of(pool: LeasePool, grant: Grant, now: datetime, lease_id: str, number
         weight=policy.operation(request.operation).weight,
         owner=request.owner,
         progress_until=None if no_progress is None else now + timedelta(seconds=no_progress),
-        waited_seconds=max(0.0, (now - request.asked_at).total_seconds()),
+        waited_seconds=max(0.0, (now - request.requested_at).total_seconds()),
         mode=policy.mode,
         advised_wait_seconds=grant.spared_seconds,
         reason=grant.reason,
@@ -252,7 +254,7 @@ def lease_of(pool: LeasePool, grant: Grant, now: datetime, lease_id: str, number
 
 
 def limit_changed(pool: LeasePool, limit_units: int, reason: str) -> LeaseLimitChanged | None:
-    """What subscribers hear of a limit that changed otherwise than by a declaration, which tells it itself."""
+    """The event for a limit that changed other than by a declaration, which publishes its own."""
     if pool.limit_in_force is None or pool.limit_in_force == limit_units:
         return None
     return LeaseLimitChanged(
@@ -261,7 +263,7 @@ def limit_changed(pool: LeasePool, limit_units: int, reason: str) -> LeaseLimitC
 
 
 def grant_event(lease: Lease) -> LeaseGranted:
-    tells = lease.mode is not Mode.SHADOW
+    is_advised = lease.mode is not Mode.SHADOW
     return LeaseGranted(
         lease_pool_id=lease.lease_pool_id,
         lease_id=lease.id,
@@ -272,8 +274,8 @@ def grant_event(lease: Lease) -> LeaseGranted:
         hold_until=lease.hold_until,
         waited_seconds=lease.waited_seconds,
         mode=lease.mode,
-        advised_wait_seconds=lease.advised_wait_seconds if tells else None,
-        reason=lease.reason if tells else "",
+        advised_wait_seconds=lease.advised_wait_seconds if is_advised else None,
+        reason=lease.reason if is_advised else "",
         owner=lease.owner,
     )
 
@@ -289,7 +291,7 @@ def ended_entry(lease: Lease, then: Lease, now: datetime) -> Entry:
         lease_pool_id=lease.lease_pool_id,
         at=now,
         kind="freed" if lease.state is State.LOST else then.state.value,
-        reason=because(lease, then),
+        reason=end_reason(lease, then),
         lease_id=lease.id,
         request_id=lease.request_id,
         units=lease.units,
@@ -301,14 +303,15 @@ def limit_entry(changed: LeaseLimitChanged, now: datetime) -> Entry:
 
 
 def granted_entry(lease: Lease) -> Entry:
-    spared = "" if lease.advised_wait_seconds is None else f" for {lease.advised_wait_seconds:.0f} s"
-    late = f"; {lease.mode} mode: would have waited{spared}: {lease.reason}" if lease.mode is not Mode.ENFORCE else ""
-    why = late if lease.reason and late else f"; {lease.reason}" if lease.reason else ""
+    spared = "" if lease.advised_wait_seconds is None else f" {lease.advised_wait_seconds:.0f} s"
+    is_enforced = lease.mode is Mode.ENFORCE
+    advised = "" if is_enforced else f"; {lease.mode} mode: would have waited{spared}: {lease.reason}"
+    reason = advised if lease.reason and advised else f"; {lease.reason}" if lease.reason else ""
     return Entry(
         lease_pool_id=lease.lease_pool_id,
         at=lease.granted_at,
         kind="granted",
-        reason=f"{lease.units} units granted to request {lease.request_id}{why}",
+        reason=f"{quantity(lease.units, 'unit')} granted to request {lease.request_id}{reason}",
         lease_id=lease.id,
         request_id=lease.request_id,
         units=lease.units,
@@ -326,8 +329,8 @@ def waiting_entry(request: Request, kind: str, reason: str, now: datetime) -> En
     )
 
 
-def why(pool: LeasePool, history: Sequence[Entry], waiting: Mapping[str, str]) -> tuple[str, ...]:
-    """The reasons, one a line: what changed, then who waits for what."""
+def reasons(pool: LeasePool, history: Sequence[Entry], waiting: Mapping[str, str]) -> tuple[str, ...]:
+    """The reasons of a decision, one per line: changes first, then the waiting requests."""
     lines = [
         f"lease {entry.lease_id}: {entry.reason}" if entry.lease_id else f"{entry.kind}: {entry.reason}"
         for entry in history
@@ -335,5 +338,7 @@ def why(pool: LeasePool, history: Sequence[Entry], waiting: Mapping[str, str]) -
     ]
     if pool.waiting_requests:
         first = next(iter(waiting.values()), f"{pool.held_cost} of {pool.limit_in_force} held")
-        lines.append(f"{pool.waiting_requests} requests wait for {pool.waiting_units} units: {first}")
+        verb = "waits" if pool.waiting_requests == 1 else "wait"
+        requests = quantity(pool.waiting_requests, "request")
+        lines.append(f"{requests} {verb} for {quantity(pool.waiting_units, 'unit')}: {first}")
     return tuple(lines)

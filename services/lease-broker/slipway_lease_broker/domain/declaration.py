@@ -1,7 +1,7 @@
-"""What changes when a list of lease pools is declared. Pure.
+"""Changes made by a declaration of all lease pools. Pure.
 
-The list is whole: a pool that it leaves out is retired, which means that its limit falls to 0. It drains like any
-lowered limit: leases run on, requests wait. Declaring it again brings it back.
+The list is complete: a pool that it omits is retired, that is, its limit drops to 0. As with any lowered limit, leases
+run on and requests wait. Declaring the pool again restores it.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     retired: bool = False
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class PoolChange(msgspec.Struct, frozen=True, kw_only=True):
     """One pool before and after; `before` is None for a new one."""
 
     change: Literal["created", "updated", "restored", "retired", "unchanged"]
@@ -36,8 +36,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     after: Declared
 
 
-def compare(current: Sequence[Declared], wanted: Sequence[Declared]) -> list[Change]:
-    """One change per pool, declared or known, in order of ids. Pools that are retired and stay so are left out."""
+def compare(current: Sequence[Declared], wanted: Sequence[Declared]) -> list[PoolChange]:
+    """One change per pool, declared or known, in order of ids; pools that stay retired are left out."""
     known = {pool.id: pool for pool in current}
     named = {pool.id: pool for pool in wanted}
     return [
@@ -46,21 +46,21 @@ def compare(current: Sequence[Declared], wanted: Sequence[Declared]) -> list[Cha
     ]
 
 
-def change(before: Declared | None, wanted: Declared | None) -> Change:
+def change(before: Declared | None, wanted: Declared | None) -> PoolChange:
     if before is None:
         assert wanted is not None
-        return Change(change="created", before=None, after=wanted)
+        return PoolChange(change="created", before=None, after=wanted)
     if wanted is None:
         retired = msgspec.structs.replace(before, limit_units=0, retired=True, revision=before.revision + 1)
-        return Change(change="retired", before=before, after=retired)
+        return PoolChange(change="retired", before=before, after=retired)
     if not before.retired and all(getattr(before, term) == getattr(wanted, term) for term in TERMS):
-        return Change(change="unchanged", before=before, after=before)
+        return PoolChange(change="unchanged", before=before, after=before)
     after = msgspec.structs.replace(wanted, revision=before.revision + 1)
-    return Change(change="restored" if before.retired else "updated", before=before, after=after)
+    return PoolChange(change="restored" if before.retired else "updated", before=before, after=after)
 
 
-def limit_events(changes: Sequence[Change], reason: str) -> list[LeaseLimitChanged]:
-    """What subscribers hear: limits only, since no other term concerns them before a grant states it."""
+def limit_events(changes: Sequence[PoolChange], reason: str) -> list[LeaseLimitChanged]:
+    """LeaseLimitChanged for each changed limit. Other terms need no event: they reach holders with their grants."""
     return [
         LeaseLimitChanged(
             lease_pool_id=made.after.id,

@@ -1,5 +1,5 @@
-"""Counters of a lease pool against its rows. Pure. They may never differ; a decision that believes a wrong one grants
-too much, or leaves units lying for ever."""
+"""Comparison of a lease pool's counters with its rows. Pure. They must never differ: with a wrong counter a decision
+grants too much, or leaves units unused forever."""
 
 from datetime import datetime
 from typing import Final
@@ -12,7 +12,7 @@ COUNTERS: Final = ("held", "held_units", "waiting_units", "waiting_requests")
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows of a lease pool say."""
+    """Counters of a lease pool, computed from its rows."""
 
     held: dict[str, int]
     held_units: int
@@ -21,9 +21,9 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repaired(pool: LeasePool, counted: Counted, now: datetime) -> tuple[LeasePool, Entry | None]:
-    """The pool as its rows say, and what to tell if that is not what it said."""
+    """The pool with the counters of its rows, and a history entry if they differed."""
     wrong = [
-        f"{name} {getattr(pool, name)}, of rows {getattr(counted, name)}"
+        f"{name} was {getattr(pool, name)}, rows give {getattr(counted, name)}"
         for name in COUNTERS
         if getattr(pool, name) != getattr(counted, name)
     ]

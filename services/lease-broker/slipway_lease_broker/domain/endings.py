@@ -1,4 +1,4 @@
-"""What the passing of time does to a lease, and how it is told. Pure."""
+"""Ends of leases by time: the state after a deadline, and the events and reasons for it. Pure."""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -7,8 +7,9 @@ import msgspec
 
 from slipway_common.events.lease import LeaseExpired, LeaseLost, LeaseReleased
 from slipway_lease_broker.domain.ledger import Lease, State, advance
+from slipway_lease_broker.domain.text import quantity
 
-# Why a lease ended, as its row and its holder have it.
+# End reasons, as stored in the row and sent to the holder.
 HOLD: Final = "hold"
 EXPIRED: Final = "expired"
 LOST: Final = "lost"
@@ -17,28 +18,28 @@ RELEASED: Final = "released"
 REPLACED: Final = "replaced"
 
 
-def pass_time(lease: Lease, now: datetime, linger: timedelta) -> Lease:
+def apply_deadline(lease: Lease, now: datetime, linger: timedelta) -> Lease:
     """The lease after the deadline that passed by `now`; the same object when none did."""
     if now < lease.deadline:
         return lease
     if lease.state is State.LOST:
         return msgspec.structs.replace(lease, ended_at=now)
-    stands = lease.progress_until is not None and lease.progress_until < min(lease.expires_at, lease.hold_until)
-    if not stands and lease.hold_until <= lease.expires_at:
+    stalled = lease.progress_until is not None and lease.progress_until < min(lease.expires_at, lease.hold_until)
+    if not stalled and lease.hold_until <= lease.expires_at:
         return msgspec.structs.replace(
             lease, state=advance(lease.state, "released"), units=0, ended_at=now, reason=HOLD
         )
     state = advance(lease.state, "deadline passed")
     if state is State.EXPIRED:
         return msgspec.structs.replace(lease, state=state, ended_at=now, reason=EXPIRED)
-    # Counted on, since a call that began while it was alive may still create something.
+    # A lost lease stays counted, since a call that began while it was alive may still create something.
     return msgspec.structs.replace(
-        lease, state=state, counted_until=now + linger, reason=NO_PROGRESS if stands else LOST
+        lease, state=state, counted_until=now + linger, reason=NO_PROGRESS if stalled else LOST
     )
 
 
-def ending(lease: Lease, then: Lease) -> LeaseReleased | LeaseExpired | LeaseLost | None:
-    """What is told when time ended a lease; None when a lost one merely stops counting."""
+def end_event(lease: Lease, then: Lease) -> LeaseReleased | LeaseExpired | LeaseLost | None:
+    """The event for a lease that time ended; None when a lost one only stops counting."""
     if lease.state is State.LOST:
         return None
     if then.state is State.RELEASED:
@@ -67,14 +68,15 @@ def lost_event(lease: Lease) -> LeaseLost:
     )
 
 
-def because(lease: Lease, then: Lease) -> str:
-    """The end in words."""
+def end_reason(lease: Lease, then: Lease) -> str:
+    """The reason of the end as text for people."""
+    units = quantity(lease.units, "unit")
     if lease.state is State.LOST:
-        return f"lost, and counted long enough: {lease.units} units free"
+        return f"lost lease no longer counted: {units} freed"
     if then.reason == NO_PROGRESS:
-        return f"its progress stood still: lost, {lease.units} units counted until {then.counted_until}"
+        return f"lost, no progress reported: {units} counted until {then.counted_until}"
     return {
-        State.RELEASED: f"its hold passed: {lease.units} units free",
-        State.EXPIRED: f"not confirmed by its reserve deadline: {lease.units} units free",
-        State.LOST: f"not renewed in time: lost, {lease.units} units counted until {then.counted_until}",
+        State.RELEASED: f"hold ended: {units} freed",
+        State.EXPIRED: f"not confirmed before its reserve deadline: {units} freed",
+        State.LOST: f"lost, not renewed in time: {units} counted until {then.counted_until}",
     }[then.state]

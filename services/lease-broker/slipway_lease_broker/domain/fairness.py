@@ -1,17 +1,17 @@
-"""Whose turn it is when more wait than may start. Pure.
+"""Fair sharing between tenants when more requests wait than may start. Pure.
 
-Tenants share by start-time fair queueing (Goyal, Vin and Cheng, 1996). A grant of cost c to a tenant of weight w is a
-span of virtual time:
+Tenants share by start-time fair queueing (Goyal, Vin and Cheng, 1996). A grant of cost c to a tenant of weight w takes
+a span of virtual time:
 
     start  = max(virtual time, finish of the tenant's last grant)
     finish = start + c / w
 
 The tenant whose next grant would start first is next, and virtual time is the start of the last grant. A tenant that
-was idle begins at virtual time: it has gathered no credit, and owes nothing either.
+was idle starts at virtual time, with neither credit nor debt.
 
-Priority is a level from 0 to 9, and waiting raises it by one every `ageing_seconds`. Ageing is there so that nobody
-starves below others of a higher priority; it is no claim against those who came later at the same priority, or one
-tenant's long queue would come before everybody else's first request.
+Priority is a level from 0 to 9, and waiting raises it by one every `ageing_seconds`. Ageing prevents starvation below
+higher priorities. It gives no precedence over later requests of the same priority; otherwise one tenant's long queue
+would be served before the first request of all other tenants.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ LEVEL_MAX: Final = 9
 
 
 class Shares(msgspec.Struct, frozen=True):
-    """What is remembered between decisions: virtual time, and how far each tenant was served beyond it."""
+    """State of fair queueing between decisions: virtual time, and how far each tenant was served beyond it."""
 
     virtual_time: float = 0.0
     finish: dict[str, float] = {}
@@ -36,31 +36,31 @@ class Shares(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The first waiter of one tenant at one priority. `place` orders those that asked at the same time."""
+    """The first waiting request of one tenant at one priority. `place` orders requests made at the same time."""
 
     tenant: str
     priority: int
-    asked_at: datetime  # less its age credit
+    requested_at: datetime  # less its age credit
     place: int
 
 
-_arrival: Callable[[Head], tuple[datetime, int]] = attrgetter("asked_at", "place")
+_arrival: Callable[[Head], tuple[datetime, int]] = attrgetter("requested_at", "place")
 
 
 def level(priority: int, waited_seconds: float, ageing_seconds: float) -> int:
-    """0 … 9. The highest is reached after (9 − priority) × ageing_seconds at the latest."""
+    """The level after ageing, 0 to 9. The highest is reached after (9 − priority) × ageing_seconds at the latest."""
     return min(LEVEL_MAX, priority + int(max(0.0, waited_seconds) // ageing_seconds))
 
 
 def next_head(heads: Iterable[Head], shares: Shares, now: datetime, ageing_seconds: float) -> Head | None:
-    """Who is served next. None when nobody waits.
+    """The request that is served next; None when none waits.
 
-    Those at the highest level contend, and with them whoever asked with at least the priority of one of them: it
-    would be at that level too, had it waited as long. Among them the tenant that is served first by its share;
-    of one tenant the highest level, then who asked first.
+    Requests at the highest level contend, and with them all requests whose priority is at least that of one of these:
+    they would be at the same level had they waited as long. Among them the tenant with the earliest virtual start is
+    served; of one tenant the highest level, then the oldest request.
 
-    Called for each grant, with all heads: of one priority the level follows from the age, so that it is reckoned for
-    the oldest of each alone.
+    Called for each grant, with all heads. Within one priority the level depends on the age only, so that it is computed
+    for the oldest request of each priority.
     """
     contending = list(heads)
     if len(eldest := _eldest(contending)) > 1:
@@ -80,7 +80,7 @@ def next_head(heads: Iterable[Head], shares: Shares, now: datetime, ageing_secon
 
 
 def _eldest(heads: Sequence[Head]) -> list[Head]:
-    """Who asked first, of each priority."""
+    """The oldest head of each priority."""
     priorities = {head.priority for head in heads}
     if len(priorities) == 1:
         return [min(heads, key=_arrival)]
@@ -88,11 +88,11 @@ def _eldest(heads: Sequence[Head]) -> list[Head]:
 
 
 def _level(head: Head, now: datetime, ageing_seconds: float) -> int:
-    return level(head.priority, (now - head.asked_at).total_seconds(), ageing_seconds)
+    return level(head.priority, (now - head.requested_at).total_seconds(), ageing_seconds)
 
 
 def charged(shares: Shares, tenant: str, cost: float, weights: Mapping[str, float]) -> Shares:
-    """The shares after a grant of `cost` to a tenant; who is not named weighs 1. A cost of 0 changes nothing."""
+    """The shares after a grant of `cost` to a tenant; the default weight is 1. A cost of 0 changes nothing."""
     if cost <= 0:
         return shares
     start = shares.start(tenant)

@@ -1,5 +1,5 @@
-"""What the broker knows of one lease pool: its terms, who holds units and who waits. Values and the table of lease
-states. Decides nothing about grants (decide.py) and nothing about what holders say (facts.py)."""
+"""Rows of the ledger (lease pools, leases, requests, tenants, groups, gangs) and the table of lease states. Values
+only: grants are decided in decide.py, commands are applied in commands.py."""
 
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -12,11 +12,11 @@ from slipway_lease_broker.domain.terms import Mode, Policy
 
 
 class State(StrEnum):
-    RESERVED = "reserved"  # granted; the holder has yet to commit to using it
-    CONFIRMED = "confirmed"  # in use; lives as long as it is renewed, at most until its hold passes
-    RELEASED = "released"  # given back by the holder, or ended by the broker when its hold passed
-    EXPIRED = "expired"  # never confirmed in time
-    LOST = "lost"  # confirmed, then not renewed in time: its last call may still be under way
+    RESERVED = "reserved"  # granted; not yet confirmed by its holder
+    CONFIRMED = "confirmed"  # in use; lives as long as it is renewed, at most until its hold ends
+    RELEASED = "released"  # released by its holder, or ended by the broker at the end of its hold
+    EXPIRED = "expired"  # not confirmed in time
+    LOST = "lost"  # confirmed, then not renewed in time: its last call may still be in flight
 
 
 R, C, G, E, L = State  # in the order above
@@ -33,20 +33,20 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
 
 
 class IllegalTransition(Exception):
-    """An unlisted pair. The caller's transaction changes nothing."""
+    """A pair of state and event that TRANSITIONS does not list. The caller's transaction changes nothing."""
 
 
-def advance(state: State, fact: str) -> State:
-    """The state after `fact`; raises IllegalTransition for an unlisted pair."""
+def advance(state: State, event: str) -> State:
+    """The state after `event`; raises IllegalTransition for an unlisted pair."""
     try:
-        return TRANSITIONS[state, fact]
+        return TRANSITIONS[state, event]
     except KeyError:
-        raise IllegalTransition(f"a {state} lease cannot be {fact}") from None
+        raise IllegalTransition(f"no transition from lease state {state!r} on {event!r}") from None
 
 
 class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
-    """The terms of admission and the state that goes on from decision to decision. Terms of a lease are fixed at its
-    grant; new terms count for new grants and renewals. The counters are true whenever the pool is unlocked."""
+    """Terms of admission of a lease pool, and its state from decision to decision. The terms of a lease are fixed at
+    its grant; new terms apply to new grants and renewals. The counters are exact whenever the pool is unlocked."""
 
     id: str
     limit_units: int  # as declared
@@ -55,31 +55,31 @@ class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
     reserve_seconds: float
     policy: Policy = Policy()
     retired: bool = False
-    last_token: int = 0  # the fencing token given out last
+    last_token: int = 0  # newest fencing token
     limit_in_force: int | None = None  # of the last decision; None before the first
     limit_reason: str = ""
     held: dict[str, int] = {}  # operation → cost of its counted leases
     held_units: int = 0
     waiting_units: int = 0
     waiting_requests: int = 0
-    counted_at: datetime | None = None  # up to which idle units are reckoned
-    idle_unit_seconds: float = 0.0  # since the last decision, while somebody waited
+    counted_at: datetime | None = None  # idle units are accrued up to this time
+    idle_unit_seconds: float = 0.0  # since the last decision, while requests waited
     last_granted_at: datetime | None = None
     paced_until: datetime | None = None  # theoretical arrival time of the next start
-    paced_interval_seconds: float | None = None  # that it was reckoned with
-    blocked_until: datetime | None = None  # told by a Retry-After: nothing paced starts before
+    paced_interval_seconds: float | None = None  # interval that paced_until was computed with
+    blocked_until: datetime | None = None  # from a Retry-After: no paced start before this time
     virtual_time: float = 0.0
     adaptive: Adaptive | None = None
-    evidence: tuple[Evidence, ...] = ()  # of throttling, told since the last decision
+    evidence: tuple[Evidence, ...] = ()  # of throttling, received since the last decision
     pinned_reason: str | None = None  # None: not pinned
     drained_reason: str | None = None  # None: not drained
     derived_units: int | None = None
     derived_until: datetime | None = None  # the report's ttl
-    derived_alerted: bool = False  # its end was told
+    derived_alerted: bool = False  # an alert was raised that the report is stale
 
     @property
     def stopped(self) -> bool:
-        """Whether people closed it: then nothing proceeds, not even what waited for longest."""
+        """True if an operator drained or retired it: nothing starts, not even overdue requests."""
         return self.retired or self.drained_reason is not None
 
     @property
@@ -95,31 +95,31 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     fencing_token: int
     granted_units: int
-    units: int  # not given back yet
+    units: int  # not yet released
     state: State
     granted_at: datetime
     expires_at: datetime
     hold_until: datetime
     counted_until: datetime | None = None  # of a lost lease
     ended_at: datetime | None = None
-    traceparent: str = ""  # of its request: what happens to it goes on in that trace
+    traceparent: str = ""  # of its request: events about the lease continue that trace
     tenant: str = ""
     operation: str = "launch"
-    weight: int = 1  # cost of a unit, as at the grant
-    owner: str = ""  # name of the token, or of the service, that asked
-    progress: str | None = None  # as told last
-    progress_until: datetime | None = None  # it ends here if its progress does not change
+    weight: int = 1  # cost of a unit at the time of the grant
+    owner: str = ""  # name of the token or service that requested it
+    progress: str | None = None  # as last reported
+    progress_until: datetime | None = None  # the lease ends here if its progress does not change
     waited_seconds: float = 0.0
     mode: Mode = Mode.ENFORCE
-    advised_wait_seconds: float | None = None  # what it would have waited if the pool enforced
+    advised_wait_seconds: float | None = None  # how long it would have waited if the pool enforced
     reason: str = ""  # of the grant, then of the end
     gang_id: str | None = None
-    replaced: bool = False  # a request replaced it: no other may
-    heard: bool = False  # its hold ended it, and its holder told afterwards how it went
+    replaced: bool = False  # a request replaced it: no other may inherit its age
+    reported_late: bool = False  # its holder reported a result after the hold had ended
 
     @property
     def live(self) -> bool:
-        """Whether its holder may still act under it."""
+        """True while its holder may act under it."""
         return self.state in (State.RESERVED, State.CONFIRMED)
 
     @property
@@ -128,7 +128,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deadline(self) -> datetime:
-        """When time alone changes it next, if nobody says anything. The schema computes the same for its index."""
+        """The time at which the lease changes unless a command arrives. The schema computes the same for its index."""
         if self.counted_until is not None:
             return self.counted_until
         ends = min(self.expires_at, self.hold_until)
@@ -136,19 +136,19 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody asked for. It waits while `waiting_units` is above zero. Those of one operation, tenant, priority
-    and group are a queue, in order of `since`, then of arrival."""
+    """A request for units. It waits while `waiting_units` is above zero. Requests of one operation, tenant, priority
+    and group form a queue, ordered by `since`, then by arrival."""
 
     id: str
     lease_pool_id: str
     tenant: str
     operation: str
-    asked_units: int
+    requested_units: int
     waiting_units: int
-    asked_at: datetime
-    last_asked_at: datetime
-    since: datetime  # when its wait began: less age credit, or when its group lets it start
-    queued_at: datetime | None = None  # when it was first told to wait
+    requested_at: datetime
+    last_requested_at: datetime
+    since: datetime  # start of its wait: less age credit, or when its group lets it start
+    queued_at: datetime | None = None  # when LeaseQueued was published
     traceparent: str = ""
     priority: int = 0  # 0…9
     whole: bool = False  # never granted in part
@@ -156,12 +156,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     group_name: str = ""
     gang_id: str | None = None
-    lapsed: bool = False  # its asker fell silent: passed over until it asks again
-    place: int = 0  # order of arrival; the store gives it
+    lapsed: bool = False  # not repeated for too long: skipped until it is repeated
+    place: int = 0  # order of arrival; assigned by the store
 
     @property
     def counted_units(self) -> int:
-        """What the pool's counters have of it: nothing while its asker is silent."""
+        """Units in the pool's counters of waiting units: none while the request is lapsed."""
         return 0 if self.lapsed else self.waiting_units
 
     @property
@@ -170,7 +170,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """What fairness and backoff remember of a tenant of one pool."""
+    """State of fairness and backoff of one tenant in one pool."""
 
     lease_pool_id: str
     tenant: str
@@ -180,14 +180,14 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that are to start spread over a time."""
+    """Requests whose starts are spread over a time."""
 
     lease_pool_id: str
     name: str
     size: int
     spread_seconds: float
-    members: int = 0  # that have asked
-    first_at: datetime  # arrival of the first
+    members: int = 0  # that have arrived
+    first_at: datetime  # arrival of the first member
     last_start_at: datetime | None = None
 
 
@@ -197,14 +197,14 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
     size: int
-    asked_at: datetime
-    last_asked_at: datetime
-    turn_at: datetime | None = None  # when it first might have started in one pool
-    done_at: datetime | None = None  # started, or given up
+    requested_at: datetime
+    last_requested_at: datetime
+    turn_at: datetime | None = None  # when it could first have started in one of its pools
+    done_at: datetime | None = None  # started or given up
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of history: what was decided, and why."""
+    """One line of history: a decision and its reason."""
 
     lease_pool_id: str
     at: datetime
@@ -213,11 +213,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: str | None = None
     request_id: str | None = None
     units: int | None = None
-    actor: str = ""  # who asked for it; empty: time, or the broker's own decision
+    actor: str = ""  # caller or service; empty: time, or the broker's own decision
 
 
-def idled(pool: LeasePool, now: datetime) -> LeasePool:
-    """The pool with what lay idle up to `now` although somebody waited for it: limit less cost held, for as long."""
+def accrue_idle(pool: LeasePool, now: datetime) -> LeasePool:
+    """The pool with the idle unit seconds accrued up to `now`: free units times seconds, while requests waited."""
     free = 0 if pool.limit_in_force is None else min(pool.limit_in_force - pool.held_cost, pool.waiting_units)
     seconds = 0.0 if pool.counted_at is None else (now - pool.counted_at).total_seconds()
     idle = pool.idle_unit_seconds + max(0, free) * max(0.0, seconds)
@@ -225,7 +225,7 @@ def idled(pool: LeasePool, now: datetime) -> LeasePool:
 
 
 def counted(pool: LeasePool, lease: Lease, units: int) -> LeasePool:
-    """The pool after `units` of a lease came to count (negative: ceased to)."""
+    """The pool after `units` of a lease started to count against the limit (negative: stopped)."""
     cost = pool.held.get(lease.operation, 0) + units * lease.weight
     held = {**pool.held, lease.operation: cost}
     if cost == 0:
@@ -243,6 +243,6 @@ def queued(pool: LeasePool, before: int, after: int) -> LeasePool:
 
 
 def alive_until(pool: LeasePool, state: State, now: datetime, hold_until: datetime) -> datetime:
-    """The deadline that a grant, confirm or renew at `now` gives: never past the hold, which ends it anyway."""
+    """The deadline set by a grant, confirm or renewal at `now`: never past the end of the hold."""
     seconds = pool.reserve_seconds if state is State.RESERVED else pool.ttl_seconds
     return min(now + timedelta(seconds=seconds), hold_until)

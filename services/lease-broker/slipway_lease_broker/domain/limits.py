@@ -1,8 +1,8 @@
-"""Which limit is in force, and why. Pure.
+"""The limit in force of a lease pool and its reason. Pure.
 
-In this order: nothing starts in a pool that was retired or drained; a pinned pool has its declared limit until a
-person unpins it; a derived limit follows the units reported last, an adaptive one the evidence of throttling; all
-others are as declared.
+In this order: the limit of a retired or drained pool is 0; a pinned pool has its declared limit until an operator
+unpins it; a derived limit follows the units reported last; an adaptive limit follows throttle evidence; all other
+limits are as declared.
 """
 
 from datetime import datetime
@@ -12,16 +12,17 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, adapt, began, rises_at
-from slipway_lease_broker.domain.facts import UNITS_MAX
+from slipway_lease_broker.domain.adaptive import Adaptive, AdaptiveTerms, adapt, initial_adaptive, rises_at
+from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.ledger import LeasePool
 from slipway_lease_broker.domain.terms import Bounds, Mode
+from slipway_lease_broker.domain.text import quantity
 
-IN_USE: Final = 0.9  # of the limit: starts are paced, so that it is seldom in use to the last unit
+IN_USE: Final = 0.9  # share of the limit that counts as fully used: with paced starts the last unit is seldom in use
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """`cause` is one word to count by."""
+    """A limit with its reason; `cause` is one word for metrics."""
 
     units: int
     cause: str
@@ -39,15 +40,16 @@ def in_force(pool: LeasePool) -> Limit:
     if policy.derived is not None and pool.derived_units is not None:
         # Exact: in floats 100 × 0.29 is 28.999….
         units = min(UNITS_MAX, int(Fraction(str(policy.derived.per_unit)) * pool.derived_units))
-        stale = ", reported too long ago" if pool.derived_alerted else ""
-        return Limit(units, "derived", f"derived: {policy.derived.per_unit:g} × {pool.derived_units} units{stale}")
+        stale = " (stale report)" if pool.derived_alerted else ""
+        derived = quantity(pool.derived_units, "unit")
+        return Limit(units, "derived", f"derived: {policy.derived.per_unit:g} × {derived}{stale}")
     if policy.adaptive is not None and pool.adaptive is not None:
         return Limit(pool.adaptive.units, "adaptive", "adaptive")
     return Limit(pool.limit_units, "declared", "as declared")
 
 
 def highest(pool: LeasePool) -> int | None:
-    """What the limit may reach while its terms stay as they are; None: nobody knows."""
+    """The highest limit possible under the declared terms; None: unknown."""
     policy = pool.policy
     if policy.derived is not None:
         return None
@@ -55,7 +57,7 @@ def highest(pool: LeasePool) -> int | None:
 
 
 def most_units(pool: LeasePool, operation: str, limit_units: int) -> int | None:
-    """How many units of an operation may start together under a limit, were nothing held; None: any number."""
+    """Units of an operation that may start together under a limit with nothing held; None: any number."""
     terms = pool.policy.operation(operation)
     if pool.policy.mode is not Mode.ENFORCE or terms.weight == 0 or terms.max_wait_seconds is not None:
         return None
@@ -63,8 +65,8 @@ def most_units(pool: LeasePool, operation: str, limit_units: int) -> int | None:
 
 
 def most_ever(pool: LeasePool, operation: str) -> int | None:
-    """How many units of an operation may ever start together; None: any number, or nobody knows. A limit of 0 is a pool
-    that was closed for a while."""
+    """Units of an operation that may ever start together; None: any number, or unknown. A limit of 0 is unknown too,
+    since such a pool is only stopped for a while."""
     limit = highest(pool)
     return most_units(pool, operation, limit) if limit else None
 
@@ -75,30 +77,33 @@ def reserved_for_others(pool: LeasePool, operation: str) -> int:
 
 
 def adapted(pool: LeasePool, now: datetime) -> tuple[LeasePool, str]:
-    """The pool after the evidence told since the last decision, and why its limit changed; "" when it did not."""
+    """The pool after the evidence received since the last decision, and the reason of a changed limit; "" if it did not
+    change."""
     bounds = pool.policy.adaptive
     if bounds is None:
         return (pool if pool.adaptive is None and not pool.evidence else _with(pool, None)), ""
     terms = adaptive_terms(pool, bounds)
-    state, why = adapt(
-        pool.adaptive or began(pool.limit_units, terms, now),
+    state, reason = adapt(
+        pool.adaptive or initial_adaptive(pool.limit_units, terms, now),
         terms,
         pool.evidence,
         saturated=saturated(pool),
         now=now,
         pinned=pool.pinned_reason is not None,
     )
-    return _with(pool, state), why
+    return _with(pool, state), reason
 
 
 def saturated(pool: LeasePool) -> bool:
-    """Whether more is wanted than the adaptive limit has, and it is made use of: else nobody knows what it bears."""
+    """True if more units are wanted than the adaptive limit has, and it is in use; otherwise there is no evidence that
+    it could be higher."""
     limit = pool.adaptive.units if pool.adaptive is not None else pool.limit_units
     return pool.held_cost + pool.waiting_units > limit and pool.held_cost >= IN_USE * limit
 
 
-def looks_again_at(pool: LeasePool, now: datetime) -> datetime | None:
-    """When time alone may change the limit next: an adaptive one in use may rise, a report of units ends."""
+def reconsider_at(pool: LeasePool, now: datetime) -> datetime | None:
+    """The next time at which the limit may change by itself: an adaptive limit in use may rise, a report may become
+    stale."""
     policy, state = pool.policy, pool.adaptive
     if policy.derived is not None and pool.derived_until is not None and not pool.derived_alerted:
         return pool.derived_until
@@ -110,7 +115,7 @@ def looks_again_at(pool: LeasePool, now: datetime) -> datetime | None:
 
 
 def aged(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | AlertResolved | None]:
-    """The pool once the report that its limit derives from is too old, or was renewed, and what to tell people."""
+    """The pool after the report that its limit derives from became stale or was renewed, and the alert for that."""
     old = pool.policy.derived is not None and pool.derived_until is not None and pool.derived_until <= now
     if old == pool.derived_alerted:
         return pool, None
@@ -118,12 +123,12 @@ def aged(pool: LeasePool, now: datetime) -> tuple[LeasePool, AlertRaised | Alert
         dedup_key=f"lease-pool-units/{pool.id}",
         subject_id=pool.id,
         kind="lease_pool_units_stale",
-        summary=f"the units that the limit of lease pool {pool.id} derives from were not reported in time",
-        effect=f"its limit stays at what {pool.derived_units} units gave, whatever became of them",
-        doing="holds the last value until units are reported again",
+        summary=f"lease pool {pool.id}: the units that its limit derives from were not reported in time",
+        effect=f"its limit stays at the value for {quantity(pool.derived_units or 0, 'unit')}, which may be outdated",
+        doing="keeps the last limit until units are reported again",
         command=f"slipway lease report {pool.id}",
         since=pool.derived_until,
-        cause="whoever reports them fell silent",
+        cause="the reporter of the units has stopped reporting",
         severity="notice",
     )
     kind = AlertRaised if old else AlertResolved

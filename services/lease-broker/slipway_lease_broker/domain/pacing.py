@@ -1,8 +1,8 @@
-"""How soon after one start the next may follow. Pure.
+"""Pacing of starts: the minimum distance between them. Pure.
 
 The generic cell rate algorithm (ITU-T I.371): each unit that starts moves `paced_until` on by one interval, from now or
-from where it lies ahead. Whoever finds it in the past starts at once, so a lone job never waits; others wait until it
-is near enough. One time per lease pool is all that is remembered.
+from its value in the future. A request that finds it in the past starts at once, so a single job never waits; others
+wait until it is near enough. The state is one timestamp per lease pool.
 """
 
 from datetime import datetime, timedelta
@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 START_RATIO: Final = 2
-"""Starts per hold and unit of limit. At 1 a pool that was let in at once takes a whole hold to fill; at 2 half of one,
-and the highest rate of starts is twice the lowest that still uses the limit."""
-INTERVAL_SECONDS_MIN: Final = 1e-6  # what a timestamp resolves
-AHEAD_SECONDS_MAX: Final = 31_536_000  # as much as any duration that can be declared; beyond it lies what no date holds
+"""Starts per hold and unit of limit. At 1 an empty pool takes a whole hold to fill; at 2 half a hold, and the highest
+rate of starts is twice the lowest rate that uses the whole limit."""
+INTERVAL_SECONDS_MIN: Final = 1e-6  # resolution of a timestamp
+AHEAD_SECONDS_MAX: Final = 31_536_000  # the longest duration that can be declared; keeps dates within their range
 
 
 class Pacing(msgspec.Struct, frozen=True):
@@ -34,9 +34,9 @@ def default_pacing(limit_units: int, hold_seconds: float) -> Pacing:
 
 
 def free_at(paced_until: datetime | None, now: datetime, units: int, pacing: Pacing | None) -> datetime:
-    """When `units` may start together; `now` when they may at once, and always without pacing.
+    """The time at which `units` may start together; `now` when they may start at once, and always without pacing.
 
-    More units than a burst start like a burst: they wait until nothing lies ahead, and are paid for afterwards.
+    More units than a burst start like one burst: they wait until nothing lies ahead, and delay later starts instead.
     """
     if pacing is None or paced_until is None:
         return now
@@ -44,14 +44,14 @@ def free_at(paced_until: datetime | None, now: datetime, units: int, pacing: Pac
 
 
 def units_now(paced_until: datetime | None, now: datetime, pacing: Pacing) -> int:
-    """How many units of a request that takes parts may start now."""
+    """Number of units that may start now of a request that may be granted in parts."""
     ahead = max(paced_until - now, timedelta()) if paced_until is not None else timedelta()
     return max(0, (pacing.burst * pacing.interval - ahead) // pacing.interval)
 
 
 def most_ahead(pacing: Pacing | None, limit_units: int, hold_seconds: float) -> timedelta:
-    """What may lie ahead at most: a whole limit, at least a hold, and no more than a year. Starts over the limit (of
-    shadow pools, or past their maximum wait) would else close a pool for years."""
+    """Maximum distance of `paced_until` from now: a whole limit, at least a hold, and no more than a year. Otherwise
+    starts over the limit (of shadow pools, or past their maximum wait) could stop a pool for years."""
     units, interval_seconds = (0, 0.0) if pacing is None else (max(limit_units, pacing.burst), pacing.interval_seconds)
     return timedelta(seconds=min(max(hold_seconds, units * interval_seconds), AHEAD_SECONDS_MAX))
 
@@ -59,7 +59,7 @@ def most_ahead(pacing: Pacing | None, limit_units: int, hold_seconds: float) -> 
 def spend(
     paced_until: datetime | None, now: datetime, units: int, pacing: Pacing | None, most: timedelta = timedelta.max
 ) -> datetime | None:
-    """`paced_until` after `units` started now, at `most` so far ahead. Unchanged without pacing."""
+    """`paced_until` after `units` started now, at most `most` ahead of now. Unchanged without pacing."""
     if pacing is None:
         return paced_until
     return now + min(max(paced_until or now, now) - now + units * pacing.interval, most)
@@ -68,12 +68,12 @@ def spend(
 def repaced(
     paced_until: datetime | None, now: datetime, before: Pacing | None, after: Pacing | None
 ) -> datetime | None:
-    """`paced_until` when the terms change: as many starts lie ahead as before, each at its new interval, but no longer
-    than they did before and one burst takes.
+    """`paced_until` when the terms change: the same number of starts lies ahead, each at its new interval, but for no
+    longer than before, or than one burst takes if that is longer.
 
-    Without this a pool that was slow by mistake would stay closed for as long as the mistake had said. Without the
-    bound a pool that is slowed down after many starts would be closed for days: what lies ahead may be a whole limit
-    at once, and a tiny interval counts millions of starts in it.
+    Without the conversion a pool that was slowed down by mistake would stay stopped for the whole mistaken interval.
+    Without the bound a pool that is slowed down after many starts would be stopped for days: a whole limit may lie
+    ahead, and with a tiny interval that is millions of starts.
     """
     if after is None or before is None or paced_until is None or paced_until <= now:
         return None

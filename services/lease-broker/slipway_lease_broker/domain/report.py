@@ -1,8 +1,9 @@
-"""What a lease pool's past says about its limit, its hold and its pacing. Pure.
+"""Report on a lease pool's past, to choose its limit, hold and pacing. Pure.
 
-Made for a pool in shadow mode, where everybody starts at once: how many ran together, at which concurrency the cloud
-began to throttle, how long each phase took; and the same past once more under a given limit, hold and pacing, in order
-of arrival: who would have waited, for how long, and how fast starts would have followed each other.
+Meant for a pool in shadow mode, where all requests start at once: how many ran together, at which concurrency the
+provider began to throttle, and how long each phase took. The same past is also replayed under a given limit, hold and
+pacing, in order of arrival: how many requests would have waited, for how long, and how fast starts would have followed
+each other.
 """
 
 import heapq
@@ -15,25 +16,25 @@ import msgspec
 from slipway_lease_broker.domain.pacing import Pacing, free_at, most_ahead, spend
 
 BANDS: Final = 10
-TOLERATED: Final = 0.05  # share of throttled starts that is still called quiet
+TOLERATED: Final = 0.05  # share of throttled starts that still counts as quiet
 MINUTE: Final = timedelta(minutes=1)
-FAR: Final = timedelta(days=36_525)  # later nobody starts: a hundred years from the first who asked
+FAR: Final = timedelta(days=36_525)  # nothing starts later than a hundred years after the first request
 
 
-class Stay(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease, or one request that has none yet, from asking to ending; None for what has not come."""
+class PastLease(msgspec.Struct, frozen=True, kw_only=True):
+    """One lease, or one request without a lease yet, from request to end; None for times not reached."""
 
-    asked_at: datetime
-    units: int  # all that were granted, or that wait
+    requested_at: datetime
+    units: int  # granted, or waiting
     granted_at: datetime | None = None
     confirmed_at: datetime | None = None
     ended_at: datetime | None = None
-    throttled: bool = False  # as told at its release
-    returned: tuple[tuple[datetime, int], ...] = ()  # when, how many units: what its holder gave back before its end
+    throttled: bool = False  # as reported by its release
+    returned: tuple[tuple[datetime, int], ...] = ()  # (time, units) of partial releases before its end
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Percentiles, of seconds or of units; of nothing at all, 0."""
+    """Percentiles of seconds or units; 0 without values."""
 
     count: int
     p50: float
@@ -42,7 +43,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Band(msgspec.Struct, frozen=True):
-    """What started while from `least` to `most` units were held, the starting ones among them."""
+    """Starts at a concurrency of `least` to `most` units, including the starting ones."""
 
     least: int
     most: int
@@ -51,23 +52,24 @@ class Band(msgspec.Struct, frozen=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """The same requests under given terms, first come first served. `never` asked for more than the limit, or would
-    start when nobody waits any more."""
+    """The same requests under other terms, first come first served. `never` counts requests for more than the limit, or
+    that would start after FAR."""
 
     limit_units: int
     hold_seconds: float
     interval_seconds: float | None  # between starts; None: not paced
     waited: int
     never: int
-    waiting: Spread  # of those that would have waited
+    waiting: Spread  # of the requests that would have waited
     concurrency_most: int
     starts_per_minute_most: int
-    cut_short: int  # leases that their hold would have ended
+    cut_short: int  # leases that the hold would have ended
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`concurrency` is weighted by time. `quiet_units` is the concurrency up to which at most one start in twenty was
-    throttled: None when nothing was throttled at all, since then nobody knows what the cloud bears."""
+    """Figures of a lease pool's past. `concurrency` is weighted by time. `quiet_units` is the concurrency up to which
+    at most one start in twenty was throttled; None without any throttling, since the provider's limit is then
+    unknown."""
 
     since: datetime
     until: datetime
@@ -84,7 +86,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report(
-    stays: Sequence[Stay],
+    past_leases: Sequence[PastLease],
     since: datetime,
     until: datetime,
     *,
@@ -92,60 +94,63 @@ def report(
     hold_seconds: float,
     pacing: Pacing | None,
 ) -> Report:
-    """`stays` are all that touched the time from `since` to `until`, in any order; units held before it count. The
-    report begins no earlier than the first of them: that nobody knew the pool yet says nothing about its limit."""
-    since = max(since, min((stay.asked_at for stay in stays), default=since))
-    granted = [stay for stay in stays if stay.granted_at is not None]
-    started = [stay for stay in granted if _granted(stay) >= since]
+    """The report on `past_leases`, which are all that overlap the time from `since` to `until`, in any order; units
+    held before it count. The report begins no earlier than the first of them, since an unused pool gives no
+    evidence."""
+    since = max(since, min((lease.requested_at for lease in past_leases), default=since))
+    granted = [lease for lease in past_leases if lease.granted_at is not None]
+    started = [lease for lease in granted if _granted(lease) >= since]
     bands = tuple(_bands(granted, since))
     return Report(
         since=since,
         until=until,
-        requests=len(stays),
+        requests=len(past_leases),
         concurrency=_concurrency(granted, since, until),
-        starts_per_minute_most=most_per_minute((_granted(stay), stay.units) for stay in started),
-        waiting=spread([(_granted(stay) - stay.asked_at).total_seconds() for stay in started]),
+        starts_per_minute_most=most_per_minute((_granted(lease), lease.units) for lease in started),
+        waiting=spread([(_granted(lease) - lease.requested_at).total_seconds() for lease in started]),
         reserved=spread([(s.confirmed_at - _granted(s)).total_seconds() for s in started if s.confirmed_at]),
         held=spread([(s.ended_at - _granted(s)).total_seconds() for s in started if s.ended_at]),
-        throttled=sum(stay.throttled for stay in started),
+        throttled=sum(lease.throttled for lease in started),
         bands=bands,
         quiet_units=_quiet(bands),
-        what_if=what_if(stays, limit_units=limit_units, hold_seconds=hold_seconds, pacing=pacing),
+        what_if=what_if(past_leases, limit_units=limit_units, hold_seconds=hold_seconds, pacing=pacing),
     )
 
 
-def what_if(stays: Sequence[Stay], *, limit_units: int, hold_seconds: float, pacing: Pacing | None) -> WhatIf:
-    """Play the arrivals again. Who never ended, or never got a lease, is taken to hold for the whole hold."""
+def what_if(
+    past_leases: Sequence[PastLease], *, limit_units: int, hold_seconds: float, pacing: Pacing | None
+) -> WhatIf:
+    """Replay the arrivals. A lease without an end, and a request without a lease, count for the whole hold."""
     ends: list[tuple[datetime, int]] = []
     starts: list[tuple[datetime, int]] = []
     waits: list[float] = []
     held = most = never = cut_short = 0
     paced_until: datetime | None = None
-    last: datetime | None = None  # nobody passes who came before
+    last: datetime | None = None  # requests start in order of arrival
     ahead_most = most_ahead(pacing, limit_units, hold_seconds)
-    arrivals = sorted(stays, key=lambda stay: stay.asked_at)
-    for stay in arrivals:
-        now = max(stay.asked_at, last or stay.asked_at)
-        if stay.units > limit_units or now - arrivals[0].asked_at > FAR:
+    arrivals = sorted(past_leases, key=lambda lease: lease.requested_at)
+    for lease in arrivals:
+        now = max(lease.requested_at, last or lease.requested_at)
+        if lease.units > limit_units or now - arrivals[0].requested_at > FAR:
             never += 1
             continue
-        now = free_at(paced_until, now, stay.units, pacing)
-        while ends and (ends[0][0] <= now or held + stay.units > limit_units):
+        now = free_at(paced_until, now, lease.units, pacing)
+        while ends and (ends[0][0] <= now or held + lease.units > limit_units):
             end, units = heapq.heappop(ends)
             held -= units
             now = max(now, end)
-        seconds = _held_seconds(stay)
+        seconds = _held_seconds(lease)
         cut_short += seconds is not None and seconds > hold_seconds
-        for units, ended_at in _parts(stay):
-            lasted = hold_seconds if ended_at is None else (ended_at - _granted(stay)).total_seconds()
+        for units, ended_at in _parts(lease):
+            lasted = hold_seconds if ended_at is None else (ended_at - _granted(lease)).total_seconds()
             heapq.heappush(ends, (now + timedelta(seconds=min(lasted, hold_seconds)), units))
-        held += stay.units
+        held += lease.units
         most = max(most, held)
-        paced_until = spend(paced_until, now, stay.units, pacing, ahead_most)
+        paced_until = spend(paced_until, now, lease.units, pacing, ahead_most)
         last = now
-        starts.append((now, stay.units))
-        if now > stay.asked_at:
-            waits.append((now - stay.asked_at).total_seconds())
+        starts.append((now, lease.units))
+        if now > lease.requested_at:
+            waits.append((now - lease.requested_at).total_seconds())
     return WhatIf(
         limit_units=limit_units,
         hold_seconds=hold_seconds,
@@ -164,7 +169,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def weighted_spread(values: Sequence[tuple[float, float]]) -> Spread:
-    """Of (value, weight): the least value that half of the weight, or 95 % of it, does not exceed."""
+    """Percentiles of (value, weight): the least value that half of the weight, or 95 % of it, does not exceed."""
     ordered = sorted(values)
     total = sum(weight for _, weight in ordered)
     if not ordered:
@@ -180,7 +185,7 @@ def weighted_spread(values: Sequence[tuple[float, float]]) -> Spread:
 
 
 def most_per_minute(starts: Iterable[tuple[datetime, int]]) -> int:
-    """Units that started within any 60 s, the end not included."""
+    """The most units that started within any 60 s, the end not included."""
     ordered = sorted(starts)
     most = inside = first = 0
     for at, units in ordered:
@@ -192,34 +197,36 @@ def most_per_minute(starts: Iterable[tuple[datetime, int]]) -> int:
     return most
 
 
-def _granted(stay: Stay) -> datetime:
-    assert stay.granted_at is not None
-    return stay.granted_at
+def _granted(lease: PastLease) -> datetime:
+    assert lease.granted_at is not None
+    return lease.granted_at
 
 
-def _held_seconds(stay: Stay) -> float | None:
-    if stay.granted_at is None or stay.ended_at is None:
+def _held_seconds(lease: PastLease) -> float | None:
+    if lease.granted_at is None or lease.ended_at is None:
         return None
-    return (stay.ended_at - stay.granted_at).total_seconds()
+    return (lease.ended_at - lease.granted_at).total_seconds()
 
 
-def _parts(stay: Stay) -> Iterator[tuple[int, datetime | None]]:
-    """Units that went at once, and when: what was given back on the way, then the rest."""
-    left = stay.units
-    for at, units in stay.returned:
+def _parts(lease: PastLease) -> Iterator[tuple[int, datetime | None]]:
+    """(units, end) of the parts of a lease that ended together: partial releases, then the rest."""
+    left = lease.units
+    for at, units in lease.returned:
         yield units, at
         left -= units
-    yield left, stay.ended_at
+    yield left, lease.ended_at
 
 
-def _steps(granted: Sequence[Stay]) -> list[tuple[datetime, int, Stay]]:
-    """Units that came and went, in order of time; at the same instant those that went first."""
-    steps = [(_granted(stay), stay.units, stay) for stay in granted]
-    steps += [(ended_at, -units, stay) for stay in granted for units, ended_at in _parts(stay) if ended_at is not None]
+def _steps(granted: Sequence[PastLease]) -> list[tuple[datetime, int, PastLease]]:
+    """Changes of the units held, in order of time; at the same instant decreases first."""
+    steps = [(_granted(lease), lease.units, lease) for lease in granted]
+    steps += [
+        (ended_at, -units, lease) for lease in granted for units, ended_at in _parts(lease) if ended_at is not None
+    ]
     return sorted(steps, key=lambda step: step[:2])
 
 
-def _concurrency(granted: Sequence[Stay], since: datetime, until: datetime) -> Spread:
+def _concurrency(granted: Sequence[PastLease], since: datetime, until: datetime) -> Spread:
     held, at, weighted = 0, since, []
     for when, units, _ in _steps(granted):
         to = min(max(when, since), until)
@@ -232,13 +239,13 @@ def _concurrency(granted: Sequence[Stay], since: datetime, until: datetime) -> S
     return weighted_spread(weighted)
 
 
-def _bands(granted: Sequence[Stay], since: datetime) -> Iterator[Band]:
-    """Starts by the concurrency that they met, in at most ten bands of equal width."""
+def _bands(granted: Sequence[PastLease], since: datetime) -> Iterator[Band]:
+    """Starts grouped by the concurrency at their time, in at most ten bands of equal width."""
     held, met = 0, []
-    for when, units, stay in _steps(granted):
+    for when, units, lease in _steps(granted):
         held += units
         if units > 0 and when >= since:
-            met.append((held, stay.throttled))
+            met.append((held, lease.throttled))
     width = -(-max((units for units, _ in met), default=0) // BANDS)
     for least in range(1, max((units for units, _ in met), default=0) + 1, width or 1):
         inside = [throttled for units, throttled in met if least <= units < least + width]

@@ -1,6 +1,8 @@
-"""Named slots of a lease pool: the units of an account that have names of their own, which Boskos calls resources.
-Values and rules; pure. A slot that goes from free to busy or leased is held under a lease of its pool; all other states
-are words that its users have agreed on, such as dirty and cleaning."""
+"""Named slots of a lease pool: units of an account with a name, called resources by Boskos. Values and rules; pure.
+
+A slot that changes from free to busy or leased is held under a lease of its pool. All other states, such as dirty and
+cleaning, are agreed on by its users.
+"""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +24,7 @@ DURATION_SECONDS_MAX: Final = (2**63 - 1) / 1e9
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot. It is available in its state while nobody owns it."""
+    """One slot. Without an owner it is available in its state."""
 
     name: str
     lease_pool_id: str
@@ -30,13 +32,13 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     updated_at: datetime
     userdata: dict[str, str] = {}
-    request_id: str | None = None  # that its owner acquired it with
-    lease_id: str | None = None  # that it is held under
+    request_id: str | None = None  # request that its owner acquired it with
+    lease_id: str | None = None  # lease that it is held under
     fencing_token: int | None = None  # of the last lease
 
 
 def is_grant(state: str, dest: str) -> bool:
-    """Whether going from `state` to `dest` takes a lease."""
+    """True if a change from `state` to `dest` needs a lease."""
     return state == FREE and dest in HELD
 
 
@@ -54,8 +56,8 @@ def taken(
     )
 
 
-def given_back(slot: Slot, dest: str, now: datetime) -> Slot:
-    """Without an owner; its data stay."""
+def released(slot: Slot, dest: str, now: datetime) -> Slot:
+    """The slot without an owner; its user data stay."""
     return msgspec.structs.replace(slot, state=dest, owner="", updated_at=now, request_id=None, lease_id=None)
 
 
@@ -77,29 +79,29 @@ def go_seconds(text: str) -> float:
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list of slots says of one lease pool: names, and the state in which those begin that are new."""
+    """The slots of one lease pool in a declared list: their names, and the initial state of new ones."""
 
     lease_pool_id: str
     state: str
     names: tuple[str, ...]
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list changes in one lease pool; `limit_units` is None where the limit stays."""
+class SlotChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes of a declared list of slots in one lease pool; `limit_units` is None where the limit stays."""
 
     lease_pool_id: str
     change: Literal["created", "updated", "restored", "unchanged"] = "unchanged"
     limit_units: int | None = None
     added: tuple[Slot, ...] = ()
     removed: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()  # not listed any more, but somebody owns them
+    kept: tuple[str, ...] = ()  # no longer listed, but owned
 
 
-def compare(listed: Listed, current: Sequence[Slot], now: datetime) -> Change:
-    """What a list adds and removes. A slot that somebody owns is not removed; one that exists stays as it is."""
+def compare(listed: Listed, current: Sequence[Slot], now: datetime) -> SlotChange:
+    """Slots that a list adds and removes. An owned slot is not removed; an existing one stays as it is."""
     names = {slot.name for slot in current}
     unlisted = [slot for slot in current if slot.name not in set(listed.names)]
-    return Change(
+    return SlotChange(
         lease_pool_id=listed.lease_pool_id,
         added=tuple(
             Slot(name=name, lease_pool_id=listed.lease_pool_id, state=listed.state, updated_at=now)
@@ -111,16 +113,16 @@ def compare(listed: Listed, current: Sequence[Slot], now: datetime) -> Change:
     )
 
 
-def limit_after(limit_units: int | None, slots_before: int, change: Change) -> int | None:
-    """The limit that a pool gets with the list; None: it stays. A new one, without a limit, gets one unit for each
-    slot; that of a known one follows its slots until people set it to something else."""
+def limit_after(limit_units: int | None, slots_before: int, change: SlotChange) -> int | None:
+    """The limit of a pool after the list is applied; None: unchanged. A new pool gets one unit per slot; the limit of a
+    known one follows its slots until an operator sets it to another value."""
     after = slots_before + len(change.added) - len(change.removed)
     follows = limit_units is None or (slots_before > 0 and limit_units == slots_before)
     return after if follows and limit_units != after else None
 
 
 def elsewhere(listed: Collection[Listed], known: Collection[Slot]) -> list[tuple[str, str, str]]:
-    """(name, its lease pool, where it is listed) of slots that exist in another lease pool than the list has them."""
+    """(name, current lease pool, listed lease pool) of slots that are listed in another lease pool than their own."""
     wanted = {name: entry.lease_pool_id for entry in listed for name in entry.names}
     return sorted(
         (slot.name, slot.lease_pool_id, wanted[slot.name])

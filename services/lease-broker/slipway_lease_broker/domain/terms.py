@@ -1,5 +1,4 @@
-"""The policy of one lease pool, as declared: values only. What each means for an admission stands in the module that
-applies it."""
+"""The declared policy of a lease pool. Values only; each is explained in the module that applies it."""
 
 from enum import StrEnum
 from typing import Final, Literal
@@ -10,21 +9,21 @@ from slipway_lease_broker.domain.pacing import Pacing
 
 
 class Mode(StrEnum):
-    SHADOW = "shadow"  # grants at once and records what would have waited
-    ADVISORY = "advisory"  # the same, and tells it in the grant
-    ENFORCE = "enforce"  # waits
+    SHADOW = "shadow"  # grants at once and records how long each request would have waited
+    ADVISORY = "advisory"  # the same, and reports it in the grant
+    ENFORCE = "enforce"  # makes requests wait
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one unit of an operation costs, and what is kept for it."""
+    """Cost of one unit of an operation, its reserved units and its maximum wait."""
 
-    weight: int = 1  # 0 counts nothing: it is admitted at once
-    reserved_units: int = 0  # kept free of other operations
+    weight: int = 1  # 0: not counted, admitted at once
+    reserved_units: int = 0  # not available to other operations
     max_wait_seconds: float | None = None  # after it, the operation proceeds over the limit and is counted
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a tenant waits after a failing result: doubled by each failure in a row, up to the maximum."""
+    """Wait of a tenant after a failed lease: doubled by each failure in a row, up to the maximum."""
 
     seconds: float = 30.0
     max_seconds: float = 900.0
@@ -38,7 +37,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):
-    """The limit is so many units per unit reported, for example per live conductor."""
+    """A limit of `per_unit` units per reported unit, for example per live conductor."""
 
     per_unit: float
 
@@ -47,7 +46,7 @@ ANY_OPERATION: Final = Operation()
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a lease pool declares beside its limit and its clocks. Durations are in seconds."""
+    """Terms of a lease pool beside its limit and its hold, ttl and reserve times. Durations are in seconds."""
 
     mode: Mode = Mode.ENFORCE
     lock_delay_seconds: float | None = None  # None: the broker's lost_linger_seconds

@@ -1,5 +1,5 @@
-"""What was started without a lease while no broker answered is charged: it counts like a lease that was granted when it
-started, until its hold passes. Pure."""
+"""Unleased launches, reported after the broker was unavailable: each counts as a lease granted when it started, until
+its hold ends. Pure."""
 
 from datetime import datetime, timedelta
 
@@ -7,6 +7,7 @@ import msgspec
 
 from slipway_lease_broker.domain.endings import HOLD
 from slipway_lease_broker.domain.ledger import Entry, Lease, LeasePool, Request, State, counted
+from slipway_lease_broker.domain.text import quantity
 
 UNLEASED = "started without a lease"
 
@@ -16,11 +17,11 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     units: int
     started_at: datetime
-    tenant: str = ""  # its owner, where it is not told
+    tenant: str = ""  # empty: its owner
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """Rows to add, and the pool with them."""
+    """The rows to add for an unleased launch, and the pool after them."""
 
     pool: LeasePool
     request: Request
@@ -29,8 +30,8 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner: str) -> Charge:
-    """A lease that is confirmed and lives as long as its hold: whoever started it may give it back sooner, and renews
-    nothing. One whose hold has passed counts no more, and is kept so that it is charged once."""
+    """A confirmed lease that lives until its hold ends: its holder may release it earlier and need not renew it. If the
+    hold has already ended the lease does not count, and is stored so that the launch is counted once."""
     started_at = min(start.started_at, now)
     hold_until = started_at + timedelta(seconds=pool.hold_seconds)
     over = hold_until <= now
@@ -58,10 +59,10 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
         lease_pool_id=pool.id,
         tenant=start.tenant or owner,
         operation=start.operation,
-        asked_units=start.units,
+        requested_units=start.units,
         waiting_units=0,
-        asked_at=started_at,
-        last_asked_at=now,
+        requested_at=started_at,
+        last_requested_at=now,
         since=started_at,
         whole=True,
         owner=owner,
@@ -71,7 +72,7 @@ def charge(pool: LeasePool, start: Start, now: datetime, *, lease_id: str, owner
         lease_pool_id=pool.id,
         at=now,
         kind="unleased",
-        reason=f"{start.units} units were {UNLEASED} at {started_at.isoformat(timespec='seconds')}",
+        reason=f"{quantity(start.units, 'unit')} {UNLEASED} at {started_at.isoformat(timespec='seconds')}",
         lease_id=lease_id,
         request_id=start.request_id,
         units=start.units,

@@ -1,4 +1,4 @@
-"""What requests may say, and within which bounds: whatever passes here can be stored."""
+"""Request bodies and parameters with their bounds. All values accepted here can be stored."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
@@ -7,7 +7,7 @@ from fastapi import Path
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from slipway_common.declaration import LeasePacing
-from slipway_lease_broker.domain.facts import SPREAD_SECONDS_MAX, TEXT_CHARACTERS_MAX, UNITS_MAX
+from slipway_lease_broker.domain.commands import SPREAD_SECONDS_MAX, TEXT_CHARACTERS_MAX, UNITS_MAX
 
 WAIT_SECONDS_MAX: Final = 60.0
 NO_NUL: Final = r"^[^\x00]*$"
@@ -17,7 +17,7 @@ Units = Annotated[int, Field(strict=True, ge=1, le=UNITS_MAX)]
 Token = Annotated[int, Field(strict=True, ge=1, le=2**63 - 1)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000, allow_inf_nan=False)]
 WaitSeconds = Annotated[
-    float, Field(strict=True, ge=0, le=WAIT_SECONDS_MAX, allow_inf_nan=False, description="Answer 202 after so long.")
+    float, Field(strict=True, ge=0, le=WAIT_SECONDS_MAX, allow_inf_nan=False, description="Answer 202 after this time.")
 ]
 LeasePoolId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
 LeaseId = Annotated[str, Path(max_length=TEXT_CHARACTERS_MAX, pattern=NO_NUL)]
@@ -28,7 +28,7 @@ def _in_utc(at: datetime) -> datetime:
     try:
         return at.astimezone(UTC)
     except OverflowError:
-        raise ValueError("lies outside the years 1 to 9999 of UTC") from None
+        raise ValueError("must be within the years 1 to 9999 (UTC)") from None
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
@@ -39,14 +39,14 @@ class Body(BaseModel):
 
 
 class Replaced(Body):
-    """The lease of the attempt before: it ends as the new request enters, which keeps its age."""
+    """The lease of an earlier attempt. It ends when the new request arrives, which inherits its age."""
 
     lease_id: Text
     fencing_token: Token
 
 
-class Group(Body):
-    """Requests that start spread over a time: no two within spread_seconds / size."""
+class GroupBody(Body):
+    """A group of requests with spread starts: no two start within spread_seconds / size."""
 
     name: Text
     size: Annotated[int, Field(strict=True, ge=1, le=100_000)]
@@ -56,21 +56,21 @@ class Group(Body):
     @model_validator(mode="after")
     def _has_member(self) -> Self:
         if self.member is not None and self.member >= self.size:
-            raise ValueError(f"member {self.member} of {self.size}: they count from 0")
+            raise ValueError(f"member {self.member} of {self.size}: members count from 0")
         return self
 
 
 class Acquire(Body):
-    request_id: Annotated[Text, Field(description="The same id again is the same request, also after a crash.")]
+    request_id: Annotated[Text, Field(description="Idempotency key: the same id is the same request.")]
     units: Units = 1
     operation: Text = "install"
-    tenant: Text | None = Field(None, description="Whose share it counts in; without one the token's name.")
+    tenant: Text | None = Field(None, description="Fair-share tenant [default: token name]")
     priority: Annotated[int, Field(strict=True, ge=0, le=9)] = 0
     wait_seconds: WaitSeconds = 0.0
-    hold_seconds: Seconds | None = Field(None, description="At most the pool's, which counts without it.")
-    confirm: bool = Field(True, strict=True, description="Whether receiving the grant confirms it.")
+    hold_seconds: Seconds | None = Field(None, description="Shortens the hold of the pool.")
+    confirm: bool = Field(True, strict=True, description="Confirm the grant on receipt.")
     replaces: Replaced | None = None
-    group: Group | None = None
+    group: GroupBody | None = None
 
 
 class Prolong(Body):
@@ -78,60 +78,62 @@ class Prolong(Body):
 
 
 class Renew(Prolong):
-    progress: Text | None = Field(None, description="Any text that changes while the holder gets on.")
+    progress: Text | None = Field(None, description="Any text that changes while the work progresses.")
 
 
 class Release(Prolong):
-    units: Units | None = Field(None, description="Without it, all. Said again, as many again are given back.")
+    units: Units | None = Field(
+        None, description="Units to release [default: all]. A repeated call releases as many again."
+    )
     remaining: Annotated[int, Field(strict=True, ge=0, le=UNITS_MAX)] | None = Field(
-        None, description="Instead of units, how many stay held: said again it changes nothing."
+        None, description="Units to keep, instead of units. A repeated call changes nothing."
     )
     result: Text = "done"
-    throttled: bool = Field(False, strict=True, description="Whether the provider throttled it.")
+    throttled: bool = Field(False, strict=True, description="The provider throttled the operation.")
     retry_after_seconds: Annotated[float, Field(strict=True, ge=0, le=86_400, allow_inf_nan=False)] | None = None
     quota_remaining: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
 
     @model_validator(mode="after")
-    def _says_how_many_once(self) -> Self:
+    def _has_one_amount(self) -> Self:
         if self.units is not None and self.remaining is not None:
-            raise ValueError("either units or remaining, not both")
+            raise ValueError("units and remaining exclude each other")
         return self
 
 
-class Because(Body):
+class WithReason(Body):
     reason: Text
 
 
-class Change(Because):
-    """What is to be changed of a lease pool; all else stays."""
+class TermsChange(WithReason):
+    """Changes to the terms of a lease pool; omitted terms stay."""
 
     revision: Annotated[int, Field(strict=True, ge=1)] | None = Field(
-        None, description="Refuse the change if the pool has another one by now."
+        None, description="Refuse the change unless the pool has this revision."
     )
     limit: Annotated[int, Field(strict=True, ge=0, le=UNITS_MAX)] | None = None
     hold_seconds: Seconds | None = None
     ttl_seconds: Seconds | None = None
-    pacing: LeasePacing | Literal["off"] | None = Field(None, description="null: as without a declared pacing.")
+    pacing: LeasePacing | Literal["off"] | None = Field(None, description="null: default pacing.")
     mode: Literal["shadow", "advisory", "enforce"] | None = None
     pinned: Annotated[bool, Field(strict=True)] | None = Field(
-        None, description="Whether nothing but a person moves the limit."
+        None, description="Pin the limit: only operators change it."
     )
 
     def terms(self) -> dict[str, Any]:
-        """Those given, in the words of a declaration."""
+        """The given terms, named as in a declaration."""
         given = self.model_dump(mode="json", include=self.model_fields_set - {"reason", "revision", "pinned"})
         return {name: value for name, value in given.items() if value is not None or name == "pacing"}
 
 
 class Reported(Body):
-    """How many units a derived limit follows, for so long."""
+    """Units that a derived limit follows for `ttl_seconds`."""
 
     units: Annotated[int, Field(strict=True, ge=0, le=UNITS_MAX)]
     ttl_seconds: Seconds
 
 
-class Start(Body):
-    """Something that was started without a lease while no broker answered."""
+class StartBody(Body):
+    """An operation that was started without a lease while the broker was unavailable."""
 
     request_id: Text
     operation: Text = "install"
@@ -140,7 +142,7 @@ class Start(Body):
 
 
 class Starts(Body):
-    starts: Annotated[list[Start], Field(min_length=1, max_length=1_000)]
+    starts: Annotated[list[StartBody], Field(min_length=1, max_length=1_000)]
 
 
 class Member(Body):
@@ -151,7 +153,7 @@ class Member(Body):
     hold_seconds: Seconds | None = None
 
 
-class Gang(Body):
+class GangBody(Body):
     request_id: Text
     tenant: Text | None = None
     operation: Text = "install"

@@ -1,4 +1,4 @@
-"""Lease pools over HTTP: declared, looked at, changed while they work, and what their past says."""
+"""HTTP routes of lease pools: declaration, overview, changes at run time, history and report."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -12,68 +12,69 @@ from slipway_common import outbox
 from slipway_common.access import require
 from slipway_common.declaration import LeasePool
 from slipway_common.ids import new_id
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.problem import Problem
-from slipway_common.runtime import database, ring
+from slipway_common.runtime import database, wake
 from slipway_lease_broker.domain import declaration, ledger, unleased
 from slipway_lease_broker.domain.admit import pacing_of
 from slipway_lease_broker.domain.declaration import Declared
-from slipway_lease_broker.domain.ledger import Entry, idled
+from slipway_lease_broker.domain.ledger import Entry, accrue_idle
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.http import shown
-from slipway_lease_broker.http.bodies import Because, Change, LeasePoolId, Moment, Reported, Starts
+from slipway_lease_broker.http.bodies import LeasePoolId, Moment, Reported, Starts, TermsChange, WithReason
 from slipway_lease_broker.http.callers import Caller, Operator
-from slipway_lease_broker.http.errands import unknown_lease_pool, wrong_owner
+from slipway_lease_broker.http.lease_commands import unknown_lease_pool, wrong_owner
 from slipway_lease_broker.http.shown import answered
 from slipway_lease_broker.metrics import LIMIT_CHANGES, UNLEASED_STARTS
-from slipway_lease_broker.store import answers, history, leases, pools, requests, stays
+from slipway_lease_broker.store import answers, history, leases, past_leases, pools, requests
 from slipway_lease_broker.store import terms as live
 
 router = APIRouter()
-Database = Annotated[Pool, Depends(database)]
-STAYS_MAX = 100_000
+DatabaseDep = Annotated[Database, Depends(database)]
+PAST_LEASES_MAX = 100_000
 
 
 @router.put("/lease-pools")
 async def put_lease_pools(
     request: Request,
     body: list[LeasePool],
-    db_pool: Database,
+    database: DatabaseDep,
     caller: Annotated[str, Depends(require("lease-pools:write"))],
     dry_run: bool = False,
     reason: Annotated[str, Query(max_length=500)] = "",
 ) -> dict[str, Any]:
-    """Declare all lease pools at once. Pools left out are retired; the same list again changes nothing."""
+    """Declare all lease pools at once. Omitted pools are retired; declaring the same list again changes nothing."""
     wanted = [terms(pool) for pool in body]
     if twice := sorted({pool.id for pool in wanted if sum(other.id == pool.id for other in wanted) > 1}):
-        raise Problem(422, "duplicate-id", "A lease pool is declared twice", ", ".join(twice), ids=twice)
+        raise Problem(422, "duplicate-id", "Lease pool declared twice", ", ".join(twice), ids=twice)
     if dry_run:
-        changes = declaration.compare(await pools.declared(db_pool), wanted)
+        changes = declaration.compare(await pools.declared(database), wanted)
     else:
-        async with db_pool.acquire() as db, db.transaction():
+        async with database.acquire() as db, db.transaction():
             changes = declaration.compare(await pools.lock_declared(db), wanted)
             differ = [made for made in changes if made.change != "unchanged"]
             await pools.declare(db, [made.after for made in differ])
-            because = reason or f"declared by {caller}"
-            await outbox.enqueue(db, declaration.limit_events(differ, because))
+            reason = reason or f"declared by {caller}"
+            await outbox.enqueue(db, declaration.limit_events(differ, reason))
             now = await pools.clock(db)
-            await history.add(db, [entry(made.after.id, made.change, now, because, caller) for made in differ])
+            await history.add(db, [entry(made.after.id, made.change, now, reason, caller) for made in differ])
         count_limits(differ)
-        ring(request)
+        wake(request)
     return {"dry_run": dry_run, "items": [shown_change(made) for made in changes]}
 
 
 @router.get("/lease-pools")
-async def get_lease_pools(db_pool: Database) -> dict[str, Any]:
-    """Limit, units held and waiting, requests that wait and since when, units granted in the last minute, what one unit
-    asked for now would wait (null: for ever), and the last reasons."""
-    return {"items": [shown_pool(pool) | {"eta_seconds": pool.eta_seconds} for pool in await pools.overview(db_pool)]}
+async def get_lease_pools(database: DatabaseDep) -> dict[str, Any]:
+    """List lease pools: limit, units held and waiting, waiting requests and the longest wait, units granted in the last
+    minute, the expected wait of one unit requested now (null: forever), and the reasons of the last decision."""
+    return {"items": [shown_pool(pool) | {"eta_seconds": pool.eta_seconds} for pool in await pools.overview(database)]}
 
 
 @router.patch("/lease-pools/{lease_pool_id}")
-async def change_lease_pool(lease_pool_id: LeasePoolId, body: Change, call: Operator) -> Response:
-    """Change some terms now, until the pool is declared otherwise. What is held stays held: a lower limit drains."""
+async def change_lease_pool(lease_pool_id: LeasePoolId, body: TermsChange, call: Operator) -> Response:
+    """Change terms of a lease pool until its next declaration. Leases stay held: with a lower limit the pool stops
+    granting until usage falls."""
     async with call.database.acquire() as db, db.transaction():
         before = {pool.id: pool for pool in await pools.lock_declared(db)}.get(lease_pool_id)
         locked = await pools.lock(db, [lease_pool_id])
@@ -83,76 +84,78 @@ async def change_lease_pool(lease_pool_id: LeasePoolId, body: Change, call: Oper
             raise Problem(
                 409,
                 "revision-conflict",
-                "The lease pool was changed meanwhile",
-                f"{lease_pool_id} has revision {before.revision}, not {body.revision}; look at it and ask again",
+                "Lease pool was changed",
+                f"lease pool {lease_pool_id} has revision {before.revision}, not {body.revision}; "
+                "read it and repeat the change",
                 revision=before.revision,
             )
         made = declaration.change(before, changed(before, body.terms()))
         now = await pools.clock(db)
-        said = [
+        changes = [
             f"{name} {old} → {new}" for name, (old, new) in shown_change(made)["fields"].items() if name != "revision"
         ]
         pinned = locked[0].pinned_reason
         if body.pinned is not None and body.pinned is not (pinned is not None):
             pinned = body.reason if body.pinned else None
-            said.append("pinned" if body.pinned else "no longer pinned")
+            changes.append("pinned" if body.pinned else "unpinned")
             await live.pin(db, lease_pool_id, pinned)
         if made.change != "unchanged":
             await pools.declare(db, [made.after])
             await outbox.enqueue(db, declaration.limit_events([made], body.reason), at=now)
-        if said:
-            await history.add(db, [entry(lease_pool_id, "set", now, f"{', '.join(said)}: {body.reason}", call.name)])
+        if changes:
+            text = f"{', '.join(changes)}: {body.reason}"
+            await history.add(db, [entry(lease_pool_id, "set", now, text, call.name)])
     count_limits([made])
-    call.runtime.ring()
+    call.runtime.wake()
     return answered(shown_pool(made.after) | {"pinned": pinned is not None})
 
 
 @router.post("/lease-pools/{lease_pool_id}/drain")
-async def drain(lease_pool_id: LeasePoolId, body: Because, call: Operator) -> Response:
-    """Grant nothing more; what is held stays held until it is given back."""
+async def drain(lease_pool_id: LeasePoolId, body: WithReason, call: Operator) -> Response:
+    """Drain a lease pool: it grants nothing more, and leases stay held until they are released."""
     return await drained(call, lease_pool_id, body.reason, body.reason)
 
 
 @router.post("/lease-pools/{lease_pool_id}/undrain")
-async def undrain(lease_pool_id: LeasePoolId, body: Because, call: Operator) -> Response:
-    """Grant again."""
+async def undrain(lease_pool_id: LeasePoolId, body: WithReason, call: Operator) -> Response:
+    """Undrain a lease pool: it grants again."""
     return await drained(call, lease_pool_id, None, body.reason)
 
 
-async def drained(call: Operator, lease_pool_id: str, why: str | None, reason: str) -> Response:
+async def drained(call: Operator, lease_pool_id: str, drained_reason: str | None, reason: str) -> Response:
     async with call.database.acquire() as db, db.transaction():
         pool, now = await lock(db, lease_pool_id)
-        if pool.drained_reason != why:
-            await live.drain(db, lease_pool_id, why)
-            kind = "undrained" if why is None else "drained"
+        if pool.drained_reason != drained_reason:
+            await live.drain(db, lease_pool_id, drained_reason)
+            kind = "undrained" if drained_reason is None else "drained"
             await history.add(db, [entry(lease_pool_id, kind, now, reason, call.name)])
-    call.runtime.ring()
-    return answered({"id": lease_pool_id, "drained": why is not None, "held": pool.held_units})
+    call.runtime.wake()
+    return answered({"id": lease_pool_id, "drained": drained_reason is not None, "held": pool.held_units})
 
 
 @router.put("/lease-pools/{lease_pool_id}/units")
 async def report_units(lease_pool_id: LeasePoolId, body: Reported, call: Operator) -> Response:
-    """Say how many units a derived limit follows. After `ttl_seconds` the last value holds, with an alert."""
+    """Report the units that a derived limit follows. After `ttl_seconds` the last value holds, with an alert."""
     async with call.database.acquire() as db, db.transaction():
         pool, now = await lock(db, lease_pool_id)
         if pool.policy.derived is None:
             raise Problem(
                 409,
                 "not-derived",
-                "The limit of this lease pool derives from nothing",
-                f"declare `derived` for {lease_pool_id} first",
+                "Limit of the lease pool is not derived",
+                f"lease pool {lease_pool_id} has no derived limit; declare `derived` first",
             )
         until = now + timedelta(seconds=body.ttl_seconds)
         await live.report_units(db, lease_pool_id, body.units, until)
-    call.runtime.ring()
+    call.runtime.wake()
     return answered({"id": lease_pool_id, "units": body.units, "valid_until": until})
 
 
 @router.post("/lease-pools/{lease_pool_id}/unleased")
 async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller) -> Response:
-    """Charge what was started while no broker answered: it counts until its hold passes. Said again it changes
-    nothing; the leases that are answered may be given back like any other. What a fast clock puts into the future
-    started now: left out, it would never count."""
+    """Count operations that were started without a lease while the broker was unavailable, until their hold ends. A
+    repeated call changes nothing; the leases in the answer may be released like any other. A start time in the future
+    counts as now, since the operation would otherwise never count."""
     call.may_write(lease_pool_id)
     starts = [unleased.Start(**start.model_dump()) for start in body.starts]
     async with call.database.acquire() as db, db.transaction():
@@ -165,7 +168,7 @@ async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller
         charges: dict[str, unleased.Charge] = {}
         for start in starts:
             if start.request_id not in known and start.request_id not in charges:
-                charge = unleased.charge(idled(pool, now), start, now, lease_id=new_id(), owner=call.name)
+                charge = unleased.charge(accrue_idle(pool, now), start, now, lease_id=new_id(), owner=call.name)
                 charges[start.request_id], pool = charge, charge.pool
         made = list(charges.values())
         await requests.add(db, [charge.request for charge in made])
@@ -176,55 +179,58 @@ async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller
             await pools.mark(db, [pool], {lease_pool_id}, {lease_pool_id: deadline})
         rows = await answers.of_requests(db, lease_pool_id, ids)
     UNLEASED_STARTS.labels(lease_pool_id).inc(len(charges))
-    call.runtime.ring()
+    call.runtime.wake()
     return answered({"charged": len(charges), "items": [shown.lease(row, now) for row in rows]})
 
 
 @router.get("/lease-pools/{lease_pool_id}/history")
 async def get_history(
-    db_pool: Database,
+    database: DatabaseDep,
     lease_pool_id: LeasePoolId,
     since: Moment | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
 ) -> Response:
-    """What was decided, by whom and why; the newest first."""
-    if await answers.pool(db_pool, lease_pool_id) is None:
+    """List the decisions about a lease pool with actor and reason, newest first."""
+    if await answers.pool(database, lease_pool_id) is None:
         raise unknown_lease_pool(lease_pool_id)
-    rows = await history.of_pool(db_pool, lease_pool_id, since=since, limit=limit)
+    rows = await history.of_pool(database, lease_pool_id, since=since, limit=limit)
     return answered({"items": [shown.entry(row) for row in rows]})
 
 
 @router.get("/lease-pools/{lease_pool_id}/report")
 async def get_report(
-    db_pool: Database,
+    database: DatabaseDep,
     lease_pool_id: LeasePoolId,
     since_seconds: Annotated[float, Query(gt=0, le=31_536_000)] = 86_400.0,
     limit: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     hold_seconds: Annotated[float | None, Query(gt=0, le=31_536_000)] = None,
 ) -> Response:
-    """Concurrency, throttles and phases of the past against a limit and a hold: the pool's, or those given."""
-    found = await answers.pool(db_pool, lease_pool_id)
+    """Report on past concurrency, throttling and phases, compared with a limit and a hold [default: the pool's]."""
+    found = await answers.pool(database, lease_pool_id)
     if found is None:
         raise unknown_lease_pool(lease_pool_id)
     pool, now = found
     since = now - timedelta(seconds=since_seconds)
-    asked = msgspec.structs.replace(
+    replayed = msgspec.structs.replace(
         pool, limit_units=limit or pool.limit_units, hold_seconds=hold_seconds or pool.hold_seconds
     )
-    past = await stays.since(db_pool, lease_pool_id, since, limit=STAYS_MAX)
-    told = report(
+    past = await past_leases.since(database, lease_pool_id, since, limit=PAST_LEASES_MAX)
+    found_report = report(
         past,
         since,
         now,
-        limit_units=asked.limit_units,
-        hold_seconds=asked.hold_seconds,
-        pacing=pacing_of(asked, asked.limit_units),
+        limit_units=replayed.limit_units,
+        hold_seconds=replayed.hold_seconds,
+        pacing=pacing_of(replayed, replayed.limit_units),
     )
-    return answered({"id": lease_pool_id, "mode": pool.policy.mode, "limit": pool.limit_units} | shown.flat(told))
+    return answered(
+        {"id": lease_pool_id, "mode": pool.policy.mode, "limit": pool.limit_units} | shown.flat(found_report)
+    )
 
 
 async def lock(db: Connection, lease_pool_id: str) -> tuple[ledger.LeasePool, datetime]:
-    """The pool, locked until the transaction ends, and the time after it was; a Problem 404 for an unknown one."""
+    """The pool, locked until the transaction ends, and the time after the lock. Raises a Problem 404 for an unknown
+    pool."""
     locked = await pools.lock(db, [lease_pool_id])
     if not locked or locked[0].retired:
         raise unknown_lease_pool(lease_pool_id)
@@ -236,16 +242,16 @@ def entry(lease_pool_id: str, kind: str, at: datetime, reason: str, by: str) -> 
 
 
 def changed(pool: Declared, given: dict[str, Any]) -> Declared:
-    """The pool with some terms changed; a Problem 422 for terms that could not be declared."""
+    """The pool with some terms changed. Raises a Problem 422 for terms that could not be declared."""
     try:
         return terms(LeasePool.model_validate(shown_terms(pool) | given))
     except ValidationError as error:
         first = error.errors()[0]
         detail = ": ".join(filter(None, ("/".join(map(str, first["loc"])), first["msg"])))
-        raise Problem(422, "invalid-terms", "These terms do not go together", detail) from error
+        raise Problem(422, "invalid-terms", "Invalid terms of a lease pool", detail) from error
 
 
-def count_limits(changes: Sequence[declaration.Change]) -> None:
+def count_limits(changes: Sequence[declaration.PoolChange]) -> None:
     for event in declaration.limit_events(changes, ""):
         LIMIT_CHANGES.labels(event.lease_pool_id, "declared").inc()
 
@@ -262,18 +268,18 @@ def terms(pool: LeasePool) -> Declared:
 
 
 def shown_terms(pool: Declared) -> dict[str, Any]:
-    """What is declared of a pool, in the words of slipway.yaml."""
+    """The declared terms of a pool, with the names of slipway.yaml."""
     return {name: value for name, value in shown_pool(pool).items() if name not in ("revision", "retired")}
 
 
 def shown_pool(pool: Declared) -> dict[str, Any]:
-    """A pool in the words of slipway.yaml."""
+    """A pool, with the names of slipway.yaml."""
     fields: dict[str, Any] = msgspec.to_builtins(pool)
     return {"id": fields.pop("id"), "limit": fields.pop("limit_units"), **fields.pop("policy"), **fields}
 
 
-def shown_change(made: declaration.Change) -> dict[str, Any]:
-    """`fields` holds [before, after] of each term that changes."""
+def shown_change(made: declaration.PoolChange) -> dict[str, Any]:
+    """A change of a pool; `fields` holds [before, after] of each changed term."""
     after, before = shown_pool(made.after), shown_pool(made.before) if made.before else {}
     fields = {name: [before.get(name), value] for name, value in after.items() if before.get(name) != value}
     return {"id": made.after.id, "change": made.change, "fields": {k: v for k, v in fields.items() if k != "id"}}

@@ -1,4 +1,4 @@
-"""Leases over HTTP: asked for, kept, given back, looked at. Every write goes over the desk (desk.py)."""
+"""HTTP routes of leases and lease requests. Every write goes through the group commit (group_commit.py)."""
 
 from typing import Annotated, Any
 
@@ -15,82 +15,83 @@ from slipway_common.events.lease import (
     LeaseRequested,
     ReplacedLease,
 )
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_common.problem import Problem
 from slipway_common.runtime import database
 from slipway_common.telemetry import current_trace
-from slipway_lease_broker.domain.facts import UNITS_MAX
+from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import Acquire, LeaseId, LeasePoolId, Prolong, Release, Renew, RequestId
 from slipway_lease_broker.http.callers import Call, Caller
-from slipway_lease_broker.http.errands import (
+from slipway_lease_broker.http.lease_commands import (
     Answer,
-    Errand,
-    OfLease,
+    HeldLeaseCommand,
+    Submission,
     unknown_lease,
     unknown_lease_pool,
     unknown_request,
 )
 from slipway_lease_broker.http.shown import answered
-from slipway_lease_broker.metrics import REFUSED_FACTS
+from slipway_lease_broker.metrics import REFUSED_COMMANDS
 from slipway_lease_broker.store import answers, history, leases, pools
 
 router = APIRouter()
-Database = Annotated[Pool, Depends(database)]
+DatabaseDep = Annotated[Database, Depends(database)]
 Items = Annotated[int, Query(ge=1, le=10_000)]
 
 
-@router.post("/lease-pools/{lease_pool_id}/leases", responses={202: {"description": "It waits in the queue."}})
+@router.post("/lease-pools/{lease_pool_id}/leases", responses={202: {"description": "The request waits in the queue."}})
 async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, call: Caller) -> Response:
-    """A lease, or a place in the queue after `wait_seconds`. The same request id again never gets a second lease: ask
-    again with it after a lost answer, and to go on waiting."""
+    """Acquire a lease, or get a place in the queue after `wait_seconds`. A request id never gets a second lease: repeat
+    the request with the same id after a lost answer, and to go on waiting."""
     call.may_write(lease_pool_id)
-    errand = Errand(
-        fact=wanted(lease_pool_id, body, call.name),
+    submission = Submission(
+        command=wanted(lease_pool_id, body, call.name),
         caller=call.name,
         admin=call.admin,
         confirm=body.confirm,
         wait=body.wait_seconds > 0,
         traceparent=current_trace(),
     )
-    answer = await settle(call, errand)
-    if answer.woken is not None and await call.desk.stay(answer, body.wait_seconds, left(request)):
+    answer = await submit(call, submission)
+    waited = answer.woken is not None
+    if waited and await call.group_commit.wait_for_grant(answer, body.wait_seconds, disconnected(request)):
         lease = answer.woken.result()
-        answer = await once_more(call, errand) if lease is None else granted(answer, lease)
+        answer = await submit_again(call, submission) if lease is None else granted(answer, lease)
     if answer.lease is None:
-        standing = await answers.standing(call.database, lease_pool_id, body.request_id)
-        assert standing is not None
-        if standing.request.waiting_units:
-            return shown.queued(body.request_id, shown.told(standing))
-        answer = await once_more(call, errand)  # granted at the last moment
+        position = await answers.queue_position(call.database, lease_pool_id, body.request_id)
+        assert position is not None
+        if position.request.waiting_units:
+            return shown.queued(body.request_id, shown.status(position))
+        answer = await submit_again(call, submission)  # granted in the meantime
     assert answer.lease is not None
     return answered(shown.lease(answer.lease, answer.now))
 
 
-async def settle(call: Call, errand: Errand) -> Answer:
-    """What the desk answers. Raises the Problem it is refused with; a token that is not the lease's is counted, here as
-    on the topic."""
+async def submit(call: Call, submission: Submission) -> Answer:
+    """Submit a command to the group commit. Raises the Problem it is refused with, and counts stale fencing tokens like
+    those of the request topic."""
     try:
-        return await call.desk.settle(call.database, errand)
+        return await call.group_commit.submit(call.database, submission)
     except Problem as refused:
         if str(refused.body["type"]).endswith(":stale-token"):
-            REFUSED_FACTS.labels("stale token").inc()
+            REFUSED_COMMANDS.labels("stale token").inc()
         raise
 
 
-async def once_more(call: Call, errand: Errand) -> Answer:
-    """The answer of the same request, which has probably been granted meanwhile."""
-    return await settle(call, msgspec.structs.replace(errand, wait=False))
+async def submit_again(call: Call, submission: Submission) -> Answer:
+    """Submit a request again that has probably been granted in the meantime, without waiting."""
+    return await submit(call, msgspec.structs.replace(submission, wait=False))
 
 
 def granted(answer: Answer, lease: Lease) -> Answer:
-    """The answer of one who stayed and was granted `lease` in this very moment."""
+    """The answer to a waiting caller that was granted `lease` just now."""
     return msgspec.structs.replace(answer, lease=lease, now=lease.granted_at)
 
 
-async def left(request: Request) -> None:
-    """Returns when the caller has hung up."""
+async def disconnected(request: Request) -> None:
+    """Return when the caller has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -114,32 +115,32 @@ def wanted(lease_pool_id: str, body: Acquire, caller: str) -> LeaseRequested:
 @router.post("/leases/{lease_id}/renew")
 @router.post("/leases/{lease_id}/heartbeat")
 async def renew(lease_id: LeaseId, body: Renew, call: Caller) -> Response:
-    """Keep a lease alive for its ttl. 410 says that it has ended, and why: stop what it was for."""
+    """Renew a lease for its ttl. 410: the lease has ended, for the given reason; stop the work that it covers."""
     pool_id = await writable(call, lease_id)
-    fact = LeaseRenewRequested(
+    command = LeaseRenewRequested(
         lease_pool_id=pool_id, lease_id=lease_id, fencing_token=body.fencing_token, progress=body.progress
     )
-    answer = await of_lease(call, fact)
+    answer = await of_lease(call, command)
     assert answer.lease is not None
     return answered(shown.lease(answer.lease, answer.now))
 
 
 @router.post("/leases/{lease_id}/confirm")
 async def confirm(lease_id: LeaseId, body: Prolong, call: Caller) -> Response:
-    """Commit to using a lease: one acquired with `confirm: false`, or granted while nobody waited for the answer."""
+    """Confirm the use of a lease that was acquired with `confirm: false`, or granted while no caller waited."""
     pool_id = await writable(call, lease_id)
-    fact = LeaseConfirmRequested(lease_pool_id=pool_id, lease_id=lease_id, fencing_token=body.fencing_token)
-    answer = await of_lease(call, fact)
+    command = LeaseConfirmRequested(lease_pool_id=pool_id, lease_id=lease_id, fencing_token=body.fencing_token)
+    answer = await of_lease(call, command)
     assert answer.lease is not None
     return answered(shown.lease(answer.lease, answer.now))
 
 
 @router.post("/leases/{lease_id}/release")
 async def release(lease_id: LeaseId, body: Release, call: Caller) -> Response:
-    """Give a lease back, or some of its units. Said again it changes nothing, but for `units`: say what is `remaining`
+    """Release a lease, or some of its units. A repeated release changes nothing, except with `units`: use `remaining`
     where an answer may be lost."""
     pool_id = await writable(call, lease_id)
-    fact = LeaseReleaseRequested(
+    command = LeaseReleaseRequested(
         lease_pool_id=pool_id,
         lease_id=lease_id,
         fencing_token=body.fencing_token,
@@ -149,15 +150,15 @@ async def release(lease_id: LeaseId, body: Release, call: Caller) -> Response:
         retry_after_seconds=body.retry_after_seconds,
         quota_remaining=body.quota_remaining,
     )
-    answer = await of_lease(call, fact, remaining=body.remaining)
+    answer = await of_lease(call, command, remaining=body.remaining)
     assert answer.lease is not None
     units = answer.lease.units if answer.lease.live else 0
     return answered({"lease_id": lease_id, "released_units": answer.released_units, "remaining": units})
 
 
 async def writable(call: Call, lease_id: str) -> str:
-    """The lease pool of a lease that the caller may write. Whoever may write none learns nothing of any."""
-    pool_id = await call.desk.pool_of(call.database, lease_id)
+    """The lease pool of a lease that the caller may write. Callers that may write no lease learn nothing about any."""
+    pool_id = await call.group_commit.pool_of(call.database, lease_id)
     if pool_id is None:
         if not any(scope.startswith(("leases:write:", "admin")) or scope.endswith("*") for scope in call.token.scopes):
             permit(call.token, "leases:write:*")
@@ -166,86 +167,88 @@ async def writable(call: Call, lease_id: str) -> str:
     return pool_id
 
 
-async def of_lease(call: Call, fact: OfLease, *, remaining: int | None = None) -> Answer:
-    return await settle(call, Errand(fact=fact, caller=call.name, admin=call.admin, remaining=remaining))
+async def of_lease(call: Call, command: HeldLeaseCommand, *, remaining: int | None = None) -> Answer:
+    return await submit(call, Submission(command=command, caller=call.name, admin=call.admin, remaining=remaining))
 
 
 @router.get("/leases")
 async def list_leases(
     request: Request,
     credentials: Credentials,
-    db_pool: Database,
+    database: DatabaseDep,
     pool: str | None = None,
     tenant: str | None = None,
     mine: bool = False,
     limit: Items = 1_000,
 ) -> Response:
-    """Leases that count against the limit of a pool, or of all pools, of a tenant or of all; oldest first. With `mine`
-    only those that the caller's own token acquired, which needs that token."""
+    """List leases that count against a limit, optionally of one pool or tenant; oldest first. With `mine` only those
+    acquired with the caller's token, which the call then needs."""
     owner = identify(request, credentials).name if mine else None
-    if pool is not None and await answers.pool(db_pool, pool) is None:
+    if pool is not None and await answers.pool(database, pool) is None:
         raise unknown_lease_pool(pool)
-    rows, now = await answers.held(db_pool, pool, tenant, owner, limit=limit), await pools.clock(db_pool)
+    rows, now = await answers.held(database, pool, tenant, owner, limit=limit), await pools.clock(database)
     return answered({"items": [shown.lease(row, now) for row in rows]})
 
 
 @router.get("/leases/{lease_id}")
-async def get_lease(db_pool: Database, lease_id: LeaseId) -> Response:
-    """One lease, also after its end."""
-    found = await leases.named(db_pool, [lease_id])
+async def get_lease(database: DatabaseDep, lease_id: LeaseId) -> Response:
+    """Get a lease, also after its end."""
+    found = await leases.named(database, [lease_id])
     if not found:
         raise unknown_lease(lease_id)
-    return answered(shown.lease(found[0], await pools.clock(db_pool)))
+    return answered(shown.lease(found[0], await pools.clock(database)))
 
 
 @router.get("/leases/{lease_id}/history")
-async def get_lease_history(db_pool: Database, lease_id: LeaseId) -> Response:
-    """All that was decided about one lease, in order, with reasons."""
-    if not await leases.named(db_pool, [lease_id]):
+async def get_lease_history(database: DatabaseDep, lease_id: LeaseId) -> Response:
+    """List the decisions about a lease with their reasons, oldest first."""
+    if not await leases.named(database, [lease_id]):
         raise unknown_lease(lease_id)
-    return answered({"items": [shown.entry(row) for row in await history.of_lease(db_pool, lease_id)]})
+    return answered({"items": [shown.entry(row) for row in await history.of_lease(database, lease_id)]})
 
 
 @router.get("/lease-pools/{lease_pool_id}/requests")
 async def list_requests(
-    db_pool: Database, lease_pool_id: LeasePoolId, tenant: str | None = None, limit: Items = 1_000
+    database: DatabaseDep, lease_pool_id: LeasePoolId, tenant: str | None = None, limit: Items = 1_000
 ) -> Response:
-    """Requests that wait: higher priorities first, then the longest wait."""
-    if await answers.pool(db_pool, lease_pool_id) is None:
+    """List waiting requests: higher priorities first, then the longest wait."""
+    if await answers.pool(database, lease_pool_id) is None:
         raise unknown_lease_pool(lease_pool_id)
-    rows = await answers.waiting(db_pool, lease_pool_id, tenant, limit=limit)
+    rows = await answers.waiting(database, lease_pool_id, tenant, limit=limit)
     return answered({"items": [shown.request(row) for row in rows]})
 
 
 @router.get("/lease-pools/{lease_pool_id}/requests/{request_id}")
-async def get_request(db_pool: Database, lease_pool_id: LeasePoolId, request_id: RequestId) -> Response:
-    """One request: where it stands while it waits, then what it was granted."""
-    standing = await answers.standing(db_pool, lease_pool_id, request_id)
-    if standing is None:
-        if await answers.pool(db_pool, lease_pool_id) is None:
+async def get_request(database: DatabaseDep, lease_pool_id: LeasePoolId, request_id: RequestId) -> Response:
+    """Get a request with its position while it waits, and its leases once granted."""
+    position = await answers.queue_position(database, lease_pool_id, request_id)
+    if position is None:
+        if await answers.pool(database, lease_pool_id) is None:
             raise unknown_lease_pool(lease_pool_id)
         raise unknown_request(lease_pool_id, request_id)
-    granted = await answers.of_requests(db_pool, lease_pool_id, [request_id])
-    body: dict[str, Any] = shown.request(standing.request)
-    if standing.request.waiting_units:
-        told = shown.told(standing)
+    granted = await answers.of_requests(database, lease_pool_id, [request_id])
+    body: dict[str, Any] = shown.request(position.request)
+    if position.request.waiting_units:
+        status = shown.status(position)
         body |= {
-            "position": told.position,
-            "eta_seconds": told.eta_seconds,
-            "retry_after_seconds": told.retry_after_seconds,
-            "reason": told.reason,
+            "position": status.position,
+            "eta_seconds": status.eta_seconds,
+            "retry_after_seconds": status.retry_after_seconds,
+            "reason": status.reason,
         }
     elif not granted:
         body["state"] = "cancelled"
-    return answered(body | {"leases": [shown.lease(row, standing.now) for row in granted]})
+    return answered(body | {"leases": [shown.lease(row, position.now) for row in granted]})
 
 
 @router.delete("/lease-pools/{lease_pool_id}/requests/{request_id}")
 async def cancel(lease_pool_id: LeasePoolId, request_id: RequestId, call: Caller) -> Response:
-    """Stop waiting; what was granted meanwhile is given back. Said again it changes nothing."""
+    """Cancel a request; units granted in the meantime are released. A repeated call changes nothing."""
     call.may_write(lease_pool_id)
-    fact = LeaseCancelRequested(lease_pool_id=lease_pool_id, request_id=request_id, units=UNITS_MAX, reason="cancelled")
-    answer = await settle(call, Errand(fact=fact, caller=call.name, admin=call.admin))
+    command = LeaseCancelRequested(
+        lease_pool_id=lease_pool_id, request_id=request_id, units=UNITS_MAX, reason="cancelled"
+    )
+    answer = await submit(call, Submission(command=command, caller=call.name, admin=call.admin))
     return answered(
         {"request_id": request_id, "cancelled_units": answer.cancelled_units, "released_units": answer.released_units}
     )

@@ -1,4 +1,4 @@
-"""Rows as people and programs see them over HTTP."""
+"""JSON bodies of answers: rows of the ledger as shown over HTTP."""
 
 from datetime import datetime
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
-from slipway_lease_broker.domain import waiting
+from slipway_lease_broker.domain import queue_status
 from slipway_lease_broker.domain.ledger import Entry, Lease, Request
+from slipway_lease_broker.domain.queue_status import QueueStatus
 from slipway_lease_broker.domain.report import Report
 from slipway_lease_broker.domain.terms import Mode
-from slipway_lease_broker.domain.waiting import Waiting
-from slipway_lease_broker.store.answers import Standing
+from slipway_lease_broker.store.answers import QueuePosition
 
 
 def answered(body: Any, status: int = 200, **headers: str) -> Response:
@@ -19,10 +19,10 @@ def answered(body: Any, status: int = 200, **headers: str) -> Response:
 
 
 def lease(row: Lease, now: datetime) -> dict[str, Any]:
-    """A lease. Both times that are left count from `now`; a holder may rely on neither after it has ended."""
-    tells = row.mode is not Mode.SHADOW
+    """A lease. `ttl_seconds_left` and `hold_seconds_left` count from `now` and are 0 once the lease has ended."""
+    is_advised = row.mode is not Mode.SHADOW
     return {
-        "id": row.id,  # as lists of leases have always had it
+        "id": row.id,  # same as lease_id
         "lease_id": row.id,
         "lease_pool_id": row.lease_pool_id,
         "request_id": row.request_id,
@@ -40,8 +40,8 @@ def lease(row: Lease, now: datetime) -> dict[str, Any]:
         "hold_seconds_left": left(row, row.hold_until, now),
         "waited_seconds": row.waited_seconds,
         "mode": row.mode,
-        "advised_wait_seconds": row.advised_wait_seconds if tells else None,
-        "reason": row.reason if tells or not row.live else "",
+        "advised_wait_seconds": row.advised_wait_seconds if is_advised else None,
+        "reason": row.reason if is_advised or not row.live else "",
     }
 
 
@@ -59,42 +59,42 @@ def request(row: Request) -> dict[str, Any]:
         "operation": row.operation,
         "owner": row.owner,
         "priority": row.priority,
-        "units": row.asked_units,
+        "units": row.requested_units,
         "waiting_units": row.waiting_units,
-        "asked_at": row.asked_at,
-        "last_asked_at": row.last_asked_at,
+        "requested_at": row.requested_at,
+        "last_requested_at": row.last_requested_at,
     }
 
 
-def told(standing: Standing) -> Waiting:
-    return waiting.told(
-        standing.pool,
-        standing.request,
-        standing.position,
-        standing.now,
-        granted_units=standing.granted_units,
-        granted_seconds=standing.granted_seconds,
-        backoff_until=standing.backoff_until,
+def status(position: QueuePosition) -> QueueStatus:
+    return queue_status.queue_status(
+        position.pool,
+        position.request,
+        position.position,
+        position.now,
+        granted_units=position.granted_units,
+        granted_seconds=position.granted_seconds,
+        backoff_until=position.backoff_until,
     )
 
 
-def queued(request_id: str, told: Waiting) -> Response:
+def queued(request_id: str, status: QueueStatus) -> Response:
     return answered(
         {
             "request_id": request_id,
             "state": "waiting",
-            "position": told.position,
-            "eta_seconds": told.eta_seconds,
-            "retry_after_seconds": told.retry_after_seconds,
-            "reason": told.reason,
+            "position": status.position,
+            "eta_seconds": status.eta_seconds,
+            "retry_after_seconds": status.retry_after_seconds,
+            "reason": status.reason,
         },
         202,
-        **{"Retry-After": str(round(told.retry_after_seconds))},
+        **{"Retry-After": str(round(status.retry_after_seconds))},
     )
 
 
 def entry(row: Entry) -> dict[str, Any]:
-    """A line of history; `by` is empty for what time or the broker itself did."""
+    """A line of history; `by` is empty for changes by time or by the broker itself."""
     return {
         "at": row.at,
         "lease_pool_id": row.lease_pool_id,
@@ -107,9 +107,9 @@ def entry(row: Entry) -> dict[str, Any]:
     }
 
 
-def flat(told: Report) -> dict[str, Any]:
-    """A report as rows of names and figures: spreads of one kind side by side, for whoever reads it as a table."""
-    body: dict[str, Any] = msgspec.to_builtins(told)
+def flat(report: Report) -> dict[str, Any]:
+    """A report as rows of names and figures, with the spreads as one table."""
+    body: dict[str, Any] = msgspec.to_builtins(report)
     names = ("concurrency", "waiting", "reserved", "held")
     spreads = [
         {"of": "units at once" if name == "concurrency" else f"seconds {name}"} | body.pop(name) for name in names

@@ -1,4 +1,4 @@
-"""Slots over HTTP: listed, and declared as a list from which lease pools follow."""
+"""HTTP routes of slots: listing, and declaration of slots with their lease pools."""
 
 from collections import Counter
 from typing import Annotated, Any
@@ -10,20 +10,20 @@ from pydantic import Field
 from slipway_common import declaration as common
 from slipway_common import outbox
 from slipway_common.access import require
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.problem import Problem
-from slipway_common.runtime import database, ring
+from slipway_common.runtime import database, wake
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain import slots as rules
 from slipway_lease_broker.domain.declaration import Declared
-from slipway_lease_broker.domain.slots import Change, Listed
+from slipway_lease_broker.domain.slots import Listed, SlotChange
 from slipway_lease_broker.http.bodies import Body, Seconds, Text
-from slipway_lease_broker.http.errands import unknown_lease_pool
+from slipway_lease_broker.http.lease_commands import unknown_lease_pool
 from slipway_lease_broker.http.lease_pools import terms
 from slipway_lease_broker.store import answers, pools, slots
 
 router = APIRouter()
-Database = Annotated[Pool, Depends(database)]
+DatabaseDep = Annotated[Database, Depends(database)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 
 
@@ -31,12 +31,12 @@ class ListedPool(Body):
     """The slots of one lease pool."""
 
     lease_pool: common.Id
-    state: Text = Field(rules.FREE, description="In which new slots begin.")
+    state: Text = Field(rules.FREE, description="Initial state of new slots.")
     names: Annotated[list[Name], Field(max_length=10_000)]
 
 
 class Slots(Body):
-    """Slots by lease pool. Lease pools that do not exist are declared with these terms, without pacing."""
+    """Slots by lease pool. Missing lease pools are declared with these terms, without pacing."""
 
     slots: Annotated[list[ListedPool], Field(max_length=1_000)]
     hold_seconds: Seconds = 86_400.0
@@ -44,26 +44,26 @@ class Slots(Body):
 
 
 @router.get("/slots")
-async def get_slots(db_pool: Database, pool: Annotated[str, Query(max_length=500)]) -> dict[str, Any]:
-    """The named slots of a lease pool. One whose lease has just ended may be shown as it was."""
-    if await answers.pool(db_pool, pool) is None:
+async def get_slots(database: DatabaseDep, pool: Annotated[str, Query(max_length=500)]) -> dict[str, Any]:
+    """List the named slots of a lease pool. A slot whose lease has just ended may be shown as before."""
+    if await answers.pool(database, pool) is None:
         raise unknown_lease_pool(pool)
-    return {"items": [msgspec.to_builtins(slot) for slot in await slots.listed(db_pool, pool)]}
+    return {"items": [msgspec.to_builtins(slot) for slot in await slots.listed(database, pool)]}
 
 
 @router.put("/slots")
 async def put_slots(
     request: Request,
     body: Slots,
-    db_pool: Database,
+    database: DatabaseDep,
     caller: Annotated[str, Depends(require("lease-pools:write"))],
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Make the slots of the listed lease pools those of the list, all or nothing; others stay as they are. A slot that
-    somebody owns is kept until a later list finds it released. The same list again changes nothing."""
+    """Replace the slots of the listed lease pools, all or nothing; other pools stay as they are. An owned slot is kept
+    until a later list finds it released. Declaring the same list again changes nothing."""
     wanted = [Listed(lease_pool_id=pool.lease_pool, state=pool.state, names=tuple(pool.names)) for pool in body.slots]
-    _once(wanted)
-    async with db_pool.acquire() as db:
+    _check_duplicates(wanted)
+    async with database.acquire() as db:
         transaction = db.transaction()
         await transaction.start()
         try:
@@ -78,12 +78,12 @@ async def put_slots(
             raise
         await (transaction.rollback() if dry_run else transaction.commit())
     if not dry_run:
-        ring(request)
+        wake(request)
     return {"dry_run": dry_run, "items": [shown(change) for change in changes]}
 
 
 async def _check_places(tx: Connection, wanted: list[Listed]) -> None:
-    """Lock the pools; a Problem 409 for a slot of another one."""
+    """Lock the pools. Raises a Problem 409 for a slot of another pool."""
     await pools.lock(tx, [listed.lease_pool_id for listed in wanted])
     known = await slots.named(tx, {name for listed in wanted for name in listed.names})
     if moved := rules.elsewhere(wanted, known):
@@ -91,13 +91,13 @@ async def _check_places(tx: Connection, wanted: list[Listed]) -> None:
         raise Problem(
             409,
             "slot-elsewhere",
-            "A slot belongs to another lease pool",
-            f"{name} is a slot of {old} and is listed in {new}; put the list of {old} without it first",
+            "Slot belongs to another lease pool",
+            f"slot {name} belongs to lease pool {old} but is listed in {new}; remove it from {old} first",
             names=[name for name, _, _ in moved[:100]],
         )
 
 
-async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared | None, caller: str) -> Change:
+async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared | None, caller: str) -> SlotChange:
     current = await slots.listed(tx, listed.lease_pool_id)
     change = rules.compare(listed, current, await pools.clock(tx))
     in_use = before is not None and not before.retired
@@ -115,7 +115,7 @@ async def _apply(tx: Connection, body: Slots, listed: Listed, before: Declared |
 
 
 def _declared(body: Slots, pool_id: str, before: Declared | None, limit: int) -> Declared:
-    """The terms of a pool that exists, or those of the list; either with this limit."""
+    """The terms of an existing pool, or those of the list, with this limit."""
     if before is not None:
         return msgspec.structs.replace(before, limit_units=limit, retired=False)
     hold_seconds = body.hold_seconds
@@ -133,16 +133,16 @@ def _declared(body: Slots, pool_id: str, before: Declared | None, limit: int) ->
     )
 
 
-def _once(wanted: list[Listed]) -> None:
-    for what, ids in (
-        ("lease pool", [pool.lease_pool_id for pool in wanted]),
-        ("slot", [name for pool in wanted for name in pool.names]),
+def _check_duplicates(wanted: list[Listed]) -> None:
+    for noun, ids in (
+        ("Lease pool", [pool.lease_pool_id for pool in wanted]),
+        ("Slot", [name for pool in wanted for name in pool.names]),
     ):
         if twice := sorted(name for name, number in Counter(ids).items() if number > 1):
-            raise Problem(422, "duplicate-id", f"A {what} is listed twice", ", ".join(twice[:100]), ids=twice[:100])
+            raise Problem(422, "duplicate-id", f"{noun} listed twice", ", ".join(twice[:100]), ids=twice[:100])
 
 
-def shown(change: Change) -> dict[str, Any]:
+def shown(change: SlotChange) -> dict[str, Any]:
     return {
         "id": change.lease_pool_id,
         "change": change.change,

@@ -1,13 +1,13 @@
-"""Gangs that had their turn in one lease pool are tried, until all their pools have room: then they start in all of
-them at once."""
+"""Loop that starts gangs: a gang that had its turn in one lease pool is tried until all of its pools have free units,
+then it starts in all of them at once."""
 
 from collections.abc import Callable
 
 import msgspec
 
-from slipway_common.postgres import Pool, is_infrastructure
+from slipway_common.postgres import Database, is_infrastructure
 from slipway_common.telemetry import logger
-from slipway_lease_broker.admission import RETRY_SECONDS, decide_gang, tell
+from slipway_lease_broker.admission import RETRY_SECONDS, count_decision, decide_gang
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import gangs
@@ -17,12 +17,12 @@ LOG = logger(__name__)
 
 class GangLoop(msgspec.Struct, frozen=True):
     lost_linger_seconds: float
-    committed: Callable[[Decision], None] = tell  # called after each commit
+    committed: Callable[[Decision], None] = count_decision  # called after each commit
 
-    async def step(self, database: Pool) -> bool:
-        """Try each once; True when one started, since what it no longer keeps may be another's.
+    async def step(self, database: Database) -> bool:
+        """Try each gang once; True when one started, since its reserved units may now let another start.
 
-        One that no decision can be made for stops none but itself: it is tried again later.
+        A failing decision affects its own gang only: the gang is tried again later.
         """
         async with database.acquire() as db:
             started = False
@@ -33,7 +33,7 @@ class GangLoop(msgspec.Struct, frozen=True):
                 except Exception as error:
                     if is_infrastructure(error):
                         raise
-                    LOG.exception("no decision could be made for a gang", gang=gang_id)
+                    LOG.exception("decision for a gang failed", gang=gang_id)
                     for lease_pool_id in await gangs.pools_of(db, gang_id):
                         UNDECIDED.labels(lease_pool_id).inc()
                     await gangs.put_off(db, gang_id, seconds=RETRY_SECONDS)

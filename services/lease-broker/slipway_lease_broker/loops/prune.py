@@ -1,8 +1,8 @@
-"""Leases and requests that ended long ago are forgotten, and what was remembered of whoever asked for them. Touches
-nothing that counts or waits."""
+"""Loop that prunes ended leases, done requests, history, and unused groups, tenants and gangs. It never touches leases
+that count or requests that wait."""
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_lease_broker.store import gangs, groups, history, leases, pools, requests, tenants
 
 EVERY_SECONDS = 3600.0
@@ -10,24 +10,24 @@ DAY_SECONDS = 86_400.0
 
 
 class PruneLoop:
-    """Looks once an hour, however often it is rung."""
+    """Prunes once an hour, however often it is woken."""
 
     def __init__(self, ended_kept_days: float) -> None:
         self.kept_seconds = ended_kept_days * DAY_SECONDS
         self._next_at = 0.0
 
-    async def step(self, database: Pool) -> bool:
+    async def step(self, database: Database) -> bool:
         if monotonic_seconds() < self._next_at:
             return False
         for pool in await pools.declared(database):
             async with database.acquire() as db, db.transaction():
                 await pools.lock(db, [pool.id])
-                await leases.forget(db, pool.id, ended_for_seconds=self.kept_seconds)
-                await requests.forget(db, pool.id, done_for_seconds=self.kept_seconds)
-                await groups.forget(db, pool.id, over_for_seconds=self.kept_seconds)
-                await tenants.forget(db, pool.id, backed_off_for_seconds=self.kept_seconds)
-                await history.forget(db, pool.id, older_than_seconds=self.kept_seconds)
+                await leases.prune(db, pool.id, ended_for_seconds=self.kept_seconds)
+                await requests.prune(db, pool.id, done_for_seconds=self.kept_seconds)
+                await groups.prune(db, pool.id, over_for_seconds=self.kept_seconds)
+                await tenants.prune(db, pool.id, backed_off_for_seconds=self.kept_seconds)
+                await history.prune(db, pool.id, older_than_seconds=self.kept_seconds)
         async with database.acquire() as db:
-            await gangs.forget(db, silent_for_seconds=self.kept_seconds)
+            await gangs.prune(db, unused_for_seconds=self.kept_seconds)
         self._next_at = monotonic_seconds() + EVERY_SECONDS
         return False

@@ -1,4 +1,4 @@
-"""Run by Alembic."""
+"""Alembic environment of the lease-broker."""
 
 from slipway_common.migrate import run_environment
 

@@ -1,7 +1,7 @@
-"""SQL in, frozen Structs out. Decides nothing.
+"""SQL statements that read and write frozen Structs. No decisions are made here.
 
-One rule of locking for the whole schema: whoever writes a lease pool, its leases or its requests holds the lock on
-the pool's row, taken first and in ascending order of ids. What is read after the lock is therefore true until the
-commit, and no two writers can deadlock. Time is read after the lock too: what waited for it must not act on a clock
-from before the wait.
+One locking rule holds for the whole schema: a transaction that writes a lease pool, its leases or its requests first
+locks the pool's row, several pools in ascending order of ids. Rows read after the lock therefore stay as read until the
+commit, and no two writers can deadlock. The clock is read after the lock too, since a transaction that waited for the
+lock must not act on a time from before the wait.
 """

@@ -1,4 +1,4 @@
-"""Rows for answers to callers: leases by request, recent grants, queue positions. Takes no locks."""
+"""Queries for answers to callers: leases by request, recent grants, queue positions. Takes no locks."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -14,8 +14,8 @@ from slipway_lease_broker.store.rows import structs
 OF_REQUESTS: Final = f"""
 {leases.SELECT} WHERE (lease_pool_id, request_id) IN (SELECT * FROM unnest($1::text[], $2::text[]))
 ORDER BY fencing_token"""
-# Tokens are given out under the pool's lock, so that they commit in their order: above the last that was seen nothing
-# is missed, and what it costs is what was granted since.
+# Tokens are assigned under the pool's lock, so they commit in order: no grant above the last seen token is missed, and
+# the cost is that of the grants since.
 SINCE: Final = """
 SELECT g.* FROM unnest($1::text[], $2::bigint[]) AS seen (lease_pool_id, fencing_token), LATERAL (
     SELECT lease_pool_id, request_id, fencing_token FROM leases AS l
@@ -23,31 +23,31 @@ SELECT g.* FROM unnest($1::text[], $2::bigint[]) AS seen (lease_pool_id, fencing
     ORDER BY l.fencing_token LIMIT $3) AS g"""
 POOL_OF: Final = "SELECT lease_pool_id FROM leases WHERE id = $1"
 POOL: Final = f"SELECT {pools.TERMS}, slipway_clock() AS now FROM lease_pools WHERE id = $1"
-# Who is served before: within its queue whoever stands before it; of another tenant as many as stand before it in its
-# own, since tenants take turns, and all of a higher priority. No queue is counted further than the limit.
-STANDING: Final = f"""
+# Requests served before one: those ahead of it in its own queue; as many of each other tenant, since tenants take
+# turns; and all of a higher priority. No queue is counted further than $3.
+QUEUE_POSITION: Final = f"""
 WITH RECURSIVE mine AS (SELECT {", ".join(requests.FIELDS)} FROM requests WHERE lease_pool_id = $1 AND id = $2),
 ahead AS (
-    SELECT count(*) AS number FROM (SELECT FROM mine AS m, requests AS r
+    SELECT count(*) AS requests FROM (SELECT FROM mine AS m, requests AS r
         WHERE r.lease_pool_id = $1 AND r.waiting_units > 0 AND NOT r.lapsed AND r.operation = m.operation
             AND r.tenant = m.tenant AND r.priority = m.priority AND r.group_name = m.group_name
             AND (r.since, r.place) < (m.since, m.place) LIMIT $3) AS before
 ), {requests.QUEUES}, others AS (
-    SELECT coalesce(sum(counted.number), 0) AS number FROM mine AS m, ahead AS a, queue AS q, LATERAL (
-        SELECT count(*) AS number FROM (SELECT FROM requests AS r
+    SELECT coalesce(sum(counted.requests), 0) AS requests FROM mine AS m, ahead AS a, queue AS q, LATERAL (
+        SELECT count(*) AS requests FROM (SELECT FROM requests AS r
             WHERE r.lease_pool_id = $1 AND r.waiting_units > 0 AND NOT r.lapsed AND r.operation = q.operation
                 AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
-            LIMIT CASE WHEN q.priority > m.priority THEN $3 ELSE a.number + 1 END) AS turns) AS counted
+            LIMIT CASE WHEN q.priority > m.priority THEN $3 ELSE a.requests + 1 END) AS turns) AS counted
     WHERE q.priority >= m.priority AND q.operation = m.operation
         AND (q.operation, q.tenant, q.priority, q.group_name) <> (m.operation, m.tenant, m.priority, m.group_name)
 )
-SELECT m.*, 1 + a.number + o.number AS position FROM mine AS m, ahead AS a, others AS o"""
-# The last grants tell the pace, however many there were in the last minute. Tokens are in the order of grants.
-PACE: Final = """
+SELECT m.*, 1 + a.requests + o.requests AS position FROM mine AS m, ahead AS a, others AS o"""
+# The rate of grants, from up to the last hundred of the last minute. Tokens are in the order of grants.
+GRANT_RATE: Final = """
 SELECT coalesce(sum(granted_units), 0)::int AS units, min(granted_at) AS since FROM (
     SELECT granted_units, granted_at FROM leases WHERE lease_pool_id = $1 ORDER BY fencing_token DESC LIMIT 100) AS last
 WHERE granted_at > slipway_clock() - interval '1 minute'"""
-ASKED: Final = f"""
+WAITING: Final = f"""
 {requests.SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND ($2::text IS NULL OR tenant = $2)
 ORDER BY priority DESC, since, place LIMIT $3"""
 HELD: Final = f"""
@@ -61,26 +61,27 @@ AHEAD_MAX: Final = 1_000
 SINCE_MAX: Final = 1_000
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it stands. `position` counts from 1 and is told up to some AHEAD_MAX in each queue."""
+class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with its position in the queue. `position` counts from 1; in each queue at most AHEAD_MAX requests are
+    counted."""
 
     request: Request
     position: int
     backoff_until: datetime | None = None  # of its tenant
     pool: LeasePool
     now: datetime
-    granted_units: int  # lately
-    granted_seconds: float  # in so long
+    granted_units: int  # of the last grants
+    granted_seconds: float  # time span of the last grants
 
 
 async def of_requests(db: Connection, lease_pool_id: str, request_ids: Collection[str]) -> list[Lease]:
-    """Whatever was granted to them, in order of tokens."""
+    """All leases that were granted to these requests, in order of tokens."""
     ids = list(request_ids)
     return structs(await db.fetch(OF_REQUESTS, [lease_pool_id] * len(ids), ids), Lease) if ids else []
 
 
 async def granted_since(db: Connection, seen: Mapping[str, int]) -> list[tuple[str, str, int]]:
-    """(lease pool, request, token) of grants above the tokens seen, at most SINCE_MAX for each pool."""
+    """(lease pool, request, token) of grants above the tokens seen, at most SINCE_MAX per pool."""
     rows = await db.fetch(SINCE, list(seen), list(seen.values()), SINCE_MAX)
     return [(row["lease_pool_id"], row["request_id"], row["fencing_token"]) for row in rows]
 
@@ -91,43 +92,43 @@ async def pool_of(db: Connection, lease_id: str) -> str | None:
 
 
 async def pool(db: Connection, lease_pool_id: str) -> tuple[LeasePool, datetime] | None:
-    """A lease pool as it is, and the database's time."""
+    """A lease pool and the database's time."""
     row = await db.fetchrow(POOL, lease_pool_id)
     return None if row is None else (msgspec.convert(dict(row), LeasePool), row["now"])
 
 
-async def standing(db: Connection, lease_pool_id: str, request_id: str) -> Standing | None:
-    """Where a request stands in the queues of its pool; None for an unknown one."""
+async def queue_position(db: Connection, lease_pool_id: str, request_id: str) -> QueuePosition | None:
+    """The position of a request in the queues of its pool; None for an unknown request."""
     found = await pool(db, lease_pool_id)
-    row = await db.fetchrow(STANDING, lease_pool_id, request_id, AHEAD_MAX)
+    row = await db.fetchrow(QUEUE_POSITION, lease_pool_id, request_id, AHEAD_MAX)
     if found is None or row is None:
         return None
-    pace: Any = await db.fetchrow(PACE, lease_pool_id)
+    rate: Any = await db.fetchrow(GRANT_RATE, lease_pool_id)
     request = msgspec.convert(dict(row), Request)
     known = await tenants.named(db, {(lease_pool_id, request.tenant)})
-    return Standing(
+    return QueuePosition(
         request=request,
         position=int(row["position"]),
         pool=found[0],
         now=found[1],
         backoff_until=known[0].backoff_until if known else None,
-        granted_units=pace["units"],
-        granted_seconds=(found[1] - pace["since"]).total_seconds() if pace["since"] else 0.0,
+        granted_units=rate["units"],
+        granted_seconds=(found[1] - rate["since"]).total_seconds() if rate["since"] else 0.0,
     )
 
 
 async def waiting(db: Connection, lease_pool_id: str, tenant: str | None, *, limit: int) -> list[Request]:
-    """Those that wait: higher priorities first, then the longest wait."""
-    return structs(await db.fetch(ASKED, lease_pool_id, tenant, limit), Request)
+    """Waiting requests: higher priorities first, then the longest wait."""
+    return structs(await db.fetch(WAITING, lease_pool_id, tenant, limit), Request)
 
 
 async def held(
     db: Connection, lease_pool_id: str | None, tenant: str | None, owner: str | None, *, limit: int
 ) -> list[Lease]:
-    """Leases that count against the limit of a pool, or of all pools."""
+    """Leases that count against the limit of a pool or, for None, of all pools."""
     return structs(await db.fetch(HELD, lease_pool_id, tenant, owner, limit), Lease)
 
 
 async def notify(db: Connection, channel: str, payload: str) -> None:
-    """Tell all that listen, outside any transaction: inside one it would halve the commits."""
+    """Send a NOTIFY to all listeners. Call it outside transactions: inside one it would halve the commit rate."""
     await db.execute(NOTIFY, channel, payload)

@@ -1,4 +1,4 @@
-"""What there is, for Prometheus: the same numbers as people see. Locks nothing."""
+"""Gauges of lease pools for Prometheus: the same numbers as in GET /lease-pools. Locks nothing."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ NAMES: Final = (
 COUNTED: Final = """
 SELECT lease_pool_id, state, count(*)::int AS number FROM leases WHERE ended_at IS NULL
 GROUP BY lease_pool_id, state"""
-# As many as a person looks at: tenants are named by callers, and a label value costs memory wherever it goes.
+# The 50 largest tenants of each pool: callers choose the names, and every label value costs memory in Prometheus.
 TENANTS: Final = """
 SELECT lease_pool_id, tenant, held::bigint, waiting::bigint FROM (
     SELECT lease_pool_id, tenant, sum(held) AS held, sum(waiting) AS waiting,
@@ -32,7 +32,7 @@ STATES: Final = ("reserved", "confirmed", "lost")
 
 
 async def read(db: Connection) -> Readings:
-    """Readings of NAMES; of lease pools that are in use or declared."""
+    """Readings of NAMES for the lease pools that are declared or in use."""
     shown = await pools.overview(db)
     leases = {(pool.id, state): 0 for pool in shown for state in STATES}
     leases |= {(row["lease_pool_id"], row["state"]): row["number"] for row in await db.fetch(COUNTED)}

@@ -17,8 +17,8 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::in
 ON CONFLICT (lease_pool_id, name) DO UPDATE SET size = excluded.size, spread_seconds = excluded.spread_seconds,
     members = excluded.members, first_at = excluded.first_at, last_start_at = excluded.last_start_at"""
 
-# While its spread lasts it says when its next member starts; so does its last start for a while.
-FORGET: Final = """
+# A group is needed while its spread lasts, and after its last start: both decide when its next member may start.
+PRUNE: Final = """
 DELETE FROM groups AS g WHERE lease_pool_id = $1
     AND greatest(first_at, last_start_at) < slipway_clock() - make_interval(secs => greatest(spread_seconds, $2))
     AND NOT EXISTS (SELECT FROM requests
@@ -26,7 +26,7 @@ DELETE FROM groups AS g WHERE lease_pool_id = $1
 
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Group]:
-    """By (lease pool id, name)."""
+    """Groups by (lease pool id, name)."""
     if not keys:
         return []
     pools, names = zip(*sorted(keys), strict=True)
@@ -38,7 +38,7 @@ async def save(tx: Connection, groups: Sequence[Group]) -> None:
         await tx.execute(SAVE, *columns(groups, *FIELDS))
 
 
-async def forget(tx: Connection, lease_pool_id: str, *, over_for_seconds: float) -> None:
-    """Those whose spread is over, that started nothing for so long and of which nobody waits: the next to ask begins it
-    anew either way."""
-    await tx.execute(FORGET, lease_pool_id, over_for_seconds)
+async def prune(tx: Connection, lease_pool_id: str, *, over_for_seconds: float) -> None:
+    """Delete groups whose spread is over, that started nothing for so long and have no waiting request: the next
+    request starts them anew either way."""
+    await tx.execute(PRUNE, lease_pool_id, over_for_seconds)

@@ -1,4 +1,4 @@
-"""History: a row for each decision, with its reason. Only added to, and forgotten when old."""
+"""History: one row per decision with its reason. Append-only, and pruned by age."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -16,7 +16,7 @@ OF_POOL: Final = f"""
 SELECT {", ".join(FIELDS)} FROM history WHERE lease_pool_id = $1 AND ($2::timestamptz IS NULL OR at >= $2)
 ORDER BY id DESC LIMIT $3"""
 OF_LEASE: Final = f"SELECT {', '.join(FIELDS)} FROM history WHERE lease_id = $1 ORDER BY id"
-FORGET: Final = "DELETE FROM history WHERE lease_pool_id = $1 AND at < slipway_clock() - make_interval(secs => $2)"
+PRUNE: Final = "DELETE FROM history WHERE lease_pool_id = $1 AND at < slipway_clock() - make_interval(secs => $2)"
 
 
 async def add(tx: Connection, entries: Sequence[Entry]) -> None:
@@ -25,14 +25,14 @@ async def add(tx: Connection, entries: Sequence[Entry]) -> None:
 
 
 async def of_pool(db: Connection, lease_pool_id: str, *, since: object = None, limit: int = 1_000) -> list[Entry]:
-    """Newest first."""
+    """Entries of a lease pool, newest first."""
     return structs(await db.fetch(OF_POOL, lease_pool_id, since, limit), Entry)
 
 
 async def of_lease(db: Connection, lease_id: str) -> list[Entry]:
-    """In order."""
+    """Entries of a lease, oldest first."""
     return structs(await db.fetch(OF_LEASE, lease_id), Entry)
 
 
-async def forget(tx: Connection, lease_pool_id: str, *, older_than_seconds: float) -> None:
-    await tx.execute(FORGET, lease_pool_id, older_than_seconds)
+async def prune(tx: Connection, lease_pool_id: str, *, older_than_seconds: float) -> None:
+    await tx.execute(PRUNE, lease_pool_id, older_than_seconds)

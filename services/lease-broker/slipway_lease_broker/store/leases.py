@@ -20,11 +20,11 @@ CHANGING: Final = (
     "progress_until",
     "reason",
     "replaced",
-    "heard",
+    "reported_late",
 )
 SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM leases"
 
-# An index has the deadlines: what it costs does not depend on how many leases are held.
+# Served by the index leases_due, so that the cost does not grow with the number of leases held.
 DUE: Final = f"""
 {SELECT} WHERE lease_pool_id = $1 AND ended_at IS NULL AND deadline <= $2 ORDER BY deadline, fencing_token LIMIT $3"""
 NAMED: Final = f"{SELECT} WHERE id = ANY($1::text[])"
@@ -40,12 +40,13 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::integ
 SAVE: Final = """
 UPDATE leases AS l SET units = s.units, state = s.state, expires_at = s.expires_at, counted_until = s.counted_until,
     ended_at = s.ended_at, progress = s.progress, progress_until = s.progress_until, reason = s.reason,
-    replaced = s.replaced, heard = s.heard
+    replaced = s.replaced, reported_late = s.reported_late
 FROM unnest($1::text[], $2::integer[], $3::text[], $4::timestamptz[], $5::timestamptz[], $6::timestamptz[],
     $7::text[], $8::timestamptz[], $9::text[], $10::boolean[], $11::boolean[])
-    AS s (id, units, state, expires_at, counted_until, ended_at, progress, progress_until, reason, replaced, heard)
+    AS s (id, units, state, expires_at, counted_until, ended_at, progress, progress_until, reason, replaced,
+        reported_late)
 WHERE l.id = s.id"""
-FORGET: Final = """
+PRUNE: Final = """
 DELETE FROM leases WHERE lease_pool_id = $1 AND ended_at < slipway_clock() - make_interval(secs => $2)"""
 
 
@@ -59,7 +60,7 @@ async def named(tx: Connection, ids: Collection[str]) -> list[Lease]:
 
 
 async def listed(db: Connection, lease_pool_id: str | None, *, limit: int) -> list[Lease]:
-    """Those that count against the limit of one pool, or of all."""
+    """Leases that count against the limit of one pool, or of all pools."""
     return structs(await db.fetch(LISTED, lease_pool_id, limit), Lease)
 
 
@@ -73,5 +74,5 @@ async def save(tx: Connection, leases: Sequence[Lease]) -> None:
         await tx.execute(SAVE, *columns(leases, *CHANGING))
 
 
-async def forget(tx: Connection, lease_pool_id: str, *, ended_for_seconds: float) -> None:
-    await tx.execute(FORGET, lease_pool_id, ended_for_seconds)
+async def prune(tx: Connection, lease_pool_id: str, *, ended_for_seconds: float) -> None:
+    await tx.execute(PRUNE, lease_pool_id, ended_for_seconds)

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.drift import COUNTERS, Counted
@@ -21,8 +21,8 @@ CLOCK: Final = "SELECT slipway_clock()"
 LOCK: Final = f"SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
 NAMED: Final = f"SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[])"
 DUE: Final = "SELECT id, dirty FROM lease_pools WHERE dirty OR wake_at <= slipway_clock()"
-# Those not decided for longest come first, so that a busy lease pool keeps none waiting. The condition is checked
-# again once the row is locked: another replica may have decided meanwhile.
+# The pool decided longest ago comes first, so that a busy pool cannot keep others waiting. The condition is checked
+# again once the row is locked, because another replica may have decided meanwhile.
 CLAIM: Final = f"""
 SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) AND (dirty OR wake_at <= slipway_clock())
 ORDER BY decided_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
@@ -55,25 +55,25 @@ UPDATE lease_pools AS p SET dirty = p.dirty OR s.due, wake_at = least(p.wake_at,
 FROM unnest($1::text[], {STATES}, $19::boolean[], $20::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
 WHERE p.id = s.id"""
 SETTLE: Final = f"""
-UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $21, why = coalesce($22, why),
+UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $21, reason = coalesce($22, reason),
     {", ".join(f"{name} = s.{name}" for name in STATE)}
 FROM unnest($1::text[], {STATES}, $19::boolean[], $20::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
 WHERE p.id = s.id"""
 
-# Indexes have both: what it costs does not depend on how many are held or wait.
+# Both are served by indexes, so that the cost does not grow with the number of leases or requests.
 COMING: Final = """
 SELECT (SELECT min(deadline) FROM leases
         WHERE lease_pool_id = $1 AND ended_at IS NULL AND deadline > coalesce($2, '-infinity'::timestamptz)),
-    (SELECT min(last_asked_at) FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed)"""
+    (SELECT min(last_requested_at) FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed)"""
 
 PUT_OFF: Final = """
 UPDATE lease_pools SET dirty = false, wake_at = slipway_clock() + make_interval(secs => $3),
-    decided_at = slipway_clock(), why = $2 WHERE id = $1"""
+    decided_at = slipway_clock(), reason = $2 WHERE id = $1"""
 
-CLAIM_UNPROVED: Final = f"""
+CLAIM_UNVERIFIED: Final = f"""
 SELECT {TERMS} FROM lease_pools
-WHERE proved_at IS NULL OR proved_at < slipway_clock() - make_interval(secs => $1)
-ORDER BY proved_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
+WHERE verified_at IS NULL OR verified_at < slipway_clock() - make_interval(secs => $1)
+ORDER BY verified_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
 COUNTED: Final = """
 SELECT coalesce((SELECT jsonb_object_agg(operation, cost) FROM (SELECT operation, sum(units * weight) AS cost
     FROM leases WHERE lease_pool_id = $1 AND ended_at IS NULL
@@ -82,15 +82,15 @@ SELECT coalesce((SELECT jsonb_object_agg(operation, cost) FROM (SELECT operation
     waiting_units, waiting_requests
 FROM (SELECT coalesce(sum(waiting_units), 0) AS waiting_units, count(*) AS waiting_requests FROM requests
     WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed) AS queue"""
-PROVE: Final = """
-UPDATE lease_pools SET held = $2, held_units = $3, waiting_units = $4, waiting_requests = $5, proved_at = $6,
+VERIFY: Final = """
+UPDATE lease_pools SET held = $2, held_units = $3, waiting_units = $4, waiting_requests = $5, verified_at = $6,
     dirty = true WHERE id = $1"""
 
-# Two declarations at once would each compare against rows that the other is about to insert.
+# Serializes declarations: two at once would each compare against rows that the other is about to insert.
 DECLARATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(current_schema() || '/lease_pools'))"
 CURRENT: Final = f"SELECT {DECLARED} FROM lease_pools ORDER BY id"
-# A declared limit is told when it is declared, so the next decision shall not take it for news; and a pool that begins
-# to enforce does not make anybody wait for what it admitted before.
+# LeaseLimitChanged is published with the declaration, so the next decision must not publish it again. A pool that
+# changes its mode starts with fresh pacing, so that requests do not wait for what it admitted under another mode.
 DECLARE: Final = """
 INSERT INTO lease_pools AS p (id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, policy, revision, retired)
 SELECT * FROM unnest($1::text[], $2::integer[], $3::float8[], $4::float8[], $5::float8[], $6::jsonb[], $7::integer[],
@@ -101,12 +101,12 @@ ON CONFLICT (id) DO UPDATE SET limit_units = excluded.limit_units, hold_seconds 
     limit_in_force = CASE WHEN p.limit_in_force = p.limit_units THEN excluded.limit_units ELSE p.limit_in_force END,
     paced_until = CASE WHEN p.policy -> 'mode' = excluded.policy -> 'mode' THEN p.paced_until END"""
 
-# The last grants tell the pace: a hundred of less than a minute say what a whole minute would bring.
+# The rate of grants is taken from the last hundred; if these span less than a minute it is extrapolated to one.
 OVERVIEW: Final = f"""
-SELECT {DECLARED}, why, limit_in_force, limit_reason, pinned_reason, drained_reason, derived_units, derived_until,
+SELECT {DECLARED}, reason, limit_in_force, limit_reason, pinned_reason, drained_reason, derived_units, derived_until,
     blocked_until, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
     oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
-    LATERAL (SELECT extract(epoch FROM slipway_clock() - min(asked_at))::float8 AS oldest_wait_seconds FROM requests
+    LATERAL (SELECT extract(epoch FROM slipway_clock() - min(requested_at))::float8 AS oldest_wait_seconds FROM requests
              WHERE lease_pool_id = p.id AND waiting_units > 0 AND NOT lapsed) AS queue,
     LATERAL (SELECT coalesce(sum(granted_units) * CASE WHEN count(*) < 100 THEN 1 ELSE
                  60 / greatest(1, extract(epoch FROM slipway_clock() - min(granted_at))) END, 0)::int
@@ -118,9 +118,9 @@ WHERE NOT retired OR held_units > 0 OR waiting_units > 0 ORDER BY id"""
 
 
 class Overview(Declared, frozen=True, kw_only=True):
-    """A lease pool as people look at it. `held` and `waiting` are units, `requests` those that wait."""
+    """A lease pool for GET /lease-pools. `held` and `waiting` are units, `requests` the number of waiting requests."""
 
-    why: str
+    reason: str  # of the last decision that changed something
     limit_in_force: int | None  # of the last decision
     limit_reason: str
     pinned_reason: str | None
@@ -131,12 +131,12 @@ class Overview(Declared, frozen=True, kw_only=True):
     held: int
     waiting: int
     requests: int
-    oldest_wait_seconds: float | None  # None while nobody waits
+    oldest_wait_seconds: float | None  # None while no request waits
     granted_per_minute: int
 
     @property
     def eta_seconds(self) -> float | None:
-        """What one unit that is asked for now would wait."""
+        """Expected wait of one unit requested now; None: forever."""
         return eta_seconds(
             limit_units=self.limit_units if self.limit_in_force is None else self.limit_in_force,
             held_units=self.held,
@@ -147,30 +147,30 @@ class Overview(Declared, frozen=True, kw_only=True):
 
 
 async def clock(tx: Connection) -> datetime:
-    """The database's time. Read it after the lock (see the package)."""
+    """The database clock. Read it after the lock (see the package)."""
     now: datetime = await tx.fetchval(CLOCK)
     return now
 
 
 async def lock(tx: Connection, ids: Collection[str]) -> list[LeasePool]:
-    """Lock those that exist, in ascending order; waits for whoever decides for one now."""
+    """Lock the pools that exist, in ascending order of ids; waits for decisions under way."""
     return structs(await tx.fetch(LOCK, sorted(ids)), LeasePool)
 
 
 async def named(db: Connection, ids: Collection[str]) -> list[LeasePool]:
-    """As they were committed last. Locks nothing."""
+    """The pools as last committed. Locks nothing."""
     return structs(await db.fetch(NAMED, sorted(ids)), LeasePool)
 
 
 async def due(db: Connection) -> list[tuple[str, bool]]:
-    """Ids of lease pools that want a decision, and whether a fact asks for it rather than time. Locks nothing."""
+    """(id, dirty) of lease pools that are due for a decision; not dirty: due by time alone. Locks nothing."""
     return [(row["id"], row["dirty"]) for row in await db.fetch(DUE)]
 
 
 async def claim(tx: Connection, ids: Sequence[str]) -> LeasePool | None:
-    """Lock one of `ids` that is still due and that nobody holds; None when there is none.
+    """Lock one of `ids` that is still due and not locked by another transaction; None when there is none.
 
-    One that is skipped is not forgotten: it stays due, and the commit that frees it rings its process's loops.
+    A skipped pool stays due, and the loops of its process are notified when it is unlocked.
     """
     row = await tx.fetchrow(CLAIM, ids)
     return None if row is None else msgspec.convert(dict(row), LeasePool)
@@ -179,10 +179,9 @@ async def claim(tx: Connection, ids: Sequence[str]) -> LeasePool | None:
 async def mark(
     tx: Connection, changed: Sequence[LeasePool], dirty: Collection[str], deadlines: Mapping[str, datetime]
 ) -> None:
-    """Write the state of locked pools and make them due: now where facts ask for a decision, else when the new
-    deadlines pass.
+    """Write the state of locked pools and make them due: the `dirty` ones now, the others at their new deadline.
 
-    A decision cannot miss this: it reads and clears the marks under the lock that the caller holds until its commit.
+    No decision can miss this: it reads and clears the marks under the lock that the caller holds until its commit.
     """
     if changed:
         due = [pool.id in dirty for pool in changed]
@@ -190,38 +189,38 @@ async def mark(
 
 
 async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
-    """The pool was decided for, up to everything committed before its lock."""
-    why = decision.summary() if decision.events else None
+    """Write the state of a pool after a decision, which covers everything committed before its lock."""
+    reason = decision.summary() if decision.events else None
     state = columns([decision.pool], "id", *STATE)
-    await tx.execute(SETTLE, *state, [decision.again], [decision.wake_at], now, why)
+    await tx.execute(SETTLE, *state, [decision.again], [decision.wake_at], now, reason)
 
 
 async def coming(tx: Connection, lease_pool_id: str, after: datetime | None) -> tuple[datetime | None, datetime | None]:
-    """What time alone will change: the earliest deadline, after a time or of all, of the counted leases; and when
-    whoever has been silent for longest of those that wait asked last."""
-    deadline, asked_at = await tx.fetchrow(COMING, lease_pool_id, after)
-    return deadline, asked_at
+    """The next changes by time: the earliest deadline of the counted leases (after a time, or of all), and the earliest
+    `last_requested_at` of the waiting requests."""
+    deadline, requested_at = await tx.fetchrow(COMING, lease_pool_id, after)
+    return deadline, requested_at
 
 
-async def put_off(db: Connection | Pool, lease_pool_id: str, why: str, *, seconds: float) -> None:
-    """No decision can be made for it now: it is due again after so many seconds, behind those that wait then."""
-    await db.execute(PUT_OFF, lease_pool_id, why, seconds)
+async def put_off(db: Connection | Database, lease_pool_id: str, reason: str, *, seconds: float) -> None:
+    """Postpone a pool for which no decision can be made: due again after `seconds`, behind the others."""
+    await db.execute(PUT_OFF, lease_pool_id, reason, seconds)
 
 
-async def claim_unproved(tx: Connection, *, not_for_seconds: float) -> LeasePool | None:
-    """Lock the one that was proved longest ago, and that nobody holds; None when each was within so many seconds."""
-    row = await tx.fetchrow(CLAIM_UNPROVED, not_for_seconds)
+async def claim_unverified(tx: Connection, *, not_for_seconds: float) -> LeasePool | None:
+    """Lock the pool that was verified longest ago and is not locked; None when each was verified within the time."""
+    row = await tx.fetchrow(CLAIM_UNVERIFIED, not_for_seconds)
     return None if row is None else msgspec.convert(dict(row), LeasePool)
 
 
 async def counted(tx: Connection, lease_pool_id: str) -> Counted:
-    """What the rows of a locked pool say."""
+    """The counters of a locked pool, computed from its rows."""
     return msgspec.convert(dict(await tx.fetchrow(COUNTED, lease_pool_id)), Counted)
 
 
-async def prove(tx: Connection, pool: LeasePool, now: datetime) -> None:
-    """Its counters are those of its rows; it is decided for once more, should a wake-up have been missed."""
-    await tx.execute(PROVE, pool.id, *(getattr(pool, name) for name in COUNTERS), now)
+async def verify(tx: Connection, pool: LeasePool, now: datetime) -> None:
+    """Store the counters of the rows and make the pool due once more, in case a wake-up was missed."""
+    await tx.execute(VERIFY, pool.id, *(getattr(pool, name) for name in COUNTERS), now)
 
 
 async def declared(db: Connection) -> list[Declared]:
@@ -229,13 +228,13 @@ async def declared(db: Connection) -> list[Declared]:
 
 
 async def lock_declared(tx: Connection) -> list[Declared]:
-    """All lease pools, as they stay until the commit: only declarations write what is read here."""
+    """All declared terms. They stay as read until the commit, since only declarations write them."""
     await tx.execute(DECLARATION_LOCK)
     return await declared(tx)
 
 
 async def declare(tx: Connection, pools: Sequence[Declared]) -> None:
-    """In ascending order of ids; waits for decisions under way. They commit under the limit that they read."""
+    """Write the terms, in ascending order of ids; waits for decisions under way, which commit under the old terms."""
     await tx.execute(DECLARE, *columns(pools, *Declared.__struct_fields__))
 
 

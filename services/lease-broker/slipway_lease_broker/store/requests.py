@@ -13,8 +13,7 @@ NEW: Final = tuple(name for name in FIELDS if name != "place")
 SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM requests"
 
 PER_QUEUE_MIN: Final = 16
-# One row per queue of $1, found by skipping from key to key of the index: what it costs grows with the queues, not with
-# those who wait in them.
+# One row per queue of $1, found by a loose index scan: the cost grows with the queues, not with their requests.
 QUEUES: Final = """
 queue AS (
     (SELECT operation, tenant, priority, group_name FROM requests
@@ -45,12 +44,12 @@ SELECT heads.* FROM unnest($2::text[], $3::text[], $4::integer[], $5::text[])
 LAPSE: Final = f"""
 UPDATE requests SET lapsed = true WHERE (lease_pool_id, id) IN (
     SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
-        AND last_asked_at < $2 ORDER BY last_asked_at LIMIT $3)
+        AND last_requested_at < $2 ORDER BY last_requested_at LIMIT $3)
 RETURNING {", ".join(FIELDS)}"""
-UNTOLD: Final = f"""
+UNANNOUNCED: Final = f"""
 {SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND queued_at IS NULL ORDER BY place LIMIT $2"""
 NAMED: Final = f"{SELECT} WHERE (lease_pool_id, id) IN (SELECT * FROM unnest($1::text[], $2::text[]))"
-# The place in the queue is an identity, drawn in the order of the rows.
+# `place` is an identity column, assigned in the order of the rows.
 ADD: Final = f"""
 INSERT INTO requests ({", ".join(NEW)})
 SELECT {", ".join(NEW)} FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::integer[],
@@ -59,21 +58,21 @@ SELECT {", ".join(NEW)} FROM unnest($1::text[], $2::text[], $3::text[], $4::text
     WITH ORDINALITY AS r ({", ".join(NEW)}, place)
 ORDER BY r.place"""
 SAVE: Final = """
-UPDATE requests AS r SET waiting_units = s.waiting_units, last_asked_at = s.last_asked_at, queued_at = s.queued_at,
-    lapsed = s.lapsed
+UPDATE requests AS r SET waiting_units = s.waiting_units, last_requested_at = s.last_requested_at,
+    queued_at = s.queued_at, lapsed = s.lapsed
 FROM unnest($1::text[], $2::text[], $3::integer[], $4::timestamptz[], $5::timestamptz[], $6::boolean[])
-    AS s (lease_pool_id, id, waiting_units, last_asked_at, queued_at, lapsed)
+    AS s (lease_pool_id, id, waiting_units, last_requested_at, queued_at, lapsed)
 WHERE r.lease_pool_id = s.lease_pool_id AND r.id = s.id"""
-FORGET: Final = """
+PRUNE: Final = """
 DELETE FROM requests AS r WHERE lease_pool_id = $1 AND (waiting_units = 0 OR lapsed)
-    AND last_asked_at < slipway_clock() - make_interval(secs => $2)
+    AND last_requested_at < slipway_clock() - make_interval(secs => $2)
     AND NOT EXISTS (SELECT FROM leases WHERE lease_pool_id = r.lease_pool_id AND request_id = r.id)"""
 
 
 async def heads(tx: Connection, lease_pool_id: str, *, enough: int) -> tuple[list[Request], int]:
-    """The first of each queue, in the queue's order, and how many of a queue were read at most.
+    """The first requests of each queue, in order, and the most that were read of one queue.
 
-    When `enough` may start in all, a queue hardly starts more than twice its share of them.
+    `enough` is how many may start in all; a queue hardly starts more than twice its share of them.
     """
     found = structs(await tx.fetch(HEADS, lease_pool_id, enough), Request)
     queues = len({request.queue for request in found}) or 1
@@ -83,23 +82,23 @@ async def heads(tx: Connection, lease_pool_id: str, *, enough: int) -> tuple[lis
 async def of_queues(
     tx: Connection, lease_pool_id: str, queues: Collection[tuple[str, str, int, str]], *, per_queue: int
 ) -> list[Request]:
-    """The first `per_queue` of each of these queues: operation, tenant, priority, group."""
+    """The first `per_queue` requests of each of these queues (operation, tenant, priority, group)."""
     names = [list(column) for column in zip(*queues, strict=True)]
     return structs(await tx.fetch(OF_QUEUES, lease_pool_id, *names, per_queue), Request)
 
 
-async def lapse(tx: Connection, lease_pool_id: str, *, silent_since: datetime, limit: int) -> list[Request]:
-    """Pass over those that nobody has asked for since then, until somebody does; returns them."""
-    return structs(await tx.fetch(LAPSE, lease_pool_id, silent_since, limit), Request)
+async def lapse(tx: Connection, lease_pool_id: str, *, stale_since: datetime, limit: int) -> list[Request]:
+    """Mark requests that were not repeated since then as lapsed, until they are repeated; returns them."""
+    return structs(await tx.fetch(LAPSE, lease_pool_id, stale_since, limit), Request)
 
 
-async def untold(tx: Connection, lease_pool_id: str, *, limit: int) -> list[Request]:
-    """Those that wait and were not told so yet, in order of arrival."""
-    return structs(await tx.fetch(UNTOLD, lease_pool_id, limit), Request)
+async def unannounced(tx: Connection, lease_pool_id: str, *, limit: int) -> list[Request]:
+    """Waiting requests without a published LeaseQueued, in order of arrival."""
+    return structs(await tx.fetch(UNANNOUNCED, lease_pool_id, limit), Request)
 
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Request]:
-    """By (lease pool id, request id)."""
+    """Requests by (lease pool id, request id)."""
     if not keys:
         return []
     pools, ids = zip(*keys, strict=True)
@@ -107,18 +106,18 @@ async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Reque
 
 
 async def add(tx: Connection, requests: Sequence[Request]) -> None:
-    """At the end of the queue, in the order given."""
+    """Append requests to the queue, in the order given."""
     if requests:
         await tx.execute(ADD, *columns(requests, *NEW))
 
 
 async def save(tx: Connection, requests: Sequence[Request]) -> None:
     if requests:
-        changing = ("lease_pool_id", "id", "waiting_units", "last_asked_at", "queued_at", "lapsed")
+        changing = ("lease_pool_id", "id", "waiting_units", "last_requested_at", "queued_at", "lapsed")
         await tx.execute(SAVE, *columns(requests, *changing))
 
 
-async def forget(tx: Connection, lease_pool_id: str, *, done_for_seconds: float) -> None:
-    """Those that are done, or whose askers are gone, unless a lease of theirs is kept: asked again, such a request
-    would be granted twice. So leases are forgotten first."""
-    await tx.execute(FORGET, lease_pool_id, done_for_seconds)
+async def prune(tx: Connection, lease_pool_id: str, *, done_for_seconds: float) -> None:
+    """Delete requests that are done or lapsed and have no lease row left. With a lease row a repeated request could be
+    granted twice, so leases are pruned first."""
+    await tx.execute(PRUNE, lease_pool_id, done_for_seconds)

@@ -1,4 +1,4 @@
-"""Structs to columns, for statements that write a batch with UNNEST; and back."""
+"""Conversion between Structs and columns, for statements that write a batch with UNNEST."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar

@@ -1,7 +1,7 @@
-"""Named slots, and who waits for one. Written only under the lock of their pool.
+"""Named slots and the queue for them. Written only under the lock of their pool.
 
-A slot is held as long as its lease lives. What ends a lease does not know of slots: whoever reads slots frees those of
-ended leases first, under the same lock, so that nobody ever sees one that is held without a lease.
+A slot is held as long as its lease lives. Code that ends leases knows nothing of slots: every reader first frees the
+slots of ended leases under the same lock (`free_ended`), so that no caller sees a slot that is held without a lease.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,13 +25,13 @@ ANY_OF: Final = "SELECT EXISTS (SELECT FROM slots WHERE lease_pool_id = $1)"
 COUNT: Final = "SELECT count(*) FROM slots WHERE lease_pool_id = $1"
 NAMED: Final = f"{SELECT} WHERE name = ANY($1::text[])"
 LISTED: Final = f"{SELECT} WHERE lease_pool_id = $1 ORDER BY name"
-# Least recently used first, so that all are used in turn.
+# Least recently used first, so that the slots are used in turn.
 AVAILABLE: Final = f"""
 {SELECT} WHERE lease_pool_id = $1 AND state = $2 AND owner = '' ORDER BY updated_at, name OFFSET $3 LIMIT $4"""
 OF_REQUEST: Final = f"{SELECT} WHERE lease_pool_id = $1 AND owner = $2 AND request_id = $3 ORDER BY name"
 STALE: Final = f"""
 {SELECT} WHERE lease_pool_id = $1 AND state = $2 AND owner <> '' AND updated_at < $3 ORDER BY name"""
-STATES: Final = "SELECT state, owner, count(*)::int AS number FROM slots WHERE lease_pool_id = $1 GROUP BY state, owner"
+STATES: Final = "SELECT state, owner, count(*)::int AS count FROM slots WHERE lease_pool_id = $1 GROUP BY state, owner"
 ADD: Final = f"""
 INSERT INTO slots ({", ".join(FIELDS)})
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::jsonb[], $7::text[],
@@ -45,32 +45,33 @@ WHERE s.name = n.name"""
 CHANGING: Final = tuple(name for name in FIELDS if name != "lease_pool_id")
 REMOVE: Final = "DELETE FROM slots WHERE name = ANY($1::text[]) AND owner = ''"
 
-# Who falls silent and asks again later begins at the end of the queue.
+# A request that lapsed and is repeated later starts at the end of the queue.
 JOIN: Final = """
-INSERT INTO slot_requests AS r (lease_pool_id, state, owner, id, number, ledger_id, last_asked_at)
+INSERT INTO slot_requests AS r (lease_pool_id, state, owner, id, slot_count, lease_request_id, last_requested_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7)
-ON CONFLICT (lease_pool_id, state, owner, id) DO UPDATE SET last_asked_at = excluded.last_asked_at
-RETURNING place, ledger_id"""
-ASK_ANEW: Final = """
-UPDATE slot_requests SET ledger_id = $5 WHERE lease_pool_id = $1 AND state = $2 AND owner = $3 AND id = $4"""
+ON CONFLICT (lease_pool_id, state, owner, id) DO UPDATE SET last_requested_at = excluded.last_requested_at
+RETURNING place, lease_request_id"""
+REPLACE_LEASE_REQUEST: Final = """
+UPDATE slot_requests SET lease_request_id = $5 WHERE lease_pool_id = $1 AND state = $2 AND owner = $3 AND id = $4"""
 AHEAD: Final = """
-SELECT coalesce(sum(number), 0)::int FROM slot_requests
+SELECT coalesce(sum(slot_count), 0)::int FROM slot_requests
 WHERE lease_pool_id = $1 AND state = $2 AND ($3::bigint IS NULL OR place < $3)"""
-FORGET_SILENT: Final = """
-DELETE FROM slot_requests WHERE lease_pool_id = $1 AND last_asked_at < $2 RETURNING ledger_id"""
+DROP_STALE: Final = """
+DELETE FROM slot_requests WHERE lease_pool_id = $1 AND last_requested_at < $2 RETURNING lease_request_id"""
 LEAVE: Final = """
-DELETE FROM slot_requests WHERE lease_pool_id = $1 AND state = $2 AND owner = $3 AND id = $4 RETURNING ledger_id"""
+DELETE FROM slot_requests WHERE lease_pool_id = $1 AND state = $2 AND owner = $3 AND id = $4
+RETURNING lease_request_id"""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A place in the queue for slots of one pool in one state, and the request for a lease that goes with it."""
+    """A place in the queue for slots of one pool in one state, with the lease request that belongs to it."""
 
     place: int
-    ledger_id: str
+    lease_request_id: str
 
 
 async def free_ended(tx: Connection, lease_pool_ids: Collection[str], state: str, now: datetime) -> None:
-    """Take the slots of leases that have ended from their owners, into `state`."""
+    """Free the slots of leases that have ended: they lose their owner and change to `state`."""
     await tx.execute(FREE_ENDED, list(lease_pool_ids), state, now)
 
 
@@ -80,8 +81,8 @@ async def exist(db: Connection, lease_pool_id: str) -> bool:
 
 
 async def count(db: Connection, lease_pool_id: str) -> int:
-    number: int = await db.fetchval(COUNT, lease_pool_id)
-    return number
+    found: int = await db.fetchval(COUNT, lease_pool_id)
+    return found
 
 
 async def named(db: Connection, names: Collection[str]) -> list[Slot]:
@@ -92,25 +93,25 @@ async def listed(db: Connection, lease_pool_id: str) -> list[Slot]:
     return structs(await db.fetch(LISTED, lease_pool_id), Slot)
 
 
-async def available(tx: Connection, lease_pool_id: str, state: str, *, ahead: int, number: int) -> list[Slot]:
-    """Up to `number` slots that nobody owns, after `ahead` that are others' turn; least recently used first."""
-    return structs(await tx.fetch(AVAILABLE, lease_pool_id, state, ahead, number), Slot)
+async def available(tx: Connection, lease_pool_id: str, state: str, *, ahead: int, count: int) -> list[Slot]:
+    """Up to `count` slots without an owner, after the `ahead` that are due to others; least recently used first."""
+    return structs(await tx.fetch(AVAILABLE, lease_pool_id, state, ahead, count), Slot)
 
 
 async def of_request(tx: Connection, lease_pool_id: str, owner: str, request_id: str) -> list[Slot]:
-    """What an owner acquired with a request and still holds."""
+    """Slots that an owner acquired with a request and still holds."""
     return structs(await tx.fetch(OF_REQUEST, lease_pool_id, owner, request_id), Slot)
 
 
 async def stale(tx: Connection, lease_pool_id: str, state: str, before: datetime) -> list[Slot]:
-    """Owned ones in a state that were last touched before a time."""
+    """Owned slots in a state that were last updated before a time."""
     return structs(await tx.fetch(STALE, lease_pool_id, state, before), Slot)
 
 
 async def states(db: Connection, lease_pool_id: str) -> list[tuple[str, str, int]]:
-    """(state, owner, number) of slots."""
+    """(state, owner, count) of the slots of a pool."""
     rows = await db.fetch(STATES, lease_pool_id)
-    return [(row["state"], row["owner"], row["number"]) for row in rows]
+    return [(row["state"], row["owner"], row["count"]) for row in rows]
 
 
 async def add(tx: Connection, slots: Sequence[Slot]) -> None:
@@ -124,7 +125,7 @@ async def save(tx: Connection, slots: Sequence[Slot]) -> None:
 
 
 async def remove(tx: Connection, names: Collection[str]) -> None:
-    """Those that nobody owns."""
+    """Delete those of the slots that have no owner."""
     if names:
         await tx.execute(REMOVE, list(names))
 
@@ -136,30 +137,32 @@ async def join(
     owner: str,
     request_id: str,
     *,
-    number: int,
-    ledger_id: str,
+    slot_count: int,
+    lease_request_id: str,
     now: datetime,
 ) -> Place:
-    """Stand in the queue, or stay in it."""
-    row = await tx.fetchrow(JOIN, lease_pool_id, state, owner, request_id, number, ledger_id, now)
+    """Join the queue, or keep the place in it."""
+    row = await tx.fetchrow(JOIN, lease_pool_id, state, owner, request_id, slot_count, lease_request_id, now)
     return msgspec.convert(dict(row), Place)
 
 
-async def ask_anew(tx: Connection, lease_pool_id: str, state: str, owner: str, request_id: str, ledger_id: str) -> None:
-    await tx.execute(ASK_ANEW, lease_pool_id, state, owner, request_id, ledger_id)
+async def replace_lease_request(
+    tx: Connection, lease_pool_id: str, state: str, owner: str, request_id: str, lease_request_id: str
+) -> None:
+    await tx.execute(REPLACE_LEASE_REQUEST, lease_pool_id, state, owner, request_id, lease_request_id)
 
 
 async def ahead(tx: Connection, lease_pool_id: str, state: str, place: int | None) -> int:
-    """How many slots those in the queue want who stand before a place, or all of them."""
-    number: int = await tx.fetchval(AHEAD, lease_pool_id, state, place)
-    return number
+    """Number of slots requested ahead of a place in the queue, or, for None, in the whole queue."""
+    found: int = await tx.fetchval(AHEAD, lease_pool_id, state, place)
+    return found
 
 
-async def forget_silent(tx: Connection, lease_pool_id: str, since: datetime) -> list[str]:
-    """Drop those from the queue that have not asked since; returns their requests for leases."""
-    return [row["ledger_id"] for row in await tx.fetch(FORGET_SILENT, lease_pool_id, since)]
+async def drop_stale(tx: Connection, lease_pool_id: str, since: datetime) -> list[str]:
+    """Drop requests from the queue that were not repeated since then; returns their lease requests."""
+    return [row["lease_request_id"] for row in await tx.fetch(DROP_STALE, lease_pool_id, since)]
 
 
 async def leave(tx: Connection, lease_pool_id: str, state: str, owner: str, request_id: str) -> list[str]:
-    """Stand in the queue no more; returns the request for a lease, if there was any."""
-    return [row["ledger_id"] for row in await tx.fetch(LEAVE, lease_pool_id, state, owner, request_id)]
+    """Leave the queue; returns the lease request, if there was one."""
+    return [row["lease_request_id"] for row in await tx.fetch(LEAVE, lease_pool_id, state, owner, request_id)]

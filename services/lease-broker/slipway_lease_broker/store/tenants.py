@@ -1,4 +1,4 @@
-"""What fairness and backoff remember of tenants. Written only under the lock of their pool."""
+"""State of fairness and backoff per tenant. Written only under the lock of their pool."""
 
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -17,7 +17,7 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::float8[], $4::integer[], $5::ti
 ON CONFLICT (lease_pool_id, tenant) DO UPDATE SET virtual_finish = excluded.virtual_finish,
     failures = excluded.failures, backoff_until = excluded.backoff_until"""
 
-FORGET: Final = """
+PRUNE: Final = """
 DELETE FROM tenants AS t WHERE lease_pool_id = $1
     AND (failures = 0 OR backoff_until < slipway_clock() - make_interval(secs => $2))
     AND NOT EXISTS (SELECT FROM requests
@@ -25,7 +25,7 @@ DELETE FROM tenants AS t WHERE lease_pool_id = $1
 
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Tenant]:
-    """By (lease pool id, tenant); those never seen are left out."""
+    """Tenants by (lease pool id, tenant); unknown ones are left out."""
     if not keys:
         return []
     pools, names = zip(*sorted(keys), strict=True)
@@ -37,7 +37,7 @@ async def save(tx: Connection, tenants: Sequence[Tenant]) -> None:
         await tx.execute(SAVE, *columns(tenants, *FIELDS))
 
 
-async def forget(tx: Connection, lease_pool_id: str, *, backed_off_for_seconds: float) -> None:
-    """Those that wait for nothing, and whose last failure is over for so long. What they were served beyond virtual
-    time is forgotten with them: at most their last grant, since that began at virtual time, which never goes back."""
-    await tx.execute(FORGET, lease_pool_id, backed_off_for_seconds)
+async def prune(tx: Connection, lease_pool_id: str, *, backed_off_for_seconds: float) -> None:
+    """Delete tenants without waiting requests whose last backoff ended that long ago. Their service beyond virtual time
+    is lost with them: at most their last grant, since that started at virtual time, which never decreases."""
+    await tx.execute(PRUNE, lease_pool_id, backed_off_for_seconds)

@@ -1,5 +1,5 @@
-"""What people and controllers change of a lease pool while it works, beside its declared terms (pools.py). Written
-under the pool's lock; the next decision goes by it."""
+"""Changes to a lease pool at run time by operators and controllers, beside its declared terms (pools.py). Written under
+the pool's lock; they apply from the next decision on."""
 
 from datetime import datetime
 from typing import Final
@@ -12,15 +12,15 @@ REPORT_UNITS: Final = "UPDATE lease_pools SET derived_units = $2, derived_until 
 
 
 async def pin(tx: Connection, lease_pool_id: str, reason: str | None) -> None:
-    """Hold the declared limit whatever evidence says; None: no longer."""
+    """Pin the limit to the declared one whatever the evidence; a reason of None unpins it."""
     await tx.execute(PIN, lease_pool_id, reason)
 
 
 async def drain(tx: Connection, lease_pool_id: str, reason: str | None) -> None:
-    """Let nothing start; None: let it again."""
+    """Stop granting; a reason of None starts it again."""
     await tx.execute(DRAIN, lease_pool_id, reason)
 
 
 async def report_units(tx: Connection, lease_pool_id: str, units: int, until: datetime) -> None:
-    """What a derived limit follows until then, and holds afterwards."""
+    """Record the units that a derived limit follows until then; afterwards the limit keeps its last value."""
     await tx.execute(REPORT_UNITS, lease_pool_id, units, until)

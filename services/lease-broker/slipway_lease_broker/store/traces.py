@@ -1,4 +1,4 @@
-"""What is told of a request or a lease goes on in the trace of the request."""
+"""Trace context of published events: events about a request or a lease continue the trace of the request."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ def traced(events: Sequence[Any], leases: Iterable[Lease], requests: Iterable[Re
     of_request = {request.id: request.traceparent for request in requests}
 
     def trace(event: Any) -> str:
-        asked = of_request.get(getattr(event, "request_id", ""), "")
-        return of_lease.get(getattr(event, "lease_id", ""), asked)
+        request_trace = of_request.get(getattr(event, "request_id", ""), "")
+        return of_lease.get(getattr(event, "lease_id", ""), request_trace)
 
     return [Traced(event, trace(event)) for event in events]

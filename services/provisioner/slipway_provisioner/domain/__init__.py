@@ -1,1 +1,1 @@
-"""Pure decisions: no clock, no chance, no I/O."""
+"""Pure domain logic: no clock, no randomness, no I/O."""

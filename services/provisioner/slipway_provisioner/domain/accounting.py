@@ -1,4 +1,4 @@
-"""How many workers a pool still needs. Pure: no clock, no chance, no I/O."""
+"""Workers that a pool needs or can spare. Pure: no clock, no randomness, no I/O."""
 
 from collections.abc import Iterable
 from math import ceil
@@ -7,24 +7,24 @@ from slipway_provisioner.domain.pool import Demand, Fleet, Pool
 
 
 def tasks(demands: Iterable[Demand], *, trust_stale: bool) -> int:
-    """Tasks that want a worker: pending + claimed − gone, over all sources.
+    """Tasks that need a worker: pending + claimed − gone, over all sources.
 
-    A report is a sample and the fleet is now: without `gone`, a worker that ends just after the sample is replaced
-    for nothing. A stale source asks for no launch, yet its last word still protects workers (`trust_stale`).
+    A report is a sample while the fleet is current: without `gone`, a worker that ends just after the sample would be
+    replaced needlessly. A stale source causes no launches, but its last report still protects workers (`trust_stale`).
     """
     return sum(max(0, d.pending + d.claimed - d.gone) for d in demands if trust_stale or not d.stale)
 
 
 def wanted(pool: Pool, count: int) -> int:
-    """Serving workers that `count` tasks call for. Need rounds up; the ratio is exact; zero stays zero."""
+    """Serving workers for `count` tasks: count × ratio, exact, rounded up, within the pool's limits."""
     return max(pool.min_capacity, min(ceil(count * pool.scaling_ratio), pool.max_capacity))
 
 
 def shortfall(pool: Pool, count: int, fleet: Fleet) -> int:
     """Workers to launch now for `count` tasks; never negative.
 
-    Keeps serving <= max and serving + leaving <= max + min. Leaving workers use up the maximum, since a slow delete
-    must not buy a second machine; the minimum may be refilled beside them, but only once over.
+    Keeps serving <= max and serving + leaving <= max + min. Leaving workers count towards the maximum, so that a slow
+    delete does not pay for a second machine; only the minimum may be refilled beside them, and only once.
     """
     room = pool.max_capacity - fleet.serving - fleet.leaving
     refill = min(pool.min_capacity - fleet.serving, room + pool.min_capacity)
@@ -32,5 +32,5 @@ def shortfall(pool: Pool, count: int, fleet: Fleet) -> int:
 
 
 def surplus(pool: Pool, count: int, fleet: Fleet) -> int:
-    """Serving workers beyond what `count` tasks call for."""
+    """Serving workers beyond those wanted for `count` tasks."""
     return max(0, fleet.serving - wanted(pool, count))

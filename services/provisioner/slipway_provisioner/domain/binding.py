@@ -1,7 +1,7 @@
-"""Which instance belongs to which intent of a launch batch. Pure.
+"""Binding of instances to the intents of a launch batch. Pure.
 
-A provider answers with a set of instances for a set of equal intents. Machines that registered before the reply have
-taken the lowest unbound intents; the reply binds the remaining ids, sorted, to the rest.
+A provider replies with a set of instances for a set of equal intents. Machines that registered before the reply have
+taken the lowest unbound intents; the reply binds the remaining ids, sorted, to the remaining intents.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from slipway_provisioner.domain.workers import Worker
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """`bound` pairs workers with instance ids, those that registered first included; `left` got none; `surplus` are
-    instances that no intent asked for."""
+    """`bound`: workers with their instance ids, including those that registered before the reply. `unbound`: intents
+    without an instance. `orphans`: instances without an intent."""
 
     bound: Sequence[tuple[Worker, str]]
-    left: Sequence[Worker]
-    surplus: Sequence[str]
+    unbound: Sequence[Worker]
+    orphans: Sequence[str]
 
 
 def bind(workers: Sequence[Worker], instance_ids: Sequence[str]) -> Binding:
-    """`workers` are all intents of the batch in id order; an instance of one that has ended is nobody else's."""
+    """Bind instances to `workers`, all intents of the batch in id order. Stopped workers keep theirs."""
     taken = {w.instance_id for w in workers if w.instance_id}
     free = sorted(set(instance_ids) - taken)
     live = [w for w in workers if w.state is not State.STOPPED]

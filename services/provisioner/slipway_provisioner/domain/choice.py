@@ -1,9 +1,8 @@
-"""Which configs get the next launches: shares equal to weights, within each config's room and the room of the windows
-that configs share. Pure.
+"""Distribution of launches over configs in proportion to weights, within their own and shared windows. Pure.
 
-Draws follow the golden-ratio sequence instead of chance: over any stretch the shares keep within O(log n / n) of the
-weights, where independent draws stray by O(1 / sqrt n). (Kronecker sequence; the golden ratio is the number worst
-approximated by fractions, hence the most even.)
+Draws follow the golden-ratio sequence instead of random numbers: over any interval the shares stay within O(log n / n)
+of the weights, where independent draws deviate by O(1 / sqrt n). (Kronecker sequence; the golden ratio is the number
+worst approximated by fractions, hence the most even.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ GOLDEN: Final = (sqrt(5) - 1) / 2
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A config that may launch: its weight (> 0), how many starts it has room for, and the windows it shares."""
+    """A config that may launch: weight (> 0), room in starts, and the windows it shares with others."""
 
     config_id: str
     weight: float
@@ -29,10 +28,10 @@ class Candidate(msgspec.Struct, frozen=True):
 def choose(
     candidates: Sequence[Candidate], units: int, *, drawn: int, shared_room: Mapping[Share, int] | None = None
 ) -> dict[str, int]:
-    """Launches per config id: as many of `units` as there is room for, each at most its room.
+    """Launches per config id, at most `units` in total and at most its room per config.
 
-    `drawn` is how many launches this pool has drawn before; it continues the sequence across decisions.
-    `shared_room` is what the configs of a share may start together.
+    `drawn`: launches drawn for this pool so far; continues the sequence across decisions. `shared_room`: starts that
+    the configs of a share may make together.
     """
     shared_left = dict(shared_room or {})
     shares = {c.config_id: [share for share in c.shares if share in shared_left] for c in candidates}

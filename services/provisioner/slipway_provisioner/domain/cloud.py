@@ -1,4 +1,4 @@
-"""Accounts and instances as values."""
+"""Provider accounts and instances."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Where calls go. `settings` are the provider's own."""
+    """A provider account that calls are made in. `settings` are specific to the provider."""
 
     id: str
     provider: str
@@ -19,8 +19,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as a listing shows it. `batch_id` is empty when it has no tag of ours; `running` once the provider
-    has nothing more to do for it."""
+    """An instance in a listing. `batch_id` is empty if it lacks our tag. `running` becomes true once the provider has
+    started it."""
 
     id: str
     batch_id: str

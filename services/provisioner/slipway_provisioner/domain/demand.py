@@ -1,4 +1,4 @@
-"""Which demand reports can be believed. Pure."""
+"""Validation of demand reports. Pure."""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -10,7 +10,7 @@ TASKS_MAX: Final = 10_000_000
 
 
 def problem(report: DemandReported, now: datetime) -> str:
-    """Why a report cannot be believed; empty when it can. A report from the future would shadow all later ones."""
+    """Problem with a report; empty if it is valid. A report from the future would shadow all later ones."""
     if report.observed_at.tzinfo is None:
         return "observed_at has no time zone"
     if report.observed_at > now + FUTURE:

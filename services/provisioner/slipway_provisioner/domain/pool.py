@@ -1,4 +1,4 @@
-"""What a planner sees of a pool: its limits, its demand, its fleet, and its ways to launch. Values only."""
+"""Input of a planning decision: a pool's limits, demand, fleet and launch configs. Values only."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,9 +8,9 @@ import msgspec
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits and switches of one worker pool. `drawn` counts the launches ever chosen: it places the next draw.
+    """Limits and switches of one worker pool. `drawn` counts all launches ever drawn and positions the next draw.
 
-    `on_bad_image` is probe or freeze, after `freeze_after` unconfirmed starts.
+    `on_bad_image` is `probe`, or `freeze` after `freeze_after` consecutive unconfirmed starts.
     """
 
     id: str
@@ -28,9 +28,9 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest report of one source. `gone` are the tasks of it that ended, or will not go on, since it was taken.
+    """Newest report of one source. `gone`: its tasks that have ended, or run on stopping workers, since the sample.
 
-    `fresh_seconds`: it counts as stale after so long.
+    `fresh_seconds`: time until the report is stale.
     """
 
     source: str
@@ -43,14 +43,14 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers by what they count as. `serving` = requested … running and not told to leave."""
+    """Number of serving workers (requested … running) and of leaving workers (stopping)."""
 
     serving: int
     leaving: int
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that waits for admission, perhaps as a probe."""
+    """A worker that waits for admission; `permit` is set if it is a probe."""
 
     worker_id: str
     config_id: str
@@ -65,9 +65,9 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of one config: what is under way, and how many failures the weight has not taken in yet.
+    """One stage of one config: starts in flight, failures so far, and failures already folded into the weight.
 
-    Without a `window` the stage is not judged.
+    A stage without a `window` is not limited.
     """
 
     in_flight: int = 0
@@ -81,15 +81,15 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Share = tuple[str, str]
-"""Key and stage of what configs share, of one pool or of many: an image revision's boots, a quota's launches."""
+"""Key and stage shared by configs of one or many pools, such as an image revision's boots or a quota's launches."""
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a share, over all configs that have it. While it is closed each of them is.
+    """State of a share over all configs that use it. While it is tripped, each of them is.
 
-    `in_flight` is under way, `unfolded` failed without a weight that has taken it in. Without a `window` the share
-    bounds nothing: it is only open or closed. `unconfirmed` starts failed or are late since the last success, and
-    `forgiven` were so when somebody unfroze the pool.
+    `in_flight`: starts in flight. `unfolded`: failures not yet folded into a weight. A share without a `window` limits
+    nothing but can trip. `unconfirmed`: starts that failed or are overdue since the last success; `forgiven`: how many
+    of them there were when the pool was last unfrozen.
     """
 
     key: str
@@ -97,7 +97,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     unfolded: int = 0
     window: int | None = None
-    closed: bool = False
+    tripped: bool = False
     reason: str = ""
     unconfirmed: int = 0
     forgiven: int = 0
@@ -108,18 +108,18 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to launch, with what is known of it. `permit` is the newest probe permit if nobody has spent it,
-    `last_permit` the newest one in any case. `reason` says in words what its record holds of it."""
+    """A launch config with its weight and health. `permit` is the newest probe permit if it is unspent, `last_permit`
+    the newest one in any case. `reason` is the text of its weight record."""
 
     id: str
     account_id: str
     lease_pool_id: str
     image_revision: str
     active: bool
-    stopped: str = ""  # why no launch may start in its account; empty: it may
+    stopped: str = ""  # reason of a launch stop in its account; empty if there is none
     weight: float
-    prior_weight: float  # its weight if nothing were known of its health
-    closed: bool = False
+    prior_weight: float  # the weight without evidence
+    tripped: bool = False
     reason: str = ""
     permit: int | None = None
     last_permit: int | None = None
@@ -130,7 +130,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one decision may look at, read under the pool's lock."""
+    """Complete input of one decision, read under the pool's lock."""
 
     pool: Pool
     demands: Sequence[Demand]
@@ -140,7 +140,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Sequence[Waiting] = ()  # oldest first
     idle: Sequence[Idle] = ()  # longest idle first
     idle_timeout_seconds: float
-    calculator_silent_seconds: float = 0.0  # beyond the time after which it counts as silent
-    silent_half_life_seconds: float = 600.0  # of the belief in what it has said last
-    attempt_in_seconds: float = 0.0  # with a silent calculator: until the pool's next attempt of one per 30 s
-    stopped: str = ""  # why nothing may launch in this pool, by an operator's brake
+    calculator_unavailable_seconds: float = 0.0  # 0 while it is available
+    weight_half_life_seconds: float = 600.0  # of the influence of its last weights
+    attempt_in_seconds: float = 0.0  # time until the pool's next attempt while the calculator is unavailable
+    stopped: str = ""  # reason of a launch stop on the pool or on everything; empty if there is none

@@ -1,6 +1,6 @@
-"""What a listing of a cloud says about our rows: instances nobody asked for, workers whose instance is gone. Pure.
+"""Comparison of a provider's listing with the worker rows: orphan and missing instances. Pure.
 
-The listing is taken before the rows are read: whatever it lacks was created later, or is gone.
+The listing is taken before the rows are read: an instance that it lacks was created later, or is gone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,19 @@ from slipway_common.lifecycle import State
 from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.workers import Worker
 
-IMPLAUSIBLE_SHARE: Final = 0.2  # more than this gone in one pass is a broken listing until proven otherwise
+IMPLAUSIBLE_SHARE: Final = 0.2  # a larger share of missing instances in one pass suggests a broken listing
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """`surplus`: instances to end. `missing`: ids of workers whose instance was not listed. `implausible`: why
-    `missing` may not be believed; empty when it may."""
+    """`orphans`: instances to terminate. `missing`: ids of workers whose instance was not listed. `implausible`: reason
+    to distrust `missing`; empty if there is none."""
 
-    surplus: Sequence[str]
+    orphans: Sequence[str]
     missing: Sequence[str]
     implausible: str
 
 
-def judge(
+def compare(
     listed: Sequence[Instance],
     workers: Sequence[Worker],
     batches: Mapping[str, str],
@@ -34,31 +34,31 @@ def judge(
     settled_seconds: float,
     identity_matches: bool,
 ) -> Findings:
-    """Compare a listing with the workers that have instances, or had those that are listed. A stranger's listing says
-    nothing of ours.
+    """Compare a listing with the workers that have instances, or had those that are listed.
 
-    `batches` maps each listed tag to its state, absent for unknown tags. An instance is surplus when its batch's
-    outcome is known (or the batch is unknown) and no worker has it; `settled_seconds` protects the youngest, and those
-    whose worker has ended since or just before the listing: they end by themselves, or are found in a later pass.
+    `batches` maps each listed tag to its state; unknown tags are absent. An instance is an orphan if its batch's
+    outcome is known (or the batch is unknown) and no worker has it. Instances younger than `settled_seconds`, and those
+    whose worker stopped that recently, are no orphans: they end by themselves, or are found in a later pass. The
+    listing of another account (`identity_matches` is false) yields no orphans.
     """
     young = listed_at - timedelta(seconds=settled_seconds)
     bound = {w.instance_id for w in workers if w.ended_at is None or w.ended_at >= young}
     live = [w for w in workers if w.state is not State.STOPPED]
-    surplus = [
+    orphans = [
         i.id for i in listed if i.id not in bound and i.created_at < young and batches.get(i.batch_id) != "calling"
     ]
     present = {i.id for i in listed}
     expected = [w for w in live if w.instance_id is not None and _since(w) < young]
     missing = [w for w in expected if w.instance_id not in present]
-    vanished = [w for w in missing if w.state is not State.STOPPING]
+    unexpected = [w for w in missing if w.state is not State.STOPPING]
     implausible = ""
     if not identity_matches:
-        implausible = "the cloud says that we are somebody else"
-    elif vanished and not listed:
+        implausible = "the credentials belong to another account"
+    elif unexpected and not listed:
         implausible = "the listing is empty"
-    elif len(vanished) > IMPLAUSIBLE_SHARE * len(expected):
-        implausible = f"{len(vanished)} of {len(expected)} workers vanished in one pass"
-    return Findings(surplus if identity_matches else [], [w.id for w in missing], implausible)
+    elif len(unexpected) > IMPLAUSIBLE_SHARE * len(expected):
+        implausible = f"{len(unexpected)} of {len(expected)} instances went missing in one pass"
+    return Findings(orphans if identity_matches else [], [w.id for w in missing], implausible)
 
 
 def _since(worker: Worker) -> datetime:

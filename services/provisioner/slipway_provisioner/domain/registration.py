@@ -1,9 +1,9 @@
-"""The secret by which the machines of a batch prove that we asked for them. Pure."""
+"""Registration secret with which machines prove that they belong to a launch batch. Pure."""
 
 import hashlib
 import hmac
 
 
 def batch_secret(key: str, batch_id: str) -> str:
-    """The registration secret of a batch: derived, so that it stands in no table."""
+    """Registration secret of a batch, derived by HMAC-SHA256 so that it is never stored."""
     return hmac.new(key.encode(), batch_id.encode(), hashlib.sha256).hexdigest()

@@ -1,4 +1,4 @@
-"""What happened to one worker, in order, for people. Pure."""
+"""Timeline of one worker, for people. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,7 +18,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """One thing that happened: what, and about what or why."""
+    """One entry of a timeline: the event and its detail or reason."""
 
     at: datetime
     what: str
@@ -26,7 +26,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 def timeline(worker: Worker, claims: Sequence[Claim], called_at: datetime | None) -> list[Moment]:
-    """Oldest first. `called_at` is when the provider call for it was committed, if one was."""
+    """Entries of a worker's timeline, oldest first. `called_at`: commit time of its provider call, if any."""
     probe = "" if worker.probe_permit is None else f", probe {worker.probe_permit}"
     moments = [
         (worker.requested_at, "requested", f"on {worker.launch_config_id}{probe}"),
@@ -41,5 +41,5 @@ def timeline(worker: Worker, claims: Sequence[Claim], called_at: datetime | None
         (worker.stopping_at, "stopping", worker.reason),
         (worker.ended_at, "stopped", worker.reason),
     ]
-    happened = [Moment(at, what, detail) for at, what, detail in moments if at is not None]
-    return sorted(happened, key=lambda moment: moment.at)  # stable: at one time, in the order of a worker's life
+    entries = [Moment(at, what, detail) for at, what, detail in moments if at is not None]
+    return sorted(entries, key=lambda moment: moment.at)  # stable: equal times keep the order of the lifecycle

@@ -1,6 +1,6 @@
-"""One worker as a value: every fact about it is a function (worker, fact) → (worker, events). Pure.
+"""State transitions of a worker, as functions (worker, arguments) → (worker, event). Pure.
 
-States come from the table in slipway_common.lifecycle; an impossible fact raises IllegalTransition.
+States follow the table in slipway_common.lifecycle; a transition that it lacks raises IllegalTransition.
 """
 
 from datetime import datetime
@@ -14,7 +14,7 @@ from slipway_common.lifecycle import State, advance
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table `worker`; fields are its columns, in the units of their names."""
+    """Row of the table `worker`; fields are its columns."""
 
     id: str
     pool_id: str
@@ -37,7 +37,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     registered_at: datetime | None = None
     first_claimed_at: datetime | None = None
     idle_since: datetime | None = None
-    heard_at: datetime | None = None
+    last_seen_at: datetime | None = None
     stopping_at: datetime | None = None
     ended_at: datetime | None = None
     failed_at: datetime | None = None
@@ -46,8 +46,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Change = tuple[Worker, Any]
-# Where the contract asks for an outcome and no stage has ended: words that every reader leaves alone.
-MOVES_NOTHING: Final = Outcome(Stage.UNKNOWN, Result.UNKNOWN)
+# For events that require an outcome when no stage has ended: every consumer ignores it.
+NO_OUTCOME: Final = Outcome(Stage.UNKNOWN, Result.UNKNOWN)
 PROVIDER_RUNNING: Final = "provider_running"
 
 
@@ -67,18 +67,18 @@ def _to(worker: Worker, event: str, **fields: Any) -> Worker:
 
 
 def requested(worker: Worker) -> Change:
-    """The first event of a new intent."""
+    """First event of a new intent."""
     return worker, events.WorkerRequested(**_ids(worker), decision_id=worker.decision_id)
 
 
 def calling(worker: Worker, batch_id: str) -> Worker:
-    """A provider call for it is committed. No event: subscribers hear of the result. Why it had to wait is over, and
-    would be taken for why it ends."""
+    """Its provider call is committed. No event: the result is published. Clears the reason for the delay, which would
+    otherwise be shown as the reason for its end."""
     return _to(worker, "calling", batch_id=batch_id, reason="")
 
 
 def delayed(worker: Worker, reason: str, *, not_before: datetime | None = None) -> Change:
-    """Back to waiting for admission, under a new request."""
+    """Return to waiting for admission, under a new request."""
     after = _to(
         worker,
         "delayed",
@@ -93,14 +93,14 @@ def delayed(worker: Worker, reason: str, *, not_before: datetime | None = None) 
 
 
 def cancelled(worker: Worker, reason: str, now: datetime) -> Change:
-    """Given up before anything was asked of the provider."""
+    """Cancelled before a provider call was made."""
     after = _to(worker, "stopped", reason=reason, ended_at=now)
     return after, events.WorkerStopped(**_ids(worker), reason=reason, cancelled=True)
 
 
 def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool, console: str = "") -> Change:
-    """The provider said yes; a worker that registered before has its instance already. `console`: where to read what
-    the machine prints."""
+    """The provider launched its instance, which is known already if the worker has registered. `console`: location of
+    the console output."""
     after = _to(worker, "launched", instance_id=instance_id, launched_at=now)
     return after, events.WorkerLaunched(
         **_ids(worker),
@@ -114,34 +114,34 @@ def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool
 
 
 def launch_failed(worker: Worker, outcome: Outcome, now: datetime) -> Change:
-    """The provider refused, for certain."""
+    """The provider certainly refused the launch."""
     after = _to(worker, "launch_failed", reason=outcome.code, ended_at=now, failed_at=now)
     return after, events.WorkerLaunchFailed(**_ids(worker), batch_id=worker.batch_id or "", outcome=outcome)
 
 
 def registered(worker: Worker, instance_id: str, token_sha256: str, now: datetime) -> Change:
-    """The machine reported in; idle until it claims. The stages of one that was told to leave have ended."""
-    return _up(worker, now, instance_id=instance_id, token_sha256=token_sha256, heard_at=now)
+    """The machine registered; it is idle until it claims a task. For a stopping worker no stage ends."""
+    return _registered(worker, now, instance_id=instance_id, token_sha256=token_sha256, last_seen_at=now)
 
 
 def seen_running(worker: Worker, now: datetime) -> Change:
-    """The provider says that its instance runs, and its pool asks for no more. Nobody was heard from."""
-    return _up(worker, now, code=PROVIDER_RUNNING)
+    """The provider reports the instance as running, which is the pool's boot evidence. There is no agent contact."""
+    return _registered(worker, now, code=PROVIDER_RUNNING)
 
 
-def _up(worker: Worker, now: datetime, *, code: str = "", **fields: Any) -> Change:
+def _registered(worker: Worker, now: datetime, *, code: str = "", **fields: Any) -> Change:
     since = worker.launched_at or worker.requested_at
     after = _to(worker, "registered", registered_at=now, idle_since=now, **fields)
     return after, events.WorkerRegistered(
         **_ids(worker),
         instance_id=after.instance_id or "",
         boot_seconds=max(0.0, (now - since).total_seconds()),
-        outcome=MOVES_NOTHING if worker.state is State.STOPPING else Outcome(Stage.BOOT, Result.OK, code=code),
+        outcome=NO_OUTCOME if worker.state is State.STOPPING else Outcome(Stage.BOOT, Result.OK, code=code),
     )
 
 
 def claimed(worker: Worker, task_id: str, source: str, at: datetime) -> Change:
-    """Took a task; the first one ends the claim stage, unless being told to leave has."""
+    """Claimed a task. The first claim ends the claim stage, unless the worker is stopping."""
     first = worker.first_claimed_at is None and worker.state is not State.STOPPING
     after = _to(worker, "claimed", idle_since=None, first_claimed_at=worker.first_claimed_at or at)
     return after, events.WorkerClaimed(
@@ -159,7 +159,7 @@ def error_reported(worker: Worker, kind: str, detail: str) -> Change:
 
 
 def stopping(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None, console: str = "") -> Change:
-    """Told to leave. `console`: where to read what the machine has printed."""
+    """Ask the worker to stop. `console`: location of the console output."""
     failed_at = now if _is_failed(outcome) else worker.failed_at
     after = _to(worker, "stopping", reason=reason, stopping_at=now, failed_at=failed_at)
     return after, events.WorkerStopping(
@@ -168,20 +168,20 @@ def stopping(worker: Worker, reason: str, now: datetime, outcome: Outcome | None
 
 
 def terminated(worker: Worker, reason: str, now: datetime) -> Change:
-    """Ended by a person's command. No stage ends by it: that we end a worker says nothing about its start."""
+    """Terminated by a person. No stage ends by it, since terminating a worker is no evidence about its start."""
     if worker.state is State.REQUESTED:
         return cancelled(worker, reason, now)
     return stopping(worker, reason, now)
 
 
 def stopped(worker: Worker, reason: str, now: datetime) -> Change:
-    """Proven gone."""
+    """Its instance is gone."""
     after = _to(worker, "stopped", reason=worker.reason or reason, ended_at=now)
     return after, events.WorkerStopped(**_ids(worker), reason=reason)
 
 
 def lost(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None) -> Change:
-    """Vanished without our doing. Ends the boot stage of one that never registered."""
+    """Its instance vanished unexpectedly. Fails the boot stage if it never registered."""
     if outcome is None and worker.state is State.STARTING:
         outcome = Outcome(Stage.BOOT, Result.FAILED, Scope.CONFIG, worker.launch_config_id, "vanished")
     failed_at = now if _is_failed(outcome) else worker.failed_at
@@ -192,8 +192,8 @@ def lost(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = N
 
 
 def ended_stage(event: Any) -> tuple[str, str, bool] | None:
-    """(config, stage, failed) that an event counts for: every failure, whatever its scope, and launches that succeeded.
-    None if it counts for nothing."""
+    """(config, stage, failed) counted for an event: every failure, whatever its scope, and every successful launch.
+    None for other events."""
     outcome: Outcome | None = getattr(event, "outcome", None)
     if outcome is None:
         return None

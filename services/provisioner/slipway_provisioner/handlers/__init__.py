@@ -1,1 +1,1 @@
-"""Facts from Kafka → rows; one file per topic. Handlers record, loops decide."""
+"""Kafka consumers, one file per topic. Handlers record events as rows; loops decide."""

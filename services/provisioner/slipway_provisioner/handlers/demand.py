@@ -1,4 +1,4 @@
-"""Demand reports become rows and make pools dirty."""
+"""Consumer of demand reports: stores them and marks their pools dirty."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from slipway_provisioner.store import demand, pools
 
 
 async def record_demand(tx: Connection, received: Sequence[Received]) -> None:
-    """Keep the newest report per (pool, source); older and repeated ones change nothing and wake nobody.
+    """Store the newest report per (pool, source); older and repeated ones change nothing.
 
-    Raises BadEvent for a report that cannot be believed or names an unknown pool.
+    Raises BadEvent for an invalid report or an unknown pool.
     """
     reports = [(r.event, r.traceparent) for r in received if r.event is not None]
     if not reports:

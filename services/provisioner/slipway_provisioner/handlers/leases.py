@@ -1,4 +1,4 @@
-"""Answers of the lease-broker become rows: who is admitted, until when, and who has to ask again."""
+"""Consumer of lease events: binds grants to waiting intents, and returns intents of ended leases to the queue."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,19 +11,19 @@ from slipway_common.records import Received
 from slipway_provisioner.domain.workers import delayed
 from slipway_provisioner.store import leases, workers
 
-# Grants of a broker that does not tell whose they are can only be ours.
-OURS: Final = ("", "/slipway/provisioner")
+# Owners whose grants are ours. A broker that publishes no owner has no other clients.
+OWN_OWNERS: Final = ("", "/slipway/provisioner")
 
 
 async def record_leases(tx: Connection, received: Sequence[Received]) -> None:
-    """Apply lease events in order. What is no longer asked for is given back in the same transaction; what others
-    were granted is theirs."""
-    received = [record for record in received if getattr(record.event, "owner", "") in OURS]
-    told = [record.event for record in received]
+    """Apply lease events in order. Units that are no longer needed are released in the same transaction. Leases of
+    other owners are ignored."""
+    received = [record for record in received if getattr(record.event, "owner", "") in OWN_OWNERS]
+    lease_events = [record.event for record in received]
     await leases.lock_all(
         tx,
-        [event.lease_id for event in told if hasattr(event, "lease_id")],
-        [event.request_id for event in told if isinstance(event, events.LeaseGranted)],
+        [event.lease_id for event in lease_events if hasattr(event, "lease_id")],
+        [event.request_id for event in lease_events if isinstance(event, events.LeaseGranted)],
     )
     for record in received:
         event = record.event
@@ -43,14 +43,14 @@ async def _granted(tx: Connection, event: events.LeaseGranted, traceparent: str)
         return
     waiting = [] if config_id is None else await workers.lock_waiting(tx, event.request_id, event.units)
     bound = [msgspec.structs.replace(worker, lease_id=event.lease_id, holds_unit=True) for worker in waiting]
-    await workers.save_silently(tx, bound)
+    await workers.save_without_events(tx, bound)
     await leases.take(tx, event.request_id, len(bound))
     if len(bound) < event.units:
         await leases.release_units(tx, event.lease_id, event.units - len(bound), "surplus")
 
 
 async def _ended(tx: Connection, lease_id: str, reason: str) -> None:
-    """Intents that no call was made for ask again; calls already made go on, and are recorded."""
+    """End a lease. Its intents without a call request admission again; calls already made continue and are recorded."""
     if await leases.lock(tx, lease_id) is None:
         return
     waiting = await workers.lock_leased(tx, lease_id)

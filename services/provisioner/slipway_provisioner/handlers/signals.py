@@ -1,5 +1,5 @@
-"""Pause and resume requests from outside become states of launch configs, and a machine that its cloud is about to take
-away leaves before; other signals are the calculator's."""
+"""Consumer of signals for the provisioner: pause and resume requests, and spot interruptions. The weight-calculator
+handles the others."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -10,32 +10,36 @@ from slipway_common.events.signal import SignalRaised
 from slipway_common.lifecycle import State
 from slipway_common.postgres import Connection
 from slipway_common.records import Received
-from slipway_common.signal_rules import DEFAULT_RULES, REQUESTS, Rules, is_provisioners, refusal
+from slipway_common.signal_rules import DEFAULT_RULES, REQUESTS, Rules, is_for_provisioner, refusal
 from slipway_common.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.workers import stopping
 from slipway_provisioner.store import configs, pools, workers
 
 LOG = logger(__name__)
-MAY_LEAVE: Final = frozenset({State.LAUNCHING, State.STARTING, State.RUNNING})
+STOPPABLE: Final = frozenset({State.LAUNCHING, State.STARTING, State.RUNNING})
 REASON_CHARACTERS_MAX: Final = 500
 
 Refused = tuple[SignalRaised, str]
-"""A signal without effect, and why: the kind of reason, a colon, and words."""
+"""A signal without effect and the reason: its kind, a colon, and text."""
 
 
 async def record_requests(
     tx: Connection, received: Sequence[Received], *, rules: Rules = DEFAULT_RULES
 ) -> Callable[[], None] | None:
-    """Pause requests hold until their ttl ends. A resume lifts only what the same source paused. What its source may
-    not say, or not for so long or at such a time, changes nothing; the calculator keeps it for people. Returns what
-    counts those, once it is committed."""
-    heard: list[SignalRaised] = [r.event for r in received if r.event is not None and is_provisioners(r.event)]
-    if not heard:
+    """Apply pause requests until their TTL ends, resume requests to pauses of the same source, and spot interruptions.
+
+    Signals that the rules refuse change nothing; the weight-calculator stores them for people. Returns a function that
+    counts the refused signals, to be called after the commit.
+    """
+    received_signals: list[SignalRaised] = [
+        r.event for r in received if r.event is not None and is_for_provisioner(r.event)
+    ]
+    if not received_signals:
         return None
     now = await pools.now(tx)
-    why = [(signal, refusal(signal, now.timestamp(), rules)) for signal in heard]
-    signals = [signal for signal, wrong in why if not wrong]
+    checked = [(signal, refusal(signal, now.timestamp(), rules)) for signal in received_signals]
+    signals = [signal for signal, refused in checked if not refused]
     requests = [signal for signal in signals if signal.kind in REQUESTS]
     known = await configs.lock(tx, [signal.target_id for signal in requests])
     unreached = [
@@ -51,33 +55,35 @@ async def record_requests(
         else:
             await configs.resume(tx, signal.target_id, reason=signal.reason, by=by, only_by=by)
     unreached += await _drain(tx, [signal for signal in signals if signal.kind == "spot_interruption"], now)
-    return partial(_count, [(signal, wrong) for signal, wrong in why if wrong] + unreached)
+    return partial(_count, [(signal, refused) for signal, refused in checked if refused] + unreached)
 
 
 def _count(refused: Sequence[Refused]) -> None:
-    for signal, why in refused:
-        metrics.REQUESTS_REFUSED.labels(why.partition(":")[0]).inc()
-        LOG.info("signal refused", source=signal.source, kind=signal.kind, why=why)
+    for signal, reason in refused:
+        metrics.REQUESTS_REFUSED.labels(reason.partition(":")[0]).inc()
+        LOG.info("signal refused", source=signal.source, kind=signal.kind, reason=reason)
 
 
 async def _drain(tx: Connection, interruptions: Sequence[SignalRaised], now: datetime) -> list[Refused]:
-    """Tell the workers to leave after the task that they have; returns those that speak of no worker, or of one that
-    has ended. No stage ends by it: that a cloud takes a machine away says nothing about its start."""
-    told = {
-        signal.target_id: f"spot interruption, says {signal.source}: {signal.reason}"[:REASON_CHARACTERS_MAX]
+    """Stop the interrupted workers after their current task; returns the signals that name no worker with a machine.
+
+    No stage ends by it, since a spot interruption is no evidence about the worker's start.
+    """
+    reasons = {
+        signal.target_id: f"spot interruption reported by {signal.source}: {signal.reason}"[:REASON_CHARACTERS_MAX]
         for signal in interruptions
     }
-    found = await workers.lock(tx, sorted(told))
-    await workers.save(tx, [stopping(worker, told[worker.id], now) for worker in found if worker.state in MAY_LEAVE])
+    found = await workers.lock(tx, sorted(reasons))
+    await workers.save(tx, [stopping(worker, reasons[worker.id], now) for worker in found if worker.state in STOPPABLE])
     states = {worker.id: worker.state for worker in found}
-    why = [(signal, _missed(signal.target_id, states.get(signal.target_id))) for signal in interruptions]
-    return [(signal, missed) for signal, missed in why if missed]
+    checked = [(signal, _unreached(signal.target_id, states.get(signal.target_id))) for signal in interruptions]
+    return [(signal, reason) for signal, reason in checked if reason]
 
 
-def _missed(worker_id: str, state: State | None) -> str:
-    """Why nobody leaves by an interruption; empty if somebody does, or did before."""
+def _unreached(worker_id: str, state: State | None) -> str:
+    """Reason why an interruption reaches no machine; empty if the worker stops or is stopping already."""
     if state is None:
         return f"unreached: there is no worker {worker_id}"
     if state in (State.REQUESTED, State.STOPPED):
-        return f"unreached: worker {worker_id} is {state}: it has no machine"
+        return f"unreached: worker {worker_id} is {state} and has no machine"
     return ""

@@ -1,4 +1,4 @@
-"""The weights as this service sees them: a view that upserts rows, so that plans read rows, and wakes planners."""
+"""View of the weight records: upserts them as rows for planning, and marks the affected pools dirty."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.weight import SharedWindow
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.records import Received
 from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, Topic
 from slipway_provisioner.store import marks
@@ -25,7 +25,7 @@ DELETE FROM weight WHERE launch_config_id IN (
     SELECT launch_config_id FROM weight WHERE launch_config_id = ANY($1::text[]) ORDER BY 1 FOR UPDATE)"""
 
 
-# What is not newer than its row is left out before the row is locked: every record of a scope repeats it.
+# Versions that are not newer are dropped before rows are locked, since every record of a scope repeats the share.
 UPSERT_SHARED: Final = """
 INSERT INTO shared_window AS s (key, stage, version, size, state, unconfirmed, reason)
 SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::integer[], $5::text[], $6::integer[], $7::text[])
@@ -36,8 +36,8 @@ ON CONFLICT (key, stage) DO UPDATE SET version = excluded.version, size = exclud
     unconfirmed = excluded.unconfirmed, reason = excluded.reason
 WHERE s.version < excluded.version
 RETURNING key"""
-# A success came between: what has failed since is news, also once it is as much as was forgiven.
-REMEMBER: Final = """
+# A success came between, so all failures since then count, even once there are as many as were forgiven.
+DELETE_FORGIVEN: Final = """
 DELETE FROM forgiven f USING shared_window s
 WHERE (s.key, s.stage) = (f.key, f.stage) AND s.key = ANY($1::text[]) AND s.unconfirmed < f.unconfirmed"""
 POOLS_OF: Final = """
@@ -46,18 +46,18 @@ SELECT DISTINCT pool_id FROM launch_config WHERE state <> 'archived'
 
 
 class WeightView:
-    """Reads weights whole at each start; a record of no higher revision changes nothing, nor does what it says of a
-    share that is known by a higher version. A record that is withdrawn takes back nothing that others share."""
+    """View that reads the whole weight topic at each start. Records and shares without a higher revision or version
+    change nothing. A tombstone deletes the record but not the state of shares."""
 
     topic: Topic = LAUNCH_CONFIG_WEIGHT
 
-    async def apply(self, pool: Pool, records: Sequence[Received]) -> None:
+    async def apply(self, database: Database, records: Sequence[Received]) -> None:
         newest: dict[str, Received] = {r.subject: r for r in records}  # the last record of a key wins
-        gone = [subject for subject, r in newest.items() if r.event is None]
+        deleted = [subject for subject, r in newest.items() if r.event is None]
         live = [r for r in newest.values() if r.event is not None]
-        async with pool.acquire() as db:
-            if gone:
-                await db.execute(DELETE, sorted(gone))
+        async with database.acquire() as db:
+            if deleted:
+                await db.execute(DELETE, sorted(deleted))
             if not live:
                 return
             async with db.transaction():
@@ -68,17 +68,17 @@ class WeightView:
                     [msgspec.to_builtins(r.event) for r in live],
                 )
                 touched = {row["pool_id"] for row in rows}
-                keys = await _share(db, (shared for r in live for shared in r.event.shared))
+                keys = await _store_shared(db, (shared for r in live for shared in r.event.shared))
                 if keys:
-                    await db.execute(REMEMBER, keys)
+                    await db.execute(DELETE_FORGIVEN, keys)
                     touched |= {row["pool_id"] for row in await db.fetch(POOLS_OF, keys)}
-                await marks.dirty(db, touched, because="weight")
+                await marks.dirty(db, touched, reason="weight")
 
 
-async def _share(db: Connection, told: Iterable[SharedWindow]) -> list[str]:
-    """Keep the newest version of each share; returns the keys of those that changed."""
+async def _store_shared(db: Connection, windows: Iterable[SharedWindow]) -> list[str]:
+    """Store the newest version of each share; returns the keys of those that changed."""
     newest: dict[tuple[str, str], SharedWindow] = {}
-    for shared in told:
+    for shared in windows:
         place = shared.key, shared.stage
         if place not in newest or newest[place].version < shared.version:
             newest[place] = shared

@@ -1,1 +1,1 @@
-"""Routes: for people and monitors (pools), for machines (workers), for the curious (decisions)."""
+"""HTTP routes: pools, workers and decisions for people and monitors, and the API of worker agents."""

@@ -1,10 +1,10 @@
-"""Why: the decisions of a pool."""
+"""Routes that list the planning decisions of a pool with their reasons."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_common.problem import Problem
 from slipway_common.runtime import database
 from slipway_provisioner.http.pools import no_pool
@@ -12,23 +12,23 @@ from slipway_provisioner.http.workers import UUID
 from slipway_provisioner.store import decisions, pools
 
 router = APIRouter(tags=["decisions"])
-Database = Annotated[Pool, Depends(database)]
+DatabaseDep = Annotated[Database, Depends(database)]
 
 
 @router.get("/pools/{pool_id}/decisions")
 async def list_decisions(
-    pool_id: str, db: Database, limit: Annotated[int, Query(ge=1, le=1000)] = 20
+    pool_id: str, db: DatabaseDep, limit: Annotated[int, Query(ge=1, le=1000)] = 20
 ) -> dict[str, Any]:
-    """Newest first; each with weights, windows, who got what, and why the others did not."""
+    """List the newest decisions, each with weights, windows, and launches or a reason per config."""
     if pool_id not in await pools.known(db, [pool_id]):
         raise no_pool(pool_id)
     return {"items": await decisions.recent(db, pool_id, limit)}
 
 
 @router.get("/decisions/{decision_id}")
-async def get_decision(decision_id: str, db: Database) -> dict[str, Any]:
+async def get_decision(decision_id: str, db: DatabaseDep) -> dict[str, Any]:
     found = await decisions.get(db, decision_id) if UUID.fullmatch(decision_id) else None
     if found is None:
-        detail = f"no decision {decision_id!r}; decisions are forgotten after a week"
+        detail = f"no decision {decision_id!r}; decisions are deleted after 7 days"
         raise Problem(404, "unknown-decision", "No such decision", detail)
     return found

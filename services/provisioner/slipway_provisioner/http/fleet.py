@@ -1,4 +1,4 @@
-"""Workers for people: which there are, what happened to one, and ending one."""
+"""Routes for people: list workers, show the timeline of one, terminate one."""
 
 from typing import Annotated, Any, Final
 
@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from slipway_common.access import require
 from slipway_common.errors import Transient
 from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.problem import Problem
-from slipway_common.runtime import database, ring
+from slipway_common.runtime import database, wake
 from slipway_provisioner.domain import workers as domain
 from slipway_provisioner.domain.timeline import timeline
 from slipway_provisioner.domain.workers import Worker
@@ -20,9 +20,9 @@ from slipway_provisioner.http.workers import UUID
 from slipway_provisioner.store import batches, decisions, demand, leases, pools, workers
 
 router = APIRouter(prefix="/workers", tags=["workers"])
-Database = Annotated[Pool, Depends(database)]
-TRIES: Final = 10
-OF_DECISION: Final = ("id", "at", "because", "launched")
+DatabaseDep = Annotated[Database, Depends(database)]
+ATTEMPTS_MAX: Final = 10
+OF_DECISION: Final = ("id", "at", "reason", "launched")
 
 
 class Termination(BaseModel):
@@ -32,15 +32,18 @@ class Termination(BaseModel):
 
 
 def no_worker(worker_id: str) -> Problem:
-    detail = f"no worker {worker_id!r}; see `slipway worker ls`. Those that ended are forgotten after two weeks"
+    detail = f"no worker {worker_id!r}; see `slipway worker ls`. Stopped workers are deleted after 14 days"
     return Problem(404, "unknown-worker", "No such worker", detail)
 
 
 @router.get("")
 async def list_workers(
-    db: Database, pool: str | None = None, state: State | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+    db: DatabaseDep,
+    pool: str | None = None,
+    state: State | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
-    """Newest first; also those that a deleted pool still has."""
+    """List workers, newest first, including those of deleted pools."""
     found = await workers.listed(db, pool_id=pool, state=state, limit=limit)
     if pool is not None and not found and pool not in await pools.known(db, [pool]):
         raise no_pool(pool)
@@ -48,8 +51,8 @@ async def list_workers(
 
 
 @router.get("/{worker_id}")
-async def get_worker(worker_id: str, db: Database) -> dict[str, Any]:
-    """Everything about one worker: what happened, the decision that asked for it, its call, its admission."""
+async def get_worker(worker_id: str, db: DatabaseDep) -> dict[str, Any]:
+    """Show one worker with its timeline, decision, launch batch and lease."""
     worker = await workers.get(db, worker_id) if UUID.fullmatch(worker_id) else None
     if worker is None:
         raise no_worker(worker_id)
@@ -70,25 +73,25 @@ async def terminate(
     worker_id: str,
     body: Termination,
     request: Request,
-    db: Database,
+    db: DatabaseDep,
     by: Annotated[str, Depends(require("workers:terminate"))],
 ) -> dict[str, Any]:
-    """End a worker. One that waits for admission is cancelled; any other is told to leave, may finish its task within
-    the stop grace, and is ended then. Says nothing about its launch config; what is missing then is launched anew."""
+    """Terminate a worker. A waiting worker is cancelled; any other may finish its task within the stop grace period,
+    then its instance is terminated. This is no evidence about its config. A replacement is launched if needed."""
     if not UUID.fullmatch(worker_id):
         raise no_worker(worker_id)
     async with db.acquire() as connection:
-        for _ in range(TRIES):
+        for _ in range(ATTEMPTS_MAX):
             async with connection.transaction():
                 worker = await _terminate(connection, worker_id, f"terminated by {by}: {body.reason}")
             if worker is not None:
-                ring(request)
+                wake(request)
                 return workers.described(worker)
-    raise Transient(f"the admission of worker {worker_id} changes all the time")
+    raise Transient(f"the admission of worker {worker_id} changed {ATTEMPTS_MAX} times meanwhile; try again")
 
 
 async def _terminate(db: Connection, worker_id: str, reason: str) -> Worker | None:
-    """The worker as it is then; None when what it waits under changed before that was locked: nothing was done.
+    """Terminate and return the worker; None, without a change, if its lease or request changed before they were locked.
 
     Leases and requests are locked before workers, as everywhere: a grant may bind it, or a call start, at this moment.
     """
@@ -101,7 +104,7 @@ async def _terminate(db: Connection, worker_id: str, reason: str) -> Worker | No
     if worker is None:
         raise no_worker(worker_id)
     if worker.state is State.STOPPED:
-        raise Problem(410, "worker-gone", "The worker has ended", worker.reason)
+        raise Problem(410, "worker-gone", "The worker has stopped", worker.reason)
     if worker.state is State.STOPPING:
         return worker
     if worker.state is State.REQUESTED:

@@ -1,4 +1,4 @@
-"""Pools, launch configs, demand and brakes, for people and monitors."""
+"""Routes for pools, launch configs, demand and launch stops."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -10,14 +10,14 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from slipway_common.access import Credentials, check, require
 from slipway_common.declaration import Invalid, parse
 from slipway_common.events.pool import DemandReported
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.problem import Problem
-from slipway_common.runtime import database, ring
+from slipway_common.runtime import database, wake
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
-from slipway_provisioner.store import brakes, configs, declarations, demand, pauses, pools, summaries
+from slipway_provisioner.store import configs, declarations, demand, launch_stops, pauses, pools, summaries
 
 router = APIRouter(tags=["pools"])
-Database = Annotated[Pool, Depends(database)]
+DatabaseDep = Annotated[Database, Depends(database)]
 Caller = Annotated[str, Depends(require("launch-configs:write"))]
 PoolCaller = Annotated[str, Depends(require("pools:write"))]
 
@@ -27,7 +27,7 @@ class Body(BaseModel):
 
 
 class DemandBody(Body):
-    """Tasks of one source. `claimed` counts tasks on this pool's own workers only."""
+    """Demand report of one source. `claimed` counts tasks on this pool's own workers only."""
 
     pending: int = Field(ge=0, le=TASKS_MAX)
     claimed: int = Field(0, ge=0, le=TASKS_MAX)
@@ -44,7 +44,7 @@ class PauseBody(ReasonBody):
     until: AwareDatetime | None = None
 
 
-class BrakeBody(PauseBody):
+class LaunchStopBody(PauseBody):
     scope: str = Field(pattern="^(all|account|pool)$")
     scope_id: str = ""
 
@@ -55,9 +55,9 @@ def no_pool(pool_id: str) -> Problem:
 
 @router.put("/declaration")
 async def put_declaration(
-    request: Request, db: Database, _: Annotated[str, Depends(require("declaration:write"))], dry_run: bool = False
+    request: Request, db: DatabaseDep, _: Annotated[str, Depends(require("declaration:write"))], dry_run: bool = False
 ) -> dict[str, Any]:
-    """Apply a whole declaration, or tell what would change. Atomic and idempotent."""
+    """Apply a complete declaration, or list the changes for `dry_run`. Atomic and idempotent."""
     try:
         body = msgspec.json.decode(await request.body())
         declared = parse(body)
@@ -74,24 +74,24 @@ async def put_declaration(
             changes = await declarations.apply(
                 connection, declared, providers=request.app.state.providers, times=request.app.state.times
             )
-        except declarations.Refused as error:
+        except declarations.DeclarationRefused as error:
             await transaction.rollback()
             raise Problem(409, "declaration-refused", "The declaration cannot be applied", str(error)) from error
         except BaseException:
             await transaction.rollback()
             raise
         await (transaction.rollback() if dry_run else transaction.commit())
-    ring(request)
+    wake(request)
     return {"items": [msgspec.to_builtins(change) for change in changes], "applied": not dry_run}
 
 
 @router.get("/pools")
-async def list_pools(db: Database) -> dict[str, Any]:
+async def list_pools(db: DatabaseDep) -> dict[str, Any]:
     return {"items": await summaries.pools(db)}
 
 
 @router.get("/pools/{pool_id}")
-async def get_pool(pool_id: str, db: Database) -> dict[str, Any]:
+async def get_pool(pool_id: str, db: DatabaseDep) -> dict[str, Any]:
     found = await summaries.pools(db, pool_id)
     if not found:
         raise no_pool(pool_id)
@@ -100,73 +100,79 @@ async def get_pool(pool_id: str, db: Database) -> dict[str, Any]:
 
 @router.put("/pools/{pool_id}/demand")
 async def put_demand(
-    pool_id: str, body: DemandBody, request: Request, db: Database, credentials: Credentials
+    pool_id: str, body: DemandBody, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
-    """Report demand without Kafka. Older than what is known: accepted, changes nothing (`stored` says so)."""
+    """Report demand without Kafka. A report older than the stored one has no effect (`stored` is false)."""
     check(request, credentials, f"demand:write:{pool_id}")
     report = DemandReported(pool_id=pool_id, **body.model_dump())
     async with db.acquire() as connection, connection.transaction():
         now = await pools.now(connection)
         if reason := problem(report, now):
-            raise Problem(422, "demand-refused", "The report cannot be believed", reason)
+            raise Problem(422, "demand-refused", "The demand report is invalid", reason)
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
         trace = request.headers.get("traceparent", "")
         stored = await demand.store(connection, [(report, trace)])
-    ring(request)
+    wake(request)
     return {"stored": stored}
 
 
 @router.post("/pools/{pool_id}/pause")
-async def pause_pool(pool_id: str, body: PauseBody, request: Request, db: Database, by: PoolCaller) -> dict[str, Any]:
-    """No start commits for the pool after this has answered. Intents that wait are cancelled; workers stay."""
+async def pause_pool(
+    pool_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
+) -> dict[str, Any]:
+    """Pause a pool. No launch starts after the response; waiting intents are cancelled, workers keep running."""
     async with db.acquire() as connection, connection.transaction():
         await _check_until(connection, body.until)
         if not await pauses.pause(connection, pool_id, reason=body.reason, by=by, until=body.until):
             raise no_pool(pool_id)
-    ring(request)
+    wake(request)
     return {"id": pool_id, "paused": True, "until": body.until}
 
 
 @router.post("/pools/{pool_id}/resume")
-async def resume_pool(pool_id: str, body: PauseBody, request: Request, db: Database, by: PoolCaller) -> dict[str, Any]:
+async def resume_pool(
+    pool_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: PoolCaller
+) -> dict[str, Any]:
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
         if not await pauses.resume(connection, pool_id, reason=body.reason, by=by):
             raise _wrong_state(pool_id, "is not paused")
-    ring(request)
+    wake(request)
     return {"id": pool_id, "paused": False}
 
 
 @router.post("/pools/{pool_id}/freeze")
-async def freeze_pool(pool_id: str, body: ReasonBody, request: Request, db: Database, by: PoolCaller) -> dict[str, Any]:
-    """Like a pause that only `unfreeze` ends. No start commits for the pool after this has answered."""
+async def freeze_pool(
+    pool_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: PoolCaller
+) -> dict[str, Any]:
+    """Freeze a pool until it is unfrozen. No launch starts after the response."""
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
         if not await pauses.freeze(connection, pool_id, reason=body.reason, by=by):
-            raise _wrong_state(pool_id, "is frozen already")
-    ring(request)
+            raise _wrong_state(pool_id, "is already frozen")
+    wake(request)
     return {"id": pool_id, "frozen": True}
 
 
 @router.post("/pools/{pool_id}/unfreeze")
 async def unfreeze_pool(
-    pool_id: str, body: ReasonBody, request: Request, db: Database, by: PoolCaller
+    pool_id: str, body: ReasonBody, request: Request, db: DatabaseDep, by: PoolCaller
 ) -> dict[str, Any]:
-    """Launch again. An image that is still bad freezes the pool again only after `freeze_after` starts more."""
+    """Unfreeze a pool. An image that is still bad freezes it again after `freeze_after` more failed starts."""
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
         if not await pauses.unfreeze(connection, pool_id, reason=body.reason, by=by):
             raise _wrong_state(pool_id, "is not frozen")
-    ring(request)
+    wake(request)
     return {"id": pool_id, "frozen": False}
 
 
 @router.get("/launch-configs")
-async def list_configs(db: Database, pool: str | None = None) -> dict[str, Any]:
+async def list_configs(db: DatabaseDep, pool: str | None = None) -> dict[str, Any]:
     found = await summaries.configs(db, pool)
     if pool is not None and not found and pool not in await pools.known(db, [pool]):
         raise no_pool(pool)
@@ -174,81 +180,84 @@ async def list_configs(db: Database, pool: str | None = None) -> dict[str, Any]:
 
 
 @router.get("/launch-configs/{config_id}")
-async def get_config(config_id: str, db: Database) -> dict[str, Any]:
-    """One launch config, with its settings, its whole weight record and the newest failures."""
+async def get_config(config_id: str, db: DatabaseDep) -> dict[str, Any]:
+    """Show one launch config with its settings, weight record and newest failures."""
     found = await summaries.config(db, config_id)
     if found is None:
-        detail = f"no launch config {config_id!r} was ever declared; see `slipway lc ls`"
+        detail = f"no launch config {config_id!r} has been declared; see `slipway lc ls`"
         raise Problem(404, "unknown-config", "No such launch config", detail)
     return found
 
 
 @router.post("/launch-configs/{config_id}/pause")
-async def pause(config_id: str, body: PauseBody, request: Request, db: Database, by: Caller) -> dict[str, Any]:
-    """No start commits for the config after this has answered. Intents that wait are cancelled."""
+async def pause(config_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
+    """Pause a launch config. No launch starts after the response; waiting intents are cancelled."""
     async with db.acquire() as connection, connection.transaction():
         paused = await configs.pause(connection, config_id, reason=body.reason, by=by, until=body.until, command=True)
         if not paused:
             raise _no_config(config_id, "active, or `until` has passed")
-    ring(request)
+    wake(request)
     return {"id": config_id, "state": "paused"}
 
 
 @router.post("/launch-configs/{config_id}/resume")
-async def resume(config_id: str, body: PauseBody, request: Request, db: Database, by: Caller) -> dict[str, Any]:
+async def resume(config_id: str, body: PauseBody, request: Request, db: DatabaseDep, by: Caller) -> dict[str, Any]:
     async with db.acquire() as connection, connection.transaction():
         if not await configs.resume(connection, config_id, reason=body.reason, by=by):
             raise _no_config(config_id, "paused")
-    ring(request)
+    wake(request)
     return {"id": config_id, "state": "active"}
 
 
-@router.get("/brakes")
-async def list_brakes(db: Database) -> dict[str, Any]:
-    """What stops launching now: everywhere, in an account, or in a pool."""
-    return {"items": await brakes.in_force(db)}
+@router.get("/launch-stops")
+async def list_launch_stops(db: DatabaseDep) -> dict[str, Any]:
+    """List the launch stops in force."""
+    return {"items": await launch_stops.in_force(db)}
 
 
 @router.post("/stop-launching")
 async def stop_launching(
-    body: BrakeBody, request: Request, db: Database, by: Annotated[str, Depends(require("launching:stop"))]
+    body: LaunchStopBody, request: Request, db: DatabaseDep, by: Annotated[str, Depends(require("launching:stop"))]
 ) -> dict[str, Any]:
-    """The brake: works without Kafka; no start commits after this has answered."""
+    """Set a launch stop. Works without Kafka; no launch starts after the response."""
     async with db.acquire() as connection, connection.transaction():
         await _check_target(connection, body)
         await _check_until(connection, body.until)
-        await brakes.pull(connection, body.scope, body.scope_id, reason=body.reason, by=by, until=body.until)
-    ring(request)
+        await launch_stops.put(connection, body.scope, body.scope_id, reason=body.reason, by=by, until=body.until)
+    wake(request)
     return {"scope": body.scope, "scope_id": body.scope_id, "stopped": True}
 
 
 @router.post("/start-launching")
 async def start_launching(
-    body: BrakeBody, request: Request, db: Database, _: Annotated[str, Depends(require("launching:stop"))]
+    body: LaunchStopBody, request: Request, db: DatabaseDep, _: Annotated[str, Depends(require("launching:stop"))]
 ) -> dict[str, Any]:
     async with db.acquire() as connection, connection.transaction():
-        released = await brakes.release(connection, body.scope, body.scope_id)
-    ring(request)
-    return {"scope": body.scope, "scope_id": body.scope_id, "stopped": False, "was_stopped": released}
+        lifted = await launch_stops.lift(connection, body.scope, body.scope_id)
+    wake(request)
+    return {"scope": body.scope, "scope_id": body.scope_id, "stopped": False, "was_stopped": lifted}
 
 
-async def _check_target(db: Connection, body: BrakeBody) -> None:
-    """A brake on a name that is misspelt would stop nothing and say that it did."""
-    if not await brakes.has_target(db, body.scope, body.scope_id):
+async def _check_target(db: Connection, body: LaunchStopBody) -> None:
+    """Reject a launch stop on an unknown name, which would stop nothing."""
+    if not await launch_stops.has_target(db, body.scope, body.scope_id):
         raise Problem(404, "unknown-target", "No such account or pool", f"{body.scope} {body.scope_id!r}")
 
 
 async def _check_until(db: Connection, until: datetime | None) -> None:
     if until is not None and until <= await pools.now(db):
-        detail = f"until {until.isoformat()} has passed: nothing would be stopped"
+        detail = f"until is {until.isoformat()}, which has passed; write a later time"
         raise Problem(422, "until-passed", "The time has passed", detail)
 
 
-def _wrong_state(pool_id: str, why: str) -> Problem:
-    return Problem(409, "wrong-pool-state", "The pool is not in that state", f"{pool_id} {why}")
+def _wrong_state(pool_id: str, problem: str) -> Problem:
+    return Problem(409, "wrong-pool-state", "The pool is not in that state", f"pool {pool_id} {problem}")
 
 
 def _no_config(config_id: str, wanted: str) -> Problem:
     return Problem(
-        409, "wrong-config-state", "The launch config is not in that state", f"{config_id} is unknown or not {wanted}"
+        409,
+        "wrong-config-state",
+        "The launch config is not in that state",
+        f"launch config {config_id} is unknown or not {wanted}",
     )

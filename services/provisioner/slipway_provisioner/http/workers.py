@@ -1,4 +1,4 @@
-"""What machines say. A repeated fact is fine; an impossible one is refused and changes nothing."""
+"""Routes for worker agents. Repeated reports are accepted; impossible ones are refused and change nothing."""
 
 import hmac
 import re
@@ -12,9 +12,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from slipway_common.access import Credentials, bearer
 from slipway_common.ids import hash_secret, new_secret
 from slipway_common.lifecycle import IllegalTransition, State
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.problem import Problem
-from slipway_common.runtime import database, ring
+from slipway_common.runtime import database, wake
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain
 from slipway_provisioner.domain.registration import batch_secret
@@ -22,33 +22,33 @@ from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import batches, demand, leases, pools, workers
 
 router = APIRouter(prefix="/workers", tags=["workers"])
-Database = Annotated[Pool, Depends(database)]
-CLAMP: Final = timedelta(minutes=2)  # a machine's clock further off than this is not believed
+DatabaseDep = Annotated[Database, Depends(database)]
+CLAMP: Final = timedelta(minutes=2)  # largest clock difference of a machine that is accepted
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Body(BaseModel):
+class AgentBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Registration(Body):
+class Registration(AgentBody):
     batch_id: Annotated[str, Field(pattern=f"^{UUID.pattern}$")]
     secret: Text
     instance_id: Text
 
 
-class Claim(Body):
+class ClaimReport(AgentBody):
     task_id: Text
     source: Text
     at: AwareDatetime
 
 
-class At(Body):
+class TimeReport(AgentBody):
     at: AwareDatetime
 
 
-class Fault(Body):
+class ErrorReport(AgentBody):
     kind: Text
     detail: str = Field("", max_length=4000)
 
@@ -58,11 +58,11 @@ def refused(error: IllegalTransition) -> Problem:
 
 
 @router.post("/register")
-async def register(body: Registration, request: Request, db: Database) -> dict[str, Any]:
-    """Exchange the batch secret for the worker's own token; once per instance, repeatable until the token is used."""
+async def register(body: Registration, request: Request, db: DatabaseDep) -> dict[str, Any]:
+    """Register an instance: exchange the batch secret for a worker token. Repeatable until the token is used."""
     key = request.app.state.settings.registration_key
     if not hmac.compare_digest(batch_secret(key, body.batch_id).encode(), body.secret.encode()):
-        raise Problem(401, "bad-secret", "The secret is not this batch's", "")
+        raise Problem(401, "bad-secret", "The secret does not match the batch", "")
     token = new_secret()
     async with db.acquire() as connection, connection.transaction():
         batch = await batches.lock(connection, body.batch_id)
@@ -74,12 +74,12 @@ async def register(body: Registration, request: Request, db: Database) -> dict[s
         elif worker.batch_id != batch.id:
             raise Problem(409, "foreign-instance", "The instance belongs to another batch", body.instance_id)
         if worker.state is State.STOPPED:
-            raise Problem(410, "worker-gone", "The worker has ended", worker.reason)
+            raise Problem(410, "worker-gone", "The worker has stopped", worker.reason)
         if worker.registered_at is not None:
             worker = await _again(connection, worker, token)
         else:
             worker = await _first(connection, worker, body.instance_id, token)
-    ring(request)
+    wake(request)
     return {"worker_id": worker.id, "token": token, "pool_id": worker.pool_id}
 
 
@@ -88,7 +88,10 @@ async def _lowest_unbound(db: Connection, body: Registration) -> Worker:
         if worker.instance_id is None and worker.state is not State.STOPPED:
             return worker
     raise Problem(
-        409, "surplus-instance", "Nobody asked for this instance", "every intent of the batch has one; it will be ended"
+        409,
+        "orphan-instance",
+        "The instance is an orphan",
+        "every intent of the batch has an instance; this one will be terminated",
     )
 
 
@@ -98,53 +101,58 @@ async def _first(db: Connection, worker: Worker, instance_id: str, token: str) -
         after, event = domain.registered(worker, instance_id, hash_secret(token), now)
     except IllegalTransition as error:
         raise refused(error) from error
-    (freed,) = await leases.release(db, [after], "registered")
-    await workers.save(db, [(freed, event)])
+    (released,) = await leases.release(db, [after], "registered")
+    await workers.save(db, [(released, event)])
     metrics.BOOT_SECONDS.labels(worker.pool_id).observe(event.boot_seconds)
-    return freed
+    return released
 
 
 async def _again(db: Connection, worker: Worker, token: str) -> Worker:
-    """The first answer was lost: a new token replaces the one that was never used."""
+    """Issue a new token for a repeated registration, whose first response was lost. Refused once a token was used."""
     if worker.token_used:
-        raise Problem(409, "already-registered", "The instance has registered and used its token", worker.id)
+        raise Problem(409, "already-registered", "The instance has already registered and used its token", worker.id)
     after = msgspec.structs.replace(worker, token_sha256=hash_secret(token))
-    await workers.save_silently(db, [after])
+    await workers.save_without_events(db, [after])
     return after
 
 
 async def _authenticated(db: Connection, worker_id: str, credentials: Any) -> Worker:
-    """The worker whose token this is, locked."""
+    """The worker that the token belongs to, locked. Raises Problem for a wrong token and a stopped worker."""
     secret = bearer(credentials)
     worker = await workers.lock_one(db, worker_id) if UUID.fullmatch(worker_id) else None
     if worker is None:
         raise Problem(404, "unknown-worker", "No such worker", worker_id)
     if worker.token_sha256 is None or not hmac.compare_digest(worker.token_sha256, hash_secret(secret)):
-        raise Problem(401, "foreign-token", "The token is not this worker's", "use the one that registration gave")
+        raise Problem(
+            401,
+            "foreign-token",
+            "The token does not belong to this worker",
+            "use the token returned by the registration",
+        )
     if worker.state is State.STOPPED:
-        raise Problem(410, "worker-gone", "The worker has ended", worker.reason)
+        raise Problem(410, "worker-gone", "The worker has stopped", worker.reason)
     now = await pools.now(db)
-    return msgspec.structs.replace(worker, token_used=True, heard_at=now)
+    return msgspec.structs.replace(worker, token_used=True, last_seen_at=now)
 
 
 def _clamped(at: datetime, now: datetime) -> datetime:
-    """The machine's time, capped at receipt, and at most two minutes before it."""
-    believed = min(max(at, now - CLAMP), now)
+    """The machine's time, clamped to the two minutes before receipt."""
+    clamped = min(max(at, now - CLAMP), now)
     if abs(at - now) > CLAMP:
         metrics.CLAMPED.inc()
-    return believed
+    return clamped
 
 
 def _answer(worker: Worker) -> dict[str, Any]:
-    leaving = worker.state is State.STOPPING
-    return {"terminate": leaving, "reason": worker.reason if leaving else ""}
+    is_stopping = worker.state is State.STOPPING
+    return {"terminate": is_stopping, "reason": worker.reason if is_stopping else ""}
 
 
 @router.post("/{worker_id}/claimed")
 async def claimed(
-    worker_id: str, body: Claim, request: Request, db: Database, credentials: Credentials
+    worker_id: str, body: ClaimReport, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
-    """A task begins. It ends with the next idle or stopped."""
+    """Report the claim of a task, which ends with the next idle or stopped report."""
     async with db.acquire() as connection, connection.transaction():
         worker = await _authenticated(connection, worker_id, credentials)
         at = _clamped(body.at, await pools.now(connection))
@@ -153,19 +161,21 @@ async def claimed(
         except IllegalTransition as error:
             raise refused(error) from error
         if await demand.open_claim(
-            connection, worker, source=body.source, task_id=body.task_id, told_at=body.at, at=at
+            connection, worker, source=body.source, task_id=body.task_id, reported_at=body.at, at=at
         ):
             worker = change[0]
             await workers.save(connection, [change], at=at)
         else:
-            await workers.save_silently(connection, [worker])
-    ring(request)
+            await workers.save_without_events(connection, [worker])
+    wake(request)
     return _answer(worker)
 
 
 @router.post("/{worker_id}/idle")
-async def idle(worker_id: str, body: At, request: Request, db: Database, credentials: Credentials) -> dict[str, Any]:
-    """The task has ended."""
+async def idle(
+    worker_id: str, body: TimeReport, request: Request, db: DatabaseDep, credentials: Credentials
+) -> dict[str, Any]:
+    """Report that the task has ended."""
     async with db.acquire() as connection, connection.transaction():
         worker = await _authenticated(connection, worker_id, credentials)
         at = _clamped(body.at, await pools.now(connection))
@@ -177,27 +187,27 @@ async def idle(worker_id: str, body: At, request: Request, db: Database, credent
             worker = change[0]
             await workers.save(connection, [change], at=at)
         else:
-            await workers.save_silently(connection, [worker])
-    ring(request)
+            await workers.save_without_events(connection, [worker])
+    wake(request)
     return _answer(worker)
 
 
 @router.post("/{worker_id}/heartbeat")
-async def heartbeat(worker_id: str, db: Database, credentials: Credentials) -> dict[str, Any]:
+async def heartbeat(worker_id: str, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     async with db.acquire() as connection, connection.transaction():
         worker = await _authenticated(connection, worker_id, credentials)
-        await workers.save_silently(connection, [worker])
+        await workers.save_without_events(connection, [worker])
     return _answer(worker)
 
 
 @router.get("/{worker_id}/should-terminate")
-async def should_terminate(worker_id: str, db: Database, credentials: Credentials) -> dict[str, Any]:
-    """Asked between tasks. Counts as a heartbeat."""
+async def should_terminate(worker_id: str, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
+    """Tell an agent between two tasks if it must stop. Counts as a heartbeat."""
     return await heartbeat(worker_id, db, credentials)
 
 
 @router.post("/{worker_id}/error")
-async def report_error(worker_id: str, body: Fault, db: Database, credentials: Credentials) -> dict[str, Any]:
+async def report_error(worker_id: str, body: ErrorReport, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
     async with db.acquire() as connection, connection.transaction():
         worker = await _authenticated(connection, worker_id, credentials)
         try:
@@ -210,9 +220,9 @@ async def report_error(worker_id: str, body: Fault, db: Database, credentials: C
 
 @router.post("/{worker_id}/stopped")
 async def has_stopped(
-    worker_id: str, body: At, request: Request, db: Database, credentials: Credentials
+    worker_id: str, body: TimeReport, request: Request, db: DatabaseDep, credentials: Credentials
 ) -> dict[str, Any]:
-    """The last act of a machine that ends by itself; its task, if any, has ended."""
+    """Report that the machine stops by itself; its task, if any, has ended."""
     async with db.acquire() as connection, connection.transaction():
         worker = await _authenticated(connection, worker_id, credentials)
         now = await pools.now(connection)
@@ -222,5 +232,5 @@ async def has_stopped(
             raise refused(error) from error
         await demand.close_claims(connection, [worker_id], _clamped(body.at, now))
         await workers.save(connection, [change])
-    ring(request)
+    wake(request)
     return {"terminate": True, "reason": "ended by itself"}

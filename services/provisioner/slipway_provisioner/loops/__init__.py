@@ -1,1 +1,1 @@
-"""What this service does by itself; one loop a file, each runs in every replica."""
+"""Background loops, one per file. Every replica runs each of them."""

@@ -1,7 +1,7 @@
-"""Admitted intents become provider calls, and calls become recorded facts. Runs outside every consumer.
+"""Launcher: makes provider calls for admitted intents and records their outcomes. Runs outside every consumer.
 
-Intent before action: the start statement commits body, token and deadline; only then is the call made. Its outcome
-is recorded by a transition; an outcome nobody knows is loops/resolve's.
+Write-ahead: the start statement commits body, token and deadline; only then is the call made. A known outcome is
+recorded here; calls of unknown outcome are resolved by loops/resolve.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from slipway_common.events.lease import LeaseConfirmRequested
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunched
 from slipway_common.ids import new_id
 from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.binding import bind
@@ -30,8 +30,8 @@ from slipway_provisioner.store.batches import Batch
 
 LOG = logger(__name__)
 
-# Said before a repeated call is compared with its token: it proves nothing of the first one.
-TURNED_AWAY: Final = frozenset({Scope.LIMITER, Scope.CREDENTIAL})
+# Rejections that precede the provider's token check: they prove nothing about the first call.
+REJECTED_BEFORE_TOKEN_CHECK: Final = frozenset({Scope.LIMITER, Scope.CREDENTIAL})
 
 
 class Launcher:
@@ -44,35 +44,38 @@ class Launcher:
 
     @property
     def margin_seconds(self) -> float:
-        """What must be left of a lease for a call to start under it."""
+        """Remaining lease time required to start a call, in seconds."""
         return self.settings.call_timeout_seconds + self.settings.clock_skew_seconds
 
-    async def launch_next(self, pool: Pool) -> bool:
-        """Start what may start; False when nothing was admitted or every place is taken."""
+    async def launch_next(self, database: Database) -> bool:
+        """Start admitted calls up to the limit; False if none was started."""
         free = self.settings.calls_in_flight_max - len(self.calls)
         if free <= 0 or not self.settings.launching:
             return False
-        async with pool.acquire() as db:
+        async with database.acquire() as db:
             candidates = await leases.candidates(
-                db, min(free, 16), margin_seconds=self.margin_seconds, asked_seconds=self.settings.clock_skew_seconds
+                db,
+                min(free, 16),
+                margin_seconds=self.margin_seconds,
+                renewal_pending_seconds=self.settings.clock_skew_seconds,
             )
             started = False
             for lease_id in candidates:
                 began = monotonic_seconds()
                 if (start := await self._start(db, lease_id)) is not None:
                     started = True
-                    task = asyncio.create_task(self._call(pool, *start, began=began))
+                    task = asyncio.create_task(self._call(database, *start, began=began))
                     self.calls.add(task)
                     task.add_done_callback(self.calls.discard)
         return started
 
     async def drain(self) -> None:
-        """Let calls under way end and be recorded; what is cut off is resolved by the next process."""
+        """Wait up to 4 s for calls in flight to be recorded; the next process resolves the rest."""
         if self.calls:
             await asyncio.wait(self.calls, timeout=4)
 
     async def _start(self, db: Connection, lease_id: str) -> tuple[Batch, Account] | None:
-        """The start statement: the one commit after which a call may be made. None: not now."""
+        """Commit the batch, after which its call may be made. None if nothing may start under the lease now."""
         settings = self.settings
         async with db.transaction():
             config = await configs.startable(db, await leases.config_of(db, lease_id))
@@ -86,11 +89,11 @@ class Launcher:
                 return None
             now = await pools.now(db)
             if lease.expires_at - now <= timedelta(seconds=self.margin_seconds):
-                await leases.renew_one(db, lease_id, asked_seconds=settings.clock_skew_seconds)
+                await leases.renew_one(db, lease_id, renewal_pending_seconds=settings.clock_skew_seconds)
                 return None
             account = await accounts.get(db, config["account_id"])
             batch_id = new_id()
-            # The body is committed, the secret is not part of it.
+            # The registration secret is derived from the batch id and never stored, so it is not part of the body.
             body = {
                 "id": config["id"],
                 "zone": config["zone"],
@@ -108,7 +111,7 @@ class Launcher:
                 units=len(waiting),
             )
             await batches.insert(db, batch, call_timeout_seconds=settings.call_timeout_seconds)
-            await workers.save_silently(db, [calling(worker, batch_id) for worker in waiting])
+            await workers.save_without_events(db, [calling(worker, batch_id) for worker in waiting])
             if lease.state == "reserved":
                 confirm = LeaseConfirmRequested(
                     lease_pool_id=lease.lease_pool_id, lease_id=lease_id, fencing_token=lease.fencing_token
@@ -116,18 +119,20 @@ class Launcher:
                 await outbox.enqueue(db, [outbox.Traced(confirm, lease.traceparent)])
         return batch, account
 
-    async def _call(self, pool: Pool, batch: Batch, account: Account, *, began: float) -> None:
-        """Make the call and record what is certain of it. Never raises: what fails here is resolved later."""
+    async def _call(self, database: Database, batch: Batch, account: Account, *, began: float) -> None:
+        """Make the call and record its outcome if it is certain. Never raises: failures are resolved later."""
         try:
             if monotonic_seconds() - began > self.settings.send_within_seconds:
-                await self.record(pool, batch, put_back="not sent in time", first_only=True)
+                await self.record(database, batch, put_back="not sent in time", first_only=True)
                 return
-            await self.call(pool, batch, account, began=began)
+            await self.call(database, batch, account, began=began)
         except Exception as error:
-            LOG.warning("outcome will be looked up", batch=batch.id, error=repr(error))
+            LOG.warning("the call's outcome is unknown and will be resolved", batch=batch.id, error=repr(error))
 
-    async def call(self, pool: Pool, batch: Batch, account: Account, *, began: float, repeated: bool = False) -> None:
-        """One provider call and its record; an unknown outcome stays unknown. Ends within the time-out of `began`."""
+    async def call(
+        self, database: Database, batch: Batch, account: Account, *, began: float, repeated: bool = False
+    ) -> None:
+        """Make one provider call and record a certain outcome. Ends within the call timeout, counted from `began`."""
         settings = self.settings
         request = CreateRequest(
             batch_id=batch.id,
@@ -141,21 +146,26 @@ class Launcher:
                 ids = await self.providers[account.provider].create(account, request)
         except Refused as refused:
             metrics.CALLS.labels(account.id, "failed", refused.outcome.scope.value).inc()
-            if repeated and refused.outcome.scope in TURNED_AWAY:
-                LOG.info("outcome still unknown", batch=batch.id, account=account.id, error=str(refused))
+            if repeated and refused.outcome.scope in REJECTED_BEFORE_TOKEN_CHECK:
+                LOG.info(
+                    "the repeated call's outcome is still unknown",
+                    batch=batch.id,
+                    account=account.id,
+                    error=str(refused),
+                )
             else:
-                await self.record(pool, batch, refused=refused)
+                await self.record(database, batch, refused=refused)
         except (OutcomeUnknown, TimeoutError) as error:
             metrics.CALLS.labels(account.id, "unknown", "").inc()
-            LOG.info("outcome unknown", batch=batch.id, account=account.id, error=str(error))
+            LOG.info("the call's outcome is unknown", batch=batch.id, account=account.id, error=str(error))
         else:
             metrics.CALLS.labels(account.id, "ok", "").inc()
-            await self.record(pool, batch, instance_ids=ids)
+            await self.record(database, batch, instance_ids=ids)
         metrics.CALL_SECONDS.labels(account.id).observe(monotonic_seconds() - began)
 
     async def record(
         self,
-        pool: Pool,
+        database: Database,
         batch: Batch,
         *,
         instance_ids: Any = None,
@@ -164,18 +174,18 @@ class Launcher:
         looked_up: bool = False,
         first_only: bool = False,
     ) -> None:
-        """Record a certain outcome: ids, a refusal, or that the call had no effect (`put_back`). Once only.
+        """Record a certain outcome once: instance ids, a refusal, or that the call had no effect (`put_back`).
 
-        `first_only`: it is certain of the first attempt alone, and nothing once a repeat may have been sent.
+        `first_only`: the outcome holds for the first attempt only and is dropped if a repeat may have been sent.
         """
-        async with pool.acquire() as db, db.transaction():
+        async with database.acquire() as db, db.transaction():
             stored = await batches.lock(db, batch.id)
             if stored is None or stored.state == "known":
-                return  # a late reply; instances that nobody asked for are the reaper's
+                return  # a late reply; the instance reaper terminates orphan instances
             if first_only and stored.repeats:
-                return  # whoever took it meanwhile may have sent it
-            everybody = await workers.lock_batch(db, batch.id)
-            intents = [worker for worker in everybody if worker.state is not State.STOPPED]
+                return  # another replica took the batch and may have sent the call
+            batch_workers = await workers.lock_batch(db, batch.id)
+            intents = [worker for worker in batch_workers if worker.state is not State.STOPPED]
             now = await pools.now(db)
             changes: list[Change] = []
             if refused is not None and not refused.throttled:
@@ -187,23 +197,23 @@ class Launcher:
                 changes = await self._put_back(db, intents, outcome, refused)
             else:
                 outcome = "launched"
-                binding = bind(everybody, instance_ids)
+                binding = bind(batch_workers, instance_ids)
                 account = await accounts.get(db, batch.account_id)
                 console = partial(self.providers[account.provider].console, account, batch.id)
                 changes = [
                     launched(w, instance, now, looked_up=looked_up, console=console(instance))
                     for w, instance in binding.bound
                 ]
-                # Fewer than asked for is a refusal of the rest, for want of capacity.
-                short = Outcome(
+                # Fewer instances than requested: the rest was refused for lack of capacity.
+                partial_capacity = Outcome(
                     Stage.LAUNCH,
                     Result.FAILED,
                     Scope.CAPACITY,
                     f"{batch.body['instance_type']}/{batch.body['zone']}/on-demand",
                     "PartialCapacity",
                 )
-                left = await leases.release(db, binding.left, "launch_failed")
-                changes += [launch_failed(worker, short, now) for worker in left]
+                unbound = await leases.release(db, binding.unbound, "launch_failed")
+                changes += [launch_failed(worker, partial_capacity, now) for worker in unbound]
             await workers.save(db, changes)
             await batches.known(db, batch.id, outcome)
         for worker, event in changes:
@@ -213,16 +223,16 @@ class Launcher:
     async def _put_back(
         self, db: Connection, intents: Sequence[Worker], reason: str, refused: Refused | None
     ) -> list[Change]:
-        """Intents wait for admission again; those that registered or were told to leave meanwhile stay as they are."""
+        """Return intents to the admission queue; fail those that are stopping. Registered workers stay as they are."""
         retry = refused.retry_after_seconds if refused is not None else None
-        free = [worker for worker in intents if worker.instance_id is None and worker.state is State.LAUNCHING]
-        gone = [worker for worker in intents if worker.instance_id is None and worker.state is State.STOPPING]
+        launching = [worker for worker in intents if worker.instance_id is None and worker.state is State.LAUNCHING]
+        stopping = [worker for worker in intents if worker.instance_id is None and worker.state is State.STOPPING]
         evidence: dict[str, Any] = {"throttled": refused is not None, "retry_after_seconds": retry}
-        free = await leases.release(db, free, reason, **evidence)
-        gone = await leases.release(db, gone, reason, **evidence)
+        launching = await leases.release(db, launching, reason, **evidence)
+        stopping = await leases.release(db, stopping, reason, **evidence)
         now = await pools.now(db)
         not_before = now + timedelta(seconds=retry) if retry else None
-        unneeded = Outcome(Stage.LAUNCH, Result.FAILED, Scope.NOTHING, "", reason)
-        return [delayed(worker, reason, not_before=not_before) for worker in free] + [
-            launch_failed(worker, unneeded, now) for worker in gone
+        no_evidence = Outcome(Stage.LAUNCH, Result.FAILED, Scope.NOTHING, "", reason)
+        return [delayed(worker, reason, not_before=not_before) for worker in launching] + [
+            launch_failed(worker, no_evidence, now) for worker in stopping
         ]

@@ -1,22 +1,22 @@
-"""Pools, launch configs and their workers, for Prometheus; and for how long the other services have been silent."""
+"""Gauges of pools, launch configs and workers for Prometheus, and the age of the other services' heartbeats."""
 
 from collections.abc import Callable
 from typing import Final
 
 from slipway_common.measure import Measure
 from slipway_common.metrics import Readings
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_provisioner.loops.watch import EFFECTS
 from slipway_provisioner.store import gauges
 
-SILENT: Final = "slipway_heartbeat_silent_seconds"
+HEARTBEAT_AGE: Final = "slipway_heartbeat_age_seconds"
 
 
-def measure(silent_seconds: Callable[[str], float]) -> Measure:
-    """`silent_seconds(service)` since it was last heard."""
+def measure(heartbeat_age_seconds: Callable[[str], float]) -> Measure:
+    """Measure that reads all gauges; `heartbeat_age_seconds` takes a service name."""
 
-    async def read(pool: Pool) -> Readings:
-        silent = {(service,): silent_seconds(service) for service in EFFECTS}
-        return {SILENT: silent, **await gauges.read(pool)}
+    async def read(database: Database) -> Readings:
+        ages = {(service,): heartbeat_age_seconds(service) for service in EFFECTS}
+        return {HEARTBEAT_AGE: ages, **await gauges.read(database)}
 
-    return Measure((SILENT, *gauges.NAMES), read)
+    return Measure((HEARTBEAT_AGE, *gauges.NAMES), read)

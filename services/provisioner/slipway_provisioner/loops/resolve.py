@@ -1,13 +1,14 @@
-"""Calls of unknown outcome: repeated with the same token where the cloud honours it, else looked up by their tag.
+"""Resolves provider calls of unknown outcome: repeats them with the same token if the provider honours it, else looks
+up their instances by tag.
 
-Nothing new is tried for an intent before the old call's outcome is certain: the deadline of the call and the time
-after which the cloud must list its instances have both passed.
+No new call is made for an intent before the old call's outcome is certain: the call's deadline and the visibility
+delay, after which the provider must list its instances, have both passed.
 """
 
 import asyncio
 
 from slipway_common.clock import monotonic_seconds
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 from slipway_common.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.cloud import Account
@@ -18,30 +19,30 @@ from slipway_provisioner.store.batches import Batch
 LOG = logger(__name__)
 
 
-async def resolve_next(pool: Pool, *, launcher: Launcher) -> bool:
-    """Try to settle every batch that is overdue, all at once: an account that hangs holds up no other."""
+async def resolve_next(database: Database, *, launcher: Launcher) -> bool:
+    """Try to resolve all overdue batches concurrently, so that an account that hangs does not block others."""
     settings = launcher.settings
-    async with pool.acquire() as db:
+    async with database.acquire() as db:
         overdue = await batches.take_overdue(
             db, visibility_seconds=settings.visibility_seconds, attempt_seconds=settings.call_timeout_seconds
         )
-        owners = {batch.account_id: await accounts.get(db, batch.account_id) for batch in overdue}
-    await asyncio.gather(*(_resolve(pool, launcher, batch, owners[batch.account_id]) for batch in overdue))
+        by_id = {batch.account_id: await accounts.get(db, batch.account_id) for batch in overdue}
+    await asyncio.gather(*(_resolve(database, launcher, batch, by_id[batch.account_id]) for batch in overdue))
     return bool(overdue)
 
 
-async def _resolve(pool: Pool, launcher: Launcher, batch: Batch, account: Account) -> None:
-    """Never raises: what fails here is tried again later."""
+async def _resolve(database: Database, launcher: Launcher, batch: Batch, account: Account) -> None:
+    """Resolve one batch. Never raises: a failure is retried later."""
     provider = launcher.providers[account.provider]
     try:
         if provider.honours_tokens(account):
-            await launcher.call(pool, batch, account, began=monotonic_seconds(), repeated=True)
+            await launcher.call(database, batch, account, began=monotonic_seconds(), repeated=True)
             return
         found = await provider.instances(account, batch_id=batch.id)
         metrics.LOOKED_UP.labels(account.id).inc()
         if found:
-            await launcher.record(pool, batch, instance_ids=[instance.id for instance in found], looked_up=True)
+            await launcher.record(database, batch, instance_ids=[instance.id for instance in found], looked_up=True)
         else:
-            await launcher.record(pool, batch, put_back="looked up: the call had no effect")
+            await launcher.record(database, batch, put_back="looked up: the call had no effect")
     except Exception as error:
-        LOG.warning("outcome is still unknown", batch=batch.id, account=account.id, error=repr(error))
+        LOG.warning("the call's outcome is still unknown", batch=batch.id, account=account.id, error=repr(error))

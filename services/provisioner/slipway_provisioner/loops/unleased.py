@@ -1,6 +1,6 @@
-"""While the lease-broker is silent, intents are admitted without a lease, one at a time at the pace that it last kept.
+"""Unleased launches: while the lease-broker is unavailable, admits intents without a lease at the last granted pace.
 
-Each is told to the broker in the same transaction, so that it is charged as soon as somebody reads the topic.
+Each is reported to the broker in the same transaction, so that it is charged once the broker reads the topic.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import msgspec
 from slipway_common import outbox
 from slipway_common.events.lease import LeaseUnleasedReported
 from slipway_common.ids import new_id
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_common.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.unleased import next_start
@@ -20,24 +20,26 @@ from slipway_provisioner.store import leases, pools, unleased, workers
 LOG = logger(__name__)
 
 
-async def admit_unleased(pool: Pool, *, settings: Settings, broker_silent_seconds: Callable[[], float]) -> bool:
-    """Admit one intent of each lease pool whose pace allows it; False when none did, or the broker is heard."""
-    if settings.broker_silent_mode != "safe" or not settings.launching or not broker_silent_seconds():
+async def admit_unleased(
+    database: Database, *, settings: Settings, broker_unavailable_seconds: Callable[[], float]
+) -> bool:
+    """Admit one intent of each lease pool whose pace allows it; False if none was admitted."""
+    if settings.broker_unavailable_mode != "safe" or not settings.launching or not broker_unavailable_seconds():
         return False
     admitted = False
-    async with pool.acquire() as db:
+    async with database.acquire() as db:
         for lease_pool_id in await unleased.waiting(db):
             async with db.transaction():
                 lease_id = await _admit(db, lease_pool_id)
             if lease_id is not None:
                 admitted = True
                 metrics.UNLEASED.labels(lease_pool_id).inc()
-                LOG.warning("admitted without a lease", lease_pool=lease_pool_id, lease=lease_id)
+                LOG.warning("admitted an unleased launch", lease_pool=lease_pool_id, lease=lease_id)
     return admitted
 
 
 async def _admit(tx: Connection, lease_pool_id: str) -> str | None:
-    """One intent becomes admitted under a lease of our own making; returns its id."""
+    """Admit one intent under an unleased lease row; returns the lease id, or None if none may start now."""
     not_before = await unleased.lock(tx, lease_pool_id)
     pace = await unleased.pace(tx, lease_pool_id)
     now = await pools.now(tx)
@@ -61,8 +63,8 @@ async def _admit(tx: Connection, lease_pool_id: str) -> str | None:
     )
     await leases.insert_unleased(tx, started, config_id, worker.traceparent, hold_seconds=pace.hold_seconds)
     admitted = msgspec.structs.replace(worker, lease_id=started.lease_id, holds_unit=True)
-    await workers.save_silently(tx, [admitted])
-    await leases.cancel(tx, request_id, 1, "started without a lease")
+    await workers.save_without_events(tx, [admitted])
+    await leases.cancel(tx, request_id, 1, "unleased launch")
     await outbox.enqueue(tx, [outbox.Traced(started, worker.traceparent)])
     await unleased.spend(tx, lease_pool_id, next_at)
     return started.lease_id

@@ -1,59 +1,62 @@
-"""Who is away: an alert when the broker or the calculator falls silent, and its end when it is heard again."""
+"""Service watch: raises an alert while the lease-broker or the weight-calculator is unavailable."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from slipway_common import outbox
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.postgres import Pool
+from slipway_common.postgres import Database
 
 EFFECTS: Final = {
-    "lease-broker": ("launches wait for admission", "repeats its requests; running workers are not touched"),
+    "lease-broker": ("launches wait for admission", "resends its requests; running workers are not affected"),
     "weight-calculator": (
-        "windows are capped and weights fade towards what no evidence would give",
-        "keeps launching within capped windows, one attempt a pool where they are full",
+        "windows are capped, and weights decay towards their values without evidence",
+        "keeps launching within capped windows, with one attempt per pool at a time where they are full",
     ),
 }
 SAFE: Final = (
-    "launches start without leases at the pace of the last ones, and wait where none is known",
-    "reports each to be charged, and repeats its requests; running workers are not touched",
+    "launches start unleased at the last granted pace, and wait where there is none",
+    "reports unleased launches to be charged later, and resends its requests; running workers are not affected",
 )
 
 
-def effects(broker_silent_mode: str) -> dict[str, tuple[str, str]]:
-    """Of each service: what its silence does, and what Slipway does."""
-    return EFFECTS | ({"lease-broker": SAFE} if broker_silent_mode == "safe" else {})
+def effects(broker_unavailable_mode: str) -> dict[str, tuple[str, str]]:
+    """Service → (effect of its unavailability, what Slipway does meanwhile)."""
+    return EFFECTS | ({"lease-broker": SAFE} if broker_unavailable_mode == "safe" else {})
 
 
 class Watch:
-    """`silent_seconds(service)` is above zero while a service counts as away."""
+    """Alerts on unavailable services. `unavailable_seconds(service)` is 0 while the service is available."""
 
     def __init__(
-        self, silent_seconds: Callable[[str], float], effects: Mapping[str, tuple[str, str]] = EFFECTS
+        self, unavailable_seconds: Callable[[str], float], effects: Mapping[str, tuple[str, str]] = EFFECTS
     ) -> None:
-        self.silent_seconds = silent_seconds
+        self.unavailable_seconds = unavailable_seconds
         self.effects = effects
-        self.away: set[str] = set()
+        self.unavailable: set[str] = set()
 
-    async def step(self, pool: Pool) -> bool:
-        """Tell of each change once. What was told before a restart is told again, under the same key."""
-        away = {service for service in self.effects if self.silent_seconds(service) > 0}
-        changed = [_alert(service, self.effects, away=service in away) for service in sorted(away ^ self.away)]
+    async def step(self, database: Database) -> bool:
+        """Publish an alert for each change. After a restart alerts are raised again under the same key."""
+        unavailable = {service for service in self.effects if self.unavailable_seconds(service) > 0}
+        changed = [
+            _alert(service, self.effects, unavailable=service in unavailable)
+            for service in sorted(unavailable ^ self.unavailable)
+        ]
         if changed:
-            async with pool.acquire() as db, db.transaction():
+            async with database.acquire() as db, db.transaction():
                 await outbox.enqueue(db, changed)
-        self.away = away
+        self.unavailable = unavailable
         return False
 
 
-def _alert(service: str, effects: Mapping[str, tuple[str, str]] = EFFECTS, *, away: bool) -> Alert:
+def _alert(service: str, effects: Mapping[str, tuple[str, str]] = EFFECTS, *, unavailable: bool) -> Alert:
     effect, doing = effects[service]
-    return (AlertRaised if away else AlertResolved)(
-        dedup_key=f"provisioner/silent/{service}",
+    return (AlertRaised if unavailable else AlertResolved)(
+        dedup_key=f"provisioner/unavailable/{service}",
         subject_id=service,
-        kind="service-silent",
-        summary=f"no heartbeat of the {service}" if away else f"the {service} is heard again",
+        kind="service-unavailable",
+        summary=f"{service} is unavailable: no heartbeat" if unavailable else f"{service} is available again",
         effect=effect,
         doing=doing,
-        command="look at its /readyz and its log",
+        command=f"check /readyz and the log of {service}",
     )

@@ -1,4 +1,4 @@
-"""Alembic's entry point; see slipway_common.migrate."""
+"""Entry point of Alembic; see slipway_common.migrate."""
 
 from slipway_common.migrate import run_environment
 

@@ -1,4 +1,4 @@
-"""What Slipway needs of a cloud. Adapters classify errors once, from a table; nobody else looks at codes."""
+"""Provider port: operations that Slipway needs from a cloud. Only adapters interpret error codes, by a table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -10,8 +10,8 @@ from slipway_provisioner.domain.cloud import Account, Instance
 
 
 class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One call for `count` equal instances. `batch_id` is the tag, `token` the idempotency token; `secret` goes into
-    the machines' user data and nowhere else."""
+    """One call for `count` equal instances. `batch_id` is the tag, `token` the idempotency token. `secret` is passed in
+    the machines' user data only."""
 
     batch_id: str
     token: str
@@ -21,7 +21,7 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(Exception):
-    """The provider said no, for certain. `throttled`: it says something about the API limiter only."""
+    """The provider certainly refused the call. `throttled`: only because of the API rate limit."""
 
     def __init__(self, outcome: Outcome, message: str, *, throttled: bool, retry_after_seconds: float | None) -> None:
         super().__init__(f"{outcome.code}: {message}")
@@ -31,41 +31,41 @@ class Refused(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """No reply, or one that proves nothing: the call may have had its effect."""
+    """There was no conclusive reply: the call may have had its effect."""
 
 
 class Provider(Protocol):
-    """Every method raises OutcomeUnknown when the cloud cannot be reached or gives no usable answer."""
+    """Cloud provider. Asynchronous methods raise OutcomeUnknown if it is unreachable or replies unusably."""
 
     def problem(self, account_settings: Mapping[str, Any]) -> str:
-        """What is wrong with an account's settings, and what to write; empty when they can be used."""
+        """Problem with an account's settings and its remedy; empty if they are usable."""
         ...
 
     def honours_tokens(self, account: Account) -> bool:
-        """Whether repeating a call with its token is safe."""
+        """True if a call may be repeated with its token."""
         ...
 
     def console(self, account: Account, batch_id: str, instance_id: str) -> str:
-        """Where what a machine of a batch has printed can be read, for people: a path or an address. Empty if nowhere.
-        Asks nobody: the machine may be gone."""
+        """Path or URL of an instance's console output, for people; empty if there is none. Makes no call, since the
+        instance may be gone."""
         ...
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
-        """Instance ids, 1…count of them. Raises Refused."""
+        """Launch 1…count instances and return their ids. Raises Refused."""
         ...
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
-        """Live instances of this deployment, of one batch if given."""
+        """List the live instances of this deployment, or of one batch."""
         ...
 
     async def exists(self, account: Account, instance_id: str) -> bool:
-        """Whether one instance is still there; for when a listing cannot be believed."""
+        """True if the instance exists. Confirms what a listing suggests."""
         ...
 
     async def terminate(self, account: Account, instance_id: str) -> None:
-        """Ends an instance; ending one that is gone is fine."""
+        """Terminate an instance. Succeeds if it is already gone."""
         ...
 
     async def identity(self, account: Account) -> str:
-        """Who we are to the cloud, as the account declares it."""
+        """Identity of the account that the credentials belong to, to compare with the declared one."""
         ...

@@ -1,8 +1,8 @@
-"""Processes of this host as instances: each leads a session of its own, and outlives us.
+"""Provider of processes on this host. An instance leads its own session and outlives the provisioner.
 
-What an agent needs stands on its standard input before it starts, so that none ever waits for us, and the secret in it
-in no environment, no argument and no file. A tag in its environment, which its children inherit, says whose it is;
-what still carries the tag once its leader is gone is listed as an instance that nobody asked for.
+An agent's user data is in its standard input before it starts, so that it never waits for the provisioner, and the
+secret is in no environment, argument or file. A tag in the environment, which children inherit, identifies the
+instance. Processes that still carry the tag once its leader is gone are listed as an orphan instance.
 """
 
 import asyncio
@@ -30,10 +30,9 @@ from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Re
 
 LOG = logger(__name__)
 DEFAULT_COMMAND: Final = ("slipway-worker", "run")
-# The rest of our own environment is ours: it names our database and our keys.
+# No other variables are passed on: the provisioner's environment holds its database URL and keys.
 HANDED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR")
-# What the system says when it cannot start a process → code and what it says something about. What is not here is a
-# definite failure of unknown meaning: it is charged to the config.
+# errno → code and scope. Any other errno is a definite failure of unknown meaning, charged to the config.
 CAPACITY: Final = "InsufficientCapacity"
 COMMAND: Final = "InvalidCommand"
 TOO_LARGE: Final = "TooLarge"
@@ -57,21 +56,21 @@ ERRORS: Final = {
     ),
     errno.E2BIG: (TOO_LARGE, Scope.CONFIG),
 }
-# What to do about an account's setting that no process can be started with. No scope is of an account's settings: the
-# config is charged, as for any request that is invalid, and the message says whose fault it is.
+# Remedy per unusable setting of an account. There is no scope for account settings, so the config is charged as for any
+# invalid request, and the message names the setting.
 REMEDIES: Final = {
     "command": "install it on this host, or set one that can be run",
     "work_folder": "create it for the provisioner's user, or set another",
     "log_folder": "let the provisioner's user write there, or set another",
 }
-USER_DATA_BYTES_MAX: Final = 65536  # what a pipe holds
+USER_DATA_BYTES_MAX: Final = 65536  # capacity of a pipe
 POLL_SECONDS: Final = 0.01
-END_SECONDS: Final = 2.0  # a killed process that is still there after this waits for its disk
+TERMINATE_SECONDS: Final = 2.0  # a killed process that exists for longer waits for its disk
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An account's settings. `processes_max` is how many fit. Folders are absolute: `work_folder` is where agents
-    start, `log_folder` where each has a log of its own; without one it has none."""
+class AccountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of an account. `processes_max` limits its processes. Folders are absolute paths: agents start in
+    `work_folder` and have one log each in `log_folder`, or none if it is empty."""
 
     command: tuple[str, ...] = DEFAULT_COMMAND
     queue_url: str = ""
@@ -82,17 +81,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Processes:
-    """The adapter. `deployment` stands in every tag: other deployments may share the host."""
+    """Provider of processes. `deployment` is part of every tag, since deployments may share a host."""
 
     def __init__(self, *, deployment: str, register_url: str) -> None:
         self.deployment = deployment
         self.register_url = register_url
-        # One at a time, so that counting and starting is one step.
+        # A single thread makes counting and starting processes atomic.
         self._starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="start-process")
-        self._children: dict[int, subprocess.Popen[bytes]] = {}  # by the handle that tells their end
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # by pidfd
 
     async def close(self) -> None:
-        """Processes go on; whoever is next finds them by their tags."""
+        """Stop starting processes. Running ones continue, and the next provisioner finds them by their tags."""
         await asyncio.to_thread(self._starting.shutdown, wait=True, cancel_futures=True)
         for handle in self._children:
             asyncio.get_running_loop().remove_reader(handle)
@@ -103,11 +102,11 @@ class Processes:
         if not processes.supported():
             return "provider process needs Linux with /proc; launch on another provider from this system"
         try:
-            settings = msgspec.convert(dict(account_settings), Settings)
+            settings = msgspec.convert(dict(account_settings), AccountSettings)
         except msgspec.ValidationError as error:
-            return f"{error}; there is {', '.join(Settings.__struct_fields__)}"
+            return f"{error}; the settings are {', '.join(AccountSettings.__struct_fields__)}"
         if not settings.command or not settings.command[0]:
-            return "command is empty; write the agent's, for example command: [slipway-worker, run]"
+            return "command is empty; write the agent's command, for example command: [slipway-worker, run]"
         if settings.queue_url and not settings.queue_url.startswith(("http://", "https://")):
             return f"queue_url is {settings.queue_url!r}; write where agents claim tasks, such as http://127.0.0.1:7304/queue"
         if settings.processes_max is not None and settings.processes_max < 1:
@@ -116,7 +115,7 @@ class Processes:
             if not os.path.isabs(folder):
                 return f"{name} is {folder!r}; write an absolute path, such as /var/lib/slipway"
         if bad := _bad_variables(settings.environment):
-            return f"environment holds {bad!r}, which no process can be given; write NAME: value"
+            return f"environment contains {bad!r}, which cannot be passed to a process; write NAME: value"
         return ""
 
     def honours_tokens(self, account: Account) -> bool:
@@ -127,18 +126,18 @@ class Processes:
         return f"{folder}/{batch_id}-*.log" if folder else ""
 
     async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
-        given_up = threading.Event()
+        abandoned = threading.Event()
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._starting, self._create, account, request, given_up, loop)
+            return await loop.run_in_executor(self._starting, self._create, account, request, abandoned, loop)
         except RuntimeError as error:
-            raise OutcomeUnknown(f"closing: {error}") from error
+            raise OutcomeUnknown(f"the provisioner is shutting down: {error}") from error
         finally:
-            given_up.set()  # what has not started by now may not turn up after the look-up
+            abandoned.set()  # no process may start once the call's outcome is looked up
 
     async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
         prefix = self._prefix(account) + (f"{batch_id}/" if batch_id else "")
-        found = await asyncio.to_thread(processes.tagged, INSTANCE_TAG, prefix)
+        found = await asyncio.to_thread(_tagged, prefix)
         return [
             Instance(id=process.identity, batch_id=_batch_of(process.tag), created_at=process.started_at, running=True)
             for process in instances(found)
@@ -148,21 +147,22 @@ class Processes:
         return processes.alive(instance_id)
 
     async def terminate(self, account: Account, instance_id: str) -> None:
-        ours = await asyncio.to_thread(processes.tagged, INSTANCE_TAG, self._prefix(account))
-        condemned = next((process for process in ours if process.identity == instance_id), None)
-        if condemned is None:
+        found = await asyncio.to_thread(_tagged, self._prefix(account))
+        leader = next((process for process in found if process.identity == instance_id), None)
+        if leader is None:
             return
-        # Stopped, it starts nobody new; alive, its session's number is nobody else's.
+        # A stopped leader starts no new children, and while it is alive its session id is not reused.
         processes.send(instance_id, signal.SIGSTOP)
         rest: Sequence[Process] = ()
         try:
-            async with asyncio.timeout(END_SECONDS):
-                while rest := await asyncio.to_thread(_followers, condemned):
+            async with asyncio.timeout(TERMINATE_SECONDS):
+                while rest := await asyncio.to_thread(_followers, leader):
                     for process in rest:
                         processes.send(process.identity, signal.SIGKILL)
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
-            raise OutcomeUnknown(f"{instance_id}: {len(rest)} of its processes do not end") from None
+            count = "1 process does" if len(rest) == 1 else f"{len(rest)} processes do"
+            raise OutcomeUnknown(f"{instance_id}: {count} not end after SIGKILL") from None
         finally:
             processes.send(instance_id, signal.SIGKILL)
 
@@ -173,36 +173,36 @@ class Processes:
         return f"{self.deployment}/{account.id}/"
 
     def _create(
-        self, account: Account, request: CreateRequest, given_up: threading.Event, loop: asyncio.AbstractEventLoop
+        self, account: Account, request: CreateRequest, abandoned: threading.Event, loop: asyncio.AbstractEventLoop
     ) -> Sequence[str]:
         if (host := socket.gethostname()) != account.identity:
             outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CREDENTIAL, account.id, HOST)
-            raise _refused(outcome, f"account {account.id} is of host {account.identity}, and this is {host}")
-        settings = msgspec.convert(dict(account.settings), Settings)
+            raise _refused(outcome, f"account {account.id} belongs to host {account.identity}, but this host is {host}")
+        settings = msgspec.convert(dict(account.settings), AccountSettings)
         count = request.count
         if settings.processes_max is not None:
-            live = len(instances(processes.tagged(INSTANCE_TAG, self._prefix(account))))
+            live = len(instances(_tagged(self._prefix(account))))
             count = min(count, settings.processes_max - live)
             if count <= 0:
                 outcome = classify(request.config, CAPACITY, Scope.CAPACITY)
-                raise _refused(outcome, f"{live} processes run, processes_max is {settings.processes_max}")
+                raise _refused(outcome, f"{live} of {settings.processes_max} processes (processes_max) are running")
         started: list[str] = []
         for number in range(1, count + 1):
-            if given_up.is_set():
+            if abandoned.is_set():
                 break
             try:
                 child = self._start(account, settings, request, number)
             except (OSError, ValueError) as error:
                 if started:
-                    break  # fewer than asked for
+                    break  # fewer than requested
                 outcome = _outcome(request.config, error)
-                raise _refused(outcome, _words(account, settings, outcome, error)) from error
+                raise _refused(outcome, _failure_text(account, settings, outcome, error)) from error
             started.append(processes.child_identity(child.pid))
             loop.call_soon_threadsafe(self._collect_at_end, child)
         return started
 
     def _start(
-        self, account: Account, settings: Settings, request: CreateRequest, number: int
+        self, account: Account, settings: AccountSettings, request: CreateRequest, number: int
     ) -> "subprocess.Popen[bytes]":
         config = request.config
         environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ} | settings.environment
@@ -231,7 +231,7 @@ class Processes:
             )
 
     def _collect_at_end(self, child: "subprocess.Popen[bytes]") -> None:
-        """Leave no zombie: a handle of the process becomes readable when it has ended."""
+        """Collect the exit status once the child has ended, which makes its pidfd readable."""
         handle = os.pidfd_open(child.pid)
         self._children[handle] = child
         asyncio.get_running_loop().add_reader(handle, self._collect, handle)
@@ -240,19 +240,30 @@ class Processes:
         asyncio.get_running_loop().remove_reader(handle)
         os.close(handle)
         child = self._children.pop(handle)
-        LOG.info("process has ended", pid=child.pid, exit_code=child.wait())
+        LOG.info("process ended", pid=child.pid, exit_code=child.wait())
+
+
+def _tagged(prefix: str) -> list[Process]:
+    """Processes whose tag begins with `prefix`. Raises OutcomeUnknown if a process stays in the middle of an exec."""
+    try:
+        return processes.tagged(INSTANCE_TAG, prefix)
+    except processes.Unsettled as error:
+        raise OutcomeUnknown(str(error)) from error
 
 
 def _followers(leader: Process) -> list[Process]:
-    """Whoever carries its tag, and while it lives its whole session: a child may have cleared its environment."""
+    """Processes with the leader's tag and, while it is alive, its session: a child may have cleared its environment."""
     session = leader.session if leader.leads and processes.alive(leader.identity) else None
-    everybody = processes.running(INSTANCE_TAG)
-    return [p for p in everybody if p.identity != leader.identity and (p.tag == leader.tag or p.session == session)]
+    try:
+        running = processes.running(INSTANCE_TAG)
+    except processes.Unsettled as error:
+        raise OutcomeUnknown(str(error)) from error
+    return [p for p in running if p.identity != leader.identity and (p.tag == leader.tag or p.session == session)]
 
 
 def instances(found: Sequence[Process]) -> list[Process]:
-    """One process for each tag among those found, the earliest started first: its session's leader, and once that is
-    gone whoever is left of it."""
+    """One process per tag among those found, the earliest started first: the session leader, or once that is gone the
+    oldest process that is left."""
     chosen: dict[str, Process] = {}
     for process in found:
         known = chosen.get(process.tag)
@@ -262,7 +273,7 @@ def instances(found: Sequence[Process]) -> list[Process]:
 
 
 def classify(config: Mapping[str, Any], code: str, scope: Scope | None, message: str = "") -> Outcome:
-    """What a refusal says something about; unknown when `scope` is None."""
+    """Outcome of a refused launch; unclassified if `scope` is None."""
     if scope is Scope.CAPACITY:
         key = f"{config['instance_type']}/{config['zone']}/on-demand"
         return Outcome(Stage.LAUNCH, Result.FAILED, scope, key, code)
@@ -272,7 +283,7 @@ def classify(config: Mapping[str, Any], code: str, scope: Scope | None, message:
 
 
 def _outcome(config: Mapping[str, Any], error: OSError | ValueError) -> Outcome:
-    """Of what was not even tried, a variable's name or a zero byte is to blame."""
+    """Outcome of a failed start. A ValueError means a bad variable name or a zero byte, so nothing was started."""
     if isinstance(error, ValueError):
         return classify(config, COMMAND, Scope.CONFIG)
     number = error.errno or 0
@@ -280,8 +291,8 @@ def _outcome(config: Mapping[str, Any], error: OSError | ValueError) -> Outcome:
     return classify(config, code, scope, str(error))
 
 
-def _words(account: Account, settings: Settings, outcome: Outcome, error: OSError | ValueError) -> str:
-    """Of a file that cannot be used: which setting names it, and what to do."""
+def _failure_text(account: Account, settings: AccountSettings, outcome: Outcome, error: OSError | ValueError) -> str:
+    """Message of a failed start. For an unusable file it names the setting and the remedy."""
     if outcome.code != COMMAND or not isinstance(error, OSError) or error.filename is None:
         return str(error)
     named = {settings.work_folder: "work_folder", settings.command[0]: "command"}
@@ -294,20 +305,22 @@ def _refused(outcome: Outcome, message: str) -> Refused:
 
 
 def _batch_of(tag: str) -> str:
-    """deployment/account/batch/n/config; only a deployment may hold a slash."""
+    """Batch id of a tag deployment/account/batch/n/config. Only the deployment may contain slashes."""
     return tag.rsplit("/", 3)[1] if tag.count("/") >= 4 else ""
 
 
 def _filled_pipe(content: bytes) -> BinaryIO:
-    """The reading end of a pipe that holds everything already, and whose writing end is closed. Raises OSError."""
+    """Read end of a pipe that holds the content, with the write end closed. Raises OSError if it does not fit."""
     if len(content) > USER_DATA_BYTES_MAX:
-        told = f"user data of {len(content)} bytes, at most {USER_DATA_BYTES_MAX}; shorten the launch config's settings"
-        raise OSError(errno.E2BIG, told)
+        problem = (
+            f"user data has {len(content)} bytes, at most {USER_DATA_BYTES_MAX}; shorten the launch config's settings"
+        )
+        raise OSError(errno.E2BIG, problem)
     reading, writing = os.pipe()
     try:
         os.set_blocking(writing, False)
         if os.write(writing, content) < len(content):
-            raise BlockingIOError(errno.EAGAIN, "pipes are too short now")
+            raise BlockingIOError(errno.EAGAIN, "the pipe's buffer is too small now")
     except BaseException:
         os.close(reading)
         raise
@@ -326,7 +339,7 @@ def _mapping(given: Any) -> dict[str, str]:
 
 
 def _bad_variables(environment: Mapping[str, str]) -> str:
-    """The first name that cannot stand in an environment, or whose value cannot; empty when all can."""
+    """Name of the first invalid environment variable; empty if all are valid."""
     for name, value in environment.items():
         if not name or "=" in name or "\0" in name + value or name == INSTANCE_TAG:
             return name or "a variable without a name"

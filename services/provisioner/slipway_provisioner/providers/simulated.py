@@ -1,4 +1,4 @@
-"""The simulator as a cloud, over HTTP."""
+"""Provider of simulated instances, over the simulator's HTTP API."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,8 +11,8 @@ from slipway_common.redaction import redacted
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
 
-# Code → what it says something about. A code that is not here is a definite failure of unknown meaning: it is
-# charged to the config. `errors` in the account's settings adds to the table.
+# Error code → scope of the failure. Any other code is a definite failure of unknown meaning, charged to the config.
+# `errors` in the account's settings extends the table.
 ERRORS: Final = {
     "InsufficientCapacity": Scope.CAPACITY,
     "QuotaExceeded": Scope.QUOTA,
@@ -22,11 +22,11 @@ ERRORS: Final = {
     "AuthFailure": Scope.CREDENTIAL,
 }
 CODE_CHARACTERS_MAX: Final = 60
-UNPROVEN: Final = frozenset({"InternalError"})  # may have had its effect
+INCONCLUSIVE: Final = frozenset({"InternalError"})  # the call may have had its effect
 
 
 def classify(account: Account, config: dict[str, Any], code: str, message: str = "") -> Outcome:
-    """What a refusal says something about, and which one. `message`: the cloud's own words."""
+    """Outcome of a refused launch: scope, key and code. `message`: the provider's own text."""
     extra = account.settings.get("errors", {})
     scope = Scope(extra[code]) if code in extra else ERRORS.get(code)
     kind, zone = config["instance_type"], config["zone"]
@@ -52,7 +52,7 @@ def classify(account: Account, config: dict[str, Any], code: str, message: str =
 
 
 class Simulated:
-    """The adapter. `timeout_seconds` bounds every call; `deployment` is the tag that says an instance is ours."""
+    """Provider of simulated instances. `timeout_seconds` bounds every call; `deployment` tags our instances."""
 
     def __init__(self, *, deployment: str, register_url: str, timeout_seconds: float) -> None:
         self.deployment = deployment
@@ -69,7 +69,7 @@ class Simulated:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             return f"url is {url!r}; write the simulator's address, for example url: http://127.0.0.1:7304"
         if not isinstance(account_settings.get("errors", {}), Mapping):
-            return "errors is no mapping; write the code and what it blames, for example errors: {NoCoffee: capacity}"
+            return "errors is not a mapping; write error code and scope, for example errors: {NoCoffee: capacity}"
         return ""
 
     def honours_tokens(self, account: Account) -> bool:
@@ -103,7 +103,7 @@ class Simulated:
             return [str(row["id"]) for row in _listed(response)]
         error = _json(response)
         code = str(error.get("code", f"HTTP {response.status_code}"))
-        if code in UNPROVEN or (response.status_code >= 500 and code not in ERRORS):
+        if code in INCONCLUSIVE or (response.status_code >= 500 and code not in ERRORS):
             raise OutcomeUnknown(f"{code}: {error.get('message', '')}")
         message = str(error.get("message", ""))
         outcome = classify(account, config, code, message)
@@ -167,5 +167,5 @@ def _json(response: httpx2.Response) -> dict[str, Any]:
 def _listed(response: httpx2.Response) -> list[dict[str, Any]]:
     rows = _json(response).get("instances")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row.get("id") for row in rows):
-        raise OutcomeUnknown("a reply without instances")
+        raise OutcomeUnknown("the reply contains no list of instances")
     return rows

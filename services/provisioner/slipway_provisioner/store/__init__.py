@@ -1,5 +1,6 @@
-"""SQL in, frozen values out.
+"""Database access of the provisioner: SQL statements, returning frozen values.
 
-Lock order everywhere: pool, config, brake guard, lease, lease request, batch, worker, outbox; ids ascending. Giving
-units back locks leases behind workers: those were called for, and who holds a lease waits only for workers that wait.
+Lock order everywhere: pool, config, launch stop guard, lease, lease request, batch, worker, outbox; ids ascending.
+Releasing units locks leases after workers. This cannot deadlock: those workers have had their call, and a transaction
+that holds a lease waits only for workers that have not.
 """

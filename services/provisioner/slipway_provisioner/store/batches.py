@@ -1,4 +1,4 @@
-"""Launch batches: committed request bodies, and which of them have no known outcome."""
+"""Launch batches: committed provider calls and their outcomes."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -17,8 +17,8 @@ INSERT INTO launch_batch (id, launch_config_id, account_id, lease_id, token, bod
 VALUES ($1, $2, $3, $4, $5, $6, $7, 'calling', slipway_clock(), slipway_clock() + $8 * interval '1 s')"""
 LOCK: Final = f"SELECT {NAMES} FROM launch_batch WHERE id = $1 FOR UPDATE"
 KNOWN: Final = "UPDATE launch_batch SET state = 'known', outcome = $2, known_at = slipway_clock() WHERE id = $1"
-# A deadline that has passed by the visibility delay: an instance of the call would be listed by now. Whoever takes a
-# batch has as long for its attempt as the call had; then it is anybody's again.
+# Once the deadline has passed by the visibility delay, instances of the call are listed. The replica that takes a batch
+# gets a new deadline for its attempt; after that any replica may take it.
 OVERDUE: Final = f"""
 UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() + $2 * interval '1 s' WHERE id IN (
     SELECT id FROM launch_batch WHERE state = 'calling' AND call_deadline < slipway_clock() - $1 * interval '1 s'
@@ -27,7 +27,7 @@ RETURNING {NAMES}"""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider call: 1…n intents of one config, one body, one token; `id` is also the tag."""
+    """One provider call: 1…n intents of one config with one body and one token. `id` is also the instance tag."""
 
     id: str
     launch_config_id: str
@@ -68,21 +68,21 @@ async def get(db: Connection, batch_id: str) -> Batch | None:
 
 
 def described(batch: Batch) -> dict[str, Any]:
-    """For people: not the body, which holds a config's settings, and not the token."""
+    """Batch as shown to people, without the body, which holds the config's settings, and without the token."""
     return {name: value for name, value in msgspec.structs.asdict(batch).items() if name not in {"body", "token"}}
 
 
 async def known(tx: Connection, batch_id: str, outcome: str) -> None:
-    """The outcome is certain; the batch is locked."""
+    """Record a certain outcome. The batch is locked."""
     await tx.execute(KNOWN, batch_id, outcome)
 
 
 async def take_overdue(db: Connection, *, visibility_seconds: float, attempt_seconds: float) -> list[Batch]:
-    """Batches whose calls must have ended and whose outcome nobody recorded, for this caller alone for a while."""
+    """Take up to 20 overdue batches without a recorded outcome, for this caller alone until their new deadline."""
     return [Batch(**row) for row in await db.fetch(OVERDUE, visibility_seconds, attempt_seconds)]
 
 
 async def states(db: Connection, ids: list[str]) -> dict[str, str]:
-    """Batch id → state, of those that exist."""
+    """Batch id → state; unknown ids are absent."""
     rows = await db.fetch("SELECT id::text, state FROM launch_batch WHERE id::text = ANY($1::text[])", ids)
     return {row["id"]: row["state"] for row in rows}

@@ -1,4 +1,4 @@
-"""Launch configs: whether one may start a call now; pause and resume, with their events."""
+"""Launch configs: start check, pause and resume, with their events."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,19 +15,19 @@ COLUMNS: Final = (
 )
 LOCK: Final = "SELECT id, state FROM launch_config WHERE id = ANY($1::text[]) ORDER BY id FOR NO KEY UPDATE"
 LOCK_ALL: Final = "SELECT FROM launch_config ORDER BY id FOR NO KEY UPDATE"
-# Shared with every other start; a pause, freeze, drain, archive, brake or mode change excludes it.
+# Shared with every other start; excluded by a pause, freeze, drain, archive, launch stop or change of mode.
 SHARE: Final = """
-SELECT FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id, brake_guard g
+SELECT FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id, launch_stop_guard g
 WHERE c.id = $1 FOR SHARE OF p, c, g"""
 MAY_START: Final = """c.state = 'active' AND p.mode IN ('enforce', 'canary') AND NOT p.paused AND NOT p.frozen
     AND NOT p.deleted AND NOT EXISTS (
-        SELECT FROM brake b WHERE (b.until IS NULL OR b.until > slipway_clock()) AND (
+        SELECT FROM launch_stop b WHERE (b.until IS NULL OR b.until > slipway_clock()) AND (
             b.scope = 'all' OR (b.scope = 'pool' AND b.scope_id = p.id)
             OR (b.scope = 'account' AND b.scope_id = c.account_id)))"""
 STARTABLE: Final = f"""
 SELECT c.account_id, c.id, c.zone, c.instance_type, c.image_revision, c.settings
 FROM worker_pool p JOIN launch_config c ON c.pool_id = p.id WHERE c.id = $1 AND {MAY_START}"""
-# An outside opinion replaces its own pause or a shorter one; a person's command ($5) replaces any.
+# A pause signal replaces a pause of its own source or a shorter one; a person's command ($5) replaces any.
 PAUSE: Final = f"""
 UPDATE launch_config SET state = 'paused', state_reason = $2, state_by = $3, paused_until = $4,
     revision = revision + 1
@@ -38,7 +38,7 @@ RESUME: Final = f"""
 UPDATE launch_config SET state = 'active', state_reason = $2, state_by = $3, paused_until = NULL,
     revision = revision + 1
 WHERE id = $1 AND state = 'paused' AND ($4::text IS NULL OR state_by = $4) RETURNING {COLUMNS}"""
-# The deadline is looked at again under the row's lock: somebody may have paused anew meanwhile.
+# The deadline is checked again under the row's lock, since the config may have been paused anew.
 RESUME_OVERDUE: Final = f"""
 UPDATE launch_config SET state = 'active', state_reason = $2, state_by = $3, paused_until = NULL,
     revision = revision + 1
@@ -47,46 +47,46 @@ OVERDUE: Final = "SELECT id FROM launch_config WHERE state = 'paused' AND paused
 
 
 def state(row: Any) -> dict[str, Any]:
-    """The whole state, as events of the compacted topic carry it."""
+    """Full state of a config, as carried by the events of the compacted topic."""
     values = dict(row)
     return {"launch_config_id": values.pop("id")} | values
 
 
 async def lock(tx: Connection, ids: Sequence[str]) -> set[str]:
-    """Before several are changed; returns those that there are, without archived ones."""
+    """Lock configs before several are changed; returns the ids that exist and are not archived."""
     return {row["id"] for row in await tx.fetch(LOCK, sorted(set(ids))) if row["state"] != "archived"}
 
 
 async def startable(tx: Connection, config_id: str) -> Any:
-    """The config's row if a call may start for it; what forbids it is held off until the transaction ends.
+    """Row of the config if a call may start for it, else None. Commands that forbid it wait until the transaction ends.
 
-    Two statements: one that waited for a lock would still see what was before the wait, and miss a brake.
+    Two statements: a single one that waited for a lock would see the state before the wait and miss a launch stop.
     """
     await tx.execute(SHARE, config_id)
     return await tx.fetchrow(STARTABLE, config_id)
 
 
 async def pause(tx: Connection, config_id: str, *, reason: str, by: str, until: datetime | None, command: bool) -> bool:
-    """Pause a config; once committed no start statement for it commits.
+    """Pause a config; no start statement for it commits after this has committed.
 
-    False: unknown, archived, expired, or, unless it is a person's command, paused by somebody else for longer.
+    False if it is unknown or archived, `until` has passed, or (unless `command`) another source paused it for longer.
     """
     row = await tx.fetchrow(PAUSE, config_id, reason, by, until, command)
     if row is None:
         return False
     await outbox.enqueue(tx, [events.LaunchConfigPaused(**state(row), reason=reason, by=by, until=until)])
-    await marks.dirty(tx, {row["pool_id"]}, because="paused")
+    await marks.dirty(tx, {row["pool_id"]}, reason="paused")
     return True
 
 
 async def resume(tx: Connection, config_id: str, *, reason: str, by: str, only_by: str | None = None) -> bool:
-    """Make a paused config active again. False: it was not paused (by `only_by`)."""
+    """Make a paused config active again. False if it was not paused (by `only_by`)."""
     return await _resumed(tx, await tx.fetchrow(RESUME, config_id, reason, by, only_by), reason, by)
 
 
 async def resume_overdue(tx: Connection) -> int:
-    """Resume configs whose pause has run out; returns how many."""
-    reason, by, resumed = "the pause ran out", "provisioner", 0
+    """Resume configs whose pause has expired; returns their number."""
+    reason, by, resumed = "the pause expired", "provisioner", 0
     for config in await tx.fetch(OVERDUE):
         resumed += await _resumed(tx, await tx.fetchrow(RESUME_OVERDUE, config["id"], reason, by), reason, by)
     return resumed
@@ -96,5 +96,5 @@ async def _resumed(tx: Connection, row: Any, reason: str, by: str) -> bool:
     if row is None:
         return False
     await outbox.enqueue(tx, [events.LaunchConfigResumed(**state(row), reason=reason, by=by)])
-    await marks.dirty(tx, {row["pool_id"]}, because="resumed")
+    await marks.dirty(tx, {row["pool_id"]}, reason="resumed")
     return True

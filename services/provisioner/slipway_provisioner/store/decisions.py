@@ -1,4 +1,4 @@
-"""Why: every decision as a row. A decision to do nothing that repeats the last one only renews it."""
+"""Planning decisions as rows. A decision to do nothing that equals the last one only updates it."""
 
 from typing import Any, Final
 
@@ -6,31 +6,31 @@ from slipway_common.ids import new_id
 from slipway_common.postgres import Connection
 from slipway_provisioner.domain.planning import Plan
 
-SELECT: Final = "SELECT id::text, pool_id, at, last_at, times, launched, because, why FROM decision"
+SELECT: Final = "SELECT id::text, pool_id, at, last_at, times, launched, reason, details FROM decision"
 REPEAT: Final = """
-UPDATE decision SET last_at = slipway_clock(), times = times + 1, why = $3
+UPDATE decision SET last_at = slipway_clock(), times = times + 1, details = $3
 WHERE id = (SELECT id FROM decision WHERE pool_id = $1 ORDER BY at DESC, id DESC LIMIT 1)
-    AND launched = 0 AND because = $2
+    AND launched = 0 AND reason = $2
 RETURNING id::text"""
 INSERT: Final = """
-INSERT INTO decision (id, pool_id, at, last_at, launched, because, why)
+INSERT INTO decision (id, pool_id, at, last_at, launched, reason, details)
 VALUES ($1, $2, slipway_clock(), slipway_clock(), $3, $4, $5)"""
 
 
 async def record(tx: Connection, pool_id: str, plan: Plan) -> str:
-    """Keep a plan's reasons; returns the decision's id."""
-    because = plan.why["because"]
-    if not (plan.units or plan.cancel or plan.tell):
-        repeated: str | None = await tx.fetchval(REPEAT, pool_id, because, plan.why)
+    """Store a decision with its reasons; returns its id."""
+    reason = plan.details["reason"]
+    if not (plan.units or plan.cancel or plan.stop):
+        repeated: str | None = await tx.fetchval(REPEAT, pool_id, reason, plan.details)
         if repeated is not None:
             return repeated
     decision_id = new_id()
-    await tx.execute(INSERT, decision_id, pool_id, plan.units, because, plan.why)
+    await tx.execute(INSERT, decision_id, pool_id, plan.units, reason, plan.details)
     return decision_id
 
 
 async def recent(db: Connection, pool_id: str, limit: int) -> list[dict[str, Any]]:
-    """Newest decisions of a pool first."""
+    """Decisions of a pool, newest first."""
     rows = await db.fetch(f"{SELECT} WHERE pool_id = $1 ORDER BY at DESC, id DESC LIMIT $2", pool_id, limit)
     return [dict(row) for row in rows]
 

@@ -1,4 +1,4 @@
-"""slipway.yaml as rows: what would change, and the change, in one transaction with its events."""
+"""Applies a declaration (slipway.yaml) to the rows, in one transaction with its events, and lists the changes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -20,17 +20,17 @@ SELECT id AS pool_id, min_capacity, max_capacity, scaling_ratio, mode, paused, f
 FROM worker_pool WHERE id = $1"""
 ONE_AT_A_TIME: Final = "SELECT pg_advisory_xact_lock(hashtext('slipway.apply'), hashtext(current_schema()))"
 LOCK_POOLS: Final = "SELECT FROM worker_pool ORDER BY id FOR UPDATE"
-# All at once, in the order in which everybody locks them.
+# One statement, in the common lock order.
 SHARED: Final = """
 INSERT INTO shared_window (key, stage, size)
 SELECT DISTINCT k.key, k.stage, k.size FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
 WHERE c.state <> 'archived' ORDER BY 1, 2 ON CONFLICT DO NOTHING"""
-# The calculator forgets an archived config after as long, and then what nobody else has shared: what both have counted
-# begins anew, and what was closed then would never be opened.
-FORGET: Final = """
+# The weight-calculator forgets an archived config after the same time, and then shares without other configs. Both
+# services then count from zero, and a share that is tripped at that time would never recover.
+DELETE_OUTCOMES: Final = """
 DELETE FROM launch_config_outcomes WHERE launch_config_id IN (
     SELECT id FROM launch_config WHERE archived_at < slipway_clock() - $1 * interval '1 s')"""
-FORGET_SHARED: Final = """
+DELETE_SHARED: Final = """
 DELETE FROM shared_window WHERE (key, stage) IN (
     SELECT key, stage FROM shared_window WHERE key NOT IN (
         SELECT unnest(ARRAY[image_key, quota_key, credential_key]) FROM launch_config
@@ -44,14 +44,14 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 ON CONFLICT (id) DO UPDATE SET min_capacity = $2, max_capacity = $3, scaling_ratio = $4, mode = $5, profile = $6,
     boot_evidence = $7, claim_evidence = $8, on_bad_image = $9, freeze_after = $10, deleted = $11,
     revision = p.revision + 1"""
-# What stopped it for an image ends with it: declared again, it is judged anew.
+# A freeze for a bad image ends with the pool: a pool that is declared again is judged anew.
 DELETE_POOLS: Final = """
-WITH gone AS (
+WITH removed AS (
     SELECT id, frozen AND frozen_by = $2 AS was_frozen FROM worker_pool WHERE id <> ALL($1::text[]) AND NOT deleted)
 UPDATE worker_pool p SET deleted = true, min_capacity = 0, max_capacity = 0, revision = revision + 1,
     frozen = frozen AND NOT was_frozen, frozen_reason = CASE WHEN was_frozen THEN '' ELSE frozen_reason END,
     frozen_by = CASE WHEN was_frozen THEN '' ELSE frozen_by END
-FROM gone g WHERE p.id = g.id RETURNING p.id, g.was_frozen"""
+FROM removed r WHERE p.id = r.id RETURNING p.id, r.was_frozen"""
 PUT_CONFIG: Final = f"""
 INSERT INTO launch_config AS c (id, account_id, region, zone, instance_type, image_revision, settings, pool_id,
     base_weight, price_factor, profile, boot_evidence, claim_evidence, on_bad_image, freeze_after, state)
@@ -64,7 +64,7 @@ RETURNING {configs.COLUMNS}"""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference: `action` is create, update or remove."""
+    """One difference between the declaration and the rows. `action` is create, update or remove."""
 
     kind: str
     id: str
@@ -73,15 +73,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """This service's own times that a declaration has to fit."""
+    """Time settings of this service that constrain a declaration."""
 
     call_timeout_seconds: float
     clock_skew_seconds: float
 
     def problem(self, pool: LeasePool) -> str:
-        """Why no call could ever start under a grant of the pool; empty when it can.
+        """Problem if no call could ever start under a grant of the lease pool; empty if calls can start.
 
-        A call needs its time-out and the skew left of the grant, and the grant may be as late as the skew.
+        A call needs its timeout plus the clock skew left of the grant, which may arrive that much late.
         """
         needed = self.call_timeout_seconds + 2 * self.clock_skew_seconds
         if pool.reserve_seconds > needed:
@@ -93,8 +93,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Refused(Exception):
-    """The declaration contradicts what exists; nothing was changed."""
+class DeclarationRefused(Exception):
+    """The declaration contradicts existing rows. The transaction must be rolled back."""
 
 
 async def pool_state(db: Connection, pool_id: str) -> dict[str, Any]:
@@ -104,33 +104,33 @@ async def pool_state(db: Connection, pool_id: str) -> dict[str, Any]:
 async def apply(
     tx: Connection, declared: Declaration, *, providers: Mapping[str, Callable[[Mapping[str, Any]], str]], times: Times
 ) -> list[Change]:
-    """Make the rows say what is declared; returns the differences there were. Roll back for a dry run.
+    """Make the rows match the declaration; returns the differences. Roll back for a dry run.
 
-    `providers`: for each what is wrong with an account's settings. Raises Refused for what rows cannot follow: an
+    `providers`: function per provider that returns the problem with an account's settings. Raises Refused for an
     unknown provider or settings that it cannot use, a changed body under the same config id, a config that would move
-    to another pool, a lease pool whose grants end before a call can start.
+    to another pool, or a lease pool whose grants expire before a call can start.
     """
     changes: list[Change] = []
     await tx.execute(ONE_AT_A_TIME)
     await tx.execute(LOCK_POOLS)
     await tx.execute(configs.LOCK_ALL)
-    await tx.execute(FORGET, FORGOTTEN_AFTER_SECONDS)
-    await tx.execute(FORGET_SHARED, FORGOTTEN_AFTER_SECONDS)
+    await tx.execute(DELETE_OUTCOMES, FORGOTTEN_AFTER_SECONDS)
+    await tx.execute(DELETE_SHARED, FORGOTTEN_AFTER_SECONDS)
     for lease_pool in declared.lease_pools:
         if problem := times.problem(lease_pool):
-            raise Refused(problem)
+            raise DeclarationRefused(problem)
     for place, account in enumerate(declared.accounts):
         if account.provider not in providers:
-            raise Refused(
-                f"account {account.id}: no provider {account.provider}; there is {', '.join(sorted(providers))}"
+            raise DeclarationRefused(
+                f"account {account.id}: unknown provider {account.provider}; use one of {', '.join(sorted(providers))}"
             )
         if problem := providers[account.provider](account.settings):
-            raise Refused(f"accounts/{place}/settings: account {account.id}: {problem}")
+            raise DeclarationRefused(f"accounts/{place}/settings: account {account.id}: {problem}")
         changes += await _account(tx, account)
     regions = {account.id: account.region for account in declared.accounts}
     for pool in declared.worker_pools:
-        told, inherited = await _pool(tx, pool)
-        changes += told
+        pool_changes, inherited = await _pool(tx, pool)
+        changes += pool_changes
         for config in pool.launch_configs:
             changes += await _config(tx, pool, config, regions[config.account], inherited)
     changes += await _remove(tx, declared)
@@ -161,7 +161,7 @@ async def _account(tx: Connection, account: Account) -> list[Change]:
 
 
 async def _pool(tx: Connection, pool: WorkerPool) -> tuple[list[Change], set[str]]:
-    """What changes, and which of its configs' settings change with it."""
+    """Changes of the pool, and the settings of its configs that change with it."""
     row = await tx.fetchrow("SELECT * FROM worker_pool WHERE id = $1", pool.id)
     wanted = {
         "min_capacity": pool.min_capacity,
@@ -176,7 +176,7 @@ async def _pool(tx: Connection, pool: WorkerPool) -> tuple[list[Change], set[str
     await tx.execute(PUT_POOL, pool.id, *wanted.values())
     event = pool_events.PoolCreated if row is None or row["deleted"] else pool_events.PoolUpdated
     await outbox.enqueue(tx, [event(**await pool_state(tx, pool.id))])
-    await marks.dirty(tx, {pool.id}, because="declared")
+    await marks.dirty(tx, {pool.id}, reason="declared")
     inherited = {name for name, value in _judged(pool).items() if row is not None and row[name] != value}
     return [_change("pool", pool.id, row, wanted)], inherited
 
@@ -184,7 +184,7 @@ async def _pool(tx: Connection, pool: WorkerPool) -> tuple[list[Change], set[str
 async def _config(
     tx: Connection, pool: WorkerPool, config: LaunchConfig, region: str, inherited: set[str]
 ) -> list[Change]:
-    """What changes; of what is `inherited` the pool's own change tells."""
+    """Changes of a config, without the `inherited` settings, which the pool's own change lists."""
     id_ = config_id(pool, config)
     row = await tx.fetchrow("SELECT * FROM launch_config WHERE id = $1", id_)
     wanted: dict[str, Any] = {
@@ -203,9 +203,9 @@ async def _config(
     if row is not None:
         changed = [name for name, value in wanted.items() if row[name] != value]
         if fixed := [name for name in changed if name in BODY]:
-            raise Refused(
+            raise DeclarationRefused(
                 f"launch config {id_}: {', '.join(fixed)} cannot change under the same id, since its history "
-                "would speak of another thing; give the new config a new id"
+                "belongs to the old values; give the new config a new id"
             )
         if row["state"] != "archived" and not changed:
             return []
@@ -213,7 +213,7 @@ async def _config(
     new = row is None or row["state"] == "archived"
     event = config_events.LaunchConfigCreated if new else config_events.LaunchConfigUpdated
     await outbox.enqueue(tx, [event(**configs.state(stored))])
-    await marks.dirty(tx, {pool.id}, because="declared")
+    await marks.dirty(tx, {pool.id}, reason="declared")
     known = inherited - {"profile"} if config.profile else inherited
     if not new and known.issuperset(changed):
         return []
@@ -222,7 +222,7 @@ async def _config(
 
 
 def _judged(pool: WorkerPool, profile: str | None = None) -> dict[str, Any]:
-    """How health is judged: by a config's own profile if it has one, for the rest as its pool says."""
+    """Health settings of a config: its own profile if it has one, the rest from its pool."""
     return {
         "profile": profile or pool.profile,
         "boot_evidence": pool.evidence.boot,
@@ -233,31 +233,31 @@ def _judged(pool: WorkerPool, profile: str | None = None) -> dict[str, Any]:
 
 
 async def _remove(tx: Connection, declared: Declaration) -> list[Change]:
-    """What is not declared any more: configs are archived, pools deleted, accounts removed once nothing uses them."""
-    kept = [config_id(pool, config) for pool in declared.worker_pools for config in pool.launch_configs]
+    """Remove what is no longer declared: archive configs, delete pools, and remove accounts once they are unused."""
+    declared_ids = [config_id(pool, config) for pool in declared.worker_pools for config in pool.launch_configs]
     changes = []
     for row in await tx.fetch(
         "UPDATE launch_config SET state = 'archived', archived_at = slipway_clock(), revision = revision + 1 "
         f"WHERE id <> ALL($1::text[]) AND state <> 'archived' RETURNING {configs.COLUMNS}",
-        kept,
+        declared_ids,
     ):
         await outbox.enqueue(tx, [config_events.LaunchConfigArchived(**configs.state(row))])
-        await marks.dirty(tx, {row["pool_id"]}, because="archived")
+        await marks.dirty(tx, {row["pool_id"]}, reason="archived")
         changes.append(Change(kind="launch config", id=row["id"], action="remove"))
     for row in await tx.fetch(DELETE_POOLS, [pool.id for pool in declared.worker_pools], freezing.BY):
-        told: list[Any] = [pool_events.PoolDeleted(**await pool_state(tx, row["id"]))]
+        events: list[Any] = [pool_events.PoolDeleted(**await pool_state(tx, row["id"]))]
         if row["was_frozen"]:
-            told.append(AlertResolved(**freezing.alert(row["id"]), summary=f"pool {row['id']} is deleted"))
-        await outbox.enqueue(tx, told)
-        await marks.dirty(tx, {row["id"]}, because="deleted")
+            events.append(AlertResolved(**freezing.alert(row["id"]), summary=f"pool {row['id']} is deleted"))
+        await outbox.enqueue(tx, events)
+        await marks.dirty(tx, {row["id"]}, reason="deleted")
         changes.append(Change(kind="pool", id=row["id"], action="remove"))
-    gone = await tx.fetch(
+    removed = await tx.fetch(
         "DELETE FROM account a WHERE id <> ALL($1::text[]) "
         "AND NOT EXISTS (SELECT FROM launch_config c WHERE c.account_id = a.id) "
         "AND NOT EXISTS (SELECT FROM worker w WHERE w.account_id = a.id AND w.state <> 'stopped') RETURNING id",
         [account.id for account in declared.accounts],
     )
-    return changes + [Change(kind="account", id=row["id"], action="remove") for row in gone]
+    return changes + [Change(kind="account", id=row["id"], action="remove") for row in removed]
 
 
 def _change(kind: str, id_: str, row: Any, wanted: dict[str, Any]) -> Change:

@@ -1,4 +1,4 @@
-"""Demand rows: the newest report per (pool, source); claims: which task runs, or ran, on which worker."""
+"""Demand rows: the newest report per (pool, source). Claim rows: tasks that run or ran on workers."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,8 +11,8 @@ from slipway_provisioner.domain.timeline import Claim
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import marks
 
-# Equal times count as repeats. DISTINCT ON: one statement may not touch a row twice. Of the time between a report that
-# went stale and the next one nothing is known, so tasks count as pending since that one.
+# Equal times count as repeats. DISTINCT ON: one statement may not touch a row twice. If the previous report was stale
+# by then, tasks count as pending since the new one, since nothing is known about the time between.
 NEWEST: Final = """
 INSERT INTO demand AS d (pool_id, source, pending, claimed, observed_at, valid_for_seconds, pending_since,
     claimed_seen_at, received_at, traceparent)
@@ -30,7 +30,7 @@ ON CONFLICT (pool_id, source) DO UPDATE SET pending = excluded.pending, claimed 
     received_at = excluded.received_at, traceparent = excluded.traceparent
 WHERE d.observed_at < excluded.observed_at
 RETURNING pool_id, source"""
-# A claim is gone for its source when it ended after the sample, or runs on a worker that was told to leave.
+# A claim counts as gone for its source if it ended after the sample or runs on a stopping worker.
 OBSERVE: Final = """
 SELECT d.source, d.pending, d.claimed, d.traceparent,
     extract(epoch FROM d.observed_at + d.valid_for_seconds * interval '1 s' - slipway_clock())::float8
@@ -39,21 +39,22 @@ SELECT d.source, d.pending, d.claimed, d.traceparent,
      WHERE c.pool_id = d.pool_id AND c.source = d.source
        AND (c.ended_at > d.observed_at OR (c.ended_at IS NULL AND w.state = 'stopping'))) AS gone
 FROM demand d WHERE d.pool_id = $1 ORDER BY d.source"""
-# Told before: a claim that is open, or one that ended and was told at the same time. The machine's own time says so, as
-# a believed one depends on when it was received; a task that is tried again has a later one. The worker is locked.
+# A repeated report names a claim that is open, or one that ended and has the same `reported_at`. That is the machine's
+# own time, since the clamped time depends on receipt; a task that is claimed again has a later one. The worker is
+# locked.
 OPEN: Final = """
-INSERT INTO claim (worker_id, source, task_id, told_at, pool_id, started_at)
+INSERT INTO claim (worker_id, source, task_id, reported_at, pool_id, started_at)
 SELECT $1::uuid, $2::text, $3::text, $4::timestamptz, $5::text, $6::timestamptz
 WHERE NOT EXISTS (
     SELECT FROM claim WHERE worker_id = $1 AND source = $2 AND task_id = $3 AND ended_at IS NULL)
-ON CONFLICT (worker_id, source, task_id, told_at) DO NOTHING RETURNING task_id"""
+ON CONFLICT (worker_id, source, task_id, reported_at) DO NOTHING RETURNING task_id"""
 CLOSE: Final = "UPDATE claim SET ended_at = $2 WHERE worker_id = ANY($1::uuid[]) AND ended_at IS NULL RETURNING task_id"
 CLAIMS_OF: Final = """
 SELECT source, task_id, started_at, ended_at FROM claim WHERE worker_id = $1 ORDER BY started_at DESC LIMIT 100"""
 
 
 async def upsert_newest(tx: Connection, reports: Sequence[tuple[DemandReported, str]]) -> list[Any]:
-    """Keep the newest report per (pool, source) of (report, traceparent) pairs; returns the rows that changed."""
+    """Store the newest report per (pool, source) from (report, traceparent) pairs; returns the changed rows."""
     if not reports:
         return []
     columns = zip(
@@ -73,25 +74,25 @@ async def observe(tx: Connection, pool_id: str) -> list[Demand]:
 
 
 async def open_claim(
-    tx: Connection, worker: Worker, *, source: str, task_id: str, told_at: datetime, at: datetime
+    tx: Connection, worker: Worker, *, source: str, task_id: str, reported_at: datetime, at: datetime
 ) -> bool:
-    """Record that a worker took a task, by its own clock (`told_at`) and by ours (`at`); False when that was known."""
-    opened = await tx.fetchval(OPEN, worker.id, source, task_id, told_at, worker.pool_id, at)
+    """Record a claim at the worker's time (`reported_at`) and the clamped time (`at`); False if it was known."""
+    opened = await tx.fetchval(OPEN, worker.id, source, task_id, reported_at, worker.pool_id, at)
     return opened is not None
 
 
 async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> int:
-    """End the open claims of workers; returns how many there were."""
+    """End the open claims of workers; returns their number."""
     return len(await tx.fetch(CLOSE, worker_ids, at))
 
 
 async def claims_of(db: Connection, worker_id: str) -> list[Claim]:
-    """The newest claims of a worker, oldest first."""
+    """The newest 100 claims of a worker, oldest first."""
     return [Claim(**row) for row in reversed(await db.fetch(CLAIMS_OF, worker_id))]
 
 
 async def store(tx: Connection, reports: Sequence[tuple[DemandReported, str]]) -> bool:
-    """Store checked reports; True when one of them was news."""
+    """Store valid reports and mark their pools dirty; True if one of them was newer than its row."""
     changed = await upsert_newest(tx, reports)
-    await marks.dirty(tx, {row["pool_id"] for row in changed}, because="demand")
+    await marks.dirty(tx, {row["pool_id"] for row in changed}, reason="demand")
     return bool(changed)

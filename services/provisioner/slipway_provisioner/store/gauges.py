@@ -1,4 +1,4 @@
-"""What there is, for Prometheus: the same numbers as people see, without what is archived or deleted. Locks nothing."""
+"""Gauges for Prometheus: the numbers of the HTTP API without archived and deleted objects. Takes no locks."""
 
 from typing import Any, Final
 
@@ -13,14 +13,14 @@ NAMES: Final = (
     "slipway_pool_wanted_workers",
     "slipway_pool_serving_workers",
     "slipway_pool_max_workers",
-    "slipway_pool_oldest_wait_seconds",
+    "slipway_pool_backlog_seconds",
     "slipway_launch_config_weight",
     "slipway_launch_config_health",
-    "slipway_launch_config_closed",
+    "slipway_launch_config_tripped",
     "slipway_launch_config_paused",
-    "slipway_reaper_silent_seconds",
+    "slipway_reaper_pass_age_seconds",
 )
-# Of a config every state has a number: a line that ends says less than one that falls to zero.
+# A config has a value for every state, so that series fall to zero instead of ending.
 WORKERS: Final = """
 SELECT c.pool_id, c.id, s.state, coalesce(w.number, 0)::int AS number
 FROM launch_config c CROSS JOIN unnest(ARRAY['requested', 'launching', 'starting', 'running', 'stopping']) AS s (state)
@@ -29,12 +29,12 @@ LEFT JOIN (SELECT pool_id, launch_config_id, state, count(*) AS number FROM work
     ON w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state = s.state
 WHERE c.state <> 'archived' OR w.number > 0"""
 REAPER: Final = """
-SELECT id, extract(epoch FROM slipway_clock() - passed_at)::float8 AS silent_seconds FROM account
+SELECT id, extract(epoch FROM slipway_clock() - passed_at)::float8 AS age_seconds FROM account
 WHERE EXISTS (SELECT FROM launch_config c WHERE c.account_id = account.id AND c.state <> 'archived')"""
 
 
 async def read(db: Connection) -> Readings:
-    """Readings of NAMES."""
+    """Readings of the gauges in NAMES."""
     workers = await db.fetch(WORKERS)
     pools = await summaries.pools(db)
     configs = [config for config in await summaries.configs(db) if config["state"] != "archived"]
@@ -50,12 +50,12 @@ async def read(db: Connection) -> Readings:
         "slipway_pool_wanted_workers": of_pools("wanted"),
         "slipway_pool_serving_workers": of_pools("serving"),
         "slipway_pool_max_workers": of_pools("max_capacity"),
-        "slipway_pool_oldest_wait_seconds": of_pools("oldest_wait_seconds"),
+        "slipway_pool_backlog_seconds": of_pools("backlog_seconds"),
         "slipway_launch_config_weight": {_config(c): _weight(c) for c in configs},
         "slipway_launch_config_health": {_config(c): c["health"] for c in configs if c["health"] is not None},
-        "slipway_launch_config_closed": {_config(c): c["circuit"] == "closed" for c in configs},
+        "slipway_launch_config_tripped": {_config(c): c["health_state"] != "healthy" for c in configs},
         "slipway_launch_config_paused": {_config(c): c["state"] == "paused" for c in configs},
-        "slipway_reaper_silent_seconds": {(row["id"],): row["silent_seconds"] for row in reaper},
+        "slipway_reaper_pass_age_seconds": {(row["id"],): row["age_seconds"] for row in reaper},
     }
 
 
@@ -64,6 +64,6 @@ def _config(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _weight(config: dict[str, Any]) -> float:
-    """As planning takes it: before the first record, what no evidence would give."""
+    """Weight used by planning: before the first record, the weight without evidence."""
     weight: float | None = config["weight"]
     return config["base_weight"] * config["price_factor"] if weight is None else weight

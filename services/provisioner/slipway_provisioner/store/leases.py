@@ -1,4 +1,4 @@
-"""The provisioner's side of leases: requests under way, leases held, units given back once."""
+"""Leases of the provisioner: pending requests, granted leases, and the release of each unit, once."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -21,7 +21,7 @@ from slipway_common.postgres import Connection
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store.configs import MAY_START
 
-# What may not start, or was asked to be renewed just now, would hold up the rest.
+# Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others.
 CANDIDATES: Final = f"""
 SELECT l.id FROM lease l JOIN launch_config c ON c.id = l.launch_config_id JOIN worker_pool p ON p.id = c.pool_id
 WHERE l.state <> 'ended' AND {MAY_START}
@@ -45,7 +45,7 @@ INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_toke
     renewed_at, traceparent, granted_units)
 VALUES ($1, $2, $3, $4, $5, $6, 'reserved', $7, $8, slipway_clock(), $9, $6)
 ON CONFLICT (id) DO NOTHING RETURNING true"""
-# Until the broker has charged it, it has no token: it is neither renewed nor given back.
+# It has no fencing token until the broker has charged it; until then it is neither renewed nor released.
 INSERT_UNLEASED: Final = """
 INSERT INTO lease (id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
     renewed_at, traceparent)
@@ -72,7 +72,7 @@ SELECT id FROM lease_request WHERE id IN (SELECT request_id FROM worker WHERE id
 ORDER BY id FOR UPDATE"""
 REQUESTED_CONFIG: Final = "SELECT launch_config_id FROM lease_request WHERE id = $1"
 TAKE: Final = "UPDATE lease_request SET units = units - $2 WHERE id = $1 RETURNING lease_pool_id, traceparent, units"
-FORGET_REQUEST: Final = "DELETE FROM lease_request WHERE id = ANY($1::text[])"
+DELETE_REQUEST: Final = "DELETE FROM lease_request WHERE id = ANY($1::text[])"
 RESEND: Final = """
 UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id IN (
     SELECT id FROM lease_request WHERE sent_at < slipway_clock() - make_interval(secs => $1)
@@ -83,7 +83,7 @@ RETURNING id, lease_pool_id, pool_id, traceparent, (
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """One grant as the provisioner knows it. `units` are those not given back."""
+    """A lease granted to the provisioner. `units` are those not yet released."""
 
     id: str
     request_id: str
@@ -98,13 +98,13 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str
 
 
-async def candidates(db: Connection, limit: int, *, margin_seconds: float, asked_seconds: float) -> list[str]:
-    """Leases under which a call may start, as it looks without locks; oldest admission first."""
-    return [row["id"] for row in await db.fetch(CANDIDATES, limit, margin_seconds, asked_seconds)]
+async def candidates(db: Connection, limit: int, *, margin_seconds: float, renewal_pending_seconds: float) -> list[str]:
+    """Leases under which a call may start, read without locks; oldest admission first."""
+    return [row["id"] for row in await db.fetch(CANDIDATES, limit, margin_seconds, renewal_pending_seconds)]
 
 
 async def config_of(db: Connection, lease_id: str) -> str:
-    """The config that a lease admits starts of; never changes."""
+    """Config that a lease admits starts of; it never changes."""
     config_id: str = await db.fetchval(CONFIG_OF, lease_id)
     return config_id
 
@@ -120,57 +120,57 @@ async def get(db: Connection, lease_id: str) -> Lease | None:
 
 
 def described(lease: Lease) -> dict[str, Any]:
-    """For people."""
+    """Lease as shown to people."""
     return {name: value for name, value in msgspec.structs.asdict(lease).items() if name != "traceparent"}
 
 
 async def lock_all(tx: Connection, lease_ids: Iterable[str], request_ids: Iterable[str]) -> None:
-    """Before several are changed: leases, then requests."""
+    """Lock leases, then requests, before several are changed."""
     await tx.execute(LOCK_MANY, sorted(set(lease_ids)))
     await tx.execute(LOCK_REQUESTS, sorted(set(request_ids)))
 
 
 async def lock_requests_of(tx: Connection, worker_ids: Sequence[str]) -> list[str]:
-    """Lock the requests under which workers wait; returns their ids."""
+    """Lock the requests of waiting workers; returns the request ids."""
     return [row["id"] for row in await tx.fetch(REQUESTS_OF, worker_ids)]
 
 
 async def request(
     tx: Connection, *, lease_pool_id: str, pool_id: str, launch_config_id: str, units: int, traceparent: str
 ) -> str:
-    """Ask for admission of `units` starts of one config; returns the new request id."""
+    """Request admission of `units` starts of one config; returns the new request id."""
     request_id = new_id()
     await tx.execute(INSERT_REQUEST, request_id, lease_pool_id, pool_id, launch_config_id, units, traceparent)
-    asked = LeaseRequested(lease_pool_id=lease_pool_id, request_id=request_id, units=units, tenant=pool_id)
-    await outbox.enqueue(tx, [outbox.Traced(asked, traceparent)])
+    event = LeaseRequested(lease_pool_id=lease_pool_id, request_id=request_id, units=units, tenant=pool_id)
+    await outbox.enqueue(tx, [outbox.Traced(event, traceparent)])
     return request_id
 
 
 async def requested_config(tx: Connection, request_id: str) -> str | None:
-    """Which config a request is for; None when nobody waits under it. Requests are locked."""
+    """Config of a request; None if the request is unknown. Requests are locked."""
     config_id: str | None = await tx.fetchval(REQUESTED_CONFIG, request_id)
     return config_id
 
 
 async def take(tx: Connection, request_id: str, units: int) -> Any:
-    """Units of a request are granted or given up; returns the row as it is then, None for an unknown one."""
+    """Subtract granted or cancelled units from a request; returns the updated row, or None if it is unknown."""
     row = await tx.fetchrow(TAKE, request_id, units)
     if row is not None and row["units"] <= 0:
-        await tx.execute(FORGET_REQUEST, [request_id])
+        await tx.execute(DELETE_REQUEST, [request_id])
     return row
 
 
 async def cancel(tx: Connection, request_id: str, units: int, reason: str) -> None:
-    """Give up units of a request that nobody waits for any more."""
+    """Cancel units of a request that no worker waits for."""
     row = await take(tx, request_id, units)
     if row is None:
         return
-    gone = LeaseCancelRequested(lease_pool_id=row["lease_pool_id"], request_id=request_id, units=units, reason=reason)
-    await outbox.enqueue(tx, [outbox.Traced(gone, row["traceparent"])])
+    event = LeaseCancelRequested(lease_pool_id=row["lease_pool_id"], request_id=request_id, units=units, reason=reason)
+    await outbox.enqueue(tx, [outbox.Traced(event, row["traceparent"])])
 
 
 async def insert(tx: Connection, event: LeaseGranted, launch_config_id: str, traceparent: str) -> bool:
-    """Store a grant; False when it is known."""
+    """Store a grant; False if it is known."""
     new = await tx.fetchval(
         INSERT,
         event.lease_id,
@@ -189,7 +189,7 @@ async def insert(tx: Connection, event: LeaseGranted, launch_config_id: str, tra
 async def insert_unleased(
     tx: Connection, started: LeaseUnleasedReported, launch_config_id: str, traceparent: str, *, hold_seconds: float
 ) -> None:
-    """What was admitted without the broker; it covers as long as a lease would."""
+    """Store an unleased launch, valid for as long as a lease of its pool."""
     await tx.execute(
         INSERT_UNLEASED,
         started.lease_id,
@@ -203,12 +203,12 @@ async def insert_unleased(
 
 
 async def confirm(tx: Connection, event: LeaseConfirmed) -> None:
-    """Confirmed, renewed, or charged and given a token; what has ended stays so."""
+    """Record a confirmation, a renewal, or the charge of an unleased launch. Ended leases stay ended."""
     await tx.execute(CONFIRM, event.lease_id, event.expires_at, event.fencing_token)
 
 
 async def release(tx: Connection, workers: Sequence[Worker], result: str, **evidence: Any) -> list[Worker]:
-    """Give back the units that these workers hold, each once; returns the workers without them. Rows are locked."""
+    """Release the units that workers hold, each once; returns the workers without them. Rows are locked."""
     by_lease: dict[str, int] = {}
     for worker in workers:
         if worker.holds_unit and worker.lease_id is not None:
@@ -219,10 +219,10 @@ async def release(tx: Connection, workers: Sequence[Worker], result: str, **evid
 
 
 async def release_units(tx: Connection, lease_id: str, units: int, result: str, **evidence: Any) -> None:
-    """Tell the broker that units of a lease are free; nothing to tell once it has ended."""
+    """Publish the release of units of a lease, unless it has ended."""
     row = await tx.fetchrow(RELEASE, lease_id, units)
     if row is None or not row["fencing_token"]:
-        return  # what has no token yet stays charged until its hold is over
+        return  # without a fencing token it stays charged until its hold ends
     event = LeaseReleaseRequested(
         lease_pool_id=row["lease_pool_id"],
         lease_id=lease_id,
@@ -235,13 +235,13 @@ async def release_units(tx: Connection, lease_id: str, units: int, result: str, 
 
 
 async def end(tx: Connection, lease_id: str) -> None:
-    """The broker ended it: expired, lost, or held to its end. Nothing is left to give back, whatever workers hold."""
+    """Record that the broker ended a lease. Nothing is left to release, whatever units workers still hold."""
     await tx.execute(END, lease_id)
 
 
 async def resend(tx: Connection, after_seconds: float) -> int:
-    """Repeat requests that have waited for `after_seconds` since they were last sent, under the same id, for the
-    intents that still wait; returns how many."""
+    """Resend requests that were last sent `after_seconds` ago, under the same id and for the intents that still wait;
+    returns their number."""
     rows = await tx.fetch(RESEND, after_seconds)
     events = [
         outbox.Traced(
@@ -254,18 +254,18 @@ async def resend(tx: Connection, after_seconds: float) -> int:
         if row["units"] > 0
     ]
     await outbox.enqueue(tx, events)
-    await tx.execute(FORGET_REQUEST, [row["id"] for row in rows if row["units"] == 0])
+    await tx.execute(DELETE_REQUEST, [row["id"] for row in rows if row["units"] == 0])
     return len(rows)
 
 
 async def renew(tx: Connection) -> int:
-    """Renew the leases of which a third of the ttl has passed; returns how many."""
+    """Renew leases whose last renewal is a third of their TTL ago; returns their number."""
     return await _renew(tx, await tx.fetch(RENEWABLE))
 
 
-async def renew_one(tx: Connection, lease_id: str, *, asked_seconds: float) -> None:
-    """Ask for more time now, unless that was asked within `asked_seconds`."""
-    await _renew(tx, await tx.fetch(RENEW_ONE, lease_id, asked_seconds))
+async def renew_one(tx: Connection, lease_id: str, *, renewal_pending_seconds: float) -> None:
+    """Renew a lease now, unless a renewal was requested within the last `renewal_pending_seconds`."""
+    await _renew(tx, await tx.fetch(RENEW_ONE, lease_id, renewal_pending_seconds))
 
 
 async def _renew(tx: Connection, rows: Sequence[Any]) -> int:

@@ -1,4 +1,4 @@
-"""Pools as a decision sees them: locked, observed, marked dirty; configs with their weights and what is under way."""
+"""Input of planning decisions: dirty pools, and configs with their weights and starts in flight."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -12,14 +12,14 @@ from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 from slipway_provisioner.store import demand
 
-# The marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees
-# what committed before it began, so every mark deleted here came with facts that the reads below will see; a mark that
-# commits later stays, and makes the pool dirty again.
+# Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
+# committed before it began, so the changes behind every deleted mark are visible to the reads below. A mark that
+# commits later stays and makes the pool dirty again.
 LOCK_DIRTY: Final = """
 SELECT p.id FROM worker_pool p
 WHERE EXISTS (SELECT FROM dirty_pool d WHERE d.pool_id = p.id AND d.due_at <= slipway_clock())
 ORDER BY (SELECT min(d.id) FROM dirty_pool d WHERE d.pool_id = p.id) LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
-UNMARK: Final = "DELETE FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() RETURNING because"
+UNMARK: Final = "DELETE FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() RETURNING reason"
 POOL: Final = """
 SELECT id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, frozen_reason, deleted, drawn, on_bad_image,
     freeze_after,
@@ -29,9 +29,9 @@ FLEET: Final = """
 SELECT count(*) FILTER (WHERE state IN ('requested', 'launching', 'starting', 'running')) AS serving,
     count(*) FILTER (WHERE state = 'stopping') AS leaving
 FROM worker WHERE pool_id = $1 AND state <> 'stopped'"""
-# What is under way of a config `c`, per stage. A call whose worker was told to leave may fail yet. A claim is confirmed
-# by the worker's own word; where the queue is asked, by claimed tasks that it has seen since the worker came.
-UNDER_WAY: Final = """
+# Starts of a config `c` in flight, per stage. The call of a stopping worker can still fail. Depending on the claim
+# evidence a claim is confirmed by the worker's hook, or by claimed tasks in its queue since the worker registered.
+IN_FLIGHT: Final = """
 SELECT count(*) FILTER (WHERE w.state IN ('requested', 'launching')
         OR (w.state = 'stopping' AND w.instance_id IS NULL))::int AS launch,
     count(*) FILTER (WHERE w.state = 'starting')::int AS boot,
@@ -41,33 +41,33 @@ SELECT count(*) FILTER (WHERE w.state IN ('requested', 'launching')
         END)::int AS claim,
     count(*) FILTER (WHERE w.state = 'running')::int AS running, count(*)::int AS live
 FROM worker w WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state <> 'stopped'"""
-# One statement, so that a worker that fails at this moment counts either as under way or as failed.
+# One statement, so that a worker that fails at this moment counts either as in flight or as failed.
 CONFIGS: Final = f"""
 SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active' AS active, c.claim_evidence,
     c.base_weight * c.price_factor AS prior_weight, g.record, o.failures,
     g.record IS NOT NULL AND (g.record ->> 'probe_ready')::boolean AND NOT EXISTS (
         SELECT FROM worker p WHERE p.launch_config_id = c.id
         AND p.probe_permit = (g.record ->> 'probe_permit')::bigint) AS permitted,
-    (SELECT reason FROM brake b WHERE b.scope = 'account' AND b.scope_id = c.account_id
-        AND (until IS NULL OR until > slipway_clock())) AS braked,
+    (SELECT reason FROM launch_stop b WHERE b.scope = 'account' AND b.scope_id = c.account_id
+        AND (until IS NULL OR until > slipway_clock())) AS launch_stop,
     ARRAY(SELECT ARRAY[k.key, k.stage] FROM shared_keys(c) AS k) AS shares, u.launch, u.boot, u.claim
 FROM launch_config c JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
-CROSS JOIN LATERAL ({UNDER_WAY}) AS u
+CROSS JOIN LATERAL ({IN_FLIGHT}) AS u
 LEFT JOIN LATERAL (
-    SELECT jsonb_object_agg(stage, failures - over) AS failures FROM launch_config_outcomes
+    SELECT jsonb_object_agg(stage, failures - written_off) AS failures FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
 WHERE c.pool_id = $1 AND (c.archived_at IS NULL OR c.archived_at > $2) AND (c.state <> 'archived' OR u.live > 0)
 ORDER BY c.id"""
-# Locked after the pool and before anything under way is counted: pools that share an image or a quota decide in turn.
+# Locked after the pool and before starts are counted, so that pools which share an image or a quota decide in turn.
 LOCK_SHARED: Final = """
 SELECT FROM shared_window WHERE (key, stage) IN (
     SELECT k.key, k.stage FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
     WHERE c.pool_id = $1 AND c.state <> 'archived' AND k.size IS NOT NULL)
 ORDER BY key, stage FOR UPDATE"""
-# Boots count towards the image, launches towards the quota; over every pool. The calculator withdraws the record of an
-# archived config, so what failed there counts only since $3, for as long as a record may be late. What was archived
-# before $2 is forgotten.
+# Boots count towards the image, launches towards the quota, over all pools. The calculator deletes the record of an
+# archived config, so its failures count only since $3, which is as long as a record may be late. Configs archived
+# before $2 are ignored.
 SHARED: Final = f"""
 WITH mine AS (
     SELECT DISTINCT k.key, k.stage, k.size FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
@@ -79,9 +79,9 @@ levels AS (
         sum(CASE c.state WHEN 'archived' THEN (
                 SELECT count(*) FROM worker w WHERE w.launch_config_id = c.id
                 AND w.failed_at > $3)
-            ELSE greatest(0, coalesce(f.failures - f.over, 0)
+            ELSE greatest(0, coalesce(f.failures - f.written_off, 0)
                 - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)) END) AS unfolded
-    FROM launch_config c CROSS JOIN LATERAL ({UNDER_WAY}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
+    FROM launch_config c CROSS JOIN LATERAL ({IN_FLIGHT}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
     LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage
     LEFT JOIN weight g ON g.launch_config_id = c.id
     WHERE (c.image_key = ANY(ARRAY(SELECT key FROM mine)) OR c.quota_key = ANY(ARRAY(SELECT key FROM mine)))
@@ -89,41 +89,41 @@ levels AS (
     GROUP BY k.key, k.stage)
 SELECT m.key, m.stage, coalesce(l.in_flight, 0)::int AS in_flight, coalesce(l.unfolded, 0)::int AS unfolded,
     CASE WHEN m.size IS NOT NULL THEN coalesce(s.size, m.size) END AS window,
-    coalesce(s.state = 'closed', false) AS closed, coalesce(s.reason, '') AS reason,
+    coalesce(s.state = 'tripped', false) AS tripped, coalesce(s.reason, '') AS reason,
     coalesce(s.unconfirmed, 0) AS unconfirmed, coalesce(f.unconfirmed, 0) AS forgiven
 FROM mine m LEFT JOIN shared_window s USING (key, stage) LEFT JOIN levels l USING (key, stage)
 LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
 ORDER BY m.key, m.stage"""
-# Only workers that no lease was granted for may be cancelled: a call may start for the others at any moment.
+# Only workers without a lease may be cancelled: a call may start for the others at any moment.
 WAITING: Final = """
 SELECT id::text AS worker_id, launch_config_id AS config_id, probe_permit AS permit FROM worker
 WHERE pool_id = $1 AND state = 'requested' AND lease_id IS NULL ORDER BY worker.id"""
 IDLE: Final = """
 SELECT id::text AS worker_id, idle_since AS since FROM worker
 WHERE pool_id = $1 AND state = 'running' AND idle_since IS NOT NULL ORDER BY idle_since LIMIT 500"""
-BRAKES: Final = """
-SELECT reason FROM brake WHERE (scope = 'all' OR (scope = 'pool' AND scope_id = $1))
+LAUNCH_STOPS: Final = """
+SELECT reason FROM launch_stop WHERE (scope = 'all' OR (scope = 'pool' AND scope_id = $1))
     AND (until IS NULL OR until > slipway_clock()) LIMIT 1"""
-DREW: Final = "UPDATE worker_pool SET drawn = drawn + $2, attempted_at = slipway_clock() WHERE id = $1"
-# Until the first weight record arrives: what was never seen starts small.
+RECORD_DRAWS: Final = "UPDATE worker_pool SET drawn = drawn + $2, attempted_at = slipway_clock() WHERE id = $1"
+# Until the first weight record arrives.
 DEFAULT_WINDOWS: Final = {"launch": 4, "boot": 8, "claim": 64}
-# No record speaks of a failure in an archived config; by then whoever would have folded it has said so of its shares.
+# Longest delay of a weight record; after it the shares include the failures of an archived config.
 LATE_RECORD_SECONDS: Final = 60.0
 
 
 class Dirty(msgspec.Struct, frozen=True):
-    """A pool to decide for, and what its marks say about why."""
+    """A dirty pool and the reasons of its marks."""
 
     pool_id: str
-    because: frozenset[str]
+    reasons: frozenset[str]
 
 
 async def claim_dirty(tx: Connection) -> Dirty | None:
-    """Lock the pool that has been dirty longest and that nobody plans for; None when there is none."""
+    """Lock the pool that has been dirty longest and that no planner holds; None if there is none."""
     pool_id: str | None = await tx.fetchval(LOCK_DIRTY)
     if pool_id is None:
         return None
-    return Dirty(pool_id, frozenset(row["because"] for row in await tx.fetch(UNMARK, pool_id)))
+    return Dirty(pool_id, frozenset(row["reason"] for row in await tx.fetch(UNMARK, pool_id)))
 
 
 async def observe(
@@ -131,16 +131,16 @@ async def observe(
     pool_id: str,
     *,
     idle_timeout_seconds: float,
-    silent_seconds: float,
-    silent_half_life_seconds: float,
+    unavailable_seconds: float,
+    weight_half_life_seconds: float,
     attempt_seconds: float,
 ) -> Observed:
-    """Everything a decision may look at. The pool is locked by the caller."""
+    """Read the input of a decision. The caller holds the pool's lock."""
     await tx.execute(LOCK_SHARED, pool_id)
     row = dict(await tx.fetchrow(POOL, pool_id, attempt_seconds))
     attempt_in_seconds = row.pop("attempt_in_seconds")
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
-    brake = await tx.fetchval(BRAKES, pool_id)
+    launch_stop = await tx.fetchval(LAUNCH_STOPS, pool_id)
     configs, shared = await counted(tx, pool_id, await now(tx))
     return Observed(
         pool=pool,
@@ -151,15 +151,15 @@ async def observe(
         waiting=[Waiting(**r) for r in await tx.fetch(WAITING, pool_id)],
         idle=[Idle(**r) for r in await tx.fetch(IDLE, pool_id)],
         idle_timeout_seconds=idle_timeout_seconds,
-        calculator_silent_seconds=silent_seconds,
-        silent_half_life_seconds=silent_half_life_seconds,
+        calculator_unavailable_seconds=unavailable_seconds,
+        weight_half_life_seconds=weight_half_life_seconds,
         attempt_in_seconds=attempt_in_seconds,
-        stopped=f"launching is stopped: {brake}" if brake else "",
+        stopped=f"launching is stopped: {launch_stop}" if launch_stop else "",
     )
 
 
 async def counted(tx: Connection, pool_id: str, at: datetime) -> tuple[list[Config], list[Shared]]:
-    """A pool's configs and what they share, with what is under way and what has failed of them at `at`."""
+    """Configs of a pool and their shares, with starts in flight and failures at `at`."""
     forgotten = at - timedelta(seconds=FORGOTTEN_AFTER_SECONDS)
     configs = await tx.fetch(CONFIGS, pool_id, forgotten)
     shared = await tx.fetch(SHARED, pool_id, forgotten, at - timedelta(seconds=LATE_RECORD_SECONDS))
@@ -175,12 +175,12 @@ def _config(row: Any) -> Config:
         lease_pool_id=row["lease_pool_id"],
         image_revision=row["image_revision"],
         active=row["active"],
-        stopped=f"launching is stopped in {row['account_id']}: {row['braked']}" if row["braked"] else "",
+        stopped=f"launching is stopped in {row['account_id']}: {row['launch_stop']}" if row["launch_stop"] else "",
         weight=record.get("weight", row["prior_weight"]),
         prior_weight=row["prior_weight"],
-        closed=record.get("state") == "closed",
-        reason=reason.partition(": ")[2] or reason,  # it begins with the config's short name
-        permit=record.get("probe_permit") if row["permitted"] and record.get("state") == "closed" else None,
+        tripped=record.get("state", "healthy") != "healthy",
+        reason=reason.removeprefix(f"{row['id']} "),
+        permit=record.get("probe_permit") if row["permitted"] and record.get("state", "healthy") != "healthy" else None,
         last_permit=record.get("probe_permit"),
         shares=[(key, stage) for key, stage in row["shares"]],
         **stages(row),
@@ -188,9 +188,9 @@ def _config(row: Any) -> Config:
 
 
 def stages(row: Any) -> dict[str, Stage]:
-    """The three stages of a config, by its weight record and by our own counts per stage.
+    """Stages of a config, from its weight record and our own counts.
 
-    Claims are not judged where nothing confirms them.
+    Without claim evidence the claim stage has no window.
     """
     published = (row["record"] or {}).get("stages", {})
     failures = row["failures"] or {}
@@ -208,18 +208,18 @@ def stages(row: Any) -> dict[str, Stage]:
     }
 
 
-async def drew(tx: Connection, pool_id: str, units: int) -> None:
-    """Continue the pool's draws behind `units` launches."""
-    await tx.execute(DREW, pool_id, units)
+async def record_draws(tx: Connection, pool_id: str, units: int) -> None:
+    """Advance the pool's draw counter by `units` launches."""
+    await tx.execute(RECORD_DRAWS, pool_id, units)
 
 
 async def known(db: Connection, pool_ids: Sequence[str]) -> set[str]:
-    """Which of these pools exist."""
+    """Ids of the given pools that exist."""
     rows = await db.fetch("SELECT id FROM worker_pool WHERE id = ANY($1::text[]) AND NOT deleted", list(pool_ids))
     return {row["id"] for row in rows}
 
 
 async def now(db: Connection) -> datetime:
-    """The database's clock; after the locks of the caller's transaction are held."""
+    """Time by the database's clock. Read it after the transaction's locks are taken."""
     at: datetime = await db.fetchval("SELECT slipway_clock()")
     return at

@@ -1,22 +1,22 @@
-"""Pools and launch configs as people look at them: no lock, and nothing that grows with what has ended."""
+"""Pools and launch configs for people. Takes no locks and reads nothing that grows with stopped workers."""
 
 from typing import Any, Final
 
 from slipway_common.postgres import Connection
-from slipway_provisioner.store.pools import DEFAULT_WINDOWS, UNDER_WAY, stages
+from slipway_provisioner.store.pools import DEFAULT_WINDOWS, IN_FLIGHT, stages
 
-# The newest decision is the one that REPEAT renews. Only sources that are fresh wait for us.
+# The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.
 POOLS: Final = """
 SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.profile, p.boot_evidence, p.claim_evidence,
     p.on_bad_image, p.freeze_after, p.paused, p.paused_reason, p.paused_by, p.paused_until, p.frozen,
     p.frozen_reason, p.frozen_by,
-    d.pending, d.claimed, d.oldest_wait_seconds, w.serving, w.running, w.leaving, x.wanted, x.needed
+    d.pending, d.claimed, d.backlog_seconds, w.serving, w.running, w.leaving, x.wanted, x.needed
 FROM worker_pool p
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(pending), 0)::int AS pending, coalesce(sum(claimed), 0)::int AS claimed,
         extract(epoch FROM slipway_clock() - min(least(pending_since, slipway_clock())) FILTER (
             WHERE pending_since IS NOT NULL AND observed_at + valid_for_seconds * interval '1 s' > slipway_clock()
-        ))::float8 AS oldest_wait_seconds
+        ))::float8 AS backlog_seconds
     FROM demand WHERE pool_id = p.id) AS d
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE state <> 'stopping')::int AS serving,
@@ -24,19 +24,20 @@ CROSS JOIN LATERAL (
         count(*) FILTER (WHERE state = 'stopping')::int AS leaving
     FROM worker WHERE pool_id = p.id AND state <> 'stopped') AS w
 LEFT JOIN LATERAL (
-    SELECT (why ->> 'wanted')::int AS wanted, (why ->> 'needed')::int AS needed FROM decision
+    SELECT (details ->> 'wanted')::int AS wanted, (details ->> 'needed')::int AS needed FROM decision
     WHERE pool_id = p.id ORDER BY at DESC, id DESC LIMIT 1) AS x ON true
 WHERE NOT p.deleted AND ($1::text IS NULL OR p.id = $1) ORDER BY p.id"""
 CONFIGS: Final = f"""
-SELECT c.id, c.pool_id, c.account_id, c.region, c.zone, c.instance_type, c.image_revision, c.state, c.state_reason,
-    c.state_by, c.paused_until, c.base_weight, c.price_factor, c.profile, c.claim_evidence, c.settings, g.record,
-    o.failures, coalesce(o.successes, 0)::int AS ok, coalesce(o.failed, 0)::int AS failed, u.launch, u.boot, u.claim,
-    u.launch + u.boot AS starting, u.running, s.shared
-FROM launch_config c LEFT JOIN weight g ON g.launch_config_id = c.id
+SELECT c.id, c.pool_id, c.account_id, a.lease_pool_id, c.region, c.zone, c.instance_type, c.image_revision, c.state,
+    c.state_reason, c.state_by, c.paused_until, c.base_weight, c.price_factor, c.profile, c.claim_evidence, c.settings,
+    g.record, o.failures, coalesce(o.successes, 0)::int AS ok, coalesce(o.failed, 0)::int AS failed,
+    u.launch, u.boot, u.claim, u.launch + u.boot AS starting, u.running, s.shared
+FROM launch_config c JOIN account a ON a.id = c.account_id LEFT JOIN weight g ON g.launch_config_id = c.id
 LEFT JOIN LATERAL (
-    SELECT sum(failures) AS failed, sum(successes) AS successes, jsonb_object_agg(stage, failures - over) AS failures
+    SELECT sum(failures) AS failed, sum(successes) AS successes,
+        jsonb_object_agg(stage, failures - written_off) AS failures
     FROM launch_config_outcomes WHERE launch_config_id = c.id) AS o ON true
-CROSS JOIN LATERAL ({UNDER_WAY}) AS u
+CROSS JOIN LATERAL ({IN_FLIGHT}) AS u
 LEFT JOIN LATERAL (
     SELECT jsonb_agg(jsonb_build_object('key', k.key, 'stage', k.stage, 'window', CASE WHEN k.size IS NOT NULL
         THEN s.size END, 'state', s.state, 'unconfirmed', s.unconfirmed, 'reason', s.reason)
@@ -46,24 +47,25 @@ WHERE ($1::text IS NULL OR c.pool_id = $1) AND ($2::text IS NULL OR c.id = $2) O
 FAILURES: Final = """
 SELECT id::text AS worker_id, failed_at AS at, reason FROM worker
 WHERE launch_config_id = $1 AND failed_at IS NOT NULL ORDER BY failed_at DESC, id DESC LIMIT 10"""
-OF_RECORD: Final = ("weight", "health", "closed_stage", "closed_by", "next_probe_at", "reason")
+OF_RECORD: Final = ("weight", "health", "tripped_stage", "tripped_by", "tripped_since", "next_probe_at", "reason")
 
 
 async def pools(db: Connection, pool_id: str | None = None) -> list[dict[str, Any]]:
-    """Pools with their demand, their fleet, and what the newest decision wanted and missed (null before the first).
+    """Pools with demand, fleet, and `wanted` and `needed` of the newest decision (null before the first).
 
-    `oldest_wait_seconds` is how long a source has had tasks pending; null when no fresh source has.
+    `backlog_seconds` is for how long a source has had pending tasks without a break, which is not the age of the oldest
+    task; null when no fresh source has any.
     """
     return [dict(row) for row in await db.fetch(POOLS, pool_id)]
 
 
 async def configs(db: Connection, pool_id: str | None = None) -> list[dict[str, Any]]:
-    """Launch configs with the weight record in force, their windows, and how their starts ended."""
+    """Launch configs with their weight record, windows, and outcomes of starts."""
     return [_config(row) for row in await db.fetch(CONFIGS, pool_id, None)]
 
 
 async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
-    """One launch config with its settings, its whole weight record (null before the first) and its newest failures."""
+    """One launch config with its settings, full weight record (null before the first) and newest failures."""
     row = await db.fetchrow(CONFIGS, None, config_id)
     if row is None:
         return None
@@ -74,7 +76,7 @@ async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
 def _config(row: Any) -> dict[str, Any]:
     """`ok` are launches that were accepted, `failed` the failures of any stage, over the config's life.
 
-    `shared` is what it shares with others: a closed one closes it, also before a record of its own says so.
+    `shared` is what it shares with others. A tripped shared key trips the config, even before its own record says so.
     """
     values = dict(row)
     levels = {
@@ -86,19 +88,22 @@ def _config(row: Any) -> dict[str, Any]:
     for name in ("settings", "failures", "claim_evidence", *DEFAULT_WINDOWS):
         del values[name]
     shown = {name: record.get(name) for name in OF_RECORD}
-    closing = next((known for known in shared if known["state"] == "closed"), None)
-    if closing is not None and record.get("state") != "closed":
+    tripped = next((known for known in shared if known["state"] == "tripped"), None)
+    health_state = record.get("state", "healthy")
+    if tripped is not None and health_state == "healthy":
+        health_state = "tripped"
+        cause = f": {tripped['reason']}" if tripped["reason"] else ""
         shown |= {
-            "closed_stage": closing["stage"],
-            "closed_by": closing["key"],
+            "tripped_stage": tripped["stage"],
+            "tripped_by": tripped["key"],
             "next_probe_at": None,
-            "reason": f"{row['id']}: {closing['reason'] or 'closed'}, by {closing['key']}",
+            "reason": f"{row['id']} tripped: {tripped['key']}{cause}",
         }
     return (
         values
         | shown
         | {
-            "circuit": record.get("state", "open") if closing is None else "closed",
+            "health_state": health_state,
             "probe_ready": record.get("probe_ready", False),
             "stages": levels,
             "shared": shared,

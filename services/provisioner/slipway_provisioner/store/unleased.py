@@ -1,5 +1,5 @@
-"""The pace of starts without a lease: what was granted last, when the next may begin. All replicas share one row for
-each lease pool, so that together they keep one pace, however many they are."""
+"""Pace of unleased launches: last grants and the earliest time of the next start. All replicas share one row per lease
+pool, so they keep one pace together."""
 
 from datetime import datetime
 from typing import Final
@@ -20,7 +20,7 @@ FROM (
     WHERE lease_pool_id = $1 AND granted_units > 0 ORDER BY granted_at DESC LIMIT 1) AS last
 JOIN lease l ON l.granted_at > last.granted_at - last.hold_seconds * interval '1 s'
 WHERE l.lease_pool_id = $1 AND last.hold_seconds > 0 GROUP BY last.granted_at, last.hold_seconds"""
-# Ids of requests are in the order of time.
+# Request ids are ordered by time.
 LONGEST: Final = f"""
 SELECT r.id FROM lease_request r
 JOIN launch_config c ON c.id = r.launch_config_id JOIN worker_pool p ON p.id = c.pool_id
@@ -30,25 +30,24 @@ ORDER BY r.id LIMIT 1"""
 
 
 async def waiting(db: Connection) -> list[str]:
-    """Lease pools that somebody waits for."""
+    """Lease pools with pending requests."""
     return [row["lease_pool_id"] for row in await db.fetch(WAITING)]
 
 
 async def lock(tx: Connection, lease_pool_id: str) -> datetime | None:
-    """Hold the pace of a lease pool until the transaction ends; returns before when nothing may begin. Taken before
-    any other lock."""
+    """Lock the pace of a lease pool, before any other lock; returns the earliest time of the next start, or None."""
     not_before: datetime | None = await tx.fetchval(LOCK, lease_pool_id)
     return not_before
 
 
 async def pace(tx: Connection, lease_pool_id: str) -> Pace | None:
-    """None when nothing was ever granted."""
+    """Pace of a lease pool; None if it never granted anything."""
     row = await tx.fetchrow(PACE, lease_pool_id)
     return None if row is None else Pace(**row)
 
 
 async def longest_waiting(tx: Connection, lease_pool_id: str) -> str | None:
-    """The oldest request for which something may start."""
+    """Oldest request under which a worker may start; None if there is none."""
     request_id: str | None = await tx.fetchval(LONGEST, lease_pool_id)
     return request_id
 

@@ -1,4 +1,4 @@
-"""Worker rows: locked in id order, written back whole with their events."""
+"""Worker rows, locked in id order and written back as a whole with their events."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -35,7 +35,7 @@ COLUMNS: Final = {
     "registered_at": "timestamptz",
     "first_claimed_at": "timestamptz",
     "idle_since": "timestamptz",
-    "heard_at": "timestamptz",
+    "last_seen_at": "timestamptz",
     "stopping_at": "timestamptz",
     "ended_at": "timestamptz",
     "failed_at": "timestamptz",
@@ -69,7 +69,7 @@ BY_LEASE: Final = f"{SELECT} WHERE lease_id = $1 AND state = 'requested' ORDER B
 BY_REQUEST: Final = f"""
 {SELECT} WHERE request_id = $1 AND state = 'requested' AND lease_id IS NULL ORDER BY id LIMIT $2 FOR UPDATE"""
 
-UNASKED: Final = f"""
+DELAYED: Final = f"""
 SELECT a.lease_pool_id, {", ".join(f"w.{name}" for name in COLUMNS)} FROM worker w JOIN account a ON a.id = w.account_id
 WHERE w.state = 'requested' AND w.request_id IS NULL AND (w.not_before IS NULL OR w.not_before <= slipway_clock())
 ORDER BY w.id LIMIT 200 FOR UPDATE OF w SKIP LOCKED"""
@@ -89,16 +89,16 @@ def _columns(workers: Sequence[Worker]) -> list[list[Any]]:
 
 
 async def insert(tx: Connection, changes: Sequence[Change]) -> None:
-    """Store new intents and their events."""
+    """Store new intents with their events."""
     if changes:
         await tx.execute(INSERT, *_columns([worker for worker, _ in changes]))
         await outbox.enqueue(tx, [outbox.Traced(event, worker.traceparent) for worker, event in changes])
 
 
 async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None = None) -> None:
-    """Write workers back with their events, and count how stages ended. The rows are locked.
+    """Write workers back with their events, count outcomes of stages, and mark the pools dirty. The rows are locked.
 
-    `at`: when the facts happened, if not now. Marks the pools dirty: a changed worker changes what is needed.
+    `at`: time of the events, if not now.
     """
     if not changes:
         return
@@ -108,17 +108,17 @@ async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None
         await tx.execute(COUNT_OUTCOMES, *map(list, zip(*ended, strict=True)))
     traced = [outbox.Traced(event, worker.traceparent) for worker, event in changes]
     await outbox.enqueue(tx, traced, at=at)
-    await marks.dirty(tx, {worker.pool_id for worker, _ in changes}, because="worker")
+    await marks.dirty(tx, {worker.pool_id for worker, _ in changes}, reason="worker")
 
 
-async def save_silently(tx: Connection, workers: Sequence[Worker]) -> None:
-    """Write workers back whose change is no event of its own (a call begins, a lease is bound, a heartbeat)."""
+async def save_without_events(tx: Connection, workers: Sequence[Worker]) -> None:
+    """Write back workers whose change has no event: a call begins, a lease is bound, a heartbeat."""
     if workers:
         await tx.execute(UPDATE, *_columns(workers))
 
 
 async def lock(tx: Connection, ids: Sequence[str], *, skip_locked: bool = False) -> list[Worker]:
-    """In id order; with `skip_locked` only those that nobody else is changing."""
+    """Lock workers in id order; with `skip_locked` only those that no other transaction has locked."""
     return [from_row(row) for row in await tx.fetch(LOCK_FREE if skip_locked else LOCK, ids)]
 
 
@@ -127,28 +127,28 @@ async def lock_one(tx: Connection, worker_id: str) -> Worker | None:
 
 
 async def lock_batch(tx: Connection, batch_id: str) -> list[Worker]:
-    """All intents of a batch, ended ones too."""
+    """Lock all intents of a batch, including stopped ones."""
     return [from_row(row) for row in await tx.fetch(BATCH, batch_id)]
 
 
 async def lock_leased(tx: Connection, lease_id: str) -> list[Worker]:
-    """Intents admitted under a lease that no call was made for."""
+    """Lock the intents of a lease that have no call yet."""
     return [from_row(row) for row in await tx.fetch(BY_LEASE, lease_id)]
 
 
 async def lock_waiting(tx: Connection, request_id: str, units: int) -> list[Worker]:
-    """The lowest `units` intents that still wait for a request."""
+    """Lock up to `units` intents that wait under a request, lowest ids first."""
     return [from_row(row) for row in await tx.fetch(BY_REQUEST, request_id, units)]
 
 
-async def lock_unasked(tx: Connection) -> list[tuple[str, Worker]]:
-    """Intents that have to ask for admission anew, with the lease pool to ask."""
-    rows = [dict(row) for row in await tx.fetch(UNASKED)]
+async def lock_delayed(tx: Connection) -> list[tuple[str, Worker]]:
+    """Lock delayed intents that must request admission again; returns (lease pool id, worker) pairs."""
+    rows = [dict(row) for row in await tx.fetch(DELAYED)]
     return [(row.pop("lease_pool_id"), from_row(row)) for row in rows]
 
 
 async def by_instance(tx: Connection, account_id: str, instance_id: str) -> Worker | None:
-    """The worker that an instance of an account was bound to, ended or not; locked."""
+    """Lock the worker that an instance is bound to, stopped or not; None if there is none."""
     row = await tx.fetchrow(BY_INSTANCE, account_id, instance_id)
     return None if row is None else from_row(row)
 
@@ -160,7 +160,7 @@ async def get(db: Connection, worker_id: str) -> Worker | None:
 
 async def listed(db: Connection, *, pool_id: str | None, state: State | None, limit: int) -> list[Worker]:
     """Workers for people, newest first."""
-    # Said as a constant, it lets the index of live workers be used: those that ended may be a hundred times as many.
+    # A constant condition allows the index on live workers to be used; there may be a hundred times more stopped ones.
     live = "AND state <> 'stopped'" if state not in (None, State.STOPPED) else ""
     rows = await db.fetch(
         f"{SELECT} WHERE ($1::text IS NULL OR pool_id = $1) AND ($2::text IS NULL OR state = $2) {live} "
@@ -173,6 +173,6 @@ async def listed(db: Connection, *, pool_id: str | None, state: State | None, li
 
 
 def described(worker: Worker) -> dict[str, Any]:
-    """For people: everything but the token's hash and internals."""
+    """Worker as shown to people, without the token hash and internal fields."""
     hidden = {"token_sha256", "token_used", "traceparent", "holds_unit", "not_before"}
     return {name: value for name, value in msgspec.structs.asdict(worker).items() if name not in hidden}

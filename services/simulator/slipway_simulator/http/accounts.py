@@ -1,4 +1,4 @@
-"""The provider's side: one API per account, with the codes that providers use."""
+"""HTTP API of the simulated provider: one API per account, with the error codes of real providers."""
 
 import asyncio
 import hashlib
@@ -41,7 +41,7 @@ Simulated = Annotated[Simulator, Depends(simulator)]
 
 
 class Create(BaseModel):
-    """A create call. `settings` may stand in `user_data` as well."""
+    """Body of a create call. `settings` may be part of `user_data` instead."""
 
     token: str = Field(min_length=1, max_length=128)
     tags: dict[str, str] = {}
@@ -73,7 +73,7 @@ async def create(account: str, body: Create, request: Request, simulation: Simul
     reply = await simulation.create(call, user_data)
     if reply.lost and request.client:
         await drop((request.client.host, request.client.port))
-    return _told(reply, simulation)
+    return _response(reply, simulation)
 
 
 @router.get("/instances")
@@ -107,7 +107,7 @@ async def instance(account: str, instance_id: str, simulation: Simulated) -> Res
 
 @router.get("/instances/{instance_id}/console")
 async def console(account: str, instance_id: str, simulation: Simulated) -> Response:
-    """Also of one that is gone: that is when somebody asks."""
+    """Console output of an instance, including a terminated one."""
     lines = await asyncio.to_thread(lambda: console_of(simulation.ledger.facts(), account, instance_id))
     if not lines:
         return _json(404, {"code": "InstanceNotFound", "message": f"no instance {instance_id}"})
@@ -131,7 +131,7 @@ async def identity(account: str, simulation: Simulated) -> Response:
     return _json(200, {"account": account})
 
 
-def _told(reply: Reply, simulation: Simulator) -> Response:
+def _response(reply: Reply, simulation: Simulator) -> Response:
     if reply.code == "OK":
         now, live = simulation.now(), simulation.world.cloud.instances
         states = [(id_, live[id_].state(now) if id_ in live else "terminated") for id_ in reply.instance_ids]

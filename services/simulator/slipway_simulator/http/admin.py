@@ -1,4 +1,4 @@
-"""The operator's side: load a scenario, add tasks, set demand and faults, look at what is going on."""
+"""HTTP API for operators: load a scenario, add tasks, set demand and faults, read the state."""
 
 import asyncio
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ router = APIRouter()
 
 
 class Tasks(BaseModel):
-    """`at`: when each arrives, in product seconds from now; left out, all at once."""
+    """Tasks to add. `at`: arrival of each in product seconds from now [default: all now]."""
 
     pool_id: str
     count: int = Field(default=1, ge=1, le=100_000)
@@ -78,7 +78,7 @@ async def clear_fault(name: str, simulation: Simulated) -> Response:
 
 @router.post("/instances/{instance_id}/crash")
 async def crash(instance_id: str, simulation: Simulated) -> Response:
-    """The machine dies without a word."""
+    """Terminate a machine without any report, like a crash."""
     simulation.end_instance(instance_id, "fault")
     return Response(status_code=204)
 
@@ -95,7 +95,7 @@ async def livez() -> Response:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Ready as soon as the ledger is read. Kafka is told of, but may be down."""
+    """Ready once the ledger is read; the state of the Kafka connection is reported, but not required."""
     reporter = request.app.state.reporter
     return _json(200, {"ready": True, "kafka": bool(reporter and reporter.connected)})
 

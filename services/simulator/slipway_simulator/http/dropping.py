@@ -1,4 +1,4 @@
-"""How a connection is dropped without a reply, and when one is over: what HTTP itself has no words for."""
+"""Connections as seen by the server: dropping one without a reply, and waiting until a client has disconnected."""
 
 import asyncio
 from typing import ClassVar
@@ -7,13 +7,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class DroppableProtocol(H11Protocol):
-    """Uvicorn's protocol, with its open connections by the client's address."""
+    """Uvicorn's protocol with a table of open connections by client address."""
 
     open: ClassVar[dict[tuple[str, int], "DroppableProtocol"]] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.lost, self.over = asyncio.Event(), asyncio.Event()
+        self.lost, self.unused = asyncio.Event(), asyncio.Event()
         if self.client:
             self.open[self.client] = self
 
@@ -22,22 +22,22 @@ class DroppableProtocol(H11Protocol):
             self.open.pop(self.client, None)
         super().connection_lost(exc)
         self.lost.set()
-        self.over.set()
+        self.unused.set()
 
     def shutdown(self) -> None:
-        """The server ends: whoever waits for something on this connection is answered now."""
+        """The server stops: handlers that wait on this connection answer now."""
         super().shutdown()
-        self.over.set()
+        self.unused.set()
 
 
 async def drop(client: tuple[str, int]) -> None:
-    """End the client's connection now; whatever is sent to it afterwards goes nowhere."""
+    """Abort the client's connection; anything sent on it afterwards is discarded."""
     if connection := DroppableProtocol.open.get(client):
         connection.transport.abort()
         await connection.lost.wait()
 
 
-def over(client: tuple[str, int] | None) -> asyncio.Event:
-    """Set once nobody waits for an answer on this connection any more, or the server ends."""
+def disconnected(client: tuple[str, int] | None) -> asyncio.Event:
+    """Event that is set once the client has disconnected or the server stops."""
     connection = DroppableProtocol.open.get(client) if client else None
-    return connection.over if connection else asyncio.Event()
+    return connection.unused if connection else asyncio.Event()

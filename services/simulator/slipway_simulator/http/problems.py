@@ -1,4 +1,4 @@
-"""What a caller is told when a request cannot be read or done: providers' codes for accounts, else problem+json."""
+"""Error responses: provider error codes under /accounts, problem+json elsewhere."""
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -6,14 +6,14 @@ from fastapi.exceptions import RequestValidationError
 
 from slipway_simulator.demand import BadTrace
 from slipway_simulator.faults import BadFault
-from slipway_simulator.queue import NotYours
+from slipway_simulator.queue import ClaimLost
 
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     for kind in (BadFault, BadTrace, msgspec.ValidationError, msgspec.DecodeError):
         app.add_exception_handler(kind, _invalid)
-    app.add_exception_handler(NotYours, _not_yours)
+    app.add_exception_handler(ClaimLost, _claim_lost)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -24,8 +24,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     return _problem(422, "invalid-request", "Invalid request", reason)
 
 
-async def _not_yours(request: Request, error: Exception) -> Response:
-    return _problem(409, "not-yours", "The task is not this worker's", str(error))
+async def _claim_lost(request: Request, error: Exception) -> Response:
+    return _problem(409, "claim-lost", "The worker has no claim on the task", str(error))
 
 
 def _problem(status: int, slug: str, title: str, detail: str) -> Response:

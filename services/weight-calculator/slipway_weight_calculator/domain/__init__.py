@@ -1,1 +1,1 @@
-"""How outcomes become weights and gates. Pure: no clock, no chance, no I/O."""
+"""Computation of weights and health from outcomes. Pure: no clock, no randomness, no I/O."""

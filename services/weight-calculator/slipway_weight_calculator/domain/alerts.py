@@ -1,8 +1,8 @@
-"""What a person should look at: raised and resolved as a state is left behind and another begins. Pure.
+"""Alerts: raised and resolved as conditions begin and end. Pure.
 
-An alert is open from the commit in which its condition begins to the one in which it has ended, under one key; the open
-ones are part of the state, so each is told once and taken back once, whatever restarts in between. One cause, one page:
-a credential, a quota or an image that fails is a page, and what it closes names it and is none.
+An alert is open, under one key, from the commit in which its condition begins to the commit in which it has ended. Open
+alerts are part of the state, so each is raised once and resolved once, whatever restarts in between. Each cause has one
+page: a failing credential, quota or image is a page; alerts of configs and pools that it trips name it and are notices.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.redaction import redacted
 from slipway_common.scopes import credential_key
 from slipway_weight_calculator.domain import signals
-from slipway_weight_calculator.domain.gates import CODE_LENGTH_MAX, OPEN, Failure, Gate
-from slipway_weight_calculator.domain.record import failures
+from slipway_weight_calculator.domain.record import failure_text
 from slipway_weight_calculator.domain.rows import STAGES, Config, Row
+from slipway_weight_calculator.domain.trips import CODE_LENGTH_MAX, HEALTHY, Failure, Trip
 from slipway_weight_calculator.domain.world import Draft
 
 PAGE, NOTICE = "page", "notice"
-CONFIG: Final = "config-closed"
-POOL: Final = "pool-closed"
+CONFIG: Final = "config-tripped"
+POOL: Final = "pool-tripped"
 IMAGE: Final = "image-tripped"
 QUOTA: Final = "quota-exhausted"
 CREDENTIAL: Final = "credential-failing"
@@ -32,56 +32,54 @@ TIMED: Final = frozenset({RECOVERED, UNCLASSIFIED})
 SHARED: Final = {"image": IMAGE, "quota": QUOTA, "credential": CREDENTIAL}
 UNCLASSIFIED_SECONDS: Final = 3600.0  # one alert an hour for a code that comes and goes
 NAMED_MAX: Final = 5  # of pools and causes
-NO_GATES: Final = tuple((name, OPEN) for name in STAGES)
+NO_TRIPS: Final = tuple((name, HEALTHY) for name in STAGES)
 
-PROBES: Final = (
-    "probes with one start at a time, further and further apart, and launches again by itself after the first success"
-)
-Told = Mapping[str, AlertRaised]
+PROBES: Final = "probes with one start at a time at growing intervals, and resumes launches after the first success"
+OpenAlerts = Mapping[str, AlertRaised]
 """Open alerts by their key."""
 
 
-def changes(draft: Draft, told: Told, now: float) -> list[Alert]:
-    """What a draft that is about to be committed at `now` raises and resolves, given what is `told` already.
+def changes(draft: Draft, open_alerts: OpenAlerts, now: float) -> list[Alert]:
+    """Alerts that a draft about to be committed at `now` raises and resolves, given those that are open.
 
     A condition that becomes worse is raised again under its key, as a page. Apply the result with `after`.
     """
-    return list(_Look(draft, told, now).changes())
+    return list(_Changes(draft, open_alerts, now).changes())
 
 
-def after(told: Told, changed: Iterable[Alert]) -> dict[str, AlertRaised]:
-    """The alerts that are open once the changes are told."""
-    opened = dict(told)
+def after(open_alerts: OpenAlerts, changed: Iterable[Alert]) -> dict[str, AlertRaised]:
+    """The alerts that are open after the changes."""
+    found = dict(open_alerts)
     for alert in changed:
         if isinstance(alert, AlertRaised):
-            opened[alert.dedup_key] = alert
+            found[alert.dedup_key] = alert
         else:
-            opened.pop(alert.dedup_key, None)
-    return opened
+            found.pop(alert.dedup_key, None)
+    return found
 
 
-def due(told: Told, draft: Draft, now: float) -> float | None:
-    """When an open alert ends by time alone, if nothing else happens: there should be a commit then.
+def due(open_alerts: OpenAlerts, draft: Draft, now: float) -> float | None:
+    """The next time after `now` at which an open alert ends by time alone; a commit should happen then.
 
-    One that has outlived its time at `now` waits for an event, and each commit looks at it.
+    An alert that should have ended by `now` is checked again in each commit.
     """
-    ends = (_until(draft, alert) for alert in told.values() if alert.kind in TIMED)
+    ends = (_until(draft, alert) for alert in open_alerts.values() if alert.kind in TIMED)
     return min((end for end in ends if end > now), default=None)
 
 
-class _Look:
-    """One look at a draft. `raised` are those that it has found so far."""
+class _Changes:
+    """Computation of the alert changes of a draft. `raised` are those found so far."""
 
-    def __init__(self, draft: Draft, told: Told, now: float) -> None:
+    def __init__(self, draft: Draft, open_alerts: OpenAlerts, now: float) -> None:
         self.draft = draft
-        self.told = told
+        self.open_alerts = open_alerts
         self.now = now
         self.raised: dict[str, AlertRaised] = {}
 
     def changes(self) -> Iterator[Alert]:
         draft, world = self.draft, self.draft.world
-        rows = sorted(key for key, row in draft.rows.items() if _moved(world.rows.get(key), row))
-        turned = [key for key in rows if bool(_closed(world.rows.get(key))) != bool(_closed(draft.row(key)))]
+        rows = sorted(key for key, row in draft.rows.items() if _changed(world.rows.get(key), row))
+        turned = [key for key in rows if bool(_tripped(world.rows.get(key))) != bool(_tripped(draft.row(key)))]
         configs = {key for key in rows if "/" not in key} | set(draft.configs)
         touched = {key for key in turned if "/" not in key} | set(draft.configs)
         for key in draft.signals:
@@ -92,98 +90,98 @@ class _Look:
                 touched |= draft.members(key)
         both = [c for id_ in touched for c in (world.configs.get(id_), draft.config(id_)) if c is not None]
         pools = {config.declared.pool_id for config in both}
-        # Its last config may have gone, or its first have come, while it is closed.
+        # A shared key may lose its last config or gain its first one while it is tripped.
         shared = {key for key in rows if "/" in key}
         shared |= {key for config in both if config.id in draft.configs for key in config.keys[1:]}
-        # What is shared comes first: what it closes names it.
+        # Shared keys come first: alerts of the configs that they trip name them.
         for key in sorted(shared):
-            yield from self.settle(SHARED[_kind(key)], key, self.shared(key))
+            yield from self.update(SHARED[_kind(key)], key, self.shared(key))
         for config_id in sorted(configs | touched):
-            yield from self.settle(CONFIG, config_id, self.config(config_id))
+            yield from self.update(CONFIG, config_id, self.config(config_id))
         for pool_id in sorted(pools):
-            yield from self.settle(POOL, pool_id, self.pool(pool_id))
+            yield from self.update(POOL, pool_id, self.pool(pool_id))
         for key in rows:
             yield from self.recovered(key)
             yield from self.unclassified(key)
-        yield from self.over()
+        yield from self.expired()
 
-    def settle(self, kind: str, subject: str, wanted: AlertRaised | None) -> Iterator[Alert]:
-        """Raise what is wanted, again if it is worse than what is told; resolve what is wanted no more."""
-        before = self.told.get(dedup_key(kind, subject))
+    def update(self, kind: str, subject: str, wanted: AlertRaised | None) -> Iterator[Alert]:
+        """Raise the wanted alert, again if it is worse than the open one; resolve an open one that is not wanted."""
+        before = self.open_alerts.get(dedup_key(kind, subject))
         if wanted is not None:
             self.raised[wanted.dedup_key] = wanted
             if before is None or _worse(before, wanted):
-                pools = {config.declared.pool_id for config in self.concerned(subject)}
+                pools = {config.declared.pool_id for config in self.configs_of(subject)}
                 yield msgspec.structs.replace(wanted, effect=self.effect(sorted(pools)))
         elif before is not None:
-            ended = "is open again" if self.concerned(subject) else "is not in use any more"
+            ended = "recovered" if self.configs_of(subject) else "is no longer in use"
             yield _resolved(before, f"{_subject(subject)} {ended}")
 
-    def concerned(self, subject: str) -> list[Config]:
-        """Active configs of what an alert is about: a config, a pool or something shared."""
+    def configs_of(self, subject: str) -> list[Config]:
+        """Active configs of the subject of an alert: a config, a pool or a shared key."""
         config = self.draft.config(subject)
         if config is not None:
             return [config] if config.active else []
         return self.members(subject if "/" in subject else f"pool/{subject}")
 
     def members(self, key: str) -> list[Config]:
-        """Active configs of a pool or of something shared, by id."""
+        """Active configs of a pool or of a shared key, by id."""
         found = (self.draft.config(config_id) for config_id in sorted(self.draft.members(key)))
         return [config for config in found if config is not None and config.active]
 
     # Conditions
 
     def shared(self, key: str) -> AlertRaised | None:
-        """An image, a quota or a credential whose gate is closed. Of a pool that it freezes the provisioner tells."""
-        closed, kind, members = _closed(self.draft.row(key)), SHARED[_kind(key)], self.members(key)
-        if not closed or not members:
+        """Alert of a tripped image, quota or credential; the provisioner raises those of pools frozen by an image."""
+        tripped, kind, members = _tripped(self.draft.row(key)), SHARED[_kind(key)], self.members(key)
+        if not tripped or not members:
             return None
-        stage, gate = max(closed, key=lambda found: found[1].unconfirmed)
-        worker = next((failure.worker_id for failure in reversed(gate.run) if failure.worker_id), "")
+        stage, trip = max(tripped, key=lambda found: found[1].unconfirmed)
+        worker = next((failure.worker_id for failure in reversed(trip.run) if failure.worker_id), "")
         look = f"slipway why {worker}" if worker else f"slipway lc show {members[0].id}"
         doing = {
-            IMAGE: f"launches nothing of it but probes, whatever the config; {PROBES}",
+            IMAGE: f"launches only probes of this image, in every config; {PROBES}",
             QUOTA: f"launches elsewhere; {PROBES}",
-            CREDENTIAL: f"launches through other accounts, and pauses nothing that somebody has to resume; {PROBES}",
+            CREDENTIAL: f"launches through other accounts, and pauses nothing that has to be resumed by hand; {PROBES}",
         }[kind]
         return AlertRaised(
             dedup_key=dedup_key(kind, key),
             subject_id=_name(key),
             kind=kind,
-            summary=f"{_summary(kind, key)}: {_cause(gate)}",
+            summary=f"{_summary(kind, key)}: {_cause(trip)}",
             doing=doing,
             command=look,
-            since=_time(gate.closed_at),
-            cause=f"{stage}: {_cause(gate)}",
+            since=_time(trip.tripped_at),
+            cause=f"{stage}: {_cause(trip)}",
             severity=PAGE,
-            evidence=_evidence(gate.run),
+            evidence=_evidence(trip.run),
         )
 
     def config(self, config_id: str) -> AlertRaised | None:
-        """A config that its own gates or a signal close, unless an image that is told already says why."""
+        """Alert of a config tripped by its own failures or a signal, unless an open page of its image explains it."""
         config = self.draft.config(config_id)
         if config is None or not config.active:
             return None
-        own = [(stage, gate) for key, stage, gate in self.draft.closing(config) if key == config_id]
-        down = signals.is_down(self.draft.said(config_id))
-        if dedup_key(CONFIG, config_id) not in self.told and self.paged(config.shared["image"]):
-            own = [(stage, gate) for stage, gate in own if stage == "launch"]
+        own = [(stage, trip) for key, stage, trip in self.draft.trips_on(config) if key == config_id]
+        down = signals.down_signal(self.draft.signals_on(config_id))
+        if dedup_key(CONFIG, config_id) not in self.open_alerts and self.is_paged(config.shared["image"]):
+            own = [(stage, trip) for stage, trip in own if stage == "launch"]
         if not own and down is None:
             return None
         if own:
-            stage, gate = own[0]
-            cause, since, evidence = f"{stage}: {_cause(gate)}", gate.closed_at, _evidence(gate.run)
-            what, doing = "nothing but probes", f"launches from the pool's other configs; {PROBES}"
+            stage, trip = own[0]
+            cause, since, evidence = f"{stage}: {_cause(trip)}", trip.tripped_at, _evidence(trip.run)
+            summary, doing = f"tripped at {cause}", f"launches from the pool's other configs; {PROBES}"
         else:
             assert down is not None
-            cause, since, evidence = f"{down.source} says that it is down: {down.reason}", down.since, ()
-            what = "nothing"
-            doing = f"launches from the pool's other configs until {down.source} takes it back or its time is up"
+            cause, since, evidence = f"down signal from {down.source}: {down.reason}", down.since, ()
+            summary = f"tripped: {cause}"
+            doing = f"launches from the pool's other configs until {down.source} clears the signal or it expires"
         return AlertRaised(
             dedup_key=dedup_key(CONFIG, config_id),
             subject_id=config_id,
             kind=CONFIG,
-            summary=f"{config_id} launches {what}: {cause}",
+            summary=f"{config_id} {summary}",
             doing=doing,
             command=f"slipway lc show {config_id}",
             since=_time(since),
@@ -193,15 +191,15 @@ class _Look:
         )
 
     def pool(self, pool_id: str) -> AlertRaised | None:
-        """A pool of which every active config is closed; no page of its own where pages say why."""
+        """Alert of a pool of which every active config is tripped; a notice if open pages explain all of them."""
         causes: dict[str, None] = {}
         since, explained, members = 0.0, True, self.members(f"pool/{pool_id}")
         for config in members:
-            closing, down = self.draft.closing(config), signals.is_down(self.draft.said(config.id))
-            if not closing and down is None:
+            active, down = self.draft.trips_on(config), signals.down_signal(self.draft.signals_on(config.id))
+            if not active and down is None:
                 return None
-            since = max(since, min([gate.closed_at for _, _, gate in closing] + ([down.since] if down else [])))
-            paged = [key for key in config.keys[1:] if self.paged(key)]
+            since = max(since, min([trip.tripped_at for _, _, trip in active] + ([down.since] if down else [])))
+            paged = [key for key in config.keys[1:] if self.is_paged(key)]
             explained = explained and bool(paged)
             causes |= dict.fromkeys(paged or [config.id])
         if not members:
@@ -212,8 +210,8 @@ class _Look:
             dedup_key=dedup_key(POOL, pool_id),
             subject_id=pool_id,
             kind=POOL,
-            summary=f"nothing of {pool_id} is open, by {cause}",
-            doing="goes on with probes, one for the whole pool every 30 s where launches fail",
+            summary=f"every launch config of {pool_id} is tripped: {cause}",
+            doing="continues with probes, one every 30 s for the whole pool where launches fail",
             command=f"slipway why {pool_id}",
             since=_time(since),
             cause=cause,
@@ -221,76 +219,76 @@ class _Look:
         )
 
     def recovered(self, key: str) -> Iterator[Alert]:
-        """A success has opened a gate. It ends once it has stayed open for long enough, or closes again."""
+        """Notice of a recovery. It ends once the row has stayed healthy for long enough, or trips again."""
         before, row = self.draft.world.rows.get(key), self.draft.row(key)
-        told = self.told.get(dedup_key(RECOVERED, key))
-        if told is not None:
-            if _closed(row):
-                yield _resolved(told, f"{_subject(key)} has closed again")
+        notice = self.open_alerts.get(dedup_key(RECOVERED, key))
+        if notice is not None:
+            if _tripped(row):
+                yield _resolved(notice, f"{_subject(key)} tripped again")
             return
-        if before is None or row is None or _closed(row):
+        if before is None or row is None or _tripped(row):
             return
         for name in STAGES:
             then, stage = getattr(before, name), getattr(row, name)
-            if then.gate.closed and stage.succeeded > then.succeeded:
-                members = self.concerned(key)
+            if then.trip.tripped and stage.succeeded > then.succeeded:
+                members = self.configs_of(key)
                 if not members:
                     return
-                seconds = max(0.0, stage.gate.opened_at - then.gate.closed_at)
+                seconds = max(0.0, stage.trip.recovered_at - then.trip.tripped_at)
                 yield AlertRaised(
                     dedup_key=dedup_key(RECOVERED, key),
                     subject_id=_name(key),
                     kind=RECOVERED,
-                    summary=f"{_subject(key)} launches again, after {_spelled(seconds)}",
+                    summary=f"{_subject(key)} recovered after {_spelled(seconds)}",
                     effect=self.effect(sorted({config.declared.pool_id for config in members})),
-                    doing="lets more and more under way with each success, and tries what closed together with it",
+                    doing="allows more starts with each success, and probes configs that tripped at the same time",
                     command=f"slipway lc show {members[0].id}",
-                    since=_time(stage.gate.opened_at),
-                    cause=f"{name}: a start has succeeded; before, {_cause(then.gate)}",
+                    since=_time(stage.trip.recovered_at),
+                    cause=f"{name}: a start succeeded after {_cause(then.trip)}",
                     severity=NOTICE,
                 )
                 return
 
     def unclassified(self, key: str) -> Iterator[Alert]:
-        """A definite refusal whose code no table knows; once per account and code."""
+        """Notice of a definite refusal with an unknown error code; once per account and code."""
         config, row = self.draft.config(key), self.draft.row(key)
         if config is None or row is None:
             return
         for failure in _failures(row):
             code = redacted(failure.code, CODE_LENGTH_MAX) or "no code"
             named = dedup_key(UNCLASSIFIED, f"{config.declared.account_id}/{code}")
-            if failure.classified or named in self.told or named in self.raised:
+            if failure.classified or named in self.open_alerts or named in self.raised:
                 continue
-            said = f", and said: {redacted(failure.sample)}" if failure.sample else ""
+            sample = f", with the message: {redacted(failure.sample)}" if failure.sample else ""
             self.raised[named] = alert = AlertRaised(
                 dedup_key=named,
                 subject_id=config.declared.account_id,
                 kind=UNCLASSIFIED,
-                summary=f"{config.declared.account_id} refused with {code}, a code that no table knows",
-                effect=f"nobody knows whether more than {config.id} fails by it",
-                doing=f"charges {config.id}, which closes after 5 of them in a row",
+                summary=f"account {config.declared.account_id} refused a launch with {code}, an unknown error code",
+                effect=f"unknown: it may affect more than {config.id}",
+                doing=f"charges {config.id}, which trips after 5 of them in a row",
                 command=f"slipway why {failure.worker_id}",
                 since=_time(failure.at),
-                cause=f"{code} in answer to a launch from {config.id}{said}; `errors` in the account's settings can say"
-                " what it means",
+                cause=f"{code} in response to a launch from {config.id}{sample}; classify it under `errors` in the"
+                " settings of the account",
                 severity=NOTICE,
                 evidence=_evidence([failure]),
             )
             yield alert
 
-    def over(self) -> Iterator[Alert]:
-        """What ends by time alone."""
-        for alert in self.told.values():
+    def expired(self) -> Iterator[Alert]:
+        """Resolve the alerts that end by time alone."""
+        for alert in self.open_alerts.values():
             if alert.kind not in TIMED or _until(self.draft, alert) > self.now:
                 continue
             if alert.kind == RECOVERED:
-                if not _closed(self.draft.row(_key_of(alert))):  # else it has been taken back already
-                    yield _resolved(alert, f"{_subject(_key_of(alert))} has stayed open")
-            elif not self.still_comes(alert):
-                yield _resolved(alert, f"no more of it from {alert.subject_id}")
+                if not _tripped(self.draft.row(_key_of(alert))):  # otherwise it is resolved already
+                    yield _resolved(alert, f"{_subject(_key_of(alert))} has stayed healthy")
+            elif not self.still_occurs(alert):
+                yield _resolved(alert, f"no more errors with this code from {alert.subject_id}")
 
-    def still_comes(self, alert: AlertRaised) -> bool:
-        """Whether some config's newest failures still hold the code."""
+    def still_occurs(self, alert: AlertRaised) -> bool:
+        """True if the newest failures of a config still include the code."""
         code = _key_of(alert).removeprefix(f"{alert.subject_id}/")
         return any(
             not failure.classified and (redacted(failure.code, CODE_LENGTH_MAX) or "no code") == code
@@ -299,47 +297,49 @@ class _Look:
             for failure in _failures(row)
         )
 
-    # Words
+    # Texts
 
     def effect(self, pools: Sequence[str]) -> str:
-        """What is left for tasks that wait, as far as it is known here."""
+        """Effect on pending tasks, as far as the weight-calculator knows."""
         parts = []
         for pool_id in pools[:NAMED_MAX]:
             members = self.members(f"pool/{pool_id}")
-            left = sum(not self.draft.closing(c) and signals.is_down(self.draft.said(c.id)) is None for c in members)
-            what = f"{left} of {len(members)} launch configs" if left else "probes alone"
-            parts.append(f"those of {pool_id} get workers from {what}")
-        more = f" and {len(pools) - NAMED_MAX} pools more" if len(pools) > NAMED_MAX else ""
-        return f"of the tasks that wait, {', '.join(parts)}{more}" if parts else ""
+            left = sum(
+                not self.draft.trips_on(c) and signals.down_signal(self.draft.signals_on(c.id)) is None for c in members
+            )
+            sources = f"{left} of {len(members)} launch configs" if left else "probes only"
+            parts.append(f"pending tasks of {pool_id} get workers from {sources}")
+        more = f"; and {len(pools) - NAMED_MAX} more pools" if len(pools) > NAMED_MAX else ""
+        return "; ".join(parts) + more
 
-    def paged(self, key: str) -> bool:
-        """Whether the closure of something shared is told as a page."""
+    def is_paged(self, key: str) -> bool:
+        """True if an open page covers the trip of a shared key."""
         named = dedup_key(SHARED[_kind(key)], key)
-        return bool(_closed(self.draft.row(key))) and (named in self.told or named in self.raised)
+        return bool(_tripped(self.draft.row(key))) and (named in self.open_alerts or named in self.raised)
 
 
 def dedup_key(kind: str, subject: str) -> str:
     return f"weight-calculator/{kind}/{subject}"
 
 
-def _moved(before: Row | None, row: Row | None) -> bool:
-    """Whether a gate of a row is another one than before."""
-    return any(gate is not then for (_, gate), (_, then) in zip(_gates(row), _gates(before), strict=True))
+def _changed(before: Row | None, row: Row | None) -> bool:
+    """True if a trip of the row has changed."""
+    return any(trip is not then for (_, trip), (_, then) in zip(_stages(row), _stages(before), strict=True))
 
 
-def _gates(row: Row | None) -> tuple[tuple[str, Gate], ...]:
+def _stages(row: Row | None) -> tuple[tuple[str, Trip], ...]:
     if row is None:
-        return NO_GATES
-    return ("launch", row.launch.gate), ("boot", row.boot.gate), ("claim", row.claim.gate)
+        return NO_TRIPS
+    return ("launch", row.launch.trip), ("boot", row.boot.trip), ("claim", row.claim.trip)
 
 
-def _closed(row: Row | None) -> list[tuple[str, Gate]]:
-    return [(name, gate) for name, gate in _gates(row) if gate.closed_at > 0]
+def _tripped(row: Row | None) -> list[tuple[str, Trip]]:
+    return [(name, trip) for name, trip in _stages(row) if trip.tripped_at > 0]
 
 
 def _failures(row: Row) -> Iterator[Failure]:
-    for _, gate in _gates(row):
-        yield from gate.run
+    for _, trip in _stages(row):
+        yield from trip.run
 
 
 def _worse(before: AlertRaised, now: AlertRaised) -> bool:
@@ -359,7 +359,7 @@ def _resolved(alert: AlertRaised, summary: str) -> AlertResolved:
 
 
 def _until(draft: Draft, alert: AlertRaised) -> float:
-    """When an alert that nothing takes back ends."""
+    """Time at which an alert ends that no event resolves."""
     since = alert.since.timestamp() if alert.since else 0.0
     if alert.kind == UNCLASSIFIED:
         return since + UNCLASSIFIED_SECONDS
@@ -377,7 +377,7 @@ def _kind(key: str) -> str:
 
 
 def _name(key: str) -> str:
-    """What a shared key names, for people: the account of a credential, the revision of an image."""
+    """Name of a shared key for people: the account of a credential, the revision of an image."""
     return key.partition("/")[2] or key
 
 
@@ -387,19 +387,19 @@ def _subject(key: str) -> str:
 
 def _summary(kind: str, key: str) -> str:
     return {
-        IMAGE: f"image {_name(key)} does not start",
-        QUOTA: f"quota {_name(key)} is used up",
-        CREDENTIAL: f"account {_name(key)} refuses its credential",
+        IMAGE: f"image {_name(key)} fails to start",
+        QUOTA: f"quota {_name(key)} is exhausted",
+        CREDENTIAL: f"account {_name(key)} rejects its credential",
     }[kind]
 
 
-def _cause(gate: Gate) -> str:
-    cleaned = [msgspec.structs.replace(failure, code=redacted(failure.code, CODE_LENGTH_MAX)) for failure in gate.run]
-    return ", ".join(failures(cleaned)) or "no start has succeeded"
+def _cause(trip: Trip) -> str:
+    cleaned = [msgspec.structs.replace(failure, code=redacted(failure.code, CODE_LENGTH_MAX)) for failure in trip.run]
+    return failure_text(cleaned)
 
 
 def _evidence(run: Iterable[Failure]) -> tuple[str, ...]:
-    """A line per worker: its instance, and where its machine's own words can be read."""
+    """A line per worker: its instance and the location of its console log."""
     lines = {}
     for failure in run:
         parts = [f"worker {failure.worker_id}"]

@@ -1,4 +1,4 @@
-"""The numbers by which outcomes become weights, windows and gates, and the three named sets of them. Values only."""
+"""Coefficients that turn outcomes into weights, windows and trips, and their three named profiles. Values only."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,31 +7,32 @@ import msgspec
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One set of coefficients. Windows are in starts under way, times in seconds.
+    """One set of coefficients. Windows are numbers of starts in flight, times are in seconds.
 
     Evidence: `half_life_seconds` forgets by time, `mass_cap` by count: at any launch rate about mass_cap · ln 2 = 8
-    outcomes outweigh the past, where decay by time alone would be slow on a busy config. `prior_mass` imaginary
-    outcomes stand for what is believed before any: what siblings of the zone, account and pool show, else `prior`.
-    Weight: a config keeps at least `floor` of its share, and `sharpness` makes it lose the rest faster than its health.
+    outcomes outweigh the past, where decay by time alone would be slow on a busy config. The prior counts as much as
+    `prior_mass` outcomes; it comes from siblings in the zone, account and pool, else it is `prior`.
+    Weight: a config keeps at least `floor` of its share; with `sharpness` the rest shrinks faster than its health.
 
-    Windows: a new config or image revision begins at `new_*_window`; each success adds one up to `*_window`; a failure
-    multiplies by `*_shrink`, not below `*_window_min`; a gate that opens begins at `reopened_window`.
+    Windows: a new config or image revision starts at `new_*_window`; each success adds one up to `*_window`; a failure
+    multiplies by `*_shrink`, but not below `*_window_min`; after a recovery a window starts at `recovered_window`.
 
-    Gates: `trip_capacity` definite refusals of capacity, quota or credential in a row close, or `trip_launch`,
-    `trip_boot`, `trip_claim` failures of any kind. Probes come after `probe_initial_seconds`, doubling up to
-    `probe_max_seconds`; one per `pool_probe_seconds` while all of a pool is closed; and at once for peers that closed
-    within `sibling_seconds` of one that opens. A gate that closes again goes on with the delay that it had, halved per
-    `relapse_seconds` since; and until its window has grown to `proven_window` again, one definite refusal closes it,
-    of a quota whatever the window.
-    A permit of a shared gate that nobody spends for `permit_seconds` goes to another config: longer than records may be
-    late, or one that is spent at last would find its successor under way. A spent one of which no more is heard for
-    `unheard_seconds`, beyond the time that its boot may take, is lost and comes back without an answer: a call, its
-    look-up and the way of a record are shorter. One that nobody is heard to spend for `unspent_seconds` may have been
-    spent all the same, and comes back too.
+    Trips: `trip_capacity` definite refusals of capacity, quota or credential in a row trip a row, or `trip_launch`,
+    `trip_boot`, `trip_claim` failures of any kind. The first probe comes after `probe_initial_seconds`; the delay
+    doubles up to `probe_max_seconds`. While a whole pool is tripped it gets one probe per `pool_probe_seconds`; peers
+    that tripped within `sibling_seconds` of a config that recovers are probed at once. A row that trips again continues
+    with its last delay, halved per `relapse_seconds` since; until its window has grown to `proven_window`, one definite
+    refusal trips it, and one of a quota does whatever the window.
 
-    Boots: one under way for longer than `late_factor` times the `late_quantile` of the last `boot_samples` boots, and
-    `late_min_seconds` at least, counts as failed until it ends; `late_seconds` while fewer than `late_samples` are
-    known.
+    Permits: a permit for a shared row that stays unspent for `permit_seconds` goes to another config; records are never
+    that late, otherwise a permit spent late would find its successor in flight. A spent permit without news for
+    `probe_timeout_seconds` beyond the time allowed for its boot is lost and ends without an answer: a provider call,
+    its lookup and the delivery of a record take less. An issued permit without news for `permit_expiry_seconds` may
+    have been spent unnoticed, and ends without an answer too.
+
+    Boots: a boot that takes longer than `late_factor` times the `late_quantile` of the last `boot_samples` boots, and
+    longer than `late_min_seconds`, counts as failed until it ends; with fewer than `late_samples` samples the limit is
+    `late_seconds`.
     """
 
     half_life_seconds: float = 600.0
@@ -40,7 +41,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prior_mass: float = 2.0
     floor: float = 0.02
     sharpness: float = 3.0
-    publish_threshold: float = 0.01  # smaller relative changes of a weight are not worth a record
+    publish_threshold: float = 0.01  # smaller relative changes of a weight are not published
 
     new_launch_window: float = 4.0
     launch_window: float = 64.0
@@ -54,7 +55,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     claim_window: float = 1000.0
     claim_window_min: float = 2.0
     claim_shrink: float = 0.7
-    reopened_window: float = 2.0
+    recovered_window: float = 2.0
 
     trip_capacity: int = 2
     proven_window: float = 3.0
@@ -67,8 +68,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sibling_seconds: float = 180.0
     relapse_seconds: float = 1800.0
     permit_seconds: float = 180.0
-    unheard_seconds: float = 1800.0
-    unspent_seconds: float = 86_400.0
+    probe_timeout_seconds: float = 1800.0
+    permit_expiry_seconds: float = 86_400.0
 
     late_factor: float = 2.0
     late_quantile: float = 0.95
@@ -78,8 +79,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     boot_samples: int = 32
 
 
-# Outages of spot capacity last for hours (autocorrelation .57 at 1 h): early probes find little. By public traces of
-# nine zones, half the probes cost a hundredth in waiting. A broken rack lasts until somebody comes.
+# Outages of spot capacity last for hours (autocorrelation .57 at 1 h), so early probes rarely succeed. On public traces
+# of nine zones, halving the number of probes lengthens waits by 1 %. A broken rack stays broken until it is repaired.
 PROFILES: Final[Mapping[str, Policy]] = {
     "on-demand": Policy(),
     "spot": Policy(

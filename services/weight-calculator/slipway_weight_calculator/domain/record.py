@@ -1,4 +1,4 @@
-"""What is published of a launch config, when a new record is worth it, and the reason in words. Pure."""
+"""Published records of launch configs: their content, their reason texts, and when a new one is published. Pure."""
 
 import math
 from collections import Counter
@@ -8,37 +8,47 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.weight import BOUNDLESS, SharedWindow, StageHealth, WeightChanged
+from slipway_common.events.weight import (
+    BOUNDLESS,
+    HEALTHY,
+    PROBING,
+    TRIPPED,
+    SharedWindow,
+    StageHealth,
+    WeightChanged,
+)
 from slipway_weight_calculator.domain import signals
 from slipway_weight_calculator.domain.evidence import Stage, masses
-from slipway_weight_calculator.domain.gates import Failure, Gate
 from slipway_weight_calculator.domain.policy import Policy
-from slipway_weight_calculator.domain.rows import STAGES, Config, Row, new_row
+from slipway_weight_calculator.domain.rows import STAGES, Config, new_row
 from slipway_weight_calculator.domain.signals import Signal
+from slipway_weight_calculator.domain.trips import Failure, Trip
 from slipway_weight_calculator.domain.weights import chances, weight
 from slipway_weight_calculator.domain.world import Draft
 
-HEALTHY: Final = 0.9  # stages below are named in the reason
-GROWN: Final = 1.1  # a window that grew by less is not worth a record
+HEALTHY_PROBABILITY: Final = 0.9  # stages below this are named in the reason
+GROWN: Final = 1.1  # a window that grew by less is not published
 WINDOWS: Final = frozenset({("image", "boot"), ("image", "claim"), ("quota", "launch")})
 SHARED_STAGES: Final = (("image", ("launch", "boot", "claim")), ("quota", ("launch",)), ("credential", ("launch",)))
 
 
 def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] | None = None) -> WeightChanged:
-    """The whole state of a config as others may know it at `now`."""
+    """The complete published state of a config at `now`."""
     policy, row = known.policy(config), known.row(config.id) or new_row(known.policy(config))
-    said = [signal for signal in known.said(config.id) if signal.until > now and signal.kind != "recovered"]
+    live = [signal for signal in known.signals_on(config.id) if signal.until > now and signal.kind != "recovered"]
     likely = chances(known, config, now)
-    health = math.prod(likely.values()) * signals.factor(said)
-    room = signals.launch_room(said)
+    health = math.prod(likely.values()) * signals.health_factor(live)
+    cap = signals.launch_cap(live)
     stages = {name: _stage(getattr(row, name), likely[name], now, policy) for name in STAGES}
-    if room is not None and room < stages["launch"].window:
-        stages["launch"] = msgspec.structs.replace(stages["launch"], window=int(room))
-    closing, down = known.closing(config), signals.is_down(said)
-    key, stage, gate = closing[0] if closing else ("", None, None)
-    due = [gate.next_probe_at for _, _, gate in closing]
-    ready = bool(closing) and down is None and known.probe_is_ready(config, closing)
-    closed = bool(closing) or down is not None
+    if cap is not None and cap < stages["launch"].window:
+        stages["launch"] = msgspec.structs.replace(stages["launch"], window=int(cap))
+    active, down = known.trips_on(config), signals.down_signal(live)
+    key, stage, trip = active[0] if active else ("", None, None)
+    due = [trip.next_probe_at for _, _, trip in active]
+    may_probe = bool(active) and down is None
+    ready = may_probe and known.probe_is_ready(config, active)
+    running = may_probe and not ready and row.ready and row.spent
+    probe = f"probe {row.permit} may launch" if ready else f"probe {row.permit} is running" if running else ""
     return WeightChanged(
         launch_config_id=config.id,
         pool_id=config.declared.pool_id,
@@ -46,23 +56,23 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
         weight=weight(config.declared.base_weight, config.declared.price_factor, health, policy),
         health=health,
         stages=stages,
-        state="closed" if closed else "open",
-        closed_stage=stage,
-        closed_by="signal" if down is not None else "" if key == config.id else key,
-        closed_since=_time(down.since if down else min((g.closed_at for _, _, g in closing), default=0.0)),
+        state=HEALTHY if not active and down is None else PROBING if probe else TRIPPED,
+        tripped_stage=stage,
+        tripped_by="signal" if down is not None else "" if key == config.id else key,
+        tripped_since=_time(down.since if down else min((t.tripped_at for _, _, t in active), default=0.0)),
         probe_permit=row.permit if row.permit_at else None,
         probe_ready=ready,
         next_probe_at=_time(max(due)) if due and all(due) and down is None else None,
-        reason=f"{config.declared.zone or config.id}: {_reason(row, key, gate, down, stages, said, ready=ready)}",
+        reason=f"{config.id} {_reason(key, trip, probe, down, stages, live)}",
         profile=config.declared.profile,
         shared=tuple(shared(known, config, policy)),
-        signals=tuple(_words(signal) for signal in said),
+        signals=tuple(_signal_text(signal) for signal in live),
         offsets=dict(offsets or {}),
     )
 
 
 def shared(known: Draft, config: Config, policy: Policy) -> list[SharedWindow]:
-    """What the config shares with others, as far as anything is known of it."""
+    """Windows and health of the keys that the config shares with others, without those that have no row."""
     found = []
     for kind, names in SHARED_STAGES:
         key = config.shared[kind]
@@ -71,7 +81,7 @@ def shared(known: Draft, config: Config, policy: Policy) -> list[SharedWindow]:
             continue
         for name in names:
             stage: Stage = getattr(row, name)
-            gate = stage.gate
+            trip = stage.trip
             window = max(1, int(stage.window)) if (kind, name) in WINDOWS else BOUNDLESS
             found.append(
                 SharedWindow(
@@ -79,17 +89,19 @@ def shared(known: Draft, config: Config, policy: Policy) -> list[SharedWindow]:
                     stage=name,
                     version=row.version,
                     window=window,
-                    state="closed" if gate.closed else "open",
-                    unconfirmed=gate.unconfirmed,
-                    reason=_closed(gate) if gate.closed else "",
+                    state=TRIPPED if trip.tripped else HEALTHY,
+                    unconfirmed=trip.unconfirmed,
+                    reason=_cause(trip) if trip.tripped else "",
                 )
             )
     return found
 
 
 def worth_publishing(last: WeightChanged | None, new: WeightChanged, policy: Policy) -> bool:
-    """A weight that moved beyond the threshold, or any step in what others count on: gate, permit, failures folded, a
-    window that shrank or grew much."""
+    """True if the weight moved beyond the threshold, or if a value changed that consumers rely on.
+
+    These are the health state, the permit, the folded failures, and a window that shrank or grew much.
+    """
     if last is None or _steps(last) != _steps(new):
         return True
     if abs(new.weight - last.weight) > policy.publish_threshold * last.weight:
@@ -98,7 +110,7 @@ def worth_publishing(last: WeightChanged | None, new: WeightChanged, policy: Pol
 
 
 def _steps(record: WeightChanged) -> WeightChanged:
-    """The record without what moves a little all the time."""
+    """The record without the values that change continuously."""
     stages = {
         name: msgspec.structs.replace(
             stage, probability=0.0, successes=0.0, failures=0.0, succeeded=0, failed=0, window=0
@@ -132,52 +144,48 @@ def _time(seconds: float) -> datetime | None:
 
 
 def _reason(
-    row: Row,
     key: str,
-    gate: Gate | None,
+    trip: Trip | None,
+    probe: str,
     down: Signal | None,
     stages: dict[str, StageHealth],
-    said: Sequence[Signal],
-    *,
-    ready: bool,
+    live: Sequence[Signal],
 ) -> str:
-    """Needs no clock: whoever prints it knows `next_probe_at`."""
+    """Health state and its cause, as text. Without times: consumers render `next_probe_at` themselves."""
     if down is not None:
-        return f"closed, {_words(down)}"
-    if gate is not None:
-        parts = [_closed(gate)]
-        if "/" in key:
-            parts.append(f"by {key}")
-        if ready:
-            parts.append(f"probe {row.permit} may launch")
-        elif row.ready and row.spent:
-            parts.append(f"probe {row.permit} is under way")
-        return ", ".join(parts)
-    weak = [f"{name} {stage.probability:.0%}" for name, stage in stages.items() if stage.probability < HEALTHY]
-    return ", ".join(["open", *weak, *(_words(signal) for signal in said)])
+        return f"{TRIPPED}: {_signal_text(down)}"
+    if trip is not None:
+        cause = f"{key}: {_cause(trip)}" if "/" in key else _cause(trip)
+        return f"{TRIPPED}: {cause}; {probe}" if probe else f"{TRIPPED}: {cause}"
+    weak = [
+        f"{name} {stage.probability:.0%}" for name, stage in stages.items() if stage.probability < HEALTHY_PROBABILITY
+    ]
+    notes = ", ".join([*weak, *(_signal_text(signal) for signal in live)])
+    return f"{HEALTHY}: {notes}" if notes else HEALTHY
 
 
-def _words(signal: Signal) -> str:
+def _signal_text(signal: Signal) -> str:
     value = f" {signal.value:g}" if signal.kind != "down" else ""
-    return f"{signal.kind}{value} by {signal.source} ({signal.reason})"
+    return f"{signal.kind}{value} from {signal.source} ({signal.reason})"
 
 
-def _closed(gate: Gate) -> str:
-    parts = ["closed", *failures(gate.run)]
-    if gate.failed_probes:
-        probes = f"{gate.failed_probes} failed {_plural('probe', gate.failed_probes)}"
-        parts.append(f"{probes} ({gate.probe_code})" if gate.probe_code else probes)
-    return ", ".join(parts)
+def _cause(trip: Trip) -> str:
+    """The failures that caused a trip and the probes that have failed since."""
+    cause = failure_text(trip.run)
+    if trip.failed_probes:
+        probes = f"{trip.failed_probes} failed {_plural('probe', trip.failed_probes)}"
+        cause += f"; {probes} ({trip.probe_code})" if trip.probe_code else f"; {probes}"
+    return cause
 
 
-def failures(run: Sequence[Failure]) -> list[str]:
-    """A run in words, a phrase per scope."""
+def failure_text(run: Sequence[Failure]) -> str:
+    """The failures of a run as text: their number and codes by scope."""
     texts = []
     for scope, count in Counter(failure.scope for failure in run).items():
         codes = ", ".join(sorted({failure.code for failure in run if failure.scope is scope and failure.code}))
         text = f"{count} {scope.value} {_plural('error', count)}"
         texts.append(f"{text} ({codes})" if codes else text)
-    return texts
+    return ", ".join(texts) or "no start has succeeded"
 
 
 def _plural(noun: str, count: int) -> str:

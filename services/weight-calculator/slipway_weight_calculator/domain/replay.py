@@ -1,9 +1,9 @@
-"""A recorded log through the same core under other coefficients: what would have differed. Pure.
+"""Replay of a recorded log through the same core with other coefficients, to compare policies. Pure.
 
-Everything that was recorded is given in order; time moves with it, and what is due by then is done at its instant. Of
-each start that was asked for, a policy says whether it would have let it begin: not while the config is closed, unless
-a permit is ready, and not while a window is full. Of those that it would not have, nothing is folded; they are counted
-with what became of them. Permits are dealt out anew: the recorded numbers are of another policy.
+The events are added in their recorded order; time moves with them, and timers fire at their times. For each requested
+start a policy decides whether it would have allowed it: not while the config is tripped, unless a permit is ready, and
+not while a window is full. Starts that it would not have allowed are not folded, only counted with their outcomes.
+Permits are issued anew, because the recorded numbers belong to another policy.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ from slipway_weight_calculator.domain.rows import STAGES, Config, Row
 from slipway_weight_calculator.domain.world import Draft, World
 
 DEFAULT: Final = "default"
-ORDER_SECONDS: Final = 120.0  # a log is in the order of arrival, and a fact arrives sooner than that
-OUTAGE_FAILURES: Final = 5  # in a row, of one stage of one config: chance alone makes fewer
-# Failures of these say something about where the start was made, whoever is charged.
-TELLING: Final = frozenset({Scope.CONFIG, Scope.CAPACITY, Scope.QUOTA, Scope.IMAGE, Scope.CREDENTIAL})
+ORDER_SECONDS: Final = 120.0  # a log is in the order of arrival, and events arrive sooner than that
+OUTAGE_FAILURES: Final = 5  # in a row, of one stage of one config: fewer occur by chance
+# Scopes of failures that concern the place of the start, whatever row is charged.
+ATTRIBUTED: Final = frozenset({Scope.CONFIG, Scope.CAPACITY, Scope.QUOTA, Scope.IMAGE, Scope.CREDENTIAL})
 SHARED_WINDOWS: Final = (("quota", "launch"), ("image", "boot"), ("image", "claim"))
-# What a start does next, by what is told of it; None: it is over, or serves.
+# Next stage of a start by its newest event; None: it has ended, or serves.
 NEXT: Final[Mapping[type[Any], str | None]] = {
     WorkerRequested: "launch",
     WorkerDelayed: "launch",
@@ -62,19 +62,19 @@ NEXT: Final[Mapping[type[Any], str | None]] = {
 
 TINY: Final = 1e-6
 COEFFICIENT_MAX: Final = 1e12
-# By a coefficient's name, or how it ends; all others are 1 or more. What comes round while something is closed is an
-# instant each time: of shorter times than these a log of hours would have no end.
-ROUND_SECONDS: Final = 0.1
+# By the name of a coefficient or its ending; all others are 1 or more. Intervals that repeat during a trip have a lower
+# bound: with shorter ones the replay of a log of hours would take forever.
+INTERVAL_SECONDS_MIN: Final = 0.1
 BOUNDS: Final = (
     *(
-        (name, (ROUND_SECONDS, math.inf))
+        (name, (INTERVAL_SECONDS_MIN, math.inf))
         for name in (
             "permit_seconds",
             "pool_probe_seconds",
             "probe_initial_seconds",
             "probe_max_seconds",
-            "unheard_seconds",
-            "unspent_seconds",
+            "probe_timeout_seconds",
+            "permit_expiry_seconds",
         )
     ),
     ("_seconds", (TINY, math.inf)),
@@ -87,7 +87,7 @@ BOUNDS: Final = (
     ("quantile", (TINY, 1.0)),
     ("late_factor", (TINY, math.inf)),
 )
-# Pairs of which the first is not above the second.
+# Pairs of coefficients of which the first must not exceed the second.
 ORDERED: Final = (
     *((f"{stage}_window_min", f"{stage}_window") for stage in STAGES),
     ("probe_initial_seconds", "probe_max_seconds"),
@@ -98,8 +98,8 @@ Policies = Mapping[str, Policy]
 """The coefficients by profile."""
 
 
-class Unusable(ValueError):
-    """A policy that cannot be replayed; the text says why, and what there is."""
+class InvalidPolicy(ValueError):
+    """A policy that cannot be replayed; the text has the reason and the valid names."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outage(msgspec.Struct, kw_only=True):
-    """Failures in a row of one stage, by the log alone; `ended` by the first success after them, 0: not in the log."""
+    """Failures in a row of one stage in the log; `ended` is the first success after them, 0: not in the log."""
 
     config_id: str
     pool_id: str
@@ -124,8 +124,7 @@ class Outage(msgspec.Struct, kw_only=True):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """What a policy would have done with one config's starts: those that it lets begin and those that it avoids, and
-    how many of either failed."""
+    """Starts of one config under a policy: those it allows and those it avoids, and the failures of each."""
 
     allowed: int = 0
     failed: int = 0
@@ -135,7 +134,7 @@ class Tally(msgspec.Struct, kw_only=True):
 
 
 class Start(msgspec.Struct):
-    """A start on its way: the rows whose windows it counts in, where it stands, and what the policy makes of it."""
+    """A start in flight: the rows whose windows it counts in, its stage, and whether the policy allowed it."""
 
     keys: tuple[str, ...] = ()
     stage: str | None = None
@@ -145,50 +144,52 @@ class Start(msgspec.Struct):
 
 
 def policies(given: str | Mapping[str, Any]) -> Policies:
-    """The coefficients of a named policy, or those of every profile with some of them set. Raises Unusable."""
+    """The coefficients of a named policy, or those of every profile with some of them set. Raises InvalidPolicy."""
     if isinstance(given, str):
         if given == DEFAULT:
             return PROFILES
         if given not in PROFILES:
-            raise Unusable(f"there is no policy {given!r}; there is {', '.join((DEFAULT, *PROFILES))}, or a file")
+            raise InvalidPolicy(f"unknown policy {given!r}; use {', '.join((DEFAULT, *PROFILES))} or a file")
         return dict.fromkeys(PROFILES, PROFILES[given])
     known = Policy.__struct_fields__
     if unknown := [str(name) for name in given if name not in known]:
-        raise Unusable(f"no coefficient {', '.join(unknown)}; there is {', '.join(known)}")
+        raise InvalidPolicy(f"unknown coefficient {', '.join(unknown)}; known: {', '.join(known)}")
     found = {}
     for name, profile in PROFILES.items():
         try:
             found[name] = msgspec.convert(msgspec.structs.asdict(profile) | dict(given), Policy)
         except msgspec.ValidationError as error:
-            raise Unusable(str(error).replace("`$.", "`")) from error
+            raise InvalidPolicy(str(error).replace("`$.", "`")) from error
         if wrong := _problem(found[name]):
-            raise Unusable(f"{wrong}, in profile {name}")
+            raise InvalidPolicy(f"{wrong} (profile {name})")
     return found
 
 
 def at_speed(given: Policies, speed: float) -> Policies:
-    """The same coefficients for events that were recorded `speed` times as fast."""
+    """The same coefficients for events that were recorded at `speed` times real time."""
     return {name: faster(policy, speed) for name, policy in given.items()}
 
 
 def _problem(policy: Policy) -> str:
-    """Why a core with these coefficients would be none; empty if it would."""
+    """Reason why the core cannot run with these coefficients; empty if it can."""
     for name, value in msgspec.structs.asdict(policy).items():
         least, most = next((bounds for ending, bounds in BOUNDS if name.endswith(ending)), (1.0, math.inf))
         if not (least <= value <= min(most, COEFFICIENT_MAX)):
-            said = f"{value:g}" if isinstance(value, float) or value <= sys.float_info.max else "too large a number"
-            upper = f" and at most {min(most, COEFFICIENT_MAX):g}"
-            return f"{name} is {said}; it has to be at least {least:g}{upper}"
+            text = f"{value:g}" if isinstance(value, float) or value <= sys.float_info.max else "too large a number"
+            return f"{name} is {text}; it must be at least {least:g} and at most {min(most, COEFFICIENT_MAX):g}"
     for lower, upper in ORDERED:
         small, large = getattr(policy, lower), getattr(policy, upper)
         if small > large:
-            return f"{lower} is {small:g} and {upper} {large:g}; {lower} has to be at most {upper}"
+            return f"{lower} is {small:g} and {upper} {large:g}; {lower} must be at most {upper}"
     return ""
 
 
 class Comparison:
-    """The same log under several policies, by name. Give it every event with `add`; then ask. `began` and `ended` are
-    the earliest and the latest time in it; `disordered` events happened long before one that stood before them."""
+    """Comparison of several policies, by name, on the same log. Add every event with `add`, then read the results.
+
+    `began` and `ended` are the earliest and the latest time in the log; `disordered` counts events that happened long
+    before an earlier entry of the log.
+    """
 
     def __init__(self, policies: Mapping[str, Policies]) -> None:
         self.replays = {name: Replay(each) for name, each in policies.items()}
@@ -199,7 +200,7 @@ class Comparison:
         self._running: dict[tuple[str, str], Outage] = {}
 
     def add(self, record: Recorded) -> None:
-        """One event; one that was added before changes nothing."""
+        """Add one event; a duplicate changes nothing."""
         if (record.source, record.id) in self._seen:
             self.duplicates += 1
             return
@@ -209,15 +210,15 @@ class Comparison:
         self.began, self.ended = min(self.began or record.time, record.time), max(self.ended, record.time)
         outcome: Outcome | None = getattr(record.event, "outcome", None)
         if outcome is not None and outcome.stage is not Stage.UNKNOWN:
-            self._witness(record.event, outcome, record.time)
+            self._record_outage(record.event, outcome, record.time)
         for replay in self.replays.values():
             replay.add(record)
 
-    def _witness(self, event: WorkerEvent, outcome: Outcome, at: float) -> None:
-        """Keep what the log itself shows of outages."""
+    def _record_outage(self, event: WorkerEvent, outcome: Outcome, at: float) -> None:
+        """Record the outages that the log itself shows."""
         key = (event.launch_config_id, outcome.stage.value)
         running = self._running.get(key)
-        if outcome.result is Result.FAILED and outcome.scope in TELLING:
+        if outcome.result is Result.FAILED and outcome.scope in ATTRIBUTED:
             if running is None:
                 running = self._running[key] = Outage(
                     config_id=event.launch_config_id, pool_id=event.pool_id, stage=outcome.stage.value, began=at
@@ -231,51 +232,54 @@ class Comparison:
 
 
 class Replay:
-    """One policy's walk over a log. `tallies` are by config id; `closed` holds its closures there as (from, until), in
-    seconds since the epoch, until 0 for one that lasts. `refused` counts signals without effect."""
+    """Replay of a log under one policy.
+
+    `tallies` are by config id; `trips` holds the trips of a config as (from, until), in seconds since the epoch, until
+    0 for one that has not ended. `refused` counts signals without effect.
+    """
 
     def __init__(self, policies: Policies) -> None:
         self.world = World(policies)
         self.now = 0.0
         self.tallies: dict[str, Tally] = {}
-        self.closed: dict[str, list[tuple[float, float]]] = {}
+        self.trips: dict[str, list[tuple[float, float]]] = {}
         self.refused = 0
         self._starts: dict[str, Start] = {}
-        self._under_way: Counter[tuple[str, str]] = Counter()
+        self._in_flight: Counter[tuple[str, str]] = Counter()
 
     def add(self, record: Recorded) -> None:
-        """One event that was not added before; time moves to it, never back."""
+        """Add one event, not a duplicate; time moves forward to it, never back."""
         self.now = max(self.now, record.time)
         while (due := self.world.due()) is not None and due <= self.now:
             self._step(due, partial(Draft.advance, now=due))
         self._step(self.now, lambda draft: self._fold(draft, record))
 
     def pool_of(self, config_id: str) -> str:
-        """Empty for a config that is not known in the end."""
+        """Pool of a config; empty if the config is unknown at the end."""
         config = self.world.configs.get(config_id)
         return config.declared.pool_id if config is not None else ""
 
     def detected(self, outage: Outage) -> float | None:
-        """Seconds from an outage's first failure to the closure of its config; None if that never came."""
+        """Seconds from an outage's first failure to the trip of its config; None if it never tripped."""
         end = outage.ended or math.inf
-        for closed, opened in self.closed.get(outage.config_id, ()):
-            if closed < end and (not opened or opened > outage.began):
-                return max(0.0, closed - outage.began)
+        for tripped, recovered in self.trips.get(outage.config_id, ()):
+            if tripped < end and (not recovered or recovered > outage.began):
+                return max(0.0, tripped - outage.began)
         return None
 
     def recovered(self, outage: Outage) -> float | None:
-        """Seconds from its end until its config is open; None if it was never closed, or not opened in the log."""
+        """Seconds from its end to the recovery of its config; None if that never tripped or never recovered."""
         if not outage.ended or self.detected(outage) is None:
             return None
-        for closed, opened in self.closed.get(outage.config_id, ()):
-            if closed <= outage.ended and not opened:
+        for tripped, recovered in self.trips.get(outage.config_id, ()):
+            if tripped <= outage.ended and not recovered:
                 return None
-            if closed <= outage.ended < opened:
-                return opened - outage.ended
+            if tripped <= outage.ended < recovered:
+                return recovered - outage.ended
         return 0.0
 
     def digest(self) -> str:
-        """Of all that is known in the end; the same for the same log and policy."""
+        """Hash of the state at the end; the same for the same log and policy."""
         found = hashlib.blake2b(digest_size=16)
         for values in (self.world.rows, self.world.boots, self.world.signals):
             for key in sorted(values):
@@ -285,26 +289,26 @@ class Replay:
     def _step(self, now: float, change: Callable[[Draft], None]) -> None:
         draft = Draft(self.world)
         change(draft)
-        self._watch(draft, now)
+        self.observe(draft, now)
         draft.commit()
 
-    def _watch(self, draft: Draft, now: float) -> None:
-        """Keep when configs close and open."""
+    def observe(self, draft: Draft, now: float) -> None:
+        """Record the times at which configs trip and recover."""
         touched = set(draft.configs)
         for key, row in draft.rows.items():
-            if _is_closed(row) is not _is_closed(self.world.rows.get(key)):
+            if _is_tripped(row) is not _is_tripped(self.world.rows.get(key)):
                 touched |= draft.members(key) if "/" in key else {key}
         for key in draft.signals:
             for signal in (self.world.signals.get(key), draft.signals[key]):
                 touched |= set(signal.configs) if signal is not None else set()
         for config_id in touched:
-            config, closures = draft.config(config_id), self.closed.setdefault(config_id, [])
-            lasting = bool(closures) and not closures[-1][1]
-            closed = config is not None and bool(draft.closing(config) or self._is_down(draft, config_id))
-            if closed and not lasting:
-                closures.append((now, 0.0))
-            elif lasting and not closed:
-                closures[-1] = (closures[-1][0], now)
+            config, periods = draft.config(config_id), self.trips.setdefault(config_id, [])
+            lasting = bool(periods) and not periods[-1][1]
+            tripped = config is not None and bool(draft.trips_on(config) or self._is_down(draft, config_id))
+            if tripped and not lasting:
+                periods.append((now, 0.0))
+            elif lasting and not tripped:
+                periods[-1] = (periods[-1][0], now)
 
     def _fold(self, draft: Draft, record: Recorded) -> None:
         event = record.event
@@ -322,10 +326,10 @@ class Replay:
         if start is None:
             start = self._starts[event.worker_id] = self._begin(draft, event)
         elif isinstance(event, WorkerRequested):
-            return  # heard after what followed from it
+            return  # it arrived after the events that followed it
         tally = self._tally(event.launch_config_id)
         outcome: Outcome | None = getattr(event, "outcome", None)
-        failed = outcome is not None and outcome.result is Result.FAILED and outcome.scope in TELLING
+        failed = outcome is not None and outcome.result is Result.FAILED and outcome.scope in ATTRIBUTED
         if failed and not start.failed:
             start.failed = True
             tally.failed += start.allowed
@@ -339,7 +343,7 @@ class Replay:
         draft.fold(event, at)
 
     def _begin(self, draft: Draft, event: WorkerEvent) -> Start:
-        """Whether the policy lets a start begin. One that began before the log did is let go on, and not counted."""
+        """Decide whether the policy allows a start. One that began before the log continues and is not counted."""
         start, tally = Start(), self._tally(event.launch_config_id)
         if not isinstance(event, WorkerRequested):
             return start
@@ -348,8 +352,8 @@ class Replay:
             start.keys = config.keys
             if self._is_down(draft, config.id):
                 start.allowed = False
-            elif closing := draft.closing(config):
-                start.allowed = draft.probe_is_ready(config, closing)
+            elif active := draft.trips_on(config):
+                start.allowed = draft.probe_is_ready(config, active)
                 start.permit = row.permit if start.allowed else None
             else:
                 start.allowed = self._has_room(draft, config)
@@ -359,35 +363,38 @@ class Replay:
         return start
 
     def _has_room(self, draft: Draft, config: Config) -> bool:
-        """Whether one more start fits into every window: what is under way in an earlier stage will arrive in the later
-        ones, so it counts there too. Every failure is folded already."""
+        """True if one more start fits into every window.
+
+        Starts in flight in an earlier stage will arrive in the later ones, so they count there too. Failures need no
+        place, because every failure is folded already.
+        """
         row, upstream = draft.row(config.id), 0
         for stage in STAGES:
-            upstream += self._under_way[config.id, stage]
+            upstream += self._in_flight[config.id, stage]
             if row is not None and upstream >= max(1, int(getattr(row, stage).window)):
                 return False
         for kind, stage in SHARED_WINDOWS:
             shared = draft.row(config.shared[kind])
             stages = STAGES[: STAGES.index(stage) + 1]
-            under_way = sum(self._under_way[config.shared[kind], each] for each in stages)
-            if shared is not None and under_way >= max(1, int(getattr(shared, stage).window)):
+            in_flight = sum(self._in_flight[config.shared[kind], each] for each in stages)
+            if shared is not None and in_flight >= max(1, int(getattr(shared, stage).window)):
                 return False
         return True
 
     def _move(self, start: Start, stage: str | None) -> None:
         for key in start.keys:
             if start.stage is not None:
-                self._under_way[key, start.stage] -= 1
+                self._in_flight[key, start.stage] -= 1
             if stage is not None:
-                self._under_way[key, stage] += 1
+                self._in_flight[key, stage] += 1
         start.stage = stage
 
     def _tally(self, config_id: str) -> Tally:
         return self.tallies.setdefault(config_id, Tally())
 
     def _is_down(self, draft: Draft, config_id: str) -> bool:
-        return signals.is_down(draft.said(config_id)) is not None
+        return signals.down_signal(draft.signals_on(config_id)) is not None
 
 
-def _is_closed(row: Row | None) -> bool:
-    return row is not None and any(getattr(row, stage).gate.closed for stage in STAGES)
+def _is_tripped(row: Row | None) -> bool:
+    return row is not None and any(getattr(row, stage).trip.tripped for stage in STAGES)

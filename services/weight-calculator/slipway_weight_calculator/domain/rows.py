@@ -1,7 +1,7 @@
-"""The values that health is made of: a row per launch config, image revision, quota and credential; boots under way.
+"""Stored state of health: a row per launch config, image revision, quota and credential, and the boots in progress.
 
-Every kind of row has the same three stages, each with its evidence, its window and its gate; what differs is whose
-outcomes move it (blame.py).
+Every kind of row has the same three stages, each with its evidence, window and trip. The kinds differ in the outcomes
+that are charged or credited to them (blame.py).
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ import msgspec
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.worker import WorkerEvent
 from slipway_common.scopes import credential_key, image_key, quota_key
-from slipway_weight_calculator.domain.blame import PRAISED
+from slipway_weight_calculator.domain.blame import CREDITED
 from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import Policy
 
@@ -19,11 +19,13 @@ STAGES: Final = ("launch", "boot", "claim")
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`permit` is the newest probe permit issued to a config (its own gates' and shared ones' alike): `ready` while its
-    outcome is awaited, `spent` once a worker holds it; at `lost_at` it is lost, unless more is heard of it until then.
-    `unanswered_at` is when one came back without an answer, 0 once one was answered. `boots` are the seconds that the
-    newest boots took, `slow_seconds` the policy's quantile of them, 0 while too few are known. `version` grows with
-    each change.
+    """Health of a launch config or of a shared key.
+
+    `permit` is the newest probe permit issued to a config, for its own and for shared trips: `ready` while its outcome
+    is unresolved, `spent` once a worker holds it; at `lost_at` it counts as lost unless an event about it arrives
+    first. `unanswered_at` is when a permit last ended without an answer, 0 once one was answered. `boots` are the
+    durations of the newest boots in seconds, `slow_seconds` the policy's quantile of them, 0 while too few are known.
+    `version` grows with each change.
     """
 
     launch: Stage
@@ -41,10 +43,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A start that the provider accepted and that has not registered. It will be, or has been, taken for failed at
-    `late_at`.
+    """A start that the provider accepted and that has not registered.
 
-    `late_at` 0: it has registered before the provider's reply came.
+    It counts as failed from `late_at` on. `late_at` 0: it registered before the provider's reply arrived.
     """
 
     config_id: str
@@ -58,13 +59,13 @@ class Boot(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Config(msgspec.Struct, frozen=True, gc=False):
-    """A launch config as declared, and what follows from that: see `config_of`.
+    """A launch config as declared, with the values that `config_of` derives from it.
 
-    `archived_at` is 0 unless it is over; a config that is known from outcomes only (revision 0) is over until it is
-    declared. `shared` maps a kind to the key of what it shares with others; `keys` are all rows whose gates close it,
-    its own first; `groups` are the keys under which it is known together with others, `pool` the first of them.
-    `stages` are those that are judged. `praised` maps a stage to the shared rows that its successes speak for,
-    `parents` to the sums that its prior comes from: pool, account, zone.
+    `archived_at` is 0 unless the config is archived; a config that is known from outcomes only (revision 0) counts as
+    archived until it is declared. `shared` maps a kind to the key that the config shares with others; `keys` are all
+    rows whose trips apply to it, its own first; `groups` are the keys that list it as a member, `pool` first. `stages`
+    are the stages that are evaluated. `credited` maps a stage to the shared rows that its successes are credited to,
+    `parents` to the sums that its prior is computed from: pool, account, zone.
     """
 
     declared: LaunchConfigState
@@ -77,12 +78,12 @@ class Config(msgspec.Struct, frozen=True, gc=False):
     keys: tuple[str, ...]
     groups: tuple[str, ...]
     stages: tuple[str, ...]
-    praised: dict[str, tuple[str, ...]]
+    credited: dict[str, tuple[str, ...]]
     parents: dict[str, tuple[str, ...]]
 
 
 def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
-    # Whichever event told it: stored and read again it is the same.
+    # Drops the event type, so that the value equals the one read back from the database.
     state = LaunchConfigState(**{name: getattr(declared, name) for name in LaunchConfigState.__struct_fields__})
     zone = f"zone/{state.region}/{state.zone}"
     pool = f"pool/{state.pool_id}"
@@ -103,14 +104,16 @@ def config_of(declared: LaunchConfigState, archived_at: float = 0.0) -> Config:
         keys=(state.launch_config_id, *shared.values()),
         groups=(pool, *shared.values()),
         stages=tuple(name for name in STAGES if name != "claim" or state.claim_evidence != "none"),
-        praised={stage: tuple(shared[kind] for kind in kinds) for stage, kinds in PRAISED.items()},
+        credited={stage: tuple(shared[kind] for kind in kinds) for stage, kinds in CREDITED.items()},
         parents={stage: tuple(f"{parent}/{stage}" for parent in parents) for stage in STAGES},
     )
 
 
-def introduced(event: WorkerEvent, at: float) -> Config:
-    """What an outcome tells of a config that was not declared to us yet: order is promised per topic only. It may also
-    be one that was archived so long ago that nothing else tells of it."""
+def undeclared(event: WorkerEvent, at: float) -> Config:
+    """Config of an outcome that arrives before the config's declaration, since order is only guaranteed per topic.
+
+    It may also have been archived so long ago that no other record of it is left.
+    """
     return config_of(
         LaunchConfigState(
             launch_config_id=event.launch_config_id,
@@ -130,10 +133,10 @@ def introduced(event: WorkerEvent, at: float) -> Config:
 
 
 def new_row(policy: Policy, revision: int = 1, at: float = 0.0) -> Row:
-    """What is believed of a config before any outcome: little may be under way until a first one is confirmed.
+    """Row of a config before any outcome: small windows until the first start is confirmed.
 
-    Others may remember permits of a config that is not at its first revision, or of which only outcomes are known: it
-    was forgotten and comes back. Its numbers go on above those, by the milliseconds of `at`.
+    A config that is not at its first revision, or that is known from outcomes only, was forgotten and comes back;
+    consumers may remember its permits. Its permit numbers continue above those, at the milliseconds of `at`.
     """
     return Row(
         launch=Stage(window=policy.new_launch_window),
@@ -144,10 +147,10 @@ def new_row(policy: Policy, revision: int = 1, at: float = 0.0) -> Row:
 
 
 def new_shared_row(policy: Policy, at: float) -> Row:
-    """What is believed of an image revision, a quota or a credential when a first outcome speaks of it.
+    """Row of an image revision, a quota or a credential at its first outcome.
 
-    Launches have gone well so far: only failures make such a row for them. Versions of a row that was forgotten and
-    comes back go on above those that others still have: by the milliseconds of `at`.
+    Its launch window starts full, because only launch failures create such a row. Versions of a row that was forgotten
+    and comes back continue above those that consumers may remember, at the milliseconds of `at`.
     """
     return Row(
         launch=Stage(window=policy.launch_window),

@@ -1,11 +1,11 @@
-"""Opinions from outside: whom a signal reaches, whether it may have an effect, and how it counts. Pure.
+"""Signals from external sources: the configs they reach, whether they are accepted, and their effect. Pure.
 
-The rule: a config's health is multiplied by the lowest factor that any live signal gives it, so opinions never add up
-and never lift a weight above what outcomes allow. `down` closes the config until it expires or its source takes it
-back; `capacity_hint` caps the launch window. `recovered` takes back what its source has said of the target and has
-closed configs probed at once: outcomes decide. It is kept, without a weight, for as long as anything that it takes back
-could count, so that this may also come after it. What is said of a worker counts for its config while it boots, and
-closes nothing by itself. Pause and resume requests, and that a worker is interrupted, are the provisioner's.
+A config's health is multiplied by the lowest factor of any live signal, so signals never add up and never raise a
+weight above what outcomes allow. `down` trips the config until it expires or its source clears it; `capacity_hint` caps
+the launch window. `recovered` clears the earlier signals of its source on the target and has tripped configs probed at
+once: outcomes decide. It is stored, without an effect on the weight, for as long as any signal that it clears could
+last, so that such a signal may also arrive after it. A signal on a worker counts for its config while the worker boots,
+and trips nothing by itself. Pause and resume requests and interruptions of a worker are handled by the provisioner.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -16,7 +16,7 @@ import msgspec
 
 from slipway_common.events.signal import SignalRaised
 from slipway_common.redaction import redacted
-from slipway_common.signal_rules import DEFAULT_RULES, TTL_SECONDS_MAX, Rules, is_provisioners, refusal
+from slipway_common.signal_rules import DEFAULT_RULES, TTL_SECONDS_MAX, Rules, is_for_provisioner, refusal
 from slipway_weight_calculator.domain.rows import Config
 
 REASONS: Final = ("target", "kind", "source", "ttl", "expired", "future", "value", "unreached", "newer", "share")
@@ -24,7 +24,7 @@ DEGRADED: Final = 0.5  # the factor of a signal that names none
 
 
 class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An opinion in effect, until `until`, for the configs that it reached when it came at `since`."""
+    """A signal in effect from `since` to `until`, for the configs that it reached when it arrived."""
 
     source: str
     kind: str
@@ -39,11 +39,11 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def key(self) -> str:
-        """Names may hold any character, so they are not just joined."""
+        """Unique key, JSON-encoded because names may contain any character."""
         return msgspec.json.encode((self.source, self.kind, self.target_kind, self.target_id)).decode()
 
     def event(self) -> SignalRaised:
-        """As it was said."""
+        """The signal as it was raised."""
         observed_at = datetime.fromtimestamp(self.observed_at, UTC)
         return SignalRaised(
             source=self.source,
@@ -58,8 +58,10 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def reached(event: SignalRaised, configs: Mapping[str, Config], booting: str = "") -> frozenset[str]:
-    """Ids of the configs that a signal speaks of; archived ones are over. `booting` is the config of the worker that it
-    names, while that boots."""
+    """Ids of the configs that a signal is about, without archived ones.
+
+    `booting` is the config of the worker that the signal names, while the worker boots.
+    """
     match: dict[str, Iterable[str]] = {
         "config": (c.id for c in configs.values() if c.id == event.target_id),
         "pool": (c.id for c in configs.values() if c.declared.pool_id == event.target_id),
@@ -79,40 +81,44 @@ def problem(
     event: SignalRaised,
     configs_reached: Collection[str],
     configs: Mapping[str, Config],
-    held: Mapping[str, Signal],
+    live: Mapping[str, Signal],
     now: float,
     rules: Rules = DEFAULT_RULES,
 ) -> str:
-    """Why a signal heard at `now` has no effect: the kind of reason (one of REASONS), a colon, and words. Empty if it
-    has one, or is the provisioner's."""
+    """Reason why a signal received at `now` has no effect: one of REASONS, a colon, and a text.
+
+    Empty if it has an effect or is for the provisioner.
+    """
     if wrong := refusal(event, now, rules):
         return wrong
-    if is_provisioners(event):
-        # Which workers there are, the provisioner alone knows.
+    if is_for_provisioner(event):
+        # Only the provisioner knows which workers exist.
         return "" if configs_reached or event.target_kind == "worker" else _unreached(event)
     if event.value is not None and (wrong := _value_problem(event.kind, event.value)):
         return wrong
     if event.kind == "capacity_hint" and event.value is None:
-        return "value: a capacity_hint needs one, the starts that there is room for"
+        return "value: a capacity_hint needs a value, the number of starts in flight that fit"
     if not configs_reached and event.target_kind == "worker":
-        return f"unreached: worker {event.target_id!r} does not boot, and only then counts for its config"
+        return f"unreached: worker {event.target_id!r} is not booting; a signal on a worker counts only while it boots"
     if not configs_reached:
         return _unreached(event)
-    _, signal = kept(event, configs_reached, now)
-    if any(_is_newer(known, signal) for known in held.values()):
-        return f"newer: {event.source!r} has said something newer of {event.target_kind} {event.target_id!r}"
-    return _share_problem(event, configs_reached, configs, held, now, rules) if signal.kind == "down" else ""
+    _, signal = signal_of(event, configs_reached, now)
+    if any(_is_newer(known, signal) for known in live.values()):
+        return f"newer: {event.source!r} has raised a newer signal on {event.target_kind} {event.target_id!r}"
+    return _share_problem(event, configs_reached, configs, live, now, rules) if signal.kind == "down" else ""
 
 
 def _unreached(event: SignalRaised) -> str:
     if event.target_kind == "config":
         return f"unreached: there is no launch config {event.target_id!r}"
-    return f"unreached: no launch config is of {event.target_kind} {event.target_id!r}"
+    return f"unreached: no launch config belongs to {event.target_kind} {event.target_id!r}"
 
 
 def _is_newer(known: Signal, signal: Signal) -> bool:
-    """Whether a source has said later of the same target the same, or that it has recovered; in whatever order they
-    come, a `recovered` takes back what was observed at its very instant, too."""
+    """True if `known` is of the same source and target, and later, and of the same kind or `recovered`.
+
+    Whatever their order of arrival, a `recovered` also clears signals observed at the same time.
+    """
     if (known.source, known.target_kind, known.target_id) != (signal.source, signal.target_kind, signal.target_id):
         return False
     if known.kind == signal.kind:
@@ -130,66 +136,70 @@ def _share_problem(
     event: SignalRaised,
     configs_reached: Collection[str],
     configs: Mapping[str, Config],
-    held: Mapping[str, Signal],
+    live: Mapping[str, Signal],
     now: float,
     rules: Rules,
 ) -> str:
-    """One source that is wrong must not stop a whole pool. Those that no rule names have one share together: over Kafka
-    a name costs nothing."""
-    closed = {*configs_reached}
-    for signal in held.values():
+    """Reason why a source exceeds its share of a pool; empty if it does not.
+
+    A wrong source must not stop a whole pool. Sources without a rule share one limit, because on Kafka a source can
+    use any name.
+    """
+    tripped = {*configs_reached}
+    for signal in live.values():
         same = signal.source == event.source or not rules.sources.keys() & {signal.source, event.source}
         if same and signal.kind == "down" and signal.until > now:
-            closed.update(signal.configs)
+            tripped.update(signal.configs)
     for pool_id in sorted({configs[config_id].declared.pool_id for config_id in configs_reached}):
-        if over := _over_share(event.source, pool_id, configs, closed, rules):
-            return f"share: {event.source!r} would close {over}"
+        if over := _over_share(event.source, pool_id, configs, tripped, rules):
+            return f"share: {event.source!r} would trip {over}"
     return ""
 
 
-def beyond_share(
-    pool_id: str, configs: Mapping[str, Config], held: Mapping[str, Signal], rules: Rules
+def exceeding_share(
+    pool_id: str, configs: Mapping[str, Config], live: Mapping[str, Signal], rules: Rules
 ) -> list[tuple[str, str]]:
-    """Keys of what is said of a pool that its configs, as they are declared now, leave no room for any more, the newest
-    first; and why, as `problem` says it."""
+    """Keys of the signals that exceed their source's share of the pool as declared now, newest first, with reasons."""
     found, sources = [], dict[str, list[Signal]]()
-    for signal in sorted(held.values(), key=lambda s: (s.since, s.key)):
+    for signal in sorted(live.values(), key=lambda s: (s.since, s.key)):
         if signal.kind == "down":
             sources.setdefault(signal.source if signal.source in rules.sources else "", []).append(signal)
-    for said in sources.values():
-        while said and (
-            over := _over_share(said[-1].source, pool_id, configs, {c for s in said for c in s.configs}, rules)
+    for raised in sources.values():
+        while raised and (
+            over := _over_share(raised[-1].source, pool_id, configs, {c for s in raised for c in s.configs}, rules)
         ):
-            signal = said.pop()
-            found.append((signal.key, f"share: by now {signal.source!r} would close {over}"))
+            signal = raised.pop()
+            found.append((signal.key, f"share: by now {signal.source!r} would trip {over}"))
     return found
 
 
 def _over_share(
-    source_name: str, pool_id: str, configs: Mapping[str, Config], closed: Collection[str], rules: Rules
+    source_name: str, pool_id: str, configs: Mapping[str, Config], tripped: Collection[str], rules: Rules
 ) -> str:
-    """By how much a source closes more than its share: neither of what is active in a pool now, nor of what may be
-    again, may it close more. Empty if it does not."""
+    """Text about a source that trips more than its share of a pool; empty if it does not.
+
+    The share applies to the active configs of the pool and to all declared ones, since those may become active again.
+    """
     source = rules.sources.get(source_name, rules.unnamed)
     max_share = source.max_share if source is not None else 0.0
     declared = [c for c in configs.values() if c.declared.pool_id == pool_id and not c.archived_at]
     for word, those in (("active", {c.id for c in declared if c.active}), ("declared", {c.id for c in declared})):
-        count = len(those.intersection(closed))
+        count = len(those.intersection(tripped))
         if count > max_share * len(those):
             return f"{count} of {len(those)} {word} configs of pool {pool_id!r}; at most {max_share:.0%}"
     return ""
 
 
-def kept(event: SignalRaised, configs_reached: Collection[str], now: float) -> tuple[str, Signal]:
-    """The signal as it counts, and its key: the newest word of a source on a target replaces the one before."""
-    # One machine that is down says little about where it stands.
+def signal_of(event: SignalRaised, configs_reached: Collection[str], now: float) -> tuple[str, Signal]:
+    """Key and stored form of a signal: a newer signal of a source on a target replaces the one before."""
+    # A single machine that is down says little about its location.
     kind = "degraded" if event.target_kind == "worker" and event.kind == "down" else event.kind
     value = {"down": 0.0, "recovered": 1.0, "capacity_hint": event.value or 0.0}.get(kind, DEGRADED)
     if kind in ("degraded", "spot_interruption") and event.value is not None:
         value = event.value
     observed_at = event.observed_at.timestamp()
-    # What a `recovered` takes back may hold longer than it says of itself, and may still be under way.
-    holds_seconds = TTL_SECONDS_MAX if kind == "recovered" else event.ttl_seconds
+    # Signals that a `recovered` clears may last longer than its own ttl, and may arrive after it.
+    lasts_seconds = TTL_SECONDS_MAX if kind == "recovered" else event.ttl_seconds
     signal = Signal(
         event.source,
         kind,
@@ -198,29 +208,30 @@ def kept(event: SignalRaised, configs_reached: Collection[str], now: float) -> t
         redacted(event.reason),
         value,
         now,
-        observed_at + holds_seconds,
+        observed_at + lasts_seconds,
         tuple(sorted(configs_reached)),
         observed_at,
     )
     return signal.key, signal
 
 
-def lifted(event: SignalRaised, held: Mapping[str, Signal]) -> list[str]:
-    """Keys of what a `recovered` takes back: what the same source has said before of the same target."""
-    said, at = (event.source, event.target_kind, event.target_id), event.observed_at.timestamp()
-    return [key for key, s in held.items() if (s.source, s.target_kind, s.target_id) == said and s.observed_at <= at]
+def cleared(event: SignalRaised, live: Mapping[str, Signal]) -> list[str]:
+    """Keys of the signals that a `recovered` clears: earlier ones of the same source on the same target."""
+    of, at = (event.source, event.target_kind, event.target_id), event.observed_at.timestamp()
+    return [key for key, s in live.items() if (s.source, s.target_kind, s.target_id) == of and s.observed_at <= at]
 
 
-def factor(said: Iterable[Signal]) -> float:
-    """What a config's health is multiplied by."""
-    return min((signal.value for signal in said if signal.kind != "capacity_hint"), default=1.0)
+def health_factor(live: Iterable[Signal]) -> float:
+    """Factor of a config's health: the lowest of its live signals."""
+    return min((signal.value for signal in live if signal.kind != "capacity_hint"), default=1.0)
 
 
-def is_down(said: Iterable[Signal]) -> Signal | None:
-    return next((signal for signal in said if signal.kind == "down"), None)
+def down_signal(live: Iterable[Signal]) -> Signal | None:
+    """The first `down` signal, None if there is none."""
+    return next((signal for signal in live if signal.kind == "down"), None)
 
 
-def launch_room(said: Iterable[Signal]) -> float | None:
-    """The smallest room that a capacity hint leaves; one start stays, or nothing would show that the hint is wrong."""
-    rooms = [max(1.0, signal.value) for signal in said if signal.kind == "capacity_hint"]
-    return min(rooms, default=None)
+def launch_cap(live: Iterable[Signal]) -> float | None:
+    """The lowest launch window of any capacity hint; at least one start, to find out when a hint is wrong."""
+    caps = [max(1.0, signal.value) for signal in live if signal.kind == "capacity_hint"]
+    return min(caps, default=None)

@@ -1,14 +1,14 @@
-"""How many starts of a row may be under way, per stage: a level that grows by successes and shrinks by failures. Pure.
+"""Windows: limits on the starts of a row in flight per stage, which grow by successes and shrink by failures. Pure.
 
-Additive increase lets a window double per round trip, as each of its starts adds one; the cut on failure is what bounds
-the loss when a place turns bad.
+Additive increase lets a window double per round trip, because each of its starts adds one; the multiplicative decrease
+bounds the loss when a location fails.
 """
 
 from slipway_weight_calculator.domain.policy import Policy
 
 
 def grown(window: float, stage: str, policy: Policy) -> float:
-    """After a success. The first claim shows that workers of the row find tasks: idle fleets may wait unclaimed."""
+    """Window after a success. A claim shows that workers find tasks, so many idle workers may wait for them."""
     if stage == "launch":
         most, more = policy.launch_window, window + 1.0
     elif stage == "boot":
@@ -19,7 +19,7 @@ def grown(window: float, stage: str, policy: Policy) -> float:
 
 
 def shrunk(window: float, stage: str, policy: Policy) -> float:
-    """After a failure that was charged."""
+    """Window after a charged failure."""
     if stage == "launch":
         return max(policy.launch_window_min, window * policy.launch_shrink)
     if stage == "boot":

@@ -1,1 +1,1 @@
-"""One file per topic: facts become rows."""
+"""Handlers of consumed events, one module per topic."""

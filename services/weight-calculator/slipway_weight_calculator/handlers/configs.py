@@ -1,4 +1,4 @@
-"""Declared launch configs. Archiving keeps what is known of one: outcomes of its last workers are still to come."""
+"""Handling of launch configs. Archiving keeps a config's state: outcomes of its last workers may still arrive."""
 
 from slipway_common.records import Received
 from slipway_common.signal_rules import Rules
@@ -8,14 +8,14 @@ from slipway_weight_calculator.handlers import names
 
 
 def fold(draft: Draft, received: Received, now: float, rules: Rules) -> list[tuple[Signal, str]]:
-    """Keep the newest state of a config; a tombstone archives. Raises BadEvent for what can be no key.
+    """Store the newest state of a config; a tombstone archives it. Raises BadEvent for names that cannot be keys.
 
-    Returns the signals that count no more, since their source would close more than its share now, and why.
+    Returns the signals that were dropped because their source would now trip more than its share, with the reasons.
     """
     state = received.event
     if state is None:
         draft.archive(received.subject, now)
-        return draft.recount(received.subject, now, rules)
+        return draft.enforce_shares(received.subject, now, rules)
     names.check(
         state.launch_config_id,
         state.pool_id,
@@ -26,4 +26,4 @@ def fold(draft: Draft, received: Received, now: float, rules: Rules) -> list[tup
         state.image_revision,
     )
     draft.declare(state, now)
-    return draft.recount(state.launch_config_id, now, rules)
+    return draft.enforce_shares(state.launch_config_id, now, rules)

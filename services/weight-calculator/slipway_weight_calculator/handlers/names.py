@@ -1,14 +1,14 @@
-"""What may become a key: rows are found by it, so it fits into an index, and says whose row it is."""
+"""Validation of names that become keys of rows, so that they fit into an index."""
 
 from typing import Final
 
 from slipway_common.errors import BadEvent
 
-CHARACTERS_MAX: Final = 600  # of several together; four bytes each fit into an index row of PostgreSQL
+CHARACTERS_MAX: Final = 600  # of all names together; at four bytes each they fit into an index row of PostgreSQL
 
 
 def check(*texts: str) -> None:
-    """Raises BadEvent for a NUL character, which no column takes, or too many characters."""
+    """Raise BadEvent for a NUL character, which PostgreSQL cannot store, or too many characters."""
     joined = "".join(texts)
     if "\0" in joined or len(joined) > CHARACTERS_MAX:
-        raise BadEvent(f"a name has a NUL character, or they have more than {CHARACTERS_MAX} together")
+        raise BadEvent(f"names contain a NUL character or have more than {CHARACTERS_MAX} characters together")

@@ -1,4 +1,4 @@
-"""Opinions from outside."""
+"""Handling of signals from external sources."""
 
 from slipway_common.records import Received
 from slipway_common.signal_rules import Rules
@@ -7,7 +7,7 @@ from slipway_weight_calculator.handlers import names
 
 
 def fold(draft: Draft, received: Received, now: float, rules: Rules) -> str:
-    """Take one into account; returns why it has no effect, empty if it has. Raises BadEvent for what can be no key."""
+    """Apply a signal; returns the reason if it has no effect. Raises BadEvent for names that cannot be keys."""
     event = received.event
     if event is None:
         return ""

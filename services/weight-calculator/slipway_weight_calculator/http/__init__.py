@@ -1,1 +1,1 @@
-"""What people and programs without Kafka may ask."""
+"""HTTP API, for people and for programs without Kafka."""

@@ -1,1 +1,1 @@
-"""One loop a file: what is decided without being told."""
+"""Periodic work, one loop per module."""

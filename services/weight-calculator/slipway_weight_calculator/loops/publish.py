@@ -1,4 +1,4 @@
-"""What is known becomes published weights. The one place where it is decided that a weight record is written."""
+"""Publishing of weight records: the only place that decides when one is written."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
@@ -11,18 +11,18 @@ from slipway_weight_calculator.domain.rows import STAGES, Row
 from slipway_weight_calculator.domain.world import Draft
 from slipway_weight_calculator.store.weights import Published
 
-QUIET_SECONDS: Final = 0.1  # a config that was told of less long ago waits for the tick
-# What is folded from a backlog is the past, and the next turn overturns it: then the newest word each second is enough.
+CONFIG_SECONDS: Final = 0.1  # minimum between two records of a config
+# Records from a backlog are soon outdated by the next turn, so one per second is enough then.
 BEHIND_SECONDS: Final = 1.0
-LOOKS_MAX: Final = 500  # at configs in one turn: a turn stays short however many have changed
+CONFIGS_MAX: Final = 500  # per turn: turns stay short however many configs have changed
 
 
 class Publishing:
-    """Which configs are told of in which turn.
+    """Selection of the configs that are published in each turn.
 
-    `refresh_seconds`: how long a weight may fade by time alone, or move with its siblings', before it is looked at
-    again. `republish_seconds`: also an unchanged record is repeated that often, which heals whatever a stalled
-    predecessor wrote last. Whatever it remembers holds only if the turn commits; else `load` it again.
+    `refresh_seconds`: interval at which weights that decay by time alone, or move with their siblings', are computed
+    again. `republish_seconds`: interval at which unchanged records are repeated, which repairs what a stalled former
+    leader wrote last. Its state is valid only if the turn commits; otherwise call `load` again.
     """
 
     def __init__(self, refresh_seconds: float, republish_seconds: float) -> None:
@@ -31,31 +31,31 @@ class Publishing:
         self.load({}, ())
 
     def load(self, published: dict[str, Published], config_ids: Iterable[str]) -> None:
-        """After a start: what others have, and the configs that there are. All of them are looked at once."""
+        """Load the published records and the configs after a start. All of them are computed once."""
         self.published = published
-        self.offsets = {config_id: dict(told.record.offsets) for config_id, told in published.items()}
+        self.offsets = {config_id: dict(known.record.offsets) for config_id, known in published.items()}
         self._changed = dict.fromkeys(chain(config_ids, published), "")  # config → trace of what changed it
-        self._looked_at = 0.0
+        self._published_at = 0.0
         self._refreshed_at = 0.0
-        self._round: Iterator[str] = iter(())
+        self._rotation: Iterator[str] = iter(())
 
     def due(self) -> float | None:
-        """When the next look is due, if nothing else happens."""
-        return self._looked_at + QUIET_SECONDS if self._changed else None
+        """Time at which changed configs are due for publishing; None if there are none."""
+        return self._published_at + CONFIG_SECONDS if self._changed else None
 
-    def look(
+    def publish(
         self, draft: Draft, now: float, traces: Mapping[str, str], *, behind: bool
     ) -> tuple[list[Any], dict[str, WeightChanged | None]]:
-        """What to tell in a turn: the events, and the records that others have afterwards, None after a tombstone."""
+        """Events to publish in a turn, and the published records by config; None after a tombstone."""
         for config_id, places in draft.seen.items():
             self.offsets.setdefault(config_id, {}).update(places)
         for config_id in sorted(affected(draft)):
             self._changed[config_id] = traces.get(config_id, "")
         events: list[Any] = []
-        told: dict[str, WeightChanged | None] = {}
-        if behind and now - self._looked_at < BEHIND_SECONDS:
-            return events, told
-        self._looked_at = now
+        published: dict[str, WeightChanged | None] = {}
+        if behind and now - self._published_at < BEHIND_SECONDS:
+            return events, published
+        self._published_at = now
         for config_id in self._next(draft, now):
             trace, known = self._changed.pop(config_id, ""), self.published.get(config_id)
             config = draft.config(config_id)
@@ -63,7 +63,7 @@ class Publishing:
                 self.offsets.pop(config_id, None)
                 if known is not None:
                     events.append(Tombstone(known.record))
-                    told[config_id] = None
+                    published[config_id] = None
                     del self.published[config_id]
                 continue
             new = record(draft, config, now, self.offsets.get(config_id))
@@ -71,50 +71,50 @@ class Publishing:
             old = known is not None and now - known.at >= self.republish_seconds
             if old or worth_publishing(last, new, draft.policy(config)):
                 events.append(Traced(new, trace))
-                told[config_id] = new
+                published[config_id] = new
                 self.published[config_id] = Published(new, now)
-        return events, told
+        return events, published
 
     def _next(self, draft: Draft, now: float) -> list[str]:
-        """Configs that have changed and were not told of just now, and some of those that only time has moved."""
-        quiet = (
+        """Changed configs that were not published just now, and some of those that only time has changed."""
+        changed = (
             config_id
             for config_id in self._changed
-            if (known := self.published.get(config_id)) is None or now - known.at >= QUIET_SECONDS
+            if (known := self.published.get(config_id)) is None or now - known.at >= CONFIG_SECONDS
         )
-        found = list(islice(quiet, LOOKS_MAX))
+        found = list(islice(changed, CONFIGS_MAX))
         self._refreshed_at = self._refreshed_at or now
         share = min(1.0, (now - self._refreshed_at) / self.refresh_seconds)
-        if (number := min(LOOKS_MAX, int(share * len(self.published)))) > 0:
+        if (number := min(CONFIGS_MAX, int(share * len(self.published)))) > 0:
             self._refreshed_at = now
-            found += [config_id for config_id in self._turned(number) if config_id not in self._changed]
+            found += [config_id for config_id in self._next_in_rotation(number) if config_id not in self._changed]
         return found
 
-    def _turned(self, number: int) -> list[str]:
-        """The next of those that others know, round and round."""
-        chosen = list(islice(self._round, number))
+    def _next_in_rotation(self, number: int) -> list[str]:
+        """The next published configs, in rotation."""
+        chosen = list(islice(self._rotation, number))
         if len(chosen) < number:
-            self._round = iter(list(self.published))
-            chosen += islice(self._round, number - len(chosen))
+            self._rotation = iter(list(self.published))
+            chosen += islice(self._rotation, number - len(chosen))
         return [config_id for config_id in dict.fromkeys(chosen) if config_id in self.published]
 
 
 def affected(draft: Draft) -> set[str]:
-    """Configs of which something may have changed that others should know.
+    """Configs with changes that may have to be published.
 
-    What configs share is told with the one whose start has moved it; only when it closes or opens, all are concerned.
+    A shared row is published with the config whose start changed it; only a trip or a recovery affects all its configs.
     """
     found = set(draft.configs)
     for key, row in draft.rows.items():
         if "/" not in key:
             found.add(key)
-        elif _closed(row) != _closed(draft.world.rows.get(key)):
+        elif _tripped(row) != _tripped(draft.world.rows.get(key)):
             found |= draft.members(key)
     for key, signal in draft.signals.items():
-        for told in (signal, draft.world.signals.get(key)):
-            found.update(told.configs if told is not None else ())
+        for each in (signal, draft.world.signals.get(key)):
+            found.update(each.configs if each is not None else ())
     return found
 
 
-def _closed(row: Row | None) -> list[bool]:
-    return [row is not None and getattr(row, name).gate.closed for name in STAGES]
+def _tripped(row: Row | None) -> list[bool]:
+    return [row is not None and getattr(row, name).trip.tripped for name in STAGES]

@@ -1,4 +1,4 @@
-"""Run by Alembic."""
+"""Alembic environment."""
 
 from slipway_common.migrate import run_environment
 

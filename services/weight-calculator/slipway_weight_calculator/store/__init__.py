@@ -1,1 +1,1 @@
-"""SQL in, frozen Structs out."""
+"""Database access: SQL statements and their frozen Structs."""

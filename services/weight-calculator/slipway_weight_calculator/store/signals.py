@@ -1,4 +1,4 @@
-"""Opinions from outside: those that count, and the newest that were refused."""
+"""Signals in the database: the live ones, and the newest that were refused."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -7,19 +7,19 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events.signal import SignalRaised
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 from slipway_weight_calculator.domain.rows import Boot, Config
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.world import World
 
-KEPT: Final = 100
+REFUSED_MAX: Final = 100
 
 CLOCK: Final = "SELECT slipway_clock()"
 CONFIGS: Final = "SELECT body FROM config ORDER BY key"
 BOOT: Final = "SELECT key, body FROM boot WHERE key = $1"
 LIVE: Final = "SELECT body FROM signal ORDER BY key"
-REFUSED: Final = "SELECT at, why, body FROM refused_signal ORDER BY id DESC"
-REFUSE: Final = "INSERT INTO refused_signal (at, why, body) SELECT $1, * FROM unnest($2::text[], $3::text[])"
+REFUSED: Final = "SELECT at, reason, body FROM refused_signal ORDER BY id DESC"
+REFUSE: Final = "INSERT INTO refused_signal (at, reason, body) SELECT $1, * FROM unnest($2::text[], $3::text[])"
 FORGET: Final = """
 DELETE FROM refused_signal WHERE id <= (SELECT id FROM refused_signal ORDER BY id DESC OFFSET $1 LIMIT 1)"""
 
@@ -30,10 +30,10 @@ _signal: Final = msgspec.json.Decoder(Signal).decode
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A signal without effect, and why: the kind of reason, a colon, and words."""
+    """A signal without effect and the reason: its kind, a colon, and a text."""
 
     event: SignalRaised
-    why: str
+    reason: str
 
 
 async def clock(db: Connection) -> datetime:
@@ -42,27 +42,26 @@ async def clock(db: Connection) -> datetime:
 
 
 async def world(db: Connection, worker_id: str) -> World:
-    """What a signal is judged by, on a worker if it names one: who is declared, what else was said, and whether that
-    worker boots. Nothing of anybody's health."""
+    """The part of the world that decides about a signal: configs, live signals, and the boot of the given worker."""
     configs = [_config(row["body"]) for row in await db.fetch(CONFIGS)]
     boots = {row["key"]: _boot(row["body"]) for row in await db.fetch(BOOT, worker_id)}
-    said = [_signal(row["body"]) for row in await db.fetch(LIVE)]
+    live = [_signal(row["body"]) for row in await db.fetch(LIVE)]
     found = World()
-    found.load(configs, {}, boots, {signal.key: signal for signal in said})
+    found.load(configs, {}, boots, {signal.key: signal for signal in live})
     return found
 
 
 async def refuse(tx: Connection, refused: Sequence[Refused], at: float) -> None:
-    """Keep the newest, for people."""
+    """Store refused signals; only the newest are kept."""
     if refused:
-        newest = refused[-KEPT:]
+        newest = refused[-REFUSED_MAX:]
         bodies = [msgspec.json.encode(one.event).decode() for one in newest]
-        await tx.execute(REFUSE, at, [one.why.replace("\0", "") for one in newest], bodies)
-        await tx.execute(FORGET, KEPT)
+        await tx.execute(REFUSE, at, [one.reason.replace("\0", "") for one in newest], bodies)
+        await tx.execute(FORGET, REFUSED_MAX)
 
 
-async def live(db: Pool) -> list[dict[str, Any]]:
-    """Those that count now, as people are told."""
+async def live(db: Database) -> list[dict[str, Any]]:
+    """List the live signals, as in the API."""
     found = [_signal(row["body"]) for row in await db.fetch(LIVE)]
     return [
         {
@@ -80,8 +79,8 @@ async def live(db: Pool) -> list[dict[str, Any]]:
     ]
 
 
-async def refused(db: Pool) -> list[dict[str, Any]]:
-    """Newest first."""
+async def refused(db: Database) -> list[dict[str, Any]]:
+    """List the refused signals, as in the API, newest first."""
     rows = await db.fetch(REFUSED)
     found = [(row, msgspec.json.decode(row["body"], type=SignalRaised)) for row in rows]
     return [
@@ -91,7 +90,7 @@ async def refused(db: Pool) -> list[dict[str, Any]]:
             "kind": e.kind,
             "target_kind": e.target_kind,
             "target_id": e.target_id,
-            "why": row["why"],
+            "reason": row["reason"],
         }
         for row, e in found
     ]

@@ -1,4 +1,4 @@
-"""What others were told of each launch config: the newest record, and since when."""
+"""Published weight records: the newest of each launch config."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.weight import WeightChanged
-from slipway_common.postgres import Connection, Pool
+from slipway_common.postgres import Connection, Database
 
 READ: Final = "SELECT id, record, at FROM weight ORDER BY id"
 WRITE: Final = """
@@ -23,7 +23,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Published(msgspec.Struct, frozen=True):
-    """A record that others have, `at` seconds since the epoch."""
+    """A record published `at` seconds since the epoch."""
 
     record: WeightChanged
     at: float
@@ -34,15 +34,15 @@ async def read(db: Connection) -> dict[str, Published]:
 
 
 async def write(tx: Connection, records: Mapping[str, WeightChanged | None], at: float) -> None:
-    """Keep what others now have; None after a tombstone."""
-    told = [record for record in records.values() if record is not None]
-    if told:
-        ids, pools = [record.launch_config_id for record in told], [record.pool_id for record in told]
-        await tx.execute(WRITE, ids, pools, [_encode(record).decode() for record in told], at)
+    """Store the published records; None, after a tombstone, deletes."""
+    written = [record for record in records.values() if record is not None]
+    if written:
+        ids, pools = [record.launch_config_id for record in written], [record.pool_id for record in written]
+        await tx.execute(WRITE, ids, pools, [_encode(record).decode() for record in written], at)
     if gone := [config_id for config_id, record in records.items() if record is None]:
         await tx.execute(DELETE, gone)
 
 
-async def listed(db: Pool, pool_id: str | None, config_id: str | None) -> list[msgspec.Raw]:
-    """As they are on the topic."""
+async def listed(db: Database, pool_id: str | None, config_id: str | None) -> list[msgspec.Raw]:
+    """The records as published, as JSON."""
     return [msgspec.Raw(row["record"].encode()) for row in await db.fetch(LIST, pool_id, config_id)]

@@ -1,5 +1,5 @@
-"""What is known, as rows: written by difference, read whole. The body of a row is the core's value as JSON, so the same
-value is the same bytes."""
+"""The world in the database: changes are written, and all of it is read after a start. Bodies are JSON of the core's
+values, so the same value has the same bytes."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -32,12 +32,12 @@ _decoders: Final = {name: msgspec.json.Decoder(kind) for name, kind in TABLES.it
 _encode: Final = msgspec.json.Encoder().encode
 
 Changes = dict[str, Mapping[str, Any]]
-"""Per table the changed values by key; None: deleted."""
+"""Changed values by table and key; None: deleted."""
 
 
-def changes(draft: Draft, told: list[Alert]) -> Changes:
-    """What a turn has to write: its draft, and the alerts that it raises and resolves."""
-    alerts = {alert.dedup_key: alert if isinstance(alert, AlertRaised) else None for alert in told}
+def changes(draft: Draft, changed: list[Alert]) -> Changes:
+    """Changes to write in a turn: its draft, and the alerts that it raises and resolves."""
+    alerts = {alert.dedup_key: alert if isinstance(alert, AlertRaised) else None for alert in changed}
     found: Changes = {
         "config": draft.configs,
         "health": draft.rows,
@@ -50,15 +50,15 @@ def changes(draft: Draft, told: list[Alert]) -> Changes:
 
 async def write(tx: Connection, changed: Changes) -> None:
     for name, values in changed.items():
-        kept = {key: _encode(value).decode() for key, value in values.items() if value is not None}
-        if kept:
-            await tx.execute(WRITE[name], list(kept), list(kept.values()))
-        if len(kept) < len(values):
+        written = {key: _encode(value).decode() for key, value in values.items() if value is not None}
+        if written:
+            await tx.execute(WRITE[name], list(written), list(written.values()))
+        if len(written) < len(values):
             await tx.execute(DELETE[name], [key for key, value in values.items() if value is None])
 
 
 async def read(db: Connection, policies: Mapping[str, Policy]) -> tuple[World, dict[str, AlertRaised]]:
-    """The world as it is stored, and the open alerts."""
+    """The stored world and the open alerts."""
     found: dict[str, dict[str, Any]] = {}
     for name, decoder in _decoders.items():
         found[name] = {row["key"]: decoder.decode(row["body"]) for row in await db.fetch(READ[name])}

@@ -1,0 +1,194 @@
+"""Transaction of one Boskos call: the locks of its lease pools, its time, and its commands to their ledger."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from slipway_common.events.lease import (
+    LeaseCancelRequested,
+    LeaseConfirmRequested,
+    LeaseReleaseRequested,
+    LeaseRequested,
+)
+from slipway_common.postgres import Connection, Database
+from slipway_lease_broker.admission import count_commands, load, save_and_decide
+from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand, Ledger
+from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.domain.ledger import Lease, LeasePool
+from slipway_lease_broker.domain.slots import Slot
+from slipway_lease_broker.store import answers, leases, pools, requests, slots
+
+# Connections that calls may use at once: the loops, consumers and the group commit need the others.
+TRANSACTIONS_MAX: Final = 2
+
+
+class SlotTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the broker that concern slots. Durations are in seconds."""
+
+    expired_state: str = "dirty"
+    request_ttl_seconds: float = 30.0
+    lost_linger_seconds: float = 70.0
+    waiter_ttl_seconds: float = 120.0
+
+
+class SlotTransaction:
+    """A transaction that holds the locks of `pools`, as of `now`. `caller` is named in events and history."""
+
+    def __init__(
+        self,
+        tx: Connection,
+        locked: Sequence[LeasePool],
+        now: datetime,
+        caller: str,
+        *,
+        terms: SlotTerms,
+        caught_up: Callable[[str], bool],
+    ) -> None:
+        self.tx, self.now, self.caller, self.terms = tx, now, caller, terms
+        self.pools = {pool.id: pool for pool in locked}
+        self.ledgers: list[Ledger] = []
+        self.decisions: list[Decision] = []
+        self._caught_up = caught_up
+
+    async def apply(self, *commands: LeaseCommand) -> None:
+        """Apply lease commands and decide for pools that became due. Leases of every owner may be named, since slots
+        have owners of their own, which were checked before."""
+        if not commands:
+            return
+        ledger = await load(self.tx, list(self.pools.values()), commands)
+        for command in commands:
+            ledger.apply(command, self.now, owner=self.caller, admin=True)
+        await self._write(ledger)
+
+    async def grant(self, lease_requests: Sequence[LeaseRequested], *earlier: LeaseCommand) -> dict[str, Lease] | None:
+        """Apply `earlier` commands and these requests. Returns the confirmed leases by request id, None unless all
+        requests are granted; requests that are not granted wait in the ledger."""
+        await self.apply(*earlier, *lease_requests)
+        wanted = {request.request_id for request in lease_requests}
+        found = [
+            lease
+            for pool_id in sorted({request.lease_pool_id for request in lease_requests})
+            for lease in await answers.of_requests(self.tx, pool_id, wanted)
+            if lease.live
+        ]
+        if len(found) < len(wanted):
+            return None
+        ledger = Ledger(self.pools.values(), found, [])
+        for lease in found:
+            confirmed = LeaseConfirmRequested(
+                lease_pool_id=lease.lease_pool_id, lease_id=lease.id, fencing_token=lease.fencing_token
+            )
+            ledger.apply(confirmed, self.now, owner=lease.owner)
+        await self._write(ledger)
+        return {lease.request_id: lease for lease in ledger.leases.values()}
+
+    async def release(self, held: Sequence[Slot], result: str) -> None:
+        """Release one unit of its lease for each of these slots."""
+        commands = [
+            LeaseReleaseRequested(
+                lease_pool_id=slot.lease_pool_id,
+                lease_id=slot.lease_id,
+                fencing_token=slot.fencing_token,
+                units=1,
+                result=result,
+            )
+            for slot in held
+            if slot.lease_id is not None and slot.fencing_token is not None
+        ]
+        if commands:
+            await self.apply(*commands)
+
+    async def end(self, ended: Collection[Lease]) -> None:
+        """End leases by letting their deadline pass now: the holder is gone, but its work may still be in flight."""
+        due = [msgspec.structs.replace(lease, expires_at=self.now) for lease in ended]
+        await leases.save(self.tx, due)
+        touched = [self.pools[name] for name in sorted({lease.lease_pool_id for lease in due})]
+        await pools.mark(self.tx, touched, (), {pool.id: self.now for pool in touched})
+
+    async def extend_to_hold(self, granted: Lease) -> None:
+        """Extend a lease to the end of its hold, since nobody will renew it."""
+        await leases.save(self.tx, [msgspec.structs.replace(granted, expires_at=granted.hold_until)])
+
+    async def abandon(self, lease_pool_id: str, request_ids: Collection[str], reason: str) -> list[LeaseCommand]:
+        """The commands that cancel abandoned lease requests and release the leases granted to them."""
+        if not request_ids:
+            return []
+        granted = await answers.of_requests(self.tx, lease_pool_id, request_ids)
+        waiting = await requests.named(self.tx, {(lease_pool_id, name) for name in request_ids})
+        commands: list[LeaseCommand] = [
+            LeaseReleaseRequested(
+                lease_pool_id=lease_pool_id,
+                lease_id=lease.id,
+                fencing_token=lease.fencing_token,
+                units=lease.units,
+                result="cancelled",
+            )
+            for lease in granted
+            if lease.live
+        ]
+        commands += [
+            LeaseCancelRequested(lease_pool_id=lease_pool_id, request_id=request.id, units=UNITS_MAX, reason=reason)
+            for request in waiting
+            if request.waiting_units
+        ]
+        return commands
+
+    async def _write(self, ledger: Ledger) -> None:
+        made = await save_and_decide(
+            self.tx,
+            ledger,
+            self.now,
+            expire=self._caught_up,
+            lost_linger_seconds=self.terms.lost_linger_seconds,
+            waiter_ttl_seconds=self.terms.waiter_ttl_seconds,
+        )
+        self.ledgers.append(ledger)
+        self.decisions += made
+        self.pools |= ledger.pools | {decision.pool.id: decision.pool for decision in made}
+
+
+class SlotTransactions:
+    """Begins the transactions of Boskos calls. After each commit `decided` is called with each decision, and
+    `published(more)` once."""
+
+    def __init__(
+        self,
+        terms: SlotTerms,
+        *,
+        caught_up: Callable[[str], bool],
+        decided: Callable[[Decision], None],
+        published: Callable[[bool], None],
+    ) -> None:
+        self.terms = terms
+        self._caught_up = caught_up
+        self._decided = decided
+        self._published = published
+        self._turns = asyncio.Semaphore(TRANSACTIONS_MAX)
+
+    @contextlib.asynccontextmanager
+    async def begin(
+        self, database: Database, lease_pool_ids: Collection[str], caller: str
+    ) -> AsyncIterator[SlotTransaction]:
+        """Begin a transaction with the locks of its pools. It commits at the end and is rolled back when the caller
+        raises. Slots of ended leases are freed first."""
+        async with self._turns:
+            async with database.acquire() as db, db.transaction():
+                locked = await pools.lock(db, lease_pool_ids)
+                now = await pools.clock(db)
+                await slots.free_ended(db, [pool.id for pool in locked], self.terms.expired_state, now)
+                transaction = SlotTransaction(db, locked, now, caller, terms=self.terms, caught_up=self._caught_up)
+                yield transaction
+            for ledger in transaction.ledgers:
+                count_commands(ledger)
+            for decision in transaction.decisions:
+                self._decided(decision)
+            self._published(any(decision.again for decision in transaction.decisions))
+
+
+def reasons(decisions: Sequence[Decision]) -> Mapping[str, str]:
+    """The reasons of waiting requests in these decisions, by request id."""
+    return {name: reason for decision in decisions for name, reason in decision.waiting.items()}

@@ -1,0 +1,163 @@
+"""Schema of the provisioner: accounts, pools, configs, workers, batches, leases, demand and decisions."""
+
+from alembic import op
+
+from slipway_common.migrate import execute, messaging
+
+revision = "0001"
+down_revision = None
+
+TABLES = """
+CREATE TABLE account (
+    id text PRIMARY KEY, provider text NOT NULL, region text NOT NULL, identity text NOT NULL,
+    lease_pool_id text NOT NULL, settings jsonb NOT NULL, reaped_at timestamptz,
+    passes bigint NOT NULL DEFAULT 0, passed_at timestamptz NOT NULL DEFAULT slipway_clock(),
+    listing_problem text NOT NULL DEFAULT ''
+);
+CREATE TABLE worker_pool (
+    id text PRIMARY KEY, min_capacity integer NOT NULL CHECK (min_capacity >= 0),
+    max_capacity integer NOT NULL CHECK (max_capacity >= min_capacity), scaling_ratio text NOT NULL,
+    mode text NOT NULL, profile text NOT NULL, boot_evidence text NOT NULL, claim_evidence text NOT NULL,
+    on_bad_image text NOT NULL, freeze_after integer NOT NULL,
+    paused boolean NOT NULL DEFAULT false, paused_reason text NOT NULL DEFAULT '',
+    paused_by text NOT NULL DEFAULT '', paused_until timestamptz, frozen boolean NOT NULL DEFAULT false,
+    frozen_reason text NOT NULL DEFAULT '', frozen_by text NOT NULL DEFAULT '',
+    deleted boolean NOT NULL DEFAULT false, drawn bigint NOT NULL DEFAULT 0, revision bigint NOT NULL DEFAULT 1,
+    swept_at timestamptz NOT NULL DEFAULT slipway_clock(), attempted_at timestamptz
+);
+-- The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
+CREATE TABLE launch_config (
+    id text PRIMARY KEY, pool_id text NOT NULL REFERENCES worker_pool, account_id text NOT NULL REFERENCES account,
+    region text NOT NULL, zone text NOT NULL, instance_type text NOT NULL, image_revision text NOT NULL,
+    base_weight double precision NOT NULL, price_factor double precision NOT NULL, settings jsonb NOT NULL,
+    profile text NOT NULL, boot_evidence text NOT NULL, claim_evidence text NOT NULL, on_bad_image text NOT NULL,
+    freeze_after integer NOT NULL,
+    state text NOT NULL CHECK (state IN ('active', 'paused', 'draining', 'archived')),
+    state_reason text NOT NULL DEFAULT '', state_by text NOT NULL DEFAULT '', paused_until timestamptz,
+    declared_at timestamptz NOT NULL DEFAULT slipway_clock(), archived_at timestamptz,
+    revision bigint NOT NULL DEFAULT 1,
+    image_key text NOT NULL GENERATED ALWAYS AS ('image/' || image_revision) STORED,
+    quota_key text NOT NULL GENERATED ALWAYS AS
+        ('quota/' || account_id || '/' || region || '/' || split_part(instance_type, '.', 1)) STORED,
+    credential_key text NOT NULL GENERATED ALWAYS AS ('credential/' || account_id) STORED
+);
+CREATE INDEX launch_config_pool ON launch_config (pool_id);
+CREATE INDEX launch_config_image ON launch_config (image_key);
+CREATE INDEX launch_config_quota ON launch_config (quota_key);
+CREATE INDEX launch_config_credential ON launch_config (credential_key);
+-- Shares of a config, with the initial window of each. A share without a window can only trip. Claims without claim
+-- evidence have no share.
+CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (key text, stage text, size integer)
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT k.key, k.stage, k.size FROM (VALUES
+        (c.image_key, 'boot', 8), (c.image_key, 'claim', 64), (c.image_key, 'launch', NULL),
+        (c.quota_key, 'launch', 64), (c.credential_key, 'launch', NULL)
+    ) AS k (key, stage, size) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
+$$;
+-- Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
+-- registration and first claim locks would serialize them. `written_off`: failures that will never be folded into a
+-- weight. `unfolded_since`: time of the first consecutive sweep that found unfolded failures; reset by a new failure.
+CREATE TABLE launch_config_outcomes (
+    launch_config_id text NOT NULL REFERENCES launch_config, stage text NOT NULL, failures bigint NOT NULL DEFAULT 0,
+    successes bigint NOT NULL DEFAULT 0, written_off bigint NOT NULL DEFAULT 0, unfolded_since timestamptz,
+    PRIMARY KEY (launch_config_id, stage)
+);
+-- Newest state of each share in the weight records. A planner locks those of its pool, since other pools share them.
+CREATE TABLE shared_window (
+    key text NOT NULL, stage text NOT NULL, version bigint NOT NULL DEFAULT 0, size integer,
+    state text NOT NULL DEFAULT 'healthy' CHECK (state IN ('healthy', 'tripped')),
+    unconfirmed integer NOT NULL DEFAULT 0, reason text NOT NULL DEFAULT '', PRIMARY KEY (key, stage)
+);
+-- Unconfirmed starts of an image at the time a pool was unfrozen: they do not freeze it again.
+CREATE TABLE forgiven (
+    pool_id text NOT NULL REFERENCES worker_pool, key text NOT NULL, stage text NOT NULL, unconfirmed integer NOT NULL,
+    PRIMARY KEY (pool_id, key, stage)
+);
+CREATE TABLE weight (
+    launch_config_id text PRIMARY KEY, revision bigint NOT NULL, record jsonb NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT slipway_clock()
+);
+-- One row that every start statement locks FOR SHARE and every launch stop FOR UPDATE, so that no start misses a stop.
+CREATE TABLE launch_stop_guard (id boolean PRIMARY KEY DEFAULT true CHECK (id));
+INSERT INTO launch_stop_guard DEFAULT VALUES;
+CREATE TABLE launch_stop (
+    scope text NOT NULL CHECK (scope IN ('all', 'account', 'pool')), scope_id text NOT NULL,
+    reason text NOT NULL, by text NOT NULL, until timestamptz, at timestamptz NOT NULL DEFAULT slipway_clock(),
+    PRIMARY KEY (scope, scope_id)
+);
+CREATE TABLE demand (
+    pool_id text NOT NULL REFERENCES worker_pool, source text NOT NULL,
+    pending integer NOT NULL CHECK (pending >= 0), claimed integer NOT NULL CHECK (claimed >= 0),
+    observed_at timestamptz NOT NULL, valid_for_seconds double precision NOT NULL, pending_since timestamptz,
+    claimed_seen_at timestamptz,
+    received_at timestamptz NOT NULL DEFAULT slipway_clock(), traceparent text NOT NULL DEFAULT '',
+    PRIMARY KEY (pool_id, source)
+);
+CREATE TABLE lease_request (
+    id text PRIMARY KEY, lease_pool_id text NOT NULL, pool_id text NOT NULL, launch_config_id text NOT NULL,
+    units integer NOT NULL, sent_at timestamptz NOT NULL DEFAULT slipway_clock(), traceparent text NOT NULL
+);
+CREATE TABLE lease (
+    id text PRIMARY KEY, request_id text NOT NULL, lease_pool_id text NOT NULL, launch_config_id text NOT NULL,
+    fencing_token bigint NOT NULL, units integer NOT NULL,
+    state text NOT NULL CHECK (state IN ('reserved', 'confirmed', 'unleased', 'ended')),
+    expires_at timestamptz NOT NULL, hold_until timestamptz NOT NULL, ttl_seconds double precision,
+    renewed_at timestamptz NOT NULL DEFAULT slipway_clock(), traceparent text NOT NULL,
+    granted_units integer NOT NULL DEFAULT 0, -- 0: an unleased launch
+    granted_at timestamptz NOT NULL DEFAULT slipway_clock()
+);
+CREATE INDEX lease_live ON lease (renewed_at) WHERE state <> 'ended';
+CREATE INDEX lease_granted ON lease (lease_pool_id, granted_at) WHERE granted_units > 0;
+CREATE TABLE unleased_pace (
+    lease_pool_id text PRIMARY KEY, next_at timestamptz -- earliest time of the next unleased launch
+);
+CREATE TABLE launch_batch (
+    id uuid PRIMARY KEY, launch_config_id text NOT NULL, account_id text NOT NULL, lease_id text NOT NULL,
+    token text NOT NULL UNIQUE, body jsonb NOT NULL, units integer NOT NULL,
+    state text NOT NULL CHECK (state IN ('calling', 'known')), outcome text NOT NULL DEFAULT '',
+    repeats integer NOT NULL DEFAULT 0,
+    started_at timestamptz NOT NULL DEFAULT slipway_clock(), call_deadline timestamptz NOT NULL,
+    known_at timestamptz
+);
+CREATE INDEX launch_batch_calling ON launch_batch (call_deadline) WHERE state = 'calling';
+CREATE TABLE worker (
+    id uuid PRIMARY KEY, pool_id text NOT NULL, launch_config_id text NOT NULL, account_id text NOT NULL,
+    image_revision text NOT NULL, state text NOT NULL, decision_id uuid NOT NULL, probe_permit bigint,
+    request_id text, lease_id text, holds_unit boolean NOT NULL DEFAULT false, batch_id uuid, instance_id text,
+    token_sha256 text, token_used boolean NOT NULL DEFAULT false, not_before timestamptz,
+    requested_at timestamptz NOT NULL, launched_at timestamptz, registered_at timestamptz,
+    first_claimed_at timestamptz, idle_since timestamptz, last_seen_at timestamptz,
+    stopping_at timestamptz, ended_at timestamptz, failed_at timestamptz,
+    termination_requested_at timestamptz, reason text NOT NULL DEFAULT '', traceparent text NOT NULL,
+    UNIQUE (account_id, instance_id)
+);
+CREATE INDEX worker_live ON worker (pool_id, launch_config_id, state) WHERE state <> 'stopped';
+CREATE INDEX worker_request ON worker (request_id) WHERE state = 'requested';
+CREATE INDEX worker_lease ON worker (lease_id) WHERE state = 'requested' AND lease_id IS NOT NULL;
+CREATE INDEX worker_batch ON worker (batch_id);
+CREATE INDEX worker_failed ON worker (launch_config_id, failed_at DESC) WHERE failed_at IS NOT NULL;
+CREATE UNIQUE INDEX worker_probe ON worker (launch_config_id, probe_permit) WHERE probe_permit IS NOT NULL;
+CREATE TABLE claim (
+    worker_id uuid NOT NULL, source text NOT NULL, task_id text NOT NULL, reported_at timestamptz NOT NULL,
+    pool_id text NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz,
+    PRIMARY KEY (worker_id, source, task_id, reported_at)
+);
+CREATE INDEX claim_recent ON claim (pool_id, source, ended_at);
+CREATE INDEX claim_open ON claim (worker_id) WHERE ended_at IS NULL;
+CREATE TABLE decision (
+    id uuid PRIMARY KEY, pool_id text NOT NULL, at timestamptz NOT NULL, last_at timestamptz NOT NULL,
+    times integer NOT NULL DEFAULT 1, launched integer NOT NULL, reason text NOT NULL, details jsonb NOT NULL
+);
+CREATE INDEX decision_pool ON decision (pool_id, at DESC);
+-- Append-only: a writer never waits for a planner, and a planner deletes only marks whose changes it can see.
+CREATE TABLE dirty_pool (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, pool_id text NOT NULL, reason text NOT NULL,
+    due_at timestamptz NOT NULL DEFAULT slipway_clock()
+);
+CREATE INDEX dirty_pool_pool ON dirty_pool (pool_id, due_at);
+"""
+
+
+def upgrade() -> None:
+    messaging(op)
+    execute(op, TABLES)

@@ -1,0 +1,82 @@
+"""Translation of expected records into today's words, and the comparison of the translated records."""
+
+from typing import Any
+
+import pytest
+
+from tests.replay_same import Words, WrongMap, differences
+
+GIVEN: dict[str, Any] = {
+    "fields": {"closed_by": "tripped_by"},
+    "values": [
+        {"field": "state", "old": "closed", "new": "probing", "if": r"reason ~ probe \d+$"},
+        {"field": "state", "old": "closed", "new": "tripped"},
+    ],
+    "types": {"zone": "[a-z]", "errors": r"\d+ errors?", "permit": r"\d+"},
+    "sentences": {
+        "reason": {
+            "{zone}: closed, {errors}, probe {permit}": "{data.pool}-{zone} tripped: probe {permit}; {errors}",
+            "{zone}: closed, {errors}": "{data.pool}-{zone} tripped: {errors}",
+        }
+    },
+}
+
+
+def line(**data: Any) -> dict[str, Any]:
+    return {"at": 1.5, "type": "t", "data": data}
+
+
+TRANSLATED = [
+    ({"closed_by": "x"}, {"tripped_by": "x"}),
+    ({"state": "closed", "reason": "b: closed, 2 errors"}, {"state": "tripped", "reason": "linux-b tripped: 2 errors"}),
+    (
+        {"state": "closed", "reason": "b: closed, 2 errors, probe 3"},
+        {"state": "probing", "reason": "linux-b tripped: probe 3; 2 errors"},
+    ),
+    ({"reason": "b: closed, many errors"}, {"reason": "b: closed, many errors"}),
+    ({"reason": "b: closed, 2 errors and more"}, {"reason": "b: closed, 2 errors and more"}),
+    ({"other": "closed"}, {"other": "closed"}),
+    ({"shared": [{"state": "closed", "version": 7}]}, {"shared": [{"state": "tripped", "version": 7}]}),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), TRANSLATED)
+def test_translation(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert Words(GIVEN).line(line(pool="linux", **old)) == line(pool="linux", **new)
+
+
+def test_unused_entries_are_known() -> None:
+    words = Words(GIVEN)
+    assert len(words.unused) == words.size == 5
+    words.line(line(pool="linux", state="closed", reason="b: closed, 2 errors", closed_by=""))
+    assert len(words.unused) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("{errors} in {zone}", "{errors}", "the placeholders differ"),
+        ("{errors}", "{errors} in {zone}", "the placeholders differ"),
+        ("{zone} {zone}", "{zone} {zone}", "occurs twice"),
+        ("{anything}", "{anything}", "no type for anything"),
+    ],
+)
+def test_a_map_that_could_hide_a_fact_is_refused(old: str, new: str, reason: str) -> None:
+    with pytest.raises(WrongMap, match=reason):
+        Words(GIVEN | {"sentences": {"reason": {old: new}}})
+
+
+@pytest.mark.parametrize(
+    ("got", "where"),
+    [
+        ({"at": 1.5, "data": {"n": 1, "list": [1, 2]}}, []),
+        ({"at": 1.5, "data": {"n": 1.0, "list": [1, 2]}}, ["data.n:"]),
+        ({"at": 1.25, "data": {"n": 1, "list": [1, 3]}}, ["at:", "data.list[1]:"]),
+        ({"at": 1.5, "data": {"n": 1, "list": [2]}}, ["data.list:"]),
+        ({"data": {"n": 1, "list": [1, 2]}, "at": 1.5}, ["line: fields"]),
+        (None, ["line:"]),
+    ],
+)
+def test_differences(got: Any, where: list[str]) -> None:
+    found = sorted(differences({"at": 1.5, "data": {"n": 1, "list": [1, 2]}}, got))
+    assert [text.startswith(place) for text, place in zip(found, sorted(where), strict=True)] == [True] * len(where)
