@@ -71,7 +71,7 @@ async def interrupt(moment: str, tmp_path: Path) -> None:
             async for line in demo.stdout:
                 if moment == "starting" and b"Starting" in line:
                     break
-                if moment == "running" and b" waiting " in line:
+                if moment == "running" and b" pending " in line:
                     break
         deadline = monotonic_seconds() + PATIENCE_SECONDS
         while not (started := descendants(demo.pid)) and monotonic_seconds() < deadline:

@@ -278,7 +278,7 @@ class Stories:
         log = self.deployment.folder / "provisioner.log"
 
         def logged() -> list[int]:
-            ends = (line for line in log.read_bytes().splitlines() if b"process has ended" in line)
+            ends = (line for line in log.read_bytes().splitlines() if b"process ended" in line)
             return [end["exit_code"] for end in map(msgspec.json.decode, ends) if end["pid"] == pid]
 
         (code,) = await see(logged, f"the end of {pid} is logged")

@@ -5,7 +5,7 @@ from functools import reduce
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipway_client.worker import core, tasks
@@ -206,6 +206,7 @@ def test_an_unregistered_worker_leaves_at_once() -> None:
     assert tasks.exit_code(run) == 0
 
 
+@example(["talk", "work", "work", "exit", "work", "work"])  # a report is pending when the next task could be claimed
 @given(st.lists(st.sampled_from(["work", "talk", "tell", "miss", "exit", "lose", "signal", "later"]), max_size=60))
 def test_laws(choices: list[str]) -> None:
     """No task is claimed by a worker that leaves or has pending reports, never two run at once, and every started task
