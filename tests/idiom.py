@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).parents[1]
 HELP_CHARACTERS_MAX: Final = 60
 EXEMPTIONS_MAX: Final = 20
 
-# A first line that begins so is a riddle: it asks what the object is instead of naming it.
+# First words of a riddle: such a line asks what the object is instead of naming it.
 RIDDLES: Final = frozenset({"What", "Who", "Whose", "Whom", "Whether", "Whoever", "Whatever", "That"})
 # Words that only this project used, and that no ordinary sentence of the field needs.
 BANNED: Final = re.compile(
@@ -32,7 +32,7 @@ BANNED: Final = re.compile(
 VERBS: Final = frozenset(
     """
     Acquire Add Adopt Apply Archive Cancel Change Check Compare Confirm Convert Create Declare Delete
-    Demote Diagnose Drain Drop Edit Explain Export Follow Freeze Get Grant Import Inspect Launch
+    Demote Diagnose Drain Drop Edit Explain Export Follow Freeze Get Grant Import Inspect Launch Lift
     List Manage Mark Pause Pin Plan Print Publish Raise Refuse Register Release Remove Renew Replay
     Report Reset Resume Retry Roll Run Set Show Start Stop Subscribe Tail Terminate Unfreeze Unpin Update Validate
     View Wait Watch Withdraw Write
@@ -45,7 +45,7 @@ FOLDERS: Final = ("libs", "services", "tests", "bench", "contracts", "docs", "ex
 SUFFIXES: Final = frozenset(
     {".py", ".md", ".toml", ".sql", ".yml", ".yaml", ".sh", ".mako", ".json", ".ini", ".txt", ""}
 )
-# They say which words are not used, or hold the words of before, or figures that were written once.
+# Lists of words that are not used, recordings with the former words, and figures that were written once.
 LEFT_OUT: Final = frozenset(
     {"tests/idiom.py", "tests/unit/test_idiom.py", "docs/glossary.md", "tests/renamed_mutants.tsv"}
     | {"tests/data/outage.expected.jsonl", "tests/data/outage.words.toml"}
@@ -79,6 +79,8 @@ def check(root: Path = ROOT) -> list[Finding]:
     findings: list[Finding] = []
     classes: dict[tuple[str, str], list[str]] = defaultdict(list)
     exempt: list[Finding] = []
+    functions: dict[tuple[str, str], Finding] = {}
+    registered: set[tuple[str, str]] = set()
     for file in files(root):
         path = file.relative_to(root).as_posix()
         if path in LEFT_OUT or path.startswith(RESULTS) or path.endswith(".lock"):
@@ -91,10 +93,14 @@ def check(root: Path = ROOT) -> list[Finding]:
         if file.suffix == ".py":
             tree = ast.parse(text)
             findings += [*docstrings(path, tree), *helps(path, tree)]
+            functions |= {(file.stem, name): place for name, place in heads(path, tree)}
+            registered |= set(registrations(tree))
             exempt += exemptions(path, text)
             package = program(path)
             for name, line in public_classes(tree) if package else ():
                 classes[package, name].append(f"{path}:{line}")
+    for key in registered & functions.keys():
+        findings += help_of_command(functions[key].path, functions[key].line, functions[key].message)
     findings += exempt if len(exempt) > EXEMPTIONS_MAX else []
     return sorted([*findings, *twins(classes)])
 
@@ -130,12 +136,32 @@ def helps(path: str, tree: ast.Module) -> Iterator[Finding]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(map(is_command, node.decorator_list)):
             head = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
             yield from help_of_command(path, node.lineno, head)
+        elif isinstance(node, ast.Call) and called(node) == "noun" and node.args:
+            if (text := literal(node.args[0])) is not None:
+                yield from help_of_command(path, node.lineno, text)
         elif isinstance(node, ast.Call) and called(node) in ("Option", "Argument", "Typer"):
             for keyword in node.keywords:
                 text = literal(keyword.value)
                 if keyword.arg == "help" and text is not None:
                     check_one = help_of_command if called(node) == "Typer" else help_of_option
                     yield from check_one(path, keyword.value.lineno, " ".join(text.partition("\n\n")[0].split()))
+
+
+def heads(path: str, tree: ast.Module) -> Iterator[tuple[str, Finding]]:
+    """Functions of a module by name, with their place and the first paragraph of their docstring."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            head = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+            yield node.name, Finding(path, node.lineno, head)
+
+
+def registrations(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Module and function of each `app.command()(module.function)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Call) and called(node.func) == "command":
+            for argument in node.args:
+                if isinstance(argument, ast.Attribute) and isinstance(argument.value, ast.Name):
+                    yield argument.value.id, argument.attr
 
 
 def help_of_command(path: str, line: int, text: str) -> Iterator[Finding]:
@@ -180,7 +206,7 @@ def twins(classes: dict[tuple[str, str], list[str]]) -> Iterator[Finding]:
 
 
 def is_command(decorator: ast.expr) -> bool:
-    """True for @app.command(), @app.command and @app.callback(…)."""
+    """True for @app.command() and @app.command."""
     called_ = decorator.func if isinstance(decorator, ast.Call) else decorator
     return isinstance(called_, ast.Attribute) and called_.attr == "command"
 

@@ -54,7 +54,7 @@ def terms(name: str = "sim-a", limit: int = 5, **changes: Any) -> Declared:
     return Declared(id=name, limit_units=limit, **(fields | {"policy": Policy(pacing="off")} | changes))
 
 
-def ask(
+def acquire_request(
     request_id: str, units: int = 1, pool: str = "sim-a", *, tenant: str = "linux", **fields: Any
 ) -> LeaseRequested:
     return LeaseRequested(lease_pool_id=pool, request_id=request_id, units=units, tenant=tenant, **fields)
@@ -138,7 +138,7 @@ class Broker:
             await self.request_gang_in(db, name, **units)
 
     async def request_gang_in(self, tx: Connection, name: str, **units: int) -> None:
-        commands = [ask(name, wanted, pool, whole=True) for pool, wanted in units.items()]
+        commands = [acquire_request(name, wanted, pool, whole=True) for pool, wanted in units.items()]
         locked = await pools.lock(tx, units)
         now = await pools.clock(tx)
         ledger = await admission.load(tx, locked, commands)

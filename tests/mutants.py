@@ -25,7 +25,7 @@ from slipway_local.supervisor import Supervisor
 from slipway_local.supervisor import run as run_supervised
 
 ROOT: Final = Path(__file__).parents[1]
-# Name before the renames, tab, name now: one line per claim of then. It goes when nobody looks for old names.
+# Name before the renames, tab, name now: one line per claim of that time. Removed once old names are no longer needed.
 RENAMED: Final = Path("tests/renamed_mutants.tsv")
 COPIED: Final = (
     "libs",
@@ -221,7 +221,7 @@ async def check(mutants: Sequence[Mutant]) -> int:
         async with slots, copied(None) as copy:
             ends = await forked(batch, copy)
         for mutant in batch:
-            report(mutant, survives(*ends.get(mutant.name, (None, ""))))
+            report(mutant, survives(*ends[mutant.name]) if mutant.name in ends else "its run did not report")
 
     fresh = []
     for mutant in mutants:

@@ -23,7 +23,7 @@ from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.metrics import REFUSED_COMMANDS, THROTTLES
 from slipway_local.postgres import EmbeddedPostgres
 from tests import harness
-from tests.lease_broker import after, ask, release, terms
+from tests.lease_broker import acquire_request, after, release, terms
 from tests.lease_broker_http import Replica, World, world_on
 
 
@@ -108,7 +108,7 @@ async def test_a_retired_pool_takes_no_new_requests(world: World) -> None:
 async def test_leases_of_the_own_token_are_listed(world: World) -> None:
     """Neither those of other tokens nor those requested over Kafka, which are Slipway's own launches."""
     await world.replica.acquire("anns", operation="destroy")
-    await world.broker.send(ask("launch", 1))
+    await world.broker.send(acquire_request("launch", 1))
     await world.broker.decide()
 
     async def listed(query: str, by: str = "ann") -> list[str]:
@@ -842,8 +842,8 @@ async def test_every_write_is_documented_with_its_token(world: World) -> None:
         assert method == "delete" or "requestBody" in operation, (method, path)
 
 
-async def expect_grant(replica: Replica, request_id: str = "next") -> Answer:
-    """A submission of a caller that waits."""
+async def submit_waiting(replica: Replica, request_id: str = "next") -> Answer:
+    """Submit a request whose caller waits for the grant."""
     command = wanted("sim-a", Acquire.model_validate({"request_id": request_id}), "ann")
     return await replica.group_commit.submit(
         replica.pool, Submission(command=command, caller="ann", confirm=True, wait=True)
@@ -854,7 +854,7 @@ async def test_a_waiting_call_is_answered_on_cancel(world: World) -> None:
     """At once, and not when its wait ends."""
     await world.replica.acquire("held", units=2)
     staying = asyncio.create_task(
-        world.replica.group_commit.wait_for_grant(await expect_grant(world.replica), 60.0, never())
+        world.replica.group_commit.wait_for_grant(await submit_waiting(world.replica), 60.0, never())
     )
     await world.replica.call("DELETE", "/lease-pools/sim-a/requests/next")
     assert await staying is True
@@ -887,7 +887,7 @@ async def test_a_call_that_waits_at_another_replica_is_woken(
     async with world_on(postgres, tmp_path, replicas=2) as world:
         here, there = world.replicas
         held = (await here.acquire("held", units=2)).json()
-        staying = asyncio.create_task(there.group_commit.wait_for_grant(await expect_grant(there), 60.0, never()))
+        staying = asyncio.create_task(there.group_commit.wait_for_grant(await submit_waiting(there), 60.0, never()))
         await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
         assert await staying is True
         answer = await there.acquire("next")
@@ -896,11 +896,11 @@ async def test_a_call_that_waits_at_another_replica_is_woken(
 
 async def test_a_lost_notification_blocks_no_caller(world: World) -> None:
     """Only the callers that were granted something since are woken by a check."""
-    await world.broker.send(ask("held", 2))
+    await world.broker.send(acquire_request("held", 2))
     (held,) = await world.broker.grants()
     here = world.replica
     staying = [
-        asyncio.create_task(here.group_commit.wait_for_grant(await expect_grant(here, name), 60.0, never()))
+        asyncio.create_task(here.group_commit.wait_for_grant(await submit_waiting(here, name), 60.0, never()))
         for name in ("next", "last")
     ]
     await world.broker.send(release(held, 1))
@@ -918,7 +918,7 @@ async def test_a_disconnected_caller_confirms_nothing(world: World) -> None:
     """No caller received the grant, so it stays reserved until its reserve time ends."""
     held = (await world.replica.acquire("held", units=2)).json()
     here, gone = world.replica, asyncio.Event()
-    staying = asyncio.create_task(here.group_commit.wait_for_grant(await expect_grant(here), 60.0, gone.wait()))
+    staying = asyncio.create_task(here.group_commit.wait_for_grant(await submit_waiting(here), 60.0, gone.wait()))
     gone.set()
     assert await staying is False
     assert here.group_commit.waiting_callers == 0

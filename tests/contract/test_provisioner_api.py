@@ -138,7 +138,7 @@ async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Work
     return [(worker, answer.json()["token"]) for worker, answer in zip(everybody, answers, strict=True)]
 
 
-async def say(provisioner: Provisioner, who: tuple[Worker, str], what: str, **body: Any) -> Any:
+async def send_report(provisioner: Provisioner, who: tuple[Worker, str], what: str, **body: Any) -> Any:
     async with provisioner.client(token=who[1]) as client:
         answer = await client.post(f"/workers/{who[0].id}/{what}", json=body)
     assert answer.status_code == 200, answer.text
@@ -154,7 +154,7 @@ async def test_one_worker(provisioner: Provisioner) -> None:
     (who,) = await running(provisioner)
     for seconds, what, body in ((5, "claimed", {"task_id": "t", "source": "q"}), (9, "idle", {})):
         await provisioner.set_clock(seconds)
-        await say(provisioner, who, what, at=at(seconds), **body)
+        await send_report(provisioner, who, what, at=at(seconds), **body)
     worker = await read(provisioner, f"/workers/{who[0].id}")
     assert [(moment["what"], moment["detail"]) for moment in worker["timeline"]] == [
         ("requested", "on zone-a"),
@@ -225,15 +225,18 @@ async def test_terminating_idle_and_busy_workers(provisioner: Provisioner, tmp_p
     """An idle worker stops at its next request, a busy one after its task. Neither is a failure or evidence about its
     launch config."""
     idle, busy = await running(provisioner, 2)
-    await say(provisioner, busy, "claimed", at=at(0), task_id="t", source="q")
+    await send_report(provisioner, busy, "claimed", at=at(0), task_id="t", source="q")
     for who in (idle, busy):
         assert (await terminate(provisioner, who[0], tmp_path)).json()["state"] == "stopping"
-    assert await say(provisioner, idle, "heartbeat") == {"terminate": True, "reason": "terminated by admin: drill"}
-    assert (await say(provisioner, idle, "stopped", at=at(0)))["terminate"]
+    assert await send_report(provisioner, idle, "heartbeat") == {
+        "terminate": True,
+        "reason": "terminated by admin: drill",
+    }
+    assert (await send_report(provisioner, idle, "stopped", at=at(0)))["terminate"]
     await provisioner.set_clock(119)
     await provisioner.terminate_instances()
     assert provisioner.cloud.terminated == []
-    await say(provisioner, busy, "idle", at=at(119))
+    await send_report(provisioner, busy, "idle", at=at(119))
     events = await provisioner.events()
     assert [event.outcome for event in events if isinstance(event, WorkerStopping)] == [None, None]
     await provisioner.set_clock(121)

@@ -25,10 +25,10 @@ async def replayed(*arguments: str, from_: str = RECORDING, cwd: Path | None = N
 
 async def test_twice_the_same(tmp_path: Path) -> None:
     """Equal output twice; another policy has differences and its own digest."""
-    code, told, errors = await replayed("--policy", "default")
+    code, printed, errors = await replayed("--policy", "default")
     assert (code, errors) == (0, "")
-    assert (await replayed("--policy", "default"))[1] == told
-    digest = told.splitlines()[1].split()
+    assert (await replayed("--policy", "default"))[1] == printed
+    digest = printed.splitlines()[1].split()
     assert digest[:2] == ["default", "digest"]
     policy = tmp_path / "patient.yaml"
     policy.write_text("trip_capacity: 5\nprobe_initial_seconds: 60\n")
@@ -47,8 +47,8 @@ async def test_a_recording_at_higher_speed() -> None:
     plain = (await replayed("-o", "json"))[1]
     assert (await replayed("-o", "json", "--speed", "1"))[1] == plain
     assert (await replayed("-o", "json", "--speed", "20"))[1] != plain
-    code, told, errors = await replayed("--pool", "nope")
-    assert (code, told) == (1, "")
+    code, printed, errors = await replayed("--pool", "nope")
+    assert (code, printed) == (1, "")
     assert "no recorded events of pool nope" in errors
 
 
@@ -60,10 +60,10 @@ async def test_one_wrong_clock(tmp_path: Path, wrong: timedelta) -> None:
     event = json.loads(lines[place])
     lines[place] = json.dumps(event | {"time": (datetime.fromisoformat(event["time"]) + wrong).isoformat()})
     (tmp_path / "log.jsonl").write_text("\n".join(lines))
-    code, told, errors = await replayed(from_=str(tmp_path / "log.jsonl"))
+    code, printed, errors = await replayed(from_=str(tmp_path / "log.jsonl"))
     assert (code, errors) == (0, "")
-    assert "1 timestamp clamped because of clock skew" in told
-    configs = [line.split() for line in told.splitlines() if line.startswith("linux-a ")]
+    assert "1 timestamp clamped because of clock skew" in printed
+    configs = [line.split() for line in printed.splitlines() if line.startswith("linux-a ")]
     assert configs == [line.split() for line in (await replayed())[1].splitlines() if line.startswith("linux-a ")]
 
 
@@ -77,8 +77,8 @@ async def test_pipes_and_devices(tmp_path: Path) -> None:
     assert (process.returncode, err) == (0, b"")
     assert b"2,500 events of 1 h 59 min" in out
     assert b"events more than 2 min" in out
-    code, told, errors = await replayed(from_="/dev/null")
-    assert (code, told) == (2, "")
+    code, printed, errors = await replayed(from_="/dev/null")
+    assert (code, printed) == (2, "")
     assert "/dev/null: contains no events" in errors
 
 
@@ -88,9 +88,9 @@ async def test_files_named_like_policies(tmp_path: Path) -> None:
     for name in ("default", "spot"):
         (tmp_path / name).write_text("trip_capacity: 5\nprobe_initial_seconds: 60\n")
     for policy in ("./default", "./spot", "spot"):
-        code, told, errors = await replayed("--policy", policy, "-o", "json", cwd=tmp_path)
+        code, printed, errors = await replayed("--policy", policy, "-o", "json", cwd=tmp_path)
         assert (code, errors) == (0, "")
-        found = {name: each["digest"] for name, each in json.loads(told)["policies"].items()}
+        found = {name: each["digest"] for name, each in json.loads(printed)["policies"].items()}
         assert set(found) == {"default", policy}
         assert digests.setdefault("default", found["default"]) == found["default"]
         digests |= found
@@ -99,8 +99,8 @@ async def test_files_named_like_policies(tmp_path: Path) -> None:
 
 
 async def test_for_programs_and_of_one_pool() -> None:
-    code, told, _ = await replayed("--policy", "bare-metal", "--pool", "win", "-o", "json")
-    body = json.loads(told)
+    code, printed, _ = await replayed("--policy", "bare-metal", "--pool", "win", "-o", "json")
+    body = json.loads(printed)
     assert code == 0
     assert (body["events"], body["repeated"]) == (2500, 21)
     assert set(body["policies"]) == {"default", "bare-metal"}
@@ -125,8 +125,8 @@ async def test_for_programs_and_of_one_pool() -> None:
 async def test_an_invalid_policy_file(tmp_path: Path, name: str, content: str, reason: str) -> None:
     """The error names the mistake, and nothing is replayed."""
     (tmp_path / name).write_text(content)
-    code, told, errors = await replayed("--policy", str(tmp_path / name))
-    assert (code, told) == (2, "")
+    code, printed, errors = await replayed("--policy", str(tmp_path / name))
+    assert (code, printed) == (2, "")
     assert reason in errors
 
 
@@ -140,6 +140,6 @@ async def test_invalid_arguments(tmp_path: Path) -> None:
         ((), str(tmp_path / "none.jsonl"), "none.jsonl is neither a file nor a topic"),
         ((), str(cut), f"cut.jsonl:{last}: is truncated"),
     ):
-        code, told, errors = await replayed(*arguments, from_=from_)
-        assert (code, told) == (2, "")
+        code, printed, errors = await replayed(*arguments, from_=from_)
+        assert (code, printed) == (2, "")
         assert reason in " ".join(errors.replace("│", " ").split())

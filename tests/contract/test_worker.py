@@ -184,7 +184,7 @@ class Scene:
         names = {kind.type: name for kind, name in EVENTS.items()}
         return [names[row["type"]] for row in rows if row["type"] in names]
 
-    async def tell_to_leave(self) -> None:
+    async def drain_worker(self) -> None:
         await self.provisioner.database.execute("UPDATE worker SET state = 'stopping', reason = 'test'")
 
 
@@ -337,7 +337,7 @@ async def test_a_draining_worker_finishes_its_task_first(scene: Scene) -> None:
     async with scene.serving():
         agent = await scene.start("run")
         await until(lambda: len(agent.processes()) == 2)
-        await scene.tell_to_leave()
+        await scene.drain_worker()
         await agent.until_printed("leaving, as requested by the provisioner: test")
         assert len(agent.processes()) == 2
         (scene.folder / "go").write_text("")
@@ -463,7 +463,7 @@ async def test_an_agent_is_drained_between_jobs(scene: Scene) -> None:
             "wrap", "--drain-signal", "USR1", "--", "sh", "-c", script, str(scene.folder), stop_seconds=2
         )
         await until(lambda: scene.provisioner.database.fetchval("SELECT count(*) FROM claim"))
-        await scene.tell_to_leave()
+        await scene.drain_worker()
         await agent.until_printed("leaving, as requested by the provisioner: test")
         (scene.folder / "drain").touch()
         await agent.until_printed("leave: test\ndraining 0\n")

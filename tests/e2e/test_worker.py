@@ -160,7 +160,7 @@ class Stories:
     # Observations
 
     async def read(self) -> None:
-        """Consume the lifecycle topic for ever."""
+        """Consume the lifecycle topic forever."""
         topic = self.deployment.prefix + "slipway.worker.lifecycle.v1"
         consumer = AIOKafkaConsumer(
             topic, bootstrap_servers=self.deployment.kafka, auto_offset_reset="earliest", group_id=None
@@ -374,7 +374,7 @@ async def test_drain_between_jobs(stories: Stories) -> None:
     row = await stories.until_stopped(worker)
     assert "the drill" in row["reason"]
     events = await stories.until_published(worker["id"], "stopped")
-    # Asked to leave during the task, it does not report idle; asked by the answer to that report, it has.
+    # A worker drained during its task reports no idle; one drained by the answer to that report has sent it.
     assert [event for event in events if event != "idle"] == [
         "requested",
         "launched",

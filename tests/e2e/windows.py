@@ -293,16 +293,16 @@ def summarise(
     taken = lags(played, decided)
     late = [(c.at - c.written) * SPEED for c in copied if c.topic is LAUNCH_CONFIG_WEIGHT]
     beats = sorted(c.written for c in copied if c.topic is SERVICE_HEARTBEAT)
-    silence = max(b - a for a, b in pairwise(beats))
+    heartbeat_gap = max(b - a for a, b in pairwise(beats))
     print(f"  {len(late)} weight records were {min(late):.0f} to {max(late):.0f} demo seconds late")
     for name, each in work.items():
         print(f"  {name} made {each.decisions} decisions and {each.calls} calls")
-    print(f"  longest interval between heartbeats of the calculator: {silence:.1f} s")
+    print(f"  longest interval between heartbeats of the calculator: {heartbeat_gap:.1f} s")
     print(f"  from a decision to its call: median {taken[len(taken) // 2]:.2f} s, maximum {taken[-1]:.2f} s")
     for kind in REQUIRED_KINDS:
         print(f"  {kind} window full {report.reached.get(kind, 0)} times, highest level {report.peaks[kind]}")
     print(f"  {report.probes} probes by permit and {report.attempts} attempts without a calculator, outside any window")
-    short = missing(report, silence=silence, late=min(late), work=work)
+    short = missing(report, heartbeat_gap=heartbeat_gap, late=min(late), work=work)
     for text in short:
         print(f"  PROBLEM {text}")
     for violation in report.violations:
@@ -311,14 +311,14 @@ def summarise(
     return 1 if report.violations or short else 0
 
 
-def missing(report: Report, *, silence: float, late: float, work: Mapping[str, Work]) -> list[str]:
+def missing(report: Report, *, heartbeat_gap: float, late: float, work: Mapping[str, Work]) -> list[str]:
     """Conditions without which the run is no evidence, however few violations it has.
 
-    `silence` is the longest interval between heartbeats in seconds, `late` the smallest delay of a weight in demo
+    `heartbeat_gap` is the longest interval between heartbeats in seconds, `late` the smallest delay of a weight in demo
     seconds.
     """
     short = [f"the {kind} window was never full" for kind in REQUIRED_KINDS if not report.reached.get(kind)]
-    if silence <= UNAVAILABLE_SECONDS:
+    if heartbeat_gap <= UNAVAILABLE_SECONDS:
         short.append("the calculator was never unavailable")
     if late < LATE_SECONDS - ROUNDED_SECONDS:
         short.append(f"a weight was only {late:.1f} demo seconds late; {LATE_SECONDS:g} are required")

@@ -1,5 +1,5 @@
-"""Starts a database, a service that it pauses and, if asked, a broker and an agent of which only a tag tells; says so
-and waits. For test_local.py."""
+"""Starts a database, a paused service and, on request, a broker and an agent known by its tag only; prints "up" and
+waits. For test_local.py."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ async def main(supervisor: Supervisor) -> int:
     if "agent" in sys.argv:
         start_agent()
     if "fail" in sys.argv:
-        raise RuntimeError("as asked")
+        raise RuntimeError("as requested")
     print("up", flush=True)
     await asyncio.sleep(600)
     return 0

@@ -49,15 +49,19 @@ async def slipway(place: Place, *arguments: str, url: str = "http://127.0.0.1:1"
         await process.wait()
 
 
-async def told(place: Place, *arguments: str, url: str = "http://127.0.0.1:1") -> tuple[int | None, list[str], str]:
-    """Exit code, lines, and what went to stderr."""
+async def run_command(
+    place: Place, *arguments: str, url: str = "http://127.0.0.1:1"
+) -> tuple[int | None, list[str], str]:
+    """Exit code, lines of stdout, and stderr of a command."""
     async with slipway(place, *arguments, url=url) as process:
         out, err = await asyncio.wait_for(process.communicate(), SECONDS)
     return process.returncode, out.decode().splitlines(), err.decode()
 
 
 def tail(place: Place, *arguments: str) -> Any:
-    return told(place, "events", "tail", "--topic", "worker.lifecycle", "--topic", "alert", "--no-follow", *arguments)
+    return run_command(
+        place, "events", "tail", "--topic", "worker.lifecycle", "--topic", "alert", "--no-follow", *arguments
+    )
 
 
 def ago(seconds: float) -> Any:
@@ -77,7 +81,7 @@ async def test_events_are_merged_by_time_over_partitions_and_topics(place: Place
 
 
 async def test_programs_get_cloud_events(place: Place, events: Publisher) -> None:
-    """With the envelope, and where the record is; also of what nobody can read, and of a type nobody knows."""
+    """With the envelope and the place of the record; also for unreadable records and unknown types."""
     refused = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
     failed = WorkerLaunchFailed(
         worker_id=LAST_WORKER,
@@ -150,7 +154,7 @@ async def test_a_reader_that_has_seen_enough_ends_it(place: Place, events: Publi
     try:
         assert process.stdout is not None
         assert b"w-0" in await asyncio.wait_for(process.stdout.readline(), SECONDS)
-        await events.send(report("w-9", "x"), partition=0)  # written to nobody
+        await events.send(report("w-9", "x"), partition=0)  # the reader is gone
         out, errors = await asyncio.wait_for(process.communicate(), SECONDS)
     finally:
         if process.returncode is None:
@@ -159,7 +163,7 @@ async def test_a_reader_that_has_seen_enough_ends_it(place: Place, events: Publi
 
 
 async def test_a_topic_that_is_not_there_is_told_with_those_that_are(place: Place, events: Publisher) -> None:
-    code, lines, errors = await told(place, "events", "tail", "--topic", "pool.lifecycle")
+    code, lines, errors = await run_command(place, "events", "tail", "--topic", "pool.lifecycle")
     assert (code, lines) == (1, [])
     assert f"has no topic {place.prefix}slipway.pool.lifecycle.v1" in errors
 
@@ -171,12 +175,12 @@ def server() -> Iterator[tuple[Services, str]]:
 
 
 async def test_doctor_on_a_deployment(place: Place, server: tuple[Services, str]) -> None:
-    """0 while all is well; 3 for a silent service, an open alert, a dead letter, topics of another form."""
+    """Exit code 0 without problems; 3 for a missing heartbeat, an open alert, a dead letter or a changed topic."""
     services, url = server
     await topic_admin.create(place.kafka.bootstrap, prefix=place.prefix, partitions=PARTITIONS)
 
     async def wrong() -> dict[str, str]:
-        code, lines, errors = await told(place, "doctor", "-o", "json", "--partitions", str(PARTITIONS), url=url)
+        code, lines, errors = await run_command(place, "doctor", "-o", "json", "--partitions", str(PARTITIONS), url=url)
         found = {row["check"]: row["detail"] for row in json.loads("".join(lines)) if row["grade"] != "ok"}
         assert (code, errors) == (3 if found else 0, "")
         return found
@@ -205,6 +209,6 @@ async def test_doctor_on_a_deployment(place: Place, server: tuple[Services, str]
         await events.send(AlertResolved(**alert, summary=""))
         services.dead_letters = 0
         assert await beaten() == {}
-        partitions = await told(place, "doctor", url=url)
+        partitions = await run_command(place, "doctor", url=url)
         assert partitions[0] == 3
         assert any(f"{PARTITIONS} partitions, wanted 32" in line for line in partitions[1])

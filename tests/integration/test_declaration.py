@@ -24,7 +24,7 @@ def refusable() -> dict[str, Any]:
 
 
 async def test_a_refused_declaration_changes_nothing(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Not even what stood before the offending line; asked for as a dry run, it is refused as well."""
+    """Not even what stood before the offending line; a dry run refuses it as well."""
     tokens = tmp_path / "tokens.yaml"
     tokens.write_bytes(
         msgspec.json.encode([{"name": "ci", "sha256": hash_secret("s"), "scopes": ["declaration:write"]}])
@@ -42,21 +42,23 @@ async def test_a_refused_declaration_changes_nothing(postgres: EmbeddedPostgres,
                 assert tuple(await provisioner.database.fetchrow(ALL)) == before
 
 
-async def test_how_health_is_judged_is_told_of_each_config(postgres: EmbeddedPostgres) -> None:
-    """With the config's own profile or its pool's, at once when either is declared anew, and what is in force else.
-    A change of the pool is reported once per apply."""
+async def test_health_settings_of_each_config_are_published(postgres: EmbeddedPostgres) -> None:
+    """The config's own profile or else its pool's, and the other settings in force, at once when either is changed. A
+    change of the pool is listed once per apply."""
     body = declared("zone-a", "zone-b", "zone-c", on_bad_image="freeze", freeze_after=7)
     pool = body["worker_pools"][0]
     pool["launch_configs"][1]["profile"] = "bare-metal"
     async with provisioner_on(postgres) as provisioner:
         await provisioner.declare(body)
-        told = {event.launch_config_id: event for event in await provisioner.published(LaunchConfigCreated)}
-        assert {name: event.profile for name, event in told.items()} == {
+        events = {event.launch_config_id: event for event in await provisioner.published(LaunchConfigCreated)}
+        assert {name: event.profile for name, event in events.items()} == {
             "zone-a": "on-demand",
             "zone-b": "bare-metal",
             "zone-c": "on-demand",
         }
-        assert {(e.on_bad_image, e.freeze_after, e.boot_evidence) for e in told.values()} == {("freeze", 7, "register")}
+        assert {(e.on_bad_image, e.freeze_after, e.boot_evidence) for e in events.values()} == {
+            ("freeze", 7, "register")
+        }
         pool["profile"] = "spot"
         changes = await provisioner.declare(body)
         assert [(change.id, change.detail) for change in changes] == [("linux", "profile: on-demand → spot")]

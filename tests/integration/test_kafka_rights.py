@@ -1,7 +1,7 @@
 """The scripts of infra/kafka on a broker that denies whatever no row allows.
 
-The broker's jars leave out Kafka's command line tools. The scripts run all the same: a stand-in on the PATH keeps what
-they would have called, and it is done through an admin client.
+The broker's jars leave out Kafka's command line tools. The scripts still run: a stand-in on the PATH records their
+calls, which are then made through an admin client.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ ADMIN: Final = "admin"
 PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 STAND_IN: Final = """\
 #!/bin/sh
-for word in "$@"; do printf '%s\\n' "$word"; done >> "$TOLD"
-echo >> "$TOLD"
+for word in "$@"; do printf '%s\\n' "$word"; done >> "$CALLS"
+echo >> "$CALLS"
 """
 
 
@@ -98,7 +98,7 @@ def settings(port: int) -> dict[str, str]:
     """Every listener authenticates, including the controller's; only the administrator may do what no ACL allows."""
     users = " ".join(f'user_{user}="{password(user)}"' for user in (ADMIN, *WRITES))
     jaas = f'{PLAIN} username="{ADMIN}" password="{password(ADMIN)}" {users};'
-    told = {
+    values = {
         "listeners": "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
         f"CLIENT://127.0.0.1:{port}",
         "advertised.listeners": "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
@@ -111,9 +111,9 @@ def settings(port: int) -> dict[str, str]:
         "super.users": f"User:{ADMIN}",
     }
     for listener in ("controller", "client"):
-        told[f"listener.name.{listener}.sasl.enabled.mechanisms"] = "PLAIN"
-        told[f"listener.name.{listener}.plain.sasl.jaas.config"] = jaas
-    return told
+        values[f"listener.name.{listener}.sasl.enabled.mechanisms"] = "PLAIN"
+        values[f"listener.name.{listener}.plain.sasl.jaas.config"] = jaas
+    return values
 
 
 class Guarded:
@@ -201,16 +201,16 @@ def called(script: str, folder: Path, tool: str, prefix: str, **env: str) -> lis
     """Arguments with which a generated script calls a tool."""
     folder = folder / f"{prefix}{script}"
     folder.mkdir()
-    path, told, stand_in = folder / script, folder / "told", folder / tool
+    path, recorded, stand_in = folder / script, folder / "calls", folder / tool
     path.write_text(kafka_scripts.files()[f"infra/kafka/{script}"])
     stand_in.write_text(STAND_IN)
     stand_in.chmod(0o755)
     subprocess.run(
         ["sh", path, "broker:9092", prefix, "admin.properties"],
         check=True,
-        env={"PATH": f"{folder}:{os.environ['PATH']}", "TOLD": str(told), **env},
+        env={"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(recorded), **env},
     )
-    calls = [call.splitlines() for call in told.read_text().strip().split("\n\n")]
+    calls = [call.splitlines() for call in recorded.read_text().strip().split("\n\n")]
     for call in calls:
         assert call[:4] == ["--bootstrap-server", "broker:9092", "--command-config", "admin.properties"]
     return calls

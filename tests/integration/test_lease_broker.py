@@ -53,8 +53,8 @@ from tests.lease_broker import (
     SERVICE,
     START,
     Broker,
+    acquire_request,
     after,
-    ask,
     broker_on,
     cancel,
     confirm,
@@ -79,7 +79,7 @@ def kinds(events: Sequence[Any]) -> list[str]:
 
 async def test_from_request_to_release(broker: Broker) -> None:
     """Granted, confirmed, renewed, released in two parts: each step is published, and the units are free again."""
-    await broker.send(ask("r", 3))
+    await broker.send(acquire_request("r", 3))
     (lease,) = await broker.grants()
     assert (lease.units, lease.fencing_token, lease.expires_at, lease.hold_until) == (3, 1, after(180), after(1200))
     await broker.set_clock(100)
@@ -108,7 +108,9 @@ async def test_a_batch_is_decided_in_its_transaction(broker: Broker) -> None:
     decide = partial(save_and_decide, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
     command_handler = LeaseCommandHandler(decide, committed=decided.append)
     async with broker.pool.acquire() as db, db.transaction():
-        afterwards = await command_handler.handle(db, [received(ask("r1", 4), 1), received(ask("r2", 2), 2)])
+        afterwards = await command_handler.handle(
+            db, [received(acquire_request("r1", 4), 1), received(acquire_request("r2", 2), 2)]
+        )
         assert not decided
     afterwards()
     assert [lease.request_id for decision in decided for lease in decision.granted] == ["r1", "r2"]
@@ -121,10 +123,12 @@ async def test_a_request_in_the_batch_of_a_release_passes_no_other(broker: Broke
     decide = partial(save_and_decide, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await handle_commands(db, [received(ask("r1", 5), 1), received(ask("r2", 1), 2)], decide=decide)
+            await handle_commands(
+                db, [received(acquire_request("r1", 5), 1), received(acquire_request("r2", 1), 2)], decide=decide
+            )
         (held, _) = await broker.events()
         async with db.transaction():
-            commands = [received(release(held, 1), 3), received(ask("r3", 1), 4)]
+            commands = [received(release(held, 1), 3), received(acquire_request("r3", 1), 4)]
             await handle_commands(db, commands, decide=decide)
     published = await broker.events()
     assert {type(event): event.request_id for event in published} == {
@@ -143,8 +147,10 @@ async def test_commands_outlive_a_failed_decision(broker: Broker) -> None:
     command_handler = LeaseCommandHandler(fail)
     async with broker.pool.acquire() as db, db.transaction():
         with pytest.raises(KeyError):
-            await command_handler.handle(db, [received(ask("r", 2), 1)])
-        (again,) = await asyncio.gather(command_handler.handle(db, [received(ask("r", 2), 1)]), return_exceptions=True)
+            await command_handler.handle(db, [received(acquire_request("r", 2), 1)])
+        (again,) = await asyncio.gather(
+            command_handler.handle(db, [received(acquire_request("r", 2), 1)]), return_exceptions=True
+        )
     assert callable(again)
     assert [lease.units for lease in await broker.grants()] == [2]
 
@@ -164,19 +170,19 @@ async def test_a_pool_is_left_to_the_loop_for_a_while(broker: Broker) -> None:
     async with broker.pool.acquire() as db:
         with pytest.raises(KeyError):
             async with db.transaction():
-                await command_handler.handle(db, [received(ask("r1"), 1)])
+                await command_handler.handle(db, [received(acquire_request("r1"), 1)])
         fails = False
         for offset, seconds, granted in ((2, 29, []), (3, 31, ["r2", "r3"])):
             await broker.set_clock(seconds)
             async with db.transaction():
-                await command_handler.handle(db, [received(ask(f"r{offset}"), offset)])
+                await command_handler.handle(db, [received(acquire_request(f"r{offset}"), offset)])
             assert [event.request_id for event in await broker.events() if isinstance(event, LeaseGranted)] == granted
 
 
 async def test_an_unleased_launch_is_not_counted_in_another_pool(broker: Broker) -> None:
     """Under the id of a live lease of that pool; also with a lease of the same batch."""
     await broker.declare(terms(), terms("sim-b"))
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     (lease,) = await broker.grants()
     charged = LeaseUnleasedReported(
         lease_pool_id="sim-b",
@@ -187,16 +193,18 @@ async def test_an_unleased_launch_is_not_counted_in_another_pool(broker: Broker)
         started_at=START,
         tenant="t",
     )
-    await broker.send(charged, ask("other", pool="sim-b"))
+    await broker.send(charged, acquire_request("other", pool="sim-b"))
     assert names(await broker.grants()) == ["other"]
     assert await broker.held("sim-b") == 1
 
 
 async def test_groups_of_other_terms_are_other_groups(broker: Broker) -> None:
     """A request that uses the name of a group with other terms does not delay its starts."""
-    await broker.send(ask("stranger", group=LeaseGroup(name="payload", size=1, spread_seconds=86_400)))
+    await broker.send(acquire_request("stranger", group=LeaseGroup(name="payload", size=1, spread_seconds=86_400)))
     own = LeaseGroup(name="payload", size=10, spread_seconds=900)
-    await broker.send(*(ask(f"m{member}", group=msgspec.structs.replace(own, member=member)) for member in (0, 9)))
+    await broker.send(
+        *(acquire_request(f"m{member}", group=msgspec.structs.replace(own, member=member)) for member in (0, 9))
+    )
     assert names(await broker.grants()) == ["stranger", "m0"]
     await broker.set_clock(810)
     assert names(await broker.grants()) == ["m9"]
@@ -205,7 +213,7 @@ async def test_groups_of_other_terms_are_other_groups(broker: Broker) -> None:
 async def test_partial_grants_in_order_of_arrival(broker: Broker) -> None:
     """The head of the queue gets the free units and waits for the rest, and no other passes it; each part is a lease
     with its own token."""
-    await broker.send(ask("r1", 7), ask("r2", 1))
+    await broker.send(acquire_request("r1", 7), acquire_request("r2", 1))
     await broker.decide()
     first, queued1, queued2 = await broker.events()
     assert (first.request_id, first.units) == ("r1", 5)
@@ -221,12 +229,12 @@ async def test_partial_grants_in_order_of_arrival(broker: Broker) -> None:
 
 async def test_a_repeated_request_grants_nothing_more(broker: Broker) -> None:
     """Waiting, granted or ended; only `last_requested_at` changes."""
-    await broker.send(ask("r", 2))
+    await broker.send(acquire_request("r", 2))
     (lease,) = await broker.grants()
     await broker.set_clock(30)
-    await broker.send(ask("r", 2), ask("r", 9))
+    await broker.send(acquire_request("r", 2), acquire_request("r", 9))
     await broker.send(release(lease))
-    await broker.send(ask("r", 2))
+    await broker.send(acquire_request("r", 2))
     assert await broker.grants() == []
     row = await broker.pool.fetchrow("SELECT * FROM requests")
     assert (row["requested_units"], row["waiting_units"], row["requested_at"], row["last_requested_at"]) == (
@@ -239,7 +247,7 @@ async def test_a_repeated_request_grants_nothing_more(broker: Broker) -> None:
 
 async def test_unconfirmed_leases_expire(broker: Broker) -> None:
     """At the reserve deadline the full capacity is free again; a later confirm revives nothing and gets LeaseLost."""
-    await broker.send(ask("r1", 5), ask("r2", 1))
+    await broker.send(acquire_request("r1", 5), acquire_request("r2", 1))
     (lease,) = await broker.grants()
     await broker.set_clock(179.9)
     assert await broker.decide() == 0
@@ -255,7 +263,7 @@ async def test_unconfirmed_leases_expire(broker: Broker) -> None:
 
 async def test_lost_leases_stay_counted(broker: Broker) -> None:
     """A holder that stopped renewing may have a call in flight: its units are free only after the linger."""
-    await broker.send(ask("r1", 5), ask("r2", 1))
+    await broker.send(acquire_request("r1", 5), acquire_request("r2", 1))
     (lease,) = await broker.grants()
     await broker.send(confirm(lease))
     await broker.events()
@@ -277,7 +285,7 @@ async def test_lost_leases_stay_counted(broker: Broker) -> None:
 
 async def test_a_late_renewal_before_the_expiry_committed(broker: Broker) -> None:
     """It counts: a lease lives until its expiry has committed."""
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     (lease,) = await broker.grants()
     await broker.send(confirm(lease))
     await broker.set_clock(301)
@@ -288,7 +296,7 @@ async def test_a_late_renewal_before_the_expiry_committed(broker: Broker) -> Non
 
 async def test_the_hold_ends_a_lease_whatever_its_renewals(broker: Broker) -> None:
     """The broker releases it."""
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     (lease,) = await broker.grants()
     await broker.send(confirm(lease))
     for seconds in range(250, 1200, 250):
@@ -309,14 +317,14 @@ async def test_the_hold_ends_a_lease_whatever_its_renewals(broker: Broker) -> No
 
 async def test_no_deadline_passes_before_the_requests_are_read(broker: Broker) -> None:
     """After a start or take-over renewals may be waiting unread; free units are granted meanwhile."""
-    await broker.send(ask("r1", 4))
+    await broker.send(acquire_request("r1", 4))
     (lease,) = await broker.grants()
     await broker.send(confirm(lease))
     await broker.events()
     broker.caught_up = False
     await broker.set_clock(1000)
     assert await broker.decide() == 0
-    await broker.send(ask("r2", 2))
+    await broker.send(acquire_request("r2", 2))
     assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("r2", 1)]
     await broker.send(renew(lease))
     broker.caught_up = True
@@ -329,7 +337,7 @@ async def test_no_deadline_passes_before_the_requests_are_read(broker: Broker) -
 
 async def test_cancel_ends_a_wait(broker: Broker) -> None:
     """Granted units stay; the rest of the queue moves up."""
-    await broker.send(ask("r1", 7), ask("r2", 2))
+    await broker.send(acquire_request("r1", 7), acquire_request("r2", 2))
     (lease,) = await broker.grants()
     await broker.send(cancel("r1", 9), release(lease, 1))
     assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("r2", 1)]
@@ -337,7 +345,7 @@ async def test_cancel_ends_a_wait(broker: Broker) -> None:
 
 async def test_lowering_the_limit_revokes_nothing(broker: Broker) -> None:
     """Nothing is granted until usage has fallen. Raising it grants at once."""
-    await broker.send(ask("r1", 5), ask("r2", 3))
+    await broker.send(acquire_request("r1", 5), acquire_request("r2", 3))
     (lease,) = await broker.grants()
     await broker.declare(terms(limit=2))
     assert await broker.grants() == []
@@ -353,7 +361,7 @@ async def test_lowering_the_limit_revokes_nothing(broker: Broker) -> None:
 async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
     """Each has its limit, its queue and its tokens; a decision concerns one pool."""
     await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.send(ask("r1", 1, "a"), ask("r2", 1, "a"), ask("r1", 1, "b"))
+    await broker.send(acquire_request("r1", 1, "a"), acquire_request("r2", 1, "a"), acquire_request("r1", 1, "b"))
     assert await broker.decide() == 3  # the retired first pool is due as well
     published = [event for event in await broker.events() if isinstance(event, LeaseGranted)]
     assert sorted((grant.lease_pool_id, grant.request_id, grant.fencing_token) for grant in published) == [
@@ -365,7 +373,7 @@ async def test_pools_do_not_wait_for_each_other(broker: Broker) -> None:
 async def test_a_pool_with_failing_decisions_stops_no_other(broker: Broker) -> None:
     """It is postponed and counted, has a reason, and recovers by itself."""
     await broker.declare(terms(), terms("sim-b", policy=Policy()))
-    await broker.send(ask("b", pool="sim-b"), ask("a"))
+    await broker.send(acquire_request("b", pool="sim-b"), acquire_request("a"))
     await broker.pool.execute(
         """UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}' WHERE id = 'sim-b'"""
     )
@@ -383,7 +391,7 @@ async def test_a_pool_with_failing_decisions_stops_no_other(broker: Broker) -> N
 async def test_a_gang_with_failing_decisions_stops_no_other(broker: Broker) -> None:
     """It is counted, and tried again later at its old place."""
     await broker.declare(terms(), terms("sim-b", 1), terms("sim-c", 1, policy=Policy()))
-    await broker.send(ask("b", pool="sim-b"), ask("c", pool="sim-c"))
+    await broker.send(acquire_request("b", pool="sim-b"), acquire_request("c", pool="sim-c"))
     b, c = await broker.grants()
     await broker.request_gang("broken", **{"sim-a": 1, "sim-c": 1})
     await broker.request_gang("fine", **{"sim-a": 1, "sim-b": 1})
@@ -409,9 +417,15 @@ async def test_a_gang_with_failing_decisions_stops_no_other(broker: Broker) -> N
 async def test_an_undeclared_pool_is_a_data_error(broker: Broker) -> None:
     """The record is dead-lettered, the rest of its batch is applied, and the stream moves on."""
     with pytest.raises(BadEvent, match="nowhere"):
-        await broker.send(ask("r", 1, "nowhere"))
-    bad = [ask("r2", 1, "nowhere"), ask("r\0"), ask("r3", 2**70), ask("r4", 0), ask("x" * 3000)]
-    commands = [ask("r1"), *bad, ask("r5")]
+        await broker.send(acquire_request("r", 1, "nowhere"))
+    bad = [
+        acquire_request("r2", 1, "nowhere"),
+        acquire_request("r\0"),
+        acquire_request("r3", 2**70),
+        acquire_request("r4", 0),
+        acquire_request("x" * 3000),
+    ]
+    commands = [acquire_request("r1"), *bad, acquire_request("r5")]
     records = [
         Record(
             LEASE_REQUEST.name,
@@ -451,7 +465,7 @@ def _envelope(command: Any, number: int) -> Envelope:
 async def test_a_burst_is_decided_in_few_transactions(broker: Broker) -> None:
     """200 requests and 200 grants cost one transaction each way, whatever their number."""
     await broker.declare(terms(limit=200))
-    await broker.send(*(ask(f"r{n}") for n in range(200)))
+    await broker.send(*(acquire_request(f"r{n}") for n in range(200)))
     assert await broker.decide() == 1
     grants = [event for event in await broker.events() if isinstance(event, LeaseGranted)]
     assert [grant.request_id for grant in grants] == [f"r{n}" for n in range(200)]
@@ -475,7 +489,7 @@ def names(grants: Sequence[LeaseGranted]) -> list[str]:
 async def test_pacing_goes_on_from_decision_to_decision(broker: Broker) -> None:
     """A single job starts at once, the next when its interval has passed, by the clock alone."""
     await declared(broker, Policy())
-    await broker.send(ask("r1", 2))
+    await broker.send(acquire_request("r1", 2))
     assert [grant.units for grant in await broker.grants()] == [1]
     await broker.set_clock(119.9)
     assert await broker.grants() == []
@@ -486,20 +500,20 @@ async def test_pacing_goes_on_from_decision_to_decision(broker: Broker) -> None:
 async def test_a_new_mode_starts_with_fresh_pacing(broker: Broker) -> None:
     """A shadow pool computes how long its starts would have waited; enforcing delays no request for that."""
     await declared(broker, Policy(mode=Mode.SHADOW))
-    await broker.send(*(ask(f"r{n}") for n in range(9)))
+    await broker.send(*(acquire_request(f"r{n}") for n in range(9)))
     shadowed = await broker.grants()
     assert [(grant.mode, grant.advised_wait_seconds, grant.reason) for grant in shadowed] == [("shadow", None, "")] * 9
     rows = await broker.pool.fetch("SELECT advised_wait_seconds FROM leases ORDER BY fencing_token")
     assert [row[0] for row in rows] == [None, 120, 240, 360, 480, 600, 720, 840, 960]
     await broker.send(*(release(grant) for grant in shadowed))
     await declared(broker, Policy())
-    await broker.send(ask("r10"))
+    await broker.send(acquire_request("r10"))
     assert names(await broker.grants()) == ["r10"]
 
 
 async def test_an_advisory_pool_reports_the_spared_wait(broker: Broker) -> None:
     await declared(broker, Policy(mode=Mode.ADVISORY, pacing="off"))
-    await broker.send(ask("r1", 5), ask("r2"))
+    await broker.send(acquire_request("r1", 5), acquire_request("r2"))
     _, spared = await broker.grants()
     assert (spared.mode, spared.advised_wait_seconds, spared.reason) == ("advisory", 240, "5 of 5 held")
     assert await broker.held() == 6
@@ -508,33 +522,33 @@ async def test_an_advisory_pool_reports_the_spared_wait(broker: Broker) -> None:
 async def test_costs_by_operation(broker: Broker) -> None:
     """Counted by their cost, also when they are released in part."""
     await declared(broker, Policy(pacing="off", operations={"launch": Operation(weight=2)}))
-    await broker.send(ask("r1", 3))
+    await broker.send(acquire_request("r1", 3))
     (lease,) = await broker.grants()
     assert lease.units == 2
     assert await broker.pool.fetchval("SELECT held FROM lease_pools") == {"launch": 4}
     await broker.send(release(lease, 1))
     assert [grant.units for grant in await broker.grants()] == [1]
-    await broker.send(ask("d", operation="destroy"))
+    await broker.send(acquire_request("d", operation="destroy"))
     assert names(await broker.grants()) == ["d"]
     assert await broker.pool.fetchval("SELECT held FROM lease_pools") == {"launch": 4, "destroy": 1}
 
 
 async def test_a_new_attempt_replaces_the_old(broker: Broker) -> None:
     """The old lease ends as the new request arrives, which inherits its age: no other request passes in between."""
-    await broker.send(ask("r1", 5))
+    await broker.send(acquire_request("r1", 5))
     (lease,) = await broker.grants()
     await broker.set_clock(10)
-    await broker.send(ask("other", 5))
+    await broker.send(acquire_request("other", 5))
     await broker.decide()
     await broker.set_clock(20)
     old = ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token)
-    await broker.send(ask("r2", 5, replaces=old))
+    await broker.send(acquire_request("r2", 5, replaces=old))
     assert await broker.held() == 0
     assert names(await broker.grants()) == ["r2"]
     row = await broker.pool.fetchrow("SELECT state, reason FROM leases WHERE id = $1", lease.lease_id)
     assert tuple(row) == ("released", "replaced")
     stale = ReplacedLease(lease_id=lease.lease_id, fencing_token=9)
-    await broker.send(ask("r3", replaces=stale))
+    await broker.send(acquire_request("r3", replaces=stale))
     assert await broker.pool.fetchval("SELECT since FROM requests WHERE id = 'r3'") == after(20)
 
 
@@ -543,14 +557,14 @@ async def test_a_group_starts_anew(broker: Broker) -> None:
     await broker.declare(terms(limit=20))
     day = 86_400
     nightly = LeaseGroup(name="nightly", size=4, spread_seconds=3600)
-    await broker.send(ask("r0", group=nightly), ask("r1", group=nightly))
+    await broker.send(acquire_request("r0", group=nightly), acquire_request("r1", group=nightly))
     assert names(await broker.grants()) == ["r0"]
     await broker.set_clock(day)
     await broker.grants()
     await broker.set_clock(2 * day)
-    await broker.send(*(ask(f"w{number}", group=nightly) for number in range(3)))
+    await broker.send(*(acquire_request(f"w{number}", group=nightly) for number in range(3)))
     assert names(await broker.grants()) == ["w0"]
-    await broker.send(ask("w3", group=nightly))
+    await broker.send(acquire_request("w3", group=nightly))
     rows = await broker.pool.fetch("SELECT since FROM requests WHERE group_name <> '' ORDER BY place")
     assert [row["since"] for row in rows[-4:]] == [after(2 * day + seconds) for seconds in (0, 900, 1800, 2700)]
 
@@ -558,12 +572,12 @@ async def test_a_group_starts_anew(broker: Broker) -> None:
 async def test_a_request_is_known_for_as_long_as_its_lease(broker: Broker) -> None:
     """However old the request: the same id is never granted twice."""
     await broker.declare(terms(hold_seconds=20 * 86_400, ttl_seconds=20 * 86_400))
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     (lease,) = await broker.grants()
     await broker.send(confirm(lease))
     await broker.set_clock(9 * 86_400)
     await PruneLoop(ended_kept_days=8).step(broker.pool)
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     assert await broker.grants() == []
     assert await broker.held() == 1
 
@@ -572,7 +586,7 @@ async def test_a_lapsed_request_is_pruned(broker: Broker) -> None:
     """While lapsed it raises no alert and keeps no gang from being tried, and it is deleted like all old requests."""
     broker.loop = msgspec.structs.replace(broker.loop, waiter_ttl_seconds=100)
     await broker.declare(terms(), terms("sim-b"))
-    await broker.send(ask("full", 5, "sim-b"))
+    await broker.send(acquire_request("full", 5, "sim-b"))
     await broker.request_gang("gone", **{"sim-a": 1, "sim-b": 1})
     await broker.decide()
     async with broker.pool.acquire() as db:
@@ -592,10 +606,10 @@ async def test_a_lapsed_request_is_pruned(broker: Broker) -> None:
 async def test_a_gang_reserves_units_only_while_it_could_start(broker: Broker) -> None:
     """Its reserved units go to others once one of its pools is drained; afterwards it has its old place."""
     await broker.declare(terms("sim-a", 2), terms("sim-b", 1))
-    await broker.send(ask("b", pool="sim-b"))
+    await broker.send(acquire_request("b", pool="sim-b"))
     (b,) = await broker.grants()
     await broker.request_gang("g", **{"sim-a": 2, "sim-b": 1})
-    await broker.send(ask("r1"))
+    await broker.send(acquire_request("r1"))
     assert not await broker.try_gangs()
     assert await broker.grants() == [], "its units are kept while it waits for its turn elsewhere"
 
@@ -607,7 +621,7 @@ async def test_a_gang_reserves_units_only_while_it_could_start(broker: Broker) -
     assert await broker.decide() == 0, "it is not looked at again and again"
 
     await broker.pool.execute("UPDATE lease_pools SET drained_reason = NULL, dirty = true WHERE id = 'sim-b'")
-    await broker.send(ask("r2"), release(b))
+    await broker.send(acquire_request("r2"), release(b))
     assert not await broker.try_gangs()
     assert await broker.grants() == [], "r2 came later"
     await broker.send(release(r1))
@@ -619,7 +633,7 @@ async def test_a_gang_that_requests_too_much_reserves_nothing(broker: Broker) ->
     """Until a limit allows it."""
     await broker.declare(terms("sim-a", 2), terms("sim-b", 1))
     await broker.request_gang("g", **{"sim-a": 1, "sim-b": 2})
-    await broker.send(ask("r", 2))
+    await broker.send(acquire_request("r", 2))
     (r,) = await broker.grants()
     assert (r.request_id, r.units) == ("r", 2)
     reason = await broker.pool.fetchval("SELECT reason FROM history WHERE kind = 'queued' AND lease_pool_id = 'sim-a'")
@@ -633,15 +647,24 @@ async def test_a_gang_that_requests_too_much_reserves_nothing(broker: Broker) ->
 
 async def test_others_start_behind_many_that_request_too_much(broker: Broker) -> None:
     """Also of the same tenant, and without useless decisions."""
-    await broker.send(*(ask(f"n{n}", 6, whole=True) for n in range(40)), ask("own"), ask("other", tenant="mac"))
+    await broker.send(
+        *(acquire_request(f"n{n}", 6, whole=True) for n in range(40)),
+        acquire_request("own"),
+        acquire_request("other", tenant="mac"),
+    )
     assert sorted(names(await broker.grants())) == ["other", "own"]
     assert await broker.decide() == 0
 
 
 async def test_no_request_stays_hidden_with_many_queues(broker: Broker) -> None:
     """With many queues few requests are read of each; if all of them are skipped, more are read."""
-    others = (ask(f"o{n}", 6, whole=True, tenant=f"t{n}") for n in range(130))
-    await broker.send(*others, *(ask(f"n{n}", 6, whole=True) for n in range(40)), ask("own"), ask("next"))
+    others = (acquire_request(f"o{n}", 6, whole=True, tenant=f"t{n}") for n in range(130))
+    await broker.send(
+        *others,
+        *(acquire_request(f"n{n}", 6, whole=True) for n in range(40)),
+        acquire_request("own"),
+        acquire_request("next"),
+    )
     assert names(await broker.grants()) == ["own", "next"]
     assert await broker.decide() == 0
 
@@ -652,12 +675,17 @@ async def test_tenants_and_groups_are_pruned(broker: Broker) -> None:
     group = LeaseGroup(name="g", size=2, spread_seconds=10 * while_)
     await broker.declare(terms(limit=4, policy=Policy(pacing="off", backoff=Backoff(seconds=60))))
     await broker.send(
-        ask("m", 1, tenant="grouped", group=group), ask("f", 1, tenant="failed"), ask("s", 2, tenant="served")
+        acquire_request("m", 1, tenant="grouped", group=group),
+        acquire_request("f", 1, tenant="failed"),
+        acquire_request("s", 2, tenant="served"),
     )
     by_request = {grant.request_id: grant for grant in await broker.grants()}
     assert len(by_request) == 3
     await broker.send(release(by_request["f"], result="failed"), release(by_request["m"], result="done"))
-    await broker.send(*(ask(f"x{n}", 3, tenant="served", whole=True) for n in range(2)), ask("y", 3, whole=True))
+    await broker.send(
+        *(acquire_request(f"x{n}", 3, tenant="served", whole=True) for n in range(2)),
+        acquire_request("y", 3, whole=True),
+    )
     assert await broker.grants() == []
 
     async def remembered() -> tuple[list[str], list[str]]:
@@ -677,14 +705,17 @@ async def test_tenants_and_groups_are_pruned(broker: Broker) -> None:
 
 async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:
     """Of the same tenant and operation; otherwise a former holder could pass all others with any request."""
-    await broker.send(ask("r1", 5))
+    await broker.send(acquire_request("r1", 5))
     (lease,) = await broker.grants()
     old = ReplacedLease(lease_id=lease.lease_id, fencing_token=lease.fencing_token)
     await broker.set_clock(20)
-    await broker.send(ask("destroy", operation="destroy", replaces=old), ask("mac", tenant="mac", replaces=old))
+    await broker.send(
+        acquire_request("destroy", operation="destroy", replaces=old),
+        acquire_request("mac", tenant="mac", replaces=old),
+    )
     assert await broker.held() == 0, "its holder released it, whatever follows"
-    await broker.send(ask("r2", replaces=old))
-    await broker.send(ask("r3", replaces=old))
+    await broker.send(acquire_request("r2", replaces=old))
+    await broker.send(acquire_request("r3", replaces=old))
     rows = await broker.pool.fetch("SELECT id, since FROM requests WHERE id <> 'r1' ORDER BY place")
     assert [tuple(row) for row in rows] == [
         ("destroy", after(20)),
@@ -697,7 +728,7 @@ async def test_an_old_attempt_makes_one_request_old(broker: Broker) -> None:
 async def test_a_holder_without_progress_is_lost(broker: Broker) -> None:
     """However often it renews; its units stay counted for the lock delay of its pool."""
     await declared(broker, Policy(pacing="off", no_progress_seconds=100, lock_delay_seconds=7))
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     (lease,) = await broker.grants()
     await broker.send(confirm(lease), renew(lease, "1 of 3"))
     await broker.set_clock(60)
@@ -717,24 +748,28 @@ async def test_a_holder_without_progress_is_lost(broker: Broker) -> None:
 async def test_a_lapsed_request_is_skipped(broker: Broker) -> None:
     """Its wait is not awaited: the next request gets its unit. Once it is repeated it has its old place."""
     broker.loop = msgspec.structs.replace(broker.loop, waiter_ttl_seconds=100)
-    await broker.send(ask("r1", 5))
+    await broker.send(acquire_request("r1", 5))
     (lease,) = await broker.grants()
-    await broker.send(ask("dead", 5))
+    await broker.send(acquire_request("dead", 5))
     await broker.set_clock(60)
-    await broker.send(ask("alive", 1))
+    await broker.send(acquire_request("alive", 1))
     await broker.set_clock(110)
     await broker.send(release(lease, 1))
     assert names(await broker.grants()) == ["alive"]
     assert await broker.pool.fetchval("SELECT waiting_requests FROM lease_pools") == 0
-    await broker.send(ask("dead", 5), ask("late", 1), release(lease, 4))
+    await broker.send(acquire_request("dead", 5), acquire_request("late", 1), release(lease, 4))
     assert [(grant.request_id, grant.units) for grant in await broker.grants()] == [("dead", 4)]
 
 
 async def test_a_failing_tenant_backs_off(broker: Broker) -> None:
     """Its units are free at once for others; it may start again after its backoff, which a success ends."""
-    await broker.send(ask("r1", 5, tenant="broken"))
+    await broker.send(acquire_request("r1", 5, tenant="broken"))
     (lease,) = await broker.grants()
-    await broker.send(ask("r2", 1, tenant="broken"), ask("s1", 1, tenant="sound"), release(lease, 4, result="failed"))
+    await broker.send(
+        acquire_request("r2", 1, tenant="broken"),
+        acquire_request("s1", 1, tenant="sound"),
+        release(lease, 4, result="failed"),
+    )
     assert names(await broker.grants()) == ["s1"]
     await broker.set_clock(30)
     assert names(await broker.grants()) == ["r2"]
@@ -744,9 +779,9 @@ async def test_a_failing_tenant_backs_off(broker: Broker) -> None:
 
 async def test_a_retry_after_blocks_the_pool(broker: Broker) -> None:
     """Nothing starts before, whatever is free; then by the clock alone."""
-    await broker.send(ask("r1", 2))
+    await broker.send(acquire_request("r1", 2))
     (lease,) = await broker.grants()
-    await broker.send(ask("r2"), release(lease, 1, throttled=True, retry_after_seconds=45))
+    await broker.send(acquire_request("r2"), release(lease, 1, throttled=True, retry_after_seconds=45))
     assert await broker.grants() == []
     await broker.set_clock(45)
     assert names(await broker.grants()) == ["r2"]
@@ -755,7 +790,7 @@ async def test_a_retry_after_blocks_the_pool(broker: Broker) -> None:
 async def test_throttling_cuts_an_adaptive_limit(broker: Broker) -> None:
     """Once per hold, published with its cause; a pin resets it to the declared limit, which then never changes."""
     await declared(broker, Policy(pacing="off", adaptive=Bounds(floor=2, ceiling=30)), limit=20)
-    await broker.send(ask("r1", 20))
+    await broker.send(acquire_request("r1", 20))
     (lease,) = await broker.grants()
     await broker.send(*[release(lease, 1, throttled=True)] * 15)
     await broker.decide()
@@ -775,7 +810,7 @@ async def test_throttling_cuts_an_adaptive_limit(broker: Broker) -> None:
 
 async def test_a_release_after_the_hold_is_recorded_once(broker: Broker) -> None:
     """Only its throttle evidence: no unit is released, its tenant does not back off, and a repetition is refused."""
-    await broker.send(ask("r1", 3))
+    await broker.send(acquire_request("r1", 3))
     (lease,) = await broker.grants()
     await broker.send(confirm(lease))
     for seconds in range(200, 1200, 200):
@@ -790,7 +825,7 @@ async def test_a_release_after_the_hold_is_recorded_once(broker: Broker) -> None
     late = release(lease, result="failed", throttled=True, retry_after_seconds=45)
     for again_after in (0, 30):
         await broker.set_clock(1300 + again_after)
-        await broker.send(late, late, ask(f"after {again_after}"))
+        await broker.send(late, late, acquire_request(f"after {again_after}"))
         assert await broker.grants() == []
     await broker.set_clock(1345)
     assert names(await broker.grants()) == ["after 0", "after 30"]
@@ -809,7 +844,7 @@ async def test_an_adaptive_limit_counts_operations_that_outlast_their_hold(
 ) -> None:
     """Also of successful ones. The duration of leases is measured by released ones."""
     await declared(broker, Policy(pacing="off", adaptive=Bounds(floor=2, ceiling=30)), limit=20, ttl_seconds=1200)
-    await broker.send(*(ask(f"r{n}") for n in range(20)))
+    await broker.send(*(acquire_request(f"r{n}") for n in range(20)))
     grants = await broker.grants()
     await broker.send(*map(confirm, grants))
     await broker.set_clock(1200)
@@ -828,7 +863,7 @@ async def test_a_derived_limit_outlives_its_report_with_an_alert(broker: Broker)
     await declared(broker, Policy(pacing="off", derived=Derived(per_unit=0.29)), limit=5)
     report = "UPDATE lease_pools SET derived_units = 100, derived_until = $1, dirty = true"
     await broker.pool.execute(report, after(60))
-    await broker.send(ask("r", 99))
+    await broker.send(acquire_request("r", 99))
     assert [grant.units for grant in await broker.grants()] == [29]
     await broker.set_clock(60)
     await broker.decide()
@@ -846,17 +881,17 @@ async def test_a_derived_limit_is_one_that_can_be_declared(broker: Broker) -> No
     """Any reported number is capped, since the column has the same bound."""
     await broker.declare(terms(policy=Policy(pacing="off", derived=Derived(per_unit=9_999))))
     await broker.pool.execute("UPDATE lease_pools SET derived_units = 1000000, dirty = true")
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     assert names(await broker.grants()) == ["r"]
     assert await broker.pool.fetchval("SELECT limit_in_force FROM lease_pools") == 1_000_000
 
 
 async def test_a_drained_pool_starts_nothing(broker: Broker) -> None:
     """It revokes nothing either; undrained it goes on."""
-    await broker.send(ask("r1", 2))
+    await broker.send(acquire_request("r1", 2))
     assert names(await broker.grants()) == ["r1"]
     await broker.pool.execute("UPDATE lease_pools SET drained_reason = 'maintenance', dirty = true")
-    await broker.send(ask("r2"))
+    await broker.send(acquire_request("r2"))
     assert await broker.grants() == []
     assert await broker.held() == 2
     await broker.pool.execute("UPDATE lease_pools SET drained_reason = NULL, dirty = true")
@@ -864,15 +899,15 @@ async def test_a_drained_pool_starts_nothing(broker: Broker) -> None:
 
 
 async def test_a_request_may_shorten_its_hold(broker: Broker) -> None:
-    await broker.send(ask("r1", hold_seconds=60), ask("r2", hold_seconds=99_999))
+    await broker.send(acquire_request("r1", hold_seconds=60), acquire_request("r2", hold_seconds=99_999))
     assert [grant.hold_until for grant in await broker.grants()] == [after(60), after(1200)]
 
 
 async def test_every_decision_has_a_line_of_history(broker: Broker) -> None:
     """With its actor; time and the broker's own decisions have none."""
-    await broker.send(ask("r1", 5))
+    await broker.send(acquire_request("r1", 5))
     (lease,) = await broker.grants()
-    await broker.send(ask("r2", 1))
+    await broker.send(acquire_request("r2", 1))
     await broker.decide()
     await broker.send(confirm(lease), release(lease, 4), cancel("r2"))
     await broker.set_clock(2000)
@@ -896,15 +931,15 @@ async def test_every_decision_has_a_line_of_history(broker: Broker) -> None:
 
 async def test_past_leases_include_partial_releases(broker: Broker) -> None:
     """The final release is not part of them; partial ones pruned from the history count until the end."""
-    await broker.send(ask("r", 4))
+    await broker.send(acquire_request("r", 4))
     (lease,) = await broker.grants()
     for seconds, units in ((100, 1), (200, 2), (300, 1)):
         await broker.set_clock(seconds)
         await broker.send(release(lease, units))
-    await broker.send(ask("s", 5))
+    await broker.send(acquire_request("s", 5))
     (other,) = await broker.grants()
     await broker.set_clock(400)
-    await broker.send(release(other, 2), ask("t", 9))
+    await broker.send(release(other, 2), acquire_request("t", 9))
     assert len(await broker.grants()) == 1
 
     async def past() -> list[PastLease]:
@@ -927,7 +962,7 @@ async def test_more_than_one_decision_takes_on(broker: Broker) -> None:
     """Rows that were not loaded are decided right after, in the same order."""
     await broker.declare(terms(limit=1500))
     for start in range(0, 1500, 500):
-        await broker.send(*(ask(f"r{n:04}") for n in range(start, start + 500)))
+        await broker.send(*(acquire_request(f"r{n:04}") for n in range(start, start + 500)))
     assert names(await broker.grants()) == [f"r{n:04}" for n in range(1500)]
     await broker.set_clock(180)
     await broker.decide()
@@ -987,11 +1022,11 @@ async def test_a_dry_run_changes_nothing(broker: Broker, client: httpx2.AsyncCli
 
 async def test_a_pool_left_out_is_retired(broker: Broker, client: httpx2.AsyncClient) -> None:
     """Its limit drops to 0; declared again, it is restored with its tokens."""
-    await broker.send(ask("r1", 2))
+    await broker.send(acquire_request("r1", 2))
     (lease,) = await broker.grants()
     (item,) = (await client.put("/lease-pools", json=[])).json()["items"]
     assert (item["change"], item["fields"]["limit"]) == ("retired", [5, 0])
-    await broker.send(ask("r2", 1))
+    await broker.send(acquire_request("r2", 1))
     assert await broker.grants() == []
     (shown,) = (await client.get("/lease-pools")).json()["items"]
     assert (shown["retired"], shown["held"], shown["waiting"]) == (True, 2, 1)
@@ -1003,12 +1038,12 @@ async def test_a_pool_left_out_is_retired(broker: Broker, client: httpx2.AsyncCl
 
 async def test_unleased_launches_count_against_the_limit(broker: Broker) -> None:
     """Reported once or twice; nothing is granted while held and unleased units fill the limit, then one for one."""
-    await broker.send(ask("r1", 3))
+    await broker.send(acquire_request("r1", 3))
     await broker.grants()
     published = LeaseUnleasedReported(
         lease_pool_id="sim-a", lease_id="u", request_id="u-request", units=2, tenant="linux", started_at=after(0)
     )
-    await broker.send(ask("r2", 4), published)
+    await broker.send(acquire_request("r2", 4), published)
     await broker.send(published)
     assert await broker.held() == 5
     assert await broker.grants() == []
@@ -1020,7 +1055,7 @@ async def test_unleased_launches_count_against_the_limit(broker: Broker) -> None
 async def test_pools_and_leases_are_shown(broker: Broker, client: httpx2.AsyncClient) -> None:
     """Limit, held, waiting and the longest wait, granted per minute, the expected wait of the next request, and the
     reason."""
-    await broker.send(ask("r1", 4), ask("r2", 3))
+    await broker.send(acquire_request("r1", 4), acquire_request("r2", 3))
     first, second = await broker.grants()
     (shown,) = (await client.get("/lease-pools")).json()["items"]
     assert {key: shown[key] for key in ("id", "limit", "held", "waiting", "requests", "granted_per_minute")} == {

@@ -21,13 +21,13 @@ from slipway_lease_broker.store import gauges as broker_gauges
 from slipway_local.postgres import EmbeddedPostgres
 from slipway_provisioner.loops.measure import measure
 from tests.harness import Place, enqueue, member, publisher, report, until
-from tests.lease_broker import ask, broker_on, release, terms
+from tests.lease_broker import acquire_request, broker_on, release, terms
 from tests.provisioner import declared, provisioner_on, weight
 from tests.provisioner import report as demand
 from tests.tools import run
 
 
-def told(name: str) -> dict[tuple[str, ...], float]:
+def current(name: str) -> dict[tuple[str, ...], float]:
     """Current values by label values, sorted by label name, as in a scrape."""
     return {
         tuple(sample.labels[label] for label in sorted(sample.labels)): sample.value
@@ -46,24 +46,24 @@ async def test_pools_and_configs(postgres: EmbeddedPostgres) -> None:
         await provisioner.set_clock(90)
         await measure({"lease-broker": 7.0, "weight-calculator": 1.0}.__getitem__).step(provisioner.database)
 
-        assert told("slipway_pool_pending_tasks") == {("linux",): 3}
-        assert told("slipway_pool_claimed_tasks") == {("linux",): 1}
-        assert told("slipway_pool_wanted_workers") == told("slipway_pool_serving_workers") == {("linux",): 4}
-        assert told("slipway_pool_max_workers") == {("linux",): 100}
-        assert told("slipway_pool_backlog_seconds") == {("linux",): 90}
-        states = told("slipway_workers")
+        assert current("slipway_pool_pending_tasks") == {("linux",): 3}
+        assert current("slipway_pool_claimed_tasks") == {("linux",): 1}
+        assert current("slipway_pool_wanted_workers") == current("slipway_pool_serving_workers") == {("linux",): 4}
+        assert current("slipway_pool_max_workers") == {("linux",): 100}
+        assert current("slipway_pool_backlog_seconds") == {("linux",): 90}
+        states = current("slipway_workers")
         assert states.pop(("zone-a", "linux", "requested")) == 4
         assert set(states.values()) == {0}
         assert len(states) == 9
-        assert told("slipway_launch_config_weight") == {("zone-a", "linux"): 1, ("zone-b", "linux"): 0.25}
-        assert told("slipway_launch_config_health") == {("zone-b", "linux"): 0.5}
-        assert told("slipway_launch_config_tripped") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 1}
-        assert told("slipway_launch_config_paused") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 0}
-        assert told("slipway_heartbeat_age_seconds") == {("lease-broker",): 7, ("weight-calculator",): 1}
-        assert told("slipway_reaper_pass_age_seconds") == {("sim-a",): 90}
+        assert current("slipway_launch_config_weight") == {("zone-a", "linux"): 1, ("zone-b", "linux"): 0.25}
+        assert current("slipway_launch_config_health") == {("zone-b", "linux"): 0.5}
+        assert current("slipway_launch_config_tripped") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 1}
+        assert current("slipway_launch_config_paused") == {("zone-a", "linux"): 0, ("zone-b", "linux"): 0}
+        assert current("slipway_heartbeat_age_seconds") == {("lease-broker",): 7, ("weight-calculator",): 1}
+        assert current("slipway_reaper_pass_age_seconds") == {("sim-a",): 90}
         await provisioner.reap()
         await measure(lambda _: 0.0).step(provisioner.database)
-        assert told("slipway_reaper_pass_age_seconds") == {("sim-a",): 0}
+        assert current("slipway_reaper_pass_age_seconds") == {("sim-a",): 0}
         run("promtool", "check", "metrics", given=generate_latest().decode())
 
 
@@ -71,16 +71,16 @@ async def test_what_is_archived_disappears(postgres: EmbeddedPostgres) -> None:
     async with provisioner_on(postgres) as provisioner:
         await provisioner.declare(declared("zone-a", "zone-b"))
         await measure(lambda _: 0.0).step(provisioner.database)
-        assert {config for config, *_ in told("slipway_workers")} == {"zone-a", "zone-b"}
+        assert {config for config, *_ in current("slipway_workers")} == {"zone-a", "zone-b"}
         await provisioner.declare(declared("zone-a"))
         await measure(lambda _: 0.0).step(provisioner.database)
         for name in ("slipway_workers", "slipway_launch_config_weight", "slipway_launch_config_tripped"):
-            assert {config for config, *_ in told(name)} == {"zone-a"}
+            assert {config for config, *_ in current(name)} == {"zone-a"}
 
 
 async def test_boots_and_launches_are_timed(postgres: EmbeddedPostgres) -> None:
     """Launch time from decision to launch, boot time from launch to registration."""
-    before = told("slipway_worker_boot_seconds_sum"), told("slipway_worker_launch_seconds_sum")
+    before = current("slipway_worker_boot_seconds_sum"), current("slipway_worker_launch_seconds_sum")
     async with provisioner_on(postgres) as provisioner:
         await provisioner.admitted()
         await provisioner.set_clock(12)
@@ -88,8 +88,8 @@ async def test_boots_and_launches_are_timed(postgres: EmbeddedPostgres) -> None:
         await provisioner.set_clock(42)
         worker = await provisioner.worker()
         await provisioner.register(worker.instance_id or "", worker.batch_id)
-    assert grown(before[0], told("slipway_worker_boot_seconds_sum")) == {("linux",): 30}
-    assert grown(before[1], told("slipway_worker_launch_seconds_sum")) == {("linux",): 12}
+    assert grown(before[0], current("slipway_worker_boot_seconds_sum")) == {("linux",): 30}
+    assert grown(before[1], current("slipway_worker_launch_seconds_sum")) == {("linux",): 12}
 
 
 def grown(before: Mapping[Any, float], now: Mapping[Any, float]) -> dict[Any, float]:
@@ -99,16 +99,16 @@ def grown(before: Mapping[Any, float], now: Mapping[Any, float]) -> dict[Any, fl
 async def test_leases(postgres: EmbeddedPostgres) -> None:
     async with broker_on(postgres) as broker:
         await broker.declare(terms("sim-a", limit=2))
-        await broker.send(ask("r1", 5))
+        await broker.send(acquire_request("r1", 5))
         await broker.decide()
         await broker.set_clock(40)
         await Measure(broker_gauges.NAMES, broker_gauges.read).step(broker.pool)
-        assert told("slipway_lease_limit_units") == told("slipway_lease_held_units") == {("sim-a",): 2}
-        assert told("slipway_lease_waiting_units") == {("sim-a",): 3}
-        assert told("slipway_lease_oldest_wait_seconds") == {("sim-a",): 40}
-        assert told("slipway_leases") == {("sim-a", "reserved"): 1, ("sim-a", "confirmed"): 0, ("sim-a", "lost"): 0}
-        assert told("slipway_lease_tenant_held_units") == {("sim-a", "linux"): 2}
-        assert told("slipway_lease_tenant_waiting_units") == {("sim-a", "linux"): 3}
+        assert current("slipway_lease_limit_units") == current("slipway_lease_held_units") == {("sim-a",): 2}
+        assert current("slipway_lease_waiting_units") == {("sim-a",): 3}
+        assert current("slipway_lease_oldest_wait_seconds") == {("sim-a",): 40}
+        assert current("slipway_leases") == {("sim-a", "reserved"): 1, ("sim-a", "confirmed"): 0, ("sim-a", "lost"): 0}
+        assert current("slipway_lease_tenant_held_units") == {("sim-a", "linux"): 2}
+        assert current("slipway_lease_tenant_waiting_units") == {("sim-a", "linux"): 3}
 
 
 async def test_admission_is_counted(postgres: EmbeddedPostgres) -> None:
@@ -119,17 +119,17 @@ async def test_admission_is_counted(postgres: EmbeddedPostgres) -> None:
         "slipway_lease_throttles_total",
         "slipway_lease_limit_changes_total",
     )
-    before = {name: told(name) for name in names}
+    before = {name: current(name) for name in names}
     async with broker_on(postgres) as broker:
         await broker.declare(terms("idle", limit=3, policy=Policy(pacing=Pacing(10))))
-        await broker.send(ask("r1", 3, "idle"))
+        await broker.send(acquire_request("r1", 3, "idle"))
         (lease,) = await broker.grants()  # one unit starts; two are free for the two that wait
         await broker.set_clock(10)
         await broker.grants()
         await broker.send(release(lease, throttled=True))
         await broker.pool.execute("UPDATE lease_pools SET drained_reason = 'maintenance', dirty = true")
         await broker.decide()
-    idle, intervals, throttles, changes = (grown(before[name], told(name)) for name in names)
+    idle, intervals, throttles, changes = (grown(before[name], current(name)) for name in names)
     assert idle["idle",] == 20
     assert intervals["idle",] == 10
     assert throttles["idle",] == 1
@@ -149,10 +149,10 @@ async def test_service_gauges(place: Place) -> None:
         await until(lambda: sum(owned.next_offset for owned in consumer.subscription.owned.values()) == 3)
         await enqueue(place.database, report("w2", "c"))
         await Measure(SERVICE_GAUGES, lambda pool: service_readings(pool, runtime)).step(place.database)
-        assert told("slipway_dead_letters") == {topic: 2}  # one dead, one parked behind it
-        assert told("slipway_consumer_lag_records") == {topic: 0}
-        assert 0 < told("slipway_outbox_oldest_seconds")[()] < 60
-        assert abs(told("slipway_clock_offset_seconds")[()]) < 5
+        assert current("slipway_dead_letters") == {topic: 2}  # one dead, one parked behind it
+        assert current("slipway_consumer_lag_records") == {topic: 0}
+        assert 0 < current("slipway_outbox_oldest_seconds")[()] < 60
+        assert abs(current("slipway_clock_offset_seconds")[()]) < 5
 
 
 async def test_lag_counts_what_is_not_applied(place: Place) -> None:
@@ -182,12 +182,12 @@ async def test_what_cannot_be_read_is_not_shown() -> None:
         return readings.pop()
 
     await Measure(SERVICE_GAUGES, read).step(None)
-    assert told("slipway_dead_letters") == {("topic",): 4}
-    assert told("slipway_outbox_oldest_seconds") == {(): 3}
+    assert current("slipway_dead_letters") == {("topic",): 4}
+    assert current("slipway_outbox_oldest_seconds") == {(): 3}
     with pytest.raises(IndexError):
         await Measure(SERVICE_GAUGES, read).step(None)
-    assert told("slipway_dead_letters") == {}
-    assert math.isnan(told("slipway_outbox_oldest_seconds")[()])
+    assert current("slipway_dead_letters") == {}
+    assert math.isnan(current("slipway_outbox_oldest_seconds")[()])
 
 
 async def test_readings_keep_their_distance() -> None:

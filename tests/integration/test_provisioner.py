@@ -510,7 +510,7 @@ async def test_a_retried_task(provisioner: Provisioner) -> None:
     """It is a claim of its own, as is an equal id of another source; a late repeat of the first report is none."""
     ((_, client),) = await running(provisioner)
 
-    async def say(path: str, at: float, **task: str) -> None:
+    async def send_report(path: str, at: float, **task: str) -> None:
         assert (await client.post(path, json={"at": after(at).isoformat()} | task)).status_code == 200
 
     async def is_idle() -> bool:
@@ -518,14 +518,14 @@ async def test_a_retried_task(provisioner: Provisioner) -> None:
 
     await provisioner.set_clock(600)  # the machine's times are clamped, and still distinguish repeats from new tasks
     for source, at in (("q", 1), ("q", 3), ("other", 3)):
-        await say("/claimed", at, task_id="t", source=source)
-        await say("/claimed", at, task_id="t", source=source)
-        await say("/claimed", at + 0.5, task_id="t", source=source)
+        await send_report("/claimed", at, task_id="t", source=source)
+        await send_report("/claimed", at, task_id="t", source=source)
+        await send_report("/claimed", at + 0.5, task_id="t", source=source)
         assert not await is_idle()
-        await say("/idle", at + 1)
+        await send_report("/idle", at + 1)
         assert await is_idle()
     await provisioner.set_clock(610)
-    await say("/claimed", 1, task_id="t", source="q")
+    await send_report("/claimed", 1, task_id="t", source="q")
     assert await is_idle()
     assert await provisioner.database.fetchval("SELECT count(*) FROM claim") == 3
 

@@ -29,8 +29,8 @@ async def replayed(place: Place, from_: str) -> tuple[int | None, str, str]:
 
 
 async def test_what_a_broker_retains(place: Place, tmp_path: Path) -> None:
-    """The same as from a file of the same events in order of time, whatever their partitions; what nobody can read is
-    left out, and counted."""
+    """The same as from a file of the same events in order of time, whatever their partitions; unreadable records are
+    left out and counted."""
     await place.create(LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE)
     lines = sorted(islice(outage_log.lines(), EVENTS), key=lambda line: str(json.loads(line)["time"]))
     (tmp_path / "log.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -39,17 +39,17 @@ async def test_what_a_broker_retains(place: Place, tmp_path: Path) -> None:
             written: dict[str, Any] = {"time": event.time, "stored_at": event.time}
             await publishing.send(event.event, id=event.id, source=event.source, **written)
         await publishing.send(event.event, value=b"{", **written)
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for from_ in (str(tmp_path / "log.jsonl"), "slipway.worker.lifecycle.v1", "worker.lifecycle"):
         code, out, errors = await replayed(place, from_)
         assert (code, errors) == (0, "")
-        told[from_] = json.loads(out)
-    assert told["worker.lifecycle"] == told["slipway.worker.lifecycle.v1"]
-    from_file = told[str(tmp_path / "log.jsonl")]
+        results[from_] = json.loads(out)
+    assert results["worker.lifecycle"] == results["slipway.worker.lifecycle.v1"]
+    from_file = results[str(tmp_path / "log.jsonl")]
     assert from_file["events"] > EVENTS * 0.9
-    assert (from_file["unreadable"], told["worker.lifecycle"]["unreadable"]) == (0, 1)
-    assert from_file["clamped"] == told["worker.lifecycle"]["clamped"] == 0
-    assert told["worker.lifecycle"]["policies"] == from_file["policies"]
+    assert (from_file["unreadable"], results["worker.lifecycle"]["unreadable"]) == (0, 1)
+    assert from_file["clamped"] == results["worker.lifecycle"]["clamped"] == 0
+    assert results["worker.lifecycle"]["policies"] == from_file["policies"]
 
 
 async def test_a_broker_without_the_topics(place: Place) -> None:

@@ -50,8 +50,10 @@ async def test_starts_without_servers_and_drains(servers: tuple[EmbeddedKafka, E
 
                 async def known() -> Any:
                     """Status, once the broker has returned end offsets in time."""
-                    told = (await http.get("/status")).json()
-                    return told["partitions"] and all(row["lag"] is not None for row in told["partitions"]) and told
+                    answer = (await http.get("/status")).json()
+                    return (
+                        answer["partitions"] and all(row["lag"] is not None for row in answer["partitions"]) and answer
+                    )
 
                 status = await until(known)
                 assert (status["ready"], status["reasons"], status["service"]) == (True, [], SERVICE)

@@ -99,8 +99,8 @@ async def test_the_other_goes_on(place: Place, tmp_path: Path) -> None:
         await a.until_it("leader")
         b.child.start()
         await b.until_it("standby")
-        await tell(publish, *(declared(f"zone-{n}") for n in range(3)))
-        await tell(publish, *(failed(config_id=f"zone-{n % 3}") for n in range(30)))
+        await publish_all(publish, *(declared(f"zone-{n}") for n in range(3)))
+        await publish_all(publish, *(failed(config_id=f"zone-{n % 3}") for n in range(30)))
         await until(lambda: sees(b, 30), "the standby returns what is published", seconds=SECONDS)
         assert (await b.http.get("/readyz")).status_code == 200
         assert set(await beats(place)) == {"a"}
@@ -110,7 +110,7 @@ async def test_the_other_goes_on(place: Place, tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["detail"]) == (409, detail)
         assert (await a.http.post("/dead-letters/replay", json=letter)).status_code == 404
 
-        sending = asyncio.create_task(tell(publish, *(failed(config_id=f"zone-{n % 3}") for n in range(200))))
+        sending = asyncio.create_task(publish_all(publish, *(failed(config_id=f"zone-{n % 3}") for n in range(200))))
         await a.child.kill()
         killed_at = monotonic_seconds()
         await b.until_it("leader")
@@ -128,7 +128,7 @@ async def test_the_other_goes_on(place: Place, tmp_path: Path) -> None:
         assert await sees(a, 230)
 
 
-async def tell(publish: Publisher, *events: Any) -> None:
+async def publish_all(publish: Publisher, *events: Any) -> None:
     for event in events:
         await publish.send(event)
 

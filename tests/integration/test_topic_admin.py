@@ -28,10 +28,10 @@ async def test_create_and_diff(place: Place) -> None:
     missing = f"{prefix}{CONSUMED[0][0].name}: missing"
     changed = f"{name}: retention.ms is 1000, wanted {WORKER_LIFECYCLE.config['retention.ms']}"
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         return {missing, changed} <= set(await topic_admin.diff(broker, prefix=prefix, partitions=1))
 
-    await until(told)  # the broker answers first, and does it then
+    await until(is_reported)  # the broker answers first, and does it then
 
 
 async def test_partition_counts_differ(place: Place) -> None:
@@ -39,5 +39,5 @@ async def test_partition_counts_differ(place: Place) -> None:
     row = topic_admin.Wanted(place.prefix + WORKER_LIFECYCLE.name, 2, WORKER_LIFECYCLE.config)
     assert await topic_admin.ensure(place.kafka.bootstrap, [row]) == 1
     assert await topic_admin.ensure(place.kafka.bootstrap, [msgspec.structs.replace(row, partitions=3)]) == 0
-    told = await topic_admin.diff(place.kafka.bootstrap, prefix=place.prefix, partitions=3)
-    assert f"{row.name}: 2 partitions, wanted 3" in told
+    differences = await topic_admin.diff(place.kafka.bootstrap, prefix=place.prefix, partitions=3)
+    assert f"{row.name}: 2 partitions, wanted 3" in differences

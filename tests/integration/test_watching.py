@@ -43,16 +43,16 @@ def refused(number: int) -> WorkerLaunchFailed:
 
 
 def narrated(watch: Watch) -> list[str]:
-    """Without that no service is there."""
+    """Narrated lines, without those on unavailable services."""
     return [line.text for line in watch.snapshot().lines if "nobody is here" not in line.text]
 
 
-async def test_topics_are_told_from_a_while_ago(place: Place) -> None:
-    """History first, then what comes; a crowd of failures in a line; what nobody understands is passed over."""
+async def test_recent_history_of_topics_is_narrated(place: Place) -> None:
+    """History first, then new events; many failures in one line; unreadable records are skipped."""
     await place.create(LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE)
     alert = AlertRaised(dedup_key="k", subject_id="s", kind="gap", summary="records are missing")
 
-    async def ask(service: str, path: str) -> Any:
+    async def fetch(service: str, path: str) -> Any:
         raise Failed("nobody is here")
 
     async with publisher(place) as publish:
@@ -62,19 +62,19 @@ async def test_topics_are_told_from_a_while_ago(place: Place) -> None:
             await publish.send(refused(number), time=at + timedelta(milliseconds=number))
         await publish.send(refused(0), value=b"{", partition=0)
         watch = Watch(
-            ask,
+            fetch,
             title="top",
             kafka=place.kafka.bootstrap,
             prefix=place.prefix,
             history_seconds=60,
-            interval_seconds=3600,  # each is asked once: looks between two records would tell them apart
+            interval_seconds=3600,  # polled once: polls between two records would split their lines
         )
         running = asyncio.create_task(watch.run())
         try:
             await until(lambda: "kafka" not in watch.problems and watch.complete)
             await publish.send(weight("healthy", "healthy"), time=utc_now())
             await publish.send(alert, time=utc_now())
-            texts = await until(lambda: len(told := narrated(watch)) == 4 and told)
+            texts = await until(lambda: len(found := narrated(watch)) == 4 and found)
         finally:
             running.cancel()
             await asyncio.wait({running})

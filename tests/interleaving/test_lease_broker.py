@@ -40,7 +40,7 @@ from slipway_lease_broker.store import (
 from slipway_lease_broker.store import terms as live
 from slipway_local.postgres import EmbeddedPostgres
 from tests.harness import PATIENCE_SECONDS
-from tests.lease_broker import Broker, after, ask, broker_on, cancel, confirm, release, renew, terms
+from tests.lease_broker import Broker, acquire_request, after, broker_on, cancel, confirm, release, renew, terms
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 STORE: Final = (answers, gangs, gauges, groups, history, leases, live, pools, requests, past_leases, tenants)
@@ -81,7 +81,7 @@ async def test_a_change_by_an_operator_during_a_decision_counts_for_the_next(bro
             await live.pin(db, pool.id, "ratchet")
             await live.drain(db, pool.id, "moving")
 
-    await broker.send(ask("first"))
+    await broker.send(acquire_request("first"))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read and cannot write yet
@@ -90,7 +90,7 @@ async def test_a_change_by_an_operator_during_a_decision_counts_for_the_next(bro
             changing = broker.start(change())
             await broker.until_waiting(decision, changing)
         await asyncio.gather(decision, changing)
-    await broker.send(ask("second"))
+    await broker.send(acquire_request("second"))
     assert [grant.request_id for grant in await broker.grants()] == ["first"]
     row = await broker.pool.fetchrow("SELECT * FROM lease_pools")
     assert (row["drained_reason"], row["pinned_reason"], row["derived_units"]) == ("moving", "ratchet", 7)
@@ -100,7 +100,7 @@ async def test_a_change_by_an_operator_during_a_decision_counts_for_the_next(bro
 @locking("pools.CLAIM")
 async def test_a_pool_being_decided_is_skipped(broker: Broker) -> None:
     """A second decider neither waits nor decides; if the first rolls back, the pool is still due."""
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     async with broker.pool.acquire() as db:
         transaction = db.transaction()
         await transaction.start()
@@ -114,7 +114,7 @@ async def test_a_pool_being_decided_is_skipped(broker: Broker) -> None:
 async def test_two_deciders_grant_each_unit_once(broker: Broker) -> None:
     """The second sees the commit of the first or nothing: units, tokens and waiting units add up."""
     for round_ in range(20):
-        await broker.send(ask(f"r{round_}", 5))
+        await broker.send(acquire_request(f"r{round_}", 5))
         await asyncio.gather(*(broker.loop.step(broker.pool) for _ in range(4)))
         grants = await broker.grants()
         assert [(g.units, g.fencing_token) for g in grants] == [(3, round_ + 1)]
@@ -124,13 +124,13 @@ async def test_two_deciders_grant_each_unit_once(broker: Broker) -> None:
 @locking("pools.LOCK", "pools.MARK", "pools.SETTLE")
 async def test_a_command_during_a_decision_is_not_missed(broker: Broker) -> None:
     """It waits for the decision, marks the pool again, and the next decision sees it."""
-    await broker.send(ask("first"))
+    await broker.send(acquire_request("first"))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")  # the decision has read and cannot write yet
             decision = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(decision)
-            command = broker.start(broker.send(ask("second")))
+            command = broker.start(broker.send(acquire_request("second")))
             await broker.until_waiting(decision, command)
         await asyncio.gather(decision, command)
     assert [grant.request_id for grant in await broker.grants()] == ["first", "second"]
@@ -141,7 +141,7 @@ async def test_a_command_before_a_pool_is_put_off_is_not_lost(broker: Broker) ->
     """Its mark is cleared by the postponement, which waited for it; the decision is made when the pool is due again."""
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await broker.send_in(db, ask("r"))
+            await broker.send_in(db, acquire_request("r"))
             putting = broker.start(pools.put_off(broker.pool, "sim-a", "it failed", seconds=30))
             await broker.until_waiting(putting)
         await putting
@@ -153,9 +153,9 @@ async def test_a_command_before_a_pool_is_put_off_is_not_lost(broker: Broker) ->
 @locking("pools.LOCK", "pools.MARK", "pools.CLAIM")
 async def test_a_decision_during_a_command_comes_after_it(broker: Broker) -> None:
     """The pool is skipped while the command is being written, and due once it has committed."""
-    await broker.send(ask("first"))
+    await broker.send(acquire_request("first"))
     async with broker.pool.acquire() as db, db.transaction():
-        await broker.send_in(db, ask("second"))
+        await broker.send_in(db, acquire_request("second"))
         assert await broker.loop.step(broker.pool) is False
     assert [grant.request_id for grant in await broker.grants()] == ["first", "second"]
 
@@ -166,8 +166,8 @@ async def test_pools_are_locked_in_one_order(broker: Broker) -> None:
     await broker.declare(terms("a", 9), terms("b", 9))
     for round_ in range(15):
         await asyncio.gather(
-            broker.send(ask(f"x{round_}", pool="a"), ask(f"x{round_}", pool="b")),
-            broker.send(ask(f"y{round_}", pool="b"), ask(f"y{round_}", pool="a")),
+            broker.send(acquire_request(f"x{round_}", pool="a"), acquire_request(f"x{round_}", pool="b")),
+            broker.send(acquire_request(f"y{round_}", pool="b"), acquire_request(f"y{round_}", pool="a")),
         )
     assert await broker.pool.fetchval("SELECT count(*) FROM requests") == 60
 
@@ -175,7 +175,7 @@ async def test_pools_are_locked_in_one_order(broker: Broker) -> None:
 @locking("pools.LOCK", "leases.SAVE")
 async def test_a_renewal_that_waited_for_an_expiry_does_not_revive(broker: Broker) -> None:
     """Its units were granted to the next in the queue, so its holder gets LeaseLost; one lease on a limit of 3."""
-    await broker.send(ask("r1", 3), ask("r2", 3))
+    await broker.send(acquire_request("r1", 3), acquire_request("r2", 3))
     (lease,) = await broker.grants()
     await broker.set_clock(180)
     async with broker.pool.acquire() as blocker:
@@ -198,7 +198,7 @@ async def test_a_renewal_that_waited_for_an_expiry_does_not_revive(broker: Broke
 @locking("pools.LOCK", "pools.CLAIM", "leases.SAVE")
 async def test_a_renewal_that_comes_first_keeps_the_lease(broker: Broker) -> None:
     """Past its deadline but before its expiry has committed: the decision after it finds a live lease."""
-    await broker.send(ask("r1", 3), ask("r2", 3))
+    await broker.send(acquire_request("r1", 3), acquire_request("r2", 3))
     (lease,) = await broker.grants()
     await broker.set_clock(180)
     async with broker.pool.acquire() as db, db.transaction():
@@ -211,7 +211,7 @@ async def test_a_renewal_that_comes_first_keeps_the_lease(broker: Broker) -> Non
 @locking("pools.LOCK")
 async def test_the_clock_is_read_after_the_lock(broker: Broker) -> None:
     """The deadline of a confirm that waited a minute for the lock counts from when it got it."""
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     (lease,) = await broker.grants()
     async with broker.pool.acquire() as db:
         async with db.transaction():
@@ -229,9 +229,9 @@ async def test_the_clock_is_read_after_the_lock(broker: Broker) -> None:
 async def test_a_deadline_set_during_a_decision_is_not_missed(broker: Broker) -> None:
     """A confirm with a ttl below the reserve deadline moves the pool's wake-up forward, whichever commits last."""
     await broker.declare(terms(limit=3, ttl_seconds=10))
-    await broker.send(ask("r1"))
+    await broker.send(acquire_request("r1"))
     (lease,) = await broker.grants()
-    await broker.send(ask("r2"))
+    await broker.send(acquire_request("r2"))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")
@@ -251,9 +251,9 @@ async def test_a_deadline_set_during_a_decision_is_not_missed(broker: Broker) ->
 @locking("pools.MARK")
 async def test_a_renewal_hides_no_request(broker: Broker) -> None:
     """A mark that asks for no decision keeps an earlier mark that does, and keeps the earlier deadline."""
-    await broker.send(ask("r1"))
+    await broker.send(acquire_request("r1"))
     (lease,) = await broker.grants()
-    await broker.send(ask("r2"))
+    await broker.send(acquire_request("r2"))
     await broker.set_clock(10)
     await broker.send(confirm(lease))
     assert [grant.request_id for grant in await broker.grants()] == ["r2"]
@@ -262,7 +262,7 @@ async def test_a_renewal_hides_no_request(broker: Broker) -> None:
 @locking("pools.LOCK", "leases.SAVE")
 async def test_two_releases_return_the_units_held(broker: Broker) -> None:
     """The second counts from the units that the first left."""
-    await broker.send(ask("r", 3))
+    await broker.send(acquire_request("r", 3))
     (lease,) = await broker.grants()
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
@@ -278,7 +278,7 @@ async def test_two_releases_return_the_units_held(broker: Broker) -> None:
 @locking("requests.SAVE")
 async def test_a_cancel_during_the_grant_changes_nothing(broker: Broker) -> None:
     """Granted units are not cancelled; units cancelled first are not granted."""
-    await broker.send(ask("r", 2))
+    await broker.send(acquire_request("r", 2))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE requests IN SHARE MODE")
@@ -289,7 +289,7 @@ async def test_a_cancel_during_the_grant_changes_nothing(broker: Broker) -> None
         await asyncio.gather(decision, command)
     assert [grant.units for grant in await broker.grants()] == [2]
 
-    await broker.send(ask("s", 1))
+    await broker.send(acquire_request("s", 1))
     async with broker.pool.acquire() as db, db.transaction():
         await broker.send_in(db, cancel("s", 1))
         assert await broker.loop.step(broker.pool) is False
@@ -300,7 +300,7 @@ async def test_a_cancel_during_the_grant_changes_nothing(broker: Broker) -> None
 async def test_a_request_repeated_as_it_lapses(broker: Broker) -> None:
     """Whichever commits last, it is in the queue again and counted once."""
     broker.loop = DecideLoop(caught_up=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100)
-    await broker.send(ask("r1", 3), ask("r2", 3))
+    await broker.send(acquire_request("r1", 3), acquire_request("r2", 3))
     (lease,) = await broker.grants()
     await broker.set_clock(101)
     await broker.pool.execute("UPDATE lease_pools SET dirty = true")
@@ -309,7 +309,7 @@ async def test_a_request_repeated_as_it_lapses(broker: Broker) -> None:
             await blocker.execute("LOCK TABLE requests IN SHARE MODE")
             passing = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(passing)
-            again = broker.start(broker.send(ask("r2", 3)))
+            again = broker.start(broker.send(acquire_request("r2", 3)))
             await broker.until_waiting(passing, again)
         await asyncio.gather(passing, again)
     assert await broker.pool.fetchval("SELECT waiting_units FROM lease_pools") == 3
@@ -320,9 +320,9 @@ async def test_a_request_repeated_as_it_lapses(broker: Broker) -> None:
 @locking("tenants.SAVE")
 async def test_a_failure_during_a_grant_to_its_tenant(broker: Broker) -> None:
     """Both the share of the grant and the backoff of the failure are stored."""
-    await broker.send(ask("r1"), ask("r2"))
+    await broker.send(acquire_request("r1"), acquire_request("r2"))
     first, _ = await broker.grants()
-    await broker.send(ask("r3"))
+    await broker.send(acquire_request("r3"))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE tenants IN SHARE MODE")
@@ -339,13 +339,13 @@ async def test_a_failure_during_a_grant_to_its_tenant(broker: Broker) -> None:
 async def test_a_member_that_arrives_while_another_starts(broker: Broker) -> None:
     """It is counted, and keeps its distance from the start that it did not see."""
     group = LeaseGroup(name="payload", size=3, spread_seconds=30)
-    await broker.send(ask("r1", group=group))
+    await broker.send(acquire_request("r1", group=group))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE groups IN SHARE MODE")
             decision = broker.start(broker.loop.step(broker.pool))
             await broker.until_waiting(decision)
-            member = broker.start(broker.send(ask("r2", group=group)))
+            member = broker.start(broker.send(acquire_request("r2", group=group)))
             await broker.until_waiting(decision, member)
         await asyncio.gather(decision, member)
     row = await broker.pool.fetchrow("SELECT * FROM groups")
@@ -366,7 +366,7 @@ async def test_two_declarations_of_a_new_pool(broker: Broker) -> None:
 @locking("pools.DECLARE")
 async def test_a_limit_lowered_during_a_decision(broker: Broker) -> None:
     """The decision commits under the limit it read; the new limit comes after it and revokes nothing."""
-    await broker.send(ask("r1", 3))
+    await broker.send(acquire_request("r1", 3))
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE leases IN SHARE MODE")
@@ -378,7 +378,7 @@ async def test_a_limit_lowered_during_a_decision(broker: Broker) -> None:
     granted, changed = await broker.events()
     assert isinstance(granted, LeaseGranted)
     assert isinstance(changed, LeaseLimitChanged)
-    await broker.send(ask("r2"))
+    await broker.send(acquire_request("r2"))
     assert await broker.grants() == []
     assert await broker.held() == 3
 
@@ -386,7 +386,7 @@ async def test_a_limit_lowered_during_a_decision(broker: Broker) -> None:
 @locking("pools.DECLARE", "pools.CLAIM")
 async def test_a_decision_while_the_limit_is_being_lowered(broker: Broker) -> None:
     """No grant commits above the limit in force at that commit."""
-    await broker.send(ask("r", 3))
+    await broker.send(acquire_request("r", 3))
     async with broker.pool.acquire() as db, db.transaction():
         await pools.lock_declared(db)
         await pools.declare(db, [terms(limit=1)])
@@ -397,13 +397,13 @@ async def test_a_decision_while_the_limit_is_being_lowered(broker: Broker) -> No
 @locking("requests.PRUNE", "leases.PRUNE", "history.PRUNE")
 async def test_a_repeated_request_is_not_pruned(broker: Broker) -> None:
     """Pruning waits for the repetition and then sees it; a lease that ended long ago is deleted."""
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     (lease,) = await broker.grants()
     await broker.send(release(lease))
     await broker.set_clock(9 * 86_400)
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await broker.send_in(db, ask("r"), renew(lease))
+            await broker.send_in(db, acquire_request("r"), renew(lease))
             pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
             await broker.until_waiting(pruning)
         await pruning
@@ -416,7 +416,7 @@ async def test_a_repeated_request_is_not_pruned(broker: Broker) -> None:
 @locking("pools.LOCK", "requests.PRUNE")
 async def test_a_request_repeated_as_it_is_pruned(broker: Broker) -> None:
     """A repetition that finds its request being deleted waits for that, and is then a new request."""
-    await broker.send(ask("r"))
+    await broker.send(acquire_request("r"))
     (lease,) = await broker.grants()
     await broker.send(release(lease))
     await broker.set_clock(9 * 86_400)
@@ -425,7 +425,7 @@ async def test_a_request_repeated_as_it_is_pruned(broker: Broker) -> None:
             await blocker.execute("LOCK TABLE requests IN SHARE MODE")
             pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
             await broker.until_waiting(pruning)
-            repeat = broker.start(broker.send(ask("r")))
+            repeat = broker.start(broker.send(acquire_request("r")))
             await broker.until_waiting(pruning, repeat)
         await asyncio.gather(pruning, repeat)
     assert [grant.request_id for grant in await broker.grants()] == ["r"]
@@ -452,7 +452,7 @@ async def test_gangs_that_want_each_others_pools(broker: Broker) -> None:
 async def test_a_gang_whose_member_is_cancelled_as_it_starts(broker: Broker) -> None:
     """It starts as a whole, or the rest is given up and its units are freed."""
     await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.send(ask("other", pool="b"))
+    await broker.send(acquire_request("other", pool="b"))
     (other,) = await broker.grants()
     await broker.request_gang("g", a=1, b=1)
     assert not await broker.try_gangs()
@@ -463,7 +463,7 @@ async def test_a_gang_whose_member_is_cancelled_as_it_starts(broker: Broker) -> 
         await broker.until_waiting(trying)
     assert await trying is False
     assert await broker.pool.fetchval(WAITING) == 0
-    await broker.send(ask("next", pool="a"))
+    await broker.send(acquire_request("next", pool="a"))
     assert [grant.request_id for grant in await broker.grants()] == ["next"]
 
 
@@ -471,7 +471,7 @@ async def test_a_gang_whose_member_is_cancelled_as_it_starts(broker: Broker) -> 
 async def test_units_that_come_free_while_a_gang_is_tried(broker: Broker) -> None:
     """The attempt waits for the release and sees the units."""
     await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.send(ask("other", pool="b"))
+    await broker.send(acquire_request("other", pool="b"))
     (other,) = await broker.grants()
     await broker.request_gang("g", a=1, b=1)
     async with broker.pool.acquire() as db, db.transaction():
@@ -487,10 +487,10 @@ async def test_a_pool_that_is_drained_as_a_gang_is_tried(broker: Broker) -> None
     """The attempt waits for the drain and sees that the gang cannot start: the next decision grants its reserved units
     to others."""
     await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.send(ask("other", pool="b"))
+    await broker.send(acquire_request("other", pool="b"))
     (other,) = await broker.grants()
     await broker.request_gang("g", a=1, b=1)
-    await broker.send(ask("next", pool="a"))
+    await broker.send(acquire_request("next", pool="a"))
     assert await broker.grants() == []
     await broker.send(release(other))
     async with broker.pool.acquire() as db, db.transaction():
@@ -505,7 +505,7 @@ async def test_a_pool_that_is_drained_as_a_gang_is_tried(broker: Broker) -> None
 async def test_a_gang_repeated_as_it_is_put_off(broker: Broker) -> None:
     """The repetition neither undoes the postponement nor is lost by it."""
     await broker.declare(terms("a", 1), terms("b", 1))
-    await broker.send(ask("other", pool="b"))
+    await broker.send(acquire_request("other", pool="b"))
     await broker.decide()
     await broker.request_gang("g", a=1, b=1)
     await broker.set_clock(5)
@@ -528,17 +528,17 @@ async def test_a_gang_repeated_as_it_is_put_off(broker: Broker) -> None:
 async def test_a_group_and_a_tenant_that_are_used_as_they_are_pruned(broker: Broker) -> None:
     """Pruning waits for their requests and then sees them: their rows stay, those of others are deleted."""
     nightly = LeaseGroup(name="nightly", size=2, spread_seconds=60)
-    await broker.send(ask("r1", tenant="back", group=nightly), ask("r2", 2, tenant="gone"))
+    await broker.send(acquire_request("r1", tenant="back", group=nightly), acquire_request("r2", 2, tenant="gone"))
     first = await broker.grants()
     assert await broker.pool.fetchval("SELECT count(*) FROM tenants") == 2
     await broker.set_clock(9 * 86_400)
     await broker.decide()
-    await broker.send(ask("full", 3, tenant="gone"))
+    await broker.send(acquire_request("full", 3, tenant="gone"))
     assert len(await broker.grants()) == 1
     assert len(first) == 2
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await broker.send_in(db, ask("r3", tenant="back", group=nightly))
+            await broker.send_in(db, acquire_request("r3", tenant="back", group=nightly))
             pruning = broker.start(PruneLoop(ended_kept_days=8).step(broker.pool))
             await broker.until_waiting(pruning)
         await pruning
@@ -569,7 +569,7 @@ async def test_a_gang_repeated_as_it_is_pruned(broker: Broker) -> None:
 @locking("pools.CLAIM_UNVERIFIED", "pools.VERIFY")
 async def test_counters_are_verified_beside_commands(broker: Broker) -> None:
     """Verification skips locked pools, and does not report uncommitted changes as drift."""
-    await broker.send(ask("r1", 2), ask("r2", 4))
+    await broker.send(acquire_request("r1", 2), acquire_request("r2", 4))
     (lease, _) = await broker.grants()
     async with broker.pool.acquire() as db, db.transaction():
         await broker.send_in(db, release(lease))
@@ -577,7 +577,7 @@ async def test_counters_are_verified_beside_commands(broker: Broker) -> None:
     async with broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE lease_pools IN SHARE MODE")
-            command = broker.start(broker.send(ask("r3")))
+            command = broker.start(broker.send(acquire_request("r3")))
             await broker.until_waiting(command)
             proof = broker.start(sweep(broker.pool))
         await asyncio.gather(proof, command)
@@ -607,8 +607,8 @@ async def test_all_at_once(broker: Broker) -> None:
 
     async def holders(share: int) -> None:
         for name in [name for n, name in enumerate(todo) if n % 2 == share]:
-            await broker.send(ask(name, todo[name]))
-            await broker.send(ask(name, todo[name]))
+            await broker.send(acquire_request(name, todo[name]))
+            await broker.send(acquire_request(name, todo[name]))
         while await broker.pool.fetchval(WAITING) or await broker.held():
             for lease in await leases.listed(broker.pool, "sim-a", limit=100):
                 if lease.fencing_token % 2 != share or lease.id in seen:

@@ -56,14 +56,15 @@ async def test_two_gangs_of_one_name(world: World) -> None:
     names = ["sim-a", "sim-b"]
     await world.broker.declare(*(terms(name, limit=2) for name in names))
 
-    async def ask(replica: Replica, pool: str) -> Any:
+    async def acquire_request(replica: Replica, pool: str) -> Any:
         return await replica.call("POST", "/lease-gangs", {"request_id": "g", "members": [{"pool": pool}]})
 
     async with world.broker.pool.acquire() as blocker:
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE gangs IN SHARE MODE")  # both have their pool and cannot write yet
             calls = [
-                asyncio.create_task(ask(replica, name)) for replica, name in zip(world.replicas, names, strict=True)
+                asyncio.create_task(acquire_request(replica, name))
+                for replica, name in zip(world.replicas, names, strict=True)
             ]
             await world.broker.until_waiting(*calls)
         accepted, refused = sorted(await asyncio.gather(*calls), key=lambda answer: answer.status_code)
@@ -71,7 +72,7 @@ async def test_two_gangs_of_one_name(world: World) -> None:
     (lease,) = accepted.json()["leases"]
     assert await world.broker.pool.fetchval("SELECT array_agg(lease_pool_id) FROM requests") == [lease["lease_pool_id"]]
     names.remove(lease["lease_pool_id"])
-    assert refused.json() == (await ask(world.replica, names[0])).json()
+    assert refused.json() == (await acquire_request(world.replica, names[0])).json()
 
 
 async def test_two_replicas_and_a_decide_loop(world: World) -> None:

@@ -807,7 +807,7 @@ async def running(provisioner: Provisioner, pending: int = 1) -> list[tuple[Work
     return pairs
 
 
-async def say(provisioner: Provisioner, token: str, path: str, **body: Any) -> int:
+async def send_report(provisioner: Provisioner, token: str, path: str, **body: Any) -> int:
     async with provisioner.client(token=token) as client:
         answer = await client.post(f"/workers/{path}", json={"at": after(0).isoformat()} | body)
         status: int = answer.status_code
@@ -820,9 +820,9 @@ async def test_a_claim_that_is_reported_twice_at_once(provisioner: Provisioner) 
     ((worker, token),) = await running(provisioner)
     await provisioner.events()
     claim = {"path": f"{worker.id}/claimed", "task_id": "t", "source": "q"}
-    assert await asyncio.gather(*(say(provisioner, token, **claim) for _ in range(3))) == [200] * 3
+    assert await asyncio.gather(*(send_report(provisioner, token, **claim) for _ in range(3))) == [200] * 3
     assert len(await provisioner.published(WorkerClaimed)) == 1
-    assert await asyncio.gather(*(say(provisioner, token, f"{worker.id}/idle") for _ in range(3))) == [200] * 3
+    assert await asyncio.gather(*(send_report(provisioner, token, f"{worker.id}/idle") for _ in range(3))) == [200] * 3
     assert len(await provisioner.events()) == 1
     assert await provisioner.database.fetchval("SELECT count(*) FROM claim WHERE ended_at IS NOT NULL") == 1
 
@@ -833,7 +833,7 @@ async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
     ((worker, token),) = await running(provisioner)
     await provisioner.set_clock(301)
     await provisioner.demand(report(5, at=0.5, valid_for_seconds=900))
-    claim = say(provisioner, token, f"{worker.id}/claimed", task_id="t", source="q", at=after(301).isoformat())
+    claim = send_report(provisioner, token, f"{worker.id}/claimed", task_id="t", source="q", at=after(301).isoformat())
     async with stopped_at(provisioner, "claim", claim) as claiming:
         giving_up = provisioner.start(provisioner.expire())
         await provisioner.until_waiting(claiming, giving_up)

@@ -1,4 +1,4 @@
-from tests.lease_broker import Broker, ask, terms
+from tests.lease_broker import Broker, acquire_request, terms
 
 LIMIT = 20
 ROUNDS = 5
@@ -8,7 +8,7 @@ async def test_reserve_and_confirm(broker: Broker) -> None:
     """Fail all confirms: full capacity back within the deadline."""
     await broker.declare(terms(limit=LIMIT, reserve_seconds=60))
     for round_ in range(ROUNDS):
-        await broker.send(*(ask(f"r{round_}-{number}") for number in range(LIMIT)))
+        await broker.send(*(acquire_request(f"r{round_}-{number}") for number in range(LIMIT)))
         assert len(await broker.grants()) == LIMIT
         await broker.set_clock(60 * (round_ + 1) - 0.001)
         await broker.decide()

@@ -1,12 +1,12 @@
 from slipway_common.events.lease import LeaseConfirmed, LeaseLost, LeaseReleased
-from tests.lease_broker import Broker, after, ask, confirm, release, renew, terms
+from tests.lease_broker import Broker, acquire_request, after, confirm, release, renew, terms
 
 
 async def test_two_clocks(broker: Broker) -> None:
     """The `hold` (about 20 min, an API-heavy window that the *broker* releases, not a `sleep 20m &`) and the `ttl`
     (liveness). A phase event may release early."""
     await broker.declare(terms(limit=3, hold_seconds=1200, ttl_seconds=300))
-    await broker.send(ask("renewed"), ask("silent"), ask("early"))
+    await broker.send(acquire_request("renewed"), acquire_request("silent"), acquire_request("early"))
     renewed, silent, early = await broker.grants()
     await broker.send(confirm(renewed), confirm(silent), confirm(early))
     await broker.events()

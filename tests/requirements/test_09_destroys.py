@@ -1,6 +1,6 @@
 from slipway_lease_broker.domain.terms import Operation
 from tests.lease_broker import Broker
-from tests.requirements.virtual import Virtual, ask, paced, release
+from tests.requirements.virtual import Virtual, acquire_request, paced, release
 
 OPERATIONS = {
     "install": Operation(weight=2),
@@ -14,10 +14,10 @@ async def test_destroys_are_counted_and_never_starve(broker: Broker) -> None:
     limit; no capacity check where no provider work happens."""
     await broker.declare(paced(8, pacing="off", operations=OPERATIONS, hold_seconds=1e6))
     lived = Virtual(broker)
-    installs = await lived.send(*(ask(f"i{number}", operation="install") for number in range(5)))
+    installs = await lived.send(*(acquire_request(f"i{number}", operation="install") for number in range(5)))
     assert [grant.request_id for grant in installs] == ["i0", "i1", "i2"], "of 8, 2 are kept for destroys"
-    assert len(await lived.send(*(ask(f"d{number}", operation="destroy") for number in range(3)))) == 2
-    assert len(await lived.send(*(ask(f"t{number}", operation="tag") for number in range(9)))) == 9
+    assert len(await lived.send(*(acquire_request(f"d{number}", operation="destroy") for number in range(3)))) == 2
+    assert len(await lived.send(*(acquire_request(f"t{number}", operation="tag") for number in range(9)))) == 9
     assert await lived.at(299) == []
     (late,) = await lived.at(300)
     assert late.request_id == "d2", "after its longest wait it goes over the limit"

@@ -2,7 +2,7 @@ import itertools
 from collections import Counter
 
 from tests.lease_broker import Broker
-from tests.requirements.virtual import Virtual, ask, paced
+from tests.requirements.virtual import Virtual, acquire_request, paced
 
 LIMIT = 50
 PER_MINUTE = 5  # 2 × limit / hold
@@ -14,10 +14,10 @@ async def test_pacing(broker: Broker) -> None:
     # no two starts coincide and a single job does not wait.
     await broker.declare(paced(LIMIT))
     lived = Virtual(broker)
-    (lone,) = await lived.send(ask("lone"))
+    (lone,) = await lived.send(acquire_request("lone"))
     assert (lone.request_id, lone.waited_seconds) == ("lone", 0)
     await lived.at(60)
-    await lived.send(*(ask(f"r{number}") for number in range(LIMIT - 1)))
+    await lived.send(*(acquire_request(f"r{number}") for number in range(LIMIT - 1)))
     await lived.until(15 * 60)
     starts = [at for at, _ in lived.granted[1:]]
     assert len(starts) == LIMIT - 1

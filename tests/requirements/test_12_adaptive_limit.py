@@ -4,7 +4,7 @@ from slipway_common.events.lease import LeaseCancelRequested, LeaseGranted
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Bounds
 from tests.lease_broker import Broker
-from tests.requirements.virtual import POOL, Virtual, ask, paced, release
+from tests.requirements.virtual import POOL, Virtual, acquire_request, paced, release
 
 BEARS = 8  # concurrent leases that the provider does not throttle
 DECLARED, FLOOR, CEILING = 20, 2, 30
@@ -20,7 +20,7 @@ async def test_adaptive_limit(broker: Broker) -> None:
     bounds = Bounds(floor=FLOOR, ceiling=CEILING)
     await broker.declare(paced(DECLARED, adaptive=bounds, pacing=Pacing(1.0, CEILING), hold_seconds=HOLD_SECONDS))
     lived = Virtual(broker)
-    await lived.send(*(ask(f"r{number}") for number in range(WAITERS)))
+    await lived.send(*(acquire_request(f"r{number}") for number in range(WAITERS)))
     lived.limits.clear()  # its declaration
     held: list[tuple[float, LeaseGranted, bool]] = []
     throttled: list[bool] = []
@@ -54,9 +54,9 @@ async def test_adaptive_limit(broker: Broker) -> None:
     await lived.until(lived.now + 20 * HOLD_SECONDS)
     assert len(lived.limits) == known
 
-    (grant,) = await lived.send(ask("last"))
+    (grant,) = await lived.send(acquire_request("last"))
     away = 3 * HOLD_SECONDS
-    await lived.send(release(grant, throttled=True, retry_after_seconds=away), ask("blocked"))
+    await lived.send(release(grant, throttled=True, retry_after_seconds=away), acquire_request("blocked"))
     asked_at = lived.now
     await lived.until(asked_at + away)
     assert lived.granted[-1][1].request_id == "blocked"

@@ -1,5 +1,5 @@
 from tests.lease_broker import Broker
-from tests.requirements.virtual import Virtual, ask, paced, release
+from tests.requirements.virtual import Virtual, acquire_request, paced, release
 
 WAITERS = 1000
 
@@ -8,9 +8,9 @@ async def test_fairness(broker: Broker) -> None:
     """One tenant with 1,000 requests and nine with one each: each of the nine is served within 10 grants."""
     await broker.declare(paced(1, pacing="off", hold_seconds=1e6))
     lived = Virtual(broker)
-    (held,) = await lived.send(*(ask(f"many-{number}", "many") for number in range(WAITERS)))
+    (held,) = await lived.send(*(acquire_request(f"many-{number}", "many") for number in range(WAITERS)))
     few = {f"few-{number}" for number in range(9)}
-    await lived.send(*(ask(name, name) for name in sorted(few)))
+    await lived.send(*(acquire_request(name, name) for name in sorted(few)))
     for _ in range(10):
         (held,) = await lived.send(release(held))
     assert few <= set(lived.names()[1:11])

@@ -2,7 +2,7 @@ from slipway_common.events.lease import LeaseGranted
 from slipway_lease_broker.admission import decide_pool
 from slipway_lease_broker.store import pools
 from tests.lease_broker import Broker, terms
-from tests.requirements.virtual import POOL, Virtual, ask, paced, release
+from tests.requirements.virtual import POOL, Virtual, acquire_request, paced, release
 
 FEW, MANY = 20, 5000
 OTHERS = 20
@@ -16,11 +16,11 @@ async def test_cost(broker: Broker) -> None:
     others = [terms(f"other-{number}", 1) for number in range(OTHERS)]
     await broker.declare(paced(1, pacing="off", hold_seconds=1e6), *others)
     lived = Virtual(broker)
-    (held,) = await lived.send(*(ask(f"few-{number}") for number in range(FEW)))
+    (held,) = await lived.send(*(acquire_request(f"few-{number}") for number in range(FEW)))
     few, held = await rows_read(lived, held)
     for other in others:
-        await broker.send(*(ask(f"r{number}", lease_pool_id=other.id) for number in range(MANY // OTHERS)))
-    await lived.send(*(ask(f"many-{number}") for number in range(MANY)))
+        await broker.send(*(acquire_request(f"r{number}", lease_pool_id=other.id) for number in range(MANY // OTHERS)))
+    await lived.send(*(acquire_request(f"many-{number}") for number in range(MANY)))
     await broker.pool.execute("ANALYZE requests, leases")
     many, _ = await rows_read(lived, held)
     assert 0 < many <= 2 * few

@@ -18,9 +18,9 @@ from asyncpg.connection import Connection
 
 from slipway_common import postgres
 from tests import harness
-from tests.lease_broker import SERVICE, Broker, ask
+from tests.lease_broker import SERVICE, Broker, acquire_request
 
-SAID: Final = ("execute", "executemany", "fetch", "fetchrow", "fetchval")
+METHODS: Final = ("execute", "executemany", "fetch", "fetchrow", "fetchval")
 
 
 def die_at(word: int) -> None:
@@ -35,14 +35,14 @@ def die_at(word: int) -> None:
 
         return execute_or_die
 
-    for name in SAID:
+    for name in METHODS:
         setattr(Connection, name, dying(getattr(Connection, name)))
 
 
 async def grant(url: str, word: int) -> None:
     broker = Broker(await postgres.connect(url, SERVICE, settings=harness.PATIENT))
     die_at(word)
-    await broker.send(*(ask(f"r{number}") for number in range(1, word + 1)))
+    await broker.send(*(acquire_request(f"r{number}") for number in range(1, word + 1)))
     await broker.decide()
     await broker.close()
 

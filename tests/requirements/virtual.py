@@ -19,8 +19,8 @@ def paced(limit: int, **policy: Any) -> Declared:
     return Declared(id=POOL, limit_units=limit, policy=Policy(**policy), **seconds)
 
 
-def ask(request_id: str, tenant: str = "linux", **more: Any) -> LeaseRequested:
-    """Send these commands and decide; returns the grants, which are confirmed at once."""
+def acquire_request(request_id: str, tenant: str = "linux", **more: Any) -> LeaseRequested:
+    """A request for a lease of one unit."""
     fields: dict[str, Any] = {"lease_pool_id": POOL, "request_id": request_id, "tenant": tenant, "units": 1}
     return LeaseRequested(**(fields | more))
 
@@ -47,7 +47,7 @@ class Virtual:
         self.limits: list[tuple[float, LeaseLimitChanged]] = []
 
     async def send(self, *commands: Any) -> list[LeaseGranted]:
-        """Tell these and decide; what was granted thereby. Grants are confirmed at once."""
+        """Send these commands and decide; returns the grants, which are confirmed at once."""
         await self.broker.send(*commands)
         return await self.decide()
 

@@ -246,7 +246,7 @@ def test_demand_is_reported_with_its_time(services: Services, url: str) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*\+00:00", observed_at)
     assert services.demand == {"pending": 12, "claimed": 3, "source": "operator", "valid_for_seconds": 600.0}
     unknown = slipway("demand", "set", "solaris", "--pending", "1", "--claimed", "0", url=url)
-    assert (unknown.exit_code, unknown.stderr) == (1, "no worker pool solaris; there is linux, windows\n")
+    assert (unknown.exit_code, unknown.stderr) == (1, "no worker pool solaris; there are linux, windows\n")
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,14 @@ def test_help_texts(command: str, option: str, lines: list[int]) -> None:
     assert [finding.line for finding in helps("x.py", tree)] == lines
 
 
+def test_commands_registered_elsewhere_and_groups_are_read(tmp_path: Path) -> None:
+    """`app.command()(module.function)` and `noun(help)`."""
+    (tmp_path / "libs").mkdir()
+    (tmp_path / "libs" / "why.py").write_text('def why():\n    """A state is explained."""\n')
+    (tmp_path / "libs" / "cli.py").write_text('app.command()(why.why)\ngroup = noun("Whose alerts are open")\n')
+    assert [(finding.path, finding.line) for finding in check(tmp_path)] == [("libs/cli.py", 2), ("libs/why.py", 1)]
+
+
 def test_two_classes_of_one_name() -> None:
     tree = ast.parse("class A: ...\nclass _B: ...")
     assert list(public_classes(tree)) == [("A", 1)]

@@ -70,10 +70,10 @@ async def test_children_of_a_broken_copy_import_the_copy(tmp_path: Path) -> None
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", again, env=environment(copy, os.environ), cwd=copy, stdout=asyncio.subprocess.PIPE
         )
-        said, _ = await child.communicate()
+        printed, _ = await child.communicate()
         assert child.returncode == 0
-        assert [line for line in said.decode().splitlines() if not Path(line).is_relative_to(copy)] == []
-        assert len(said.splitlines()) == len(packages)
+        assert [line for line in printed.decode().splitlines() if not Path(line).is_relative_to(copy)] == []
+        assert len(printed.splitlines()) == len(packages)
     assert not copy.exists()
 
 

@@ -274,13 +274,13 @@ def test_a_run_without_enough_evidence_is_rejected() -> None:
     reached = dict.fromkeys(windows.REQUIRED_KINDS, 1)
     shown = Report(launches=200, failures=50, probes=0, attempts=0, reached=reached, peaks={}, violations=())
     work = {name: Work(9, 9) for name in ("provisioner", "provisioner-1", "provisioner-2")}
-    assert windows.missing(shown, silence=9.0, late=60.0, work=work) == []
-    assert windows.missing(shown, silence=9.0, late=7.0, work=work) == [
+    assert windows.missing(shown, heartbeat_gap=9.0, late=60.0, work=work) == []
+    assert windows.missing(shown, heartbeat_gap=9.0, late=7.0, work=work) == [
         "a weight was only 7.0 demo seconds late; 60 are required"
     ]
     for idle in (Work(0, 9), Work(9, 0)):
-        assert windows.missing(shown, silence=9.0, late=60.0, work=work | {"provisioner-2": idle}) == [
+        assert windows.missing(shown, heartbeat_gap=9.0, late=60.0, work=work | {"provisioner-2": idle}) == [
             "2 replicas decided and launched; 3 are required"
         ]
     nothing = msgspec.structs.replace(shown, launches=199, failures=49, reached={})
-    assert len(windows.missing(nothing, silence=5.0, late=60.0, work=work)) == len(windows.REQUIRED_KINDS) + 3
+    assert len(windows.missing(nothing, heartbeat_gap=5.0, late=60.0, work=work)) == len(windows.REQUIRED_KINDS) + 3

@@ -8,15 +8,25 @@ from typing import Any, Final
 import msgspec
 
 from slipway_client import moments
-from slipway_client.phrases import count, frozen, is_tripped, launch_stop, paused, some, start_launching, tripped
+from slipway_client.phrases import (
+    count,
+    frozen,
+    is_tripped,
+    launch_stop,
+    paused,
+    some,
+    start_launching,
+    stopped,
+    tripped,
+)
 
 OK, NOTE, WARN, FAIL = "ok", "note", "warn", "fail"
 SKEW_SECONDS: Final = 5.0  # leases and worker deadlines tolerate as much
-UNAVAILABLE_SECONDS: Final = 30.0  # the provisioner, too, treats a service as unavailable after these
+UNAVAILABLE_SECONDS: Final = 30.0  # the provisioner, too, treats a service as unavailable after this time
 OUTBOX_SECONDS: Final = 10.0  # a relay sends within milliseconds
 LAG_EVENTS: Final = 1000
 CONFIG_TRIPPED, POOL_TRIPPED = "config-tripped", "pool-tripped"  # kinds of alerts
-NAMED: Final = 3  # of many alike
+NAMED: Final = 3  # similar objects named in one finding
 
 
 class ServiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +87,13 @@ def diagnose(seen: Gathered) -> list[Finding]:
     if seen.heartbeats is not None:
         found.extend(_or(_heartbeats(seen), OK, "heartbeats", _ages(seen)))
     if seen.alerts is not None:
-        found.extend(_or(_alerts(seen), OK, "alerts", "no other is open" if _any_tripped(seen) else "none is open"))
+        found.extend(
+            _or(_alerts(seen), OK, "alerts", "no other alert is open" if _any_tripped(seen) else "no alert is open")
+        )
     if seen.launch_stops is not None:
-        found.extend(_or(_launch_stops(seen), OK, "launch stops", "none, and no pool is paused or frozen"))
+        found.extend(
+            _or(_launch_stops(seen), OK, "launch stops", "none, and no pool or launch config is paused or frozen")
+        )
     if seen.configs is not None:
         found.extend(_or(_tripped(seen), OK, "health", "no launch config is tripped"))
         found.extend(_or(_accounts(seen.configs), OK, "accounts", "each has a launch config that may launch"))
@@ -108,7 +122,7 @@ def _service(name: str, answer: ServiceAnswer, now: datetime) -> Iterable[Findin
         detail = f"{status['version']}, ready, schema {status.get('schema_revision') or '?'}, at {answer.url}"
         yield Finding(OK, name, detail + _leadership(status.get("leadership"), now))
         return
-    for reason in status["reasons"]:
+    for reason in status["reasons"] or ["it gives no reason"]:
         yield Finding(FAIL, name, f"not ready: {reason}", "read its log; if its schema is missing, run its migrations")
 
 
@@ -116,6 +130,8 @@ def _leadership(leadership: Mapping[str, Any] | None, now: datetime) -> str:
     """The leader of a service of which one replica works and the others are standbys."""
     if leadership is None:
         return ""
+    if leadership["since"] is None:
+        return "; standby, no leader has been elected yet"
     since = f", epoch {leadership['epoch']}, since {moments.clock(moments.at(leadership['since']), now)}"
     if leadership["role"] == "leader":
         return f"; leader{since}"
@@ -192,10 +208,10 @@ def _lag(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
 
 def _stopped(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
     for name, status in statuses.items():
-        for stopped in status["stopped_partitions"]:
-            where = f"{stopped['topic']} {stopped['partition']}"
+        for partition in status["stopped_partitions"]:
+            where = f"{partition['topic']} {partition['partition']}"
             remedy = f"slipway topics adopt {name} {where} --at begin  # or end: skipped events are lost"
-            yield Finding(FAIL, "positions", f"{name} has stopped on {where}: {stopped['reason']}", remedy)
+            yield Finding(FAIL, "positions", f"{name} has stopped on {where}: {partition['reason']}", remedy)
 
 
 def _dead(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
@@ -253,6 +269,12 @@ def _launch_stops(seen: Gathered) -> Iterable[Finding]:
         if pool.get("frozen"):
             remedy = f"slipway pool unfreeze {pool['id']} --reason …"
             yield Finding(WARN, "launch stops", f"pool {pool['id']} is {frozen(pool, seen.now)}", remedy)
+    for config in seen.configs or ():
+        if config.get("state") == "paused":
+            until = config.get("paused_until")
+            detail = stopped("paused", config.get("state_by"), until, config.get("state_reason"), seen.now)
+            remedy = f"slipway lc resume {config['id']} --reason …"
+            yield Finding(NOTE, "launch stops", f"launch config {config['id']} is {detail}", remedy)
 
 
 def _tripped(seen: Gathered) -> Iterable[Finding]:

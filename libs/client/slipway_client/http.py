@@ -67,6 +67,16 @@ class Api:
         self.token = token
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
+    def within(self, timeout_seconds: float) -> "Api":
+        """The same services and token with another timeout per call."""
+        return Api(
+            self.urls,
+            self.token,
+            kafka=self.kafka,
+            topic_prefix=self.topic_prefix,
+            timeout_seconds=timeout_seconds,
+        )
+
     @cached_property
     def _client(self) -> "httpx2.Client":
         import httpx2
@@ -100,8 +110,9 @@ class Api:
         except (Failed, KeyError, TypeError):
             return None
         more = len(existing) - LISTED_IDS_MAX
+        verb = "is" if len(existing) == 1 else "are"
         names = ", ".join(existing[:LISTED_IDS_MAX]) + (f" and {more} more" if more > 0 else "")
-        return printable(f"no {kind} {id_}; {f'there is {names}' if existing else 'none is declared'}")
+        return printable(f"no {kind} {id_}; {f'there {verb} {names}' if existing else 'none is declared'}")
 
     def _call(self, method: str, service: str, path: str, parameters: Mapping[str, Any], body: Any = None) -> Any:
         import httpx2

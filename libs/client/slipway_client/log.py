@@ -146,7 +146,7 @@ class Log:
                 heads[tp].extend(self._entry(record) for record in records if record.offset < self._ends[tp])
 
     async def follow(self, on_availability: Callable[[bool], None]) -> AsyncIterator[Entry]:
-        """Yield new entries for ever. Calls `on_availability(False)` when Kafka becomes unavailable and
+        """Yield new entries forever. Calls `on_availability(False)` when Kafka becomes unavailable and
         `on_availability(True)` when it is back."""
         loop = asyncio.get_running_loop()
         checked_at, available = loop.time(), True

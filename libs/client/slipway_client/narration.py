@@ -21,10 +21,10 @@ from slipway_common.events.worker import (
     WorkerStopping,
 )
 
-SIGNAL: Final = "signal"  # `tripped_by` of a config that a signal from outside holds
+SIGNAL: Final = "signal"  # `tripped_by` of a config that an external signal has tripped
 CONFIGS_NAMED: Final = 3
 CONFIGS_SHARED: Final = 6  # more than these would not fit into a line of 79 columns
-# Failures are grouped by the second in which they happened, once it is unlikely that more of it arrive.
+# Failures are grouped by the second in which they happened, once no more failures of that second are expected.
 LATE_SECONDS: Final = 1.0
 HELD_SECONDS: Final = LATE_SECONDS + 2.0  # a second's failures, shown with the next refresh, a second later
 
@@ -71,7 +71,7 @@ def changed(before: Health | None, now: Health, *, at: datetime) -> EventLine | 
 
 
 def _recovery(before: Health) -> str:
-    """The cause of a recovery, as far as it is known: a start taken for failed may also have succeeded late."""
+    """The cause of a recovery, as far as it is known: a start counted as failed may also have succeeded late."""
     if before.by_signal:
         return "the down signal ended"
     return "a probe succeeded" if before.next_probe_at is None else "a start succeeded"

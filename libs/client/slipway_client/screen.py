@@ -95,7 +95,7 @@ def render(snapshot: Snapshot, width: int, height: int) -> Group:
 
 def lines(snapshot: Snapshot, width: int, height: int) -> list[Text]:
     if width < WIDTH_MIN or height < HEIGHT_MIN:
-        small = f"{width}×{height} is too small: {WIDTH_MIN}×{HEIGHT_MIN} shows something"
+        small = f"{width}×{height} is too small: at least {WIDTH_MIN}×{HEIGHT_MIN} is needed"
         return [_line(small[: max(0, width)])][: max(0, height)]
     top = [_title(snapshot, width), _services(snapshot.services, width), *_launch_stops(snapshot.launch_stops, width)]
     gap = [Text("")] if height >= SPACIOUS else []

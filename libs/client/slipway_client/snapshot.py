@@ -9,7 +9,7 @@ from slipway_client.phrases import HEALTHY, PROBING, STAGES, TRIPPED, brief, cou
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker pool, in the words of GET /pools. `serving` workers are those requested, starting or running.
+    """A worker pool, with the fields of GET /pools. `serving` workers are those requested, starting or running.
 
     `backlog_seconds` is for how long tasks have been pending without a break, not the age of the oldest task.
     """
@@ -43,7 +43,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchStop(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch stop, in the words of GET /launch-stops."""
+    """A launch stop, with the fields of GET /launch-stops."""
 
     scope: str
     scope_id: str = ""
@@ -72,7 +72,7 @@ class Level(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch config, in the words of GET /launch-configs."""
+    """A launch config, with the fields of GET /launch-configs."""
 
     id: str
     pool_id: str
@@ -126,7 +126,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeasePool(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease pool, in the words of GET /lease-pools. `eta_seconds` is the wait of one unit requested now."""
+    """A lease pool, with the fields of GET /lease-pools. `eta_seconds` is the wait of one unit requested now."""
 
     id: str
     limit: int
@@ -159,7 +159,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventLine(msgspec.Struct, frozen=True):
-    """One narrated sentence. `mood` is "good", "bad" or neither. A line replaces an older one of the same `key`."""
+    """One narrated sentence. `mood` is "good", "bad" or empty. A line replaces an older one of the same `key`."""
 
     at: datetime
     text: str
@@ -168,8 +168,8 @@ class EventLine(msgspec.Struct, frozen=True):
 
 
 class Demo(msgspec.Struct, frozen=True, kw_only=True):
-    """A demo: its scenario runs `speed` times faster than the clock on the wall. `seconds` is its duration by that
-    clock; None without an end."""
+    """A demo: its scenario runs `speed` times faster than real time. `seconds` is its duration in real time; None
+    without an end."""
 
     started_at: datetime
     speed: float
@@ -178,8 +178,8 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of a screen. `now` is in the reader's zone. All times and durations are of the clock on the wall, also
-    in a demo: the services, their alerts and the other commands know no other."""
+    """Contents of a screen. `now` is in the reader's zone. All times and durations are in real time, also in a
+    demo: the services, their alerts and the other commands use no other clock."""
 
     now: datetime
     title: str
@@ -226,6 +226,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             return pool.paused_reason or ""
         if stop := self._stop(pool):
             return f"launch stop {stop.where}: {stop.reason}"
+        if pool.needed and self._broker_unavailable():
+            return "lease-broker unavailable"
         tripped, active = self._tripped(pool)
         if tripped:
             return f"{tripped} of {count(active, 'config')} tripped"
@@ -236,6 +238,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def pool_trouble(self, pool: Pool) -> int:
         """Rank of a pool's trouble, with that of its launch configs; 0 is none."""
         return max(pool.trouble, 2 if self._stop(pool) or self._tripped(pool)[0] else 0)
+
+    def _broker_unavailable(self) -> bool:
+        """True if the lease-broker does not answer, or never has."""
+        brokers = [service for service in self.services if service.name == "lease-broker"]
+        return any(service.unavailable_seconds is not None or service.problem for service in brokers)
 
     def unavailable(self, name: str) -> Service | None:
         return next((s for s in self.services if s.name == name and s.unavailable_seconds is not None), None)

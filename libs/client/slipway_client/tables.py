@@ -11,12 +11,12 @@ from slipway_client import moments
 from slipway_client.sanitize import printable
 
 if TYPE_CHECKING:
-    from rich.table import Table  # imported by what draws a table: JSON and sentences need no such thing
+    from rich.table import Table  # imported where a table is drawn: JSON and sentences do not need it
 
 # Wide enough that no cell is folded when a program reads the table line by line.
 PIPE_COLUMNS: Final = 10_000
 # Columns of sentences, which wrap at words on a narrow terminal. Cells of other columns are never folded or cut.
-SENTENCES: Final = frozenset({"reason", "why", "detail"})
+SENTENCES: Final = frozenset({"reason", "detail", "summary"})
 # A sentence column is dropped rather than wrapped to fewer characters than this.
 SENTENCE_COLUMNS_MIN: Final = 20
 GAP: Final = 2

@@ -40,7 +40,7 @@ def has_screen() -> bool:
 
 async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) -> int:
     """Returns the exit code: 0 for q and Ctrl-C, the usual way to end it."""
-    from slipway_client.watching import Watch, asking
+    from slipway_client.watching import Watch, fetcher
 
     task = asyncio.current_task()
     assert task is not None
@@ -52,9 +52,9 @@ async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) ->
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(signum, interrupt, signum)
-    async with asking(api.urls, api.headers) as ask:
+    async with fetcher(api.urls, api.headers) as fetch:
         watch = Watch(
-            ask,
+            fetch,
             title=f"top  {api.urls['provisioner'].partition('://')[2]}",
             kafka=api.kafka,
             prefix=api.topic_prefix,
@@ -74,7 +74,7 @@ async def _top(api: Any, interval_seconds: float, *, plain: bool, once: bool) ->
 async def follow(
     watch: "Watch", *, plain: bool, interval_seconds: float = 1.0, seconds: float = 0.0, end: Callable[[], Any]
 ) -> None:
-    """Show until cancelled, or for `seconds` (0: for ever). `end` is called when the user presses q."""
+    """Show until cancelled, or for `seconds` (0: forever). `end` is called when the user presses q."""
     async with _watched(watch):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds or None):

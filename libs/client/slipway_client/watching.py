@@ -28,18 +28,18 @@ ANSWER_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 1.0
 LINES_KEPT: Final = 500
 
-Ask = Callable[[str, str], Awaitable[Any]]
-"""(service, path) → the decoded answer; raises Failed with a reason in words."""
+Fetch = Callable[[str, str], Awaitable[Any]]
+"""(service, path) → the decoded answer; raises Failed with the reason as text."""
 ZonesOut = Callable[[], Awaitable[frozenset[str]]]
 """The zones of a simulated cloud that have no capacity; raises Failed."""
 
 
 @contextlib.asynccontextmanager
-async def asking(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncIterator[Ask]:
+async def fetcher(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncIterator[Fetch]:
     """A client of all services; requests may run in parallel."""
     async with httpx2.AsyncClient(headers=dict(headers), timeout=ANSWER_SECONDS, trust_env=False) as client:
 
-        async def ask(service: str, path: str) -> Any:
+        async def fetch(service: str, path: str) -> Any:
             try:
                 answer = await client.get(urls[service] + path)
                 body = answer.json() if answer.content else None
@@ -53,7 +53,7 @@ async def asking(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncIt
                 raise Failed(f"{answer.status_code} {reason or answer.reason_phrase}")
             return body
 
-        yield ask
+        yield fetch
 
 
 class Watch:
@@ -61,7 +61,7 @@ class Watch:
 
     def __init__(
         self,
-        ask: Ask,
+        fetch: Fetch,
         *,
         title: str,
         kafka: str = "",
@@ -74,7 +74,7 @@ class Watch:
         """Without a Kafka address lines about health come from the services' answers. `history_seconds` of the topics
         are narrated at the start. `zones_out` polls a simulated cloud."""
         self.changed = asyncio.Event()
-        self._ask = ask
+        self._fetch = fetch
         self._title = title
         self._kafka = kafka
         self._prefix = prefix
@@ -177,7 +177,7 @@ class Watch:
 
     async def _read_provisioner(self) -> None:
         pools, configs, launch_stops = await asyncio.gather(
-            *(self._ask("provisioner", path) for path in ("/pools", "/launch-configs", "/launch-stops"))
+            *(self._fetch("provisioner", path) for path in ("/pools", "/launch-configs", "/launch-stops"))
         )
         known = msgspec.convert(pools["items"], list[Pool]), msgspec.convert(configs["items"], list[Config])
         self._launch_stops = msgspec.convert(launch_stops["items"], list[LaunchStop])
@@ -185,10 +185,10 @@ class Watch:
         self._configs = [c for c in known[1] if c.state != "archived" or c.starting + c.running]
 
     async def _read_calculator(self) -> None:
-        await self._ask("weight-calculator", "/readyz")
+        await self._fetch("weight-calculator", "/readyz")
 
     async def _read_broker(self) -> None:
-        answer = await self._ask("lease-broker", "/lease-pools")
+        answer = await self._fetch("lease-broker", "/lease-pools")
         self._lease_pools = msgspec.convert(answer["items"], list[LeasePool])
 
     async def _read_zones(self) -> None:
@@ -225,7 +225,7 @@ class Watch:
             self._health_until = now
 
     async def _listen(self) -> None:
-        """Consume every event of the topics once; reconnects for ever."""
+        """Consume every event of the topics once; reconnects forever."""
         since = self._began - timedelta(seconds=self._history_seconds)
         while True:
             try:
@@ -268,7 +268,7 @@ class Watch:
 
 
 def _without(lines: Iterable[EventLine], newer: EventLine) -> list[EventLine]:
-    """The lines without the newest of the same key as `newer`, if it is of the same mood, too."""
+    """The lines without the newest line with the key of `newer`, if its mood is also the same."""
     kept = list(lines)
     same = [line for line in kept if line.key and line.key == newer.key]
     if same and same[-1].mood == newer.mood:

@@ -100,14 +100,21 @@ def of_pool(
     lease_pools: Sequence[Facts],
     *,
     calculator: str,
+    broker: str = "",
     now: datetime,
 ) -> Explanation:
-    """Explain a pool. `decisions` are newest first; `calculator` is the error of an unavailable weight-calculator."""
+    """Explain a pool. `decisions` are newest first; `calculator` and `broker` are the errors of an unavailable
+    weight-calculator and lease-broker. At its maximum, that is the first cause: a healthy pool would be no larger."""
     used = _used(lease_pools, configs)
+    limits = list(_pool_limited(pool, decisions, configs, used, now))
+    if broker:
+        text = f"{broker}: launches wait for its leases"
+        limits.insert(0, Cause(text=text, remedy="`slipway doctor` shows what is wrong"))
+    trips = list(_pool_tripped(configs, now))
+    full = pool["serving"] >= pool["max_capacity"] > 0
     causes = [
         *_pool_held(pool, configs, launch_stops, now),
-        *_pool_tripped(configs, now),
-        *_pool_limited(pool, decisions, configs, used, now),
+        *([*limits, *trips] if broker or (full and limits) else [*trips, *limits]),
     ]
     if calculator:
         text = f"{calculator}: windows shrink to 4, and weights drift to the declared ones"
@@ -148,8 +155,8 @@ def _pool_tripped(configs: Sequence[Facts], now: datetime) -> Iterator[Cause]:
     bad = [config for config in active if is_tripped(config)]
     if bad:
         named = some([f"{config['id']} ({brief(tripped(config, now))})" for config in bad], NAMED)
-        text = f"{len(bad)} of {count(len(active), 'launch config')} tripped: {named}"
-        text = text if len(active) > 1 else f"its only launch config is tripped: {named}"
+        text = f"{len(bad)} of {count(len(active), 'active launch config')} tripped: {named}"
+        text = text if len(active) > 1 else f"its only active launch config is tripped: {named}"
         shows = f"`slipway lc show {bad[0]['id']}` lists the failures"
         yield Cause(text=text, since=_tripped_since(bad), remedy=f"{RECOVERS}; {shows}")
     for config in configs:
@@ -175,12 +182,12 @@ def _pool_limited(
 ) -> Iterator[Cause]:
     """Maximum, windows and lease pools that stand in the way of more workers."""
     needed = (decisions[0]["details"].get("needed") or 0) if decisions else 0
-    asked = -(-Fraction(str(pool["scaling_ratio"])) * (pool["pending"] + pool["claimed"]) // 1)
+    wanted = -(-Fraction(str(pool["scaling_ratio"])) * (pool["pending"] + pool["claimed"]) // 1)
     most = pool["max_capacity"]
     raise_it = "raise max_capacity in the declaration and run `slipway apply`"
-    if asked > most:
+    if wanted > most:
         yield Cause(
-            text=f"max_capacity {most} is reached: its tasks want {count(int(asked), 'worker')}", remedy=raise_it
+            text=f"max_capacity {most} is reached: its tasks need {count(int(wanted), 'worker')}", remedy=raise_it
         )
     elif needed and pool["serving"] + pool["leaving"] >= most + pool["min_capacity"]:
         text = f"max_capacity {most} is reached: {count(pool['leaving'], 'leaving worker')} count until terminated"
@@ -226,7 +233,7 @@ def _pool_demand(pool: Facts, decisions: Sequence[Facts]) -> Iterator[Cause]:
     for name, report in sources.items():
         if report.get("stale"):
             text = (
-                f"source {name} is stale: its {count(report['pending'], 'pending task')} request no workers, and still"
+                f"source {name} is stale: its {count(report['pending'], 'pending task')} launch no workers, but still"
             )
             yield Cause(text=f"{text} protect running ones", remedy=f"check why {name} reports no demand")
 
@@ -313,7 +320,7 @@ def of_config(
     if is_tripped(config):
         key = config.get("tripped_by") or ""
         shared = f", by {key.replace('/', ' ', 1)}" if "/" in key else ""
-        stage = f" in {config['tripped_stage']}" if config.get("tripped_stage") else ""
+        stage = f" at {config['tripped_stage']}" if config.get("tripped_stage") else ""
         began = _tripped_since([config])
         text = f"{config['health_state']}{stage}{shared}: {tripped(config, now).removeprefix(f'{key}: ')}"
         remedy = f"{NOTHING}: it recovers when the down signal ends" if key == "signal" else RECOVERS
@@ -368,7 +375,7 @@ def of_image(revision: str, configs: Sequence[Facts], *, now: datetime) -> Expla
     pools = sorted({config["pool_id"] for config in configs})
     causes = [
         Cause(
-            text=f"tripped in {row['stage']}: {trip_cause(row.get('reason'))}",
+            text=f"tripped at {row['stage']}: {trip_cause(row.get('reason'))}",
             since=_tripped_since(by_it),
             remedy="declare a working image and run `slipway apply`; Slipway goes on to probe this one",
         )
@@ -410,7 +417,7 @@ def of_lease_pool(pool: Facts, configs: Sequence[Facts], *, now: datetime) -> Ex
     if pool["held"] >= limit:
         remedy = _raise_limit(pool)
         causes.append(Cause(text=f"limit reached: {queue(pool)}", since=_queued(pool, now), remedy=remedy))
-    elif pool["waiting"]:
+    elif pool["waiting"] and not causes:
         causes.append(
             Cause(
                 text=f"paced: {queue(pool)}",
@@ -465,6 +472,10 @@ def of_lease(lease: Facts, history: Sequence[Facts], *, now: datetime) -> Explan
         left += [f"hold {moments.spelled(lease.get('hold_seconds_left') or 0)} left"]
         effect = f"{units} of lease pool {lease['lease_pool_id']} held for tenant {lease['tenant']} ({', '.join(left)})"
         remedy = f"{NOTHING}; `slipway lease release` gives it back early"
+    elif lease["state"] == "lost" and not lease.get("ended_at"):
+        effect = f"{units} of lease pool {lease['lease_pool_id']} stay counted until its work has surely ended"
+        effect = effect.replace(" stay ", " stays ") if lease["units"] == 1 else effect
+        remedy = "acquire a new lease"
     else:
         effect = f"its {units} are free again in lease pool {lease['lease_pool_id']}"
         effect = effect.replace(" are ", " is ") if lease["units"] == 1 else effect
@@ -529,13 +540,13 @@ def _worker_cause(worker: Facts, lease_pool: Facts | None) -> tuple[Cause, str]:
         text = "running, idle" if idle else "running a task"
         remedy = f"{NOTHING}; {terminate}"
         if not idle:
-            claims = [event["at"] for event in worker.get("timeline", ()) if event["what"] == "claimed"]
+            claims = [event["at"] for event in (worker.get("timeline") or ()) if event["what"] == "claimed"]
             at = moments.at(claims[-1]) if claims else began("registered_at")
             return Cause(text=text, since=at, remedy=remedy), "its task goes on"
         return Cause(text=text, since=began("idle_since"), remedy=remedy), "it can claim a task"
     if state == "stopping":
         text = f"draining: {reason or 'no reason given'}"
-        effect = "it claims no new task, and counts as billed until the provider reports its instance gone"
+        effect = "it claims no new task, and is billed until the provider reports its instance gone"
         return Cause(text=text, since=began("stopping_at"), remedy=f"{NOTHING}: it is terminated"), effect
     text = f"{state}: {reason or 'no reason given'}"
     return Cause(text=text, since=began("ended_at")), "it claims no more tasks"
@@ -594,7 +605,7 @@ def _boot(worker: Facts, now: datetime) -> Iterator[str]:
     launched = worker.get("launched_at")
     if worker.get("registered_at"):
         took = (moments.at(worker["registered_at"]) - moments.at(launched)).total_seconds() if launched else 0.0
-        if took > 0:  # otherwise it registered before the provider's answer, which the call's sentence says
+        if took > 0:  # otherwise it registered before the provider's answer, as the sentence about the call states
             yield f"Registered at {_clock(worker, 'registered_at', now)}, after a boot of {moments.spelled(took)}."
     elif worker["state"] == "starting" and launched:
         yield f"Booting for {moments.spelled((now - moments.at(launched)).total_seconds())}."
@@ -605,8 +616,8 @@ def _boot(worker: Facts, now: datetime) -> Iterator[str]:
 def _tasks(worker: Facts, now: datetime) -> Iterator[str]:
     if not worker.get("registered_at"):
         return
-    claims = [event for event in worker.get("timeline", ()) if event["what"] == "claimed"]
-    finished = sum(event["what"] == "finished" for event in worker.get("timeline", ()))
+    claims = [event for event in (worker.get("timeline") or ()) if event["what"] == "claimed"]
+    finished = sum(event["what"] == "finished" for event in (worker.get("timeline") or ()))
     if not claims:
         yield "It has claimed no task."
     else:
@@ -621,7 +632,7 @@ def _tasks(worker: Facts, now: datetime) -> Iterator[str]:
 
 def _end(worker: Facts, now: datetime) -> Iterator[str]:
     if worker.get("stopping_at"):
-        yield f"Asked to drain at {_clock(worker, 'stopping_at', now)}."
+        yield f"Drain requested at {_clock(worker, 'stopping_at', now)}."
     if worker.get("ended_at"):
         lived = (moments.at(worker["ended_at"]) - moments.at(worker["requested_at"])).total_seconds()
         yield f"Ended at {_clock(worker, 'ended_at', now)}, {moments.spelled(lived)} after its request."

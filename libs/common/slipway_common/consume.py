@@ -133,7 +133,7 @@ async def adopt(db: Connection, topic: str, partition: int, cluster_id: str, nex
 async def reread(db: Connection, topic: str, partition: int, epoch: int) -> Owned | None:
     """Read the committed position under a known epoch; None if another process has claimed the partition.
 
-    Only an assignment may claim: a retry that claimed would fence the successor and stall the partition for good.
+    Only an assignment may claim: a retry that claimed would fence the successor and stall the partition permanently.
     """
     found = await reread_all(db, {(topic, partition): epoch})
     return found[topic, partition][0] if found else None

@@ -193,7 +193,7 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
         self.gauge()
         return True
 
-    async def _ask_for_rebalance(self) -> None:
+    async def _request_rebalance(self) -> None:
         """Rejoin the group after another process claimed a partition that is still assigned to this one.
 
         An expelled member learns of it within a session. Claiming again without an assignment could fence the
@@ -259,7 +259,7 @@ class Subscription(Partitions, ConsumerRebalanceListener):  # type: ignore[misc]
             del self.owned[partition]
             self.assigned[partition] = monotonic_seconds()
             self.gauge()
-            self._start(self._ask_for_rebalance())
+            self._start(self._request_rebalance())
             return
         with contextlib.suppress(KafkaError):  # revoked meanwhile: the next owner seeks for itself
             self.client.seek(self.at(partition), stored.next_offset)

@@ -171,7 +171,7 @@ def _environment(pid: int, folder: int) -> bytes:
     """The complete environment of a process; empty for a kernel thread. Raises ProcessLookupError once it is gone.
 
     In the middle of an exec the environment reads as empty: the new address space has no environment yet, or the file
-    refers to the old one. A read is complete if it is as long as `stat` says, or if two in a row are alike. Raises
+    refers to the old one. A read is complete if it has the length in `stat`, or if two reads in a row are equal. Raises
     Unsettled if there is none within EXEC_SECONDS.
     """
     previous: tuple[int, int, bytes] | None = None

@@ -63,7 +63,7 @@ AGENTS_SECONDS: Final = {"idle_timeout_seconds": 40.0}
 AGENTS_REST: Final = 0.3  # share of a run, at its end, without new tasks
 LAUNCHES_PER_MINUTE_MIN: Final = 24
 LOST_REPLIES_MIN: Final = 10
-BUSY: Final = 0.9  # above this CPU share the machine slows the demo down, and its speed says nothing about Slipway
+BUSY: Final = 0.9  # above this CPU share the machine slows the demo down, and its speed is no evidence about Slipway
 PEAKS: Final = {
     "serving": "workers serving in pool",
     "account": "lease units used in account",

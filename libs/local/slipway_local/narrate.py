@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from slipway_client import top
 from slipway_client.snapshot import Demo
-from slipway_client.watching import Ask, Watch, ZonesOut, asking
+from slipway_client.watching import Fetch, Watch, ZonesOut, fetcher
 from slipway_local.deployment import SERVICES, Deployment
 
 
@@ -20,9 +20,14 @@ async def narrate(deployment: Deployment, started_at: float, seed: int, seconds:
         seconds=seconds or None,
     )
     urls = {service: deployment.url(service) for service in (*SERVICES, "simulator")}
-    async with asking(urls, {}) as ask:
+    async with fetcher(urls, {}) as fetch:
         watch = Watch(
-            ask, title="demo", kafka=deployment.kafka, prefix=deployment.prefix, demo=demo, zones_out=_zones_out(ask)
+            fetch,
+            title="demo",
+            kafka=deployment.kafka,
+            prefix=deployment.prefix,
+            demo=demo,
+            zones_out=_zones_out(fetch),
         )
         await top.follow(
             watch,
@@ -32,8 +37,8 @@ async def narrate(deployment: Deployment, started_at: float, seed: int, seconds:
         )
 
 
-def _zones_out(ask: Ask) -> ZonesOut:
+def _zones_out(fetch: Fetch) -> ZonesOut:
     async def zones_out() -> frozenset[str]:
-        return frozenset(zone for zone, seen in (await ask("simulator", "/state"))["zones"].items() if seen["out"])
+        return frozenset(zone for zone, seen in (await fetch("simulator", "/state"))["zones"].items() if seen["out"])
 
     return zones_out

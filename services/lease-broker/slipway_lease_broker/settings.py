@@ -8,7 +8,7 @@ class Settings(ServiceSettings):
 
     port: int = 7303
     lost_linger_seconds: float = 70.0
-    """Time that a lost lease stays counted: the holder's call time-out (60) and the look-up that follows it (10).
+    """Time that a lost lease stays counted: the holder's call time-out (60) and the lookup that follows it (10).
     Shorter risks more operations in flight than the limit; longer leaves units idle after a holder died."""
     waiter_ttl_seconds: float = 120.0
     """Time after which a request that is neither repeated nor polled lapses: it is skipped until it is repeated. The

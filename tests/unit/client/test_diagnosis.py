@@ -311,6 +311,24 @@ def test_problem(changes: dict[str, Any], grade: str, text: str, remedy: str) ->
     assert not healthy(found)
 
 
+def test_a_paused_config_is_a_note() -> None:
+    """A person paused it on purpose; the deployment is healthy."""
+    paused = CONFIG | {"state": "paused", "state_by": "me", "state_reason": "r"}
+    found = diagnose(msgspec.structs.replace(WELL, configs=[CONFIG, paused | {"id": "zone-p"}]))
+    (note,) = (finding for finding in found if finding.grade == NOTE)
+    assert (note.check, note.detail) == ("launch stops", "launch config zone-p is paused by me: r")
+    assert note.remedy.startswith("slipway lc resume zone-p")
+    assert healthy(found)
+
+
+def test_a_standby_before_the_first_election() -> None:
+    leadership = {"role": "standby", "instance": "", "epoch": 0, "since": None}
+    services = dict(WELL.services) | {"weight-calculator": answer("weight-calculator", leadership=leadership)}
+    found = diagnose(msgspec.structs.replace(WELL, services=services))
+    (service,) = (finding for finding in found if finding.check == "weight-calculator")
+    assert (service.grade, service.detail.partition("; ")[2]) == (OK, "standby, no leader has been elected yet")
+
+
 def test_facts_that_are_missing_are_not_graded() -> None:
     """With everything down there is one finding for each, and none about the rest."""
     down = Gathered(

@@ -27,4 +27,4 @@ async def test_away_from_a_terminal_every_signal_is(signum: signal.Signals) -> N
     child = await Child.start(["sh", "-c", "sleep 60 & wait"], {"PATH": "/usr/bin:/bin"}, None)
     child.forward(signum)
     assert await child.wait() == -signum
-    child.send(signal.SIGKILL)  # nobody has its number yet, and nobody is to be hit
+    child.send(signal.SIGKILL)  # its PID is not reused yet, so no other process is signalled

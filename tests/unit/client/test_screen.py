@@ -178,7 +178,7 @@ def test_launch_stops_are_shown_above_their_effects() -> None:
 
 
 def test_a_demo_has_one_clock() -> None:
-    """All times of a demo are of the clock on the wall, as those of `slipway top` and of alerts."""
+    """All times of a demo are in real time, like those of `slipway top` and of alerts."""
     demo = Demo(started_at=NOW - timedelta(seconds=30), speed=20, seed=7, seconds=180)
     lines, plain = drawn(snapshot(demo=demo), 80, 24), drawn(snapshot(), 80, 24)
     assert lines[0].startswith("slipway  top  30s of 3m00s  SEED=7 SPEED=20")

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from slipway_client.watching import Watch, asking
+from slipway_client.watching import Watch, fetcher
 from slipway_common.clock import utc_now
 from tests.harness import until
 
@@ -67,8 +67,8 @@ async def deployment() -> AsyncIterator[Deployment]:
 
 @pytest.fixture
 async def watch(deployment: Deployment) -> AsyncIterator[Watch]:
-    async with asking(dict.fromkeys(SERVICES, deployment.url), {}) as ask:
-        watch = Watch(ask, title="top", interval_seconds=0.05)
+    async with fetcher(dict.fromkeys(SERVICES, deployment.url), {}) as fetch:
+        watch = Watch(fetch, title="top", interval_seconds=0.05)
         running = asyncio.create_task(watch.run())
         await until(lambda: watch.complete)
         yield watch

@@ -171,10 +171,10 @@ WORKERS: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         [
             "draining: did not register in time.",
             "Since 14:29:57, 3 s ago.",
-            "Effect: it claims no new task, and counts as billed until the provider reports its instance gone.",
+            "Effect: it claims no new task, and is billed until the provider reports its instance gone.",
             "Remedy: none needed: it is terminated.",
         ],
-        [ADMITTED, CALL, "It never registered.", "Asked to drain at 14:29:57."],
+        [ADMITTED, CALL, "It never registered.", "Drain requested at 14:29:57."],
     ),
     (
         "idle",
@@ -214,7 +214,7 @@ WORKERS: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
             CALL,
             BOOTED,
             "Claimed 1 task, the first 8 s after it registered; last: task t-1 of queue.",
-            "Asked to drain at 14:29:40.",
+            "Drain requested at 14:29:40.",
             "Ended at 14:29:50, 1 min 30 s after its request.",
         ],
     ),
@@ -332,7 +332,7 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
         [],
         "",
         [
-            "max_capacity 10 is reached: its tasks want 12 workers.",
+            "max_capacity 10 is reached: its tasks need 12 workers.",
             f"Effect: {SERVES}.",
             "Remedy: raise max_capacity in the declaration and run `slipway apply`.",
             LAST,
@@ -424,7 +424,7 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
         [config("zone-a"), tripped("zone-b"), config("zone-c")],
         "",
         [
-            "1 of 3 launch configs tripped: zone-b (2 capacity errors; next probe in 12 s).",
+            "1 of 3 active launch configs tripped: zone-b (2 capacity errors; next probe in 12 s).",
             "Since 14:28:20, 1 min 40 s ago.",
             f"Effect: {SERVES}; launches go to zone-a and zone-c.",
             f"{RECOVERS}; `slipway lc show zone-b` lists the failures.",
@@ -438,7 +438,7 @@ POOLS: list[tuple[str, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]
         [tripped("zone-a", tripped_since=ago(40)), tripped("zone-b", health_state="probing", next_probe_at=None)],
         "",
         [
-            "2 of 2 launch configs tripped: zone-a (2 capacity errors; next probe in 12 s), zone-b (2 capacity errors).",
+            "2 of 2 active launch configs tripped: zone-a (2 capacity errors; next probe in 12 s), zone-b (2 capacity errors).",
             "Since 14:28:20, 1 min 40 s ago.",
             f"Effect: {SERVES}; only probes are launched.",
             f"{RECOVERS}; `slipway lc show zone-a` lists the failures.",
@@ -510,6 +510,21 @@ def test_pool(
     assert explained.sentences(NOW) == [f"Pool linux: {lines[0]}", *lines[1:]]
 
 
+def test_the_maximum_comes_before_a_trip_where_it_is_reached() -> None:
+    """A pool of healthy configs would be no larger."""
+    full = POOL | {"serving": 100, "max_capacity": 100, "pending": 117, "claimed": 0}
+    explained = of_pool(full, [CALM], [config("zone-a"), tripped("zone-b")], [], [], calculator="", now=NOW)
+    assert explained.cause == "max_capacity 100 is reached: its tasks need 117 workers"
+    assert any("1 of 2 active launch configs tripped" in line for line in explained.details)
+
+
+def test_an_unavailable_lease_broker_is_the_cause() -> None:
+    broker = "the lease-broker at http://127.0.0.1:1 is unavailable"
+    configs = [config("zone-a"), tripped("zone-b")]
+    explained = of_pool(POOL, [CALM], configs, [], [], calculator="", broker=broker, now=NOW)
+    assert explained.cause == f"{broker}: launches wait for its leases"
+
+
 def test_the_lease_pool_of_an_account_may_have_any_name() -> None:
     """An account declares its lease pool; lease pools of other accounts are left out."""
     configs = [config("zone-a", lease_pool_id="starts", stages=stage("launch", 6, 0))]
@@ -543,7 +558,7 @@ def test_a_stale_source_is_named() -> None:
     stale = DECISION["details"] | {"needed": 0, "sources": {"queue": {"pending": 9, "claimed": 3, "stale": True}}}
     explained = of_pool(POOL, [CALM | {"details": stale}], [], [], [], calculator="", now=NOW)
     assert explained.cause == (
-        "source queue is stale: its 9 pending tasks request no workers, and still protect running ones"
+        "source queue is stale: its 9 pending tasks launch no workers, but still protect running ones"
     )
 
 
@@ -551,7 +566,7 @@ def test_tripped_config() -> None:
     failures = [{"worker_id": "w-9", "at": ago(5), "reason": "InsufficientCapacity"}]
     row = tripped("zone-b", starting=0, running=3, recent_failures=failures)
     assert of_config(row, POOL, [], [FREE], now=NOW).sentences(NOW) == [
-        "Launch config zone-b: tripped in launch: 2 capacity errors; next probe in 12 s.",
+        "Launch config zone-b: tripped at launch: 2 capacity errors; next probe in 12 s.",
         "Since 14:28:20, 1 min 40 s ago.",
         "Effect: launches nothing but probes (weight 0.02, 0 starting, 3 running).",
         f"{RECOVERS}.",
@@ -577,7 +592,7 @@ CONFIGS: list[tuple[str, dict[str, Any], dict[str, Any], list[dict[str, Any]], s
         | {"reason": "zone-b tripped: image/linux-1: 5 boot errors; probe 3 may launch"},
         {},
         [],
-        "probing in boot, by image linux-1: 5 boot errors; probe 3 may launch",
+        "probing at boot, by image linux-1: 5 boot errors; probe 3 may launch",
         "launches nothing but probes",
     ),
     (
@@ -628,7 +643,7 @@ def test_image() -> None:
         config("zone-a"),
     ]
     assert of_image("linux-1", users, now=NOW).sentences(NOW) == [
-        "Image linux-1: tripped in boot: 5 boot errors.",
+        "Image linux-1: tripped at boot: 5 boot errors.",
         "Since 14:28:20, 1 min 40 s ago.",
         "Effect: launches of it are probes only; 2 launch configs of pool linux use it: zone-b, zone-a.",
         "Remedy: declare a working image and run `slipway apply`; Slipway goes on to probe this one.",

@@ -30,7 +30,7 @@ def test_only_an_empty_ledger_takes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "No such file"),
         ("{", "truncated"),
@@ -39,11 +39,11 @@ def test_only_an_empty_ledger_takes_it(tmp_path: Path) -> None:
         ('{"pools": {"linux": {"kind": "trace", "path": "/nowhere"}}}', "/nowhere: No such file"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_bad_file_is_named(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "scenario.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(BadScenario, match=said) as failed:
+    with pytest.raises(BadScenario, match=message) as failed:
         build(Settings(ledger=tmp_path / "ledger.jsonl", scenario=path, kafka=""))
     assert str(failed.value).startswith(f"SLIPWAY_SCENARIO={path}: ")
     assert not (tmp_path / "ledger.jsonl").exists()

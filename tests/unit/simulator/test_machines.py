@@ -26,7 +26,7 @@ STARTED = TaskStarted(at=11.0, task_id="t", pool_id="p", instance_id="i-1", ends
 CLAIMED = Claimed(at=11.5, task_id="t", status=200, **WHO)
 DONE = TaskEnded(at=20.0, task_id="t", pool_id="p", instance_id="i-1", result="done")
 IDLE = Idle(at=20.5, status=200, **WHO)
-TOLD = DrainRequested(at=12.0, instance_id="i-1", worker_id="w-1")
+DRAIN = DrainRequested(at=12.0, instance_id="i-1", worker_id="w-1")
 REFUSED = Refused(at=10.0, instance_id="i-1", status=409)
 
 TELL_CLAIMED = SendReport(PendingReport("claimed", 11.0, "t"))
@@ -47,10 +47,10 @@ LIVES: list[tuple[list[Fact], int | None, float, bool, Act]] = [
     ([REGISTERED, STARTED, CLAIMED, DONE, IDLE], None, 20.5, True, Take()),
     ([REGISTERED, STARTED, CLAIMED, DONE], 1, 20.0, True, SendReport(PendingReport("stopped", 20.0))),
     ([REGISTERED, STARTED, CLAIMED, DONE], 2, 20.0, True, SendReport(PendingReport("idle", 20.0))),
-    ([REGISTERED, TOLD], None, 12.0, True, SendReport(PendingReport("stopped", 12.0))),
-    ([REGISTERED, TOLD, TOLD], None, 12.0, True, SendReport(PendingReport("stopped", 12.0))),
-    ([REGISTERED, STARTED, CLAIMED, TOLD], None, 12.0, True, Wait(130.0)),
-    ([REGISTERED, STARTED, CLAIMED, TOLD, DONE], None, 20.0, True, SendReport(PendingReport("stopped", 20.0))),
+    ([REGISTERED, DRAIN], None, 12.0, True, SendReport(PendingReport("stopped", 12.0))),
+    ([REGISTERED, DRAIN, DRAIN], None, 12.0, True, SendReport(PendingReport("stopped", 12.0))),
+    ([REGISTERED, STARTED, CLAIMED, DRAIN], None, 12.0, True, Wait(130.0)),
+    ([REGISTERED, STARTED, CLAIMED, DRAIN, DONE], None, 20.0, True, SendReport(PendingReport("stopped", 20.0))),
 ]
 
 

@@ -33,7 +33,7 @@ def idle(now: float) -> Step:
     return lambda wrapped: agent.worker_changed(wrapped, core.task_ended(wrapped.worker, now), now)
 
 
-def told(wrapped: Wrapped) -> Wrapped:
+def leave(wrapped: Wrapped) -> Wrapped:
     return agent.worker_changed(wrapped, core.leave(wrapped.worker, "why"), 50.0)
 
 
@@ -68,18 +68,18 @@ LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] 
     ("not registered", (), 1.0, Wait(None), None, []),
     ("registered", (talk(10.0),), 10.0, StartAgent(), None, []),
     ("runs", RUNS, 10.0, Wait(None), None, []),
-    ("told to leave while idle", (*RUNS, told), 50.0, Drain(), None, []),
-    ("told to leave in a job", (*RUNS, job(20.0), told), 50.0, Wait(None), None, ["claimed"]),
-    ("until its job has ended", (*RUNS, job(20.0), told, idle(51.0)), 51.0, Drain(), None, ["claimed", "idle"]),
-    ("drained", (*RUNS, told, drained), 50.0, Wait(110.0), None, []),
-    ("drained, and stays", (*RUNS, told, drained), 110.0, Kill(), None, []),
-    ("killed", (*RUNS, told, drained, agent.killed), 999.0, Wait(None), None, []),
+    ("drain requested while idle", (*RUNS, leave), 50.0, Drain(), None, []),
+    ("drain requested in a job", (*RUNS, job(20.0), leave), 50.0, Wait(None), None, ["claimed"]),
+    ("until its job has ended", (*RUNS, job(20.0), leave, idle(51.0)), 51.0, Drain(), None, ["claimed", "idle"]),
+    ("drained", (*RUNS, leave, drained), 50.0, Wait(110.0), None, []),
+    ("drained, and stays", (*RUNS, leave, drained), 110.0, Kill(), None, []),
+    ("killed", (*RUNS, leave, drained, agent.killed), 999.0, Wait(None), None, []),
     ("a clean end", (*RUNS, ended(0)), 60.0, Wait(None), None, ["stopped"]),
-    ("a clean end, heard", (*RUNS, ended(0), talk(61.0)), 61.0, Wait(None), 0, []),
+    ("a clean end, acknowledged", (*RUNS, ended(0), talk(61.0)), 61.0, Wait(None), 0, []),
     ("a failure", (*RUNS, ended(3)), 60.0, Wait(None), None, ["error", "stopped"]),
-    ("a failure, heard", (*RUNS, ended(3), talk(61.0), talk(62.0)), 62.0, Wait(None), 3, []),
+    ("a failure, acknowledged", (*RUNS, ended(3), talk(61.0), talk(62.0)), 62.0, Wait(None), 3, []),
     ("a failure in a job", (*RUNS, job(20.0), ended(137)), 60.0, Wait(None), None, ["claimed", "error", "stopped"]),
-    ("asked for by us", (*RUNS, told, drained, ended(143)), 60.0, Wait(None), None, ["stopped"]),
+    ("requested by us", (*RUNS, leave, drained, ended(143)), 60.0, Wait(None), None, ["stopped"]),
     ("asked for by somebody", (*RUNS, got(signal.SIGTERM), ended(143)), 60.0, Wait(None), None, ["stopped"]),
     (
         "a signal that asks for nothing",
@@ -89,28 +89,28 @@ LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] 
         None,
         ["error", "stopped"],
     ),
-    ("told to leave before the agent runs", (talk(10.0), told), 50.0, Wait(None), None, ["stopped"]),
+    ("drain requested before the agent runs", (talk(10.0), leave), 50.0, Wait(None), None, ["stopped"]),
     ("asked to end before it is known", (got(signal.SIGINT),), 55.0, Wait(None), 0, []),
     ("refused before the agent runs", (refused,), 50.0, Wait(None), 1, []),
     ("refused in a job", (*RUNS, job(20.0), refused), 50.0, Drain(), None, []),
     ("refused, and ended", (*RUNS, refused, drained, ended(143)), 60.0, Wait(None), 143, []),
-    ("a job begins as it is drained", (*RUNS, told, drained, job(50.1)), 999.0, Wait(None), None, ["claimed"]),
-    ("and ends", (*RUNS, told, drained, job(50.1), idle(200.0)), 200.0, Wait(260.0), None, ["claimed", "idle"]),
-    ("and it stays", (*RUNS, told, drained, job(50.1), idle(200.0)), 260.0, Kill(), None, ["claimed", "idle"]),
-    ("disowned in such a job", (*RUNS, told, drained, job(50.1), refused), 110.0, Kill(), None, []),
+    ("a job begins as it is drained", (*RUNS, leave, drained, job(50.1)), 999.0, Wait(None), None, ["claimed"]),
+    ("and ends", (*RUNS, leave, drained, job(50.1), idle(200.0)), 200.0, Wait(260.0), None, ["claimed", "idle"]),
+    ("and it stays", (*RUNS, leave, drained, job(50.1), idle(200.0)), 260.0, Kill(), None, ["claimed", "idle"]),
+    ("disowned in such a job", (*RUNS, leave, drained, job(50.1), refused), 110.0, Kill(), None, []),
     ("given up while idle", (*RUNS, gave_up), 50.0, Drain(), None, []),
     ("given up in a job", (*RUNS, job(20.0), gave_up), 50.0, Wait(None), None, []),
     ("until it has ended", (*RUNS, job(20.0), gave_up, idle(51.0)), 51.0, Drain(), None, []),
     ("given up, and ended", (*RUNS, gave_up, drained, ended(0)), 60.0, Wait(None), 1, []),
     (
-        "asked to end before the end is heard",
+        "stop requested before the end is acknowledged",
         (*RUNS, ended(0), got(signal.SIGTERM)),
         55.0,
         Wait(55.0 + FINAL_REPORT_SECONDS),
         None,
         ["stopped"],
     ),
-    ("and nobody hears it", (*RUNS, ended(0), got(signal.SIGTERM)), 57.0, Leave(), None, ["stopped"]),
+    ("and not acknowledged", (*RUNS, ended(0), got(signal.SIGTERM)), 57.0, Leave(), None, ["stopped"]),
     ("it has left", (*RUNS, ended(0), got(signal.SIGTERM), agent.left), 57.0, Leave(), 0, ["stopped"]),
     (
         "it has left after a failure",
@@ -120,9 +120,16 @@ LIVES: list[tuple[str, tuple[Step, ...], float, object, int | None, list[str]]] 
         3,
         ["error", "stopped"],
     ),
-    ("it was heard in time", (*RUNS, ended(0), got(signal.SIGTERM), talk(55.5)), 55.5, Wait(57.0), 0, []),
-    ("it is told without a pause", (*RUNS, ended(0), miss, got(signal.SIGTERM), talk(55.0)), 55.0, Wait(57.0), 0, []),
-    ("asked twice", (*RUNS, ended(0), got(signal.SIGTERM), got(signal.SIGTERM)), 55.0, Leave(), None, ["stopped"]),
+    ("acknowledged in time", (*RUNS, ended(0), got(signal.SIGTERM), talk(55.5)), 55.5, Wait(57.0), 0, []),
+    ("retried without a pause", (*RUNS, ended(0), miss, got(signal.SIGTERM), talk(55.0)), 55.0, Wait(57.0), 0, []),
+    (
+        "stop signal twice",
+        (*RUNS, ended(0), got(signal.SIGTERM), got(signal.SIGTERM)),
+        55.0,
+        Leave(),
+        None,
+        ["stopped"],
+    ),
 ]
 
 

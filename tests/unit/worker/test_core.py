@@ -25,10 +25,10 @@ SETTINGS = Settings(heartbeat_seconds=60, poll_seconds=30, give_up_seconds=900)
 NEW = Worker(settings=SETTINGS)
 REGISTERED = core.answered(NEW, Register(), 10.0)
 BUSY = core.task_started(REGISTERED, "t", "q", 11.0)
-SAID = core.answered(BUSY, SendReport(Report("claimed", 11.0, "t", "q")), 12.0)
+REPORTED = core.answered(BUSY, SendReport(Report("claimed", 11.0, "t", "q")), 12.0)
 DONE = core.task_ended(BUSY, 20.0)
 CLAIMED, IDLE = Report("claimed", 11.0, "t", "q"), Report("idle", 20.0)
-SILENT = core.unanswered(NEW, 10.0, 0.0)
+UNANSWERED = core.unanswered(NEW, 10.0, 0.0)
 
 #                        worker                                     now    next
 CALLS: list[tuple[str, Worker, float, object]] = [
@@ -38,27 +38,27 @@ CALLS: list[tuple[str, Worker, float, object]] = [
     ("idle", REGISTERED, 40.0, Poll(heartbeat=False)),
     ("somebody wants to know", core.request_poll(REGISTERED), 11.0, Poll(heartbeat=False)),
     ("a task began", BUSY, 11.0, SendReport(CLAIMED)),
-    ("busy", SAID, 71.0, Wait(72.0)),
-    ("busy for long", SAID, 72.0, Poll(heartbeat=True)),
+    ("busy", REPORTED, 71.0, Wait(72.0)),
+    ("busy for long", REPORTED, 72.0, Poll(heartbeat=True)),
     ("in order", DONE, 20.0, SendReport(CLAIMED)),
     ("the next in order", core.answered(DONE, SendReport(CLAIMED), 20.5), 20.5, SendReport(IDLE)),
     (
-        "told to leave while idle",
+        "drain requested while idle",
         core.stopping(core.leave(REGISTERED, "why"), 15.0),
         15.0,
         SendReport(Report("stopped", 15.0)),
     ),
     (
-        "said last",
+        "reported last",
         core.answered(core.stopping(REGISTERED, 15.0), SendReport(Report("stopped", 15.0)), 16.0),
         99.0,
         Wait(None),
     ),
     ("refused", core.refused(BUSY, "why"), 99.0, Wait(None)),
-    ("just unheard", SILENT, 10.0, Wait(10.0 + FIRST_RETRY_SECONDS / 2)),
-    ("unheard", SILENT, 10.0 + FIRST_RETRY_SECONDS, Register()),
-    ("unheard for too long", SILENT, 910.0, GiveUp()),
-    ("heard again", core.answered(SILENT, Register(), 910.0), 910.0, Wait(940.0)),
+    ("just unanswered", UNANSWERED, 10.0, Wait(10.0 + FIRST_RETRY_SECONDS / 2)),
+    ("unanswered", UNANSWERED, 10.0 + FIRST_RETRY_SECONDS, Register()),
+    ("unanswered for too long", UNANSWERED, 910.0, GiveUp()),
+    ("answered again", core.answered(UNANSWERED, Register(), 910.0), 910.0, Wait(940.0)),
 ]
 
 
@@ -70,9 +70,9 @@ def test_next_call(worker: Worker, now: float, expected: object) -> None:
 
 def test_any_answer_may_ask_it_to_leave() -> None:
     """The first reason stands; pending reports are still sent."""
-    told = core.answered(BUSY, SendReport(CLAIMED), 12.0, terminate=True, reason="idle")
-    assert (told.leaving, told.task_id, told.reports) == ("idle", "t", ())
-    assert core.answered(told, Poll(heartbeat=True), 13.0, terminate=True, reason="other").leaving == "idle"
+    worker = core.answered(BUSY, SendReport(CLAIMED), 12.0, terminate=True, reason="idle")
+    assert (worker.leaving, worker.task_id, worker.reports) == ("idle", "t", ())
+    assert core.answered(worker, Poll(heartbeat=True), 13.0, terminate=True, reason="other").leaving == "idle"
 
 
 def test_a_repeated_task_is_reported_once_and_another_ends_the_first() -> None:
@@ -103,7 +103,7 @@ def test_repetitions_slow_down_and_spread(failures: int, chance: float) -> None:
     assert (backoff.since, backoff.failures) == (100.0, failures)
 
 
-Steps = st.lists(st.sampled_from(["take", "done", "fail", "hear", "miss", "tell", "end", "refuse"]), max_size=50)
+Steps = st.lists(st.sampled_from(["take", "done", "fail", "answer", "miss", "drain", "end", "refuse"]), max_size=50)
 
 
 @given(Steps)
@@ -130,7 +130,7 @@ def test_reports_arrive_once_each_and_in_order(steps: list[str]) -> None:
                 worker = core.unanswered(worker, now, 0.5)
             else:
                 answered += [call.report] if isinstance(call, SendReport) else []
-                worker = core.answered(worker, call, now, terminate=step == "tell")
+                worker = core.answered(worker, call, now, terminate=step == "drain")
         if step in {"take", "done", "fail", "end"}:
             happened += worker.reports[len(before.reports) :]
         assert happened == [*answered, *worker.reports]

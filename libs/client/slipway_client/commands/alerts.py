@@ -45,7 +45,7 @@ STATE: Final[Field] = ("state", lambda alert: alert["state"])
 
 @app.command("ls")
 def list_alerts(context: typer.Context, all_: Everything = False, output: AsOutput = Output.TABLE) -> None:
-    """List open alerts, pages first, then the newest first
+    """List open alerts, pages first, then newest first
 
     \b
     Examples:

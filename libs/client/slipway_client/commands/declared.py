@@ -24,7 +24,7 @@ File = Annotated[
         metavar="FILE", exists=True, dir_okay=False, readable=True, help="Declaration, such as slipway.yaml"
     ),
 ]
-IfEmpty = Annotated[bool, typer.Option("--if-empty", help="No change if any launch config is declared already")]
+IfEmpty = Annotated[bool, typer.Option("--if-empty", help="No change if a launch config is already declared")]
 Speed = Annotated[float, typer.Option(metavar="FACTOR", min=0.001, help="Divisor of all durations, as in the demo")]
 
 

@@ -96,8 +96,8 @@ def _gathered(api: Api, partitions: int | None) -> Any:
     quick = Api(api.urls, timeout_seconds=HTTP_SECONDS)
     with ThreadPoolExecutor(len(api.urls) + 1) as threads:
         kafka = threads.submit(_asked_kafka, api, partitions)
-        asked = {name: threads.submit(_status, quick, name) for name in api.urls}
-        services = {name: future.result() for name, future in asked.items()}
+        statuses = {name: threads.submit(_status, quick, name) for name in api.urls}
+        services = {name: future.result() for name, future in statuses.items()}
         provisioner: Mapping[str, Any] = {}
         if services["provisioner"].status is not None:
             lists = {"launch_stops": "/launch-stops", "pools": "/pools", "configs": "/launch-configs"}
@@ -129,7 +129,7 @@ def _items(api: Api, path: str) -> Any:
     try:
         return api.get("provisioner", path)["items"]
     except (Failed, KeyError, TypeError):
-        return None  # a service whose database is down says so in its status
+        return None  # a service whose database is down reports that in its status
 
 
 def _asked_kafka(api: Api, partitions: int | None) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def tail(
     since: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Age of the oldest event, such as 10m [default: 1h]")
     ] = None,
-    beginning: Annotated[bool, typer.Option("--beginning", help="All events that Kafka has kept")] = False,
+    beginning: Annotated[bool, typer.Option("--beginning", help="All retained events, from the oldest on")] = False,
     last: Annotated[
         int | None, typer.Option("-n", metavar="N", min=0, help="Number of past events [default: 10]")
     ] = None,

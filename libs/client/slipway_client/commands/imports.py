@@ -36,7 +36,7 @@ def boskos(
     file: File,
     hold: Annotated[str, typer.Option("--hold", metavar="DURATION", help="Hold of new lease pools")] = "1d",
     ttl: Annotated[str, typer.Option(metavar="DURATION", help="TTL of leases in new lease pools")] = "30m",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Changes shown, not applied")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Preview of the changes; nothing is applied")] = False,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """Import Boskos resources as slots of lease pools

@@ -29,7 +29,8 @@ def _seconds(option: str, text: str | None) -> float | None:
 
 
 def _reason(row: Mapping[str, Any]) -> str:
-    return (row.get("reason") or "").rpartition("\n")[2]
+    """Reason why requests wait; empty while none does: the newest grant says nothing of the pool's state."""
+    return (row.get("reason") or "").rpartition("\n")[2] if row.get("waiting") else ""
 
 
 def _limit(row: Mapping[str, Any]) -> Any:
@@ -232,9 +233,9 @@ def history(
         str, typer.Argument(metavar="POOL|LEASE_ID", help="Lease pool or lease", autocompletion=lease_pools)
     ],
     since: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Age of the oldest entry, of a pool [default: any]")
+        str | None, typer.Option(metavar="DURATION", help="Age of the oldest entry; pools only [default: any]")
     ] = None,
-    last: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Number of entries, of a pool")] = 50,
+    last: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Number of entries; pools only")] = 50,
     output: AsOutput = Output.TABLE,
 ) -> None:
     """Show the decisions about a lease pool or a lease

@@ -144,7 +144,7 @@ def run_leased(
         typer.Option(metavar="CODE", help="Exit code by which the command reports a throttle"),
     ] = None,
     attempt: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Attempt number; from 2 on it keeps its age in the queue")
+        int, typer.Option(metavar="N", min=1, help="Attempt number; retries keep their age in the queue")
     ] = 1,
     request_id: RequestId = "",
     replaces: Replaces = "",
@@ -417,7 +417,7 @@ def release(
     result: Annotated[
         str, typer.Option("--result", metavar="RESULT", help="Result; `failed` slows down the tenant")
     ] = "done",
-    throttled: Annotated[bool, typer.Option("--throttled", help="Throttle by the account")] = False,
+    throttled: Annotated[bool, typer.Option("--throttled", help="Throttled by the account")] = False,
     retry_after: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Retry-After of the account; implies --throttled")
     ] = None,

@@ -137,8 +137,8 @@ def unfreeze_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
 def set_demand(
     context: typer.Context,
     pool: PoolId,
-    pending: Annotated[int, typer.Option(metavar="N", min=0, help="Tasks that wait in the queue")],
-    claimed: Annotated[int, typer.Option(metavar="N", min=0, help="Tasks that run on workers of this pool")] = 0,
+    pending: Annotated[int, typer.Option(metavar="N", min=0, help="Pending tasks in the queue")],
+    claimed: Annotated[int, typer.Option(metavar="N", min=0, help="Tasks claimed by workers of this pool")] = 0,
     source: Annotated[str, typer.Option(metavar="NAME", help="Source of the report")] = "operator",
     valid_for: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Time until the report is stale")] = 300.0,
 ) -> None:

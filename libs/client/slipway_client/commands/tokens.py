@@ -15,7 +15,9 @@ app = noun("Manage access tokens")
 
 @app.command("create")
 def create_token(
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the token, shown in audit and errors")],
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Name of the token, shown in audit logs and errors")
+    ],
     scope: Annotated[list[str], typer.Option("--scope", metavar="SCOPE", help="Scope of the token; repeatable")],
     file: Annotated[
         Path | None,

@@ -8,10 +8,10 @@ import typer
 def top(
     context: typer.Context,
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two refreshes")] = 1.0,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a screen, as in a pipe")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Line output, as in a pipe, instead of a screen")] = False,
     once: Annotated[bool, typer.Option("--once", help="One snapshot, then exit")] = False,
 ) -> None:
-    """Watch pools, configs, lease pools and events live; q quits
+    """Watch a deployment live; q quits
 
     With --plain, and where the output is no terminal, prints a line per pool and refresh, and a line per event.
     NO_COLOR is honoured.

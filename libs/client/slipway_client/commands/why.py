@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 DECISIONS: Final = 1
+ANSWER_SECONDS: Final = 5.0  # one service that hangs must not hide what the others know
 IMAGE: Final = "image/"
 LISTS: Final = (
     "`slipway pool ls`, `slipway lc ls`, `slipway worker ls`, `slipway lease pools` and `slipway lease ls` list what"
@@ -49,7 +50,7 @@ Subject = Annotated[
     str,
     typer.Argument(metavar="ID", help="Pool, config, image, lease pool, lease or worker", autocompletion=_complete),
 ]
-AsKind = Annotated[Kind | None, typer.Option("--kind", help="Kind of ID, where several things have it")]
+AsKind = Annotated[Kind | None, typer.Option("--kind", help="Kind of the object, if the ID is ambiguous")]
 
 
 def why(context: typer.Context, subject: Subject, kind: AsKind = None, output: AsOutput = Output.TABLE) -> None:
@@ -67,7 +68,7 @@ def why(context: typer.Context, subject: Subject, kind: AsKind = None, output: A
       slipway why sim-a --kind lease-pool
       slipway why 3f9a12cd
     """
-    explanation = _explanation(context.obj, subject, kind)
+    explanation = _explanation(context.obj.within(ANSWER_SECONDS), subject, kind)
     lines = explanation.sentences(now())
     if output is Output.JSON:
         fields = {name: getattr(explanation, name) for name in ("kind", "id", "cause", "effect", "remedy")}
@@ -112,7 +113,8 @@ class _Search:
         self.subject = subject
         self.revision = subject.removeprefix(IMAGE)
         self.problems: list[str] = []
-        self.configs = _items(api, "provisioner", "/launch-configs")
+        self.broker = ""  # its error if it is unavailable
+        self.configs = self._configs()
         self.lease_pools = self._broker("/lease-pools")
 
     def kinds(self, wanted: Kind | None) -> list[Kind]:
@@ -138,6 +140,7 @@ class _Search:
             self._launch_stops(),
             self.lease_pools,
             calculator=_calculator(self.api),
+            broker=self.broker,
             now=now(),
         )
 
@@ -200,12 +203,21 @@ class _Search:
     def _launch_stops(self) -> list[dict[str, Any]]:
         return _items(self.api, "provisioner", "/launch-stops")
 
+    def _configs(self) -> list[dict[str, Any]]:
+        """Empty when the provisioner is unavailable: leases and lease pools can still be explained."""
+        try:
+            return _items(self.api, "provisioner", "/launch-configs")
+        except Failed as error:
+            self.problems.append(str(error).partition("\n")[0])
+            return []
+
     def _broker(self, of: str) -> list[dict[str, Any]]:
         """Empty when the lease-broker is unavailable: everything else can still be explained."""
         try:
             return _items(self.api, "lease-broker", of)
         except Failed as error:
             self.problems.append(str(error).partition("\n")[0])
+            self.broker = f"the lease-broker at {self.api.urls['lease-broker']} is unavailable"
             return []
 
 

@@ -99,8 +99,8 @@ def _unavailable_at(admission: Admission) -> float | None:
 
 
 def waits(admission: Admission, waiting: Waiting, *, asked_at: float, wait_seconds: float, now: float) -> Admission:
-    """Apply an answer that the request is queued. A broker that answers early, as during its shutdown, is not asked
-    again at once; nor late, since a request whose client is absent when its turn comes is skipped."""
+    """Apply an answer that the request is queued. After an early answer, as from a broker that shuts down, the next
+    request waits a little; not for long, since a request without a waiting client is skipped at its turn."""
     early = wait_seconds > 0 and now - asked_at < wait_seconds / 2
     pause_until = now + min(EARLY_SECONDS, waiting.retry_after_seconds) if early else now
     return replace(

@@ -12,7 +12,7 @@ from slipway_client.sanitize import printable
 from slipway_client.worker.http import NoAnswer, exchange
 
 CALL_SECONDS: Final = 5.0
-"""Timeout of a call, in addition to the wait that it asks for."""
+"""Timeout of a call, in addition to the wait that it requests."""
 PROBLEM: Final = "urn:slipway:problem:"
 # Retryable statuses. Other statuses below 500 are final.
 NOT_NOW: Final = frozenset({408, 425, 429})

@@ -37,7 +37,9 @@ class Child:
         cls, command: Sequence[str], environment: Mapping[str, str], death_signal: signal.Signals | None
     ) -> "Child":
         """Start the command. `death_signal` is sent to it if we are killed (Linux only). Raises CannotStart."""
-        on_terminal = in_front_of_terminal() and not (FROM_TERMINAL & ignored_signals())
+        # A shell without job control gives commands in its background no terminal as standard input.
+        in_background = bool(FROM_TERMINAL & ignored_signals()) and not os.isatty(0)
+        on_terminal = in_front_of_terminal() and not in_background
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -80,8 +82,8 @@ def in_front_of_terminal() -> bool:
 
 
 def _prepare_child(death_signal: signal.Signals | None) -> Callable[[], None] | None:
-    """Function to run in the child before exec: default signal actions, and the signal for our death, which only the
-    kernel can send."""
+    """Function to run in the child before exec: default signal actions, and the parent-death signal, which is set with
+    prctl(2)."""
     ignored = ignored_signals() - {signal.SIGHUP}
     # Loaded before the fork: a child of a process with threads must not load anything.
     prctl = ctypes.CDLL(None).prctl if death_signal is not None and sys.platform == "linux" else None

@@ -42,7 +42,7 @@ class LeaseLost(LeaseError):
 
 
 class Refused(LeaseError):
-    """The broker refused the request for good. `reason`: the reason for which a lease has ended."""
+    """The broker refused the request permanently. `reason`: the reason for which a lease has ended."""
 
     def __init__(self, text: str, slug: str = "", status: int = 0, *, reason: str = "") -> None:
         super().__init__(text, slug, status)

@@ -11,7 +11,7 @@ from slipway_client.worker.core import Wait, Worker
 
 # Time for the last report to be acknowledged once the process was asked to stop.
 FINAL_REPORT_SECONDS: Final = 2.0
-# Forwarded, these ask the agent to stop: that it exits then is no failure.
+# Signals that ask the agent to stop when they are forwarded: its exit afterwards is not a failure.
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 
 

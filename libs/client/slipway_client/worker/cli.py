@@ -147,7 +147,7 @@ def hook_idle() -> None:
 def hook_draining() -> None:
     """Check if the agent has to leave
 
-    For agents that ask between two jobs. Exit codes: 0 leave, 1 continue, 2 no wrap is running.
+    For agents that check between two jobs. Exit codes: 0 leave, 1 continue, 2 no wrap is running.
     """
     reason = _call({"hook": "draining"}).get("leave")
     print(f"leave: {reason}" if reason else "continue")

@@ -83,7 +83,7 @@ class GiveUp(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Do nothing until `until` (None: for ever) or the next change."""
+    """Do nothing until `until` (None: forever) or the next change."""
 
     until: float | None
 

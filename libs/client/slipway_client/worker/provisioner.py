@@ -16,7 +16,7 @@ from slipway_common.clock import monotonic_seconds, utc_now
 
 
 class Refusal(Exception):
-    """The provisioner refused the call for good. The text is for people."""
+    """The provisioner refused the call permanently. The text is for people."""
 
 
 class Registered(msgspec.Struct, frozen=True):

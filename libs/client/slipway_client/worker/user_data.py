@@ -33,7 +33,7 @@ class UserData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(where: str) -> UserData:
-    """Read user data from a file, or from standard input if `where` is "-". Raises Unusable."""
+    """Read user data from a file, or from standard input if `where` is "-". Raises InvalidUserData."""
     named = "standard input" if where == "-" else where
     try:
         text = sys.stdin.buffer.read() if where == "-" else Path(where).read_bytes()

@@ -140,7 +140,7 @@ def _page() -> str:
             "|---|---|---|---|---|",
             *(_metric(metric) for metric in METRICS),
             "",
-            "| alert | after | severity | when | what it means | what Slipway does | look with |",
+            "| alert | after | severity | when | what it means | what Slipway does | command |",
             "|---|---|---|---|---|---|---|",
             *(_alert(alert) for alert in alerts()),
             "",

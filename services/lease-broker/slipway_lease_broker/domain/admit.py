@@ -39,7 +39,7 @@ OVER_THE_LIMIT: Final = "proceeds over the limit: maximum wait of its operation 
 class Blocks(Enum):
     """The requests that are blocked by one that may not start."""
 
-    NOTHING = "nothing"  # it requests more units than there will be
+    NOTHING = "nothing"  # it can never be granted: more units than will ever be free
     QUEUE = "queue"  # its own tenant, group or operation, which may not start by itself
     LATER = "later"  # all later requests, apart from units reserved for their own operation
     ALL = "all"  # everything that is paced

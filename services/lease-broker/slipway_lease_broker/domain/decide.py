@@ -3,7 +3,7 @@ start. Pure and complete, with reasons; the caller only writes it.
 
 The invariant: units are granted only while the cost held stays within the limit in force. A limit that falls below the
 cost held revokes nothing; it stops granting until usage falls. Only an operation past its maximum wait goes over the
-limit, and its grant says so.
+limit, and its grant is marked as such.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -12,12 +12,12 @@ REPORT_UNITS: Final = "UPDATE lease_pools SET derived_units = $2, derived_until 
 
 
 async def pin(tx: Connection, lease_pool_id: str, reason: str | None) -> None:
-    """Pin the limit to the declared one whatever the evidence; a reason of None unpins it."""
+    """Pin the limit to the declared one, so that evidence does not change it; a reason of None unpins it."""
     await tx.execute(PIN, lease_pool_id, reason)
 
 
 async def drain(tx: Connection, lease_pool_id: str, reason: str | None) -> None:
-    """Stop granting; a reason of None starts it again."""
+    """Drain the pool, which stops granting; a reason of None undrains it."""
     await tx.execute(DRAIN, lease_pool_id, reason)
 
 

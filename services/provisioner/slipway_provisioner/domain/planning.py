@@ -167,7 +167,7 @@ def _distribute(observed: Observed, needed: int) -> tuple[list[Launch], dict[str
     left = needed - len(launches)
     by_id = {config.id: config for config in observed.configs}
     if unavailable and observed.attempt_in_seconds <= 0 and left > 0 and not candidates:
-        # Failures are not folded while the calculator is unavailable; without this attempt a pool could wait for ever.
+        # Failures are not folded while the calculator is unavailable; without this attempt a pool could wait forever.
         eligible = [config for config in observed.configs if windows.may_attempt(config, shared)]
         candidates = [choice.Candidate(config.id, config.prior_weight, 1) for config in eligible]
         left, shared_room = 1, {}

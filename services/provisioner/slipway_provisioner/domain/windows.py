@@ -17,7 +17,7 @@ UNAVAILABLE_WINDOW: Final = 4  # without a calculator no config would trip
 def trip_reason(config: Config, shared: Mapping[Share, Shared]) -> str:
     """The reason why only probes may launch from a config; empty while it is healthy.
 
-    A tripped shared key trips every config that uses it, even before the config's own record says so.
+    A tripped shared key trips every config that uses it, even before the config's own record does.
     """
     if config.tripped:
         return config.reason or "tripped"

@@ -195,7 +195,7 @@ async def pause(config_id: str, body: PauseBody, request: Request, db: DatabaseD
     async with db.acquire() as connection, connection.transaction():
         paused = await configs.pause(connection, config_id, reason=body.reason, by=by, until=body.until, command=True)
         if not paused:
-            raise _no_config(config_id, "active, or `until` has passed")
+            raise _no_config(config_id, "active (or `until` has passed)")
     wake(request)
     return {"id": config_id, "state": "paused"}
 
@@ -259,5 +259,5 @@ def _no_config(config_id: str, wanted: str) -> Problem:
         409,
         "wrong-config-state",
         "The launch config is not in that state",
-        f"launch config {config_id} is unknown or not {wanted}",
+        f"no launch config {config_id} is {wanted}",
     )

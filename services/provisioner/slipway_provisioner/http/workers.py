@@ -202,7 +202,7 @@ async def heartbeat(worker_id: str, db: DatabaseDep, credentials: Credentials) -
 
 @router.get("/{worker_id}/should-terminate")
 async def should_terminate(worker_id: str, db: DatabaseDep, credentials: Credentials) -> dict[str, Any]:
-    """Tell an agent between two tasks if it must stop. Counts as a heartbeat."""
+    """Return whether an agent must stop, for agents that check between two tasks. Counts as a heartbeat."""
     return await heartbeat(worker_id, db, credentials)
 
 

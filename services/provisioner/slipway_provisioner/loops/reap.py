@@ -130,7 +130,7 @@ async def _report_listing_problem(database: Database, account: Account, findings
         kind="implausible-listing",
         summary=f"the listing of {account.id} {verdict}",
         effect=f"{missing} {'worker is' if missing == 1 else 'workers are'} not listed",
-        doing="looks up each missing instance by id and marks its worker lost only if the provider says it is gone",
+        doing="looks up each missing instance by id and marks its worker lost only if the provider confirms it is gone",
         command=f"slipway worker ls --state running  # workers of account {account.id}",
     )
     async with database.acquire() as db, db.transaction():

@@ -106,9 +106,9 @@ async def apply(
 ) -> list[Change]:
     """Make the rows match the declaration; returns the differences. Roll back for a dry run.
 
-    `providers`: function per provider that returns the problem with an account's settings. Raises Refused for an
-    unknown provider or settings that it cannot use, a changed body under the same config id, a config that would move
-    to another pool, or a lease pool whose grants expire before a call can start.
+    `providers`: function per provider that returns the problem with an account's settings. Raises
+    DeclarationRefused for an unknown provider or settings that it cannot use, a changed body under the same config id,
+    a config that would move to another pool, or a lease pool whose grants expire before a call can start.
     """
     changes: list[Change] = []
     await tx.execute(ONE_AT_A_TIME)

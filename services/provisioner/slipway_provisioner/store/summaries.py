@@ -76,7 +76,7 @@ async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
 def _config(row: Any) -> dict[str, Any]:
     """`ok` are launches that were accepted, `failed` the failures of any stage, over the config's life.
 
-    `shared` is what it shares with others. A tripped shared key trips the config, even before its own record says so.
+    `shared` is what it shares with others. A tripped shared key trips the config, even before its own record does.
     """
     values = dict(row)
     levels = {

@@ -138,7 +138,7 @@ class _Changes:
             return None
         stage, trip = max(tripped, key=lambda found: found[1].unconfirmed)
         worker = next((failure.worker_id for failure in reversed(trip.run) if failure.worker_id), "")
-        look = f"slipway why {worker}" if worker else f"slipway lc show {members[0].id}"
+        command = f"slipway why {worker}" if worker else f"slipway lc show {members[0].id}"
         doing = {
             IMAGE: f"launches only probes of this image, in every config; {PROBES}",
             QUOTA: f"launches elsewhere; {PROBES}",
@@ -150,7 +150,7 @@ class _Changes:
             kind=kind,
             summary=f"{_summary(kind, key)}: {_cause(trip)}",
             doing=doing,
-            command=look,
+            command=command,
             since=_time(trip.tripped_at),
             cause=f"{stage}: {_cause(trip)}",
             severity=PAGE,

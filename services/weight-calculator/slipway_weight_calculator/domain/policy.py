@@ -22,7 +22,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     doubles up to `probe_max_seconds`. While a whole pool is tripped it gets one probe per `pool_probe_seconds`; peers
     that tripped within `sibling_seconds` of a config that recovers are probed at once. A row that trips again continues
     with its last delay, halved per `relapse_seconds` since; until its window has grown to `proven_window`, one definite
-    refusal trips it, and one of a quota does whatever the window.
+    refusal trips it, and a quota refusal does so whatever the window.
 
     Permits: a permit for a shared row that stays unspent for `permit_seconds` goes to another config; records are never
     that late, otherwise a permit spent late would find its successor in flight. A spent permit without news for

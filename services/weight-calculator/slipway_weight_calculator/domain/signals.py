@@ -192,7 +192,7 @@ def _over_share(
 
 def signal_of(event: SignalRaised, configs_reached: Collection[str], now: float) -> tuple[str, Signal]:
     """Key and stored form of a signal: a newer signal of a source on a target replaces the one before."""
-    # A single machine that is down says little about its location.
+    # A single machine that is down is weak evidence about its location.
     kind = "degraded" if event.target_kind == "worker" and event.kind == "down" else event.kind
     value = {"down": 0.0, "recovered": 1.0, "capacity_hint": event.value or 0.0}.get(kind, DEGRADED)
     if kind in ("degraded", "spot_interruption") and event.value is not None:
