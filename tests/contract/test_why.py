@@ -80,7 +80,7 @@ async def test_of_a_pool(provisioner: Provisioner) -> None:
     (decision,) = decisions
     note = decision["details"]["configs"]["zone-a"]
     assert explained.sentences(after(2)) == [
-        "Pool linux: its only launch config is tripped: zone-a (2 capacity errors; next probe in 10 s).",
+        "Pool linux: its only active launch config is tripped: zone-a (2 capacity errors; next probe in 10 s).",
         f"Since {after(0):%H:%M:%S}, 2 s ago.",
         "Effect: 5 tasks pending, 2 claimed; 0 of 7 wanted workers serving (0 registered); only probes are launched.",
         "Remedy: none needed: Slipway probes by itself and launches again after the first success; "
