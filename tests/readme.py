@@ -1,10 +1,10 @@
 """`make readme`: run every fenced command of the README and the guides, as a reader would, and report failures.
 
-Each document runs from top to bottom in its own copy of the tree and in one shell's state (variables, folder);
-the first runs before the others, which run concurrently. `sh` blocks are run command by command, `console` blocks by their lines after `$ `, `python`
-blocks as programs. Blocks in a language of READ are not run; any other language is an error. A comment
-`<!-- expect: exit 3 -->` or `<!-- expect: TEXT -->` before a block gives the exit code of its last command, or text
-that it prints.
+Each document runs from top to bottom in its own copy of the tree and in one shell's state (variables, folder); the
+first runs before the others, which run concurrently. `sh` blocks are run command by command, `console` blocks by their
+lines after `$ `, `python` blocks as programs. Blocks in a language of READ are not run; any other language is an error.
+A comment `<!-- expect: exit 3 -->` or `<!-- expect: TEXT -->` before a block gives the exit code of its last command,
+or text that it prints.
 
 `make demo` and `make demo DURATION=0` run in the background from the start, one demo for all documents that start it or
 source its addresses, at low speed, until Ctrl-C at the end. Other slow commands are shortened by the arguments in HEAVY
