@@ -1,0 +1,297 @@
+"""Commands of `slipway` against the routes of real services on real databases: what a command sends is accepted, and
+what it prints is in the answers."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import uvicorn
+import yaml
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from slipway_client.cli import app
+from slipway_common.events.launch_config import LaunchConfigCreated
+from slipway_common.events.lease import LeaseRequested
+from slipway_common.events.weight import StageHealth
+from slipway_common.ids import hash_secret
+from slipway_local.postgres import EmbeddedPostgres
+from slipway_provisioner.loops import plan
+from slipway_weight_calculator.main import build
+from slipway_weight_calculator.settings import Settings
+from tests import harness
+from tests.lease_broker_http import World, world_on, write_tokens
+from tests.provisioner import Provisioner, after, declared, provisioner_on, report, weight
+from tests.weight_calculator import Calculator, calculator_on
+
+
+class Deployment:
+    """Three services on loopback. Events between them are passed on by the test, in place of Kafka."""
+
+    def __init__(self, provisioner: Provisioner, calculator: Calculator, world: World, folder: Path) -> None:
+        self.provisioner = provisioner
+        self.calculator = calculator
+        self.world = world
+        self.folder = folder
+        self.environment: dict[str, str] = {"SLIPWAY_TOKEN": "secret of root", "KAFKA": "127.0.0.1:1"}
+
+    async def slipway(self, *arguments: str, exit_code: int = 0) -> str:
+        """Standard output of a command, with its errors when it is refused."""
+        result = await asyncio.to_thread(
+            CliRunner().invoke, app, arguments, env=self.environment, catch_exceptions=False
+        )
+        assert result.exit_code == exit_code, (arguments, result.output)
+        return result.stdout if exit_code == 0 else result.output
+
+    async def read(self, *arguments: str) -> Any:
+        return json.loads(await self.slipway(*arguments, "-o", "json"))
+
+    def file(self, body: dict[str, Any]) -> str:
+        path = self.folder / "slipway.yaml"
+        path.write_text(yaml.safe_dump(body))
+        return str(path)
+
+    async def apply(self, *configs: str) -> None:
+        """Declare a pool with a config per zone, which the weight-calculator learns of."""
+        pools = [{"id": "sim-a", "limit": 24, "pacing": "off"}]
+        await self.slipway("apply", self.file(declared(*configs) | {"lease_pools": pools}))
+        await self.calculator.consume(*await self.provisioner.published(LaunchConfigCreated))
+
+    async def starting(self, pending: int) -> list[str]:
+        """IDs of workers that boot, each admitted by the lease-broker."""
+        await self.provisioner.trust()
+        await self.provisioner.demand(report(pending))
+        await self.provisioner.plan()
+        await self.world.broker.send(*await self.provisioner.published(LeaseRequested))
+        grants = [
+            msgspec.structs.replace(grant, owner="/slipway/provisioner") for grant in await self.world.broker.grants()
+        ]
+        await self.provisioner.leases(*grants)
+        await self.provisioner.launch()
+        return [worker.id for worker in await self.provisioner.workers()]
+
+
+@contextlib.asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[str]:
+    """URL of an application."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        task = asyncio.create_task(server._serve([listener]))
+        await harness.until(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+
+
+@pytest.fixture
+async def deployment(
+    postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Deployment]:
+    monkeypatch.setattr(plan, "COALESCE_SECONDS", 0.0)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(capture_logs())  # a command in this process shares its standard output with the services
+        provisioner = await stack.enter_async_context(provisioner_on(postgres))
+        calculator = await stack.enter_async_context(calculator_on(postgres.url()))
+        world = await stack.enter_async_context(world_on(postgres, tmp_path))
+        tokens = write_tokens(tmp_path)
+        provisioner.app.state.tokens.path = tokens
+        (tmp_path / "sources.yaml").write_text("{}")
+        settings: dict[str, Any] = {"tokens_file": tokens, "signal_sources_file": tmp_path / "sources.yaml"}
+        service = build(Settings(database_url="", kafka="", **settings))
+        service.runtime.database = calculator.database
+        deployment = Deployment(provisioner, calculator, world, tmp_path)
+        apps = {
+            "PROVISIONER": provisioner.app,
+            "WEIGHT_CALCULATOR": service.app(),
+            "LEASE_BROKER": world.replica.app,
+        }
+        for name, served in apps.items():
+            deployment.environment[f"SLIPWAY_{name}_URL"] = await stack.enter_async_context(listening(served))
+        yield deployment
+
+
+def column(table: str, heading: str) -> list[str]:
+    """Cells of a table below a heading."""
+    head, *rows = table.splitlines()
+    start = head.index(heading)
+    return [row[start:].split("  ")[0].strip() for row in rows]
+
+
+async def test_a_declaration(deployment: Deployment) -> None:
+    """diff says what apply will do; applied twice, it changes nothing; a refused file changes nothing."""
+    file = deployment.file(declared("zone-a", "zone-b"))
+    planned = json.loads(await deployment.slipway("diff", file, "-o", "json", exit_code=3))
+    applied = await deployment.read("apply", file)
+    assert applied == planned
+    assert {(row["kind"], row["id"]) for row in applied} == {
+        ("lease pool", "sim-a"),
+        ("account", "sim-a"),
+        ("pool", "linux"),
+        ("launch config", "zone-a"),
+        ("launch config", "zone-b"),
+    }
+    assert await deployment.read("diff", file) == []
+    assert "(--if-empty)" in await deployment.slipway("apply", "--if-empty", file)
+    refused = await deployment.slipway("apply", deployment.file(declared(max_capacity=-1)), exit_code=2)
+    assert "max_capacity" in refused
+    assert [row["max_capacity"] for row in await deployment.read("pool", "ls")] == [100]
+
+
+async def test_pools_and_launch_configs(deployment: Deployment) -> None:
+    await deployment.apply("zone-a", "zone-b")
+    await deployment.provisioner.follow_the_host()
+    await deployment.slipway("demand", "set", "linux", "--pending", "5", "--claimed", "2", "--source", "q")
+    await deployment.provisioner.plan()
+    assert "pending" in await deployment.slipway("pool", "ls")
+    assert [(row["pending"], row["claimed"]) for row in await deployment.read("pool", "ls")] == [(5, 2)]
+    shown = await deployment.read("pool", "show", "linux")
+    assert [row["pool_id"] for row in shown["decisions"]] == ["linux"]
+    assert "decision" in await deployment.slipway("pool", "show", "linux")
+    decision = shown["decisions"][0]["id"]
+    assert [line.split() for line in (await deployment.slipway("decision", "show", decision)).splitlines()].count(
+        ["q", "5", "2", "0", "no"]
+    ) == 1
+    assert column(await deployment.slipway("lc", "ls"), "id") == ["zone-a", "zone-b"]
+    assert "no launch configs" not in await deployment.slipway("lc", "ls", "--pool", "linux")
+    for command in (("lc", "pause", "zone-a"), ("pool", "pause", "linux")):
+        await deployment.slipway(*command, "--reason", "maintenance", "--for", "30m")
+    await deployment.slipway("pool", "freeze", "linux", "--reason", "image is suspect")
+    assert (await deployment.read("lc", "show", "zone-a"))["state"] == "paused"
+    assert "paused" in await deployment.slipway("lc", "show", "zone-a")
+    assert column(await deployment.slipway("pool", "ls"), "mode") == ["frozen"]
+    await deployment.slipway("pool", "unfreeze", "linux", "--reason", "r")
+    await deployment.slipway("pool", "resume", "linux", "--reason", "r")
+    await deployment.slipway("lc", "resume", "zone-a", "--reason", "r")
+    assert column(await deployment.slipway("lc", "ls"), "state") == ["active", "active"]
+    unknown = await deployment.slipway("pool", "show", "windows", exit_code=1)
+    assert unknown == "no worker pool windows; there is linux\n"
+
+
+async def test_launch_stops(deployment: Deployment) -> None:
+    await deployment.apply("zone-a")
+    await deployment.slipway("stop-launching", "--account", "sim-a", "--reason", "quota talks", "--for", "30m")
+    assert "Pool linux: launching is stopped in account sim-a by root" in (await deployment.slipway("why", "linux"))
+    assert await deployment.slipway("start-launching", "--account", "sim-a") == "launches resumed in account sim-a\n"
+    assert await deployment.slipway("start-launching") == "launches were not stopped everywhere\n"
+
+
+async def test_workers(deployment: Deployment) -> None:
+    await deployment.apply("zone-a")
+    first, second = await deployment.starting(2)
+    assert column(await deployment.slipway("worker", "ls", "--pool", "linux"), "state") == ["starting", "starting"]
+    assert await deployment.slipway("worker", "ls", "--state", "running") == "no workers\n"
+    shown = await deployment.read("worker", "show", first)
+    assert (shown["id"], shown["lease"]["lease_pool_id"]) == (first, "sim-a")
+    assert shown["decision_id"] in await deployment.slipway("worker", "show", first)
+    ended = await deployment.slipway("worker", "terminate", second, "--reason", "hung")
+    assert ended == f"worker {second} is stopping\n"
+    assert (await deployment.read("why", first))["kind"] == "worker"
+    assert (await deployment.slipway("why", second)).startswith(f"Worker {second}: ")
+    refused = await deployment.slipway("worker", "terminate", "aaaaaaaa", "--reason", "hung", exit_code=1)
+    assert refused == "no worker aaaaaaaa among the newest 1000; use the full ID\n"
+
+
+async def test_leases(deployment: Deployment) -> None:
+    """Held, shown, explained and released, by the holder's commands and by those of operators."""
+    await deployment.apply("zone-a")
+    held = (await deployment.slipway("lease", "acquire", "--pool", "sim-a", "--max-wait", "0")).strip()
+    lease = held.partition(":")[0]
+    assert float(await deployment.slipway("lease", "renew", held)) > 0
+    assert float(await deployment.slipway("lease", "confirm", held)) > 0
+    assert await deployment.slipway("lease", "ls", "-o", "name") == f"{lease}\n"
+    assert column(await deployment.slipway("lease", "ls", "--pool", "sim-a"), "id") == [lease]
+    assert "sim-a" in await deployment.slipway("lease", "status", lease)
+    assert (await deployment.slipway("why", lease)).startswith(f"Lease {lease}: ")
+    await deployment.slipway("lease", "set", "sim-a", "--limit", "1", "--reason", "throttled")
+    queued = ("lease", "acquire", "--pool", "sim-a", "--request-id", "second", "--max-wait", "0")
+    assert '"state": "waiting"' in await deployment.slipway(*queued, "-o", "json", exit_code=75)
+    assert "waiting" in await deployment.slipway("lease", "pools")
+    assert [row["waiting"] for row in await deployment.read("lease", "pools")] == [1]
+    explained = await deployment.read("why", "sim-a")
+    assert (explained["kind"], "1 of 1 unit held" in explained["cause"]) == ("lease-pool", True)
+    await deployment.slipway("lease", "cancel", "--pool", "sim-a", "second")
+    assert await deployment.slipway("lease", "release", held) == "1\n"
+    assert await deployment.slipway("lease", "release", held) == "0\n"
+    assert await deployment.slipway("lease", "ls") == "no leases\n"
+
+
+async def test_lease_pools(deployment: Deployment) -> None:
+    await deployment.apply("zone-a")
+    for change in ("pin", "unpin", "drain", "undrain"):
+        await deployment.slipway("lease", change, "sim-a", "--reason", "test")
+    members = (await deployment.slipway("lease", "gang", "--member", "sim-a:2", "--max-wait", "0")).split()
+    assert len(members) == 1
+    assert members[0].partition(":")[0] in await deployment.slipway("lease", "history", "sim-a")
+    assert (await deployment.read("lease", "history", members[0]))[0]["lease_id"] == members[0].partition(":")[0]
+    assert "limit" in await deployment.slipway("lease", "report", "sim-a", "--limit", "40", "--hold", "15m")
+    await deployment.slipway("lease", "set", "sim-a", "--mode", "shadow", "--pacing", "12s/3", "--reason", "try")
+    assert column(await deployment.slipway("lease", "pools"), "mode") == ["shadow"]
+    unknown = await deployment.slipway("lease", "pin", "sim-b", "--reason", "test", exit_code=78)
+    assert unknown == "no lease pool sim-b; there is sim-a\n"
+
+
+async def test_signals_and_weights(deployment: Deployment) -> None:
+    await deployment.apply("zone-a", "zone-b")
+    await deployment.calculator.database.execute("UPDATE test_clock SET at = clock_timestamp()")
+    raised = await deployment.slipway(
+        "signal", "raise", "zone", "zone-b", "degraded", "--reason", "page", "--for", "1h"
+    )
+    assert "degraded of zone zone-b accepted: counts for zone-b until" in raised
+    assert "no signals" in await deployment.slipway("signal", "ls")  # in force once it was consumed from its topic
+    assert await deployment.read("signal", "ls") == {"items": [], "refused": []}
+    await deployment.calculator.publish()
+
+
+async def test_what_is_explained(deployment: Deployment) -> None:
+    """The image and the launch config that failed are named as the cause."""
+    await deployment.apply("zone-a")
+    health = StageHealth(probability=0.1, successes=0, failures=2, window=8, failures_folded=0)
+    record = weight(
+        stages={"launch": health},
+        state="tripped",
+        tripped_stage="launch",
+        tripped_since=after(0),
+        probe_permit=1,
+        next_probe_at=after(12),
+        reason="zone-a tripped: 2 capacity errors",
+    )
+    await deployment.provisioner.weights(record)
+    await deployment.provisioner.demand(report(5))
+    await deployment.provisioner.plan()
+    for subject, kind in (("linux", "pool"), ("zone-a", "config"), ("image/linux-1", "image")):
+        assert (await deployment.read("why", subject))["kind"] == kind
+        lines = (await deployment.slipway("why", subject)).splitlines()
+        assert [line.partition(":")[0] for line in lines if line.startswith(("Effect", "Remedy"))] == [
+            "Effect",
+            "Remedy",
+        ]
+    assert "2 capacity errors" in await deployment.slipway("why", "zone-a")
+    assert (await deployment.slipway("weights", "show", "zone-a")).startswith("launch config id  zone-a\n")
+    diagnosis = (await deployment.slipway("doctor", exit_code=3)).splitlines()
+    assert "remedy: slipway why zone-a" in {line.strip() for line in diagnosis}
+    assert diagnosis[0].startswith("fail  provisioner        not ready: ")  # nothing listens for Kafka
+    assert "There is nothing named 'windows'" in await deployment.slipway("why", "windows", exit_code=1)
+
+
+async def test_dead_letters(deployment: Deployment) -> None:
+    assert await deployment.slipway("dlq", "ls") == "no dead letters\n"
+    assert await deployment.slipway("topics", "stopped") == "no partition is stopped\n"
+    place = ("provisioner", "slipway.pool.demand.v1", "3", "7")
+    refused = await deployment.slipway("dlq", "drop", *place, exit_code=1)
+    assert refused == "No such dead letter: slipway.pool.demand.v1/3/7\n"
+
+
+async def test_a_token_without_a_scope_is_refused(deployment: Deployment) -> None:
+    tokens = [{"name": "reader", "sha256": hash_secret("other"), "scopes": []}]
+    (deployment.folder / "tokens.yaml").write_bytes(msgspec.json.encode(tokens))
+    deployment.environment["SLIPWAY_TOKEN"] = "other"
+    refused = await deployment.slipway("pool", "freeze", "linux", "--reason", "r", exit_code=1)
+    assert "slipway token create --scope" in refused
