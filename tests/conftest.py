@@ -2,6 +2,7 @@
 and topics per test. Fixtures import their dependencies themselves, since these take more than half of the startup
 of a run of pure tests, and every mutant is such a run."""
 
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from slipway_local.kafka import EmbeddedKafka
     from slipway_local.postgres import EmbeddedPostgres
     from tests.harness import Place
+
+# A shell without job control starts background commands with these ignored, and children of tests would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # One broken law must be one failed assertion, since mutants are judged by assertions. There is no deadline, since the
 # time of an example depends on the machine.

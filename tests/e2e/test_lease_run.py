@@ -126,7 +126,6 @@ class Broker:
             stdout=PIPE,
             stderr=PIPE,
             start_new_session=True,
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # pytest itself may ignore it
         )
         self.started.append(process)
         return Run(process)

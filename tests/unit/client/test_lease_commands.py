@@ -67,11 +67,6 @@ def run(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedPr
     )
 
 
-def default_interrupt() -> None:
-    """Restore the default action of SIGINT in a child: the tests themselves may run in the background of a script."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 # One command each
 
 
@@ -565,7 +560,6 @@ def test_ctrl_c_reaches_command_and_script_once_each(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={"PATH": "/usr/bin:/bin", **environment},
-        preexec_fn=default_interrupt,
     )
     try:
         assert process.stdin is not None
@@ -889,7 +883,6 @@ def test_signals_unwind_a_block_and_handlers_of_the_program_stay(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=default_interrupt,
     )
     try:
         assert process.stdout is not None
