@@ -21,7 +21,7 @@ ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOL
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of tests/*/mutants.toml is broken.
-BROKEN = $(if $(MUTANT),tests.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
+BROKEN = $(if $(MUTANT),tests.tools.mutants run $(MUTANT) -- $(abspath $(RUN)) -m)
 
 # Requirements 1 to 8, 16 and 20 make a first, smaller lease-broker.
 REQUIRED = $(if $(filter A,$(LANDING)),$(wildcard $(patsubst %,tests/requirements/test_%_*.py,$(FIRST))),tests/requirements)
@@ -71,27 +71,27 @@ lock: $(READY) ## Resolve requirements.lock, and the demo's and the images' part
 		libs/common/pyproject.toml libs/client/pyproject.toml $(wildcard services/*/pyproject.toml)
 
 lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
-	cd libs/local/slipway_local/broker && \
+	cd libs/local/slipway_local/servers/broker && \
 		$(abspath $(UV)) tool run --quiet --from 'jgo[cli]>=3.2,<4' jgo --resolver python lock && rm -rf .jgo
 
 demo: $(RUNTIME) ## Whole system on simulated clouds, or PROVIDER=process: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
 	@$(RUN) -m $(BROKEN) slipway_local.demo
 
 check: $(READY) ## Words and formats of this project, ruff, mypy, import contracts
-	@$(RUN) -m $(BROKEN) tests.idiom
+	@$(RUN) -m $(BROKEN) tests.tools.idiom
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check --quiet .
-	.venv/bin/mypy libs services tests examples $(if $(wildcard bench/*.py),bench)
+	.venv/bin/mypy libs services tests generate examples $(if $(wildcard bench/*.py),bench)
 	.venv/bin/lint-imports --no-logo
 
 test: $(READY) tools ## Everything that CI runs, by layers, with times: FAST=1 for the inner loop, LAYERS="unit contract" for some
-	@$(RUN) tests/layers.py $(LAYERS)
+	@$(RUN) tests/tools/layers.py $(LAYERS)
 
 tools: ## kcat, tmux and promtool for the tests that call them: installs Debian's packages, or says what to install
 	@infra/tools.sh
 
 screen-shot: $(READY) ## The live screen at 200×50 and 80×24 in tmux, captured and judged
-	@$(RUN) -m tests.screen_shot
+	@$(RUN) -m tests.tools.screen_shot
 
 compose-check: $(READY) ## docker-compose.yml and its images: judged, built and started without a container engine
 	@$(RUN) -m $(BROKEN) tests.compose.run
@@ -103,7 +103,7 @@ e2e-windows: $(READY) ## Launches within windows with stale weights, a paused ca
 	@$(RUN) -m $(BROKEN) tests.e2e.windows
 
 replay-same: $(READY) ## Replay of the recorded outage, compared with the records of before the words changed
-	@$(RUN) -m tests.replay_same
+	@$(RUN) -m tests.tools.replay_same
 
 simulate: $(READY) ## Seeded histories of three services: SEEDS=12 or SEED=7; ONLY=weights SEEDS=100, FULL=1: a calculator killed at its commits
 	@$(if $(filter-out weights,$(ONLY)),echo "ONLY=$(ONLY): unknown simulation; expected weights" >&2; exit 2)
@@ -116,13 +116,13 @@ requirements: $(READY) ## What is required of the lease-broker, a test each, on 
 	@$(RUN) -m $(BROKEN) pytest -q $(REQUIRED)
 
 mutants: $(READY) ## Break each main claim in a copy and expect its test to fail: ONLY=group
-	@$(RUN) -m tests.mutants check $(if $(ONLY),ONLY=$(ONLY))
+	@$(RUN) -m tests.tools.mutants check $(if $(ONLY),ONLY=$(ONLY))
 
 readme: $(READY) ## Run every fenced command of the README and the guides
-	@$(RUN) -m tests.readme
+	@$(RUN) -m tests.tools.readme
 
 generated: $(READY) ## Write contracts/ and docs/generated/ from the code
-	@$(RUN) -m slipway_local.contracts
+	@$(RUN) -m generate
 
 bench-events: $(READY) ## Benchmark of events: decoding, latency to the next event, replay: KEEP=1 writes bench/results/
 	@$(RUN) -m bench.events

@@ -16,18 +16,18 @@ from aiokafka.structs import ConsumerRecord
 
 from bench import worker_events
 from bench.spread import Spread, spread
-from slipway_common import migrate, postgres
-from slipway_common.clock import utc_now
-from slipway_common.consume import Batch, Place
-from slipway_common.envelope import Envelope, encode
-from slipway_common.ids import new_id
-from slipway_common.leader_loop import LeaderLoop
-from slipway_common.leadership import Turn, Work
-from slipway_common.postgres import Connection, Database
-from slipway_common.records import Received
-from slipway_common.relay import partition_for
-from slipway_common.topics import TOPIC_OF
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import new_id
+from slipway_common.database import migrate, postgres
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.topics import TOPIC_OF
+from slipway_common.messaging.consume import Batch, Place
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.leader_loop import LeaderLoop
+from slipway_common.messaging.leadership import Turn, Work
+from slipway_common.messaging.records import Received
+from slipway_common.messaging.relay import partition_for
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.work import TOPICS, Calculation
 from tests.simulation.reader import Reader, reading
 

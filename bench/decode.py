@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 
 from bench.spread import Spread, spread
-from slipway_common.clock import utc_now
-from slipway_common.envelope import decode, decode_data
-from slipway_common.topics import DECODERS, WORKER_LIFECYCLE
-from slipway_local.contracts.examples import EXAMPLES, example
+from generate.examples import EXAMPLES, example
+from slipway_common.base.clock import utc_now
+from slipway_common.events.topics import DECODERS, WORKER_LIFECYCLE
+from slipway_common.messaging.envelope import decode, decode_data
 
 ROUNDS: Final = 41
 REPEATS: Final = 200  # of all examples per arm: a few milliseconds, so that noise affects all arms alike

@@ -20,12 +20,12 @@ from bench import committed, decode, hop_latency, replay
 from bench.decode import Decoding
 from bench.hop_latency import HopLatency
 from bench.replay import Replay
-from slipway_local.guard import guard
-from slipway_local.jars import kafka_version, locked_jars
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Supervisor, run
-from tests import harness
+from slipway_local.servers.guard import guard
+from slipway_local.servers.jars import kafka_version, locked_jars
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Supervisor, run
+from tests.support import harness
 
 LIBRARIES: Final = ("msgspec", "aiokafka", "faststream", "asyncpg")
 

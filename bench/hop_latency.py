@@ -15,18 +15,18 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from bench.spread import Spread, percentile, spread
-from slipway_common import kafka, outbox
-from slipway_common.clock import utc_now
-from slipway_common.consume import Consumer
-from slipway_common.envelope import Envelope, encode
+from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection
+from slipway_common.events.topics import ALERT, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import Outcome, Result, Stage, WorkerLaunched
-from slipway_common.ids import new_id
-from slipway_common.postgres import Connection
-from slipway_common.records import Received
-from slipway_common.relay import partition_for
-from slipway_common.topics import ALERT, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
-from tests.harness import PARTITIONS, SERVICE, Place, until
+from slipway_common.messaging import kafka, outbox
+from slipway_common.messaging.consume import Consumer
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.records import Received
+from slipway_common.messaging.relay import partition_for
+from tests.support.harness import PARTITIONS, SERVICE, Place, until
 
 PER_SECOND: Final = 50
 SECONDS: Final = 14

@@ -22,20 +22,21 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from bench import worker_events
 from bench.spread import Spread, percentile, spread
-from slipway_common import migrate, topic_admin
-from slipway_common.clock import utc_now
-from slipway_common.envelope import Envelope, encode
+from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import new_id
+from slipway_common.database import migrate
 from slipway_common.events.pool import DemandReported
+from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, TOPIC_OF, WORKER_LIFECYCLE
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerLaunched, WorkerLaunchFailed
-from slipway_common.ids import new_id
-from slipway_common.relay import partition_for
-from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, TOPIC_OF, WORKER_LIFECYCLE
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.ports import free_ports
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Service, Supervisor, http_ready
-from tests.harness import until
+from slipway_common.messaging import topic_admin
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.relay import partition_for
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Service, Supervisor, http_ready
+from tests.support.harness import until
 
 SERVICE: Final = "weight-calculator"
 PREFIX: Final = "bench."

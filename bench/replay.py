@@ -10,14 +10,14 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from bench.hop_latency import launched
 from bench.spread import Spread, spread
-from slipway_common.clock import utc_now
-from slipway_common.envelope import Envelope, encode
-from slipway_common.ids import new_id
-from slipway_common.postgres import Connection
-from slipway_common.records import Received
-from slipway_common.relay import partition_for
-from slipway_common.topics import WORKER_LIFECYCLE
-from tests.harness import PARTITIONS, Place, join, until
+from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection
+from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.records import Received
+from slipway_common.messaging.relay import partition_for
+from tests.support.harness import PARTITIONS, Place, join, until
 
 EVENTS: Final = 50_000
 WORKERS: Final = 5_000

@@ -22,10 +22,10 @@ from bench.claims import report as report_claims
 from bench.events import surroundings
 from bench.fold import Fold
 from bench.publish_latency import PublishLatency
-from slipway_local.guard import guard
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Supervisor, run
+from slipway_local.servers.guard import guard
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Supervisor, run
 
 SECONDS: Final = 20.0
 FEW, MANY = 200, 10_000

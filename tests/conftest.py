@@ -12,9 +12,9 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from slipway_local.kafka import EmbeddedKafka
-    from slipway_local.postgres import EmbeddedPostgres
-    from tests.harness import Place
+    from slipway_local.servers.kafka import EmbeddedKafka
+    from slipway_local.servers.postgres import EmbeddedPostgres
+    from tests.support.harness import Place
 
 # A shell without job control starts background commands with these ignored, and children of tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,7 +29,7 @@ settings.load_profile("one-at-a-time")
 @pytest.fixture(scope="session")
 def session_folder() -> Iterator[Path]:
     """Folder for the data of the session's servers; removed afterwards, even if the session is killed."""
-    from slipway_local.guard import guard
+    from slipway_local.servers.guard import guard
 
     with tempfile.TemporaryDirectory(prefix="slipway-tests-", ignore_cleanup_errors=True) as folder:
         guard().remove(Path(folder))
@@ -38,7 +38,7 @@ def session_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 async def kafka(session_folder: Path) -> "AsyncIterator[EmbeddedKafka]":
-    from slipway_local.kafka import EmbeddedKafka
+    from slipway_local.servers.kafka import EmbeddedKafka
 
     broker = EmbeddedKafka(session_folder / "kafka")
     await broker.start()
@@ -48,7 +48,7 @@ async def kafka(session_folder: Path) -> "AsyncIterator[EmbeddedKafka]":
 
 @pytest.fixture(scope="session")
 async def postgres(session_folder: Path) -> "AsyncIterator[EmbeddedPostgres]":
-    from slipway_local.postgres import EmbeddedPostgres
+    from slipway_local.servers.postgres import EmbeddedPostgres
 
     # Writes of a killed server survive in the system's cache, so that fsync matters only for power failures, while
     # recovery would sync every file of every test's database.
@@ -60,7 +60,7 @@ async def postgres(session_folder: Path) -> "AsyncIterator[EmbeddedPostgres]":
 
 @pytest.fixture(scope="session")
 async def servers(kafka: "EmbeddedKafka", postgres: "EmbeddedPostgres") -> "tuple[EmbeddedKafka, EmbeddedPostgres]":
-    from tests import harness
+    from tests.support import harness
 
     await harness.make_template(postgres)
     return kafka, postgres
@@ -68,7 +68,7 @@ async def servers(kafka: "EmbeddedKafka", postgres: "EmbeddedPostgres") -> "tupl
 
 @pytest.fixture
 async def place(servers: "tuple[EmbeddedKafka, EmbeddedPostgres]") -> "AsyncIterator[Place]":
-    from tests import harness
+    from tests.support import harness
 
     async with harness.new_place(servers) as place:
         yield place

@@ -21,9 +21,9 @@ from bench.policies.policy import Policy
 from bench.policies.scenario import TICK_SECONDS, Span
 from slipway_common.events import worker as events
 from slipway_common.events.launch_config import LaunchConfigCreated
+from slipway_common.events.scopes import credential_key, image_key, quota_key
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent
-from slipway_common.scopes import credential_key, image_key, quota_key
 from slipway_provisioner.domain import planning, pool
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.policy import Policy as Coefficients

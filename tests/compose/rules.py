@@ -13,13 +13,13 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from slipway_client.cli import app as slipway
-from slipway_common.migrate import MigrationSettings
+from slipway_client.cli.main import app as slipway
+from slipway_common.base.settings import EnvironmentSettings, variable_of
+from slipway_common.database.migrate import MigrationSettings
+from slipway_common.messaging.topic_admin import TopicSettings
 from slipway_common.service import VERSION
-from slipway_common.settings import EnvironmentSettings, variable_of
-from slipway_common.topic_admin import TopicSettings
 from slipway_lease_broker.settings import Settings as LeaseBrokerSettings
-from slipway_local.jars import kafka_version, locked_jars
+from slipway_local.servers.jars import kafka_version, locked_jars
 from slipway_provisioner.settings import Settings as ProvisionerSettings
 from slipway_simulator.settings import Settings as SimulatorSettings
 from slipway_weight_calculator.settings import Settings as WeightCalculatorSettings
@@ -31,9 +31,9 @@ PROGRAMS: Final[dict[tuple[str, ...], type[EnvironmentSettings] | TyperGroup | N
     ("slipway-weight-calculator",): WeightCalculatorSettings,
     ("slipway-lease-broker",): LeaseBrokerSettings,
     ("slipway-simulator",): SimulatorSettings,
-    ("python", "-m", "slipway_common.migrate"): MigrationSettings,
-    ("python", "-m", "slipway_common.topic_admin"): TopicSettings,
-    ("python", "-m", "slipway_client.secret_files"): None,
+    ("python", "-m", "slipway_common.database.migrate"): MigrationSettings,
+    ("python", "-m", "slipway_common.messaging.topic_admin"): TopicSettings,
+    ("python", "-m", "slipway_client.cli.secret_files"): None,
     ("slipway",): typer.main.get_group(slipway),
 }
 
@@ -96,7 +96,7 @@ NEEDS: Final = {
     "declare": {"provisioner", "weight-calculator", "lease-broker"},
     "simulator": {"declare"},
 }
-WRITERS: Final = {("python", "-m", "slipway_client.secret_files"), ("slipway-simulator",)}
+WRITERS: Final = {("python", "-m", "slipway_client.cli.secret_files"), ("slipway-simulator",)}
 OUR_MEMORY_MIB: Final = 128
 PIDS_MIN: Final = 50
 # Variables of the Kafka image that are not broker settings.

@@ -19,11 +19,11 @@ import httpx2
 import msgspec
 import yaml
 
-from slipway_local.child import StartFailed
-from slipway_local.guard import guard
-from slipway_local.jars import classpath, ensure_jars
-from slipway_local.java import find_java
-from slipway_local.supervisor import Supervisor, run
+from slipway_local.servers.child import StartFailed
+from slipway_local.servers.guard import guard
+from slipway_local.servers.jars import classpath, ensure_jars
+from slipway_local.servers.java import find_java
+from slipway_local.servers.supervisor import Supervisor, run
 from tests.compose.dockerfile import BadDockerfile, parse
 from tests.compose.image import UV, BuildFailed
 from tests.compose.rules import ComposeFiles, problems

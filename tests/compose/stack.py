@@ -17,12 +17,12 @@ from typing import Final
 
 import asyncpg
 
-from slipway_local.cache import to_the_end
-from slipway_local.child import Account, Child
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.ports import free_ports
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Supervisor
+from slipway_local.servers.cache import to_the_end
+from slipway_local.servers.child import Account, Child
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Supervisor
 from tests.compose.image import Builder, Image, Layers, base_folder
 from tests.compose.rules import KAFKA_OWN, ComposeFiles, Container, containers
 

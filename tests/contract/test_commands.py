@@ -16,19 +16,19 @@ import yaml
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from slipway_client.cli import app
+from slipway_client.cli.main import app
+from slipway_common.base.ids import hash_secret
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.events.weight import StageHealth
-from slipway_common.ids import hash_secret
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan
 from slipway_weight_calculator.main import build
 from slipway_weight_calculator.settings import Settings
-from tests import harness
-from tests.lease_broker_http import World, world_on, write_tokens
-from tests.provisioner import Provisioner, after, declared, provisioner_on, report, weight
-from tests.weight_calculator import Calculator, calculator_on
+from tests.support import harness
+from tests.support.lease_broker_http import World, world_on, write_tokens
+from tests.support.provisioner import Provisioner, after, declared, provisioner_on, report, weight
+from tests.support.weight_calculator import Calculator, calculator_on
 
 
 class Deployment:

@@ -8,8 +8,8 @@ import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary_event, to_binary_event
 from cloudevents.core.v1.event import CloudEvent
 
-from slipway_common.envelope import decode, decode_data
-from slipway_local.contracts.examples import EXAMPLES, example
+from generate.examples import EXAMPLES, example
+from slipway_common.messaging.envelope import decode, decode_data
 
 RECEIVED = datetime(2026, 1, 5, 10, 0, tzinfo=UTC)
 IDS = [event.type for event in EXAMPLES]

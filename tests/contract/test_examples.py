@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.envelope import decode, decode_data
-from slipway_common.topics import CONSUMED, EVENT_OF, TOPICS, Topic
+from slipway_common.events.topics import CONSUMED, EVENT_OF, TOPICS, Topic
+from slipway_common.messaging.envelope import decode, decode_data
 
 FOLDER = Path(__file__).parents[2] / "contracts/examples"
 RECEIVED = datetime(2026, 1, 5, 10, 0, tzinfo=UTC)

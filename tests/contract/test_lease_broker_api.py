@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from slipway_common.clock import utc_now
+from slipway_common.base.clock import utc_now
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import LeaseLimitChanged
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
@@ -21,10 +21,10 @@ from slipway_lease_broker.http.leases import wanted
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.metrics import REFUSED_COMMANDS, THROTTLES
-from slipway_local.postgres import EmbeddedPostgres
-from tests import harness
-from tests.lease_broker import acquire_request, after, release, terms
-from tests.lease_broker_http import Replica, World, world_on
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support import harness
+from tests.support.lease_broker import acquire_request, after, release, terms
+from tests.support.lease_broker_http import Replica, World, world_on
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipway_common.metrics import METRICS
-from slipway_local.child import Child
-from slipway_local.contracts.observability import TARGETS
-from slipway_local.ports import free_ports
-from tests.harness import until
-from tests.tools import run
+from generate.observability import TARGETS
+from slipway_common.observability.metrics import METRICS
+from slipway_local.servers.child import Child
+from slipway_local.servers.ports import free_ports
+from tests.support.harness import until
+from tests.support.tools import run
 
 # Metrics of the process itself, added by the client library.
 OF_THE_PROCESS = ("python_", "process_")

@@ -13,12 +13,12 @@ import httpx2
 import msgspec
 import pytest
 
-from slipway_common import processes
-from slipway_common.clock import utc_now
+from slipway_common.base import processes
+from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import new_id
+from slipway_common.base.processes import INSTANCE_TAG
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_common.ids import new_id
-from slipway_common.processes import INSTANCE_TAG
-from slipway_local.ports import free_ports
+from slipway_local.servers.ports import free_ports
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
 from slipway_provisioner.providers.process import AccountSettings, Processes, instances
@@ -26,9 +26,9 @@ from slipway_provisioner.providers.simulated import Simulated
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_simulator import serving
-from tests.harness import PATIENCE_SECONDS, until
-from tests.linux import needs_linux
-from tests.providers import URL, account, request
+from tests.support.harness import PATIENCE_SECONDS, until
+from tests.support.linux import needs_linux
+from tests.support.providers import URL, account, request
 
 ROOT = Path(__file__).parents[2]
 
@@ -300,7 +300,7 @@ async def test_another_hosts_account_launches_nothing_here(local: Processes) -> 
 async def test_a_host_without_capacity() -> None:
     """Without processes, files or memory left, the failure is one of capacity, whatever the config."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.providers", "crowded", cwd=ROOT, stdout=PIPE
+        sys.executable, "-m", "tests.support.providers", "crowded", cwd=ROOT, stdout=PIPE
     )
     output, _ = await process.communicate()
     assert output.decode().strip() == "capacity InsufficientCapacity"
@@ -345,7 +345,14 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
     # Opening this log blocks until a reader opens it, which stops the provisioner here.
     os.mkfifo(tmp_path / f"{asked.batch_id}-6.log")
     killed = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.providers", "creating", local.deployment, asked.batch_id, str(tmp_path), cwd=ROOT
+        sys.executable,
+        "-m",
+        "tests.support.providers",
+        "creating",
+        local.deployment,
+        asked.batch_id,
+        str(tmp_path),
+        cwd=ROOT,
     )
     try:
         await until(lambda: len(processes.tagged(INSTANCE_TAG, local.deployment)) == 5, "five of ten were started")

@@ -11,11 +11,11 @@ from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseReques
 from slipway_common.events.pool import PoolPaused, PoolResumed
 from slipway_common.events.weight import StageHealth
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerStopped, WorkerStopping
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import Refused
-from tests.provisioner import Provisioner, administrator, after, declared, provisioner_on, report, weight
+from tests.support.provisioner import Provisioner, administrator, after, declared, provisioner_on, report, weight
 
 
 @pytest.fixture

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 RECORDING = str(Path(__file__).parents[1] / "data" / "outage.jsonl")
-COMMAND = (sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')", "weights", "replay")
+COMMAND = (
+    sys.executable,
+    "-c",
+    "from slipway_client.cli.main import app; app(prog_name='slipway')",
+    "weights",
+    "replay",
+)
 SECONDS = 60.0
 
 
@@ -69,7 +75,7 @@ async def test_one_wrong_clock(tmp_path: Path, wrong: timedelta) -> None:
 
 async def test_pipes_and_devices(tmp_path: Path) -> None:
     """A pipe is read like a file; events in the wrong order are reported, and an empty device is refused."""
-    script = '"$0" -c "from slipway_client.cli import app; app()" weights replay --from <(tac "$1")'
+    script = '"$0" -c "from slipway_client.cli.main import app; app()" weights replay --from <(tac "$1")'
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", script, sys.executable, RECORDING, stdout=PIPE, stderr=PIPE
     )

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
+from slipway_common.base.ids import hash_secret
 from slipway_common.events.signal import SignalRaised
-from slipway_common.ids import hash_secret
-from slipway_common.topics import DECODERS, LAUNCH_CONFIG_SIGNAL
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_common.events.topics import DECODERS, LAUNCH_CONFIG_SIGNAL
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.main import build
 from slipway_weight_calculator.settings import Settings
-from tests.weight_calculator import Calculator, after, calculator_on, declared, ok
+from tests.support.weight_calculator import Calculator, after, calculator_on, declared, ok
 
 ZONES = ("zone-a", "zone-b", "zone-c")
 BODY: dict[str, Any] = {

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Response
 
-from slipway_local.ports import free_ports
+from slipway_local.servers.ports import free_ports
 from slipway_simulator.facts import (
     Claimed,
     Fact,
@@ -33,7 +33,7 @@ from slipway_simulator.facts import (
 from slipway_simulator.ledger import Ledger, read
 from slipway_simulator.main import STOP_SECONDS, served
 from slipway_simulator.settings import Settings
-from tests.harness import PATIENCE_SECONDS
+from tests.support.harness import PATIENCE_SECONDS
 
 SCENARIO: dict[str, Any] = {
     "seed": 7,

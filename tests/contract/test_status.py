@@ -10,14 +10,14 @@ import httpx2
 import pytest
 
 import slipway_provisioner
-from slipway_common.consume import Consumer, Owned
-from slipway_common.runtime import Runtime
+from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.service import VERSION, Service, ServiceSettings
-from slipway_common.status import Status
-from slipway_common.topics import WORKER_LIFECYCLE
-from slipway_local.postgres import EmbeddedPostgres
-from tests.harness import PATIENCE_SECONDS, SERVICE, record_words, until
-from tests.provisioner import Provisioner, after, provisioner_on, report
+from slipway_common.web.runtime import Runtime
+from slipway_common.web.status import Status
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.harness import PATIENCE_SECONDS, SERVICE, record_words, until
+from tests.support.provisioner import Provisioner, after, provisioner_on, report
 
 FIELDS = {
     "service",
@@ -66,7 +66,7 @@ async def status_of(client: httpx2.AsyncClient) -> dict[str, Any]:
 
 async def test_database_status(provisioner: Provisioner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clock, schema, dead letters, and the age of the oldest unpublished event."""
-    monkeypatch.setattr("slipway_common.status.ANSWER_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("slipway_common.web.status.ANSWER_SECONDS", PATIENCE_SECONDS)
     await provisioner.declare()
     await provisioner.demand(report(1))
     await provisioner.set_clock(30)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from slipway_client.why import of_pool, of_worker
+from slipway_client.view.why import of_pool, of_worker
 from slipway_common.events.weight import StageHealth
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan
-from tests.provisioner import Provisioner, after, provisioner_on, report, weight
+from tests.support.provisioner import Provisioner, after, provisioner_on, report, weight
 
 
 @pytest.fixture

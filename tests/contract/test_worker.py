@@ -19,17 +19,17 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Response
 
-from slipway_common import processes
-from slipway_common.clock import utc_now
+from slipway_common.base import processes
+from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import hash_secret, new_id
 from slipway_common.events.worker import WorkerClaimed, WorkerErrorReported, WorkerIdle, WorkerRegistered, WorkerStopped
-from slipway_common.ids import hash_secret, new_id
-from slipway_local.ports import free_ports
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
-from tests.harness import PATIENCE_SECONDS, until
-from tests.provisioner import KEY, Provisioner, provisioner_on
+from tests.support.harness import PATIENCE_SECONDS, until
+from tests.support.provisioner import KEY, Provisioner, provisioner_on
 
 AGENT: Final = [sys.executable, "-m", "slipway_client.worker"]
 HOOK: Final = " ".join([*AGENT, "hook"])

@@ -18,13 +18,13 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from slipway_common.clock import monotonic_seconds
-from slipway_common.declaration import Declaration
-from slipway_local import check, evidence
-from slipway_local.demo import keep
-from slipway_local.deployment import Deployment
-from slipway_local.guard import guard
-from slipway_local.supervisor import Supervisor, run
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.declaration.models import Declaration
+from slipway_local.check import evidence, path_check
+from slipway_local.demo.deployment import Deployment
+from slipway_local.demo.program import keep
+from slipway_local.servers.guard import guard
+from slipway_local.servers.supervisor import Supervisor, run
 
 PARTS: Final = ("provisioner", "weight-calculator", "lease-broker", "kafka", "postgres")
 SPEED: Final = 40.0
@@ -259,7 +259,7 @@ async def e2e(supervisor: Supervisor, planned: Plan) -> int:
             database_url=deployment.database_url,
             settle_seconds=deployment.settle_seconds,
         )
-        return summarise(planned, work, met, check.judge(found))
+        return summarise(planned, work, met, path_check.judge(found))
     finally:
         keep(folder)
         await supervisor.stop()
@@ -267,7 +267,7 @@ async def e2e(supervisor: Supervisor, planned: Plan) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def summarise(planned: Plan, work: Run, met: set[str], report: check.Report) -> int:
+def summarise(planned: Plan, work: Run, met: set[str], report: path_check.Report) -> int:
     """Print the results; return 1 if there are problems."""
     problems = list(report.problems)
     if len(met) < planned.pools:

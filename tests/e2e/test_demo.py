@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from slipway_common.clock import monotonic_seconds
-from slipway_common.processes import INSTANCE_TAG
-from tests.harness import PATIENCE_SECONDS, until
-from tests.linux import needs_linux
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.processes import INSTANCE_TAG
+from tests.support.harness import PATIENCE_SECONDS, until
+from tests.support.linux import needs_linux
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 180.0  # 15 on an idle machine

@@ -1,6 +1,6 @@
 """Short form of `make e2e`: parts are killed during calls and grants, and no work is duplicated or lost."""
 
-from slipway_local.supervisor import Supervisor
+from slipway_local.servers.supervisor import Supervisor
 from tests.e2e.run import e2e, plan
 
 

@@ -16,20 +16,21 @@ import httpx2
 import msgspec
 import pytest
 
-from slipway_common import migrate, topic_admin
-from slipway_common.clock import monotonic_seconds
-from slipway_common.ids import hash_secret
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.ports import free_ports
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Service, Supervisor, http_ready
-from tests.harness import until
-from tests.linux import needs_linux
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.ids import hash_secret
+from slipway_common.database import migrate
+from slipway_common.messaging import topic_admin
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Service, Supervisor, http_ready
+from tests.support.harness import until
+from tests.support.linux import needs_linux
 
 pytestmark = needs_linux
 
 NAME: Final = "lease-run"
-PROGRAM: Final = "from slipway_client.cli import app; app(prog_name='slipway')"
+PROGRAM: Final = "from slipway_client.cli.main import app; app(prog_name='slipway')"
 SECRET: Final = "secret-of-everybody"
 SECONDS: Final = 60.0
 PATIENT: Final = "patient"  # its pace allows no start while the broker is down

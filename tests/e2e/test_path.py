@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from slipway_common.clock import monotonic_seconds
-from slipway_common.declaration import Declaration
-from slipway_local.deployment import Deployment
-from slipway_local.guard import guard
-from slipway_local.supervisor import Supervisor
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.declaration.models import Declaration
+from slipway_local.demo.deployment import Deployment
+from slipway_local.servers.guard import guard
+from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger
 
 SPEED = 40.0

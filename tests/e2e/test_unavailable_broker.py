@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from slipway_common.declaration import Declaration
-from slipway_local.deployment import Deployment
-from slipway_local.guard import guard
-from slipway_local.supervisor import Supervisor
+from slipway_common.declaration.models import Declaration
+from slipway_local.demo.deployment import Deployment
+from slipway_local.servers.guard import guard
+from slipway_local.servers.supervisor import Supervisor
 from tests.e2e.test_path import SPEED, declared, launches
-from tests.harness import until
+from tests.support.harness import until
 
 HOLD_SECONDS = 8.0
 SAFE = {"SLIPWAY_BROKER_UNAVAILABLE_MODE": "safe", "SLIPWAY_UNAVAILABLE_AFTER_SECONDS": "3"}

@@ -18,16 +18,16 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from slipway_common import processes
-from slipway_common.clock import utc_now
-from slipway_common.declaration import Declaration
-from slipway_common.processes import INSTANCE_TAG, Process
-from slipway_local.deployment import Deployment
-from slipway_local.guard import guard
-from slipway_local.supervisor import Supervisor
+from slipway_common.base import processes
+from slipway_common.base.clock import utc_now
+from slipway_common.base.processes import INSTANCE_TAG, Process
+from slipway_common.declaration.models import Declaration
+from slipway_local.demo.deployment import Deployment
+from slipway_local.servers.guard import guard
+from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator import facts, ledger
-from tests.harness import until
-from tests.linux import needs_linux
+from tests.support.harness import until
+from tests.support.linux import needs_linux
 
 pytestmark = needs_linux
 

@@ -21,16 +21,16 @@ import asyncpg
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipway_common.clock import monotonic_seconds, utc_now
-from slipway_common.declaration import Declaration
-from slipway_common.envelope import decode_data
-from slipway_common.ids import new_id
-from slipway_common.scopes import credential_key, image_key, quota_key
-from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
-from slipway_local.demo import keep
-from slipway_local.deployment import PARTITIONS, PRODUCT_SECONDS, Deployment
-from slipway_local.guard import guard
-from slipway_local.supervisor import Supervisor, run
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.ids import new_id
+from slipway_common.declaration.models import Declaration
+from slipway_common.events.scopes import credential_key, image_key, quota_key
+from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
+from slipway_common.messaging.envelope import decode_data
+from slipway_local.demo.deployment import PARTITIONS, PRODUCT_SECONDS, Deployment
+from slipway_local.demo.program import keep
+from slipway_local.servers.guard import guard
+from slipway_local.servers.supervisor import Supervisor, run
 from slipway_simulator import facts, ledger
 from tests.e2e.mirror import Copied, Mirror
 from tests.e2e.windows_judge import ConfigKeys, Report, Times, Visible, judge

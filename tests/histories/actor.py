@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from slipway_common.clock import monotonic_seconds
+from slipway_common.base.clock import monotonic_seconds
 from tests.histories.history import EVER, Call, Does, Lease
 from tests.histories.journal import Journal
 

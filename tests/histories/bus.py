@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from slipway_common.clock import monotonic_seconds, utc_now
-from slipway_common.envelope import Envelope, encode
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.ids import new_id
 from slipway_common.events.lease import (
     LeaseConfirmed,
     LeaseConfirmRequested,
@@ -24,9 +24,9 @@ from slipway_common.events.lease import (
     LeaseRenewRequested,
     LeaseRequested,
 )
-from slipway_common.ids import new_id
-from slipway_common.relay import partition_for
-from slipway_common.topics import DECODERS, LEASE_LIFECYCLE, LEASE_REQUEST
+from slipway_common.events.topics import DECODERS, LEASE_LIFECYCLE, LEASE_REQUEST
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.relay import partition_for
 from tests.histories.history import EVER, Call, Ended, Lease
 
 SOURCE: Final = "/histories"

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.clock import monotonic_seconds
+from slipway_common.base.clock import monotonic_seconds
 from tests.histories.actor import Actor, Own
 from tests.histories.history import Call, Does, Lease
 from tests.histories.journal import Journal

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from random import Random
 
-from slipway_common.clock import monotonic_seconds
+from slipway_common.base.clock import monotonic_seconds
 from tests.histories.history import Write
 
 CHUNK_BYTES = 65_536

@@ -21,13 +21,13 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from slipway_common.clock import monotonic_seconds
-from slipway_local.demo import keep
-from slipway_local.guard import guard
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.ports import free_ports
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Service, Supervisor, http_ready, run
+from slipway_common.base.clock import monotonic_seconds
+from slipway_local.demo.program import keep
+from slipway_local.servers.guard import guard
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Service, Supervisor, http_ready, run
 from tests.histories.bus import Bus
 from tests.histories.checker import Kind, Violation, check
 from tests.histories.clients import Plan

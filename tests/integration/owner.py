@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slipway_local.guard import guard
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Part, Service, Supervisor, run
+from slipway_local.servers.guard import guard
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Part, Service, Supervisor, run
 
 FOLDER = Path(sys.argv[1])
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from slipway_common import topic_admin
-from slipway_common.clock import utc_now
+from slipway_common.base.clock import utc_now
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.service import ServiceHeartbeat
+from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
-from slipway_common.topics import ALERT, WORKER_LIFECYCLE
-from tests.answers import SERVICES, Services, environment, served
-from tests.harness import PARTITIONS, Place, Publisher, publisher, report
+from slipway_common.messaging import topic_admin
+from tests.support.answers import SERVICES, Services, environment, served
+from tests.support.harness import PARTITIONS, Place, Publisher, publisher, report
 
-COMMAND = (sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')")
+COMMAND = (sys.executable, "-c", "from slipway_client.cli.main import app; app(prog_name='slipway')")
 SECONDS = 60.0
 LAST_WORKER = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
 

@@ -14,17 +14,17 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from confluent_kafka import Producer
 
-from slipway_common import consume, kafka
-from slipway_common.clock import utc_now
-from slipway_common.consume import Consumer, Owned
-from slipway_common.envelope import Envelope, encode
-from slipway_common.errors import Transient
+from slipway_common.base.clock import utc_now
+from slipway_common.base.errors import Transient
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection, session
 from slipway_common.events.pool import DemandReported
-from slipway_common.ids import new_id
-from slipway_common.postgres import Connection, session
-from slipway_common.records import Received, Record
-from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, WORKER_LIFECYCLE, group
-from tests.harness import (
+from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, POOL_DEMAND, WORKER_LIFECYCLE, group
+from slipway_common.messaging import consume, kafka
+from slipway_common.messaging.consume import Consumer, Owned
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.records import Received, Record
+from tests.support.harness import (
     PARTITIONS,
     SERVICE,
     Member,
@@ -37,7 +37,7 @@ from tests.harness import (
     report,
     until,
 )
-from tests.processes import INSTANCE, Process
+from tests.support.processes import INSTANCE, Process
 
 
 async def positions(place: Place) -> int:

@@ -9,18 +9,18 @@ import msgspec
 import pytest
 import yaml
 
-from slipway_common import consume, dead_letters
-from slipway_common.clock import utc_now
-from slipway_common.consume import Consumer
-from slipway_common.dead_letters import NotDead, Replayed
-from slipway_common.envelope import Envelope, encode
-from slipway_common.errors import Transient
-from slipway_common.ids import hash_secret, new_id
-from slipway_common.postgres import Connection, Database
-from slipway_common.records import Received, Record
+from slipway_common.base.clock import utc_now
+from slipway_common.base.errors import Transient
+from slipway_common.base.ids import hash_secret, new_id
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.topics import POOL_DEMAND, WORKER_LIFECYCLE, Topic
+from slipway_common.messaging import consume, dead_letters
+from slipway_common.messaging.consume import Consumer
+from slipway_common.messaging.dead_letters import NotDead, Replayed
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.records import Received, Record
 from slipway_common.service import Service, ServiceSettings
-from slipway_common.topics import POOL_DEMAND, WORKER_LIFECYCLE, Topic
-from tests.harness import SERVICE, Place, record_words, report
+from tests.support.harness import SERVICE, Place, record_words, report
 
 TOPIC = WORKER_LIFECYCLE.name
 

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.base.ids import hash_secret
 from slipway_common.events.launch_config import LaunchConfigCreated, LaunchConfigUpdated
-from slipway_common.ids import hash_secret
-from slipway_local.postgres import EmbeddedPostgres
-from tests.provisioner import declared, provisioner_on
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.provisioner import declared, provisioner_on
 
 ALL: Final = """
 SELECT (SELECT jsonb_agg(p ORDER BY id) FROM worker_pool p), (SELECT jsonb_agg(c ORDER BY id) FROM launch_config c),

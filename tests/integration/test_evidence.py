@@ -11,12 +11,12 @@ import pytest
 
 from slipway_common.events.lease import LeaseLost, LeaseReleaseRequested, LeaseRequested
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.topics import DECODERS
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRegistered, WorkerStopping
-from slipway_common.topics import DECODERS
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
-from tests.provisioner import Provisioner, ReplyLost, administrator, after, declared, provisioner_on, report
+from tests.support.provisioner import Provisioner, ReplyLost, administrator, after, declared, provisioner_on, report
 
 NEVER_CLAIMED: Final = Outcome(Stage.CLAIM, Result.FAILED, Scope.IMAGE, "linux-1", "never_claimed")
 

@@ -10,9 +10,9 @@ from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.pool import PoolFrozen, PoolUnfrozen
 from slipway_common.events.weight import SharedWindow
 from slipway_common.events.worker import WorkerStopped
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan
-from tests.provisioner import Provisioner, administrator, after, declared, provisioner_on, report, weight
+from tests.support.provisioner import Provisioner, administrator, after, declared, provisioner_on, report, weight
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it names the
     ResourceType,
 )
 
-from slipway_common import migrate
-from slipway_common.topic_admin import wanted
-from slipway_common.topics import (
+from generate import kafka_scripts
+from slipway_common.database import migrate
+from slipway_common.events.topics import (
     ALERT,
     LAUNCH_CONFIG_LIFECYCLE,
     LAUNCH_CONFIG_SIGNAL,
@@ -43,12 +43,12 @@ from slipway_common.topics import (
     Topic,
     group,
 )
-from slipway_local.child import Child
-from slipway_local.contracts import kafka_scripts
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.ports import free_ports
-from slipway_local.postgres import EmbeddedPostgres
-from tests.harness import PATIENCE_SECONDS, until
+from slipway_common.messaging.topic_admin import wanted
+from slipway_local.servers.child import Child
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.harness import PATIENCE_SECONDS, until
 
 PREFIX: Final = "test."
 ADMIN: Final = "admin"

@@ -7,17 +7,17 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import TopicPartition
 
-from slipway_common import dead_letters, kafka, leader_loop, leadership
-from slipway_common.clock import utc_now
-from slipway_common.consume import Batch, Consumer, claim
+from slipway_common.base.clock import utc_now
+from slipway_common.database.postgres import Connection
 from slipway_common.events.pool import DemandReported
-from slipway_common.leader_loop import LeaderLoop, NotLeader
-from slipway_common.leadership import Turn
-from slipway_common.postgres import Connection
-from slipway_common.topics import POOL_DEMAND, WORKER_LIFECYCLE, group
-from tests.harness import PARTITIONS, SERVICE, Diary, Place, publisher, replica, report, until
+from slipway_common.events.topics import POOL_DEMAND, WORKER_LIFECYCLE, group
+from slipway_common.messaging import dead_letters, kafka, leader_loop, leadership
+from slipway_common.messaging.consume import Batch, Consumer, claim
+from slipway_common.messaging.leader_loop import LeaderLoop, NotLeader
+from slipway_common.messaging.leadership import Turn
 from tests.integration.test_consume import delete_records
-from tests.processes import INSTANCE, Process
+from tests.support.harness import PARTITIONS, SERVICE, Diary, Place, publisher, replica, report, until
+from tests.support.processes import INSTANCE, Process
 
 
 @pytest.fixture

@@ -14,11 +14,9 @@ import pytest
 import yaml
 from fastapi import FastAPI
 
-from slipway_common import problem
-from slipway_common.access import Tokens
-from slipway_common.consume import Consumer, Owned, apply
-from slipway_common.envelope import Envelope, encode
-from slipway_common.errors import BadEvent
+from slipway_common.base.errors import BadEvent
+from slipway_common.base.ids import hash_secret, new_id
+from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import (
     LeaseConfirmed,
@@ -33,10 +31,12 @@ from slipway_common.events.lease import (
     LeaseUnleasedReported,
     ReplacedLease,
 )
-from slipway_common.ids import hash_secret, new_id
-from slipway_common.postgres import Connection
-from slipway_common.records import Record
-from slipway_common.topics import LEASE_REQUEST
+from slipway_common.events.topics import LEASE_REQUEST
+from slipway_common.messaging.consume import Consumer, Owned, apply
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.records import Record
+from slipway_common.web import problem
+from slipway_common.web.access import Tokens
 from slipway_lease_broker.admission import save_and_decide
 from slipway_lease_broker.domain.commands import Ledger
 from slipway_lease_broker.domain.decide import Decision
@@ -48,8 +48,8 @@ from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import gangs, history, past_leases, pools
-from slipway_local.postgres import EmbeddedPostgres
-from tests.lease_broker import (
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.lease_broker import (
     SERVICE,
     START,
     Broker,

@@ -18,11 +18,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
-from slipway_local.child import StartFailed, until
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Service, Supervisor, http_ready
-from tests.harness import PATIENCE_SECONDS
+from slipway_local.servers.child import StartFailed, until
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Service, Supervisor, http_ready
+from tests.support.harness import PATIENCE_SECONDS
 
 OWNER = Path(__file__).with_name("owner.py")
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
-from slipway_common.clock import monotonic_seconds
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.measure import SERVICE_GAUGES, Measure, service_readings
-from slipway_common.metrics import Readings
-from slipway_common.postgres import Connection, Database
-from slipway_common.records import Received
-from slipway_common.runtime import Runtime
-from slipway_common.topics import WORKER_LIFECYCLE
+from slipway_common.messaging.records import Received
+from slipway_common.observability.metrics import Readings
+from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.store import gauges as broker_gauges
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops.measure import measure
-from tests.harness import Place, enqueue, member, publisher, report, until
-from tests.lease_broker import acquire_request, broker_on, release, terms
-from tests.provisioner import declared, provisioner_on, weight
-from tests.provisioner import report as demand
-from tests.tools import run
+from tests.support.harness import Place, enqueue, member, publisher, report, until
+from tests.support.lease_broker import acquire_request, broker_on, release, terms
+from tests.support.provisioner import declared, provisioner_on, weight
+from tests.support.provisioner import report as demand
+from tests.support.tools import run
 
 
 def current(name: str) -> dict[tuple[str, ...], float]:

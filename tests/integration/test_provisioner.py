@@ -10,8 +10,8 @@ import httpx2
 import pytest
 import uvicorn
 
-from slipway_common.clock import monotonic_seconds
-from slipway_common.errors import BadEvent
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.errors import BadEvent
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed
 from slipway_common.events.lease import (
@@ -40,8 +40,8 @@ from slipway_common.events.worker import (
     WorkerStopped,
     WorkerStopping,
 )
-from slipway_local.ports import free_ports
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.pool import Observed
@@ -52,8 +52,17 @@ from slipway_provisioner.providers.simulated import Simulated, classify
 from slipway_provisioner.store import accounts, declarations, leases, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
-from tests.harness import PATIENCE_SECONDS
-from tests.provisioner import Provisioner, ReplyLost, administrator, after, declared, provisioner_on, report, weight
+from tests.support.harness import PATIENCE_SECONDS
+from tests.support.provisioner import (
+    Provisioner,
+    ReplyLost,
+    administrator,
+    after,
+    declared,
+    provisioner_on,
+    report,
+    weight,
+)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from prometheus_client import REGISTRY
 
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import WorkerStopping
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan
-from tests.provisioner import Provisioner, after, provisioner_on
+from tests.support.provisioner import Provisioner, after, provisioner_on
 
 
 @pytest.fixture

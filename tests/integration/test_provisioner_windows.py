@@ -12,18 +12,27 @@ import msgspec
 import pytest
 
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
+from slipway_common.events.lifecycle import State
+from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS, credential_key, image_key, quota_key
 from slipway_common.events.weight import SharedWindow, StageHealth
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent, WorkerRequested
-from slipway_common.lifecycle import State
-from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS, credential_key, image_key, quota_key
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker, claimed, lost, stopping
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import Refused
 from slipway_provisioner.store import decisions, pools, workers
 from slipway_provisioner.store.pools import LATE_RECORD_SECONDS
-from tests.provisioner import Provisioner, administrator, after, declared, provisioner_on, received, report, weight
+from tests.support.provisioner import (
+    Provisioner,
+    administrator,
+    after,
+    declared,
+    provisioner_on,
+    received,
+    report,
+    weight,
+)
 
 IMAGE: Final = "image/linux-1"
 QUOTA: Final = "quota/sim-a/sim-1/m5"

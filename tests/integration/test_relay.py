@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common import outbox
-from slipway_common.clock import utc_now
-from slipway_common.envelope import decode
-from slipway_common.errors import BadEvent
+from slipway_common.base.clock import utc_now
+from slipway_common.base.errors import BadEvent
 from slipway_common.events.launch_config import LaunchConfigArchived
+from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, dead_letter_topic
 from slipway_common.events.worker import WorkerErrorReported
-from slipway_common.relay import Relay, WrongPartitions, partition_for
-from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, dead_letter_topic
-from tests.harness import PARTITIONS, SERVICE, Place, enqueue, member, publisher, read_all, report, until
-from tests.processes import Process
+from slipway_common.messaging import outbox
+from slipway_common.messaging.envelope import decode
+from slipway_common.messaging.relay import Relay, WrongPartitions, partition_for
+from tests.support.harness import PARTITIONS, SERVICE, Place, enqueue, member, publisher, read_all, report, until
+from tests.support.processes import Process
 
 
 @contextlib.asynccontextmanager

@@ -9,13 +9,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from slipway_client import recorded
-from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
-from tests import outage_log
-from tests.answers import environment
-from tests.harness import PATIENCE_SECONDS, Place, publisher
+from slipway_client.cli import recorded
+from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
+from tests.support import outage_log
+from tests.support.answers import environment
+from tests.support.harness import PATIENCE_SECONDS, Place, publisher
 
-COMMAND = (sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')", "weights", "replay")
+COMMAND = (
+    sys.executable,
+    "-c",
+    "from slipway_client.cli.main import app; app(prog_name='slipway')",
+    "weights",
+    "replay",
+)
 EVENTS = 300
 
 

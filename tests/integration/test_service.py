@@ -8,17 +8,17 @@ from typing import Any
 
 import httpx2
 
-from slipway_common import topic_admin
-from slipway_common.clock import monotonic_seconds
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.topics import SERVICE_HEARTBEAT
+from slipway_common.messaging import topic_admin
 from slipway_common.service import Service, ServiceSettings
-from slipway_common.topics import SERVICE_HEARTBEAT
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.ports import free_ports
-from slipway_local.postgres import EmbeddedPostgres
-from tests import harness
-from tests.harness import PARTITIONS, PATIENCE_SECONDS, SERVICE, Place, publisher, read_all, report, until
-from tests.processes import Process
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support import harness
+from tests.support.harness import PARTITIONS, PATIENCE_SECONDS, SERVICE, Place, publisher, read_all, report, until
+from tests.support.processes import Process
 
 UNOWNED = 'slipway_unowned_partitions{topic="slipway.worker.lifecycle.v1"} 0.0'
 

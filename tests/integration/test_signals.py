@@ -9,14 +9,14 @@ from prometheus_client import REGISTRY
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.topics import ALERT, DECODERS
 from slipway_common.events.weight import WeightChanged
-from slipway_common.leader_loop import LeaderLoop
-from slipway_common.topics import ALERT, DECODERS
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_common.messaging.leader_loop import LeaderLoop
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.store import signals
 from slipway_weight_calculator.work import TOPICS, Calculation
-from tests.harness import Place, publisher, until
-from tests.weight_calculator import Calculator, after, calculator_on, declared, failed, ok
+from tests.support.harness import Place, publisher, until
+from tests.support.weight_calculator import Calculator, after, calculator_on, declared, failed, ok
 
 ZONES = ("zone-a", "zone-b", "zone-c")
 

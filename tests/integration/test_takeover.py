@@ -13,14 +13,15 @@ from typing import Any
 import httpx2
 import msgspec
 
-from slipway_common import migrate, postgres, topic_admin
-from slipway_common.clock import monotonic_seconds
-from slipway_common.ids import hash_secret
-from slipway_common.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
-from slipway_local.child import Child
-from slipway_local.ports import free_ports
-from tests.harness import PARTITIONS, Place, Publisher, publisher, read_all, until
-from tests.weight_calculator import declared, failed
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.ids import hash_secret
+from slipway_common.database import migrate, postgres
+from slipway_common.events.topics import SERVICE_HEARTBEAT, WORKER_LIFECYCLE
+from slipway_common.messaging import topic_admin
+from slipway_local.servers.child import Child
+from slipway_local.servers.ports import free_ports
+from tests.support.harness import PARTITIONS, Place, Publisher, publisher, read_all, until
+from tests.support.weight_calculator import declared, failed
 
 TOKEN = "takeover"
 SERVICE = "weight-calculator"

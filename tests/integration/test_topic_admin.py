@@ -4,9 +4,9 @@ import msgspec
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from slipway_common import topic_admin
-from slipway_common.topics import CONSUMED, TOPICS, WORKER_LIFECYCLE
-from tests.harness import Place, until
+from slipway_common.events.topics import CONSUMED, TOPICS, WORKER_LIFECYCLE
+from slipway_common.messaging import topic_admin
+from tests.support.harness import Place, until
 
 
 async def test_create_and_diff(place: Place) -> None:

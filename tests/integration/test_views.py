@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from slipway_common.postgres import Database
-from slipway_common.records import Received
-from slipway_common.topics import WORKER_LIFECYCLE
-from slipway_common.views import Reader
-from tests.harness import Place, Words, publisher, report, until
+from slipway_common.database.postgres import Database
+from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_common.messaging.records import Received
+from slipway_common.messaging.views import Reader
+from tests.support.harness import Place, Words, publisher, report, until
 
 
 @contextlib.asynccontextmanager

@@ -4,14 +4,14 @@ import asyncio
 from datetime import datetime, timedelta
 from typing import Any
 
-from slipway_client.http import Failed
-from slipway_client.watching import Watch
-from slipway_common.clock import utc_now
+from slipway_client.cli.watching import Watch
+from slipway_client.transport.http import Failed
+from slipway_common.base.clock import utc_now
 from slipway_common.events.alert import AlertRaised
+from slipway_common.events.topics import ALERT, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunchFailed
-from slipway_common.topics import ALERT, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
-from tests.harness import Place, publisher, until
+from tests.support.harness import Place, publisher, until
 
 REFUSED = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, code="InsufficientCapacity")
 

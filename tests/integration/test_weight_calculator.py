@@ -8,9 +8,8 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 
-from slipway_common import dead_letters
-from slipway_common.consume import Consumer, Fenced, Owned
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import (
     Outcome,
@@ -21,16 +20,17 @@ from slipway_common.events.worker import (
     WorkerRequested,
     WorkerStopping,
 )
-from slipway_common.leadership import LeadershipLost
-from slipway_common.runtime import database
-from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_common.messaging import dead_letters
+from slipway_common.messaging.consume import Consumer, Fenced, Owned
+from slipway_common.messaging.leadership import LeadershipLost
+from slipway_common.web.runtime import database
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator import metrics
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.http.weights import router
 from slipway_weight_calculator.loops import publish
 from slipway_weight_calculator.store import signals
-from tests.weight_calculator import (
+from tests.support.weight_calculator import (
     START,
     Calculator,
     after,

@@ -15,19 +15,21 @@ import msgspec
 import pytest
 
 import slipway_common
-from slipway_common import consume, dead_letters, leadership, migrate, outbox, postgres, relay, service
-from slipway_common.clock import utc_now
-from slipway_common.consume import Consumer, Fenced, Owned
-from slipway_common.dead_letters import Replayed
-from slipway_common.envelope import Envelope, encode
-from slipway_common.ids import new_id
-from slipway_common.postgres import Connection
-from slipway_common.records import Record
-from slipway_common.relay import partition_for
-from slipway_common.topics import WORKER_LIFECYCLE
-from slipway_local.postgres import EmbeddedPostgres
-from tests import harness
-from tests.harness import SERVICE, record_words, report, until
+from slipway_common import service
+from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import new_id
+from slipway_common.database import migrate, postgres
+from slipway_common.database.postgres import Connection
+from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_common.messaging import consume, dead_letters, leadership, outbox, relay
+from slipway_common.messaging.consume import Consumer, Fenced, Owned
+from slipway_common.messaging.dead_letters import Replayed
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.records import Record
+from slipway_common.messaging.relay import partition_for
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support import harness
+from tests.support.harness import SERVICE, record_words, report, until
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 CONSUMER: Final = Consumer(SERVICE, WORKER_LIFECYCLE, record_words)

@@ -38,9 +38,9 @@ from slipway_lease_broker.store import (
     tenants,
 )
 from slipway_lease_broker.store import terms as live
-from slipway_local.postgres import EmbeddedPostgres
-from tests.harness import PATIENCE_SECONDS
-from tests.lease_broker import Broker, acquire_request, after, broker_on, cancel, confirm, release, renew, terms
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.harness import PATIENCE_SECONDS
+from tests.support.lease_broker import Broker, acquire_request, after, broker_on, cancel, confirm, release, renew, terms
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 STORE: Final = (answers, gangs, gauges, groups, history, leases, live, pools, requests, past_leases, tenants)

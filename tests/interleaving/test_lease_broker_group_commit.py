@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from slipway_common.events.lease import LeaseGranted, LeaseReleased
-from slipway_local.postgres import EmbeddedPostgres
-from tests import harness
-from tests.lease_broker import terms
-from tests.lease_broker_http import Replica, World, world_on
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support import harness
+from tests.support.lease_broker import terms
+from tests.support.lease_broker_http import Replica, World, world_on
 
 
 @pytest.fixture

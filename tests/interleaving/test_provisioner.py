@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 import slipway_provisioner
+from slipway_common.database.postgres import Connection
 from slipway_common.events import lease as lease_events
 from slipway_common.events.launch_config import LaunchConfigPaused, LaunchConfigResumed, LaunchConfigUpdated
 from slipway_common.events.lease import (
@@ -26,6 +27,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
     LeaseUnleasedReported,
 )
+from slipway_common.events.lifecycle import State
 from slipway_common.events.pool import PoolResumed, PoolUnfrozen
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.weight import SharedWindow
@@ -40,9 +42,7 @@ from slipway_common.events.worker import (
     WorkerRequested,
     WorkerStopping,
 )
-from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain.workers import Worker, launch_failed
 from slipway_provisioner.handlers.weights import WeightView
 from slipway_provisioner.loops import expire, plan, reap, sweep
@@ -60,7 +60,7 @@ from slipway_provisioner.store import (
     workers,
 )
 from slipway_provisioner.store.batches import Batch
-from tests.provisioner import (
+from tests.support.provisioner import (
     TIMES,
     Provisioner,
     administrator,
@@ -245,7 +245,7 @@ async def stop_launches(db: Connection, scope: str, scope_id: str) -> None:
 
 
 async def apply(db: Connection, body: dict[str, Any]) -> None:
-    from slipway_common.declaration import parse
+    from slipway_common.declaration.models import parse
 
     await declarations.apply(db, parse(body), providers={"simulated": lambda _: ""}, times=TIMES)
 
@@ -1239,7 +1239,7 @@ async def test_all_loops_concurrently(provisioner: Provisioner) -> None:
 
 
 def _decoder(kind: type[Any]) -> Callable[[bytes], Any]:
-    from slipway_common.topics import DECODERS
+    from slipway_common.events.topics import DECODERS
 
     return DECODERS[kind.type].decode
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import pytest
 
 from slipway_lease_broker.store import slots
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.contract.boskos.slot_broker import SlotBroker, slot_broker_on
 from tests.contract.boskos.test_calls import acquire, by_state, release
 from tests.interleaving.test_lease_broker import LOCKS, statements

@@ -11,16 +11,16 @@ from typing import Any, Final, TypeVar
 import pytest
 
 import slipway_weight_calculator
-from slipway_common import dead_letters
-from slipway_common.consume import Batch, Consumer
-from slipway_common.leadership import LeadershipLost, Turn
-from slipway_common.postgres import Connection
-from slipway_common.topics import WORKER_LIFECYCLE
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_common.database.postgres import Connection
+from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_common.messaging import dead_letters
+from slipway_common.messaging.consume import Batch, Consumer
+from slipway_common.messaging.leadership import LeadershipLost, Turn
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.store import journal
-from tests.harness import until, until_waiting
 from tests.interleaving.test_common import LOCKS
-from tests.weight_calculator import Calculator, calculator_on, declared, failed, ok, stored
+from tests.support.harness import until, until_waiting
+from tests.support.weight_calculator import Calculator, calculator_on, declared, failed, ok, stored
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 COVERED: Final[set[str]] = set()

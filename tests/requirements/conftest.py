@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Supervisor
-from tests.lease_broker import Broker, broker_on
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Supervisor
 from tests.requirements.live import Live
+from tests.support.lease_broker import Broker, broker_on
 
 BROKERS = 8 if os.environ.get("FULL") == "1" else 2
 

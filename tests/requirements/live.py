@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from slipway_common import postgres
+from slipway_common.database import postgres
 from tests.histories.actor import Actor, request
 from tests.histories.checker import Violation, check
 from tests.histories.history import History

@@ -1,4 +1,4 @@
-from tests.lease_broker import Broker, acquire_request, terms
+from tests.support.lease_broker import Broker, acquire_request, terms
 
 LIMIT = 20
 ROUNDS = 5

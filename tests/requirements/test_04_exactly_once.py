@@ -3,8 +3,8 @@ import sys
 from collections import Counter
 
 from slipway_common.events.lease import LeaseGranted
-from slipway_local.postgres import EmbeddedPostgres
-from tests.lease_broker import Broker, terms
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.lease_broker import Broker, terms
 
 STEPS_AT_LEAST = 10
 

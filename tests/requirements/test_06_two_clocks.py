@@ -1,5 +1,5 @@
 from slipway_common.events.lease import LeaseConfirmed, LeaseLost, LeaseReleased
-from tests.lease_broker import Broker, acquire_request, after, confirm, release, renew, terms
+from tests.support.lease_broker import Broker, acquire_request, after, confirm, release, renew, terms
 
 
 async def test_two_clocks(broker: Broker) -> None:

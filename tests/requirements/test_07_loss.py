@@ -1,11 +1,11 @@
 import pytest
 
 from slipway_client.leases import LeaseLost, lease
-from tests.harness import until
 from tests.histories.bus import Bus
 from tests.histories.history import Lease
 from tests.histories.system import PARTITIONS
 from tests.requirements.live import Live
+from tests.support.harness import until
 
 
 async def test_loss_is_signalled(live: Live) -> None:

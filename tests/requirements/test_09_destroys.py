@@ -1,6 +1,6 @@
 from slipway_lease_broker.domain.terms import Operation
-from tests.lease_broker import Broker
 from tests.requirements.virtual import Virtual, acquire_request, paced, release
+from tests.support.lease_broker import Broker
 
 OPERATIONS = {
     "install": Operation(weight=2),

@@ -1,8 +1,8 @@
 import itertools
 from collections import Counter
 
-from tests.lease_broker import Broker
 from tests.requirements.virtual import Virtual, acquire_request, paced
+from tests.support.lease_broker import Broker
 
 LIMIT = 50
 PER_MINUTE = 5  # 2 × limit / hold

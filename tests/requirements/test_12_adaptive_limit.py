@@ -3,8 +3,8 @@ from itertools import pairwise
 from slipway_common.events.lease import LeaseCancelRequested, LeaseGranted
 from slipway_lease_broker.domain.pacing import Pacing
 from slipway_lease_broker.domain.terms import Bounds
-from tests.lease_broker import Broker
 from tests.requirements.virtual import POOL, Virtual, acquire_request, paced, release
+from tests.support.lease_broker import Broker
 
 BEARS = 8  # concurrent leases that the provider does not throttle
 DECLARED, FLOOR, CEILING = 20, 2, 30

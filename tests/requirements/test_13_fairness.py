@@ -1,5 +1,5 @@
-from tests.lease_broker import Broker
 from tests.requirements.virtual import Virtual, acquire_request, paced, release
+from tests.support.lease_broker import Broker
 
 WAITERS = 1000
 

@@ -1,7 +1,7 @@
 from itertools import count
 
-from tests.lease_broker import Broker
 from tests.requirements.virtual import Virtual, acquire_request, paced, release
+from tests.support.lease_broker import Broker
 
 AGEING_SECONDS = 60.0
 LEVELS = 9

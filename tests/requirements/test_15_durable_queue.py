@@ -1,8 +1,8 @@
 import asyncio
 
-from tests.harness import until
 from tests.histories.history import Call
 from tests.requirements.live import Live
+from tests.support.harness import until
 
 
 async def test_durable_queue(live: Live) -> None:

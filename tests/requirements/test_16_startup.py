@@ -1,8 +1,8 @@
 import asyncio
 
-from slipway_common.clock import utc_now
-from tests.harness import until
+from slipway_common.base.clock import utc_now
 from tests.requirements.live import Live
+from tests.support.harness import until
 
 
 async def test_startup(live: Live) -> None:

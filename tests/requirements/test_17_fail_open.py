@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from slipway_client.leases import Unreachable, lease
-from slipway_common.clock import monotonic_seconds
-from tests.harness import until
+from slipway_common.base.clock import monotonic_seconds
 from tests.requirements.live import Live
+from tests.support.harness import until
 
 LIMIT = 10
 HOLD_SECONDS = 4.0  # 0.4 s per start: the turnover of the limit

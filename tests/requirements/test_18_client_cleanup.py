@@ -4,10 +4,10 @@ import signal
 import sys
 from collections import Counter
 
-from tests.harness import until
 from tests.requirements.live import Live
+from tests.support.harness import until
 
-SLIPWAY = (sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')")
+SLIPWAY = (sys.executable, "-c", "from slipway_client.cli.main import app; app(prog_name='slipway')")
 # A program with a signal handler of its own, set before it acquires a lease.
 PROGRAM = """
 import signal, sys, time

@@ -1,8 +1,8 @@
 from slipway_common.events.lease import LeaseGranted
 from slipway_lease_broker.admission import decide_pool
 from slipway_lease_broker.store import pools
-from tests.lease_broker import Broker, terms
 from tests.requirements.virtual import POOL, Virtual, acquire_request, paced, release
+from tests.support.lease_broker import Broker, terms
 
 FEW, MANY = 20, 5000
 OTHERS = 20

@@ -2,13 +2,13 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipway_common.clock import utc_now
+from slipway_common.base.clock import utc_now
 from slipway_common.events.lease import LeaseRenewRequested
-from tests.harness import until
 from tests.histories.actor import scraped
 from tests.histories.bus import Bus
 from tests.histories.system import OPERATOR, PARTITIONS
 from tests.requirements.live import Live
+from tests.support.harness import until
 
 # Metrics of a lease pool after all of these events: granted, limit, waiting, also by tenant; wait times;
 # the gap between grants, whose count is the number of starts; throttles; limit changes with their cause; unleased

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from asyncpg.connection import Connection
 
-from slipway_common import postgres
-from tests import harness
-from tests.lease_broker import SERVICE, Broker, acquire_request
+from slipway_common.database import postgres
+from tests.support import harness
+from tests.support.lease_broker import SERVICE, Broker, acquire_request
 
 METHODS: Final = ("execute", "executemany", "fetch", "fetchrow", "fetchval")
 

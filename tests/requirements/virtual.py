@@ -7,7 +7,7 @@ from typing import Any
 from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseReleaseRequested, LeaseRequested
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.terms import Policy
-from tests.lease_broker import START, Broker, confirm
+from tests.support.lease_broker import START, Broker, confirm
 
 POOL = "sim-a"
 

@@ -20,17 +20,12 @@ import msgspec
 import pytest
 from aiokafka.errors import KafkaError
 
-from slipway_common import consume, ids, migrate, outbox, postgres
-from slipway_common.consume import Consumer, Owned
-from slipway_common.declaration import parse
-from slipway_common.envelope import Envelope, decode, encode
+from slipway_common.base import ids
+from slipway_common.database import migrate, postgres
+from slipway_common.database.postgres import Database
+from slipway_common.declaration.models import parse
 from slipway_common.events.pool import DemandReported
-from slipway_common.leadership import Leadership
-from slipway_common.postgres import Database
-from slipway_common.records import Received, Record
-from slipway_common.relay import Relay, partition_for
-from slipway_common.topic_admin import partition_counts
-from slipway_common.topics import (
+from slipway_common.events.topics import (
     DECODERS,
     LAUNCH_CONFIG_SIGNAL,
     LAUNCH_CONFIG_WEIGHT,
@@ -40,13 +35,20 @@ from slipway_common.topics import (
     TOPICS,
     Topic,
 )
+from slipway_common.messaging import consume, outbox
+from slipway_common.messaging.consume import Consumer, Owned
+from slipway_common.messaging.envelope import Envelope, decode, encode
+from slipway_common.messaging.leadership import Leadership
+from slipway_common.messaging.records import Received, Record
+from slipway_common.messaging.relay import Relay, partition_for
+from slipway_common.messaging.topic_admin import partition_counts
 from slipway_lease_broker.domain import declaration as lease_declaration
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.handlers.requests import handle_commands
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.store import pools as lease_pools
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests

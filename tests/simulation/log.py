@@ -11,7 +11,7 @@ from typing import Any
 
 from aiokafka.errors import KafkaError
 
-from slipway_common.records import Record
+from slipway_common.messaging.records import Record
 
 PARTITIONS = 3
 

@@ -9,8 +9,8 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
-from slipway_common import kafka, leader_loop
-from slipway_common.consume import Place
+from slipway_common.messaging import kafka, leader_loop
+from slipway_common.messaging.consume import Place
 
 CLUSTER = "cluster"
 Records = Mapping[Place, Sequence[ConsumerRecord[bytes, bytes]]]

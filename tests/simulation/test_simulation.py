@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import pytest
 
+from slipway_common.events.lifecycle import State, advance
+from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
 from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
-from slipway_common.lifecycle import State, advance
-from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_simulator.facts import Call, InstanceCreated, Reply
 from slipway_simulator.scenario import Scenario, decode
 from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.simulation.weights import Report, main, missing, play_all, print_summary, seeds_of
 from tests.simulation.weights_life import WHERE
 

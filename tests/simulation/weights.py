@@ -19,16 +19,16 @@ from typing import Final
 import msgspec
 import structlog
 
-from slipway_common import migrate, postgres
-from slipway_common.postgres import Connection
-from slipway_local.child import Child
-from slipway_local.guard import guard
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Supervisor, run
+from slipway_common.database import migrate, postgres
+from slipway_common.database.postgres import Connection
+from slipway_local.servers.child import Child
+from slipway_local.servers.guard import guard
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Supervisor, run
 from tests.simulation.weights_judge import judge
 from tests.simulation.weights_life import BEFORE, SERVICE, SET_CLOCK, START, WHERE, Crash, Exit, run_process
 from tests.simulation.weights_log import History
-from tests.weight_calculator import SETTABLE_CLOCK
+from tests.support.weight_calculator import SETTABLE_CLOCK
 
 SEEDS: Final = 100
 SEEDS_FULL: Final = 1000

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.database.postgres import Connection
+from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT
 from slipway_common.events.weight import WeightChanged
-from slipway_common.postgres import Connection
-from slipway_common.topics import LAUNCH_CONFIG_WEIGHT
 from slipway_weight_calculator.domain.rows import STAGES, Row
 from slipway_weight_calculator.store import journal
 from slipway_weight_calculator.store.journal import Entry, Range
 from tests.simulation.weights_log import History, Offset
-from tests.weight_calculator import replayed, stored
+from tests.support.weight_calculator import replayed, stored
 
 POSITIONS: Final = "SELECT topic, partition, next_offset FROM consumed WHERE next_offset > 0"
 DEAD: Final = 'SELECT topic, partition, "offset" FROM dead_letter'

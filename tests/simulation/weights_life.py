@@ -18,14 +18,15 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 from asyncpg.transaction import Transaction
 
-from slipway_common import leader_loop, leadership, postgres
-from slipway_common.leader_loop import RENEW_SECONDS, LeaderLoop
-from slipway_common.postgres import Database
+from slipway_common.database import postgres
+from slipway_common.database.postgres import Database
+from slipway_common.messaging import leader_loop, leadership
+from slipway_common.messaging.leader_loop import RENEW_SECONDS, LeaderLoop
 from slipway_weight_calculator.work import Calculation
-from tests.harness import PATIENT
 from tests.simulation.reader import Reader, Records, reading
 from tests.simulation.weights_log import READ_BY_SECONDS, History
-from tests.worlds import T0
+from tests.support.harness import PATIENT
+from tests.support.worlds import T0
 
 SERVICE: Final = "weight-calculator"
 START: Final = datetime.fromtimestamp(T0, UTC)

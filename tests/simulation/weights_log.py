@@ -14,14 +14,14 @@ from typing import Any, Final
 import msgspec
 from aiokafka.structs import ConsumerRecord
 
-from slipway_common.consume import Place
-from slipway_common.envelope import Envelope, encode
 from slipway_common.events.launch_config import LaunchConfigCreated
+from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, TOPIC_OF, WORKER_LIFECYCLE
 from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
-from slipway_common.records import Record
-from slipway_common.relay import partition_for
-from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, TOPIC_OF, WORKER_LIFECYCLE
-from tests.worlds import T0, Fleet, Story, config, signal_event
+from slipway_common.messaging.consume import Place
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.records import Record
+from slipway_common.messaging.relay import partition_for
+from tests.support.worlds import T0, Fleet, Story, config, signal_event
 
 PARTITIONS: Final = 3
 TOPICS: Final = (LAUNCH_CONFIG_LIFECYCLE, WORKER_LIFECYCLE, LAUNCH_CONFIG_SIGNAL)

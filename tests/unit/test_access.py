@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from fastapi import Depends, FastAPI
 
-from slipway_common import problem
-from slipway_common.access import Tokens, allows, require
-from slipway_common.ids import hash_secret
+from slipway_common.base.ids import hash_secret
+from slipway_common.web import problem
+from slipway_common.web.access import Tokens, allows, require
 
 #       scopes of a token                   asked for               allowed
 SCOPES = [

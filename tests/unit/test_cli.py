@@ -13,14 +13,14 @@ import yaml
 from fastapi import FastAPI, Request
 from typer.testing import CliRunner, Result
 
-from slipway_client import tokens
-from slipway_client.cli import app
-from slipway_client.commands.declared import DECLARED_ALREADY
-from slipway_client.commands.tokens import create_token
-from slipway_common import problem
-from slipway_common.access import Tokens, allows
-from slipway_common.ids import hash_secret
-from slipway_common.problem import Problem
+from slipway_client.cli import tokens
+from slipway_client.cli.commands.declared import DECLARED_ALREADY
+from slipway_client.cli.commands.tokens import create_token
+from slipway_client.cli.main import app
+from slipway_common.base.ids import hash_secret
+from slipway_common.web import problem
+from slipway_common.web.access import Tokens, allows
+from slipway_common.web.problem import Problem
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples/slipway.yaml")

@@ -9,9 +9,9 @@ import uvicorn
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
-from slipway_client.cli import app
-from slipway_common import problem
-from slipway_common.problem import Problem
+from slipway_client.cli.main import app
+from slipway_common.web import problem
+from slipway_common.web.problem import Problem
 
 TOPIC = "slipway.lease.request.v1"
 LETTER = {

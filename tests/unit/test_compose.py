@@ -220,7 +220,7 @@ def test_a_mistake_in_a_dockerfile_is_found(files: rules.ComposeFiles, old: str,
     assert old in text
     text = text.replace(old, new)
     if new.startswith("LABEL"):  # the instruction goes with its second line
-        text = text.replace('\\\n    CMD ["python", "-m", "slipway_common.healthcheck"]', "", 1)
+        text = text.replace('\\\n    CMD ["python", "-m", "slipway_common.web.healthcheck"]', "", 1)
         text = re.sub(r"LABEL a=b #.*\n", "", text)
     dockerfiles = {**files.dockerfiles, PROVISIONER: parse(text)}
     found = rules.problems(rules.ComposeFiles(files.root, files.compose, dockerfiles, files.uv_version))

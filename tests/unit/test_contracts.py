@@ -11,13 +11,13 @@ import jsonschema
 import pytest
 import yaml
 
-from slipway_common.envelope import decode, decode_data
-from slipway_common.topics import EVENT_OF
-from slipway_local.contracts.__main__ import GENERATED, committed, comparable, files, generate, main, series
-from slipway_local.contracts.asyncapi import VERSION
-from slipway_local.contracts.compatibility import breaking
-from slipway_local.contracts.examples import EXAMPLES, example
-from slipway_local.contracts.schemas import schemas
+from generate.__main__ import GENERATED, committed, comparable, files, generate, main, series
+from generate.asyncapi import VERSION
+from generate.compatibility import breaking
+from generate.examples import EXAMPLES, example
+from generate.schemas import schemas
+from slipway_common.events.topics import EVENT_OF
+from slipway_common.messaging.envelope import decode, decode_data
 
 ROOT = Path(__file__).parents[2]
 

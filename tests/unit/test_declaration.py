@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.declaration import Declaration, Invalid, config_id, json_schema, load, parse, scaled
-from slipway_common.strict_yaml import VALUES_MAX, read
+from slipway_common.declaration.models import Declaration, Invalid, config_id, json_schema, load, parse, scaled
+from slipway_common.declaration.strict_yaml import VALUES_MAX, read
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "examples/slipway.yaml").read_text()

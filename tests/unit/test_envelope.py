@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common import envelope
-from slipway_common.envelope import Envelope, UnknownType, decode, decode_data, encode
-from slipway_common.errors import BadEvent
+from slipway_common.base.errors import BadEvent
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.worker import Scope, WorkerLaunchFailed
+from slipway_common.messaging import envelope
+from slipway_common.messaging.envelope import Envelope, UnknownType, decode, decode_data, encode
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 RECEIVED = datetime(2026, 1, 5, 10, 0, tzinfo=UTC)

@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from slipway_common.events.lifecycle import TRANSITIONS, State
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_common.lifecycle import TRANSITIONS, State
 from slipway_provisioner.domain import workers
 from slipway_provisioner.domain.workers import Worker
 from slipway_weight_calculator.domain.world import Draft, World
-from tests.worlds import T0, A
+from tests.support.worlds import T0, A
 
 NOW: Final = datetime.fromtimestamp(T0, UTC)
 STAGES: Final = ("launch", "boot", "claim")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.idiom import banned, check, docstrings, exemptions, helps, public_classes, twins
+from tests.tools.idiom import banned, check, docstrings, exemptions, helps, public_classes, twins
 
 
 def test_tree_is_clean() -> None:

@@ -6,8 +6,8 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common import clock
-from slipway_common.ids import hash_secret, new_id, new_secret, stable_id
+from slipway_common.base import clock
+from slipway_common.base.ids import hash_secret, new_id, new_secret, stable_id
 
 
 def test_ids_are_version_7_and_grow() -> None:

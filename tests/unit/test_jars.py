@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway_local.cache import build_once
-from slipway_local.jars import LOCK, Jar, WrongJar, check, kafka_version, locked_jars
+from slipway_local.servers.cache import build_once
+from slipway_local.servers.jars import LOCK, Jar, WrongJar, check, kafka_version, locked_jars
 
 
 def test_all_kafka_jars_have_one_version() -> None:

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from slipway_common.lifecycle import SERVING, TRANSITIONS, IllegalTransition, State, advance, diagram
+from slipway_common.events.lifecycle import SERVING, TRANSITIONS, IllegalTransition, State, advance, diagram
 
 EVENTS = sorted({event for _, event in TRANSITIONS})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import ROOT, Mutant, chosen, copied, environment, renamed, rows_of, survives
+from tests.tools.mutants import ROOT, Mutant, chosen, copied, environment, renamed, rows_of, survives
 
 ROWS = rows_of()
 RED = "FAILED tests/x.py::test_a - assert 1 == 2\n1 failed"

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from slipway_client.cli import app
-from slipway_common import metrics
-from slipway_common.metrics import METRICS, AlertRule, Metric, alerts
-from slipway_local.contracts import observability
-from tests.tools import run
+from generate import observability
+from slipway_client.cli.main import app
+from slipway_common.observability import metrics
+from slipway_common.observability.metrics import METRICS, AlertRule, Metric, alerts
+from tests.support.tools import run
 
 PROMETHEUS = Path(__file__).parents[2] / "infra" / "prometheus"
 # A histogram is three series; `up` is Prometheus' own.

@@ -8,7 +8,7 @@ import pytest
 @pytest.mark.parametrize(
     ("words", "environment", "message"),
     [
-        (["migrate"], {}, "no service given; for example: python -m slipway_common.migrate provisioner"),
+        (["migrate"], {}, "no service given; for example: python -m slipway_common.database.migrate provisioner"),
         (["migrate", "nothing"], {}, "not installed here: nothing"),
         (["migrate", "provisioner"], {}, "SLIPWAY_DATABASE_URL is not set; set it, or SLIPWAY_DATABASE_URL_FILE"),
         (

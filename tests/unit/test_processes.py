@@ -9,11 +9,11 @@ from datetime import timedelta
 
 import pytest
 
-from slipway_common import processes
-from slipway_common.clock import utc_now
-from slipway_common.ids import new_id
-from slipway_common.processes import alive, identity, own_identity, tagged
-from tests.linux import needs_linux
+from slipway_common.base import processes
+from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import new_id
+from slipway_common.base.processes import alive, identity, own_identity, tagged
+from tests.support.linux import needs_linux
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 TAG = "SLIPWAY_TEST_TAG"

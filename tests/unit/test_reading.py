@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common import records
-from slipway_common.envelope import Envelope, encode
-from slipway_common.records import Record, opened, received
-from slipway_common.topics import TOPIC_OF
-from slipway_local.contracts.examples import EXAMPLES
+from generate.examples import EXAMPLES
+from slipway_common.events.topics import TOPIC_OF
+from slipway_common.messaging import records
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.messaging.records import Record, opened, received
 
 AT = datetime(2026, 8, 1, 12, tzinfo=UTC)
 HEADERS = [

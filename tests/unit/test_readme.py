@@ -4,7 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme import BACKGROUND_ARGUMENTS, DEMO, Block, Command, Outcome, Wrong, blocks, commands, problem, read
+from tests.tools.readme import (
+    BACKGROUND_ARGUMENTS,
+    DEMO,
+    Block,
+    Command,
+    Outcome,
+    Wrong,
+    blocks,
+    commands,
+    problem,
+    read,
+)
 
 GOOD = """\
 # Title

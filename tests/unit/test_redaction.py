@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.redaction import CHARACTERS_MAX, redacted
+from slipway_common.base.redaction import CHARACTERS_MAX, redacted
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.replay_same import Words, WrongMap, differences
+from tests.tools.replay_same import Words, WrongMap, differences
 
 GIVEN: dict[str, Any] = {
     "fields": {"closed_by": "tripped_by"},

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from slipway_client import secret_files
-from slipway_client.cli import app
-from slipway_common.access import Tokens
+from slipway_client.cli import secret_files
+from slipway_client.cli.main import app
+from slipway_common.web.access import Tokens
 
 URL = "postgresql://slipway@postgres:5432/slipway"
 NAMES = {"database_password", "database_url", "registration_key", "operator_token", "tokens.yaml"}

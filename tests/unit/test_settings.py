@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway_common import service, settings
-from slipway_common.settings import NamedFiles, UnreadableFile, from_environment
+from slipway_common import service
+from slipway_common.base import settings
+from slipway_common.base.settings import NamedFiles, UnreadableFile, from_environment
 from slipway_lease_broker.settings import Settings as LeaseBroker
 from slipway_provisioner.settings import Settings as Provisioner
 from slipway_simulator.settings import Settings as Simulator

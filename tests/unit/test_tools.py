@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tools
+from tests.support import tools
 
 SCRIPT = Path(__file__).parents[2] / "infra" / "tools.sh"
 LOG = 'echo "$(basename "$0") $*" >> "$LOG"'

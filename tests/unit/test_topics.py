@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.topics import CONSUMED, DECODERS, EVENT_OF, TOPIC_OF, TOPICS, Topic, dead_letter_topic, group
-from slipway_local.contracts.examples import EXAMPLES
+from generate.examples import EXAMPLES
+from slipway_common.events.topics import CONSUMED, DECODERS, EVENT_OF, TOPIC_OF, TOPICS, Topic, dead_letter_topic, group
 
 EVENTS = list(TOPIC_OF)
 

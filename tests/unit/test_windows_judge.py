@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_common.events.weight import SharedWindow, StageHealth, WeightChanged
-from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT
 from slipway_simulator import facts
 from tests.e2e import windows
 from tests.e2e.mirror import Copied

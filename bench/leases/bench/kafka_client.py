@@ -11,8 +11,8 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from bench.leases.bench.system import PARTITIONS, PREFIX, partition_of
-from slipway_common.clock import utc_now
-from slipway_common.envelope import Envelope, encode
+from slipway_common.base.clock import utc_now
+from slipway_common.base.ids import new_id
 from slipway_common.events.lease import (
     LeaseExpired,
     LeaseGranted,
@@ -21,9 +21,9 @@ from slipway_common.events.lease import (
     LeaseReleaseRequested,
     LeaseRequested,
 )
-from slipway_common.ids import new_id
-from slipway_common.telemetry import child_of
-from slipway_common.topics import DECODERS, LEASE_REQUEST, TOPIC_OF
+from slipway_common.events.topics import DECODERS, LEASE_REQUEST, TOPIC_OF
+from slipway_common.messaging.envelope import Envelope, encode
+from slipway_common.observability.telemetry import child_of
 
 SOURCE: Final = "/slipway/bench"
 READ: Final = {kind.type: DECODERS[kind.type].decode for kind in (LeaseGranted, LeaseReleased, LeaseExpired, LeaseLost)}

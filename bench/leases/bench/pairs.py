@@ -14,7 +14,7 @@ from bench.leases.bench.http_client import HttpClient
 from bench.leases.bench.kafka_client import KafkaClient, release, request
 from bench.leases.bench.system import SECRET, System
 from bench.spread import Spread, spread
-from slipway_common.clock import monotonic_seconds
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.events.lease import LeaseGranted, LeaseReleased
 
 BATCH: Final = 50  # requests that one Kafka client has outstanding

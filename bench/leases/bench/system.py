@@ -12,14 +12,15 @@ import asyncpg
 import msgspec
 
 from bench.leases.bench.http_client import HttpClient
-from slipway_common import migrate, postgres, topic_admin
-from slipway_common.clock import monotonic_seconds
-from slipway_common.ids import hash_secret
-from slipway_common.relay import partition_for
-from slipway_local.kafka import EmbeddedKafka
-from slipway_local.ports import free_ports
-from slipway_local.postgres import EmbeddedPostgres
-from slipway_local.supervisor import Service, Supervisor, http_ready
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.ids import hash_secret
+from slipway_common.database import migrate, postgres
+from slipway_common.messaging import topic_admin
+from slipway_common.messaging.relay import partition_for
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Service, Supervisor, http_ready
 
 SERVICE: Final = "lease-broker"
 PREFIX: Final = "bench."

@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from slipway_common.clock import monotonic_seconds, utc_now
-from slipway_common.metrics import Board, Readings
-from slipway_common.postgres import Database
-from slipway_common.runtime import Runtime
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.database.postgres import Database
+from slipway_common.observability.metrics import Board, Readings
+from slipway_common.web.runtime import Runtime
 
 MEASURE_SECONDS: Final = 5.0
 

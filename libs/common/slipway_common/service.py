@@ -17,23 +17,26 @@ import msgspec
 import uvicorn
 from fastapi import APIRouter, FastAPI
 
-from slipway_common import kafka, outbox, postgres, problem, routes, telemetry
-from slipway_common.access import Tokens
-from slipway_common.clock import monotonic_seconds, utc_now
-from slipway_common.consume import Consumer, Handler
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.settings import EnvironmentSettings
+from slipway_common.database import postgres
+from slipway_common.database.postgres import Database
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.service import ServiceHeartbeat
-from slipway_common.leader_loop import LeaderLoop
-from slipway_common.leadership import Work
+from slipway_common.events.topics import TOPICS, Topic
 from slipway_common.measure import MEASURE_SECONDS, SERVICE_GAUGES, Measure, service_readings
-from slipway_common.postgres import Database
-from slipway_common.relay import Relay
-from slipway_common.runtime import Runtime
-from slipway_common.settings import EnvironmentSettings
-from slipway_common.status import Status
-from slipway_common.topic_admin import partition_counts
-from slipway_common.topics import TOPICS, Topic
-from slipway_common.views import Reader, View
+from slipway_common.messaging import kafka, outbox
+from slipway_common.messaging.consume import Consumer, Handler
+from slipway_common.messaging.leader_loop import LeaderLoop
+from slipway_common.messaging.leadership import Work
+from slipway_common.messaging.relay import Relay
+from slipway_common.messaging.topic_admin import partition_counts
+from slipway_common.messaging.views import Reader, View
+from slipway_common.observability import telemetry
+from slipway_common.web import problem, routes
+from slipway_common.web.access import Tokens
+from slipway_common.web.runtime import Runtime
+from slipway_common.web.status import Status
 
 LOG = telemetry.logger(__name__)
 VERSION: Final = "0.1.0"

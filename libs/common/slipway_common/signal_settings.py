@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pydantic import field_validator
 
+from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid, read
+from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, rules_of
 from slipway_common.service import ServiceSettings
-from slipway_common.signal_rules import DEFAULT_RULES, Rules, rules_of
-from slipway_common.strict_yaml import DocumentProblem, Invalid, read
 
 
 class SignalSettings(ServiceSettings):

@@ -8,16 +8,16 @@ from typing import Final
 
 import msgspec
 
-from slipway_common import outbox
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseReleaseRequested,
     LeaseRequested,
     LeaseUnleasedReported,
 )
-from slipway_common.ids import new_id
-from slipway_common.postgres import Connection
-from slipway_common.telemetry import logger
+from slipway_common.messaging import outbox
+from slipway_common.observability.telemetry import logger
 from slipway_lease_broker.domain import spread
 from slipway_lease_broker.domain.admit import Queue, find_blocked_gangs
 from slipway_lease_broker.domain.commands import Key, LeaseCommand, Ledger

@@ -2,13 +2,13 @@
 
 from functools import partial
 
+from slipway_common.base.settings import from_environment
+from slipway_common.events.topics import LEASE_REQUEST, TOPICS
 from slipway_common.measure import MEASURE_SECONDS, Measure
-from slipway_common.relay import partition_for
-from slipway_common.runtime import Runtime
+from slipway_common.messaging.relay import partition_for
+from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.service import Loop, Service
-from slipway_common.settings import from_environment
-from slipway_common.topic_admin import partition_counts
-from slipway_common.topics import LEASE_REQUEST, TOPICS
+from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.admission import save_and_decide
 from slipway_lease_broker.boskos.server import Port
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler

@@ -1,8 +1,8 @@
-"""Prometheus metrics of the lease-broker; their meaning is documented in slipway_common/metrics.py."""
+"""Prometheus metrics of the lease-broker; their meaning is documented in slipway_common/observability/metrics.py."""
 
 from typing import Final
 
-from slipway_common.metrics import counter, histogram
+from slipway_common.observability.metrics import counter, histogram
 
 GRANTED_UNITS: Final = counter("slipway_lease_granted_units_total")
 ENDED_LEASES: Final = counter("slipway_lease_expirations_total")

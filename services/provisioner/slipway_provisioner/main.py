@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
+from slipway_common.base.settings import from_environment
+from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
 from slipway_common.measure import MEASURE_SECONDS
 from slipway_common.service import Loop, Service
-from slipway_common.settings import from_environment
-from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, LEASE_LIFECYCLE, POOL_DEMAND
 from slipway_provisioner.handlers import demand, leases, signals
 from slipway_provisioner.handlers.heartbeats import HeartbeatView
 from slipway_provisioner.handlers.weights import WeightView

@@ -1,8 +1,8 @@
-"""Prometheus metrics of the provisioner; slipway_common/metrics.py defines them."""
+"""Prometheus metrics of the provisioner; slipway_common/observability/metrics.py defines them."""
 
 from typing import Final
 
-from slipway_common.metrics import counter, histogram
+from slipway_common.observability.metrics import counter, histogram
 
 DECISIONS: Final = counter("slipway_decisions_total")
 CALLS: Final = counter("slipway_provider_calls_total")

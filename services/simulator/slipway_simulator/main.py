@@ -11,10 +11,10 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
-from slipway_common.clock import utc_now
-from slipway_common.settings import from_environment
-from slipway_common.telemetry import configure_logs
-from slipway_common.topics import POOL_DEMAND
+from slipway_common.base.clock import utc_now
+from slipway_common.base.settings import from_environment
+from slipway_common.events.topics import POOL_DEMAND
+from slipway_common.observability.telemetry import configure_logs
 from slipway_simulator import demand
 from slipway_simulator.facts import ScenarioLoaded
 from slipway_simulator.http import accounts, admin, problems, queue

@@ -12,11 +12,11 @@ import msgspec
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from slipway_common.envelope import Envelope, Headers, encode
+from slipway_common.base.ids import new_id
 from slipway_common.events.pool import DemandReported as DemandEvent
-from slipway_common.ids import new_id
-from slipway_common.telemetry import logger
-from slipway_common.topics import POOL_DEMAND
+from slipway_common.events.topics import POOL_DEMAND
+from slipway_common.messaging.envelope import Envelope, Headers, encode
+from slipway_common.observability.telemetry import logger
 from slipway_simulator.facts import DemandReported, Fact
 from slipway_simulator.queue import Counts
 from slipway_simulator.scenario import LEAST_REPORT_SECONDS

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from slipway_common.telemetry import logger
+from slipway_common.observability.telemetry import logger
 from slipway_simulator import cloud, demand, queue, world
 from slipway_simulator.facts import (
     Call,

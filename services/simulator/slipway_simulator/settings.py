@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from slipway_common.settings import EnvironmentSettings
+from slipway_common.base.settings import EnvironmentSettings
 
 
 class Settings(EnvironmentSettings):

@@ -1,7 +1,7 @@
 """Assembly of the weight-calculator: its work, loops and routes."""
 
+from slipway_common.base.settings import from_environment
 from slipway_common.service import Loop, Service
-from slipway_common.settings import from_environment
 from slipway_weight_calculator.http import signals, weights
 from slipway_weight_calculator.loops.prune import PruneLoop
 from slipway_weight_calculator.settings import Settings

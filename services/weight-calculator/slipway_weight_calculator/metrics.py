@@ -1,13 +1,13 @@
-"""Prometheus metrics of the weight-calculator, defined in slipway_common/metrics.py. Counted after each commit."""
+"""Prometheus metrics of the weight-calculator, defined in slipway_common.observability. Counted after each commit."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 from slipway_common.events.signal import SignalRaised
-from slipway_common.metrics import counter
-from slipway_common.records import Received
-from slipway_common.signal_rules import OPINIONS, REQUESTS
+from slipway_common.events.signal_rules import OPINIONS, REQUESTS
+from slipway_common.messaging.records import Received
+from slipway_common.observability.metrics import counter
 from slipway_weight_calculator.domain.rows import Row
 from slipway_weight_calculator.domain.trips import HEALTHY, Trip
 from slipway_weight_calculator.domain.world import Draft

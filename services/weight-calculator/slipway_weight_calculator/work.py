@@ -4,16 +4,16 @@ the positions of the events; then the draft is applied to the world."""
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from slipway_common import outbox
-from slipway_common.consume import Batch
-from slipway_common.errors import BadEvent
+from slipway_common.base.errors import BadEvent
+from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import Alert, AlertRaised
-from slipway_common.leadership import Turn
-from slipway_common.postgres import Connection
-from slipway_common.records import Received, Record
-from slipway_common.signal_rules import DEFAULT_RULES, Rules
-from slipway_common.telemetry import logger
-from slipway_common.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic
+from slipway_common.events.signal_rules import DEFAULT_RULES, Rules
+from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, LAUNCH_CONFIG_SIGNAL, WORKER_LIFECYCLE, Topic
+from slipway_common.messaging import outbox
+from slipway_common.messaging.consume import Batch
+from slipway_common.messaging.leadership import Turn
+from slipway_common.messaging.records import Received, Record
+from slipway_common.observability.telemetry import logger
 from slipway_weight_calculator import metrics
 from slipway_weight_calculator.domain import alerts
 from slipway_weight_calculator.domain.policy import PROFILES, Policy
@@ -99,7 +99,7 @@ class Folding:
 
 
 class Calculation:
-    """Work of the weight-calculator, for slipway_common.leader_loop."""
+    """Work of the weight-calculator, for slipway_common.messaging.leader_loop."""
 
     topics: Sequence[Topic] = TOPICS
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.contract.boskos.slot_broker import SlotBroker, slot_broker_on
 
 

@@ -12,9 +12,9 @@ import httpx2
 from slipway_lease_broker.boskos.server import Port
 from slipway_lease_broker.main import build
 from slipway_lease_broker.settings import Settings
-from slipway_local.postgres import EmbeddedPostgres
-from tests.lease_broker import Broker, terms
-from tests.lease_broker_http import Replica, World, world_on
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support.lease_broker import Broker, terms
+from tests.support.lease_broker_http import Replica, World, world_on
 
 SLOTS = [
     {"lease_pool": "car", "state": "free", "names": ["car-1", "car-2"]},

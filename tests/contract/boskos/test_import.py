@@ -12,13 +12,13 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner, Result
 
-from slipway_client.boskos_file import resources
-from slipway_client.cli import app
-from slipway_common.strict_yaml import Invalid
-from tests import harness
+from slipway_client.cli.boskos_file import resources
+from slipway_client.cli.main import app
+from slipway_common.declaration.strict_yaml import Invalid
 from tests.contract.boskos.slot_broker import SLOTS, SlotBroker
 from tests.contract.boskos.test_calls import acquire, release
-from tests.lease_broker import terms
+from tests.support import harness
+from tests.support.lease_broker import terms
 
 FILE = """
 resources:

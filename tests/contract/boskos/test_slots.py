@@ -7,14 +7,14 @@ import httpx2
 import pytest
 
 from slipway_common.events.lease import LeaseGranted, LeaseLost, LeaseReleased
-from slipway_common.runtime import Runtime
+from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.main import build
 from slipway_lease_broker.metrics import REFUSED_COMMANDS
 from slipway_lease_broker.settings import Settings
-from tests import harness
 from tests.contract.boskos.slot_broker import SlotBroker
 from tests.contract.boskos.test_calls import acquire, by_state, release, reset, update
+from tests.support import harness
 
 
 async def outcome(slot_broker: SlotBroker, line: str, *, by: str = "") -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from tests.harness import PATIENCE_SECONDS, Place, until
+from tests.support.harness import PATIENCE_SECONDS, Place, until
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"
 

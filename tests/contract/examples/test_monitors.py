@@ -13,18 +13,18 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from slipway_common.clock import utc_now
-from slipway_common.consume import Handler
-from slipway_common.envelope import decode, decode_data
+from slipway_common.base.clock import utc_now
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.signal import SignalRaised
-from slipway_common.topics import LAUNCH_CONFIG_SIGNAL, POOL_DEMAND, Topic
-from slipway_local.postgres import EmbeddedPostgres
+from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, POOL_DEMAND, Topic
+from slipway_common.messaging.consume import Handler
+from slipway_common.messaging.envelope import decode, decode_data
+from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.signals import record_requests
 from tests.contract.examples.outside import EXAMPLES, example, kcat, serving
-from tests.harness import Place, member, read_all, until
-from tests.provisioner import Provisioner, provisioner_on
+from tests.support.harness import Place, member, read_all, until
+from tests.support.provisioner import Provisioner, provisioner_on
 
 
 @contextlib.asynccontextmanager

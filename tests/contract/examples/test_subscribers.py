@@ -9,11 +9,11 @@ from typing import Any, Final
 import pytest
 
 from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.events.topics import ALERT, WORKER_LIFECYCLE
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerIdle, WorkerLaunchFailed
-from slipway_common.relay import partition_for
-from slipway_common.topics import ALERT, WORKER_LIFECYCLE
+from slipway_common.messaging.relay import partition_for
 from tests.contract.examples.outside import EXAMPLES, committed, example, headers, kcat, serving
-from tests.harness import PARTITIONS, Place, enqueue, publisher, until
+from tests.support.harness import PARTITIONS, Place, enqueue, publisher, until
 
 SUBSCRIBERS: Final = ("alerts_aiokafka", "alerts_faststream")
 LINES_MAX: Final = 40

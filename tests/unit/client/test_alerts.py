@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from slipway_client.cli import app
-from slipway_client.commands import alerts
-from slipway_client.log import Entry
-from slipway_common.envelope import Envelope
+from slipway_client.cli.commands import alerts
+from slipway_client.cli.main import app
+from slipway_client.transport.log import Entry
 from slipway_common.events.alert import AlertRaised, AlertResolved
+from slipway_common.messaging.envelope import Envelope
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from slipway_client.clock_skew import CLOCK_SECONDS_MAX, NEIGHBOURS, Times, clamped
+from slipway_client.transport.clock_skew import CLOCK_SECONDS_MAX, NEIGHBOURS, Times, clamped
 
 BEGAN = datetime(2026, 1, 5, 9, tzinfo=UTC)
 HOUR, YEAR = 3600.0, 365 * 86_400.0

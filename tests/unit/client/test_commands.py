@@ -12,13 +12,13 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from slipway_client import options
-from slipway_client.cli import app
-from slipway_client.commands import doctor
-from slipway_client.diagnosis import Finding
-from slipway_client.http import ADVICE
-from slipway_common.clock import monotonic_seconds, utc_now
-from tests.answers import (
+from slipway_client.cli import options
+from slipway_client.cli.commands import doctor
+from slipway_client.cli.main import app
+from slipway_client.transport.http import ADVICE
+from slipway_client.view.diagnosis import Finding
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from tests.support.answers import (
     ANSWERS,
     CONFIG,
     DECISION,
@@ -285,7 +285,7 @@ def test_help_has_an_example(path: tuple[str, ...]) -> None:
 def complete(words: str, url: str) -> list[str]:
     """Completions that bash gets for the last of `words`."""
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_SLIPWAY_COMPLETE": "complete_bash"}
-    command = [sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')"]
+    command = [sys.executable, "-c", "from slipway_client.cli.main import app; app(prog_name='slipway')"]
     made = subprocess.run(
         command, env=dict(os.environ) | environment(url) | asked, capture_output=True, text=True, timeout=60, check=True
     )
@@ -316,7 +316,12 @@ def test_completion_is_empty_when_services_are_unavailable() -> None:
 
 def test_completion_is_installed_by_the_shell_s_own_way() -> None:
     shown = subprocess.run(
-        [sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')", "--show-completion"],
+        [
+            sys.executable,
+            "-c",
+            "from slipway_client.cli.main import app; app(prog_name='slipway')",
+            "--show-completion",
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -333,7 +338,16 @@ def test_version() -> None:
 
 def test_starting_imports_nothing_that_only_some_commands_need() -> None:
     """`slipway` starts fast: HTTP, tables, Kafka and file checks are imported by the commands that need them."""
-    code = "import slipway_client.cli, sys; print(*sys.modules)"
+    code = "import slipway_client.cli.main, sys; print(*sys.modules)"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    heavy = {"httpx2", "rich", "aiokafka", "pydantic", "yaml", "fastapi", "msgspec", "slipway_common.declaration"}
+    heavy = {
+        "httpx2",
+        "rich",
+        "aiokafka",
+        "pydantic",
+        "yaml",
+        "fastapi",
+        "msgspec",
+        "slipway_common.declaration.models",
+    }
     assert heavy & set(made.stdout.split()) == set()

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_client.diagnosis import FAIL, NOTE, OK, WARN, Finding, Gathered, ServiceAnswer, diagnose, healthy
+from slipway_client.view.diagnosis import FAIL, NOTE, OK, WARN, Finding, Gathered, ServiceAnswer, diagnose, healthy
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 SERVICES = ("provisioner", "weight-calculator", "lease-broker")

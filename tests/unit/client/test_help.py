@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from typer.main import get_command
 
-from slipway_client.cli import app
+from slipway_client.cli.main import app
 from slipway_client.worker.cli import app as worker
 
 CHARACTERS_MAX: Final = 60

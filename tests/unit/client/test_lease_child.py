@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from slipway_client.leases.child import FORWARDED, FROM_TERMINAL, Child
-from tests.linux import needs_linux
+from tests.support.linux import needs_linux
 
 pytestmark = needs_linux
 

@@ -16,18 +16,18 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from slipway_client.cli import app
+from slipway_client.cli.main import app
 from slipway_client.leases import LeaseLost, NotAdmitted, Refused, Unreachable, lease
 from slipway_client.leases.attempts import Attempt
 from slipway_client.leases.state import Spooled, State
 from slipway_client.leases.terms import Lease, Start, Wanted
-from slipway_common.clock import monotonic_seconds
+from slipway_common.base.clock import monotonic_seconds
 from slipway_common.events.lease import ReplacedLease
-from tests import lease_answers
-from tests.lease_answers import ACQUIRE, HANDLE, LEASE, RELEASE, RENEW, UNLEASED, LeaseBroker, problem, waiting
+from tests.support import lease_answers
+from tests.support.lease_answers import ACQUIRE, HANDLE, LEASE, RELEASE, RENEW, UNLEASED, LeaseBroker, problem, waiting
 
 NOWHERE = "http://127.0.0.1:1"
-COMMAND = [sys.executable, "-c", "from slipway_client.cli import app; app(prog_name='slipway')", "lease"]
+COMMAND = [sys.executable, "-c", "from slipway_client.cli.main import app; app(prog_name='slipway')", "lease"]
 CANCEL = "DELETE /lease-pools/aws-ci/requests/"
 SECONDS = 60.0
 

@@ -14,11 +14,11 @@ from slipway_client.leases.broker import Broker
 from slipway_client.leases.session import Session, Unleased
 from slipway_client.leases.state import State
 from slipway_client.leases.terms import Wanted
-from slipway_common.clock import monotonic_seconds
-from tests import lease_answers
-from tests.answers import serving
-from tests.harness import until
-from tests.lease_answers import ACQUIRE, RELEASE, UNLEASED, LeaseBroker, problem
+from slipway_common.base.clock import monotonic_seconds
+from tests.support import lease_answers
+from tests.support.answers import serving
+from tests.support.harness import until
+from tests.support.lease_answers import ACQUIRE, RELEASE, UNLEASED, LeaseBroker, problem
 
 CANCEL = "DELETE /lease-pools/aws-ci/requests/r-1"
 UNAVAILABLE = problem(503, "unavailable")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from slipway_client.commands.doctor import _record
-from slipway_client.commands.events import _json_line, _line
-from slipway_client.log import Entry, Log
-from slipway_common.clock import utc_now
-from slipway_common.envelope import Envelope, encode
+from slipway_client.cli.commands.doctor import _record
+from slipway_client.cli.commands.events import _json_line, _line
+from slipway_client.transport.log import Entry, Log
+from slipway_common.base.clock import utc_now
 from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.topics import EVENT_OF
+from slipway_common.events.topics import EVENT_OF
+from slipway_common.messaging.envelope import Envelope, encode
 
 WORKER = b'"worker_id":"w","pool_id":"p","launch_config_id":"c","account_id":"a","image_revision":"i","instance_id":"n"'
 OUTCOME = b'"outcome":{"stage":"boot","result":"ok"}'

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_client import moments
+from slipway_client.view import moments
 
 HERE = timezone(timedelta(hours=2))
 NOW = datetime(2026, 8, 1, 14, 3, 7, 500_000, tzinfo=HERE)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from slipway_client import narration
-from slipway_client.narration import Health
-from slipway_client.snapshot import Config, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot
+from slipway_client.view import narration
+from slipway_client.view.narration import Health
+from slipway_client.view.snapshot import Config, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import (

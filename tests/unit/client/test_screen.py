@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from slipway_client import screen
-from slipway_client.snapshot import Config, Demo, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot, Stage
-from tests.screen_shot import problems
+from slipway_client.view import screen
+from slipway_client.view.snapshot import Config, Demo, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot, Stage
+from tests.tools.screen_shot import problems
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 STAGES = {"launch": Stage(in_flight=3, window=64), "boot": Stage(in_flight=9, unfolded=2, window=32)}

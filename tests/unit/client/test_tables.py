@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from slipway_client.tables import Output, pairs, show
+from slipway_client.cli.tables import Output, pairs, show
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 ODD = "a\x1b[2Jb\r\nc\u202ed\x9be"

@@ -15,9 +15,9 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from slipway_client.watching import Watch, fetcher
-from slipway_common.clock import utc_now
-from tests.harness import until
+from slipway_client.cli.watching import Watch, fetcher
+from slipway_common.base.clock import utc_now
+from tests.support.harness import until
 
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))
 NOWHERE = "http://127.0.0.1:1"

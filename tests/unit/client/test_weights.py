@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from slipway_client import moments
-from slipway_client.cli import app
-from slipway_client.commands import weights
-from slipway_client.options import now
-from tests.answers import ANSWERS, ID, Services, environment, served
+from slipway_client.cli.commands import weights
+from slipway_client.cli.main import app
+from slipway_client.cli.options import now
+from slipway_client.view import moments
+from tests.support.answers import ANSWERS, ID, Services, environment, served
 
 EXAMPLE = Path(__file__).parents[3] / "contracts/examples/io.slipway.weight.changed.v1.json"
 RECORD: dict[str, Any] = json.loads(EXAMPLE.read_text())["data"] | {

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipway_client.why import of_config, of_image, of_lease, of_lease_pool, of_pool, of_worker
+from slipway_client.view.why import of_config, of_image, of_lease, of_lease_pool, of_pool, of_worker
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner, Result
 
-from slipway_client import moments
-from slipway_client.cli import app
-from slipway_common.clock import utc_now
-from tests.answers import ANSWERS, CONFIG, ID, LEASE_POOL, NOWHERE, POOL, TWIN, environment, served
+from slipway_client.cli.main import app
+from slipway_client.view import moments
+from slipway_common.base.clock import utc_now
+from tests.support.answers import ANSWERS, CONFIG, ID, LEASE_POOL, NOWHERE, POOL, TWIN, environment, served
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.errors import BadEvent
+from slipway_common.base.errors import BadEvent
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipway_common.consume import Consumer, Owned
-from slipway_common.runtime import Runtime
-from slipway_common.topics import LEASE_REQUEST
+from slipway_common.events.topics import LEASE_REQUEST
+from slipway_common.messaging.consume import Consumer, Owned
+from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.handlers.requests import handle_commands
 from slipway_lease_broker.main import caught_up
 

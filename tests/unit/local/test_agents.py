@@ -8,18 +8,18 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from slipway_common import processes
-from slipway_common.envelope import Envelope
+from slipway_common.base import processes
+from slipway_common.base.ids import new_id
 from slipway_common.events import worker as events
-from slipway_common.ids import new_id
-from slipway_common.topics import WORKER_LIFECYCLE
-from slipway_local.agents import AgentProcess, Agents, merged, shortcomings, summary
-from slipway_local.check import judge
-from slipway_local.deployment import Deployment
-from slipway_local.evidence import Evidence, Published, Rows
+from slipway_common.events.topics import WORKER_LIFECYCLE
+from slipway_common.messaging.envelope import Envelope
+from slipway_local.check.evidence import Evidence, Published, Rows
+from slipway_local.check.path_check import judge
+from slipway_local.demo.agents import AgentProcess, Agents, merged, shortcomings, summary
+from slipway_local.demo.deployment import Deployment
 from slipway_simulator import facts
-from tests.harness import until
-from tests.linux import needs_linux
+from tests.support.harness import until
+from tests.support.linux import needs_linux
 
 IDS: Any = {"pool_id": "p", "launch_config_id": "c", "account_id": "here", "image_revision": "i"}
 OK = events.Outcome(events.Stage.LAUNCH, events.Result.OK)

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_common.envelope import Envelope
 from slipway_common.events import worker as events
+from slipway_common.events.topics import WORKER_LIFECYCLE
 from slipway_common.events.worker import Outcome, Result, Stage
-from slipway_common.topics import WORKER_LIFECYCLE
-from slipway_local.check import judge
-from slipway_local.evidence import Evidence, Published, Rows
+from slipway_common.messaging.envelope import Envelope
+from slipway_local.check.evidence import Evidence, Published, Rows
+from slipway_local.check.path_check import judge
 from slipway_simulator import facts
 
 IDS: Any = {"pool_id": "p", "launch_config_id": "c", "account_id": "a", "image_revision": "i"}

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from slipway_common.settings import from_environment
-from slipway_local.demo import parse_arguments
-from slipway_local.deployment import PRODUCT_SECONDS, Deployment
-from slipway_local.supervisor import Supervisor
+from slipway_common.base.settings import from_environment
+from slipway_local.demo.deployment import PRODUCT_SECONDS, Deployment
+from slipway_local.demo.program import parse_arguments
+from slipway_local.servers.supervisor import Supervisor
 from slipway_simulator.faults import BadFault
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.settings import Settings

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from slipway_local.recovery import Outage, verdict
+from slipway_local.demo.recovery import Outage, verdict
 
 
 def attempts(share_out: float, back_after: float, seed: int = 1) -> list[tuple[float, str]]:

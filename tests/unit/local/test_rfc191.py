@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from slipway_common.declaration import Declaration
-from slipway_local.demo import comparison, parse_arguments
-from slipway_local.evidence import Evidence, Rows
-from slipway_local.rfc191 import Health, compared, play, waste, weights
+from slipway_common.declaration.models import Declaration
+from slipway_local.check.evidence import Evidence, Rows
+from slipway_local.demo.program import comparison, parse_arguments
+from slipway_local.demo.rfc191 import Health, compared, play, waste, weights
 from slipway_simulator import facts
 from slipway_simulator.faults import parse
 from slipway_simulator.scenario import Image, Scenario

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.lifecycle import State
+from slipway_common.events.lifecycle import State
 from slipway_provisioner.domain.accounting import shortfall, surplus, tasks, wanted
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.choice import Candidate, choose

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipway_common.lifecycle import State
+from slipway_common.events.lifecycle import State
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.reaping import Findings, compare

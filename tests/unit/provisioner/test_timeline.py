@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from slipway_common.lifecycle import State
+from slipway_common.events.lifecycle import State
 from slipway_provisioner.domain.timeline import Claim, Moment, timeline
 from slipway_provisioner.domain.workers import Worker
 

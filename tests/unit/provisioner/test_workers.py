@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from slipway_common.events import worker as events
+from slipway_common.events.lifecycle import TRANSITIONS, IllegalTransition, State
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_common.lifecycle import TRANSITIONS, IllegalTransition, State
 from slipway_provisioner.domain import workers
 from slipway_provisioner.domain.workers import Change, Worker, ended_stage
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
-from slipway_common.envelope import Envelope, Headers, decode, decode_data
 from slipway_common.events.pool import DemandReported as DemandEvent
+from slipway_common.messaging.envelope import Envelope, Headers, decode, decode_data
 from slipway_simulator import reports, scenario
 from slipway_simulator.facts import DemandReported, DemandSet, Fact, ScenarioLoaded
 from slipway_simulator.reports import Reporter

@@ -15,7 +15,7 @@ from slipway_weight_calculator.domain.blame import charged
 from slipway_weight_calculator.domain.evidence import Stage, change, combined, masses, probability
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.trips import HEALTHY
-from tests.worlds import (
+from tests.support.worlds import (
     CREDENTIAL,
     IMAGE,
     POLICY,

@@ -15,7 +15,19 @@ import pytest
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.weight import WeightChanged
 from slipway_common.events.worker import Scope, Stage, WorkerEvent
-from tests.worlds import T0, Story, claimed, config, fails, launched, refused, registered, requested, stopped, stopping
+from tests.support.worlds import (
+    T0,
+    Story,
+    claimed,
+    config,
+    fails,
+    launched,
+    refused,
+    registered,
+    requested,
+    stopped,
+    stopping,
+)
 
 OUT_FROM, OUT_UNTIL, END = 240.0, 840.0, 1740.0
 LAUNCH_EVERY_SECONDS = 2.5

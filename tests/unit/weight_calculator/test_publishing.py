@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.worker import Scope, WorkerEvent
-from slipway_common.outbox import Tombstone, Traced
-from slipway_common.records import Record
+from slipway_common.messaging.outbox import Tombstone, Traced
+from slipway_common.messaging.records import Record
 from slipway_weight_calculator.domain.world import Draft, World
 from slipway_weight_calculator.loops import publish
 from slipway_weight_calculator.loops.publish import Publishing, affected
 from slipway_weight_calculator.store.journal import ranges
-from tests.worlds import T0, A, B, C, config, refused, signal_event
+from tests.support.worlds import T0, A, B, C, config, refused, signal_event
 
 
 class Publisher:

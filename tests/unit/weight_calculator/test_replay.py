@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_client import recorded
+from slipway_client.cli import recorded
+from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.events.launch_config import LaunchConfigArchived, LaunchConfigCreated
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.worker import (
@@ -22,10 +23,9 @@ from slipway_common.events.worker import (
     WorkerRegistered,
     WorkerRequested,
 )
-from slipway_common.strict_yaml import Invalid
 from slipway_weight_calculator.domain.policy import PROFILES, Policy
 from slipway_weight_calculator.domain.replay import Comparison, InvalidPolicy, Recorded, policies
-from tests import outage_log
+from tests.support import outage_log
 
 START = 1_900_000_000.0
 OK = Outcome(Stage.LAUNCH, Result.OK)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_common.base.settings import from_environment
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, Source, rules_of
 from slipway_common.events.worker import Outcome, Result, Stage, WorkerLaunched, WorkerRegistered
-from slipway_common.settings import from_environment
-from slipway_common.signal_rules import DEFAULT_RULES, Rules, Source, rules_of
 from slipway_weight_calculator.domain import signals
 from slipway_weight_calculator.domain.record import record
 from slipway_weight_calculator.domain.signals import REASONS

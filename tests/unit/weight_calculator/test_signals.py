@@ -6,10 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_common.events.signal_rules import TTL_SECONDS_MAX, Rules, Source
 from slipway_common.events.worker import Scope
-from slipway_common.signal_rules import TTL_SECONDS_MAX, Rules, Source
 from slipway_weight_calculator.domain.world import Draft
-from tests.worlds import T0, A, B, C, Story, config, launched, refused, reloaded, requested, signal_event, stored
+from tests.support.worlds import (
+    T0,
+    A,
+    B,
+    C,
+    Story,
+    config,
+    launched,
+    refused,
+    reloaded,
+    requested,
+    signal_event,
+    stored,
+)
 
 ZONES = [config(f"c{n}", zone=f"z{n % 2}", account=f"acc-{n // 2}", image_revision=f"i{n % 3}") for n in range(4)]
 OTHER = config("o", pool="other", zone="z0", region="far-1")

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_common.events.worker import Scope, Stage, WorkerEvent
-from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_weight_calculator.domain import trips
 from slipway_weight_calculator.domain.trips import HEALTHY, Failure
-from tests.worlds import (
+from tests.support.worlds import (
     CREDENTIAL,
     IMAGE,
     POLICY,

@@ -17,7 +17,7 @@ from slipway_weight_calculator.domain.record import record, worth_publishing
 from slipway_weight_calculator.domain.replay import ATTRIBUTED
 from slipway_weight_calculator.domain.weights import prior, weight
 from slipway_weight_calculator.domain.world import Draft
-from tests.worlds import (
+from tests.support.worlds import (
     CREDENTIAL,
     IMAGE,
     POLICY,

@@ -15,7 +15,7 @@ from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.record import record
 from slipway_weight_calculator.domain.rows import STAGES
 from slipway_weight_calculator.domain.world import Draft, World
-from tests.worlds import (
+from tests.support.worlds import (
     CREDENTIAL,
     IMAGE,
     POLICY,

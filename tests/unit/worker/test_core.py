@@ -5,20 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from slipway_client.transport.backoff import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Backoff, next_backoff
 from slipway_client.worker import core
-from slipway_client.worker.core import (
-    FIRST_RETRY_SECONDS,
-    LONGEST_RETRY_SECONDS,
-    Backoff,
-    GiveUp,
-    Poll,
-    Register,
-    Report,
-    SendReport,
-    Wait,
-    Worker,
-    next_call,
-)
+from slipway_client.worker.core import GiveUp, Poll, Register, Report, SendReport, Wait, Worker, next_call
 from slipway_client.worker.settings import Settings
 
 SETTINGS = Settings(heartbeat_seconds=60, poll_seconds=30, give_up_seconds=900)
@@ -97,7 +86,7 @@ def test_repetitions_slow_down_and_spread(failures: int, chance: float) -> None:
     """Each pause is between half and all of a doubling one, up to the longest; `since` is the first failure."""
     backoff = Backoff()
     for number in range(failures):
-        backoff = core.next_backoff(backoff, 100.0 + number, chance)
+        backoff = next_backoff(backoff, 100.0 + number, chance)
     pause = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** (failures - 1))
     assert pause / 2 - 1e-9 <= backoff.retry_at - (99.0 + failures) <= pause + 1e-9
     assert (backoff.since, backoff.failures) == (100.0, failures)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slipway_client.worker.process import Group
-from slipway_common import processes
-from tests.harness import until
-from tests.linux import needs_linux
+from slipway_common.base import processes
+from slipway_common.base.process_group import Group
+from tests.support.harness import until
+from tests.support.linux import needs_linux
 
 pytestmark = needs_linux
 

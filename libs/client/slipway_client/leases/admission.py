@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slipway_client.leases.terms import Waiting
-from slipway_client.worker.core import Backoff, next_backoff
+from slipway_client.transport.backoff import Backoff, next_backoff
 
 POLL_SECONDS: Final = 25.0
 """Long poll of one request: below the idle timeouts of proxies and load balancers."""

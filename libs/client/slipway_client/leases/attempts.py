@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from slipway_client.leases.state import State, folder
 from slipway_client.leases.terms import Lease, Wanted
-from slipway_common import processes
+from slipway_common.base import processes
 from slipway_common.events.lease import ReplacedLease
 
 

@@ -5,11 +5,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from slipway_client.http import ADVICE, SERVICES, path
 from slipway_client.leases.errors import LOST_SLUGS, Refused
 from slipway_client.leases.terms import Gang, Lease, Start, Waiting, Wanted
-from slipway_client.sanitize import printable
-from slipway_client.worker.http import NoAnswer, exchange
+from slipway_client.transport.exchange import NoAnswer, exchange
+from slipway_client.transport.http import ADVICE, SERVICES, path
+from slipway_common.base.sanitize import printable
 
 CALL_SECONDS: Final = 5.0
 """Timeout of a call, in addition to the wait that it requests."""

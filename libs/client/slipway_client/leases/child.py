@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from slipway_client.worker.process import CannotStart, ignored_signals, restore_default
+from slipway_common.base.process_group import CannotStart, ignored_signals, restore_default
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # A terminal sends these to its whole foreground process group.

@@ -19,16 +19,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Generic, TypeVar
 
-from slipway_client.http import SERVICES
 from slipway_client.leases.admission import UNAVAILABLE_SECONDS, Admission, FailOpen
 from slipway_client.leases.errors import LeaseLost
 from slipway_client.leases.log import log
 from slipway_client.leases.session import Session, Unleased, open_session
+from slipway_client.leases.switch import switched_off
 from slipway_client.leases.terms import Lease, Wanted, parse_handle
-from slipway_client.switch import switched_off
-from slipway_common.clock import monotonic_seconds
+from slipway_client.transport.http import SERVICES
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.ids import new_id
 from slipway_common.events.lease import LeaseGroup
-from slipway_common.ids import new_id
 
 Event = TypeVar("Event", threading.Event, asyncio.Event)
 # Signals that end a process without running any `finally`; SIGINT raises an exception already.
@@ -270,6 +270,6 @@ def _token(environment: Mapping[str, str]) -> str:
     if given := environment.get("SLIPWAY_TOKEN"):
         return given
     file = environment.get("SLIPWAY_TOKEN_FILE")
-    from slipway_common.settings import read_value  # slow to import, since it validates settings of services
+    from slipway_common.base.settings import read_value  # slow to import, since it validates settings of services
 
     return read_value("SLIPWAY_TOKEN_FILE", Path(file)) if file else ""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from slipway_client.http import Failed
+from slipway_client.transport.http import Failed
 
 if TYPE_CHECKING:
     from slipway_client.leases.terms import Waiting

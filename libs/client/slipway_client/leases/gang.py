@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from slipway_client import moments
 from slipway_client.leases import admission
 from slipway_client.leases.admission import Admission, FailOpen
 from slipway_client.leases.broker import Broker
 from slipway_client.leases.errors import NotAdmitted, Unreachable
 from slipway_client.leases.terms import Gang, Lease
-from slipway_client.worker.http import NoAnswer
-from slipway_common.clock import monotonic_seconds
+from slipway_client.transport.exchange import NoAnswer
+from slipway_client.view import moments
+from slipway_common.base.clock import monotonic_seconds
 
 
 async def acquire(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from slipway_client.leases.admission import Wait
 from slipway_client.leases.terms import Lease
-from slipway_client.worker.core import Backoff, next_backoff
+from slipway_client.transport.backoff import Backoff, next_backoff
 
 RENEWALS_PER_TTL: Final = 3
 # Clocks of two machines drift; a holder stops before the broker may grant its units to another one.

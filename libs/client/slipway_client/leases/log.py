@@ -3,7 +3,7 @@
 import contextlib
 import sys
 
-from slipway_client.sanitize import printable
+from slipway_common.base.sanitize import printable
 
 
 def log(text: str) -> None:

@@ -12,7 +12,7 @@ from slipway_client.leases.child import FORWARDED, FROM_TERMINAL, Child, in_fron
 from slipway_client.leases.holding import LeaseEnd
 from slipway_client.leases.session import Session, Unleased
 from slipway_client.leases.terms import Lease
-from slipway_client.worker.process import CannotStart
+from slipway_common.base.process_group import CannotStart
 
 LEASE_ID: Final = "SLIPWAY_LEASE_ID"
 FENCING_TOKEN: Final = "SLIPWAY_FENCING_TOKEN"  # noqa: S105 (a number that grows, no secret)

@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from slipway_client import moments
 from slipway_client.leases import admission, errors, holding, pace
 from slipway_client.leases.admission import Admission
 from slipway_client.leases.broker import Broker, LeaseEnded
@@ -19,10 +18,11 @@ from slipway_client.leases.errors import NotAdmitted, Refused, Unreachable
 from slipway_client.leases.holding import Holding, LeaseEnd
 from slipway_client.leases.state import Spooled, State, folder
 from slipway_client.leases.terms import Lease, Start, Waiting, Wanted
-from slipway_client.worker.core import Backoff, next_backoff
-from slipway_client.worker.http import NoAnswer
-from slipway_common.clock import monotonic_seconds, utc_now
-from slipway_common.ids import new_id
+from slipway_client.transport.backoff import Backoff, next_backoff
+from slipway_client.transport.exchange import NoAnswer
+from slipway_client.view import moments
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.base.ids import new_id
 
 RELEASE_SECONDS: Final = 10.0
 """How long a release is retried: within the usual grace period before SIGKILL."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from slipway_client import moments
+from slipway_client.view import moments
 from slipway_common.events.lease import LeaseGroup, ReplacedLease
 
 

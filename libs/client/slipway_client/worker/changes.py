@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from slipway_common.clock import monotonic_seconds
+from slipway_common.base.clock import monotonic_seconds
 
 
 class Changes:

@@ -5,16 +5,13 @@ Reports are sent in order, each until it was answered, while tasks go on. Every 
 provisioner.py performs the calls; tasks.py (`run`) and agent.py (`wrap`) decide about tasks.
 """
 
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
+from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.worker.settings import Settings
-
-# Pause between retries: long enough not to overload a service that restarts.
-FIRST_RETRY_SECONDS: Final = 0.2
-LONGEST_RETRY_SECONDS: Final = 10.0
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -26,14 +23,6 @@ class Report(msgspec.Struct, frozen=True):
     source: str = ""
     kind: str = ""
     detail: str = ""
-
-
-class Backoff(msgspec.Struct, frozen=True):
-    """Retry state of one service: unanswered since when, and when to try again. Empty: the last call was answered."""
-
-    since: float | None = None
-    failures: int = 0
-    retry_at: float = 0.0
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,13 +114,6 @@ def answered(worker: Worker, call: Call, now: float, *, terminate: bool = False,
 def unanswered(worker: Worker, now: float, chance: float) -> Worker:
     """Apply a call that was not answered. `chance` in [0, 1) spreads the retries of many workers."""
     return replace(worker, backoff=next_backoff(worker.backoff, now, chance))
-
-
-def next_backoff(backoff: Backoff, now: float, chance: float) -> Backoff:
-    """Backoff after one more failure: doubling pauses, each between half and all of its length."""
-    pause_seconds = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(backoff.failures, 10))
-    since = now if backoff.since is None else backoff.since
-    return Backoff(since, backoff.failures + 1, now + pause_seconds * (0.5 + chance / 2))
 
 
 def request_poll(worker: Worker) -> Worker:

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from slipway_client.transport.exchange import Answer, NoAnswer, get, post
 from slipway_client.worker import core
 from slipway_client.worker.core import Call, GiveUp, Poll, Register, Report, SendReport, Wait, Worker, next_call
-from slipway_client.worker.http import Answer, NoAnswer, get, post
 from slipway_client.worker.log import log
 from slipway_client.worker.user_data import REGISTER_PATH, UserData
-from slipway_common.clock import monotonic_seconds, utc_now
+from slipway_common.base.clock import monotonic_seconds, utc_now
 
 
 class Refusal(Exception):

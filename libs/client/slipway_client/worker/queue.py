@@ -4,7 +4,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from slipway_client.worker.http import REQUEST_SECONDS, Answer, NoAnswer, post
+from slipway_client.transport.exchange import REQUEST_SECONDS, Answer, NoAnswer, post
 from slipway_client.worker.tasks import Task
 
 

@@ -9,18 +9,18 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any, TypeVar
 
+from slipway_client.transport.exchange import NoAnswer
 from slipway_client.worker import tasks
 from slipway_client.worker.changes import Changes
 from slipway_client.worker.core import Wait, Worker
-from slipway_client.worker.http import NoAnswer
 from slipway_client.worker.log import log
-from slipway_client.worker.process import CannotStart, Group, describe_exit
 from slipway_client.worker.provisioner import Provisioner, run_calls
 from slipway_client.worker.queue import Queue
 from slipway_client.worker.tasks import Claim, Finish, Quit, Renew, Run, StartTask, Task, Terminate, next_work
 from slipway_client.worker.user_data import UserData
-from slipway_common.clock import monotonic_seconds
-from slipway_common.processes import own_identity
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.process_group import CannotStart, Group, describe_exit
+from slipway_common.base.processes import own_identity
 
 Result = TypeVar("Result")
 

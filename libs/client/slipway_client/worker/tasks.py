@@ -8,8 +8,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec.structs import replace
 
+from slipway_client.transport.backoff import Backoff, next_backoff
 from slipway_client.worker import core
-from slipway_client.worker.core import Backoff, Wait, Worker
+from slipway_client.worker.core import Wait, Worker
 
 # Long poll of the queue for a task.
 WAIT_SECONDS: Final = 20.0
@@ -199,7 +200,7 @@ def queue_unanswered(run: Run, now: float, chance: float) -> Run:
     """Apply a call that the queue did not answer. An exit code is dropped after `give_up_seconds`."""
     if run.exit_code is not None and run.exited_at + run.worker.settings.give_up_seconds <= now:
         return finished(run, now)
-    return replace(run, backoff=core.next_backoff(run.backoff, now, chance))
+    return replace(run, backoff=next_backoff(run.backoff, now, chance))
 
 
 def signalled(run: Run, why: str, now: float) -> Run:

@@ -20,11 +20,11 @@ from slipway_client.worker.changes import Changes
 from slipway_client.worker.core import Wait, Worker
 from slipway_client.worker.hooks import SOCKET
 from slipway_client.worker.log import log
-from slipway_client.worker.process import CannotStart, Group, describe_exit
 from slipway_client.worker.provisioner import Provisioner, run_calls
 from slipway_client.worker.user_data import UserData
-from slipway_common.clock import monotonic_seconds
-from slipway_common.processes import own_identity
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.process_group import CannotStart, Group, describe_exit
+from slipway_common.base.processes import own_identity
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Limit for a fresh answer of the provisioner; after it the draining hook gets the last known one.

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from slipway_common.access import Tokens, allows
-from slipway_common.clock import monotonic_seconds
-from slipway_common.postgres import Database, is_infrastructure
-from slipway_common.runtime import Runtime
-from slipway_common.telemetry import logger
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.database.postgres import Database, is_infrastructure
+from slipway_common.observability.telemetry import logger
+from slipway_common.web.access import Tokens, allows
+from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.boskos.calls import Caller, Calls, NotAvailable, Refused, Wanted, leased
 from slipway_lease_broker.domain.commands import TEXT_CHARACTERS_MAX, UNITS_MAX
 from slipway_lease_broker.domain.slots import FREE, Slot, go_seconds

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import uvicorn
 
-from slipway_common.access import Tokens
-from slipway_common.runtime import Runtime
-from slipway_common.telemetry import logger
+from slipway_common.observability.telemetry import logger
+from slipway_common.web.access import Tokens
+from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.boskos.app import App
 from slipway_lease_broker.boskos.calls import Calls
 from slipway_lease_broker.boskos.transactions import SlotTerms, SlotTransactions

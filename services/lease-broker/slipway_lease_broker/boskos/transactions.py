@@ -8,13 +8,13 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmRequested,
     LeaseReleaseRequested,
     LeaseRequested,
 )
-from slipway_common.postgres import Connection, Database
 from slipway_lease_broker.admission import count_commands, load, save_and_decide
 from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand, Ledger
 from slipway_lease_broker.domain.decide import Decision

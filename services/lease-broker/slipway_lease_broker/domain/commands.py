@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from slipway_common.errors import BadEvent
+from slipway_common.base.errors import BadEvent
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
-from slipway_common.postgres import Connection, is_infrastructure
-from slipway_common.records import Received
+from slipway_common.database.postgres import Connection, is_infrastructure
+from slipway_common.messaging.records import Received
 from slipway_lease_broker.admission import RETRY_SECONDS, count_commands, count_decision, leave_to_the_loop, load
 from slipway_lease_broker.domain.commands import Ledger
 from slipway_lease_broker.domain.decide import Decision

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from fastapi import Path
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from slipway_common.declaration import LeasePacing
+from slipway_common.declaration.models import LeasePacing
 from slipway_lease_broker.domain.commands import SPREAD_SECONDS_MAX, TEXT_CHARACTERS_MAX, UNITS_MAX
 
 WAIT_SECONDS_MAX: Final = 60.0

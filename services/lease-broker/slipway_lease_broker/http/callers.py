@@ -8,11 +8,11 @@ from typing import Annotated, Final
 import msgspec
 from fastapi import Depends, Request
 
-from slipway_common.access import Credentials, Token, identify, permit
-from slipway_common.clock import utc_now
-from slipway_common.postgres import Database
-from slipway_common.problem import Problem
-from slipway_common.runtime import Runtime
+from slipway_common.base.clock import utc_now
+from slipway_common.database.postgres import Database
+from slipway_common.web.access import Credentials, Token, identify, permit
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.http.group_commit import GroupCommit
 
 FUTURE_SECONDS_MAX: Final = 60.0

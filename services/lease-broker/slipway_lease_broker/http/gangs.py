@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from slipway_common.database.postgres import Connection
 from slipway_common.events.lease import LeaseRequested
-from slipway_common.postgres import Connection
-from slipway_common.problem import Problem
-from slipway_common.telemetry import current_trace
+from slipway_common.observability.telemetry import current_trace
+from slipway_common.web.problem import Problem
 from slipway_lease_broker import admission
 from slipway_lease_broker.domain.commands import Ledger
 from slipway_lease_broker.domain.decide import Decision

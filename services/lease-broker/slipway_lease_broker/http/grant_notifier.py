@@ -9,8 +9,8 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from slipway_common.postgres import Connection, Database, is_infrastructure, schema_of, session
-from slipway_common.telemetry import logger
+from slipway_common.database.postgres import Connection, Database, is_infrastructure, schema_of, session
+from slipway_common.observability.telemetry import logger
 from slipway_lease_broker.store import answers
 
 LOG = logger(__name__)

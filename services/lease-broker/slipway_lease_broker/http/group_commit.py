@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.database.postgres import Connection, Database, is_infrastructure
 from slipway_common.events.lease import LeaseCancelRequested, LeaseRequested
-from slipway_common.postgres import Connection, Database, is_infrastructure
-from slipway_common.problem import Problem
-from slipway_common.telemetry import logger
+from slipway_common.observability.telemetry import logger
+from slipway_common.web.problem import Problem
 from slipway_lease_broker.admission import (
     count_commands,
     count_decision,

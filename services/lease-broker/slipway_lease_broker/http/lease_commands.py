@@ -14,7 +14,7 @@ from slipway_common.events.lease import (
     LeaseRenewRequested,
     LeaseRequested,
 )
-from slipway_common.problem import Problem
+from slipway_common.web.problem import Problem
 from slipway_lease_broker.domain.commands import UNITS_MAX, Ledger, is_late_evidence
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
 from slipway_lease_broker.domain.limits import most_ever

@@ -8,13 +8,13 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
 
-from slipway_common import outbox
-from slipway_common.access import require
-from slipway_common.declaration import LeasePool
-from slipway_common.ids import new_id
-from slipway_common.postgres import Connection, Database
-from slipway_common.problem import Problem
-from slipway_common.runtime import database, wake
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.declaration.models import LeasePool
+from slipway_common.messaging import outbox
+from slipway_common.web.access import require
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
 from slipway_lease_broker.domain import declaration, ledger, unleased
 from slipway_lease_broker.domain.admit import pacing_of
 from slipway_lease_broker.domain.declaration import Declared

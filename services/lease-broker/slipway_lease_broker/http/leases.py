@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from slipway_common.access import Credentials, identify, permit
+from slipway_common.database.postgres import Database
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmRequested,
@@ -15,10 +15,10 @@ from slipway_common.events.lease import (
     LeaseRequested,
     ReplacedLease,
 )
-from slipway_common.postgres import Database
-from slipway_common.problem import Problem
-from slipway_common.runtime import database
-from slipway_common.telemetry import current_trace
+from slipway_common.observability.telemetry import current_trace
+from slipway_common.web.access import Credentials, identify, permit
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.http import shown

@@ -7,12 +7,12 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
 
-from slipway_common import declaration as common
-from slipway_common import outbox
-from slipway_common.access import require
-from slipway_common.postgres import Connection, Database
-from slipway_common.problem import Problem
-from slipway_common.runtime import database, wake
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.declaration import models as common
+from slipway_common.messaging import outbox
+from slipway_common.web.access import require
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
 from slipway_lease_broker.domain import declaration
 from slipway_lease_broker.domain import slots as rules
 from slipway_lease_broker.domain.declaration import Declared

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from slipway_common.postgres import Database, is_infrastructure
-from slipway_common.telemetry import logger
+from slipway_common.database.postgres import Database, is_infrastructure
+from slipway_common.observability.telemetry import logger
 from slipway_lease_broker.admission import RETRY_SECONDS, count_decision, decide_pool
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.metrics import UNDECIDED

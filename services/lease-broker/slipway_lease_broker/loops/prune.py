@@ -1,8 +1,8 @@
 """Loop that prunes ended leases, done requests, history, and unused groups, tenants and gangs. It never touches leases
 that count or requests that wait."""
 
-from slipway_common.clock import monotonic_seconds
-from slipway_common.postgres import Database
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.database.postgres import Database
 from slipway_lease_broker.store import gangs, groups, history, leases, pools, requests, tenants
 
 EVERY_SECONDS = 3600.0

@@ -3,8 +3,8 @@ more decision is made in case a wake-up was missed."""
 
 from typing import Final
 
-from slipway_common.postgres import Database
-from slipway_common.telemetry import logger
+from slipway_common.database.postgres import Database
+from slipway_common.observability.telemetry import logger
 from slipway_lease_broker.domain.drift import repaired
 from slipway_lease_broker.metrics import DRIFTED
 from slipway_lease_broker.store import history, pools

@@ -1,5 +1,5 @@
 """Alembic environment of the lease-broker."""
 
-from slipway_common.migrate import run_environment
+from slipway_common.database.migrate import run_environment
 
 run_environment()

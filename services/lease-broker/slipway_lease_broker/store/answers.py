@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
 from slipway_lease_broker.store import leases, pools, requests, tenants
 from slipway_lease_broker.store.rows import structs

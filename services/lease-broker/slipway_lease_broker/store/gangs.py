@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 from slipway_lease_broker.domain.ledger import Gang, Request
 from slipway_lease_broker.store import requests
 from slipway_lease_broker.store.rows import structs

@@ -4,7 +4,7 @@ nothing."""
 from datetime import datetime
 from typing import Final
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 from slipway_lease_broker.domain.report import PastLease
 from slipway_lease_broker.store.rows import structs
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.postgres import Connection, Database
+from slipway_common.database.postgres import Connection, Database
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.drift import COUNTERS, Counted

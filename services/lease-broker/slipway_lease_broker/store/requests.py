@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 from slipway_lease_broker.domain.ledger import Request
 from slipway_lease_broker.store.rows import columns, structs
 

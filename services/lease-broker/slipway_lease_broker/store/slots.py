@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 from slipway_lease_broker.domain.slots import Slot
 from slipway_lease_broker.store.rows import columns, structs
 

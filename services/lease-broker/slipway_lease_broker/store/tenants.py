@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 from slipway_lease_broker.domain.ledger import Tenant
 from slipway_lease_broker.store.rows import columns, structs
 

@@ -4,7 +4,7 @@ the pool's lock; they apply from the next decision on."""
 from datetime import datetime
 from typing import Final
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 
 PIN: Final = "UPDATE lease_pools SET pinned_reason = $2, dirty = true WHERE id = $1"
 DRAIN: Final = "UPDATE lease_pools SET drained_reason = $2, dirty = true WHERE id = $1"

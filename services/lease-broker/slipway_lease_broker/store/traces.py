@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from slipway_common.outbox import Traced
+from slipway_common.messaging.outbox import Traced
 from slipway_lease_broker.domain.ledger import Lease, Request
 
 

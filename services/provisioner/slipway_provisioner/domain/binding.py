@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slipway_common.lifecycle import State
+from slipway_common.events.lifecycle import State
 from slipway_provisioner.domain.workers import Worker
 
 

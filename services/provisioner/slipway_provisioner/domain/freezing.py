@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from slipway_common.scopes import image_key
+from slipway_common.events.scopes import image_key
 from slipway_provisioner.domain.pool import Observed, Shared
 
 BY: Final = "provisioner"  # `frozen_by` of a pool that was frozen for a bad image

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.lifecycle import State
+from slipway_common.events.lifecycle import State
 from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.workers import Worker
 

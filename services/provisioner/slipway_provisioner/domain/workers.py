@@ -1,6 +1,6 @@
 """State transitions of a worker, as functions (worker, arguments) → (worker, event). Pure.
 
-States follow the table in slipway_common.lifecycle; a transition that it lacks raises IllegalTransition.
+States follow the table in slipway_common.events.lifecycle; a transition that it lacks raises IllegalTransition.
 """
 
 from datetime import datetime
@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events import worker as events
+from slipway_common.events.lifecycle import State, advance
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_common.lifecycle import State, advance
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):

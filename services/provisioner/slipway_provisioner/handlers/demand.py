@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from slipway_common.errors import BadEvent
-from slipway_common.postgres import Connection
-from slipway_common.records import Received
+from slipway_common.base.errors import BadEvent
+from slipway_common.database.postgres import Connection
+from slipway_common.messaging.records import Received
 from slipway_provisioner.domain.demand import problem
 from slipway_provisioner.store import demand, pools
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from slipway_common.clock import monotonic_seconds
-from slipway_common.postgres import Database
-from slipway_common.records import Received
-from slipway_common.topics import SERVICE_HEARTBEAT, Topic
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.database.postgres import Database
+from slipway_common.events.topics import SERVICE_HEARTBEAT, Topic
+from slipway_common.messaging.records import Received
 
 
 class HeartbeatView:

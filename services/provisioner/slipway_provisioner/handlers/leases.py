@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.database.postgres import Connection
 from slipway_common.events import lease as events
-from slipway_common.postgres import Connection
-from slipway_common.records import Received
+from slipway_common.messaging.records import Received
 from slipway_provisioner.domain.workers import delayed
 from slipway_provisioner.store import leases, workers
 

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
+from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import State
 from slipway_common.events.signal import SignalRaised
-from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection
-from slipway_common.records import Received
-from slipway_common.signal_rules import DEFAULT_RULES, REQUESTS, Rules, is_for_provisioner, refusal
-from slipway_common.telemetry import logger
+from slipway_common.events.signal_rules import DEFAULT_RULES, REQUESTS, Rules, is_for_provisioner, refusal
+from slipway_common.messaging.records import Received
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.workers import stopping
 from slipway_provisioner.store import configs, pools, workers

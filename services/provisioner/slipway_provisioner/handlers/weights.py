@@ -5,10 +5,10 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, Topic
 from slipway_common.events.weight import SharedWindow
-from slipway_common.postgres import Connection, Database
-from slipway_common.records import Received
-from slipway_common.topics import LAUNCH_CONFIG_WEIGHT, Topic
+from slipway_common.messaging.records import Received
 from slipway_provisioner.store import marks
 
 UPSERT: Final = """

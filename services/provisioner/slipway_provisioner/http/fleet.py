@@ -6,12 +6,12 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from slipway_common.access import require
-from slipway_common.errors import Transient
-from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection, Database
-from slipway_common.problem import Problem
-from slipway_common.runtime import database, wake
+from slipway_common.base.errors import Transient
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.lifecycle import State
+from slipway_common.web.access import require
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
 from slipway_provisioner.domain import workers as domain
 from slipway_provisioner.domain.timeline import timeline
 from slipway_provisioner.domain.workers import Worker

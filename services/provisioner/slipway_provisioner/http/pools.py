@@ -7,12 +7,12 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from slipway_common.access import Credentials, check, require
-from slipway_common.declaration import Invalid, parse
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.declaration.models import Invalid, parse
 from slipway_common.events.pool import DemandReported
-from slipway_common.postgres import Connection, Database
-from slipway_common.problem import Problem
-from slipway_common.runtime import database, wake
+from slipway_common.web.access import Credentials, check, require
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
 from slipway_provisioner.store import configs, declarations, demand, launch_stops, pauses, pools, summaries
 

@@ -9,12 +9,12 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from slipway_common.access import Credentials, bearer
-from slipway_common.ids import hash_secret, new_secret
-from slipway_common.lifecycle import IllegalTransition, State
-from slipway_common.postgres import Connection, Database
-from slipway_common.problem import Problem
-from slipway_common.runtime import database, wake
+from slipway_common.base.ids import hash_secret, new_secret
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.lifecycle import IllegalTransition, State
+from slipway_common.web.access import Credentials, bearer
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import workers as domain
 from slipway_provisioner.domain.registration import batch_secret

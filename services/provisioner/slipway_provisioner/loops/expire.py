@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.lifecycle import State
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection, Database
-from slipway_common.telemetry import logger
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.workers import Worker, stopping
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings

@@ -10,14 +10,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from slipway_common import outbox
-from slipway_common.clock import monotonic_seconds
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lease import LeaseConfirmRequested
+from slipway_common.events.lifecycle import State
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerLaunched
-from slipway_common.ids import new_id
-from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection, Database
-from slipway_common.telemetry import logger
+from slipway_common.messaging import outbox
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.binding import bind
 from slipway_provisioner.domain.cloud import Account

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Final
 
+from slipway_common.database.postgres import Database
 from slipway_common.measure import Measure
-from slipway_common.metrics import Readings
-from slipway_common.postgres import Database
+from slipway_common.observability.metrics import Readings
 from slipway_provisioner.loops.watch import EFFECTS
 from slipway_provisioner.store import gauges
 

@@ -7,12 +7,12 @@ from typing import Final
 
 import msgspec
 
-from slipway_common import outbox
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection, Database, is_infrastructure
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.ids import new_id
-from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection, Database, is_infrastructure
-from slipway_common.telemetry import child_of, logger
+from slipway_common.events.lifecycle import State
+from slipway_common.messaging import outbox
+from slipway_common.observability.telemetry import child_of, logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.planning import Launch, Plan

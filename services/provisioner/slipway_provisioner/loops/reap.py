@@ -4,11 +4,11 @@ instances, and marks workers as running where the provider's word is the boot ev
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from slipway_common import outbox
+from slipway_common.database.postgres import Database
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.lifecycle import State
-from slipway_common.postgres import Database
-from slipway_common.telemetry import logger
+from slipway_common.events.lifecycle import State
+from slipway_common.messaging import outbox
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.reaping import Findings, compare

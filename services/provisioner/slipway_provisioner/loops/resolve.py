@@ -7,9 +7,9 @@ delay, after which the provider must list its instances, have both passed.
 
 import asyncio
 
-from slipway_common.clock import monotonic_seconds
-from slipway_common.postgres import Database
-from slipway_common.telemetry import logger
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.database.postgres import Database
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.loops.launch import Launcher

@@ -6,11 +6,11 @@ Level-triggered: a lost wake-up, a late write of a fenced process or a bug in ma
 from collections.abc import Callable
 from typing import Final
 
-from slipway_common import outbox
+from slipway_common.database.postgres import Database
 from slipway_common.events.launch_config import LaunchConfigUpdated
 from slipway_common.events.pool import PoolUpdated
-from slipway_common.postgres import Database
-from slipway_common.telemetry import logger
+from slipway_common.messaging import outbox
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store import configs, declarations, marks
 

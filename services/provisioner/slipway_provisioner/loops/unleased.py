@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from slipway_common import outbox
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lease import LeaseUnleasedReported
-from slipway_common.ids import new_id
-from slipway_common.postgres import Connection, Database
-from slipway_common.telemetry import logger
+from slipway_common.messaging import outbox
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
 from slipway_provisioner.domain.unleased import next_start
 from slipway_provisioner.settings import Settings

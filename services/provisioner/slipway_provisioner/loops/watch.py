@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from slipway_common import outbox
+from slipway_common.database.postgres import Database
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.postgres import Database
+from slipway_common.messaging import outbox
 
 EFFECTS: Final = {
     "lease-broker": ("launches wait for admission", "resends its requests; running workers are not affected"),

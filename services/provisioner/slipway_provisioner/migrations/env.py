@@ -1,5 +1,5 @@
-"""Entry point of Alembic; see slipway_common.migrate."""
+"""Entry point of Alembic; see slipway_common.database.migrate."""
 
-from slipway_common.migrate import run_environment
+from slipway_common.database.migrate import run_environment
 
 run_environment()

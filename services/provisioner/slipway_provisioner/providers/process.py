@@ -20,11 +20,11 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from slipway_common import processes
+from slipway_common.base import processes
+from slipway_common.base.processes import INSTANCE_TAG, Process
+from slipway_common.base.redaction import redacted
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_common.processes import INSTANCE_TAG, Process
-from slipway_common.redaction import redacted
-from slipway_common.telemetry import logger
+from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
 

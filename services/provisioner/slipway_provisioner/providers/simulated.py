@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import httpx2
 
+from slipway_common.base.redaction import redacted
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
-from slipway_common.redaction import redacted
 from slipway_provisioner.domain.cloud import Account, Instance
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 from slipway_provisioner.domain.cloud import Account
 
 NAMES: Final = "id, provider, region, identity, lease_pool_id, settings"

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 
 NAMES: Final = (
     "id::text, launch_config_id, account_id, lease_id, token, body, units, state, outcome, repeats, started_at, "

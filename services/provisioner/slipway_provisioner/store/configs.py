@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from slipway_common import outbox
+from slipway_common.database.postgres import Connection
 from slipway_common.events import launch_config as events
-from slipway_common.postgres import Connection
+from slipway_common.messaging import outbox
 from slipway_provisioner.store import marks
 
 COLUMNS: Final = (

@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from slipway_common.ids import new_id
-from slipway_common.postgres import Connection
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection
 from slipway_provisioner.domain.planning import Plan
 
 SELECT: Final = "SELECT id::text, pool_id, at, last_at, times, launched, reason, details FROM decision"

@@ -5,13 +5,13 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common import outbox
-from slipway_common.declaration import Account, Declaration, LaunchConfig, LeasePool, WorkerPool, config_id
+from slipway_common.database.postgres import Connection
+from slipway_common.declaration.models import Account, Declaration, LaunchConfig, LeasePool, WorkerPool, config_id
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
 from slipway_common.events.alert import AlertResolved
-from slipway_common.postgres import Connection
-from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.messaging import outbox
 from slipway_provisioner.domain import freezing
 from slipway_provisioner.store import configs, marks
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from slipway_common.database.postgres import Connection
 from slipway_common.events.pool import DemandReported
-from slipway_common.postgres import Connection
 from slipway_provisioner.domain.pool import Demand
 from slipway_provisioner.domain.timeline import Claim
 from slipway_provisioner.domain.workers import Worker

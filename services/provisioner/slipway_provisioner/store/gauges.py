@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from slipway_common.metrics import Readings
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
+from slipway_common.observability.metrics import Readings
 from slipway_provisioner.store import summaries
 
 NAMES: Final = (

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any, Final
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 
 # Excludes every start statement, which shares this row: a start that begins later sees the stop.
 EXCLUDE_STARTS: Final = "SELECT FROM launch_stop_guard FOR UPDATE"

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common import outbox
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
@@ -16,8 +17,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
     LeaseUnleasedReported,
 )
-from slipway_common.ids import new_id
-from slipway_common.postgres import Connection
+from slipway_common.messaging import outbox
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store.configs import MAY_START
 

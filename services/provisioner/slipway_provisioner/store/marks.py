@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 
 DIRTY: Final = "INSERT INTO dirty_pool (pool_id, reason) SELECT unnest($1::text[]), $2"
 # Not needed if a mark is due no later: the decision that it triggers schedules the next one.

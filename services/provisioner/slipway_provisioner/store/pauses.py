@@ -3,10 +3,10 @@
 from datetime import datetime
 from typing import Any, Final
 
-from slipway_common import outbox
+from slipway_common.database.postgres import Connection
 from slipway_common.events import pool as events
 from slipway_common.events.alert import AlertRaised, AlertResolved
-from slipway_common.postgres import Connection
+from slipway_common.messaging import outbox
 from slipway_provisioner.domain import freezing
 from slipway_provisioner.domain.pool import Shared
 from slipway_provisioner.store import declarations, marks

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common.postgres import Connection
-from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.database.postgres import Connection
+from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 from slipway_provisioner.store import demand
 

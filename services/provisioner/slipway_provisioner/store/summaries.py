@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 from slipway_provisioner.store.pools import DEFAULT_WINDOWS, IN_FLIGHT, stages
 
 # The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.

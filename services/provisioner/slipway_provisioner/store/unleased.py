@@ -4,7 +4,7 @@ pool, so they keep one pace together."""
 from datetime import datetime
 from typing import Final
 
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
 from slipway_provisioner.domain.unleased import Pace
 from slipway_provisioner.store.configs import MAY_START
 

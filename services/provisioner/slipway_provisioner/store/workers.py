@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from slipway_common import outbox
-from slipway_common.lifecycle import State
-from slipway_common.postgres import Connection
+from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import State
+from slipway_common.messaging import outbox
 from slipway_provisioner.domain.workers import Change, Worker, ended_stage
 from slipway_provisioner.store import marks
 

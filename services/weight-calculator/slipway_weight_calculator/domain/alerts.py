@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.base.redaction import redacted
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.redaction import redacted
-from slipway_common.scopes import credential_key
+from slipway_common.events.scopes import credential_key
 from slipway_weight_calculator.domain import signals
 from slipway_weight_calculator.domain.record import failure_text
 from slipway_weight_calculator.domain.rows import STAGES, Config, Row

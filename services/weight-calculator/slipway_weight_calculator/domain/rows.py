@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.scopes import credential_key, image_key, quota_key
 from slipway_common.events.worker import WorkerEvent
-from slipway_common.scopes import credential_key, image_key, quota_key
 from slipway_weight_calculator.domain.blame import CREDITED
 from slipway_weight_calculator.domain.evidence import Stage
 from slipway_weight_calculator.domain.policy import Policy

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.base.redaction import redacted
 from slipway_common.events.signal import SignalRaised
-from slipway_common.redaction import redacted
-from slipway_common.signal_rules import DEFAULT_RULES, TTL_SECONDS_MAX, Rules, is_for_provisioner, refusal
+from slipway_common.events.signal_rules import DEFAULT_RULES, TTL_SECONDS_MAX, Rules, is_for_provisioner, refusal
 from slipway_weight_calculator.domain.rows import Config
 
 REASONS: Final = ("target", "kind", "source", "ttl", "expired", "future", "value", "unreached", "newer", "share")

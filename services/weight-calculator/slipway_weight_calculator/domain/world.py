@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from slipway_common.events import worker
 from slipway_common.events.launch_config import LaunchConfigState
+from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS, credential_key, image_key
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner
 from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
-from slipway_common.scopes import FORGOTTEN_AFTER_SECONDS, credential_key, image_key
-from slipway_common.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner
 from slipway_weight_calculator.domain import blame, evidence, signals, trips, windows
 from slipway_weight_calculator.domain.evidence import Stage, Sum
 from slipway_weight_calculator.domain.policy import DEFAULT_PROFILE, PROFILES, Policy

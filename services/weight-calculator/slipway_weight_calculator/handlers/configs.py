@@ -1,7 +1,7 @@
 """Handling of launch configs. Archiving keeps a config's state: outcomes of its last workers may still arrive."""
 
-from slipway_common.records import Received
-from slipway_common.signal_rules import Rules
+from slipway_common.events.signal_rules import Rules
+from slipway_common.messaging.records import Received
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.world import Draft
 from slipway_weight_calculator.handlers import names

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from slipway_common.errors import BadEvent
+from slipway_common.base.errors import BadEvent
 
 CHARACTERS_MAX: Final = 600  # of all names together; at four bytes each they fit into an index row of PostgreSQL
 

@@ -4,9 +4,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from slipway_common.errors import BadEvent
+from slipway_common.base.errors import BadEvent
 from slipway_common.events.worker import Outcome, Result, Stage
-from slipway_common.records import Received, Record
+from slipway_common.messaging.records import Received, Record
 from slipway_weight_calculator.domain.rows import STAGES
 from slipway_weight_calculator.domain.world import Draft
 from slipway_weight_calculator.handlers import names

@@ -1,7 +1,7 @@
 """Handling of signals from external sources."""
 
-from slipway_common.records import Received
-from slipway_common.signal_rules import Rules
+from slipway_common.events.signal_rules import Rules
+from slipway_common.messaging.records import Received
 from slipway_weight_calculator.domain.world import Draft
 from slipway_weight_calculator.handlers import names
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Final
 import msgspec
 from fastapi import APIRouter, Depends, Request
 
-from slipway_common import outbox
-from slipway_common.access import Credentials, bearer, check
+from slipway_common.database.postgres import Database
 from slipway_common.events import Time
 from slipway_common.events.signal import SignalRaised
-from slipway_common.postgres import Database
-from slipway_common.problem import Problem
-from slipway_common.runtime import database, wake
+from slipway_common.messaging import outbox
+from slipway_common.web.access import Credentials, bearer, check
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import database, wake
 from slipway_weight_calculator import metrics
 from slipway_weight_calculator.domain.signals import REASONS, reached
 from slipway_weight_calculator.domain.world import Draft

@@ -5,8 +5,8 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Depends, Response
 
-from slipway_common.postgres import Database
-from slipway_common.runtime import database
+from slipway_common.database.postgres import Database
+from slipway_common.web.runtime import database
 from slipway_weight_calculator.store import weights
 
 router = APIRouter(tags=["weights"])

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from slipway_common.clock import monotonic_seconds
-from slipway_common.postgres import Database
+from slipway_common.base.clock import monotonic_seconds
+from slipway_common.database.postgres import Database
 from slipway_weight_calculator.store import journal
 
 EVERY_SECONDS: Final = 3600.0

@@ -5,7 +5,7 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from slipway_common.events.weight import WeightChanged
-from slipway_common.outbox import Tombstone, Traced
+from slipway_common.messaging.outbox import Tombstone, Traced
 from slipway_weight_calculator.domain.record import record, worth_publishing
 from slipway_weight_calculator.domain.rows import STAGES, Row
 from slipway_weight_calculator.domain.world import Draft

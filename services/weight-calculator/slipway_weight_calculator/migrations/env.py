@@ -1,5 +1,5 @@
 """Alembic environment."""
 
-from slipway_common.migrate import run_environment
+from slipway_common.database.migrate import run_environment
 
 run_environment()

@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.consume import Batch
-from slipway_common.leadership import Turn
-from slipway_common.postgres import Connection, Database
-from slipway_common.records import Received, Record
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.messaging.consume import Batch
+from slipway_common.messaging.leadership import Turn
+from slipway_common.messaging.records import Received, Record
 
 WRITE: Final = """
 WITH turn AS (UPDATE leader SET seq = seq + 1 WHERE epoch = $1 RETURNING seq)

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.signal import SignalRaised
-from slipway_common.postgres import Connection, Database
 from slipway_weight_calculator.domain.rows import Boot, Config
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.world import World

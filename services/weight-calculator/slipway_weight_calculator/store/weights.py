@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
+from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.weight import WeightChanged
-from slipway_common.postgres import Connection, Database
 
 READ: Final = "SELECT id, record, at FROM weight ORDER BY id"
 WRITE: Final = """

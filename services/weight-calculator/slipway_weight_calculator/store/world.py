@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import Alert, AlertRaised
-from slipway_common.postgres import Connection
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.rows import Boot, Config, Row
 from slipway_weight_calculator.domain.signals import Signal

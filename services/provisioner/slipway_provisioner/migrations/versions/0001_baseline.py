@@ -2,7 +2,7 @@
 
 from alembic import op
 
-from slipway_common.migrate import execute, messaging
+from slipway_common.database.migrate import execute, messaging
 
 revision = "0001"
 down_revision = None

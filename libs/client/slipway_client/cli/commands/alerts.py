@@ -1,0 +1,139 @@
+"""`slipway alert`: open and resolved alerts, from the topic slipway.alert.v1."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.options import AsOutput, noun, now
+from slipway_client.cli.tables import Field, Output, as_json, show
+from slipway_client.transport.http import Api, Failed
+from slipway_client.view import moments
+from slipway_common.base.sanitize import printable
+
+if TYPE_CHECKING:
+    from slipway_client.transport.log import Entry
+
+app = noun("List and show alerts")
+
+Alert = dict[str, Any]
+OPEN, RESOLVED = "open", "resolved"
+LABELS: Final = {  # in the order in which they are shown
+    "summary": "summary",
+    "effect": "effect",
+    "doing": "Slipway",
+    "command": "remedy",
+    "cause": "cause",
+}
+WhichAlert = Annotated[str, typer.Argument(metavar="ALERT", help="Subject, KIND/SUBJECT or key of the alert")]
+Everything = Annotated[bool, typer.Option("--all", help="Open and resolved alerts [default: open ones]")]
+
+
+def _since(alert: Mapping[str, Any]) -> str:
+    return moments.clock(moments.at(alert["since"] or alert["raised_at"]), now())
+
+
+FIELDS: Final[tuple[Field, ...]] = (
+    "severity",
+    "kind",
+    ("subject", lambda alert: alert["subject_id"]),
+    ("since", _since),
+    "summary",
+)
+STATE: Final[Field] = ("state", lambda alert: alert["state"])
+
+
+@app.command("ls")
+def list_alerts(context: typer.Context, all_: Everything = False, output: AsOutput = Output.TABLE) -> None:
+    """List open alerts, pages first, then newest first
+
+    \b
+    Examples:
+      slipway alert ls
+      slipway alert ls --all -o json
+    """
+    rows = [alert for alert in _read(context.obj) if all_ or alert["state"] == OPEN]
+    show(rows, (STATE, *FIELDS) if all_ else FIELDS, output, nothing="no alerts" if all_ else "no open alerts")
+
+
+@app.command("show")
+def show_alert(context: typer.Context, alert: WhichAlert, output: AsOutput = Output.TABLE) -> None:
+    """Show one alert: effect, action of Slipway, remedy, evidence
+
+    Open alerts are searched first, then resolved ones.
+
+    \b
+    Examples:
+      slipway alert show linux-zone-b
+      slipway alert show config-tripped/linux-zone-b -o json
+    """
+    row = _named(_read(context.obj), alert)
+    if output is Output.JSON:
+        as_json(row)
+        return
+    lines = [("alert", f"{row['kind']} {row['subject_id']}"), ("severity", row["severity"]), ("state", row["state"])]
+    lines.append(("since", _since(row)))
+    if row["resolved_at"]:
+        lines.append(("resolved", moments.clock(moments.at(row["resolved_at"]), now())))
+    lines += [(label, row[name]) for name, label in LABELS.items() if row.get(name)]
+    lines.append(("key", row["dedup_key"]))
+    width = max(len(label) for label, _ in lines)
+    for label, value in lines:
+        print(printable(f"{label:<{width}}  {value}"))
+    for number, evidence in enumerate(row.get("evidence") or ()):
+        print(printable(f"{'' if number else 'evidence':<{width}}  {evidence}"))
+
+
+def _named(alerts: list[Alert], name: str) -> Alert:
+    """The alert of that name; open ones hide resolved ones. Raises Failed."""
+    found = [
+        alert
+        for alert in alerts
+        if name in (alert["dedup_key"], alert["subject_id"], f"{alert['kind']}/{alert['subject_id']}")
+    ]
+    found = [alert for alert in found if alert["state"] == OPEN] or found
+    if not found:
+        raise Failed(
+            f"There is no alert {name!r}.\n`slipway alert ls` lists the open ones, `--all` the resolved ones, too."
+        )
+    if len(found) > 1:
+        names = ", ".join(f"{alert['kind']}/{alert['subject_id']}" for alert in found)
+        raise Failed(f"{name!r} names {len(found)} alerts: {names}.\nGive one of these names, or a key of `-o json`.")
+    return found[0]
+
+
+def _read(api: Api) -> list[Alert]:
+    """All alerts that the topic holds: pages first, then the newest first."""
+    import asyncio
+
+    alerts = asyncio.run(_from_topic(api))
+    newest = sorted(alerts, key=lambda alert: str(alert["raised_at"]), reverse=True)
+    return sorted(newest, key=lambda alert: (alert["state"] != OPEN, alert["severity"] == "notice"))
+
+
+async def _from_topic(api: Api) -> list[Alert]:
+    from slipway_client.transport.log import Log
+    from slipway_common.events.topics import ALERT
+
+    alerts: dict[str, Alert] = {}
+    async with Log(api.kafka, api.topic_prefix) as log:
+        await log.open([ALERT.name], last=None, since=None)
+        async for entry in log.past():
+            record(alerts, entry)
+    return list(alerts.values())
+
+
+def record(alerts: dict[str, Alert], entry: "Entry") -> None:
+    """Apply one record to the newest alert of each key; unreadable ones and those of other types are skipped."""
+    from slipway_common.events.alert import AlertRaised, AlertResolved
+
+    if entry.envelope is None or entry.unreadable or entry.data is None:
+        return
+    data: Alert = entry.data
+    at = entry.time.isoformat()
+    match entry.envelope.type:
+        case AlertRaised.type:
+            missing = {"severity": "page", "since": None}  # what an event leaves out at its default
+            alerts[data["dedup_key"]] = missing | data | {"state": OPEN, "raised_at": at, "resolved_at": None}
+        case AlertResolved.type if data["dedup_key"] in alerts:
+            alerts[data["dedup_key"]] |= {"state": RESOLVED, "resolved_at": at}

@@ -1,0 +1,193 @@
+"""`slipway doctor`: reads the state of every part of a deployment in parallel; the module diagnosis grades it."""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.options import AsOutput, now
+from slipway_client.cli.tables import Output, as_json
+from slipway_client.transport.http import Api, Failed
+from slipway_common.base.clock import utc_now
+from slipway_common.base.sanitize import printable
+
+if TYPE_CHECKING:
+    from slipway_client.transport.log import Entry
+    from slipway_client.view.diagnosis import Finding, ServiceAnswer
+
+PROBLEM: Final = 3
+HTTP_SECONDS: Final = 2.0  # per request; at most four are made one after the other
+KAFKA_SECONDS: Final = 8.0  # for all of Kafka, in parallel with the requests to services
+NEWEST: Final = 500  # records of each partition: an alert is raised rarely, and services beat every 5 s
+COLORS: Final = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red"}
+
+
+def doctor(
+    context: typer.Context,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            envvar=["PARTITIONS", "SLIPWAY_PARTITIONS"], help="Partitions of each topic [default: as in the registry]"
+        ),
+    ] = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Check a deployment and print remedies for its problems
+
+    Checks services, versions, schemas, clocks, Kafka, topics, lag, dead letters, outbox, heartbeats, alerts, launch
+    stops, health and accounts; takes at most 10 s. Grades: ok; note, Slipway handles it alone; warn, a person should
+    look; fail, something does not work. Exit code 0 if every grade is ok or note, 3 if one is warn or fail.
+
+    \b
+    Examples:
+      slipway doctor
+      slipway doctor -o json
+    """
+    from slipway_client.view.diagnosis import diagnose, healthy
+
+    found = diagnose(_gathered(context.obj, partitions))
+    if output is Output.JSON:
+        fields = ("grade", "check", "detail", "remedy")
+        as_json([{name: getattr(finding, name) for name in fields} for finding in found])
+    else:
+        _print(found)
+    if not healthy(found):
+        raise typer.Exit(PROBLEM)
+
+
+def _print(found: Sequence["Finding"]) -> None:
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    width = max(len(finding.check) for finding in found)
+    indent = " " * (6 + width + 2)
+    for finding in found:
+        grade = typer.style(f"{finding.grade:<4}", fg=COLORS[finding.grade], bold=finding.grade != "ok")
+        text = textwrap.fill(
+            printable(f"{finding.check:<{width}}  {finding.detail}"),
+            columns,
+            initial_indent=" " * 6,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        typer.echo(grade + text[4:])
+        if finding.remedy:
+            typer.echo(
+                textwrap.fill(
+                    printable(f"remedy: {finding.remedy}"),
+                    columns,
+                    initial_indent=indent,
+                    subsequent_indent=indent + "    ",
+                    break_on_hyphens=False,
+                    break_long_words=False,
+                )
+            )
+
+
+def _gathered(api: Api, partitions: int | None) -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+    from importlib.metadata import version
+
+    from slipway_client.view.diagnosis import Gathered
+
+    quick = Api(api.urls, timeout_seconds=HTTP_SECONDS)
+    with ThreadPoolExecutor(len(api.urls) + 1) as threads:
+        kafka = threads.submit(_asked_kafka, api, partitions)
+        statuses = {name: threads.submit(_status, quick, name) for name in api.urls}
+        services = {name: future.result() for name, future in statuses.items()}
+        provisioner: Mapping[str, Any] = {}
+        if services["provisioner"].status is not None:
+            lists = {"launch_stops": "/launch-stops", "pools": "/pools", "configs": "/launch-configs"}
+            provisioner = {name: _items(quick, path) for name, path in lists.items()}
+        return Gathered(
+            own_version=version("slipway-client"),
+            services=services,
+            kafka=api.kafka,
+            now=now(),
+            **kafka.result(),
+            **provisioner,
+        )
+
+
+def _status(api: Api, service: str) -> "ServiceAnswer":
+    from slipway_client.view.diagnosis import ServiceAnswer
+
+    asked_at = utc_now()
+    try:
+        status, error = api.get(service, "/status"), ""
+        if not isinstance(status, dict) or "ready" not in status:
+            status, error = None, f"the answer of {api.urls[service]} is not from a Slipway service"
+    except Failed as refused:
+        status, error = None, str(refused).partition("\n")[0]
+    return ServiceAnswer(url=api.urls[service], status=status, error=error, asked_at=asked_at, answered_at=utc_now())
+
+
+def _items(api: Api, path: str) -> Any:
+    try:
+        return api.get("provisioner", path)["items"]
+    except (Failed, KeyError, TypeError):
+        return None  # a service whose database is down reports that in its status
+
+
+def _asked_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
+    import asyncio
+
+    try:
+        return asyncio.run(asyncio.wait_for(_from_kafka(api, partitions), KAFKA_SECONDS))
+    except TimeoutError:
+        return {"kafka_error": f"Kafka at {api.kafka} did not answer within {KAFKA_SECONDS:g} s"}
+    except Failed as error:
+        return {"kafka_error": str(error).partition("\n")[0]}
+
+
+async def _from_kafka(api: Api, partitions: int | None) -> dict[str, Any]:
+    import asyncio
+
+    from aiokafka.errors import KafkaError
+
+    from slipway_common.messaging import topic_admin
+
+    topics = asyncio.ensure_future(_from_topics(api))
+    try:
+        differences = await topic_admin.diff(api.kafka, prefix=api.topic_prefix, partitions=partitions)
+        found = {"differences": [line.removeprefix(api.topic_prefix) for line in differences]}
+        # Missing topics hold no events, and their absence is a finding of its own.
+        return found if any(line.endswith(": missing") for line in differences) else found | await topics
+    except (KafkaError, OSError) as error:
+        raise Failed(f"Kafka at {api.kafka} is unavailable: {error}") from error
+    finally:
+        topics.cancel()
+        await asyncio.gather(topics, return_exceptions=True)
+
+
+async def _from_topics(api: Api) -> dict[str, Any]:
+    """The newest heartbeat of each service, and the open alerts."""
+    from slipway_client.transport.log import Log
+    from slipway_common.events.topics import ALERT, SERVICE_HEARTBEAT
+
+    heartbeats: dict[str, datetime] = {}
+    alerts: dict[str, Any] = {}
+    async with Log(api.kafka, api.topic_prefix, timeout_seconds=KAFKA_SECONDS) as log:
+        await log.open([SERVICE_HEARTBEAT.name, ALERT.name], last=NEWEST, since=None)
+        async for entry in log.past():
+            _record(entry, heartbeats, alerts)
+    return {"heartbeats": heartbeats, "alerts": list(alerts.values())}
+
+
+def _record(entry: "Entry", heartbeats: dict[str, datetime], alerts: dict[str, Any]) -> None:
+    """Apply one record; unreadable ones and those of other types are skipped."""
+    from slipway_common.events.alert import AlertRaised, AlertResolved
+    from slipway_common.events.service import ServiceHeartbeat
+
+    if entry.envelope is None or entry.unreadable or entry.data is None:
+        return
+    match entry.envelope.type:
+        case ServiceHeartbeat.type:
+            heartbeats[entry.data["service"]] = entry.time
+        case AlertRaised.type:
+            alerts[entry.data["dedup_key"]] = entry.data
+        case AlertResolved.type:
+            alerts.pop(entry.data["dedup_key"], None)

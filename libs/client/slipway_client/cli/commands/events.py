@@ -1,0 +1,222 @@
+"""Commands `slipway events`: events published on Kafka."""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.options import configs, noun, now, pools, workers
+from slipway_client.cli.tables import short
+from slipway_client.transport.http import Api
+from slipway_client.view import moments
+
+if TYPE_CHECKING:
+    from slipway_client.transport.log import Entry
+
+app = noun("Show events")
+
+# Includes all topics that `slipway weights replay` needs.
+WATCHED: Final = (
+    "worker.lifecycle",
+    "launch-config.lifecycle",
+    "launch-config.signal",
+    "pool.lifecycle",
+    "lease.lifecycle",
+    "alert",
+)
+LAST: Final = 10
+WINDOW: Final = timedelta(hours=1)  # searched for the last events: a filtered object may have none for a while
+
+
+class Lines(StrEnum):
+    TEXT, JSON = "text", "json"
+
+
+def _names() -> dict[str, str]:
+    """Short name of each topic → its name in the registry."""
+    from slipway_common.events.topics import TOPICS
+
+    return {topic.name.removeprefix("slipway.").removesuffix(".v1"): topic.name for topic in TOPICS}
+
+
+def _topics(context: typer.Context, incomplete: str) -> list[str]:
+    return list(_names())
+
+
+@app.command("tail")
+def tail(
+    context: typer.Context,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            help="Topic, such as worker.lifecycle; repeatable",
+            autocompletion=_topics,
+            show_default=False,
+        ),
+    ] = None,
+    pool: Annotated[
+        str | None, typer.Option("--pool", metavar="POOL", help="Worker pool [default: all]", autocompletion=pools)
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            "--worker", metavar="WORKER", help="Worker ID or its last digits [default: all]", autocompletion=workers
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="CONFIG", help="Launch config [default: all]", autocompletion=configs),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Age of the oldest event, such as 10m [default: 1h]")
+    ] = None,
+    beginning: Annotated[bool, typer.Option("--beginning", help="All retained events, from the oldest on")] = False,
+    last: Annotated[
+        int | None, typer.Option("-n", metavar="N", min=0, help="Number of past events [default: 10]")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="New events, until Ctrl-C")] = True,
+    output: Annotated[
+        Lines, typer.Option("-o", "--output", help="Output format; json is one CloudEvent per line")
+    ] = Lines.TEXT,
+) -> None:
+    """Print recent events and follow new ones
+
+    Starts with the last 10 of the past hour. Events of worker, launch config, pool and lease lifecycles, signals and
+    alerts, unless --topic names others. With -o json each line is a CloudEvent with its topic, partition, offset and
+    the time at which Kafka stored it.
+
+    \b
+    Examples:
+      slipway events tail
+      slipway events tail --pool linux --since 10m
+      slipway events tail --topic launch-config.weight --config linux-zone-b
+      slipway events tail --worker 3f9a12cd --beginning --no-follow -o json
+    """
+    names = _names()
+    known = names | {name: name for name in names.values()}
+    wanted = topic or list(WATCHED)
+    if unknown := [name for name in wanted if name not in known]:
+        raise typer.BadParameter(f"--topic: no topic {unknown[0]}; there is {', '.join(names)}")
+    if since and beginning:
+        raise typer.BadParameter("--since and --beginning are mutually exclusive")
+    try:
+        from_ = None if beginning else now() - (timedelta(seconds=moments.seconds(since)) if since else WINDOW)
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(f"--since: {error}") from error
+    if last is None and not since and not beginning:
+        last = LAST
+    given = {"pool_id": pool, "worker_id": worker, "launch_config_id": config}
+    only = {name: value for name, value in given.items() if value is not None}
+    format_ = _json_line if output is Lines.JSON else _line
+
+    import asyncio
+
+    try:
+        asyncio.run(_tail(context.obj, [known[name] for name in wanted], only, from_, last, follow, format_))
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        # The reader closed the pipe. The interpreter flushes stdout at exit, which must not fail on it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+async def _tail(
+    api: Api,
+    topics: Sequence[str],
+    only: Mapping[str, str],
+    since: datetime | None,
+    last: int | None,
+    follow: bool,
+    format_: Callable[["Entry"], str],
+) -> None:
+    from slipway_client.transport.log import Log
+
+    def on_availability(available: bool) -> None:
+        print(f"Kafka at {api.kafka} is {'available again' if available else 'unavailable; waiting'}", file=sys.stderr)
+
+    async with Log(api.kafka, api.topic_prefix) as log:
+        # Without a filter, the last records of each partition are enough.
+        await log.open(topics, last=None if only else last, since=since)
+        kept: deque[Entry] = deque(maxlen=last)
+        found = False
+        async for entry in log.past():
+            if not _matches(entry, only):
+                continue
+            found = True
+            if last is None:
+                print(format_(entry))
+            else:
+                kept.append(entry)
+        for entry in kept:
+            print(format_(entry))
+        sys.stdout.flush()
+        if only and not found:
+            # No error: the topics do not show if the object exists, and its events may still come.
+            print(f"no events of {', '.join(only.values())} so far", file=sys.stderr)
+        if follow:
+            async for entry in log.follow(on_availability):
+                if _matches(entry, only):
+                    print(format_(entry), flush=True)
+
+
+def _matches(entry: "Entry", only: Mapping[str, str]) -> bool:
+    """True if the IDs in the data match; alerts of a pool or config name it as their subject."""
+    if not only:
+        return True
+    data = entry.data if isinstance(entry.data, dict) else {}
+    for field, wanted in only.items():
+        value = str(data.get(field, ""))
+        if field == "worker_id" and value.endswith(wanted):
+            continue
+        if wanted not in (value, data.get("subject_id"), entry.key if not data else None):
+            return False
+    return True
+
+
+def _line(entry: "Entry") -> str:
+    from slipway_client.view import lines
+
+    type_, subject = (entry.envelope.type, entry.envelope.subject) if entry.envelope else ("", "")
+    subject = subject or entry.key
+    if entry.unreadable:
+        where = f"{entry.topic}/{entry.partition}, offset {entry.offset}"
+        return lines.unreadable(type_, entry.time, subject, where, entry.unreadable, now=now())
+    return lines.line(type_, entry.time, subject, entry.data, now=now(), short=short)
+
+
+def _json_line(entry: "Entry") -> str:
+    import json
+
+    where: dict[str, Any] = {
+        "topic": entry.topic,
+        "partition": entry.partition,
+        "offset": entry.offset,
+        "stored": entry.stored_at.isoformat(),
+    }
+    if entry.unreadable:
+        where["unreadable"] = entry.unreadable
+    if entry.envelope is None:
+        return json.dumps(where, ensure_ascii=False)
+    envelope = entry.envelope
+    attributes = {
+        "specversion": "1.0",
+        "id": envelope.id,
+        "type": envelope.type,
+        "source": envelope.source,
+        "subject": envelope.subject,
+        "time": envelope.time.isoformat(),
+        "slipwaysource": envelope.sequence_source,
+        "slipwaynumber": envelope.sequence_number,
+        "slipwayprevious": envelope.previous,
+        "slipwayrevision": envelope.revision,
+        "traceparent": envelope.traceparent,
+    }
+    attributes = {name: value for name, value in attributes.items() if value not in (None, "")}
+    return json.dumps(attributes | where | {"data": entry.data}, ensure_ascii=False)

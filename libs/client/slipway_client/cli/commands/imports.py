@@ -1,0 +1,102 @@
+"""Commands `slipway import`: import of declarations of other systems."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.commands.declared import NOTHING_TO_CHANGE, InvalidFile
+from slipway_client.cli.options import AsOutput, noun
+from slipway_client.cli.tables import Field, Output, as_json, show
+from slipway_client.view import moments
+from slipway_common.base.sanitize import printable
+
+app: Final = noun("Import declarations of other systems")
+
+SHOWN_NAMES_MAX: Final = 5
+
+File = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", exists=True, dir_okay=False, readable=True, help="Boskos resources, as in _boskos.yaml"
+    ),
+]
+
+
+@app.callback()
+def imports() -> None:
+    pass
+
+
+@app.command("boskos")
+def boskos(
+    context: typer.Context,
+    file: File,
+    hold: Annotated[str, typer.Option("--hold", metavar="DURATION", help="Hold of new lease pools")] = "1d",
+    ttl: Annotated[str, typer.Option(metavar="DURATION", help="TTL of leases in new lease pools")] = "30m",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Preview of the changes; nothing is applied")] = False,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Import Boskos resources as slots of lease pools
+
+    Each resource type becomes a lease pool of that name. Importing a file twice changes nothing; a slot that FILE no
+    longer lists is removed once it is free; types that FILE does not list are not changed.
+
+    \b
+    Examples:
+      slipway import boskos --dry-run _boskos.yaml
+      slipway import boskos --hold 4h --ttl 30m _boskos.yaml
+    """
+    from slipway_client.cli.boskos_file import resources
+    from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
+
+    try:
+        found = resources(file.read_text(encoding="utf-8"))
+    except Invalid as error:
+        raise InvalidFile(file, error.problems) from error
+    except UnicodeDecodeError as error:
+        raise InvalidFile(file, [DocumentProblem("", f"is not UTF-8 text: {error.reason}")]) from error
+    body = {"slots": found.slots, "hold_seconds": _seconds("--hold", hold), "ttl_seconds": _seconds("--ttl", ttl)}
+    items = context.obj.put("lease-broker", "/slots", body, dry_run=dry_run)["items"]
+    changed = [item for item in items if item["change"] != "unchanged" or item["added"] or item["removed"]]
+    new = [item["id"] for item in items if item["change"] in {"created", "restored"}]
+    for note in [*found.notes, *map(_kept, items), *([_declare(new)] if new else [])]:
+        if note:
+            print(printable(note), file=sys.stderr)
+    if output is Output.JSON:
+        as_json(items)
+    else:
+        show(changed, CHANGES, output, nothing=NOTHING_TO_CHANGE)
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return moments.seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from error
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - SHOWN_NAMES_MAX
+    return ", ".join(names[:SHOWN_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+CHANGES: Final[tuple[Field, ...]] = (
+    ("lease pool", lambda row: row["id"]),
+    ("change", lambda row: row["change"]),
+    ("limit", lambda row: "unchanged" if row["limit"] is None else row["limit"]),
+    ("slots added", lambda row: _names(row["added"])),
+    ("slots removed", lambda row: _names(row["removed"])),
+)
+
+
+def _kept(item: Mapping[str, Any]) -> str:
+    if not item["kept"]:
+        return ""
+    return f"{item['id']}: no longer listed, but still leased: {_names(item['kept'])}; import again once released"
+
+
+def _declare(new: list[str]) -> str:
+    return f"declare {_names(new)} in slipway.yaml too: `slipway apply` removes lease pools that it leaves out"

@@ -1,0 +1,64 @@
+"""Commands `slipway stop-launching` and `slipway start-launching`. They work without Kafka."""
+
+from typing import Annotated
+
+import typer
+
+from slipway_client.cli import options
+from slipway_client.cli.options import For, Reason, Until, pools, until_text
+
+OfAccount = Annotated[str | None, typer.Option("--account", metavar="ACCOUNT", help="Account [default: all]")]
+InPool = Annotated[
+    str | None, typer.Option("--pool", metavar="POOL", help="Worker pool [default: all]", autocompletion=pools)
+]
+
+
+def stop_launching(
+    context: typer.Context,
+    reason: Reason,
+    account: OfAccount = None,
+    pool: InPool = None,
+    for_: For = None,
+    until: Until = None,
+) -> None:
+    """Stop all launches, or those of an account or pool
+
+    Launch calls in progress are completed.
+
+    \b
+    Examples:
+      slipway stop-launching --reason "bad image" --for 30m
+      slipway stop-launching --account aws-main --reason "quota talks" --until 17:30
+    """
+    scope, scope_id = _scope(account, pool)
+    ends = options.until(for_, until)
+    body = {"scope": scope, "scope_id": scope_id, "reason": reason, "until": ends}
+    context.obj.post("provisioner", "/stop-launching", body)
+    print(f"launches stopped {_where(scope, scope_id)} {until_text(ends)}")
+
+
+def start_launching(context: typer.Context, account: OfAccount = None, pool: InPool = None) -> None:
+    """Lift a launch stop
+
+    Other launch stops stay in force: `slipway doctor` lists them.
+
+    \b
+    Examples:
+      slipway start-launching
+      slipway start-launching --account aws-main
+    """
+    scope, scope_id = _scope(account, pool)
+    body = {"scope": scope, "scope_id": scope_id, "reason": "lifted"}  # required by the API, which does not store it
+    answer = context.obj.post("provisioner", "/start-launching", body)
+    where = _where(scope, scope_id)
+    print(f"launches resumed {where}" if answer["was_stopped"] else f"launches were not stopped {where}")
+
+
+def _scope(account: str | None, pool: str | None) -> tuple[str, str]:
+    if account and pool:
+        raise typer.BadParameter("--account and --pool are mutually exclusive")
+    return ("account", account) if account else ("pool", pool) if pool else ("all", "")
+
+
+def _where(scope: str, scope_id: str) -> str:
+    return "everywhere" if scope == "all" else f"in {scope} {scope_id}"

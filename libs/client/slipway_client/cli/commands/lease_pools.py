@@ -1,0 +1,267 @@
+"""Commands `slipway lease` for operators: state and terms of lease pools."""
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from slipway_client.cli.commands.pools import waits
+from slipway_client.cli.options import AsOutput, Reason, lease_pools, now
+from slipway_client.cli.tables import Field, Output, as_json, pairs, show
+from slipway_client.transport.http import path
+from slipway_client.view import moments
+from slipway_common.base.sanitize import printable
+
+app = typer.Typer(rich_markup_mode=None)
+
+UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+LeasePoolId = Annotated[str, typer.Argument(metavar="POOL", help="ID of the lease pool", autocompletion=lease_pools)]
+
+
+def _seconds(option: str, text: str | None) -> float | None:
+    try:
+        return None if text is None else moments.seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from error
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    """Reason why requests wait; empty while none does: the newest grant says nothing of the pool's state."""
+    return (row.get("reason") or "").rpartition("\n")[2] if row.get("waiting") else ""
+
+
+def _limit(row: Mapping[str, Any]) -> Any:
+    return row["limit"] if row.get("pinned_reason") is None else f"{row['limit']} pinned"
+
+
+POOLS: Final[tuple[Field, ...]] = (
+    "id",
+    ("mode", lambda row: row.get("mode") if row.get("drained_reason") is None else "drained"),
+    ("limit", _limit),
+    "held",
+    "waiting",
+    ("wait", waits),
+    ("starts/min", lambda row: row.get("granted_per_minute")),
+    ("ETA", lambda row: None if row.get("eta_seconds") is None else moments.about(row["eta_seconds"])),
+    ("reason", _reason),
+)
+
+
+@app.command("pools")
+def list_lease_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
+    """List lease pools with their limits and queues
+
+    Columns: units held and waiting, age of the oldest request, and ETA, the expected wait of a new request.
+
+    \b
+    Example:
+      slipway lease pools
+    """
+    show(context.obj.get("lease-broker", "/lease-pools")["items"], POOLS, output, nothing="no lease pools")
+
+
+@app.command("report")
+def report(
+    context: typer.Context,
+    pool: LeasePoolId,
+    since: Annotated[str, typer.Option(metavar="DURATION", help="Period of the report")] = "1d",
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Limit to compare with [default: current]")
+    ] = None,
+    hold: Annotated[
+        str | None, typer.Option("--hold", metavar="DURATION", help="Hold to assume [default: current]")
+    ] = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Report concurrency and throttles of a lease pool
+
+    Concurrency, throttles and phase durations, compared with the limit and the hold, to choose both.
+
+    \b
+    Examples:
+      slipway lease report aws-ci
+      slipway lease report aws-ci --since 7d --limit 40 --hold 15m
+    """
+    row = context.obj.get(
+        "lease-broker",
+        path("lease-pools", pool, "report"),
+        since_seconds=_seconds("--since", since),
+        limit=limit,
+        hold_seconds=_seconds("--hold", hold),
+    )
+    if output is Output.JSON:
+        as_json(row)
+        return
+    tables = {name: value for name, value in row.items() if _is_rows(value)}
+    pairs({name: value for name, value in row.items() if name not in tables}, now())
+    for name, rows in tables.items():
+        print(f"\n{printable(name.replace('_', ' '))}:")
+        if len(rows) == 1:  # a table of one row with many columns is wider than a terminal
+            pairs(rows[0], now())
+        else:
+            show(rows, tuple(rows[0]) if rows else (), output, nothing="none")
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+
+
+@app.command("set")
+def set_terms(
+    context: typer.Context,
+    pool: LeasePoolId,
+    reason: Reason,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=0, help="Units held at the same time")] = None,
+    hold: Annotated[
+        str | None, typer.Option("--hold", metavar="DURATION", help="Maximum duration of a lease, such as 20m")
+    ] = None,
+    ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="Expiry of a lease that is not renewed")] = None,
+    pacing: Annotated[
+        str | None,
+        typer.Option(metavar="INTERVAL[/BURST]", help="Pacing of grants, such as 12s or 12s/3; default; off"),
+    ] = None,
+    mode: Annotated[
+        Literal["shadow", "advisory", "enforce"] | None,
+        typer.Option(help="Admission mode; only enforce makes requests wait"),
+    ] = None,
+    revision: Annotated[
+        int | None, typer.Option(metavar="N", help="Expected revision of the pool [default: any]")
+    ] = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Change the terms of a lease pool
+
+    The change is in force until the next declaration. Held leases stay held; below a lowered limit, nothing is granted
+    until usage falls.
+
+    \b
+    Examples:
+      slipway lease set aws-ci --limit 40 --reason "throttled since noon"
+      slipway lease set aws-ci --mode enforce --pacing 12s/3 --reason "the report looks good"
+    """
+    changes = {
+        "limit": limit,
+        "hold_seconds": _seconds("--hold", hold),
+        "ttl_seconds": _seconds("--ttl", ttl),
+        "mode": mode,
+    }
+    body = {name: value for name, value in changes.items() if value is not None}
+    if pacing is not None:
+        body["pacing"] = _pacing(pacing)
+    if not body:
+        raise typer.BadParameter("nothing to change: set --limit, --hold, --ttl, --pacing or --mode")
+    _change(context, pool, body | {"revision": revision}, reason, output)
+
+
+def _pacing(text: str) -> Any:
+    if text in {"off", "default"}:
+        return None if text == "default" else "off"
+    interval, _, burst = text.partition("/")
+    if burst and not burst.isdecimal():
+        raise typer.BadParameter(f"--pacing: {burst!r} is not a number of starts")
+    return {"interval_seconds": _seconds("--pacing", interval), "burst": int(burst or 1)}
+
+
+@app.command("pin")
+def pin(context: typer.Context, pool: LeasePoolId, reason: Reason, output: AsOutput = Output.TABLE) -> None:
+    """Pin the limit of a lease pool to its declared value
+
+    A pinned limit is not lowered or raised automatically.
+
+    \b
+    Example:
+      slipway lease pin aws-ci --reason "ratchet of this month"
+    """
+    _change(context, pool, {"pinned": True}, reason, output, done="pinned")
+
+
+@app.command("unpin")
+def unpin(context: typer.Context, pool: LeasePoolId, reason: Reason, output: AsOutput = Output.TABLE) -> None:
+    """Unpin the limit of a lease pool
+
+    \b
+    Example:
+      slipway lease unpin aws-ci --reason "new quota"
+    """
+    _change(context, pool, {"pinned": False}, reason, output, done="unpinned")
+
+
+@app.command("drain")
+def drain(context: typer.Context, pool: LeasePoolId, reason: Reason) -> None:
+    """Drain a lease pool: grant no more leases
+
+    Held leases stay held until they are released.
+
+    \b
+    Example:
+      slipway lease drain aws-ci --reason "account is being replaced"
+    """
+    context.obj.post("lease-broker", path("lease-pools", pool, "drain"), {"reason": reason})
+    print(f"lease pool {pool} drained; `slipway lease ls --pool {pool}` lists the leases still held")
+
+
+@app.command("undrain")
+def undrain(context: typer.Context, pool: LeasePoolId, reason: Reason) -> None:
+    """Resume granting leases in a drained lease pool
+
+    \b
+    Example:
+      slipway lease undrain aws-ci --reason "replaced"
+    """
+    context.obj.post("lease-broker", path("lease-pools", pool, "undrain"), {"reason": reason})
+    print(f"lease pool {pool} resumed")
+
+
+HISTORY: Final[tuple[Field, ...]] = (
+    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
+    ("what", lambda row: row.get("kind")),
+    ("lease", lambda row: row.get("lease_id")),
+    ("request", lambda row: row.get("request_id")),
+    "units",
+    ("by", lambda row: row.get("by")),
+    "reason",
+)
+
+
+@app.command("history")
+def history(
+    context: typer.Context,
+    subject: Annotated[
+        str, typer.Argument(metavar="POOL|LEASE_ID", help="Lease pool or lease", autocompletion=lease_pools)
+    ],
+    since: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Age of the oldest entry; pools only [default: any]")
+    ] = None,
+    last: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Number of entries; pools only")] = 50,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Show the decisions about a lease pool or a lease
+
+    \b
+    Examples:
+      slipway lease history aws-ci --since 1h
+      slipway lease history "$SLIPWAY_LEASE_ID"
+    """
+    api = context.obj
+    if UUID.fullmatch(lease_id := subject.partition(":")[0]):
+        rows = api.get("lease-broker", path("leases", lease_id, "history"))["items"]
+    else:
+        ago = _seconds("--since", since)
+        at = None if ago is None else (now() - timedelta(seconds=ago)).isoformat()
+        rows = api.get("lease-broker", path("lease-pools", subject, "history"), since=at, limit=last)["items"]
+    show(rows, HISTORY, output, nothing="no decisions yet", drop=("request", "by", "units"))
+
+
+def _change(
+    context: typer.Context, pool: str, body: dict[str, Any], reason: str, output: Output, *, done: str = "changed"
+) -> None:
+    body = {name: value for name, value in body.items() if value is not None or name == "pacing"}
+    answer = context.obj.patch("lease-broker", path("lease-pools", pool), body | {"reason": reason})
+    if output is Output.JSON:
+        as_json(answer)
+    else:
+        revision = (answer or {}).get("revision")
+        print(f"lease pool {pool} {done}" + (f", revision {revision}" if revision is not None else ""))

@@ -1,0 +1,129 @@
+"""Commands `slipway dlq` and `slipway topics`: recovery by an operator. Each acts inside the consuming service, its
+first argument."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.options import AsOutput, noun, now
+from slipway_client.cli.tables import Field, Output, show
+from slipway_client.transport.http import Api
+from slipway_client.view import moments
+from slipway_common.base.sanitize import printable
+
+dlq = noun("Manage dead letters")
+topics = noun("Manage consumer positions in topics")
+
+LETTER_FIELDS: Final[tuple[Field, ...]] = (
+    "service",
+    "topic",
+    "partition",
+    "offset",
+    "state",
+    "subject",
+    "reason",
+    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
+)
+STOPPED_FIELDS: Final = ("service", "topic", "partition", "reason")
+
+
+class Consumer(StrEnum):
+    """Services that consume topics."""
+
+    PROVISIONER = "provisioner"
+    WEIGHT_CALCULATOR = "weight-calculator"
+    LEASE_BROKER = "lease-broker"
+
+
+class Where(StrEnum):
+    BEGIN, END = "begin", "end"
+
+
+Service = Annotated[Consumer, typer.Argument(metavar="SERVICE", help="Consuming service")]
+AnyService = Annotated[
+    Consumer | None, typer.Argument(metavar="[SERVICE]", help="Consuming service [default: all]", show_default=False)
+]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic name without the prefix")]
+Partition = Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Partition number")]
+Offset = Annotated[int, typer.Argument(metavar="OFFSET", min=0, help="Offset of the dead record")]
+
+
+@dlq.command("ls")
+def list_dead(context: typer.Context, service: AnyService = None, output: AsOutput = Output.TABLE) -> None:
+    """List dead letters and the records parked behind them
+
+    \b
+    Example:
+      slipway dlq ls provisioner
+    """
+    show(_rows(context.obj, service, "/dead-letters"), LETTER_FIELDS, output, nothing="no dead letters")
+
+
+def _rows(api: Api, service: Consumer | None, path: str) -> list[dict[str, Any]]:
+    services = [service] if service else list(Consumer)
+    return [{"service": each.value, **row} for each in services for row in api.get(each.value, path)["items"]]
+
+
+@dlq.command("replay")
+def replay(context: typer.Context, service: Service, topic: Topic, partition: Partition, offset: Offset) -> None:
+    """Retry a dead record and those parked behind it
+
+    \b
+    Example:
+      slipway dlq replay provisioner slipway.lease.lifecycle.v1 3 1207
+    """
+    _settle(context, service, "replay", topic, partition, offset)
+
+
+@dlq.command("drop")
+def drop(context: typer.Context, service: Service, topic: Topic, partition: Partition, offset: Offset) -> None:
+    """Drop a dead record and apply those parked behind it
+
+    \b
+    Example:
+      slipway dlq drop provisioner slipway.lease.lifecycle.v1 3 1207
+    """
+    _settle(context, service, "drop", topic, partition, offset)
+
+
+def _settle(context: typer.Context, service: Consumer, how: str, topic: str, partition: int, offset: int) -> None:
+    body = {"topic": topic, "partition": partition, "offset": offset}
+    answer = context.obj.post(service.value, f"/dead-letters/{how}", body)
+    applied, remaining = answer["applied"], answer["remaining"]
+    reason = f": {printable(answer['reason'])}" if answer["reason"] else ""
+    print(f"{applied} record{'' if applied == 1 else 's'} applied, {remaining} remaining{reason}")
+
+
+@topics.command("stopped")
+def list_stopped(context: typer.Context, service: AnyService = None, output: AsOutput = Output.TABLE) -> None:
+    """List partitions that stopped after a topic change
+
+    Their stored position does not belong to the current log of the topic, for example after a restore.
+
+    \b
+    Example:
+      slipway topics stopped lease-broker
+    """
+    show(_rows(context.obj, service, "/positions/stopped"), STOPPED_FIELDS, output, nothing="no partition is stopped")
+
+
+@topics.command("adopt")
+def adopt(
+    context: typer.Context,
+    service: Service,
+    topic: Topic,
+    partition: Partition,
+    at: Annotated[Where, typer.Option(help="New position in the current log")],
+) -> None:
+    """Reset the position of a stopped partition
+
+    For use after a Kafka cluster or a topic was replaced.
+
+    \b
+    Example:
+      slipway topics adopt lease-broker slipway.lease.request.v1 3 --at begin
+    """
+    body = {"topic": topic, "partition": partition, "at": at.value}
+    answer = context.obj.post(service.value, "/positions/adopt", body)
+    print(f"{topic}/{partition} resumed at offset {answer['next_offset']}")

@@ -1,0 +1,156 @@
+"""Commands `slipway pool` and `slipway demand`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli import options
+from slipway_client.cli.options import AsOutput, For, PoolId, Reason, Until, noun, now, until_text
+from slipway_client.cli.tables import Field, Output, as_json, pairs, show
+from slipway_client.transport.http import path
+from slipway_client.view import moments
+from slipway_common.base.clock import utc_now
+
+app = noun("Manage worker pools")
+demand = noun("Report demand for worker pools")
+
+DECISIONS_SHOWN: Final = 8
+
+
+def waits(row: Mapping[str, Any]) -> str | None:
+    """Time for which a worker pool has had pending tasks, or age of a lease pool's oldest waiting request."""
+    seconds = row.get("backlog_seconds", row.get("oldest_wait_seconds"))
+    return None if seconds is None else moments.about(seconds)
+
+
+def mode(row: Mapping[str, Any]) -> Any:
+    """Mode of a pool; `frozen` or `paused` if it is."""
+    return "frozen" if row.get("frozen") else "paused" if row.get("paused") else row.get("mode")
+
+
+FIELDS: Final[tuple[Field, ...]] = (
+    "id",
+    ("mode", mode),
+    ("capacity", lambda row: f"{row.get('min_capacity')}–{row.get('max_capacity')}"),
+    "pending",
+    ("backlog for", waits),
+    "claimed",
+    "wanted",
+    "serving",
+    "needed",
+)
+
+
+@app.command("ls")
+def list_pools(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
+    """List worker pools with their demand and capacity
+
+    \b
+    Example:
+      slipway pool ls
+    """
+    show(context.obj.get("provisioner", "/pools")["items"], FIELDS, output, nothing="no worker pools")
+
+
+@app.command("show")
+def show_pool(context: typer.Context, pool: PoolId, output: AsOutput = Output.TABLE) -> None:
+    """Show a worker pool and its latest decisions
+
+    `slipway why POOL` explains what limits it.
+
+    \b
+    Example:
+      slipway pool show linux
+    """
+    api = context.obj
+    row = api.get("provisioner", path("pools", pool))
+    decisions = api.get("provisioner", path("pools", pool, "decisions"), limit=DECISIONS_SHOWN)["items"]
+    if output is Output.JSON:
+        as_json(row | {"decisions": decisions})
+        return
+    shown = {name: value for name, value in row.items() if name != "backlog_seconds"}
+    pairs(shown | {"backlog_for": waits(row)}, now())
+    print()
+    fields: tuple[Field, ...] = (
+        ("at", lambda made: moments.clock(moments.at(made["last_at"]), now())),
+        ("decision", lambda made: made["id"]),
+        "launched",
+        "reason",
+    )
+    show(decisions, fields, output, nothing="no decisions yet")
+
+
+@app.command("pause")
+def pause_pool(context: typer.Context, pool: PoolId, reason: Reason, for_: For = None, until: Until = None) -> None:
+    """Stop launching workers in a pool
+
+    Running workers continue; workers that wait for a launch are cancelled.
+
+    \b
+    Example:
+      slipway pool pause linux --reason "image is being replaced" --for 30m
+    """
+    ends = options.until(for_, until)
+    context.obj.post("provisioner", path("pools", pool, "pause"), {"reason": reason, "until": ends})
+    print(f"pool {pool} paused {until_text(ends)}")
+
+
+@app.command("resume")
+def resume_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
+    """Resume launching workers in a paused pool
+
+    \b
+    Example:
+      slipway pool resume linux --reason "image is replaced"
+    """
+    context.obj.post("provisioner", path("pools", pool, "resume"), {"reason": reason})
+    print(f"pool {pool} resumed")
+
+
+@app.command("freeze")
+def freeze_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
+    """Freeze a pool until it is unfrozen
+
+    Nothing launches; running workers continue, and workers that wait for a launch are cancelled.
+
+    \b
+    Example:
+      slipway pool freeze linux --reason "image is suspect"
+    """
+    context.obj.post("provisioner", path("pools", pool, "freeze"), {"reason": reason})
+    print(f"pool {pool} frozen; `slipway pool unfreeze {pool}` resumes it")
+
+
+@app.command("unfreeze")
+def unfreeze_pool(context: typer.Context, pool: PoolId, reason: Reason) -> None:
+    """Unfreeze a pool, also one frozen by a bad image
+
+    \b
+    Example:
+      slipway pool unfreeze linux --reason "image is replaced"
+    """
+    context.obj.post("provisioner", path("pools", pool, "unfreeze"), {"reason": reason})
+    print(f"pool {pool} unfrozen")
+
+
+@demand.command("set")
+def set_demand(
+    context: typer.Context,
+    pool: PoolId,
+    pending: Annotated[int, typer.Option(metavar="N", min=0, help="Pending tasks in the queue")],
+    claimed: Annotated[int, typer.Option(metavar="N", min=0, help="Tasks claimed by workers of this pool")] = 0,
+    source: Annotated[str, typer.Option(metavar="NAME", help="Source of the report")] = "operator",
+    valid_for: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Time until the report is stale")] = 300.0,
+) -> None:
+    """Report the number of tasks in a queue
+
+    The report replaces the previous one of the same source. The demand of a pool is the sum over its sources.
+
+    \b
+    Example:
+      slipway demand set linux --pending 12 --claimed 3 --valid-for 600
+    """
+    body = {"pending": pending, "claimed": claimed, "observed_at": utc_now().isoformat(), "source": source}
+    context.obj.put("provisioner", path("pools", pool, "demand"), body | {"valid_for_seconds": valid_for})
+    print(f"{pool}: {pending} pending, {claimed} claimed, from {source}")

@@ -1,0 +1,182 @@
+"""Commands `slipway signal`: external signals on the health of launch targets."""
+
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.commands.workers import found
+from slipway_client.cli.options import AsOutput, Reason, noun, now
+from slipway_client.cli.tables import Field, Output, as_json, show
+from slipway_client.transport.http import Failed
+from slipway_client.view import moments
+from slipway_common.events.lifecycle import State
+
+app = noun("Manage external health signals")
+
+TARGETS: Final = ("config", "zone", "account", "pool", "image", "worker")
+KINDS: Final = (
+    "degraded",
+    "down",
+    "recovered",
+    "capacity_hint",
+    "spot_interruption",
+    "pause_request",
+    "resume_request",
+)
+AT_ONCE: Final = frozenset({"recovered", "resume_request"})  # take effect once; they have no duration
+VALUED: Final = frozenset({"degraded", "capacity_hint", "spot_interruption"})
+SHARES: Final = VALUED - {"capacity_hint"}
+COUNT_MAX: Final = 1e9 - 1
+HELD_SECONDS: Final = 900.0
+HELD_SECONDS_MAX: Final = 86_400.0
+CONFIGS_SHOWN: Final = 5
+
+LIVE: Final[tuple[Field, ...]] = (
+    "source",
+    "kind",
+    ("target", lambda row: f"{row['target_kind']} {row['target_id']}"),
+    ("value", lambda row: row["value"] if row["kind"] in VALUED else None),
+    ("until", lambda row: None if row["kind"] in AT_ONCE else moments.clock(moments.at(row["until"]), now())),
+    ("configs", lambda row: len(row["configs"])),
+    "reason",
+)
+REFUSED: Final[tuple[Field, ...]] = (
+    ("at", lambda row: moments.clock(moments.at(row["at"]), now())),
+    "source",
+    "kind",
+    ("target", lambda row: f"{row['target_kind']} {row['target_id']}"),
+    "reason",
+)
+
+TargetKind = Annotated[
+    str, typer.Argument(metavar="TARGET", help=", ".join(TARGETS), autocompletion=lambda: list(TARGETS))
+]
+TargetId = Annotated[str, typer.Argument(metavar="ID", help="ID of the target; for a worker also its last 8 digits")]
+Kind = Annotated[str, typer.Argument(metavar="KIND", help="Kind, see above", autocompletion=lambda: list(KINDS))]
+Holds = Annotated[
+    str | None, typer.Option("--for", metavar="DURATION", help="Time in effect, at most 24h [default: 15m]")
+]
+Value = Annotated[float | None, typer.Option(metavar="NUMBER", help="Value of the signal, see above")]
+
+
+@app.command("raise")
+def raise_signal(
+    context: typer.Context,
+    target: TargetKind,
+    id_: TargetId,
+    kind: Kind,
+    reason: Reason,
+    for_: Holds = None,
+    value: Value = None,
+) -> None:
+    """Raise a health signal for a target
+
+    Signals adjust weights; launch outcomes still count. The source of the signal is the name of your token.
+
+    \b
+    Kinds:
+      degraded            health is reduced to --value, from 0 to 1
+      down                the target fails: only probes launch
+      recovered           withdraws earlier signals of the source
+      capacity_hint       room for --value starts
+      spot_interruption   capacity is being reclaimed; --value as for degraded
+      pause_request       stop launches for the duration
+      resume_request      end a pause of the source
+
+    \b
+    Examples:
+      slipway signal raise zone us-east-1b degraded --reason "status page" --for 1h
+      slipway signal raise config linux-zone-b down --reason "rack is dark"
+      slipway signal raise zone us-east-1b recovered --reason "status page"
+    """
+    _check_words(target, kind)
+    seconds = _held_seconds(kind, for_)
+    _check_value(kind, target, value)
+    if target == "worker":
+        worker = found(context.obj, id_)
+        id_ = str(worker["id"])
+        if kind == "spot_interruption" and worker["state"] in (State.REQUESTED, State.STOPPED):
+            raise Failed(f"worker {id_} is {worker['state']}: it has no instance to interrupt")
+    at = now()
+    body: dict[str, Any] = {
+        "target_kind": target,
+        "target_id": id_,
+        "kind": kind,
+        "reason": reason,
+        "observed_at": at.isoformat(),
+        "ttl_seconds": seconds,
+    }
+    if value is not None:
+        body["value"] = value
+    answer = context.obj.post("weight-calculator", "/signals", body)
+    until = moments.clock(at + timedelta(seconds=seconds), at)
+    print(f"{kind} of {target} {id_} {_effect(target, kind, answer['configs'], until)}")
+
+
+def _check_words(target: str, kind: str) -> None:
+    for what, given, known in (("TARGET", target, TARGETS), ("KIND", kind, KINDS)):
+        if given not in known:
+            raise typer.BadParameter(f"{what}: {given!r} is not one of {', '.join(known)}")
+
+
+def _held_seconds(kind: str, for_: str | None) -> float:
+    if for_ is None:
+        return HELD_SECONDS
+    if kind in AT_ONCE:
+        raise typer.BadParameter(f"--for: a {kind} takes effect once and has no duration; omit --for")
+    try:
+        seconds = moments.seconds(for_)
+    except ValueError as error:
+        raise typer.BadParameter(f"--for: {error}") from error
+    if seconds > HELD_SECONDS_MAX:
+        raise typer.BadParameter(f"--for: {for_} is more than 24h; raise the signal again before it ends")
+    return seconds
+
+
+def _check_value(kind: str, target: str, value: float | None) -> None:
+    if value is None:
+        if kind == "capacity_hint":
+            raise typer.BadParameter("--value: required for a capacity_hint: the number of starts with room")
+        return
+    if kind not in VALUED or (kind, target) == ("spot_interruption", "worker"):
+        raise typer.BadParameter(f"--value: not accepted for a {kind} of a {target}; omit --value")
+    if not (0 <= value <= (1 if kind in SHARES else COUNT_MAX)):
+        between = "between 0 and 1" if kind in SHARES else "a number of starts"
+        raise typer.BadParameter(f"--value: {value:.10g} is not {between}")
+
+
+def _effect(target: str, kind: str, reached: list[str], until: str) -> str:
+    """Effect of an accepted signal."""
+    more = len(reached) - CONFIGS_SHOWN
+    configs = ", ".join(reached[:CONFIGS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    match target, kind:
+        case _, "recovered":
+            return f"accepted: earlier signals of its source are withdrawn; probed at once if tripped: {configs}"
+        case _, "pause_request":
+            return f"accepted: launches are paused until {until}"
+        case _, "resume_request":
+            return "accepted: the pause of its source ends"
+        case "worker", "spot_interruption":
+            return "accepted: the worker drains and leaves after its current task"
+    return f"accepted: counts for {configs} until {until}"
+
+
+@app.command("ls")
+def list_signals(context: typer.Context, output: AsOutput = Output.TABLE) -> None:
+    """List active signals and recently refused ones
+
+    Refused signals are those from Kafka; over HTTP the caller gets the refusal.
+
+    \b
+    Example:
+      slipway signal ls
+    """
+    answer = context.obj.get("weight-calculator", "/signals")
+    if output is Output.JSON:
+        as_json(answer)
+        return
+    show(answer["items"], LIVE, output, nothing="no signals")
+    if answer["refused"]:
+        print("\nrefused:")
+        show(answer["refused"], REFUSED, output, nothing="")

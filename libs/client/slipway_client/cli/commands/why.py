@@ -1,0 +1,257 @@
+"""`slipway why`: finds what an id names and reads its facts; the module why explains them."""
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli import options
+from slipway_client.cli.commands.workers import DIGITS, NEWEST, found
+from slipway_client.cli.options import AsOutput, now
+from slipway_client.cli.tables import Output, as_json
+from slipway_client.transport.http import Api, Failed, path
+from slipway_common.base.sanitize import printable
+
+if TYPE_CHECKING:
+    from slipway_client.view.why import Explanation
+
+UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+DECISIONS: Final = 1
+ANSWER_SECONDS: Final = 5.0  # one service that hangs must not hide what the others know
+IMAGE: Final = "image/"
+LISTS: Final = (
+    "`slipway pool ls`, `slipway lc ls`, `slipway worker ls`, `slipway lease pools` and `slipway lease ls` list what"
+    " there is"
+)
+
+
+class Kind(StrEnum):
+    """Kinds of things that can be explained."""
+
+    POOL = "pool"
+    CONFIG = "config"
+    IMAGE = "image"
+    LEASE_POOL = "lease-pool"
+    LEASE = "lease"
+    WORKER = "worker"
+
+
+def _complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    offered = (options.pools, options.configs, options.lease_pools, options.workers)
+    return [row for complete in offered for row in complete(context, incomplete)]
+
+
+Subject = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="Pool, config, image, lease pool, lease or worker", autocompletion=_complete),
+]
+AsKind = Annotated[Kind | None, typer.Option("--kind", help="Kind of the object, if the ID is ambiguous")]
+
+
+def why(context: typer.Context, subject: Subject, kind: AsKind = None, output: AsOutput = Output.TABLE) -> None:
+    """Explain a state: cause, since when, effect, remedy
+
+    ID is a worker pool, a launch config, an image (`image/REVISION` or the revision), a lease pool, a lease or a
+    worker (its id or the last digits of it). With -o json the sentences and the facts: kind, id, cause, since, effect,
+    remedy; `since` is null where no service keeps the time.
+
+    \b
+    Examples:
+      slipway why linux
+      slipway why linux-zone-b
+      slipway why image/linux-1
+      slipway why sim-a --kind lease-pool
+      slipway why 3f9a12cd
+    """
+    explanation = _explanation(context.obj.within(ANSWER_SECONDS), subject, kind)
+    lines = explanation.sentences(now())
+    if output is Output.JSON:
+        fields = {name: getattr(explanation, name) for name in ("kind", "id", "cause", "effect", "remedy")}
+        since = explanation.since.isoformat() if explanation.since else None
+        as_json(fields | {"since": since, "sentences": lines})
+        return
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    for line in map(printable, lines):
+        indent = "    " if line.startswith((" ", "→")) else ""
+        print(textwrap.fill(line, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False))
+
+
+def _explanation(api: Api, subject: str, kind: Kind | None) -> "Explanation":
+    search = _Search(api, subject)
+    kinds = search.kinds(kind)
+    if not kinds:
+        what = f"no {kind.value.replace('-', ' ')}" if kind else "nothing"
+        missing = "".join(f"\n{problem}; what it keeps was not searched" for problem in search.problems)
+        raise Failed(
+            f"There is {what} {'named ' if not kind else ''}{subject!r}.\n{LISTS}.{missing}", "unknown-subject"
+        )
+    if len(kinds) > 1:
+        names = " and ".join(f"a {one.value.replace('-', ' ')}" for one in kinds).replace("a image", "an image")
+        choices = " or ".join(f"--kind {one.value}" for one in kinds)
+        raise Failed(f"{subject!r} names {names}.\nName the one that you mean with {choices}.", "ambiguous-subject")
+    explain: Mapping[Kind, Callable[[], Explanation]] = {
+        Kind.POOL: search.pool,
+        Kind.CONFIG: search.config,
+        Kind.IMAGE: search.image,
+        Kind.LEASE_POOL: search.lease_pool,
+        Kind.LEASE: search.lease,
+        Kind.WORKER: search.worker,
+    }
+    return explain[kinds[0]]()
+
+
+class _Search:
+    """The things that have one id, and their explanations. `problems` are services that could not be searched."""
+
+    def __init__(self, api: Api, subject: str) -> None:
+        self.api = api
+        self.subject = subject
+        self.revision = subject.removeprefix(IMAGE)
+        self.problems: list[str] = []
+        self.broker = ""  # its error if it is unavailable
+        self.configs = self._configs()
+        self.lease_pools = self._broker("/lease-pools")
+
+    def kinds(self, wanted: Kind | None) -> list[Kind]:
+        """The kinds of things with this id, of `wanted` alone if that is given."""
+        tests = {
+            Kind.POOL: self._is_pool,
+            Kind.CONFIG: lambda: any(config["id"] == self.subject for config in self.configs),
+            Kind.IMAGE: lambda: any(config.get("image_revision") == self.revision for config in self.configs),
+            Kind.LEASE_POOL: lambda: any(pool["id"] == self.subject for pool in self.lease_pools),
+            Kind.LEASE: self._is_lease,
+            Kind.WORKER: self._is_worker,
+        }
+        return [kind for kind, holds in tests.items() if wanted in (None, kind) and holds()]
+
+    def pool(self) -> "Explanation":
+        from slipway_client.view.why import of_pool
+
+        decisions = self.api.get("provisioner", path("pools", self.subject, "decisions"), limit=DECISIONS)["items"]
+        return of_pool(
+            self.api.get("provisioner", path("pools", self.subject)),
+            decisions,
+            [config for config in self.configs if config["pool_id"] == self.subject],
+            self._launch_stops(),
+            self.lease_pools,
+            calculator=_calculator(self.api),
+            broker=self.broker,
+            now=now(),
+        )
+
+    def config(self) -> "Explanation":
+        from slipway_client.view.why import of_config
+
+        config = self.api.get("provisioner", path("launch-configs", self.subject))
+        try:
+            pool = self.api.get("provisioner", path("pools", config["pool_id"]))
+        except Failed as error:
+            if error.slug != "unknown-pool":
+                raise
+            pool = {"id": config["pool_id"]}  # it was deleted, and the config archived with it
+        return of_config(config, pool, self._launch_stops(), self.lease_pools, now=now())
+
+    def image(self) -> "Explanation":
+        from slipway_client.view.why import of_image
+
+        users = [config for config in self.configs if config.get("image_revision") == self.revision]
+        return of_image(self.revision, users, now=now())
+
+    def lease_pool(self) -> "Explanation":
+        from slipway_client.view.why import of_lease_pool
+
+        (pool,) = (pool for pool in self.lease_pools if pool["id"] == self.subject)
+        return of_lease_pool(pool, self.configs, now=now())
+
+    def lease(self) -> "Explanation":
+        from slipway_client.view.why import of_lease
+
+        lease = self.api.get("lease-broker", path("leases", self.subject))
+        history = self.api.get("lease-broker", path("leases", self.subject, "history"))["items"]
+        return of_lease(lease, history, now=now())
+
+    def worker(self) -> "Explanation":
+        from slipway_client.view.why import of_worker
+
+        worker = found(self.api, self.subject)
+        config = next((config for config in self.configs if config["id"] == worker["launch_config_id"]), {})
+        lease_pool = next((pool for pool in self.lease_pools if pool["id"] == config.get("lease_pool_id")), None)
+        return of_worker(worker, _decision(self.api, worker), lease_pool, now=now())
+
+    def _is_pool(self) -> bool:
+        return any(pool["id"] == self.subject for pool in _items(self.api, "provisioner", "/pools"))
+
+    def _is_lease(self) -> bool:
+        if not UUID.fullmatch(self.subject):
+            return False
+        return _exists(self.api, "lease-broker", path("leases", self.subject), "unknown-lease", self.problems)
+
+    def _is_worker(self) -> bool:
+        """True for a whole id, and for the last digits of one of the newest workers' ids."""
+        if UUID.fullmatch(self.subject):
+            return _exists(self.api, "provisioner", path("workers", self.subject), "unknown-worker", [])
+        if not DIGITS.fullmatch(self.subject):
+            return False
+        workers = self.api.get("provisioner", "/workers", limit=NEWEST)["items"]
+        return any(worker["id"].endswith(self.subject) for worker in workers)
+
+    def _launch_stops(self) -> list[dict[str, Any]]:
+        return _items(self.api, "provisioner", "/launch-stops")
+
+    def _configs(self) -> list[dict[str, Any]]:
+        """Empty when the provisioner is unavailable: leases and lease pools can still be explained."""
+        try:
+            return _items(self.api, "provisioner", "/launch-configs")
+        except Failed as error:
+            self.problems.append(str(error).partition("\n")[0])
+            return []
+
+    def _broker(self, of: str) -> list[dict[str, Any]]:
+        """Empty when the lease-broker is unavailable: everything else can still be explained."""
+        try:
+            return _items(self.api, "lease-broker", of)
+        except Failed as error:
+            self.problems.append(str(error).partition("\n")[0])
+            self.broker = f"the lease-broker at {self.api.urls['lease-broker']} is unavailable"
+            return []
+
+
+def _items(api: Api, service: str, of: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = api.get(service, of)["items"]
+    return rows
+
+
+def _exists(api: Api, service: str, of: str, unknown: str, problems: list[str]) -> bool:
+    try:
+        api.get(service, of)
+    except Failed as error:
+        if error.slug != unknown and service != "lease-broker":
+            raise
+        if error.slug != unknown and str(error).partition("\n")[0] not in problems:
+            problems.append(str(error).partition("\n")[0])
+        return False
+    return True
+
+
+def _decision(api: Api, worker: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        decision: dict[str, Any] = api.get("provisioner", path("decisions", worker["decision_id"]))
+    except Failed as error:
+        if error.slug != "unknown-decision":
+            raise
+        return None
+    return decision
+
+
+def _calculator(api: Api) -> str:
+    """The error of an unavailable weight-calculator; empty when it is ready."""
+    try:
+        status = api.get("weight-calculator", "/status")
+    except Failed:
+        return f"the weight-calculator at {api.urls['weight-calculator']} is unavailable"
+    return "" if status["ready"] else f"the weight-calculator is not ready ({'; '.join(status['reasons'])})"

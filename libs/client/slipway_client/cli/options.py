@@ -1,0 +1,88 @@
+"""Arguments and options that several commands share, and shell completion of IDs, which is skipped if a service does
+not answer within a second."""
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.tables import Output
+from slipway_client.transport.http import SERVICES, Api, Failed
+from slipway_client.view import moments
+from slipway_common.base.clock import utc_now
+
+COMPLETION_SECONDS: Final = 1.0
+Complete = Callable[[typer.Context, str], list[tuple[str, str]]]
+
+
+def noun(help: str) -> typer.Typer:
+    """Command group of one noun."""
+    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
+
+
+def now() -> datetime:
+    """Current time in the reader's time zone."""
+    return utc_now().astimezone()
+
+
+def until(for_: str | None, at: str | None) -> str | None:
+    """End time of --for or --until as ISO 8601; None: no end."""
+    if for_ and at:
+        raise typer.BadParameter("--for and --until exclude each other")
+    try:
+        if for_:
+            return datetime.fromtimestamp(now().timestamp() + moments.seconds(for_), now().tzinfo).isoformat()
+        return moments.moment(at, now()).isoformat() if at else None
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(f"{'--for' if for_ else '--until'}: {error}") from error
+
+
+def until_text(ends: str | None) -> str:
+    """Text for messages: `until 17:30`, or `indefinitely`."""
+    return f"until {moments.clock(moments.at(ends), now())}" if ends else "indefinitely"
+
+
+def _completion(service: str, path: str, about: Callable[[Mapping[str, Any]], str]) -> Complete:
+    def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        given = context.find_root().params
+        urls = {service: given.get(service.replace("-", "_")) or _url(service)}
+        try:
+            rows = Api(urls, timeout_seconds=COMPLETION_SECONDS).get(service, path)["items"]
+            return [(row["id"], about(row)) for row in rows]
+        except (Failed, KeyError, TypeError):
+            return []
+
+    return complete
+
+
+def _url(service: str) -> str:
+    return os.environ.get(f"SLIPWAY_{service.upper().replace('-', '_')}_URL") or SERVICES[service]
+
+
+pools: Final = _completion("provisioner", "/pools", lambda row: f"{row['serving']} serving")
+configs: Final = _completion("provisioner", "/launch-configs", lambda row: f"{row['pool_id']}, {row['state']}")
+workers: Final = _completion("provisioner", "/workers?limit=1000", lambda row: f"{row['pool_id']}, {row['state']}")
+lease_pools: Final = _completion("lease-broker", "/lease-pools", lambda row: f"{row['held']} of {row['limit']} held")
+
+
+AsOutput = Annotated[Output, typer.Option("-o", "--output", help="Output format")]
+PoolId = Annotated[str, typer.Argument(metavar="POOL", help="ID of the worker pool", autocompletion=pools)]
+ConfigId = Annotated[str, typer.Argument(metavar="CONFIG", help="ID of the launch config", autocompletion=configs)]
+WorkerId = Annotated[
+    str, typer.Argument(metavar="WORKER", help="ID of the worker, or its last 8 digits", autocompletion=workers)
+]
+OfPool = Annotated[
+    str | None, typer.Option("--pool", metavar="POOL", help="Worker pool [default: all]", autocompletion=pools)
+]
+OfLeasePool = Annotated[
+    str | None, typer.Option("--pool", metavar="POOL", help="Lease pool [default: all]", autocompletion=lease_pools)
+]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, recorded with the change")]
+For = Annotated[
+    str | None, typer.Option("--for", metavar="DURATION", help="Duration, such as 30m or 1d12h [default: no end]")
+]
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="End, such as 17:30 or 2026-08-01T17:30 [default: none]")
+]

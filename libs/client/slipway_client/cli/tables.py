@@ -1,0 +1,160 @@
+"""Output of the commands: tables for people, JSON for programs."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from slipway_client.view import moments
+from slipway_common.base.sanitize import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table  # imported where a table is drawn: JSON and sentences do not need it
+
+# Wide enough that no cell is folded when a program reads the table line by line.
+PIPE_COLUMNS: Final = 10_000
+# Columns of sentences, which wrap at words on a narrow terminal. Cells of other columns are never folded or cut.
+SENTENCES: Final = frozenset({"reason", "detail", "summary"})
+# A sentence column is dropped rather than wrapped to fewer characters than this.
+SENTENCE_COLUMNS_MIN: Final = 20
+GAP: Final = 2
+
+TIMES: Final = ("_at", "_since", "_until", "_deadline")  # suffixes of fields that hold times
+
+Row = Mapping[str, Any]
+Field = str | tuple[str, Callable[[Row], Any]]
+"""A column: the name of a row's field, or a heading and what to show under it."""
+
+
+class Output(StrEnum):
+    TABLE, JSON = "table", "json"
+
+
+def show(
+    rows: Sequence[Row], fields: Sequence[Field], output: Output, *, nothing: str, drop: Sequence[str] = ()
+) -> None:
+    """Print all of `rows` as JSON, or their `fields` as a table; `nothing` if there are no rows.
+
+    On a terminal that is too narrow, whole columns are left out: those of `drop` first, in its order, then from the
+    right, sentences last. The first column always stays.
+    """
+    if output is Output.JSON:
+        as_json(rows)
+    elif not rows:
+        print(nothing)
+    else:
+        from rich.console import Console
+
+        terminal = sys.stdout.isatty()
+        console = Console(width=None if terminal else PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
+        with console.capture() as drawn:
+            columns = _fitting([_column(rows, field) for field in fields], console.width, drop)
+            console.width = max(console.width, _width(columns))  # a single ID may be wider than the terminal
+            console.print(_table(columns))
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in drawn.get().split("\n")[:-1]))
+
+
+def as_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def pairs(values: Row, now: datetime) -> None:
+    """Print one object: a name and a value per line, times in the reader's time zone."""
+    width = max((len(name) for name in values), default=0)
+    for name, value in values.items():
+        is_time = f"_{name}".endswith(TIMES) and isinstance(value, str)
+        shown = moments.clock(moments.at(value), now) if is_time else _text(value)
+        print(printable(f"{name.replace('_', ' '):<{width}}  {shown or '-'}"))
+
+
+def short(id_: str) -> str:
+    """Short form of a UUID for lines of text on a terminal: its last 8 digits, which commands accept. Programs get all
+    of it."""
+    return id_[-8:] if sys.stdout.isatty() else id_
+
+
+class _Column(NamedTuple):
+    heading: str
+    cells: list[str]
+    numbers: bool
+
+    @property
+    def width_min(self) -> int:
+        """Fewest characters in which no cell is cut and no word of a sentence is folded."""
+        from rich.cells import cell_len
+
+        words = [self.heading, *self.cells]
+        if self.heading not in SENTENCES:
+            return max(map(cell_len, words))
+        longest_word = max((cell_len(word) for text in words for word in text.split()), default=0)
+        return max(longest_word, min(SENTENCE_COLUMNS_MIN, max(map(cell_len, words))))
+
+
+def _table(columns: Sequence[_Column]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.heading,
+            justify="right" if column.numbers else "left",
+            overflow="fold",
+            no_wrap=column.heading not in SENTENCES,
+            min_width=column.width_min if column.heading not in SENTENCES else None,
+        )
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def _column(rows: Sequence[Row], field: Field) -> _Column:
+    heading, value_of = (field, _getter(field)) if isinstance(field, str) else field
+    values = [value_of(row) for row in rows]
+    numbers = all(_is_number(value) for value in values if value is not None)
+    return _Column(heading.replace("_", " "), [_text(value) for value in values], numbers)
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    return sum(column.width_min + GAP for column in columns) - GAP
+
+
+def _fitting(columns: list[_Column], width: int, drop: Sequence[str]) -> list[_Column]:
+    """Columns that fit into `width` characters, without the least important ones."""
+    first, *others = columns
+    by_importance = sorted(
+        others,
+        key=lambda column: (
+            drop.index(column.heading) if column.heading in drop else len(drop),
+            column.heading in SENTENCES,
+            -others.index(column),
+        ),
+    )
+    while others and _width([first, *others]) > width:
+        others.remove(by_importance.pop(0))
+    return [first, *others]
+
+
+def _getter(field: str) -> Callable[[Row], Any]:
+    return lambda row: row.get(field)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case [str(), *_]:
+            return printable(", ".join(map(str, value)))
+        case dict() | list():
+            return printable(json.dumps(value, ensure_ascii=False))
+        case _:
+            return printable(str(value))

@@ -1,0 +1,276 @@
+"""Observation of a deployment from outside: polls its services and follows its topics, and makes snapshots and narrated
+lines of both."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import httpx2
+import msgspec
+from aiokafka.errors import KafkaError
+
+from slipway_client.transport.http import Failed
+from slipway_client.transport.log import Entry, Log
+from slipway_client.view import narration
+from slipway_client.view.snapshot import Config, Demo, EventLine, LaunchStop, LeasePool, Pool, Service, Snapshot
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.events.alert import Alert
+from slipway_common.events.topics import ALERT, EVENT_OF, LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
+from slipway_common.events.weight import WeightChanged
+from slipway_common.events.worker import WorkerEvent
+
+KAFKA: Final = "kafka"
+TOPICS: Final = (LAUNCH_CONFIG_WEIGHT, ALERT, WORKER_LIFECYCLE)
+ANSWER_SECONDS: Final = 5.0
+AGAIN_SECONDS: Final = 1.0
+LINES_KEPT: Final = 500
+
+Fetch = Callable[[str, str], Awaitable[Any]]
+"""(service, path) → the decoded answer; raises Failed with the reason as text."""
+ZonesOut = Callable[[], Awaitable[frozenset[str]]]
+"""The zones of a simulated cloud that have no capacity; raises Failed."""
+
+
+@contextlib.asynccontextmanager
+async def fetcher(urls: Mapping[str, str], headers: Mapping[str, str]) -> AsyncIterator[Fetch]:
+    """A client of all services; requests may run in parallel."""
+    async with httpx2.AsyncClient(headers=dict(headers), timeout=ANSWER_SECONDS, trust_env=False) as client:
+
+        async def fetch(service: str, path: str) -> Any:
+            try:
+                answer = await client.get(urls[service] + path)
+                body = answer.json() if answer.content else None
+            except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+                raise Failed(str(error) or type(error).__name__) from error
+            except ValueError as error:
+                raise Failed(f"the answer to GET {path} is not JSON") from error
+            if answer.is_error:
+                known = body if isinstance(body, dict) else {}
+                reason = known.get("detail") or known.get("title") or "; ".join(map(str, known.get("reasons", [])))
+                raise Failed(f"{answer.status_code} {reason or answer.reason_phrase}")
+            return body
+
+        yield fetch
+
+
+class Watch:
+    """Snapshots and lines of one deployment. `run` it as a task; `changed` is set whenever there is something new."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        *,
+        title: str,
+        kafka: str = "",
+        prefix: str = "",
+        interval_seconds: float = 1.0,
+        history_seconds: float = 0.0,
+        demo: Demo | None = None,
+        zones_out: ZonesOut | None = None,
+    ) -> None:
+        """Without a Kafka address lines about health come from the services' answers. `history_seconds` of the topics
+        are narrated at the start. `zones_out` polls a simulated cloud."""
+        self.changed = asyncio.Event()
+        self._fetch = fetch
+        self._title = title
+        self._kafka = kafka
+        self._prefix = prefix
+        self._interval_seconds = interval_seconds
+        self._began = utc_now()
+        self._history_seconds = history_seconds
+        self._demo = demo
+        self._reads: dict[str, Callable[[], Awaitable[None]]] = {
+            "provisioner": self._read_provisioner,
+            "weight-calculator": self._read_calculator,
+            "lease-broker": self._read_broker,
+        }
+        if zones_out is not None:
+            self._reads["simulator"] = self._read_zones
+        self._zones_out = zones_out
+        self._zones: frozenset[str] = frozenset()
+        self._launch_stops: Sequence[LaunchStop] = ()
+        self._pools: Sequence[Pool] = ()
+        self._configs: Sequence[Config] = ()
+        self._lease_pools: Sequence[LeasePool] = ()
+        self._answered_at: dict[str, float] = {}
+        self._problems: dict[str, str | None] = dict.fromkeys([*self._reads, *([KAFKA] if kafka else [])])
+        self._began_at = monotonic_seconds()
+        self._lines: deque[EventLine] = deque(maxlen=LINES_KEPT)
+        self._new: list[EventLine] = []
+        self._health: dict[str, narration.Health] = {}
+        self._health_until = datetime.min.replace(tzinfo=UTC)
+        self._failures = narration.Failures()
+        self._before = self.snapshot()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for service, read in self._reads.items():
+                group.create_task(self._poll(service, read))
+            if self._kafka:
+                group.create_task(self._listen())
+
+    @property
+    def complete(self) -> bool:
+        """True if every service has answered or failed once."""
+        return None not in self._problems.values()
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """The services that do not answer, with the error of each."""
+        return {name: problem for name, problem in self._problems.items() if problem}
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            now=utc_now().astimezone(),
+            title=self._title,
+            services=[self._service(name) for name in self._problems],
+            launch_stops=self._launch_stops,
+            pools=self._pools,
+            configs=self._configs,
+            lease_pools=self._lease_pools,
+            lines=sorted(self._lines, key=lambda line: line.at),
+            demo=self._demo,
+        )
+
+    def take(self) -> list[EventLine]:
+        """Lines that were not taken before, in the order of their times."""
+        new, self._new = self._new, []
+        return sorted(new, key=lambda line: line.at)
+
+    def _service(self, name: str) -> Service:
+        problem = self._problems[name]
+        if problem == "":
+            return Service(name=name)
+        since = self._answered_at.get(name, self._began_at)
+        return Service(
+            name=name,
+            unavailable_seconds=monotonic_seconds() - since,
+            answered=name in self._answered_at,
+            problem=problem or "",
+        )
+
+    def _add(self, lines: Sequence[EventLine | None]) -> None:
+        for line in lines:
+            if line is not None:
+                self._new = [*_without(self._new, line), line]
+                self._lines = deque([*_without(self._lines, line), line], maxlen=LINES_KEPT)
+
+    async def _poll(self, service: str, read: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            began = monotonic_seconds()
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await read()
+            except TimeoutError:
+                self._record_answer(service, f"no answer within {ANSWER_SECONDS:g} s")
+            except (KeyError, TypeError, msgspec.ValidationError) as error:
+                self._record_answer(service, f"the answer is not from a {service} of this version: {error}")
+            except Failed as error:
+                self._record_answer(service, str(error))
+            else:
+                self._record_answer(service, "")
+            await asyncio.sleep(max(0.05, began + self._interval_seconds - monotonic_seconds()))
+
+    async def _read_provisioner(self) -> None:
+        pools, configs, launch_stops = await asyncio.gather(
+            *(self._fetch("provisioner", path) for path in ("/pools", "/launch-configs", "/launch-stops"))
+        )
+        known = msgspec.convert(pools["items"], list[Pool]), msgspec.convert(configs["items"], list[Config])
+        self._launch_stops = msgspec.convert(launch_stops["items"], list[LaunchStop])
+        self._pools = known[0]
+        self._configs = [c for c in known[1] if c.state != "archived" or c.starting + c.running]
+
+    async def _read_calculator(self) -> None:
+        await self._fetch("weight-calculator", "/readyz")
+
+    async def _read_broker(self) -> None:
+        answer = await self._fetch("lease-broker", "/lease-pools")
+        self._lease_pools = msgspec.convert(answer["items"], list[LeasePool])
+
+    async def _read_zones(self) -> None:
+        assert self._zones_out is not None
+        out = await self._zones_out()
+        self._add(narration.zones(self._zones, out, utc_now()))
+        self._zones = out
+
+    def _record_answer(self, service: str, problem: str) -> None:
+        """Record that a service has answered, or its `problem`, and add lines for the differences."""
+        self._problems[service] = problem
+        if not problem:
+            self._answered_at[service] = monotonic_seconds()
+        if service == "provisioner" and not problem:
+            self._read_health()
+        now = self.snapshot()
+        self._add(narration.differences(self._before, now))
+        self._before = now
+        self._add(self._failures.due(now.now))
+        self.changed.set()
+
+    def _read_health(self) -> None:
+        """Add lines about health from the provisioner's answers, unless the topic reports the same changes sooner."""
+        if self._kafka and self._problems[KAFKA] is None:
+            return
+        listening = bool(self._kafka) and not self._problems[KAFKA]
+        now = utc_now()
+        for config in self._configs:
+            seen, known = narration.Health.seen(config), self._health.get(config.id)
+            if not listening or known is None:
+                self._add([narration.changed(known, seen, at=now)])
+                self._health[config.id] = seen
+        if not listening:
+            self._health_until = now
+
+    async def _listen(self) -> None:
+        """Consume every event of the topics once; reconnects forever."""
+        since = self._began - timedelta(seconds=self._history_seconds)
+        while True:
+            try:
+                async with Log(self._kafka, self._prefix) as log:
+                    await log.open([topic.name for topic in TOPICS], last=None, since=since)
+                    since = utc_now()
+                    async for entry in log.past():
+                        self._receive(entry)
+                    self._record_answer(KAFKA, "")
+                    async for entry in log.follow(self._record_kafka):
+                        self._receive(entry)
+            except Failed as error:
+                text = str(error).partition("\n")[0]
+                self._record_answer(KAFKA, text.removeprefix(f"Kafka at {self._kafka} is unavailable: "))
+            except (KafkaError, OSError) as error:
+                self._record_answer(KAFKA, str(error) or type(error).__name__)
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    def _record_kafka(self, answers: bool) -> None:
+        self._record_answer(KAFKA, "" if answers else f"no answer from {self._kafka}")
+
+    def _receive(self, entry: Entry) -> None:
+        """Apply one record; unknown and malformed ones are skipped."""
+        if entry.envelope is None or entry.envelope.type not in EVENT_OF:
+            return
+        try:
+            event = msgspec.convert(entry.data, EVENT_OF[entry.envelope.type])
+        except msgspec.ValidationError:
+            return
+        if isinstance(event, WeightChanged):
+            now = narration.Health.of(event)
+            line = narration.changed(self._health.get(event.launch_config_id), now, at=entry.time)
+            self._health[event.launch_config_id] = now
+            if entry.time > self._health_until:
+                self._add([line])
+        elif isinstance(event, Alert):
+            self._add([narration.alert(event, entry.time)])
+        elif isinstance(event, WorkerEvent):
+            self._failures.add(entry.time, event)
+
+
+def _without(lines: Iterable[EventLine], newer: EventLine) -> list[EventLine]:
+    """The lines without the newest line with the key of `newer`, if its mood is also the same."""
+    kept = list(lines)
+    same = [line for line in kept if line.key and line.key == newer.key]
+    if same and same[-1].mood == newer.mood:
+        kept.remove(same[-1])
+    return kept

@@ -1,0 +1,164 @@
+"""HTTP client for the services. Refusals become messages that name the object, the problem and the remedy."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, unquote
+
+from slipway_common.base.sanitize import printable
+
+if TYPE_CHECKING:
+    import httpx2  # takes a quarter of the start-up time: imported with the first request
+
+SERVICES: Final = {
+    "provisioner": "http://127.0.0.1:7301",
+    "weight-calculator": "http://127.0.0.1:7302",
+    "lease-broker": "http://127.0.0.1:7303",
+}
+KAFKA: Final = "127.0.0.1:9092"
+ADVICE: Final = {
+    "no-token": "set SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN (`ps` shows a --token); `slipway token create` makes one",
+    "unknown-token": "check SLIPWAY_TOKEN_FILE or SLIPWAY_TOKEN, and the services' tokens file",
+    "scope-missing": "use a token with that scope; `slipway token create --scope …` makes one",
+    "unavailable": "retry in a moment",
+    "starting": "`slipway doctor` shows what it is waiting for",
+    "wrong-config-state": "`slipway lc ls` lists launch configs and their states",
+    "unknown-decision": "`slipway pool show POOL` lists the latest decisions of a pool",
+    "unknown-target": "`slipway pool ls` and `slipway lc ls` list pools and accounts",
+}
+# Refusals of an ID in a path → its kind, and the service and collection that list the existing ones.
+LISTED: Final = {
+    "unknown-pool": ("worker pool", "provisioner", "/pools"),
+    "unknown-config": ("launch config", "provisioner", "/launch-configs"),
+    "unknown-lease-pool": ("lease pool", "lease-broker", "/lease-pools"),
+}
+LISTED_IDS_MAX: Final = 10
+
+
+class Failed(Exception):
+    """A service or Kafka is unavailable, or refused a request. The text is for people; `slug`, `status` and `path` are
+    those of a refused request, and empty if there was no answer. `exit_code` is the exit code of the command."""
+
+    exit_code = 1
+
+    def __init__(self, text: str, slug: str = "", status: int = 0, *, path: str = "") -> None:
+        super().__init__(text)
+        self.slug = slug
+        self.status = status
+        self.path = path
+
+
+class Api:
+    """Services of one deployment for one caller. `topic_prefix` is the prefix of all topic names."""
+
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        token: str = "",
+        *,
+        kafka: str = KAFKA,
+        topic_prefix: str = "",
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        self.urls = {service: url.rstrip("/") for service, url in urls.items()}
+        self.kafka = kafka
+        self.topic_prefix = topic_prefix
+        self.timeout_seconds = timeout_seconds
+        self.token = token
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def within(self, timeout_seconds: float) -> "Api":
+        """The same services and token with another timeout per call."""
+        return Api(
+            self.urls,
+            self.token,
+            kafka=self.kafka,
+            topic_prefix=self.topic_prefix,
+            timeout_seconds=timeout_seconds,
+        )
+
+    @cached_property
+    def _client(self) -> "httpx2.Client":
+        import httpx2
+
+        # Proxy variables of the environment do not apply to our own services.
+        return httpx2.Client(headers=self.headers, timeout=self.timeout_seconds, trust_env=False)
+
+    def get(self, service: str, path: str, **parameters: Any) -> Any:
+        return self._call("GET", service, path, parameters)
+
+    def put(self, service: str, path: str, body: Any, **parameters: Any) -> Any:
+        return self._call("PUT", service, path, parameters, body)
+
+    def post(self, service: str, path: str, body: Any) -> Any:
+        return self._call("POST", service, path, {}, body)
+
+    def patch(self, service: str, path: str, body: Any) -> Any:
+        return self._call("PATCH", service, path, {}, body)
+
+    def delete(self, service: str, path: str) -> Any:
+        return self._call("DELETE", service, path, {})
+
+    def not_found(self, refused: Failed) -> str | None:
+        """Message for an unknown ID that names the existing ones; None for other refusals, or if they are unknown."""
+        kind, service, collection = LISTED.get(refused.slug, ("", "", ""))
+        if not refused.path.startswith(f"{collection}/"):
+            return None
+        id_ = unquote(refused.path.removeprefix(f"{collection}/").partition("/")[0])
+        try:
+            existing = [str(row["id"]) for row in self.get(service, collection)["items"]]
+        except (Failed, KeyError, TypeError):
+            return None
+        more = len(existing) - LISTED_IDS_MAX
+        verb = "is" if len(existing) == 1 else "are"
+        names = ", ".join(existing[:LISTED_IDS_MAX]) + (f" and {more} more" if more > 0 else "")
+        return printable(f"no {kind} {id_}; {f'there {verb} {names}' if existing else 'none is declared'}")
+
+    def _call(self, method: str, service: str, path: str, parameters: Mapping[str, Any], body: Any = None) -> Any:
+        import httpx2
+
+        given = {name: value for name, value in parameters.items() if value is not None}
+        try:
+            answer = self._client.request(method, self.urls[service] + path, params=given, json=body)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            option = f"--{service} or SLIPWAY_{service.upper().replace('-', '_')}_URL"
+            reason = f"the {service} at {self.urls[service]} is unavailable: {error}"
+            raise Failed(f"{reason}\nCheck that it is running, and its address in {option}.") from error
+        if answer.is_success:
+            return _json(answer)
+        refused = _refusal(f"the {service} at {self.urls[service]}", path, answer)
+        text = self.not_found(refused)
+        raise refused if text is None else Failed(text, refused.slug, refused.status, path=path)
+
+
+def path(*parts: str) -> str:
+    """URL path of these parts; an ID may contain any character."""
+    return "".join("/" + quote(part, safe="") for part in parts)
+
+
+def _json(answer: "httpx2.Response") -> Any:
+    if not answer.content:
+        return None
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise Failed(f"{answer.request.url} did not answer with JSON: is it a Slipway service?") from error
+
+
+def _refusal(service: str, path: str, answer: "httpx2.Response") -> Failed:
+    """Text of a problem+json body; any other body is not shown, since it may be an HTML page."""
+    try:
+        problem = answer.json()
+    except ValueError:
+        problem = None
+    if not isinstance(problem, dict) or "title" not in problem:
+        status = f"{answer.status_code} {printable(answer.reason_phrase)}".strip()
+        text = f"{service} answered {status} to {answer.request.method} {path}: is it a Slipway service?"
+        return Failed(text, status=answer.status_code, path=path)
+    lines = [": ".join(str(problem[part]) for part in ("title", "detail") if problem.get(part))]
+    for entry in problem.get("errors", []):
+        lines.append("  " + ": ".join(str(entry[part]) for part in ("where", "path", "reason") if entry.get(part)))
+    slug = str(problem.get("type", "")).removeprefix("urn:slipway:problem:")
+    if slug in ADVICE:
+        lines.append(ADVICE[slug])
+    return Failed("\n".join(map(printable, lines)), slug, answer.status_code, path=path)

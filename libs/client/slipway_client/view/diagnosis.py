@@ -1,0 +1,318 @@
+"""Checks of a deployment, graded, with a remedy for each problem. Pure: judges facts that were gathered before."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from slipway_client.view import moments
+from slipway_client.view.phrases import (
+    count,
+    frozen,
+    is_tripped,
+    launch_stop,
+    paused,
+    some,
+    start_launching,
+    stopped,
+    tripped,
+)
+
+OK, NOTE, WARN, FAIL = "ok", "note", "warn", "fail"
+SKEW_SECONDS: Final = 5.0  # leases and worker deadlines tolerate as much
+UNAVAILABLE_SECONDS: Final = 30.0  # the provisioner, too, treats a service as unavailable after this time
+OUTBOX_SECONDS: Final = 10.0  # a relay sends within milliseconds
+LAG_EVENTS: Final = 1000
+CONFIG_TRIPPED, POOL_TRIPPED = "config-tripped", "pool-tripped"  # kinds of alerts
+NAMED: Final = 3  # similar objects named in one finding
+
+
+class ServiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A service's answer to GET /status with the local times before and after it; `error` if there was none."""
+
+    url: str
+    status: Mapping[str, Any] | None = None
+    error: str = ""
+    asked_at: datetime
+    answered_at: datetime
+
+
+class Gathered(msgspec.Struct, frozen=True, kw_only=True):
+    """All facts that are judged. None: not available, for a reason that another finding reports.
+
+    `differences` are those of the topics from the registry; `heartbeats` the newest of each service; `alerts` the open
+    ones.
+    """
+
+    own_version: str
+    services: Mapping[str, ServiceAnswer]
+    kafka: str
+    kafka_error: str = ""
+    differences: Sequence[str] | None = None
+    heartbeats: Mapping[str, datetime] | None = None
+    alerts: Sequence[Mapping[str, Any]] | None = None
+    launch_stops: Sequence[Mapping[str, Any]] | None = None
+    pools: Sequence[Mapping[str, Any]] | None = None
+    configs: Sequence[Mapping[str, Any]] | None = None
+    now: datetime
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the result. `grade`: ok; note, Slipway handles it alone; warn, a person should look; fail, something
+    does not work. `remedy` is empty where nothing has to be done."""
+
+    grade: str
+    check: str
+    detail: str
+    remedy: str = ""
+
+
+def diagnose(seen: Gathered) -> list[Finding]:
+    """Every check in a fixed order; each has one ok finding, or one for each problem."""
+    statuses = {name: answer.status for name, answer in seen.services.items() if answer.status is not None}
+    found: list[Finding] = []
+    for name, answer in seen.services.items():
+        found.extend(_service(name, answer, seen.now))
+    if statuses:
+        found.extend(_versions(statuses, seen.own_version))
+    found.extend(_clocks(seen.services))
+    found.extend(_kafka(seen))
+    if statuses:
+        found.extend(_or(_lag(statuses), OK, "lag", f"at most {LAG_EVENTS} events behind on every topic"))
+        found.extend(_or(_stopped(statuses), OK, "positions", "no partition is stopped"))
+        found.extend(_or(_dead(statuses), OK, "dead letters", "none"))
+        found.extend(_or(_outbox(statuses), OK, "outbox", "events are published at once"))
+    if seen.heartbeats is not None:
+        found.extend(_or(_heartbeats(seen), OK, "heartbeats", _ages(seen)))
+    if seen.alerts is not None:
+        found.extend(
+            _or(_alerts(seen), OK, "alerts", "no other alert is open" if _any_tripped(seen) else "no alert is open")
+        )
+    if seen.launch_stops is not None:
+        found.extend(
+            _or(_launch_stops(seen), OK, "launch stops", "none, and no pool or launch config is paused or frozen")
+        )
+    if seen.configs is not None:
+        found.extend(_or(_tripped(seen), OK, "health", "no launch config is tripped"))
+        found.extend(_or(_accounts(seen.configs), OK, "accounts", "each has a launch config that may launch"))
+    return found
+
+
+def healthy(found: Iterable[Finding]) -> bool:
+    """True if no finding needs a person."""
+    return all(finding.grade in (OK, NOTE) for finding in found)
+
+
+def _or(found: Iterable[Finding], *otherwise: str) -> list[Finding]:
+    return list(found) or [Finding(*otherwise)]
+
+
+def _service(name: str, answer: ServiceAnswer, now: datetime) -> Iterable[Finding]:
+    variable = f"SLIPWAY_{name.upper().replace('-', '_')}_URL"
+    status = answer.status
+    if status is None:
+        yield Finding(FAIL, name, answer.error, f"start it, or set its address with --{name} or {variable}")
+        return
+    if status.get("service", name) != name:
+        yield Finding(FAIL, name, f"{answer.url} is the {status['service']}", f"correct --{name} or {variable}")
+        return
+    if status["ready"]:
+        detail = f"{status['version']}, ready, schema {status.get('schema_revision') or '?'}, at {answer.url}"
+        yield Finding(OK, name, detail + _leadership(status.get("leadership"), now))
+        return
+    for reason in status["reasons"] or ["it gives no reason"]:
+        yield Finding(FAIL, name, f"not ready: {reason}", "read its log; if its schema is missing, run its migrations")
+
+
+def _leadership(leadership: Mapping[str, Any] | None, now: datetime) -> str:
+    """The leader of a service of which one replica works and the others are standbys."""
+    if leadership is None:
+        return ""
+    if leadership["since"] is None:
+        return "; standby, no leader has been elected yet"
+    since = f", epoch {leadership['epoch']}, since {moments.clock(moments.at(leadership['since']), now)}"
+    if leadership["role"] == "leader":
+        return f"; leader{since}"
+    return f"; standby, instance {leadership['instance']} is the leader{since}"
+
+
+def _versions(statuses: Mapping[str, Mapping[str, Any]], own: str) -> Iterable[Finding]:
+    versions = {name: status["version"] for name, status in statuses.items()} | {"this command": own}
+    if len(set(versions.values())) > 1:
+        detail = ", ".join(f"{name} {version}" for name, version in versions.items())
+        yield Finding(WARN, "versions", f"differ: {detail}", "finish the upgrade, or update this command")
+    else:
+        yield Finding(OK, "versions", f"all {own}")
+
+
+def _clocks(services: Mapping[str, ServiceAnswer]) -> Iterable[Finding]:
+    """The clocks of each service and of its database, compared with this machine's; ahead is positive."""
+    off: dict[str, float] = {}
+    seen = False
+    for name, answer in services.items():
+        for clock, field in ((name, "now"), (f"{name}'s database", "database_now")):
+            if answer.status is not None and answer.status.get(field):
+                seen = True
+                off[clock] = _ahead_seconds(moments.at(answer.status[field]), answer)
+    wrong = {clock: seconds for clock, seconds in off.items() if abs(seconds) > SKEW_SECONDS}
+    for clock, seconds in wrong.items():
+        way = "ahead of" if seconds > 0 else "behind"
+        detail = f"{clock} is {moments.spelled(seconds)} {way} this machine"
+        yield Finding(WARN, "clocks", detail, "synchronise both clocks with NTP: deadlines depend on them")
+    if seen and not wrong:
+        yield Finding(OK, "clocks", f"services, databases and this machine agree within {SKEW_SECONDS:g} s")
+
+
+def _ahead_seconds(at: datetime, answer: ServiceAnswer) -> float:
+    """Seconds ahead of this machine; 0 for a time between question and answer."""
+    before = min(0.0, (at - answer.asked_at).total_seconds())
+    return before or max(0.0, (at - answer.answered_at).total_seconds())
+
+
+def _kafka(seen: Gathered) -> Iterable[Finding]:
+    if seen.kafka_error:
+        yield Finding(FAIL, "kafka", seen.kafka_error, "start it, or set its address with --kafka or KAFKA")
+        return
+    yield Finding(OK, "kafka", f"answers at {seen.kafka}")
+    differences = seen.differences or []
+    if missing := [line.partition(":")[0] for line in differences if line.endswith(": missing")]:
+        yield Finding(
+            FAIL,
+            "topics",
+            f"missing: {some(missing, NAMED)}",
+            "check --topic-prefix; `python -m slipway_common.messaging.topic_admin` creates what is missing",
+        )
+    if others := [line for line in differences if not line.endswith(": missing")]:
+        yield Finding(
+            WARN,
+            "topics",
+            f"differ from the registry: {some(others, NAMED, '; ')}",
+            "kafka-configs.sh changes configs; a number of partitions must never change, see --partitions",
+        )
+    if not differences:
+        yield Finding(OK, "topics", "as in the registry")
+
+
+def _lag(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
+    for name, status in statuses.items():
+        behind: dict[str, int] = defaultdict(int)
+        for partition in status["partitions"]:
+            behind[partition["topic"]] += partition["lag"] or 0
+        for topic, events in behind.items():
+            if events > LAG_EVENTS:
+                do = "if the lag does not fall, read the service's log or start another replica"
+                yield Finding(WARN, "lag", f"{name} is {count(events, 'event')} behind on {topic}", do)
+
+
+def _stopped(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
+    for name, status in statuses.items():
+        for partition in status["stopped_partitions"]:
+            where = f"{partition['topic']} {partition['partition']}"
+            remedy = f"slipway topics adopt {name} {where} --at begin  # or end: skipped events are lost"
+            yield Finding(FAIL, "positions", f"{name} has stopped on {where}: {partition['reason']}", remedy)
+
+
+def _dead(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
+    for name, status in statuses.items():
+        if dead := status.get("dead_letters"):
+            remedy = f"slipway dlq ls {name}; then slipway dlq replay or drop"
+            yield Finding(FAIL, "dead letters", f"{name} has {count(dead, 'dead letter')}", remedy)
+
+
+def _outbox(statuses: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
+    for name, status in statuses.items():
+        age = status.get("outbox_oldest_seconds") or 0.0
+        if age > OUTBOX_SECONDS:
+            detail = f"{name}'s oldest event has waited {moments.spelled(age)} to be published"
+            yield Finding(FAIL, "outbox", detail, "check Kafka, and the lines of `relay` in the service's log")
+
+
+def _heartbeats(seen: Gathered) -> Iterable[Finding]:
+    for name in seen.services:
+        at = (seen.heartbeats or {}).get(name)
+        if at is None:
+            detail = f"no heartbeat of the {name} on this topic prefix"
+            yield Finding(WARN, "heartbeats", detail, "start it, or check --topic-prefix")
+        elif (age := (seen.now - at).total_seconds()) > UNAVAILABLE_SECONDS:
+            detail = f"{name} heartbeat {moments.spelled(age)} ago: the others treat it as unavailable"
+            yield Finding(FAIL, "heartbeats", detail, "read its log, and check its connection to Kafka")
+
+
+def _ages(seen: Gathered) -> str:
+    ages = {name: max(0.0, (seen.now - at).total_seconds()) for name, at in (seen.heartbeats or {}).items()}
+    return ", ".join(f"{name} {moments.about(ages[name])} ago" for name in seen.services if name in ages)
+
+
+def _alerts(seen: Gathered) -> Iterable[Finding]:
+    """Pages are warnings; notices report what Slipway handles alone, but for a tripped pool. A tripped config's notice
+    repeats a finding about health."""
+    known = {config["id"] for config in seen.configs or () if is_tripped(config)}
+    alerts = sorted(seen.alerts or (), key=lambda row: (row.get("severity") == "notice", row.get("since") or ""))
+    for alert in alerts:
+        if alert.get("kind") == CONFIG_TRIPPED and alert.get("subject_id") in known:
+            continue
+        is_note = alert.get("severity") == "notice" and alert.get("kind") != POOL_TRIPPED
+        effect = f"; {alert['effect']}" if alert.get("effect") else ""
+        detail = f"{alert['summary'] or alert['kind']}{effect}"
+        yield Finding(NOTE if is_note else WARN, "alerts", detail, alert.get("command", ""))
+
+
+def _launch_stops(seen: Gathered) -> Iterable[Finding]:
+    for stop in seen.launch_stops or ():
+        yield Finding(WARN, "launch stops", launch_stop(stop, seen.now), start_launching(stop))
+    for pool in seen.pools or ():
+        if pool.get("paused"):
+            remedy = f"slipway pool resume {pool['id']} --reason …"
+            yield Finding(WARN, "launch stops", f"pool {pool['id']} is {paused(pool, seen.now)}", remedy)
+        if pool.get("frozen"):
+            remedy = f"slipway pool unfreeze {pool['id']} --reason …"
+            yield Finding(WARN, "launch stops", f"pool {pool['id']} is {frozen(pool, seen.now)}", remedy)
+    for config in seen.configs or ():
+        if config.get("state") == "paused":
+            until = config.get("paused_until")
+            detail = stopped("paused", config.get("state_by"), until, config.get("state_reason"), seen.now)
+            remedy = f"slipway lc resume {config['id']} --reason …"
+            yield Finding(NOTE, "launch stops", f"launch config {config['id']} is {detail}", remedy)
+
+
+def _tripped(seen: Gathered) -> Iterable[Finding]:
+    """A pool of which every active config is tripped fails while tasks are pending; else a tripped config is a note."""
+    pending = {pool["id"]: pool.get("pending") or 0 for pool in seen.pools or ()}
+    for pool_id, active in sorted(_by(seen.configs or (), "pool_id").items()):
+        bad = [config for config in active if is_tripped(config)]
+        if bad and len(bad) == len(active):
+            tasks = pending.get(pool_id, 0)
+            detail = f"pool {pool_id} launches only probes: {_every(bad)} tripped"
+            detail += f"; {count(tasks, 'task')} pending" if tasks else ""
+            yield Finding(FAIL if tasks else WARN, "health", detail, f"slipway why {pool_id}")
+        for config in bad:
+            remedy = f"none needed; `slipway why {config['id']}` explains it"
+            yield Finding(NOTE, "health", f"{config['id']} tripped: {tripped(config, seen.now)}", remedy)
+
+
+def _accounts(configs: Sequence[Mapping[str, Any]]) -> Iterable[Finding]:
+    """An account is in trouble when every config that may launch there is tripped."""
+    for account, active in sorted(_by(configs, "account_id").items()):
+        if all(map(is_tripped, active)):
+            detail = f"{account} launches only probes: {_every(active)} tripped"
+            yield Finding(WARN, "accounts", detail, f"slipway why {active[0]['id']}")
+
+
+def _any_tripped(seen: Gathered) -> bool:
+    return any(map(is_tripped, seen.configs or ()))
+
+
+def _by(configs: Iterable[Mapping[str, Any]], field: str) -> dict[str, list[Mapping[str, Any]]]:
+    """Active configs by a field."""
+    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for config in configs:
+        if config["state"] == "active":
+            found[config[field]].append(config)
+    return found
+
+
+def _every(configs: Sequence[Mapping[str, Any]]) -> str:
+    ids = some([config["id"] for config in configs], NAMED)
+    return f"{ids} is" if len(configs) == 1 else f"{ids} are"

@@ -1,0 +1,261 @@
+"""Narration of a deployment in sentences. Pure: events and snapshots in, lines out."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from slipway_client.view.phrases import HEALTHY, count, next_probe, trip_cause
+from slipway_client.view.snapshot import Config, EventLine, Pool, Snapshot, shares
+from slipway_common.events.alert import Alert, AlertRaised
+from slipway_common.events.weight import WeightChanged
+from slipway_common.events.worker import (
+    Result,
+    Stage,
+    WorkerErrorReported,
+    WorkerEvent,
+    WorkerLaunchFailed,
+    WorkerLost,
+    WorkerStopping,
+)
+
+SIGNAL: Final = "signal"  # `tripped_by` of a config that an external signal has tripped
+CONFIGS_NAMED: Final = 3
+CONFIGS_SHARED: Final = 6  # more than these would not fit into a line of 79 columns
+# Failures are grouped by the second in which they happened, once no more failures of that second are expected.
+LATE_SECONDS: Final = 1.0
+HELD_SECONDS: Final = LATE_SECONDS + 2.0  # a second's failures, shown with the next refresh, a second later
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Health of one config, from its topic or from an answer."""
+
+    id: str
+    tripped: bool
+    next_probe_at: datetime | None
+    reason: str
+    by_signal: bool = False
+
+    @classmethod
+    def of(cls, event: WeightChanged) -> "Health":
+        by_signal = event.tripped_by == SIGNAL
+        return cls(event.launch_config_id, event.state != HEALTHY, event.next_probe_at, event.reason, by_signal)
+
+    @classmethod
+    def seen(cls, config: Config) -> "Health":
+        by_signal = config.tripped_by == SIGNAL
+        tripped = config.health_state != HEALTHY
+        return cls(config.id, tripped, config.next_probe_at, config.reason or "", by_signal)
+
+
+def changed(before: Health | None, now: Health, *, at: datetime) -> EventLine | None:
+    """The line about a config's health; None when nothing that matters changed.
+
+    A config has one line from its trip to its recovery: each failed probe replaces it by one that counts one more.
+    """
+    key = f"trip/{now.id}"
+    was_tripped = before is not None and before.tripped
+    if not now.tripped:
+        if before is None or not was_tripped:
+            return None
+        return EventLine(at, f"{now.id} recovered: {_recovery(before)}", "good", key)
+    other_cause = before is not None and was_tripped and before.by_signal is not now.by_signal
+    if before is not None and was_tripped and not other_cause and before.next_probe_at == now.next_probe_at:
+        return None
+    words = f"{now.id} tripped: {trip_cause(now.reason)}"
+    if now.next_probe_at is None:  # tripped by a signal, or a probe is due: its result will be a line
+        return None if was_tripped and not other_cause else EventLine(at, words, "bad", key)
+    return EventLine(at, next_probe(words, max(0.0, (now.next_probe_at - at).total_seconds())), "bad", key)
+
+
+def _recovery(before: Health) -> str:
+    """The cause of a recovery, as far as it is known: a start counted as failed may also have succeeded late."""
+    if before.by_signal:
+        return "the down signal ended"
+    return "a probe succeeded" if before.next_probe_at is None else "a start succeeded"
+
+
+def alert(event: Alert, at: datetime) -> EventLine | None:
+    """The line of an alert; None for a config's trip and recovery, which have lines of their own."""
+    of_config = event.dedup_key.count("/") == 2  # SERVICE/KIND/CONFIG; shared keys have a slash of their own
+    if event.kind == "config-tripped" or (event.kind == "recovered" and of_config):
+        return None
+    if isinstance(event, AlertRaised):
+        return EventLine(at, f"alert: {event.summary}", "bad" if event.severity == "page" else "")
+    return EventLine(at, f"alert resolved: {event.summary}", "good")
+
+
+class Failures:
+    """Workers' failures, one line per second and cause instead of one per worker."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[int, _Cause], list[tuple[datetime, str]]] = {}
+
+    def add(self, at: datetime, event: WorkerEvent) -> None:
+        if cause := _cause(event):
+            self._waiting.setdefault((int(at.timestamp()), cause), []).append((at, event.launch_config_id))
+
+    def due(self, now: datetime) -> list[EventLine]:
+        """Lines of the seconds that are over; each once."""
+        over = (now - timedelta(seconds=LATE_SECONDS)).timestamp()
+        found = sorted(key for key in self._waiting if key[0] + 1 <= over)
+        return [self._line(key[1], self._waiting.pop(key)) for key in found]
+
+    @staticmethod
+    def _line(cause: "_Cause", failed: Sequence[tuple[datetime, str]]) -> EventLine:
+        at, many = max(failed)[0], len(failed) > 1
+        counts = Counter(config_id for _, config_id in failed).most_common()
+        named = [f"{name} {number}" if many else name for name, number in counts[:CONFIGS_NAMED]]
+        if len(counts) > CONFIGS_NAMED:
+            named.append(f"{len(counts) - CONFIGS_NAMED} more")
+        what = cause.many if many else cause.one
+        return EventLine(at, f"{len(failed)} {what}: {cause.reason} ({', '.join(named)})", "bad")
+
+
+class _Cause(msgspec.Struct, frozen=True, order=True):
+    one: str
+    many: str
+    reason: str
+
+
+def _cause(event: WorkerEvent) -> _Cause | None:
+    """The failure in an event, with the provider's or Slipway's reason; None for an event that is no failure."""
+    match event:
+        case WorkerLaunchFailed():
+            return _Cause("launch refused", "launches refused", event.outcome.code or event.outcome.scope.value)
+        case WorkerStopping(outcome=outcome) if outcome is not None and outcome.result is Result.FAILED:
+            if outcome.stage is Stage.BOOT:
+                return _Cause("boot failed", "boots failed", event.reason)
+            return _Cause("worker claimed no task", "workers claimed no task", event.reason)
+        case WorkerLost():
+            return _Cause("worker lost", "workers lost", event.reason)
+        case WorkerErrorReported():
+            return _Cause("worker reported an error", "workers reported an error", event.kind)
+    return None
+
+
+class InOrder:
+    """Lines in the order of their times: each is held until late lines of an earlier time have arrived."""
+
+    def __init__(self) -> None:
+        self._held: list[EventLine] = []
+
+    def add(self, lines: Iterable[EventLine]) -> None:
+        self._held += lines
+
+    def due(self, now: datetime | None = None) -> list[EventLine]:
+        """Lines that nothing older is expected to follow at `now`; without it, all that are left."""
+        held = sorted(self._held, key=lambda line: line.at)
+        due = [line for line in held if now is None or line.at <= now - timedelta(seconds=HELD_SECONDS)]
+        self._held = held[len(due) :]
+        return due
+
+
+def differences(before: Snapshot, now: Snapshot) -> list[EventLine]:
+    """Acts of operators and services between two snapshots. Health has its own lines."""
+    compared = (_services, _launch_stops, _pools, _configs, _limits)
+    return [line for compare in compared for line in compare(before, now)]
+
+
+def _services(before: Snapshot, now: Snapshot) -> list[EventLine]:
+    lines = []
+    failing = {service.name for service in before.services if service.problem}
+    for service in now.services:
+        if service.problem and service.name not in failing:
+            lines.append(EventLine(now.now, f"{service.name} is unavailable: {service.problem}", "bad"))
+        elif service.unavailable_seconds is None and service.name in failing:
+            lines.append(EventLine(now.now, f"{service.name} is available again", "good"))
+    return lines
+
+
+def _launch_stops(before: Snapshot, now: Snapshot) -> list[EventLine]:
+    known, held = {stop.where for stop in before.launch_stops}, {stop.where for stop in now.launch_stops}
+    return [
+        EventLine(now.now, f"launching is stopped {stop.where}: {stop.reason}", "bad")
+        for stop in now.launch_stops
+        if stop.where not in known
+    ] + [EventLine(now.now, f"launching resumed {where}", "good") for where in sorted(known - held)]
+
+
+def _pools(before: Snapshot, now: Snapshot) -> list[EventLine]:
+    known = {pool.id: pool for pool in before.pools}
+    return [
+        EventLine(now.now, f"pool {pool.id}: {known[pool.id].state} → {pool.state}", "bad" if pool.trouble > 1 else "")
+        for pool in now.pools
+        if pool.id in known and known[pool.id].state != pool.state
+    ]
+
+
+def _configs(before: Snapshot, now: Snapshot) -> list[EventLine]:
+    known = {config.id: config.state for config in before.configs}
+    lines = []
+    for config in now.configs:
+        was = known.get(config.id, "active" if before.configs else config.state)
+        if was == config.state:
+            continue
+        if config.state == "active":
+            lines.append(EventLine(now.now, f"{config.id} active again", "good"))
+        else:
+            reason = f": {config.state_reason}" if config.state_reason else ""
+            lines.append(EventLine(now.now, f"{config.id} {config.state}{reason}"))
+    return lines
+
+
+def _limits(before: Snapshot, now: Snapshot) -> list[EventLine]:
+    known = {pool.id: pool.limit for pool in before.lease_pools}
+    return [
+        EventLine(now.now, f"lease pool {pool.id}: limit {known[pool.id]} → {pool.limit}")
+        for pool in now.lease_pools
+        if known.get(pool.id, pool.limit) != pool.limit
+    ]
+
+
+def zones(before: frozenset[str], out: frozenset[str], at: datetime) -> list[EventLine]:
+    """Outages of a simulated cloud."""
+    return [EventLine(at, f"the cloud: {zone} has no capacity", "bad") for zone in sorted(out - before)] + [
+        EventLine(at, f"the cloud: {zone} has capacity again", "good") for zone in sorted(before - out)
+    ]
+
+
+def launched(configs: Sequence[Config]) -> dict[str, int]:
+    """Launches that the providers have accepted, over the life of each pool's configs."""
+    totals: Counter[str] = Counter()
+    for config in configs:
+        totals[config.pool_id] += config.ok or 0
+    return totals
+
+
+def rates(before: Snapshot, now: Snapshot) -> Mapping[str, float]:
+    """Launches per minute of each pool between two snapshots."""
+    minutes = (now.now - before.now).total_seconds() / 60
+    earlier = launched(before.configs)
+    return {pool: (number - earlier[pool]) / minutes for pool, number in launched(now.configs).items() if minutes > 0}
+
+
+def status(pool: Pool, configs: Sequence[Config], per_minute: float | None) -> str:
+    """A pool in one line: tasks, workers, launches a minute, and the share of each config, or a count by state."""
+    if len(configs) > CONFIGS_SHARED:
+        states = Counter(config.shown_state for config in configs)
+        places = [f"{number} {state}" for state, number in sorted(states.items())]
+    else:
+        share, common = shares(configs), common_start([config.id for config in configs])
+        places = [
+            f"{config.id.removeprefix(common)} {f'{share[config.id]:.0%}' if config.launches else config.shown_state}"
+            for config in configs
+        ]
+    rate = "" if per_minute is None else f" {count(round(per_minute), 'launch', 'launches')}/min"
+    return (
+        f"{pool.id} {pool.pending:3d} pending {pool.claimed:3d} claimed "
+        f"{pool.serving:3d}/{pool.wanted or 0} serving{rate}  {' '.join(places)}"
+    )
+
+
+def common_start(names: Sequence[str]) -> str:
+    """The beginning that several names share, up to a hyphen."""
+    if len(names) < 2:
+        return ""
+    first, last = min(names), max(names)
+    same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+    return first[: first.rfind("-", 0, same) + 1]

@@ -1,0 +1,126 @@
+"""Phrases that the screen, the narration, `slipway why` and `slipway doctor` share. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from slipway_client.view import moments
+
+Row = Mapping[str, Any]
+HEALTHY, TRIPPED, PROBING = "healthy", "tripped", "probing"  # health states on the wire
+STAGES: Final = ("launch", "boot", "claim")
+CODES: Final = re.compile(r" \([^()]*\)")
+MODES: Final = {
+    "observe": "in mode observe: Slipway decides and records, and launches nothing",
+    "canary": "in mode canary: Slipway launches one worker at a time",
+}
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number and its noun: 1 unit, 2 units."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def some(names: Sequence[str], named: int, between: str = ", ") -> str:
+    """The first few of many names, and the number of the others."""
+    more = f" and {len(names) - named} more" if len(names) > named else ""
+    return between.join(names[:named]) + more
+
+
+def either(names: Sequence[str], word: str = "and") -> str:
+    """Names in a sentence: a, b and c."""
+    return f" {word} ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def trip_cause(reason: str | None) -> str:
+    """The cause in the reason of a weight record, without the subject and its state in front."""
+    text = reason or ""
+    return text.partition(" tripped: ")[2] or text or "no reason given"
+
+
+def brief(text: str) -> str:
+    """A sentence without the codes that it quotes in brackets."""
+    return CODES.sub("", text)
+
+
+def next_probe(cause: str, seconds: float | None) -> str:
+    """The cause of a trip with the time of the next probe; `seconds` is None where no probe is scheduled."""
+    if seconds is None:
+        return cause
+    return f"{cause}; next probe " + (f"in {moments.spelled(seconds)}" if seconds > 0 else "is due")
+
+
+def stopped(verb: str, by: str | None, until: str | None, reason: str | None, now: datetime) -> str:
+    """An operator's act: "paused by ann until 17:30:00: maintenance"."""
+    words = verb + (f" by {by}" if by else "")
+    words += f" until {moments.clock(moments.at(until), now)}" if until else ""
+    return words + (f": {reason}" if reason else "")
+
+
+def paused(row: Row, now: datetime) -> str:
+    """The pause of a pool."""
+    return stopped("paused", row.get("paused_by"), row.get("paused_until"), row.get("paused_reason"), now)
+
+
+def frozen(row: Row, now: datetime) -> str:
+    """The freeze of a pool."""
+    return stopped("frozen", row.get("frozen_by"), None, row.get("frozen_reason"), now)
+
+
+def launch_stop(row: Row, now: datetime) -> str:
+    """A launch stop with its scope."""
+    where = "everywhere" if row["scope"] == "all" else f"in {row['scope']} {row['scope_id']}"
+    return stopped(f"launching is stopped {where}", row.get("by"), row.get("until"), row.get("reason"), now)
+
+
+def start_launching(row: Row) -> str:
+    """The command that lifts a launch stop."""
+    return "slipway start-launching" + ("" if row["scope"] == "all" else f" --{row['scope']} {row['scope_id']}")
+
+
+def is_tripped(config: Row) -> bool:
+    """True if an active config launches nothing but probes."""
+    return bool(config["state"] == "active" and config.get("health_state", HEALTHY) != HEALTHY)
+
+
+def tripped(config: Row, now: datetime) -> str:
+    """The cause of a config's trip and its next probe."""
+    at = config.get("next_probe_at")
+    seconds = max(0.0, (moments.at(at) - now).total_seconds()) if at else None
+    return next_probe(trip_cause(config.get("reason")), seconds)
+
+
+def full_window(config: Row) -> str:
+    """The first window of a config without room; empty when all have room."""
+    before = 0
+    for name in STAGES:
+        stage = (config.get("stages") or {}).get(name)
+        if stage is None:
+            continue
+        level = stage["in_flight"] + stage["unfolded"]
+        if level + before >= stage["window"]:
+            parts = [f"{stage['in_flight']} in flight"]
+            parts += [f"{before} in earlier stages"] if before else []
+            parts += [f"{count(stage['unfolded'], 'failure')} not yet weighed"] if stage["unfolded"] else []
+            return f"{name} window of {stage['window']} is full ({', '.join(parts)})"
+        before += stage["in_flight"]
+    return ""
+
+
+def queue(pool: Row) -> str:
+    """The use and the queue of a lease pool, with the wait of a unit that is requested now."""
+    full = " (full)" if pool["held"] >= pool["limit"] else ""
+    words = f"{pool['held']} of {count(pool['limit'], 'unit')} held{full}"
+    if not pool["waiting"]:
+        return f"{words}, no request waits"
+    oldest = pool.get("oldest_wait_seconds")
+    words += f", {count(pool['waiting'], 'unit')} waiting"
+    words += "" if oldest is None else f", the oldest request for {moments.about(oldest)}"
+    eta = pool.get("eta_seconds")
+    return f"{words}; ETA of a new request " + ("unknown" if eta is None else f"{moments.about(eta)}")
+
+
+def since(at: datetime, now: datetime) -> str:
+    """A time with its age: 14:28:20, 1 min 40 s ago."""
+    return f"{moments.clock(at, now)}, {moments.spelled(max(0.0, (now - at).total_seconds()))} ago"

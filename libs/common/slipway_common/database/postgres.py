@@ -1,0 +1,114 @@
+"""PostgreSQL connections: one URL for all services, a role and a schema per service, and session timeouts.
+
+The timeouts release the locks of a stopped process. Contains no SQL of any service.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+import asyncpg
+import msgspec
+
+from slipway_common.base.errors import Transient
+
+Database: TypeAlias = Any  # asyncpg.Pool; named so because a pool is a worker pool or a lease pool here
+Connection: TypeAlias = Any  # asyncpg.Connection, or its proxy from a connection pool
+
+# A process stopped inside a transaction (SIGSTOP, a failing host) keeps its row locks until the server ends the
+# session. 5 s is far above any transaction (p99 < 50 ms) and far below a lease's TTL.
+SESSION_TIMEOUTS: Final = {
+    "idle_in_transaction_session_timeout": "5s",
+    "statement_timeout": "10s",
+    "lock_timeout": "5s",
+}
+INFRASTRUCTURE: Final = (
+    OSError,
+    TimeoutError,
+    asyncio.CancelledError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    Transient,
+)
+DATA_ERRORS: Final = ("22", "23")  # SQLSTATE classes: data exception, integrity constraint violation
+
+
+def schema_of(service: str) -> str:
+    """Schema of a service: its name with underscores."""
+    return service.replace("-", "_")
+
+
+def role_of(service: str) -> str:
+    return f"slipway_{schema_of(service)}"
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """True if a retry may succeed: any error except data errors and programming errors."""
+    if isinstance(error, asyncpg.PostgresError):
+        return not (error.sqlstate or "").startswith(DATA_ERRORS)
+    if isinstance(error, ValueError):  # the driver's DataError: a value that no column can store
+        return False
+    return isinstance(error, INFRASTRUCTURE)
+
+
+async def _prepare(connection: Connection) -> None:
+    for name in ("json", "jsonb"):
+        await connection.set_type_codec(
+            name,
+            schema="pg_catalog",
+            encoder=lambda value: msgspec.json.encode(value).decode(),
+            decoder=msgspec.json.decode,
+        )
+
+
+async def _nothing(_: Connection) -> None:
+    """Skip the reset on release: sessions keep no settings of their own, and RESET ALL costs a round trip."""
+
+
+def session_settings(service: str) -> dict[str, str]:
+    return {
+        "role": role_of(service),
+        "search_path": schema_of(service),
+        "application_name": f"slipway-{service}",
+        "timezone": "UTC",
+        **SESSION_TIMEOUTS,
+    }
+
+
+async def connect(
+    url: str,
+    service: str,
+    *,
+    size: int = 8,
+    command_timeout_seconds: float = 15.0,
+    settings: Mapping[str, str] | None = None,
+) -> Database:
+    """Open a connection pool with the service's role and schema; `settings` are server settings.
+
+    Raises OSError or asyncpg.PostgresError if the database is unavailable or not migrated.
+    """
+    return await asyncpg.create_pool(
+        url,
+        min_size=1,
+        max_size=size,
+        init=_prepare,
+        reset=_nothing,
+        command_timeout=command_timeout_seconds,
+        server_settings=session_settings(service) | dict(settings or {}),
+    )
+
+
+async def session(url: str, service: str, **settings: str) -> Connection:
+    """Open a dedicated connection, for a lock bound to its session."""
+    connection = await asyncpg.connect(url, command_timeout=15.0, server_settings=session_settings(service) | settings)
+    await _prepare(connection)
+    return connection
+
+
+async def schema_revision(database: Database) -> str | None:
+    """Schema revision of the connected service; None if it was never migrated."""
+    with contextlib.suppress(asyncpg.UndefinedTableError):
+        revision: str | None = await database.fetchval("SELECT version_num FROM alembic_version")
+        return revision
+    return None

@@ -1,0 +1,135 @@
+"""Listing, replaying and dropping dead letters of a service. Knows no HTTP.
+
+A replay applies a subject's records in offset order, from the dead one on, until one fails. The topic's positions are
+locked meanwhile, so that no event is parked behind a dead one while that is replayed.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.database.postgres import Connection, is_infrastructure
+from slipway_common.messaging.consume import Consumer
+from slipway_common.messaging.envelope import UnknownType
+from slipway_common.messaging.records import Record, opened, received
+from slipway_common.observability.telemetry import logger
+
+LOG = logger(__name__)
+
+LIST: Final = """
+SELECT topic, partition, "offset", subject, state, reason, record_at, at FROM dead_letter
+WHERE $1::text IS NULL OR topic = $1 ORDER BY topic, partition, "offset" LIMIT $2"""
+SELECT: Final = 'SELECT * FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
+LOCK_POSITIONS: Final = "SELECT FROM consumed WHERE topic = $1 ORDER BY partition FOR UPDATE"
+SELECT_SUBJECT: Final = """
+SELECT * FROM dead_letter WHERE topic = $1 AND subject = $2 ORDER BY partition, "offset\""""
+DELETE: Final = 'DELETE FROM dead_letter WHERE topic = $1 AND partition = $2 AND "offset" = $3'
+FAILED: Final = """
+UPDATE dead_letter SET state = 'dead', reason = $4 WHERE topic = $1 AND partition = $2 AND "offset" = $3"""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that was not applied; a `parked` one waits behind a `dead` one of its subject."""
+
+    topic: str
+    partition: int
+    offset: int
+    subject: str
+    state: str
+    reason: str
+    record_at: datetime
+    at: datetime
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """Result of a replay: records applied, records remaining, and why the first of those failed."""
+
+    applied: int
+    remaining: int
+    reason: str = ""
+
+
+class NotDead(Exception):
+    """No such dead letter; it may have been replayed or dropped meanwhile."""
+
+
+async def fetch(db: Connection, *, topic: str | None = None, limit: int = 100) -> list[DeadLetter]:
+    return [DeadLetter(**row) for row in await db.fetch(LIST, topic, limit)]
+
+
+async def replay(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
+    """Retry the record and the records parked behind it. Raises NotDead."""
+    afterwards: list[Callable[[], None]] = []
+    async with db.transaction():
+        done = await _replay(db, consumer, await _lock(db, consumer, partition, offset), afterwards)
+    _run(afterwards)
+    return done
+
+
+async def drop(db: Connection, consumer: Consumer, partition: int, offset: int) -> Replayed:
+    """Delete the record permanently and apply the records parked behind it. Raises NotDead."""
+    afterwards: list[Callable[[], None]] = []
+    async with db.transaction():
+        rows = await _lock(db, consumer, partition, offset)
+        await db.execute(DELETE, consumer.topic.name, partition, offset)
+        LOG.warning("dead letter dropped", topic=consumer.topic.name, partition=partition, offset=offset)
+        first, *rest = rows
+        if (first["partition"], first["offset"]) != (partition, offset):
+            return Replayed(0, len(rest), first["reason"])
+        done = await _replay(db, consumer, rest, afterwards)
+    _run(afterwards)
+    return done
+
+
+def _run(afterwards: Sequence[Callable[[], None]]) -> None:
+    for act in afterwards:
+        act()
+
+
+async def _lock(db: Connection, consumer: Consumer, partition: int, offset: int) -> list[Any]:
+    """Lock and return the record and, on ordered topics, all dead letters of its subject. Raises NotDead."""
+    topic = consumer.topic
+    await db.execute(LOCK_POSITIONS, topic.name)
+    row = await db.fetchrow(SELECT, topic.name, partition, offset)
+    if row is None:
+        raise NotDead(f"{topic.name}/{partition}/{offset}")
+    return list(await db.fetch(SELECT_SUBJECT, topic.name, row["subject"])) if topic.parks else [row]
+
+
+async def _replay(
+    db: Connection, consumer: Consumer, rows: list[Any], afterwards: list[Callable[[], None]]
+) -> Replayed:
+    for applied, row in enumerate(rows):
+        place = (row["topic"], row["partition"], row["offset"])
+        try:
+            async with db.transaction():
+                act = await _handle(db, consumer, row)
+        except Exception as error:
+            if is_infrastructure(error):
+                raise
+            reason = f"{type(error).__name__}: {error}".replace("\0", "")[:1000]
+            await db.execute(FAILED, *place, reason)
+            return Replayed(applied, len(rows) - applied, reason)
+        await db.execute(DELETE, *place)
+        if act is not None:
+            afterwards.append(act)
+    return Replayed(len(rows), 0)
+
+
+async def _handle(db: Connection, consumer: Consumer, row: Any) -> Callable[[], None] | None:
+    record = Record(
+        row["topic"],
+        row["partition"],
+        row["offset"],
+        row["key"],
+        row["value"],
+        [(name, bytes.fromhex(value)) for name, value in row["headers"]],
+        int(row["record_at"].timestamp() * 1000),
+    )
+    try:
+        event = received(record, opened(record))
+    except UnknownType:
+        return None  # the consumer leaves unknown types out as well
+    return await consumer.handle(db, [event])

@@ -1,0 +1,80 @@
+"""Transactional outbox: events are inserted in the transaction that changes the state; the relay publishes them.
+
+Knows no Kafka client. The revision of a subject is assigned under a lock on its row, held until the transaction ends;
+the identity of the outbox row is assigned after it. So per subject, identities follow the order of commits.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.base.errors import BadEvent
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection
+from slipway_common.events.topics import TOPIC_OF
+from slipway_common.observability.telemetry import child_of, current_trace
+
+# A row too large for a Kafka batch would block the relay forever, so it is refused before the commit.
+VALUE_BYTES_MAX: Final = 500_000
+
+
+class Traced(msgspec.Struct, frozen=True):
+    """An event with its own parent trace instead of the caller's."""
+
+    event: Any
+    traceparent: str
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """Deletion of a key of a compacted topic. `event` is the last state; key and subject are derived from it."""
+
+    event: Any
+
+
+ENQUEUE: Final = """
+WITH given AS (
+    SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[])
+        WITH ORDINALITY AS g (event_id, topic, type, subject, key, value, traceparent, place)
+), bumped AS (
+    INSERT INTO outbox_subject AS s (topic, subject, revision)
+    SELECT topic, subject, count(*) FROM given GROUP BY topic, subject ORDER BY topic, subject
+    ON CONFLICT (topic, subject) DO UPDATE SET revision = s.revision + excluded.revision,
+        touched_at = slipway_clock()
+    RETURNING topic, subject, revision
+)
+INSERT INTO outbox (event_id, topic, type, subject, key, revision, value, at, traceparent)
+SELECT event_id, topic, type, subject, key,
+    b.revision + 1 - row_number() OVER (PARTITION BY topic, subject ORDER BY place DESC),
+    value, coalesce($8, slipway_clock()), traceparent
+FROM given JOIN bumped b USING (topic, subject) ORDER BY place"""
+
+DEAD: Final = """
+INSERT INTO outbox (event_id, topic, type, subject, key, revision, value, at, traceparent, headers)
+VALUES ($1, $2, $3, $4, $5, 0, $6, slipway_clock(), $7, $8)"""
+
+
+async def enqueue(tx: Connection, events: Sequence[Any], *, at: datetime | None = None) -> None:
+    """Add events to the outbox of the caller's transaction, in order.
+
+    `at` is the time of the events [default: the database's clock]. An event may be wrapped in Traced or Tombstone.
+    Raises BadEvent for an event that is too large for a batch.
+    """
+    if not events:
+        return
+    columns: list[list[Any]] = [[] for _ in range(7)]
+    for wrapped in events:
+        event, parent, dead = wrapped, current_trace(), False
+        if isinstance(event, Traced):
+            event, parent = event.event, event.traceparent
+        if isinstance(event, Tombstone):
+            event, dead = event.event, True
+        topic = TOPIC_OF[type(event)]
+        value = None if dead else msgspec.json.encode(event)
+        if value is not None and len(value) > VALUE_BYTES_MAX:
+            raise BadEvent(f"{event.type} of {topic.subject(event)} has {len(value)} bytes; at most {VALUE_BYTES_MAX}")
+        row = (new_id(), topic.name, event.type, topic.subject(event), topic.key(event), value, child_of(parent))
+        for column, cell in zip(columns, row, strict=True):
+            column.append(cell)
+    await tx.execute(ENQUEUE, *columns, at)

@@ -1,0 +1,173 @@
+"""Decoding of topic records into envelopes and events, or into the error that prevents it. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from slipway_common.base.errors import BadEvent
+from slipway_common.events.topics import DECODERS
+from slipway_common.messaging.envelope import Envelope, decode, decode_data, of_relay
+
+SUBJECT_BYTES_MAX: Final = 1000  # two of them fit into one index row of PostgreSQL (2,704 bytes)
+BIGINT_MAX: Final = 2**63 - 1
+_KNOWN: Final = {type_.encode(): (type_, decoder.decode) for type_, decoder in DECODERS.items()}
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record as read by any client. `topic` is the name in the registry, without a prefix."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    timestamp_ms: int
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One event for a handler. For a tombstone, `event` is None and `subject` names what was deleted.
+
+    `stored_ms` is the record's timestamp in milliseconds, as set by its producer; 0 if unknown.
+    """
+
+    event: Any
+    type: str
+    id: str
+    source: str
+    subject: str
+    time: datetime
+    sequence_number: int | None
+    revision: int | None
+    topic: str
+    partition: int
+    offset: int
+    traceparent: str = ""
+    stored_ms: int = 0
+    previous: int | None = None
+    sequence_source: str = ""
+
+
+Item = tuple[Record, Envelope | Received | None, Any]
+"""A record, its attributes if they can be decoded, and its event or the error that prevented decoding it."""
+
+
+def read(records: Iterable[Record]) -> Iterator[Item]:
+    """Decode each record; an error takes the place of the event and is never raised."""
+    for record in records:
+        if (quick := _read_fast(record)) is not None:
+            yield record, quick, quick
+            continue
+        try:
+            envelope = opened(record)
+        except BadEvent as error:
+            yield record, None, error
+            continue
+        try:
+            event: Any = received(record, envelope)
+        except Exception as error:  # decoding depends on the record alone, so every error is its fault
+            event = error
+        yield record, envelope, event
+
+
+def _read_fast(record: Record) -> Received | None:
+    """Fast path for records written by a relay, one third faster than `opened` and `received`.
+
+    None for every other record, which then takes the general path."""
+    try:
+        attributes = of_relay(record.headers)
+        if attributes is None or record.value is None:
+            return None
+        _, _, id_, type_, source, time, subject, sequence_source, number_, previous_, revision_, traceparent = (
+            attributes
+        )
+        texts = id_ + source + subject + sequence_source
+        if b"\0" in texts or len(texts) > SUBJECT_BYTES_MAX or not (id_ and source and subject):
+            return None
+        type_name, decode_value = _KNOWN[type_]
+        number, previous, revision = int(number_), int(previous_), int(revision_)
+        at = datetime.fromisoformat(time.decode())
+        if not (0 <= number <= BIGINT_MAX and 0 <= previous <= BIGINT_MAX and 0 <= revision <= BIGINT_MAX):
+            return None
+        if at.tzinfo is None:
+            return None
+        return Received(
+            event=decode_value(record.value),
+            type=type_name,
+            id=id_.decode(),
+            source=source.decode(),
+            subject=subject.decode(),
+            time=at,
+            sequence_number=number,
+            revision=revision,
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            traceparent=traceparent.decode(),
+            stored_ms=record.timestamp_ms,
+            previous=previous,
+            sequence_source=sequence_source.decode(),
+        )
+    except Exception:  # the general path reports the error
+        return None
+
+
+def opened(record: Record) -> Envelope:
+    """Decode the envelope of a record. Raises BadEvent, also for values that no column or index can store."""
+    envelope = decode(record.headers, received_at=written_at(record))
+    # Storing such a value would fail the transaction on every retry, so it is refused here.
+    texts = envelope.id + envelope.source + envelope.subject + envelope.sequence_source
+    if "\0" in texts or len(texts) > SUBJECT_BYTES_MAX // 4:
+        named = {
+            "id": envelope.id,
+            "source": envelope.source,
+            "subject": envelope.subject,
+            "slipwaysource": envelope.sequence_source,
+        }
+        for name, text in named.items():
+            if "\0" in text or len(text.encode()) > SUBJECT_BYTES_MAX:
+                raise BadEvent(f"ce_{name} has a NUL character or more than {SUBJECT_BYTES_MAX} bytes")
+    for name, number in (
+        ("number", envelope.sequence_number),
+        ("previous", envelope.previous),
+        ("revision", envelope.revision),
+    ):
+        if number is not None and not 0 <= number <= BIGINT_MAX:
+            raise BadEvent(f"ce_slipway{name} {number} is out of range")
+    return envelope
+
+
+def received(record: Record, envelope: Envelope) -> Received:
+    """Decode the event of a record. Raises UnknownType, BadEvent, and any error of a decoder on malformed bytes."""
+    return Received(
+        event=decode_data(envelope.type, record.value),
+        type=envelope.type,
+        id=envelope.id,
+        source=envelope.source,
+        subject=envelope.subject or text_of(record.key),
+        time=envelope.time,
+        sequence_number=envelope.sequence_number,
+        revision=envelope.revision,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        traceparent=envelope.traceparent,
+        stored_ms=record.timestamp_ms,
+        previous=envelope.previous,
+        sequence_source=envelope.sequence_source,
+    )
+
+
+def text_of(raw: bytes | None, characters_max: int = SUBJECT_BYTES_MAX // 4) -> str:
+    """Untrusted bytes as text that every column and index can store."""
+    return (raw or b"").decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")[:characters_max]
+
+
+def written_at(record: Record) -> datetime:
+    """Timestamp of the record; the Unix epoch if it is out of range."""
+    try:
+        return datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC)

@@ -1,0 +1,140 @@
+"""Topics on the broker, compared with the registry: creates missing ones and reports differences; deletes none."""
+
+import asyncio
+import sys
+from typing import Final
+
+import msgspec
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+
+from slipway_common.base.settings import EnvironmentSettings, from_environment
+from slipway_common.events.topics import CONSUMED, DAY_MS, TOPICS, Topic, dead_letter_topic
+
+DEAD_LETTER_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(14 * DAY_MS)}
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Desired state of one topic on the broker."""
+
+    name: str
+    partitions: int
+    config: dict[str, str]
+
+
+def wanted(*, prefix: str = "", partitions: int | None = None) -> list[Wanted]:
+    """All topics and dead-letter topics. `partitions` overrides the registry's count (tests, demo)."""
+    rows = [Wanted(prefix + t.name, partitions or t.partitions, t.config) for t in TOPICS]
+    rows += [Wanted(prefix + dead_letter_topic(t, service), 1, DEAD_LETTER_CONFIG) for t, service in CONSUMED]
+    return rows
+
+
+def partition_counts(topics: tuple[Topic, ...] = TOPICS, partitions: int | None = None) -> dict[str, int]:
+    """Partition count by topic name, for the relay."""
+    return {t.name: partitions or t.partitions for t in topics}
+
+
+async def create(bootstrap_servers: str, *, prefix: str = "", partitions: int | None = None, replicas: int = 1) -> int:
+    """Create the registry's topics that the broker lacks and wait for leaders; returns the number created."""
+    return await ensure(bootstrap_servers, wanted(prefix=prefix, partitions=partitions), replicas=replicas)
+
+
+async def ensure(bootstrap_servers: str, rows: list[Wanted], *, replicas: int = 1) -> int:
+    """Create missing topics and wait until every partition has a leader; returns the number created.
+
+    Raises KafkaError if the broker refuses.
+    """
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    try:
+        await admin.start()
+        present = set(await admin.list_topics())
+        missing = [row for row in rows if row.name not in present]
+        if missing:
+            new = [NewTopic(row.name, row.partitions, replicas, topic_configs=row.config) for row in missing]
+            response = await admin.create_topics(new, timeout_ms=30_000)
+            for name, code, *rest in response.topic_errors:
+                if code not in {0, TopicAlreadyExistsError.errno}:
+                    raise for_code(code)(f"{name}: {rest[0] if rest else ''}")
+        await _wait_for_leaders(admin, [row.name for row in rows])
+    finally:
+        await admin.close()
+    return len(missing)
+
+
+async def _wait_for_leaders(admin: AIOKafkaAdminClient, names: list[str]) -> None:
+    """Wait until every partition has a leader; before that, producing fails. Raises TimeoutError after 10 s."""
+    for _ in range(200):
+        described = await admin.describe_topics(names)
+        if all(t["error_code"] == 0 and all(p["leader"] >= 0 for p in t["partitions"]) for t in described):
+            return
+        await asyncio.sleep(0.05)
+    raise TimeoutError("topics were created but have no leaders after 10 s")
+
+
+async def diff(bootstrap_servers: str, *, prefix: str = "", partitions: int | None = None) -> list[str]:
+    """Differences between the broker and the registry, one line each."""
+    rows = wanted(prefix=prefix, partitions=partitions)
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    try:
+        await admin.start()
+        present = set(await admin.list_topics())
+        found = [row for row in rows if row.name in present]
+        lines = [f"{row.name}: missing" for row in rows if row.name not in present]
+        if not found:
+            return lines
+        counts = {t["topic"]: len(t["partitions"]) for t in await admin.describe_topics([r.name for r in found])}
+        resources = [ConfigResource(ConfigResourceType.TOPIC, row.name) for row in found]
+        configs: dict[str, dict[str, str]] = {}
+        for response in await admin.describe_configs(resources):
+            for _, _, _, name, entries in response.resources:
+                configs[name] = {entry[0]: entry[1] for entry in entries}
+        for row in found:
+            if counts[row.name] != row.partitions:
+                lines.append(f"{row.name}: {counts[row.name]} partitions, wanted {row.partitions}")
+            for key, value in row.config.items():
+                if configs.get(row.name, {}).get(key) != value:
+                    lines.append(f"{row.name}: {key} is {configs.get(row.name, {}).get(key)}, wanted {value}")
+        return lines
+    finally:
+        await admin.close()
+
+
+async def delete(bootstrap_servers: str, *, prefix: str) -> None:
+    """Delete the topics with a prefix, as used by a test run. Raises ValueError for an empty prefix (production)."""
+    if not prefix:
+        raise ValueError("refusing to delete topics without a prefix")
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    await admin.start()
+    try:
+        present = set(await admin.list_topics())
+        await admin.delete_topics([row.name for row in wanted(prefix=prefix) if row.name in present])
+    finally:
+        await admin.close()
+
+
+class TopicSettings(EnvironmentSettings):
+    """Settings of topic creation."""
+
+    kafka: str
+    topic_prefix: str = ""
+    partitions: int | None = None
+    replicas: int = 1
+    """Replication factor, at most the number of brokers [default: 1]. Three is usual in production."""
+
+
+def main() -> None:
+    """Create missing topics, print differences, and exit: 1 if any differ. `python -m` runs it."""
+    settings = from_environment(TopicSettings)
+    prefix, partitions = settings.topic_prefix, settings.partitions
+    try:
+        created = asyncio.run(create(settings.kafka, prefix=prefix, partitions=partitions, replicas=settings.replicas))
+        differences = asyncio.run(diff(settings.kafka, prefix=prefix, partitions=partitions))
+    except (KafkaError, OSError) as error:
+        sys.exit(f"the broker of SLIPWAY_KAFKA={settings.kafka} cannot be used: {error}")
+    print(f"{created} topic{'' if created == 1 else 's'} created")  # noqa: T201 # this is a command
+    sys.exit("\n".join(differences) or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""JSON logs, metrics common to all services, and trace propagation between events (W3C traceparent)."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+import structlog
+
+from slipway_common.base.ids import random_bytes
+from slipway_common.observability import metrics
+
+_traceparent: ContextVar[str] = ContextVar("traceparent", default="")
+
+CONSUMED: Final = metrics.counter("slipway_consumed_total")
+PUBLISHED: Final = metrics.counter("slipway_published_total")
+UNOWNED: Final = metrics.gauge("slipway_unowned_partitions")
+LOOP_SECONDS: Final = metrics.histogram("slipway_loop_seconds")
+LOOP_FAILURES: Final = metrics.counter("slipway_loop_failures_total")
+
+
+def logger(name: str) -> structlog.stdlib.BoundLogger:
+    bound: structlog.stdlib.BoundLogger = structlog.get_logger(name)
+    return bound
+
+
+def configure_logs(service: str, level: int = logging.INFO) -> None:
+    """Configure JSON lines on stdout for Slipway's own loggers and those of libraries."""
+    shared = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _add_trace,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],  # type: ignore[list-item]
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,  # type: ignore[arg-type]
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    # At INFO they log every request, fetch and heartbeat.
+    for noisy in ("aiokafka", "uvicorn.access", "httpx2", "httpcore2", "faststream", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def _add_trace(_: object, __: str, event: dict[str, object]) -> dict[str, object]:
+    if trace := _traceparent.get():
+        event["trace_id"] = trace[3:35]
+    return event
+
+
+def child_of(traceparent: str) -> str:
+    """Traceparent of a new span in the same trace; of a new trace if `traceparent` is absent or malformed."""
+    parts = traceparent.split("-")
+    trace_id = parts[1] if len(parts) == 4 and len(parts[1]) == 32 else random_bytes(16).hex()
+    return f"00-{trace_id}-{random_bytes(8).hex()}-01"
+
+
+def current_trace() -> str:
+    """Current traceparent, continued by events enqueued now; empty outside a trace."""
+    return _traceparent.get()
+
+
+@contextmanager
+def trace(traceparent: str) -> Iterator[None]:
+    """Set the traceparent that events enqueued in the block continue."""
+    token = _traceparent.set(traceparent)
+    try:
+        yield
+    finally:
+        _traceparent.reset(token)

@@ -1,0 +1,108 @@
+"""HTTP API errors as application/problem+json (RFC 9457). A refused request changes nothing."""
+
+from typing import Any, Final
+
+import asyncpg
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from slipway_common.database.postgres import is_infrastructure
+from slipway_common.observability.telemetry import logger
+
+LOG = logger(__name__)
+BODY_BYTES_MAX: Final = 1_000_000
+# Raised for text that JSON allows but no column can store.
+UNSTORABLE: Final = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
+
+
+class Problem(Exception):
+    """An HTTP error with a stable `slug` (last part of `type`), a detail for people, and extra fields for programs."""
+
+    def __init__(self, status: int, slug: str, title: str, detail: str = "", **extra: Any) -> None:
+        super().__init__(f"{title}: {detail}" if detail else title)
+        self.status = status
+        self.body = {"type": f"urn:slipway:problem:{slug}", "title": title, "status": status, "detail": detail} | extra
+
+
+def _answer(problem: Problem) -> JSONResponse:
+    headers = {"Retry-After": "1"} if problem.status == 503 else {}
+    return JSONResponse(problem.body, problem.status, headers, media_type="application/problem+json")
+
+
+class BodyLimit:
+    """Middleware that refuses bodies above BODY_BYTES_MAX before they are parsed, with or without Content-Length."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        refusal = _answer(
+            Problem(413, "body-too-large", "The body is too large", f"at most {BODY_BYTES_MAX} bytes are accepted")
+        )
+        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if not announced.isdigit() or int(announced) > BODY_BYTES_MAX:
+            await refusal(scope, receive, send)
+            return
+        read = 0
+
+        async def counted() -> Any:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > BODY_BYTES_MAX:
+                raise _TooLarge
+            return message
+
+        try:
+            await self.app(scope, counted, send)
+        except _TooLarge:
+            await refusal(scope, receive, send)
+
+
+class _TooLarge(Exception):
+    pass
+
+
+def install(app: FastAPI) -> None:
+    """Install handlers that return every error of the app as a problem."""
+    app.add_middleware(BodyLimit)
+
+    @app.exception_handler(Problem)
+    async def _(_: Request, problem: Problem) -> JSONResponse:
+        return _answer(problem)
+
+    @app.exception_handler(HTTPException)
+    async def _(_: Request, error: HTTPException) -> JSONResponse:
+        slug = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
+        return _answer(Problem(error.status_code, slug, str(error.detail)))
+
+    @app.exception_handler(RequestValidationError)
+    async def _(_: Request, error: RequestValidationError) -> JSONResponse:
+        errors = [{"where": "/".join(map(str, problem["loc"])), "reason": problem["msg"]} for problem in error.errors()]
+        first = f"{errors[0]['where']}: {errors[0]['reason']}" if errors else ""
+        return _answer(Problem(422, "invalid-request", "The request is not valid", first, errors=errors))
+
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        # The driver's error for a value that no column can store is also a ValueError.
+        by_driver = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
+        if by_driver or isinstance(error, UNSTORABLE):
+            title = "A text or a value of the request cannot be stored"
+            return _answer(Problem(422, "invalid-text", title, str(error)))
+        if is_infrastructure(error):
+            LOG.warning("request failed: infrastructure unavailable", error=repr(error))
+            detail = "the database or the broker is unavailable; nothing was changed, retry the request"
+            return _answer(Problem(503, "unavailable", "Temporarily unavailable", detail))
+        LOG.error("request failed", exc_info=error)
+        return _answer(Problem(500, "internal", "Internal error", "see the service's log"))
+
+    for kind in (
+        *UNSTORABLE,
+        asyncpg.InterfaceError,
+        Exception,
+    ):  # all but the last are expected and logged without a traceback
+        app.add_exception_handler(kind, failed)

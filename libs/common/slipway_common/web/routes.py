@@ -1,0 +1,145 @@
+"""HTTP routes common to all services: health, status, metrics, dead letters, stopped partitions."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, ConfigDict
+
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.messaging import dead_letters
+from slipway_common.messaging.consume import Consumer
+from slipway_common.messaging.leader_loop import NotLeader
+from slipway_common.web.access import require
+from slipway_common.web.problem import Problem
+from slipway_common.web.runtime import Runtime, database, runtime_of, wake
+from slipway_common.web.status import Status, stopped_partitions
+
+health = APIRouter(include_in_schema=False)
+
+
+@health.get("/livez")
+async def livez() -> PlainTextResponse:
+    return PlainTextResponse("ok")
+
+
+@health.get("/readyz")
+async def readyz(runtime: Annotated[Runtime, Depends(runtime_of)]) -> JSONResponse:
+    reasons = runtime.unready()
+    if runtime.database is not None and not reasons:
+        try:
+            await asyncio.wait_for(runtime.database.fetchval("SELECT 1"), 2)
+        except Exception as error:
+            reasons.append(f"database: {error!r}")
+    return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+
+@health.get("/metrics")
+async def metrics() -> PlainTextResponse:
+    return PlainTextResponse(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+about = APIRouter(tags=["status"])
+
+
+@about.get("/status")
+async def get_status(request: Request) -> Response:
+    """Return readiness, clocks, schema, positions and lag of this process; within a second, even in an outage."""
+    status: Status = request.app.state.status
+    return _json(await status.read())
+
+
+class Letter(BaseModel):
+    """Topic, partition and offset of a dead letter."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+letters = APIRouter(prefix="/dead-letters", tags=["dead letters"])
+Settle = Callable[[Any, Consumer, int, int], Awaitable[dead_letters.Replayed]]
+
+
+@letters.get("")
+async def list_dead_letters(
+    database: Annotated[Database, Depends(database)],
+    topic: str | None = None,
+    limit: Annotated[int, Query(le=1000)] = 100,
+) -> Response:
+    return _json({"items": await dead_letters.fetch(database, topic=topic, limit=limit)})
+
+
+@letters.post("/replay", dependencies=[Depends(require("dead-letters:write"))])
+async def replay_dead_letter(
+    request: Request, database: Annotated[Database, Depends(database)], letter: Letter
+) -> Response:
+    return await _settle(request, database, letter, dead_letters.replay)
+
+
+@letters.post("/drop", dependencies=[Depends(require("dead-letters:write"))])
+async def drop_dead_letter(
+    request: Request, database: Annotated[Database, Depends(database)], letter: Letter
+) -> Response:
+    return await _settle(request, database, letter, dead_letters.drop)
+
+
+async def _settle(request: Request, database: Database, letter: Letter, settle: Settle) -> Response:
+    consumer = request.app.state.consumers.get(letter.topic)
+    leader_loop = runtime_of(request).leader_loop
+
+    async def settled(db: Connection, consumer: Consumer) -> dead_letters.Replayed:
+        return await settle(db, consumer, letter.partition, letter.offset)
+
+    try:
+        if leader_loop is not None and any(topic.name == letter.topic for topic in leader_loop.topics):
+            outcome = await leader_loop.settle(database, letter.topic, settled)
+        elif consumer is not None:
+            async with database.acquire() as db:
+                outcome = await settled(db, consumer)
+        else:
+            raise dead_letters.NotDead(f"{letter.topic} is not consumed here")
+    except dead_letters.NotDead as error:
+        raise Problem(404, "not-dead", "No such dead letter", str(error)) from error
+    except NotLeader as error:
+        raise Problem(409, "not-leader", "This instance is on standby", f"{error}; send the request there") from error
+    wake(request)
+    return _json(outcome)
+
+
+def _json(body: Any) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+class Adoption(BaseModel):
+    """A stopped partition, and the end of the log to resume it from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    topic: str
+    partition: int
+    at: Literal["begin", "end"]
+
+
+positions = APIRouter(prefix="/positions", tags=["positions"])
+
+
+@positions.get("/stopped")
+async def list_stopped(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Response:
+    """List partitions that only an operator can resume, with the reason."""
+    return _json({"items": stopped_partitions(runtime)})
+
+
+@positions.post("/adopt", dependencies=[Depends(require("positions:write"))])
+async def adopt_position(runtime: Annotated[Runtime, Depends(runtime_of)], wanted: Adoption) -> Response:
+    """Set a new position for a stopped partition; consumption resumes within seconds."""
+    for reading in runtime.readings():
+        if reading.consumer.topic.name == wanted.topic and wanted.partition in reading.stopped:
+            position = await reading.adopt(wanted.partition, at_end=wanted.at == "end")
+            return _json({"topic": wanted.topic, "partition": wanted.partition, "next_offset": position})
+    detail = f"{wanted.topic}/{wanted.partition} is not stopped in this process; see GET /positions/stopped"
+    raise Problem(409, "not-stopped", "The partition is not stopped", detail)

@@ -1,0 +1,82 @@
+"""State of a running service, and the FastAPI dependencies that give routes access to it."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from slipway_common.database.postgres import Database
+from slipway_common.events.topics import Topic
+from slipway_common.messaging import kafka
+from slipway_common.messaging.leader_loop import LeaderLoop
+from slipway_common.messaging.partitions import Partitions
+from slipway_common.messaging.relay import Relay
+from slipway_common.messaging.views import Reader
+from slipway_common.web.problem import Problem
+
+
+class Runtime:
+    """State of a running service. Filled in the background, so that HTTP is served from the start."""
+
+    def __init__(self) -> None:
+        self.database: Database | None = None
+        self.consuming = False
+        self.subscriptions: list[kafka.Subscription] = []
+        self.leader_loop: LeaderLoop | None = None
+        self.readers: list[Reader] = []
+        self.relay: Relay | None = None
+        self.wakeups: list[asyncio.Event] = []
+        self.stopping = asyncio.Event()
+
+    def wake(self) -> None:
+        """Wake every loop and the relay after a commit."""
+        for wakeup in self.wakeups:
+            wakeup.set()
+        self.publish()
+
+    def publish(self) -> None:
+        """Wake the relay only, after a commit of events that no loop has to handle."""
+        if self.relay is not None and self.database is not None:
+            self.relay.wake(self.database)
+
+    def readings(self) -> list[Partitions]:
+        """Topics that this process consumes."""
+        return [*self.subscriptions, *(self.leader_loop.readings if self.leader_loop is not None else ())]
+
+    def caught_up(self, topic: Topic) -> bool:
+        """True if this process has read the topic up to the end offsets seen when its partitions were claimed."""
+        return any(r.consumer.topic is topic and r.assigned and r.caught_up() for r in self.readings())
+
+    def unready(self) -> list[str]:
+        reasons = []
+        if self.database is None:
+            reasons.append("the database is unavailable or not migrated")
+        elif not self.consuming:
+            reasons.append("the broker is unavailable or lacks the topics")
+        elif self.leader_loop is not None:
+            reasons += self.leader_loop.reasons()
+        for reading in self.readings():
+            waiting = [p for p in reading.assigned if p not in reading.owned]
+            if waiting:
+                reasons.append(f"{reading.name}: partitions {waiting} are assigned but not owned")
+            reasons.extend(f"{reading.name}/{p}: {reason}" for p, reason in reading.stopped.items())
+        reasons += [f"{reader.name} is not caught up" for reader in self.readers if not reader.ready]
+        return reasons
+
+
+def runtime_of(request: Request) -> Runtime:
+    """FastAPI dependency: the running service."""
+    runtime: Runtime = request.app.state.runtime
+    return runtime
+
+
+def database(runtime: Annotated[Runtime, Depends(runtime_of)]) -> Database:
+    """FastAPI dependency: the database; raises Problem 503 until the service has started."""
+    if runtime.database is None:
+        raise Problem(503, "starting", "The service is starting", "try again in a moment")
+    return runtime.database
+
+
+def wake(request: Request) -> None:
+    """Wake loops and relay; call after a write has committed."""
+    runtime_of(request).wake()

@@ -1,0 +1,5 @@
+import sys
+
+from slipway_local.demo.program import main
+
+sys.exit(main())

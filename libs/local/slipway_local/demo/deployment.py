@@ -1,0 +1,263 @@
+"""A whole Slipway on this machine: servers, topics, schemas, tokens, simulator and services, each its own process.
+
+Decides only what a production deployment would read from its environment. SLIPWAY_KAFKA and SLIPWAY_DATABASE_URL name
+existing servers to use instead of the embedded ones; nothing else differs.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import httpx2
+import msgspec
+from aiokafka.errors import KafkaError
+
+from slipway_common.base.ids import hash_secret, new_id, new_secret
+from slipway_common.database import migrate
+from slipway_common.declaration.models import Declaration, load, scaled
+from slipway_common.messaging import topic_admin
+from slipway_local.servers.child import StartFailed
+from slipway_local.servers.kafka import EmbeddedKafka
+from slipway_local.servers.ports import free_ports
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_local.servers.supervisor import Service, Supervisor, http_ready
+
+SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
+# All product times; SPEED divides these and no others. The values are the defaults of the services' settings, except
+# that the instance reaper runs more often, because a demo waits for two of its passes at the end.
+PRODUCT_SECONDS: Final[dict[str, dict[str, float]]] = {
+    "provisioner": {
+        "call_timeout_seconds": 60,
+        "visibility_seconds": 10,
+        "boot_timeout_seconds": 900,
+        "idle_timeout_seconds": 120,
+        "give_up_idle_seconds": 300,
+        "unresponsive_timeout_seconds": 900,
+        "stop_grace_seconds": 120,
+        "clock_skew_seconds": 5,
+        "resend_seconds": 30,
+        "reap_seconds": 10,
+        "sweep_seconds": 600,
+        "unavailable_attempt_seconds": 30,
+        "weight_half_life_seconds": 600,
+    },
+    "weight-calculator": {"refresh_seconds": 60, "republish_seconds": 600},
+    "lease-broker": {"lost_linger_seconds": 70},
+}
+PARTITIONS: Final = 4
+SERVICE_START_SECONDS: Final = 120.0  # services start beside the broker, which may take 90 s on a busy machine
+
+
+class Deployment:
+    """A local deployment under a supervisor, and its addresses. Started once."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        folder: Path,
+        *,
+        speed: float,
+        seconds: dict[str, float],
+        environment: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        """`seconds` replaces product times by name, before they are divided by `speed`; `environment` adds variables
+        to services by name. If these set another topic prefix for a service, its topics are created too."""
+        self.supervisor = supervisor
+        self.folder = folder
+        self.speed = speed
+        self.seconds = seconds
+        self.environment = environment or {}
+        self.run_id = new_id()[-12:]
+        self.prefix = f"run-{self.run_id}."
+        port, *others = free_ports(5)
+        self.ports = dict(zip((*SERVICES, "simulator"), others, strict=True))
+        self.kafka_server = EmbeddedKafka(folder / "kafka", port)
+        self.postgres_server = EmbeddedPostgres(folder / "postgres")
+        self.kafka = os.environ.get("SLIPWAY_KAFKA") or self.kafka_server.bootstrap
+        self.own_database = os.environ.get("SLIPWAY_DATABASE_URL", "")
+        self.database_url = ""
+        self.ledger = folder / "ledger.jsonl"
+        self.token = new_secret()
+        self.http = httpx2.AsyncClient(timeout=5.0)
+
+    @property
+    def call_settle_seconds(self) -> float:
+        """Seconds until the instance reaper may judge the instances of the last create call."""
+        times = PRODUCT_SECONDS["provisioner"] | self.seconds
+        return (times["call_timeout_seconds"] + times["visibility_seconds"]) / self.speed
+
+    @property
+    def settle_seconds(self) -> float:
+        """Seconds until create calls are settled and the instance reaper has passed twice, plus a second to act."""
+        times = PRODUCT_SECONDS["provisioner"] | self.seconds
+        return self.call_settle_seconds + 2 * max(1.0, times["reap_seconds"] / self.speed) + 1.0
+
+    @property
+    def java_used(self) -> str:
+        """The broker's Java, as part of a sentence; empty when the broker is not embedded."""
+        java = self.kafka_server.java
+        return f" on Java {java.version} ({java.executable})" if java is not None else ""
+
+    def url(self, service: str) -> str:
+        return f"http://127.0.0.1:{self.ports[service]}"
+
+    async def start(self) -> None:
+        """Start everything at the same time: services wait for their dependencies by themselves, and their start takes
+        as long as the broker's. Raises StartFailed with the end of the log."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write_tokens()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._start_broker())
+                group.create_task(self._start_services())
+        except* StartFailed as failed:
+            raise failed.exceptions[0] from None
+
+    async def _start_broker(self) -> None:
+        if not os.environ.get("SLIPWAY_KAFKA"):
+            await self.supervisor.start(self.kafka_server)
+        await self._create_topics()
+
+    async def _start_services(self) -> None:
+        if not self.own_database:
+            await self.supervisor.start(self.postgres_server)
+        await self._prepare_database()
+        await self.supervisor.start(*(self._process(name) for name in ("simulator", *SERVICES)))
+
+    async def _create_topics(self) -> None:
+        try:
+            for prefix in self._prefixes():
+                await topic_admin.create(self.kafka, prefix=prefix, partitions=PARTITIONS)
+        except KafkaError as error:
+            own = "unset SLIPWAY_KAFKA to use the embedded broker"
+            advice = own if os.environ.get("SLIPWAY_KAFKA") else "see its log"
+            raise StartFailed(f"Kafka at {self.kafka} does not answer ({error}); {advice}") from error
+
+    def _prefixes(self) -> set[str]:
+        return {self.prefix, *(more.get("SLIPWAY_TOPIC_PREFIX", self.prefix) for more in self.environment.values())}
+
+    async def _prepare_database(self) -> None:
+        name = f"slipway_{self.run_id}"
+        if self.own_database:
+            try:
+                admin = await asyncpg.connect(self.own_database, timeout=10)
+                try:
+                    await admin.execute(f"CREATE DATABASE {name}")
+                finally:
+                    await admin.close()
+            except (OSError, asyncpg.PostgresError) as error:
+                advice = "unset it to use the embedded database"
+                raise StartFailed(f"SLIPWAY_DATABASE_URL cannot be used ({error}); {advice}") from error
+            base, _, query = self.own_database.partition("?")
+            self.database_url = base.rsplit("/", 1)[0] + f"/{name}" + (f"?{query}" if query else "")
+        else:
+            self.database_url = await self.postgres_server.create_database(name)
+        for service in SERVICES:
+            await migrate.upgrade(self.database_url, service)
+
+    def _write_tokens(self) -> None:
+        entry = {"name": "local", "sha256": hash_secret(self.token), "scopes": ["admin"]}
+        path = self.folder / "tokens.yaml"
+        path.touch(0o600)
+        path.write_text(
+            f"- {msgspec.json.encode(entry).decode()}\n"
+        )  # one entry a line, so that `token create` can append
+
+    async def replicate(self, service: str, times: int) -> list[str]:
+        """Start more replicas of a running service; returns their names, SERVICE-1, SERVICE-2 and so on."""
+        numbers = range(1, times + 1)
+        ports = dict(zip(numbers, free_ports(times), strict=True))
+        self.ports |= {f"{service}-{n}": port for n, port in ports.items()}
+        more = {n: {"SLIPWAY_PORT": str(ports[n]), "SLIPWAY_INSTANCE": str(n)} for n in numbers}
+        await self.supervisor.start(
+            *(self._process(service, as_name=f"{service}-{n}", port=ports[n], more=more[n]) for n in numbers)
+        )
+        return [f"{service}-{n}" for n in numbers]
+
+    def _process(
+        self, service: str, *, as_name: str = "", port: int | None = None, more: Mapping[str, str] | None = None
+    ) -> Service:
+        name = as_name or service
+        ready = "/livez" if service == "simulator" else "/readyz"
+        return Service(
+            name,
+            [sys.executable, "-m", f"slipway_{service.replace('-', '_')}.main"],
+            env=self.environment_of(service) | dict(more or {}),
+            log=self.folder / f"{name}.log",
+            ready=partial(http_ready, port or self.ports[service], ready),
+            start_seconds=SERVICE_START_SECONDS,
+        )
+
+    def environment_of(self, name: str) -> dict[str, str]:
+        """The whole environment of a service's process."""
+        passed_on = "SLIPWAY_BOSKOS_" if name == "lease-broker" else None  # a port that only the user can choose
+        env = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("SLIPWAY_") or (passed_on and key.startswith(passed_on))
+        }
+        env |= {
+            "SLIPWAY_KAFKA": self.kafka,
+            "SLIPWAY_TOPIC_PREFIX": self.prefix,
+            "SLIPWAY_PARTITIONS": str(PARTITIONS),
+            "SLIPWAY_DATABASE_URL": self.database_url,
+            "SLIPWAY_PORT": str(self.ports[name]),
+            "SLIPWAY_TOKENS_FILE": str(self.folder / "tokens.yaml"),
+            "SLIPWAY_LEDGER": str(self.ledger),
+            "SLIPWAY_REGISTRATION_KEY": hash_secret(self.token),
+            "SLIPWAY_DEPLOYMENT": self.run_id,
+            "SLIPWAY_SPEED": repr(self.speed),  # the weight-calculator divides the times of its profiles itself
+        }
+        for key, value in PRODUCT_SECONDS.get(name, {}).items():
+            env[f"SLIPWAY_{key.upper()}"] = repr(self.seconds.get(key, value) / self.speed)
+        return env | dict(self.environment.get(name, {}))
+
+    def declaration(self, path: Path) -> Declaration:
+        """The declaration in `path` with durations divided by the speed and the URL of this run's simulator."""
+        declared = scaled(load(path.read_text()), self.speed).model_dump(mode="json")
+        for account in declared["accounts"]:
+            if account["provider"] == "simulated":
+                account["settings"]["url"] = self.url("simulator")
+        return Declaration.model_validate(declared)
+
+    async def apply(self, declared: Declaration) -> None:
+        """Apply a declaration, lease pools first: accounts cannot launch without their lease pool."""
+        body = declared.model_dump(mode="json")
+        await self.call("PUT", "lease-broker", "/lease-pools", body["lease_pools"])
+        await self.call("PUT", "provisioner", "/declaration", body)
+
+    async def call(self, method: str, service: str, path: str, body: Any = None) -> Any:
+        """Send an authorized request and return the decoded answer. Raises httpx2.HTTPStatusError with its text."""
+        response = await self.http.request(
+            method,
+            self.url(service) + path,
+            headers={"Authorization": f"Bearer {self.token}"},
+            **({} if body is None else {"json": body}),
+        )
+        if response.is_error:
+            raise httpx2.HTTPStatusError(
+                f"{method} {path}: {response.status_code} {response.text}", request=response.request, response=response
+            )
+        return response.json() if response.content else None
+
+    async def remove(self) -> None:
+        """Delete this run's topics and database from servers that are not embedded."""
+        await self.http.aclose()
+        with contextlib.suppress(
+            OSError, KafkaError, asyncpg.PostgresError
+        ):  # an unreachable server cannot be cleaned up
+            if os.environ.get("SLIPWAY_KAFKA"):
+                for prefix in self._prefixes():
+                    await topic_admin.delete(self.kafka, prefix=prefix)
+            if self.own_database and self.database_url:
+                admin = await asyncpg.connect(self.own_database, timeout=10)
+                try:
+                    await admin.execute(f"DROP DATABASE IF EXISTS slipway_{self.run_id} WITH (FORCE)")
+                finally:
+                    await admin.close()

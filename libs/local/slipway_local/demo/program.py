@@ -1,0 +1,417 @@
+"""The demo (`make demo`): a whole Slipway on this machine, narrated, checked, and compared with a simpler rule.
+
+Arguments come from the environment: DURATION, PROVIDER, SPEED, SEED, FAULTS, DEMAND, PLAIN.
+"""
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from math import isnan
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import httpx2
+import msgspec
+import psutil
+import yaml
+
+from slipway_common.base.clock import monotonic_seconds, utc_now
+from slipway_common.declaration.models import Declaration, load
+from slipway_local.check import evidence, path_check
+from slipway_local.demo import agents, recovery, rfc191
+from slipway_local.demo.agents import Agents
+from slipway_local.demo.deployment import PARTITIONS, Deployment
+from slipway_local.demo.narrate import narrate
+from slipway_local.servers.child import StartFailed
+from slipway_local.servers.guard import guard
+from slipway_local.servers.supervisor import Supervisor, run
+from slipway_simulator import faults
+from slipway_simulator.facts import InstanceCreated
+from slipway_simulator.faults import BadFault, Fault
+
+DECLARATIONS: Final = {"simulated": Path("examples/slipway.yaml"), "process": Path("examples/slipway-process.yaml")}
+LAST_RUN: Final = Path(".slipway/last-run")
+ENVIRONMENT: Final = Path(".slipway/env")
+APPLIED: Final = Path(".slipway/slipway.yaml")
+DEFAULT_FAULTS: Final = "zone-b:25%-50%"
+# At first enough to fill the pool to its maximum and both accounts to their limits, then about half of that.
+SIMULATED_DEMAND: Final = {
+    "kind": "bursty",
+    "rate_per_minute": 26,
+    "initial_burst": 110,
+    "burst_size": 25,
+    "burst_every_seconds": 300,
+    "task_seconds_median": 60,
+}
+# As much as a few agents can do on two cores in real time, at about one second per task.
+PROCESS_DEMAND: Final = {
+    "kind": "bursty",
+    "rate_per_minute": 7,
+    "initial_burst": 10,
+    "burst_size": 4,
+    "burst_every_seconds": 120,
+    "task_seconds_median": 20,
+}
+AGENTS_SPEED_MAX: Final = 40  # real processes take real time: with shorter time-outs they would count as unresponsive
+# Idle agents leave after so many product seconds, so that all of them have left by themselves when the run ends.
+AGENTS_SECONDS: Final = {"idle_timeout_seconds": 40.0}
+AGENTS_REST: Final = 0.3  # share of a run, at its end, without new tasks
+LAUNCHES_PER_MINUTE_MIN: Final = 24
+LOST_REPLIES_MIN: Final = 10
+BUSY: Final = 0.9  # above this CPU share the machine slows the demo down, and its speed is no evidence about Slipway
+PEAKS: Final = {
+    "serving": "workers serving in pool",
+    "account": "lease units used in account",
+    "pool": "instances alive in pool",
+}
+# Create calls that began before $1: how many are still open, and how long ago the last one began.
+CALLS: Final = """
+SELECT count(*) FILTER (WHERE state = 'calling'),
+    coalesce(extract(epoch FROM clock_timestamp() - max(started_at))::float8, 'infinity')
+FROM provisioner.launch_batch WHERE started_at < $1"""
+UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+class Arguments(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of a demo. `duration_seconds` is real time; 0 runs until Ctrl-C.
+
+    `chosen_speed` is False for the default speed, for which the machine may be too slow."""
+
+    duration_seconds: float
+    provider: str
+    speed: float
+    seed: int
+    faults: tuple[Fault, ...]
+    demand: str
+    chosen_speed: bool = True
+
+    @property
+    def product_seconds(self) -> float:
+        return self.duration_seconds * self.speed
+
+
+def parse_arguments(environment: Mapping[str, str]) -> Arguments:
+    """Read the arguments from the environment; raises ValueError with the cause and the accepted values."""
+    text = environment.get("DURATION") or "3m"
+    if not (match := re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)):
+        raise ValueError(f"DURATION={text}: expected a duration such as 45s, 3m or 1h, or 0 to run until Ctrl-C")
+    duration = float(match[1]) * UNITS[match[2]]
+    try:
+        speed, seed = float(environment.get("SPEED") or 20), int(environment.get("SEED") or 1)
+    except ValueError as error:
+        given = f"SPEED={environment.get('SPEED', '')} SEED={environment.get('SEED', '')}"
+        raise ValueError(f"{given}: SPEED has to be a number such as 20, and SEED an integer") from error
+    provider = environment.get("PROVIDER") or "simulated"
+    if provider not in DECLARATIONS:
+        raise ValueError(f"PROVIDER={provider}: expected one of {', '.join(DECLARATIONS)}")
+    fastest = AGENTS_SPEED_MAX if provider == "process" else 1000
+    if not 0 < speed <= fastest:
+        raise ValueError(f"SPEED={speed:g}: expected a number above 0 and at most {fastest}")
+    if provider == "process" and (environment.get("FAULTS") or "none") != "none":
+        raise ValueError(
+            "FAULTS needs simulated clouds, but PROVIDER=process launches real processes; drop one of them"
+        )
+    demand = environment.get("DEMAND", "")
+    if demand and not Path(demand).is_file():
+        raise ValueError(f"DEMAND={demand}: no such file")
+    if demand and (Path(demand).stat().st_size % 8 or not Path(demand).stat().st_size):
+        raise ValueError(f"DEMAND={demand}: not a recorded queue of 8-byte records (arrival and length in ms)")
+    default = "none" if demand or provider == "process" else DEFAULT_FAULTS
+    # In an endless run, percentages refer to one hour of product time.
+    product = duration * speed or 3600.0
+    parsed = faults.parse(environment.get("FAULTS") or default, duration_seconds=product)
+    zones = {c.zone for pool in load(DECLARATIONS[provider].read_text()).worker_pools for c in pool.launch_configs}
+    for fault in parsed:
+        if (zone := zone_of(fault)) and zone not in zones:
+            raise ValueError(f"FAULTS={fault.name}: no zone {zone}; expected one of {', '.join(sorted(zones))}")
+    return Arguments(
+        duration_seconds=duration,
+        provider=provider,
+        speed=speed,
+        seed=seed,
+        faults=parsed,
+        demand=demand,
+        chosen_speed=bool(environment.get("SPEED")),
+    )
+
+
+def zone_of(fault: Fault) -> str:
+    """Zone that a fault makes unavailable; empty for other faults."""
+    return fault.name if fault.name.startswith("zone-") else fault.arg if fault.name == "zone" else ""
+
+
+def scenario(arguments: Arguments) -> dict[str, Any]:
+    """Scenario for the simulator. Arrivals end with the run, so that its last launches can settle."""
+    until = arguments.product_seconds or None
+    source: dict[str, Any] = SIMULATED_DEMAND | {"until_seconds": until}
+    if arguments.provider == "process":
+        source = PROCESS_DEMAND | {"until_seconds": until and until * (1 - AGENTS_REST)}
+    if arguments.demand:
+        source = {"kind": "trace", "path": str(Path(arguments.demand).resolve()), "until_seconds": until}
+    return {
+        "seed": arguments.seed,
+        "speed": arguments.speed,
+        "pools": {"agents" if arguments.provider == "process" else "linux": source},
+        "accounts": {"*": {}},
+        "visibility_seconds": 5,
+        "faults": msgspec.to_builtins(arguments.faults),
+    }
+
+
+async def settle(deployment: Deployment) -> None:
+    """Wait until every create call made so far has an outcome and the instance reaper has checked its instances twice.
+
+    Raises TimeoutError after 40 s."""
+    deadline = monotonic_seconds() + 40
+    db = await asyncpg.connect(deployment.database_url)
+    try:
+        ended = await db.fetchval("SELECT clock_timestamp()")
+        base: dict[str, int] = {}
+        while monotonic_seconds() < deadline:
+            calling, last_seconds = await db.fetchrow(CALLS, ended)
+            if not calling and last_seconds > deployment.call_settle_seconds:
+                passes = {r["id"]: r["passes"] for r in await db.fetch("SELECT id, passes FROM provisioner.account")}
+                base = base or passes
+                # The first pass that is counted may have begun earlier.
+                if all(passes[account] >= first + 3 for account, first in base.items()):
+                    return
+            await asyncio.sleep(0.05)
+        raise TimeoutError("create calls or the instance reaper did not settle within 40 s")
+    finally:
+        await db.close()
+
+
+async def demo(supervisor: Supervisor, arguments: Arguments) -> int:
+    """Start the deployment, play the scenario, let it settle and check it. Returns the exit code."""
+    folder = Path(tempfile.mkdtemp(prefix="slipway-"))
+    guard().remove(folder)
+    real = arguments.provider == "process"
+    deployment = Deployment(supervisor, folder, speed=arguments.speed, seconds=AGENTS_SECONDS if real else {})
+    processes = Agents(deployment) if real else None
+    narration: asyncio.Task[None] | None = None
+    environment = ""
+    try:
+        print("Starting PostgreSQL, Apache Kafka, the simulator and three services …", flush=True)
+        began, began_at = monotonic_seconds(), utc_now().timestamp()
+        await deployment.start()
+        declared = deployment.declaration(DECLARATIONS[arguments.provider])
+        if processes is not None:
+            declared = processes.declared(declared)
+            processes.watch()
+        await deployment.apply(declared)
+        started = await deployment.call("POST", "simulator", "/scenario", scenario(arguments))
+        environment = write_environment(deployment, declared)
+        print(f"Started in {monotonic_seconds() - began:.1f} s{deployment.java_used}.", flush=True)
+        print(plan(arguments), flush=True)
+        died = asyncio.create_task(supervisor.died())
+        psutil.cpu_percent()  # begins the interval that the next call measures
+        narration = asyncio.create_task(
+            narrate(deployment, started["started_at"], arguments.seed, arguments.duration_seconds)
+        )
+        await asyncio.wait({died, narration}, return_when=asyncio.FIRST_COMPLETED)
+        if died.done():
+            await stop_narration(narration)
+            name = died.result()
+            print(f"{name} exited unexpectedly. The end of its log:{supervisor[name].log_tail()}", file=sys.stderr)
+            return 1
+        await narration
+        busy = psutil.cpu_percent() / 100
+        print("Waiting for open create calls, and for two passes of the instance reaper …", flush=True)
+        await asyncio.gather(settle(deployment), *([processes.leave()] if processes is not None else []))
+        died.cancel()
+        found = await evidence.gather(
+            ledger_path=deployment.ledger,
+            kafka=deployment.kafka,
+            prefix=deployment.prefix,
+            database_url=deployment.database_url,
+            settle_seconds=deployment.settle_seconds,
+        )
+        if processes is not None:
+            processes.count()
+            found = processes.merged(found)
+        created = [fact.at for fact in found.ledger if isinstance(fact, InstanceCreated)]
+        print("\nSummary:")
+        if created:
+            print(f"  first launch: {min(created) - began_at:.1f} s after the start of the command")
+        code = summarise(arguments, found, started["started_at"], processes, busy=busy)
+        print(comparison(arguments, found, declared, started["started_at"], busy=busy))
+        return code
+    except (StartFailed, httpx2.HTTPError) as error:
+        print(f"The demo failed: {error}", file=sys.stderr)
+        return 1
+    except asyncio.CancelledError:
+        await stop_narration(narration)
+        print("\nStopping …", flush=True)
+        raise
+    finally:
+        await stop_narration(narration)
+        if environment and ENVIRONMENT.exists() and ENVIRONMENT.read_text() == environment:
+            ENVIRONMENT.unlink()
+            APPLIED.unlink(missing_ok=True)
+        keep(folder)
+        await supervisor.stop()
+        await deployment.remove()
+        shutil.rmtree(folder, ignore_errors=True)
+        print(f"Stopped. Logs and the cloud's ledger are in {LAST_RUN}", file=sys.stderr, flush=True)
+        if processes is not None and processes.left is not None:
+            print(f"Agent processes still running: {processes.left}", flush=True)
+
+
+def plan(arguments: Arguments) -> str:
+    """One line on the length of the run and on the clock of all times that are printed."""
+    seed = f"SPEED={arguments.speed:g} SEED={arguments.seed}"
+    if not arguments.duration_seconds:
+        return f"Running until Ctrl-C at {arguments.speed:g} times real speed ({seed}). All times are real time."
+    minutes, real = arguments.product_seconds / 60, arguments.duration_seconds
+    wall = f"{real / 60:g} min" if real >= 60 else f"{real:g} s"
+    return f"Playing {minutes:g} min of demand in {wall} ({seed}). All times are real time."
+
+
+async def stop_narration(narration: asyncio.Task[None] | None) -> None:
+    """Cancel the narration and wait until it has restored the terminal, so that it can be printed on."""
+    if narration is not None:
+        narration.cancel()
+        await asyncio.wait({narration}, timeout=5)
+
+
+def write_environment(deployment: Deployment, declared: Declaration) -> str:
+    """Write .slipway/env, the addresses of this run for a shell, and .slipway/slipway.yaml, its declaration.
+
+    Both are removed when the demo ends. The variables are not those that choose a server, so a shell that has sourced
+    them can start another demo. Returns the text of .slipway/env. A reader sees the file whole or not at all."""
+    ENVIRONMENT.parent.mkdir(parents=True, exist_ok=True)
+    lines = {
+        "KAFKA": deployment.kafka,
+        "TOPIC_PREFIX": deployment.prefix,
+        "PARTITIONS": str(PARTITIONS),
+        "SLIPWAY_PROVISIONER_URL": deployment.url("provisioner"),
+        "SLIPWAY_WEIGHT_CALCULATOR_URL": deployment.url("weight-calculator"),
+        "SLIPWAY_LEASE_BROKER_URL": deployment.url("lease-broker"),
+        "SLIPWAY_TOKEN": deployment.token,
+    }
+    replace(APPLIED, yaml.safe_dump(declared.model_dump(mode="json"), sort_keys=False))
+    text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in lines.items())
+    replace(ENVIRONMENT, text)
+    return text
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, by renaming a finished one over it."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.touch(0o600)
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def keep(folder: Path) -> None:
+    """Copy the logs and the ledger of this run to .slipway/last-run."""
+    shutil.rmtree(LAST_RUN, ignore_errors=True)
+    LAST_RUN.mkdir(parents=True)
+    for path in folder.glob("*.*l*"):
+        shutil.copy(path, LAST_RUN)
+    if (logs := folder / agents.LOGS).is_dir():
+        shutil.copytree(logs, LAST_RUN / agents.LOGS)
+
+
+def shortcomings(arguments: Arguments, report: path_check.Report) -> list[str]:
+    """Reasons why the run was too small to prove anything; empty when it was large enough."""
+    problems = []
+    minutes = arguments.product_seconds / 60
+    hampered = arguments.provider != "simulated" or any(not zone_of(fault) for fault in arguments.faults)
+    if not arguments.demand and not hampered and minutes >= 10:
+        if report.launched < LAUNCHES_PER_MINUTE_MIN * minutes:
+            rate = report.launched / minutes * arguments.speed
+            least = LAUNCHES_PER_MINUTE_MIN * arguments.speed
+            problems.append(f"{rate:.0f} launches a minute; at least {least:g} expected")
+        for kind in ("account", "serving"):
+            if not any(peak == cap for name, (peak, cap) in report.peaks.items() if name.startswith(kind)):
+                problems.append(f"no {kind} limit was reached, so the run does not show that limits are kept")
+    lossy = any(
+        f.name == "lost-reply" and f.until_seconds is None and float(f.arg or 0.3) >= 0.2 for f in arguments.faults
+    )
+    if lossy and minutes >= 5 and (report.lost_replies < LOST_REPLIES_MIN or report.looked_up < LOST_REPLIES_MIN):
+        seen = f"{report.lost_replies} lost replies and {report.looked_up} batches found by lookup"
+        problems.append(f"{seen}; at least {LOST_REPLIES_MIN} of each expected")
+    return problems
+
+
+def summarise(
+    arguments: Arguments, found: evidence.Evidence, started_at: float, processes: Agents | None, *, busy: float
+) -> int:
+    """Print the summary, the problems and the closing line; returns the exit code. `busy`: CPU share in use, 0 to 1."""
+    report = path_check.judge(found)
+    problems = list(report.problems)
+    if processes is not None:
+        print(f"  {processes.summary(found)}")
+        seconds = 0.0 if arguments.demand else arguments.duration_seconds
+        problems += processes.shortcomings(found, seconds=seconds)
+    for name, (peak, cap) in report.peaks.items():
+        kind, _, subject = name.partition(" ")
+        print(f"  {PEAKS[kind]} {subject}: at most {peak}, limit {cap}{'' if peak < cap else ' (reached)'}")
+    print(f"  replies lost by the cloud: {report.lost_replies}, batches found by lookup: {report.looked_up}")
+    if arguments.duration_seconds:
+        rate = report.launched / arguments.duration_seconds * 60
+        print(f"  launches: {rate:.0f} a minute for {arguments.duration_seconds:g} s")
+    short = shortcomings(arguments, report)
+    if busy > BUSY and not arguments.chosen_speed:
+        slower = f"try SPEED={arguments.speed / 2:g}"
+        for text in short:
+            print(f"  NOTE {text}; the machine was {busy:.0%} busy, {slower}")
+    else:
+        problems += short
+    by_topic, by_ledger = path_check.attempts(found)
+    for fault in arguments.faults:
+        zone = zone_of(fault)
+        if fault.until_seconds is None or not zone:
+            continue
+        outage = recovery.Outage(zone, fault.from_seconds or 0.0, fault.until_seconds, arguments.product_seconds)
+        for source, attempts in (("topics", by_topic), ("ledger", by_ledger)):
+            product = [((at - started_at) * arguments.speed, zone) for at, zone in attempts]
+            seen = recovery.verdict(product, outage)
+            recovered = seen.back_after_seconds
+            back = "not seen" if recovered is None else f"{recovered / arguments.speed:.1f} s after its end"
+            before, out = share(seen.before), share(seen.out)
+            shares = f"{before} before the outage, {out} during it, back to 0.20: {back}"
+            print(f"  {zone}'s share of launches, by {source}: {shares}")
+            problems += seen.problems
+    for problem in problems:
+        print(f"  PROBLEM {problem}")
+    print(msgspec.structs.replace(report, problems=problems).line())
+    return 1 if problems else 0
+
+
+def comparison(
+    arguments: Arguments, found: evidence.Evidence, declared: Declaration, started_at: float, *, busy: float
+) -> str:
+    """Wasted launches of this run beside those of a simpler rule; no part of the verdict. `busy`: CPU share in use."""
+    if arguments.provider != "simulated":
+        return "Not compared with RFC 191's rule, which cannot be replayed on real processes."
+    text = rfc191.compared(found.ledger, declared, until=started_at + arguments.duration_seconds)
+    if busy > BUSY:
+        text += f"\n  NOTE the machine was {busy:.0%} busy, which delayed Slipway but not the computed rule"
+    return text
+
+
+def share(value: float) -> str:
+    """A share with three decimals, or "unknown" when no launch fell into the period."""
+    return "unknown" if isnan(value) else f"{value:.3f}"
+
+
+def main() -> int:
+    if os.environ.get("FAULTS") == "help":
+        print("FAULTS=none, or a comma-separated list of these; WINDOW is for example 4m-14m, 90s- or 25%-50%:")
+        for kind in dict.fromkeys(faults.FAULTS.values()):
+            print(f"  {kind.usage}\n      {kind.meaning}")
+        return 0
+    try:
+        arguments = parse_arguments(os.environ)
+    except (ValueError, BadFault) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return run(lambda supervisor: demo(supervisor, arguments))

@@ -1,0 +1,214 @@
+"""Embedded Apache Kafka: one KRaft node, the same broker that production runs. Creates no topics.
+
+jars.py provides the jars, java.py the Java, child.py the process.
+"""
+
+import asyncio
+import base64
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from slipway_local.servers.child import Child, StartFailed
+from slipway_local.servers.jars import BROKER_FILES, classpath, ensure_jars
+from slipway_local.servers.java import ClassArchive, Java, find_java
+from slipway_local.servers.ports import free_ports
+
+# For a small footprint and a quick start, at the cost of peak throughput: only the C1 compiler, the serial collector.
+JVM_OPTIONS: Final = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+START_SECONDS: Final = 90.0  # 2 to 4 s on an idle machine, more beside other tests
+
+# The quorum is static (`controller.quorum.voters`). A dynamic one writes the controller's port into the formatted
+# storage, but the ports of an embedded broker differ from run to run.
+SETTINGS: Final = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller_port}
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
+log.dirs={storage}
+auto.create.topics.enable=false
+
+# After SIGKILL a broker waits until its previous registration has expired, by default 9 s.
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=500
+
+# One node holds every replica, and a few groups need only a few internal partitions.
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=2
+
+# The first member of a group does not wait for others, and tests may use short session time-outs.
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+"""
+
+
+class EmbeddedKafka:
+    """One broker on one data folder. Its ports are chosen once and kept over restarts of this object."""
+
+    name = "kafka"
+
+    def __init__(self, data_dir: Path, port: int = 0, settings: Mapping[str, str] | None = None) -> None:
+        """`settings` extend or replace SETTINGS; {port} and {controller_port} in their values are filled in."""
+        self._data_dir = data_dir.absolute()
+        self._template = SETTINGS + "".join(f"{name}={value}\n" for name, value in (settings or {}).items())
+        self._port = port
+        self._controller_port = 0
+        self._child: Child | None = None
+        self._archive: ClassArchive | None = None
+        self.java: Java | None = None  # of the last start
+
+    @property
+    def bootstrap(self) -> str:
+        """Address for clients as host:port. Raises RuntimeError before the first start."""
+        if not self._port:
+            raise RuntimeError("the broker has no port before its first start; call start()")
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None and self._child.alive
+
+    @property
+    def log(self) -> Path:
+        return self._data_dir / "kafka.log"
+
+    async def start(self) -> None:
+        """Start the broker; return when it answers metadata requests. Downloads jars and formats storage if needed."""
+        jars = await ensure_jars()
+        self.java = java = await asyncio.to_thread(find_java)
+        self._data_dir.mkdir(parents=True, exist_ok=True)
+        if not self._port or not self._controller_port:
+            port, self._controller_port = free_ports(2)
+            self._port = self._port or port
+        path = classpath(jars)
+        self._archive = ClassArchive(java, JVM_OPTIONS, path, jars)
+        if not self._storage.exists():
+            await self._format(path)
+        class_list = self._data_dir / "classes.list"
+        self._child = self._java_child(
+            self.name, path, self._archive.options(class_list), "kafka.Kafka", self._write_settings(self._storage)
+        )
+        self._child.start()
+        await self._child.ready(self._answers, START_SECONDS)
+        self._archive.make(class_list)
+
+    async def stop(self) -> None:
+        """Shut down cleanly."""
+        await self._end_archive()
+        if self._child is not None:
+            await self._child.stop()
+
+    async def kill(self) -> None:
+        """Send SIGKILL, like a crash; `start` brings the broker back on the same port and data."""
+        if self._child is not None:
+            await self._child.kill()
+        await self._end_archive()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    def signal(self, signum: int) -> None:
+        if self._child is not None:
+            self._child.signal(signum)
+
+    def log_tail(self) -> str:
+        return self._child.log_tail() if self._child is not None else ""
+
+    @property
+    def _storage(self) -> Path:
+        return self._data_dir / "storage"
+
+    def _write_settings(self, storage: Path) -> Path:
+        path = storage.with_suffix(".properties")
+        path.write_text(self._template.format(port=self._port, controller_port=self._controller_port, storage=storage))
+        return path
+
+    async def _format(self, path: str) -> None:
+        """Format the storage with a new cluster id, under a temporary name, so that a killed format leaves nothing."""
+        unfinished = self._storage.with_name("unformatted")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        settings = self._write_settings(unfinished)
+        assert self._archive is not None
+        tool = self._java_child(
+            "format of Kafka's storage",
+            path,
+            self._archive.options(),
+            "kafka.tools.StorageTool",
+            "format",
+            "--cluster-id",
+            new_cluster_id(),
+            "--config",
+            settings,
+        )
+        tool.start()
+        try:
+            if await tool.wait() != 0:
+                raise StartFailed(f"Kafka's storage could not be formatted{tool.log_tail()}")
+        finally:
+            await tool.kill()
+        unfinished.rename(self._storage)
+        settings.unlink()
+
+    def _java_child(self, name: str, path: str, options: list[str], *arguments: str | Path) -> Child:
+        assert self.java is not None
+        logging_file = f"-Dlog4j2.configurationFile={BROKER_FILES / 'log4j2.properties'}"
+        argv = [self.java.executable, *JVM_OPTIONS, *options, logging_file, *arguments]
+        return Child(name, argv, log=self.log, env={**os.environ, "CLASSPATH": path})
+
+    async def _answers(self) -> bool:
+        """True if a metadata answer names a broker; the port is open earlier."""
+        if not await accepts_connections(self._port):
+            return False  # checked first because the client logs every refused connection as an error
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap, request_timeout_ms=2000)
+        try:
+            await admin.start()
+            return bool((await admin.describe_cluster())["brokers"])
+        except (KafkaError, OSError):
+            return False
+        finally:
+            await admin.close()
+
+    async def _end_archive(self) -> None:
+        if self._archive is not None:
+            await self._archive.abandon()
+
+
+def new_cluster_id() -> str:
+    """A random cluster id. It never begins with `-`, because Kafka's tools would parse it as an option."""
+
+    while (cluster_id := base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")).startswith("-"):
+        pass
+    return cluster_id
+
+
+async def accepts_connections(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return True

@@ -1,0 +1,106 @@
+"""A lease-broker that answers from a table, including the answers of a broker in trouble, and records its requests."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from tests.support.answers import serving
+
+Answer = tuple[int, dict[str, Any]]
+LEASE = "01981c6e-8f7a-7d53-9c55-2b7f3f9a12cd"
+HANDLE = f"{LEASE}:7"
+POOL = {"id": "aws-ci", "limit": 50, "hold_seconds": 1200.0, "pacing": None, "waiting": 0}
+ACQUIRE = "POST /lease-pools/aws-ci/leases"
+RENEW = f"POST /leases/{LEASE}/renew"
+RELEASE = f"POST /leases/{LEASE}/release"
+UNLEASED = "POST /lease-pools/aws-ci/unleased"
+
+
+def lease(**changes: Any) -> Answer:
+    return 200, {
+        "lease_id": LEASE,
+        "lease_pool_id": "aws-ci",
+        "request_id": "r",
+        "tenant": "ci",
+        "operation": "install",
+        "units": 1,
+        "fencing_token": 7,
+        "state": "confirmed",
+        "granted_at": "2026-08-01T14:03:07Z",
+        "expires_at": "2026-08-01T14:08:07Z",
+        "hold_until": "2026-08-01T14:23:07Z",
+        "ttl_seconds_left": 300.0,
+        "hold_seconds_left": 1200.0,
+        "waited_seconds": 0.0,
+        "mode": "enforce",
+        "advised_wait_seconds": None,
+        "reason": "a unit was free",
+    } | changes
+
+
+def waiting(**changes: Any) -> Answer:
+    return 202, {
+        "request_id": "r",
+        "state": "waiting",
+        "position": 3,
+        "eta_seconds": 60.0,
+        "retry_after_seconds": 0.05,
+        "reason": "50 of 50 units are held",
+    } | changes
+
+
+def problem(status: int, slug: str, **extra: Any) -> Answer:
+    return status, {"type": f"urn:slipway:problem:{slug}", "title": slug, "status": status, "detail": ""} | extra
+
+
+RELEASED: Answer = (200, {"lease_id": LEASE, "released_units": 1, "remaining": 0})
+
+
+class LeaseBroker:
+    """A fake broker. `answers` holds the answers to each request, one after another; the last one stays."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[str, Any]] = []
+        self.answers: dict[str, list[Answer]] = {}
+        self.wait_seconds = 0.0  # duration of each request that is delayed
+        self.app = FastAPI()
+
+        @self.app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+        async def answer(path: str, request: Request) -> JSONResponse:
+            request_line = f"{request.method} /{path}"
+            body = await request.body()
+            self.received.append((request_line, await request.json() if body else dict(request.query_params)))
+            left = self.answers.get(request_line, [problem(404, "not-found")])
+            status, content = left.pop(0) if len(left) > 1 else left[0]
+            if body and (await request.json()).get("wait_seconds"):
+                await asyncio.sleep(self.wait_seconds)
+            return JSONResponse(content, status)
+
+    def reset(self) -> None:
+        self.received.clear()
+        self.wait_seconds = 0.0
+        self.answers = {
+            ACQUIRE: [lease()],
+            RENEW: [lease()],
+            RELEASE: [RELEASED],
+            "GET /lease-pools": [(200, {"items": [POOL]})],
+            UNLEASED: [(200, {})],
+        }
+
+    def count(self, request_line: str) -> int:
+        return sum(name == request_line for name, _ in self.received)
+
+    def bodies(self, request_line: str) -> list[Any]:
+        return [body for name, body in self.received if name == request_line]
+
+
+@contextlib.contextmanager
+def served() -> Iterator[tuple[LeaseBroker, str]]:
+    """The fake broker with its URL."""
+    broker = LeaseBroker()
+    with serving(broker.app) as url:
+        yield broker, url

@@ -1,0 +1,239 @@
+"""A lease-broker without Kafka and HTTP, for tests: real handlers, loop and store on a real database, with a clock set
+by the test."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+import asyncpg
+
+from slipway_common.base.ids import new_id
+from slipway_common.database import migrate, postgres
+from slipway_common.database.postgres import Connection, Database
+from slipway_common.events.lease import (
+    LeaseCancelRequested,
+    LeaseConfirmRequested,
+    LeaseGranted,
+    LeaseReleaseRequested,
+    LeaseRenewRequested,
+    LeaseRequested,
+)
+from slipway_common.events.topics import DECODERS, LEASE_REQUEST
+from slipway_common.messaging import outbox
+from slipway_common.messaging.records import Received
+from slipway_lease_broker import admission
+from slipway_lease_broker.domain import declaration
+from slipway_lease_broker.domain.declaration import Declared
+from slipway_lease_broker.domain.ledger import Gang
+from slipway_lease_broker.domain.terms import Policy
+from slipway_lease_broker.handlers.requests import handle_commands
+from slipway_lease_broker.loops.decide import DecideLoop
+from slipway_lease_broker.loops.gangs import GangLoop
+from slipway_lease_broker.store import gangs, pools
+from slipway_local.servers.postgres import EmbeddedPostgres
+from tests.support import harness
+
+SERVICE = "lease-broker"
+START = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+SETTABLE_CLOCK = """
+CREATE TABLE test_clock (at timestamptz NOT NULL);
+INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
+CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
+
+
+def after(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def terms(name: str = "sim-a", limit: int = 5, **changes: Any) -> Declared:
+    """Terms of a lease pool, without pacing by default."""
+    fields: dict[str, Any] = {"hold_seconds": 1200, "ttl_seconds": 300, "reserve_seconds": 180}
+    return Declared(id=name, limit_units=limit, **(fields | {"policy": Policy(pacing="off")} | changes))
+
+
+def acquire_request(
+    request_id: str, units: int = 1, pool: str = "sim-a", *, tenant: str = "linux", **fields: Any
+) -> LeaseRequested:
+    return LeaseRequested(lease_pool_id=pool, request_id=request_id, units=units, tenant=tenant, **fields)
+
+
+def cancel(request_id: str, units: int = 1, pool: str = "sim-a") -> LeaseCancelRequested:
+    return LeaseCancelRequested(lease_pool_id=pool, request_id=request_id, units=units, reason="demand fell")
+
+
+def confirm(grant: LeaseGranted) -> LeaseConfirmRequested:
+    return LeaseConfirmRequested(
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token
+    )
+
+
+def renew(grant: LeaseGranted, progress: str | None = None) -> LeaseRenewRequested:
+    return LeaseRenewRequested(
+        lease_pool_id=grant.lease_pool_id, lease_id=grant.lease_id, fencing_token=grant.fencing_token, progress=progress
+    )
+
+
+def release(
+    grant: LeaseGranted, units: int | None = None, *, result: str = "registered", **evidence: Any
+) -> LeaseReleaseRequested:
+    return LeaseReleaseRequested(
+        lease_pool_id=grant.lease_pool_id,
+        lease_id=grant.lease_id,
+        fencing_token=grant.fencing_token,
+        units=units or grant.units,
+        result=result,
+        **evidence,
+    )
+
+
+def received(command: Any, offset: int) -> Received:
+    return Received(
+        event=command,
+        type=command.type,
+        id=new_id(),
+        source="provisioner",
+        subject=LEASE_REQUEST.subject(command),
+        time=START,
+        sequence_number=offset,
+        revision=None,
+        topic=LEASE_REQUEST.name,
+        partition=0,
+        offset=offset,
+    )
+
+
+class Broker:
+    """Sends commands to the broker, lets it decide, and reads the published events."""
+
+    def __init__(self, pool: Database) -> None:
+        self.pool = pool
+        self.offsets = count()
+        self.caught_up = True
+        # Requests in tests are sent once, then the clock jumps.
+        self.loop = DecideLoop(caught_up=lambda _: self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
+        self._seen_event = 0
+        self._started: list[asyncio.Task[Any]] = []
+
+    async def declare(self, *wanted: Declared) -> None:
+        async with self.pool.acquire() as db, db.transaction():
+            changes = declaration.compare(await pools.lock_declared(db), wanted)
+            changed = [made for made in changes if made.change != "unchanged"]
+            await pools.declare(db, [made.after for made in changed])
+            await outbox.enqueue(db, declaration.limit_events(changed, "test"))
+
+    async def send(self, *commands: Any) -> None:
+        async with self.pool.acquire() as db, db.transaction():
+            await self.send_in(db, *commands)
+
+    async def send_in(self, tx: Connection, *commands: Any) -> None:
+        count = await handle_commands(tx, [received(command, next(self.offsets)) for command in commands])
+        count()
+
+    async def request_gang(self, name: str, **units: int) -> None:
+        """Request so many units of each lease pool, all at once."""
+        async with self.pool.acquire() as db, db.transaction():
+            await self.request_gang_in(db, name, **units)
+
+    async def request_gang_in(self, tx: Connection, name: str, **units: int) -> None:
+        commands = [acquire_request(name, wanted, pool, whole=True) for pool, wanted in units.items()]
+        locked = await pools.lock(tx, units)
+        now = await pools.clock(tx)
+        ledger = await admission.load(tx, locked, commands)
+        for command in commands:
+            ledger.apply(command, now, gang_id=name)
+        gang = Gang(id=name, owner="", size=len(commands), requested_at=now, last_requested_at=now)
+        await admission.request_gang(
+            tx,
+            await gangs.add(tx, gang),
+            ledger,
+            now,
+            expire=lambda _: True,
+            lost_linger_seconds=70,
+            waiter_ttl_seconds=100_000,
+        )
+
+    async def decide(self) -> int:
+        """Decide until nothing is due; returns the number of decisions."""
+        for made in range(100):
+            if not await self.loop.step(self.pool):
+                return made
+        raise AssertionError("a lease pool stays due forever")
+
+    async def try_gangs(self) -> bool:
+        """Decide for all pools, then once for each gang that had its turn."""
+        await self.decide()
+        return await GangLoop(lost_linger_seconds=70).step(self.pool)
+
+    async def events(self) -> list[Any]:
+        """Events enqueued since the last call, in order; dead letters are left out."""
+        rows = await self.pool.fetch("SELECT id, type, value FROM outbox WHERE id > $1 ORDER BY id", self._seen_event)
+        self._seen_event = rows[-1]["id"] if rows else self._seen_event
+        return [DECODERS[row["type"]].decode(row["value"]) for row in rows if row["type"] in DECODERS]
+
+    async def grants(self) -> list[LeaseGranted]:
+        """Decide, and return the grants."""
+        await self.decide()
+        return [event for event in await self.events() if isinstance(event, LeaseGranted)]
+
+    async def set_clock(self, seconds: float) -> None:
+        await self.pool.execute("UPDATE test_clock SET at = $1", after(seconds))
+
+    async def held(self, lease_pool_id: str = "sim-a") -> int:
+        units: int = await self.pool.fetchval(
+            "SELECT coalesce(sum(units), 0) FROM leases WHERE lease_pool_id = $1 AND ended_at IS NULL", lease_pool_id
+        )
+        return units
+
+    def start(self, step: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a step beside the test; it is cancelled if the test fails."""
+        self._started.append(asyncio.create_task(step))
+        return self._started[-1]
+
+    async def close(self) -> None:
+        for task in self._started:
+            task.cancel()
+        await asyncio.gather(*self._started, return_exceptions=True)
+        await self.pool.close()
+
+    async def until_waiting(self, *tasks: asyncio.Task[Any]) -> None:
+        """Wait until each of these waits for a lock."""
+        await harness.until_waiting(self.pool, *tasks)
+
+
+TEMPLATE = "lease_broker_template"
+_databases = count(1)
+
+
+@contextlib.asynccontextmanager
+async def broker_on(server: EmbeddedPostgres) -> AsyncIterator[Broker]:
+    """A broker on an empty database of its own."""
+    name = f"lease_broker_{next(_databases)}"
+    await make_template(server)
+    url = await server.create_database(name, template=TEMPLATE)
+    broker = Broker(await postgres.connect(url, SERVICE, settings=harness.PATIENT))
+    try:
+        yield broker
+    finally:
+        await broker.close()
+        await server.drop_database(name)
+
+
+async def make_template(server: EmbeddedPostgres) -> None:
+    """Create the migrated schema with a settable clock, once per server."""
+    connection = await asyncpg.connect(server.url())
+    try:
+        if await connection.fetchval("SELECT count(*) FROM pg_database WHERE datname = $1", TEMPLATE):
+            return
+    finally:
+        await connection.close()
+    url = await server.create_database(TEMPLATE)
+    await migrate.upgrade(url, SERVICE)
+    session = await postgres.session(url, SERVICE)
+    try:
+        await session.execute(SETTABLE_CLOCK)
+    finally:
+        await session.close()

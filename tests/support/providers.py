@@ -1,0 +1,56 @@
+"""Requests for tests of providers, and provisioners in processes of their own: one that is killed during a call, one
+on a host without capacity.
+
+`python -m tests.support.providers creating DEPLOYMENT BATCH FOLDER`, `python -m tests.support.providers crowded`
+"""
+
+import asyncio
+import os
+import resource
+import socket
+import sys
+from typing import Any, Final
+
+from slipway_common.base.ids import new_id
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.providers.port import CreateRequest, Refused
+from slipway_provisioner.providers.process import Processes
+
+URL: Final = "http://127.0.0.1:9"  # no listener
+# An agent that stores its user data and then waits until it is terminated.
+WAITING: Final = ("sh", "-c", 'cat > "$SEEN/$$"; exec sleep 600')
+
+
+def request(count: int = 1, batch_id: str = "", **settings: Any) -> CreateRequest:
+    config = {"id": "c", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1", "settings": settings}
+    batch_id = batch_id or new_id()
+    return CreateRequest(batch_id=batch_id, token=f"t-{batch_id}", count=count, secret="the-secret", config=config)
+
+
+def account(**settings: Any) -> Account:
+    settings = {"command": list(WAITING), "processes_max": 3} | settings
+    return Account(
+        id="here", provider="process", region="r", identity=socket.gethostname(), lease_pool_id="l", settings=settings
+    )
+
+
+async def creating(deployment: str, batch_id: str, folder: str) -> None:
+    """Start ten agents, one after another. Their logs and user data go to the folder."""
+    here = account(environment={"SEEN": folder}, log_folder=folder, processes_max=None)
+    await Processes(deployment=deployment, register_url=URL).create(here, request(10, batch_id))
+
+
+async def crowded() -> None:
+    """Try to start an agent where no file can be opened, and print the scope and code of the failure."""
+    provider = Processes(deployment=f"test/{new_id()}", register_url=URL)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, 1))
+    try:
+        await provider.create(account(processes_max=None), request())
+    except Refused as refused:
+        print(refused.outcome.scope, refused.outcome.code)
+    os._exit(0)  # an orderly shutdown would need files
+
+
+if __name__ == "__main__":
+    role, *arguments = sys.argv[1:]
+    asyncio.run(creating(*arguments) if role == "creating" else crowded())

@@ -1,0 +1,442 @@
+"""Provisioner without Kafka for tests: real handlers, loops, routes and store on a real database whose clock the test
+sets, and a scripted provider."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import httpx2
+import msgspec
+
+from slipway_common.base.ids import hash_secret, new_id
+from slipway_common.database import migrate, postgres
+from slipway_common.database.postgres import Database
+from slipway_common.declaration import models as declaration
+from slipway_common.events.lease import LeaseGranted, LeaseRequested
+from slipway_common.events.pool import DemandReported
+from slipway_common.events.topics import DECODERS, TOPIC_OF
+from slipway_common.events.weight import StageHealth, WeightChanged
+from slipway_common.messaging.records import Received
+from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.domain.registration import batch_secret
+from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.handlers.demand import record_demand
+from slipway_provisioner.handlers.leases import record_leases
+from slipway_provisioner.handlers.signals import record_requests
+from slipway_provisioner.handlers.weights import WeightView
+from slipway_provisioner.loops import expire, plan, reap, resolve, sweep, unleased
+from slipway_provisioner.loops.launch import Launcher
+from slipway_provisioner.main import build
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider
+from slipway_provisioner.settings import Settings
+from slipway_provisioner.store import declarations, workers
+from tests.support import harness
+from tests.support.harness import PATIENCE_SECONDS, PATIENT
+
+SERVICE: Final = "provisioner"
+START: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
+KEY: Final = "registration-key"
+TIMES: Final = declarations.Times(call_timeout_seconds=5, clock_skew_seconds=5)
+SETTABLE_CLOCK: Final = """
+CREATE TABLE test_clock (at timestamptz NOT NULL);
+INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
+CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
+EMPTY: Final = """
+DO $$ BEGIN EXECUTE (
+    SELECT 'TRUNCATE ' || string_agg(quote_ident(tablename), ', ') FROM pg_tables WHERE schemaname = current_schema()
+    AND tablename NOT IN ('alembic_version', 'incarnation', 'launch_stop_guard', 'test_clock')); END $$;
+UPDATE test_clock SET at = '2026-01-01 12:00+00'"""
+_databases = count(1)
+_idle: dict[str, list[str]] = {}
+
+Event = TypeVar("Event")
+
+
+def after(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def declared(*configs: str, **changes: Any) -> dict[str, Any]:
+    """Declaration of one pool "linux" with a config per zone, named like it, in the account "sim-a"."""
+    account = {
+        "id": "sim-a",
+        "provider": "simulated",
+        "region": "sim-1",
+        "credential": "none",
+        "identity": "sim-a",
+        "lease_pool": "sim-a",
+        "settings": {"url": "http://cloud"} | changes.pop("settings", {}),
+    }
+    launch_configs = [
+        {"id": name, "account": "sim-a", "zone": name, "instance_type": "m5.large", "image": "linux-1"}
+        for name in configs or ("zone-a",)
+    ]
+    pool = {"id": "linux", "max_capacity": 100, "launch_configs": launch_configs} | changes
+    return {"version": 1, "lease_pools": [{"id": "sim-a", "limit": 24}], "accounts": [account], "worker_pools": [pool]}
+
+
+def received(*events: Any, source: str = "test") -> list[Received]:
+    return [
+        Received(
+            event=event,
+            type=event.type,
+            id=new_id(),
+            source=source,
+            subject=TOPIC_OF[type(event)].subject(event),
+            time=START,
+            sequence_number=n,
+            revision=n + 1,
+            topic=TOPIC_OF[type(event)].name,
+            partition=0,
+            offset=n,
+        )
+        for n, event in enumerate(events)
+    ]
+
+
+def report(pending: int, claimed: int = 0, *, at: float = 0, source: str = "q", **changes: Any) -> DemandReported:
+    usual: dict[str, Any] = {"pool_id": "linux", "source": source, "pending": pending, "claimed": claimed}
+    return DemandReported(**(usual | {"observed_at": after(at)} | changes))
+
+
+class ReplyLost(Exception):
+    """Script entry: the call takes effect, but its reply is lost."""
+
+
+class Cloud:
+    """Scripted provider: each create call takes the next entry, or succeeds if there is none.
+
+    An entry is an exception to raise, `ReplyLost`, or the number of instances to create instead of the requested one.
+    Calls wait for `hold`, if it is set, between their effect and their reply.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[CreateRequest] = []
+        self.script: deque[Exception | type[ReplyLost] | int] = deque()
+        self.live: dict[str, Instance] = {}
+        self.terminated: list[str] = []
+        self.hidden: set[str] = set()
+        self.by_token: dict[str, list[str]] = {}
+        self.honours = False
+        self.reported_identity = "sim-a"
+        self.created_at = START
+        self.boots_slowly = False
+        self.hold: asyncio.Event | None = None
+        self._numbers = count(1)
+
+    def problem(self, account_settings: Mapping[str, Any]) -> str:
+        return ""
+
+    def honours_tokens(self, account: Account) -> bool:
+        return self.honours
+
+    def console(self, account: Account, batch_id: str, instance_id: str) -> str:
+        return f"/var/log/{batch_id}/{instance_id}"
+
+    async def create(self, account: Account, request: CreateRequest) -> Sequence[str]:
+        self.calls.append(request)
+        entry = self.script.popleft() if self.script else request.count
+        if isinstance(entry, Exception):
+            raise entry
+        if self.honours and request.token in self.by_token:
+            return self.by_token[request.token]
+        ids = [f"i-{next(self._numbers):04d}" for _ in range(entry if isinstance(entry, int) else request.count)]
+        self.by_token[request.token] = ids
+        for id_ in ids:
+            self.live[id_] = Instance(
+                id=id_, batch_id=request.batch_id, created_at=self.created_at, running=not self.boots_slowly
+            )
+        if self.hold is not None:
+            await self.hold.wait()
+        if entry is ReplyLost:
+            raise OutcomeUnknown("no reply")
+        return ids
+
+    async def instances(self, account: Account, *, batch_id: str | None = None) -> Sequence[Instance]:
+        return [i for i in self.live.values() if batch_id in (None, i.batch_id) and i.id not in self.hidden]
+
+    async def exists(self, account: Account, instance_id: str) -> bool:
+        return instance_id in self.live
+
+    async def terminate(self, account: Account, instance_id: str) -> None:
+        self.terminated.append(instance_id)
+        self.live.pop(instance_id, None)
+
+    async def identity(self, account: Account) -> str:
+        return self.reported_identity
+
+
+class Provisioner:
+    """Feeds events to a provisioner, runs its loops, and reads the events that it publishes."""
+
+    def __init__(self, database: Database, provider: Provider | None = None, **settings: Any) -> None:
+        self.database = database
+        usual: dict[str, Any] = {
+            "registration_key": KEY,
+            "call_timeout_seconds": 5.0,
+            "send_within_seconds": PATIENCE_SECONDS,
+        }
+        self.settings = Settings(database_url="", kafka="", **(usual | settings))
+        self.cloud = Cloud()
+        self.providers: dict[str, Provider] = {"simulated": provider or self.cloud}
+        self.launcher = Launcher(self.settings, self.providers)
+        self.unavailable_seconds = 0.0
+        self.broker_unavailable_seconds = 0.0
+        self.tokens = count(1)
+        service = build(self.settings)
+        service.runtime.database = database
+        self.app = service.app()
+        self._last_outbox_id = 0
+        self._started: list[asyncio.Task[Any]] = []
+
+    # Input
+
+    async def declare(self, body: dict[str, Any] | None = None) -> list[declarations.Change]:
+        async with self.database.acquire() as db, db.transaction():
+            wanted = declaration.parse(body or declared())
+            return await declarations.apply(db, wanted, providers={"simulated": self.cloud.problem}, times=TIMES)
+
+    async def demand(self, *reports: DemandReported) -> None:
+        async with self.database.acquire() as db, db.transaction():
+            await record_demand(db, received(*reports))
+
+    async def leases(self, *events: Any) -> None:
+        async with self.database.acquire() as db, db.transaction():
+            await record_leases(db, received(*events))
+
+    async def signals(self, *events: Any) -> None:
+        async with self.database.acquire() as db, db.transaction():
+            afterwards = await record_requests(db, received(*events), rules=self.settings.signal_rules())
+        if afterwards is not None:
+            afterwards()
+
+    async def weights(self, *records: WeightChanged, revision: int = 1) -> None:
+        updates = [msgspec.structs.replace(r, revision=revision) for r in received(*records)]
+        await WeightView().apply(self.database, updates)
+
+    # Loops
+
+    async def plan_step(self) -> bool:
+        return await plan.plan_next(
+            self.database, settings=self.settings, calculator_unavailable_seconds=lambda: self.unavailable_seconds
+        )
+
+    async def plan(self) -> None:
+        for _ in range(50):
+            if not await self.plan_step():
+                return
+        raise AssertionError("a pool stays dirty")
+
+    async def resend_requests(self) -> None:
+        while await plan.resend_requests(self.database, resend_seconds=self.settings.resend_seconds):
+            pass
+
+    async def admit_unleased(self) -> bool:
+        """Run one step of the loop for unleased launches."""
+        return await unleased.admit_unleased(
+            self.database, settings=self.settings, broker_unavailable_seconds=lambda: self.broker_unavailable_seconds
+        )
+
+    async def launch(self) -> None:
+        """Start all calls that may start, and wait for them."""
+        while await self.launcher.launch_next(self.database):
+            await asyncio.gather(*self.launcher.calls)
+
+    async def resolve(self) -> None:
+        while await resolve.resolve_next(self.database, launcher=self.launcher):
+            pass
+
+    async def expire(self) -> None:
+        while await expire.expire_next(self.database, settings=self.settings, providers=self.providers):
+            pass
+
+    async def terminate_instances(self) -> None:
+        await expire.terminate_instances(self.database, settings=self.settings, providers=self.providers)
+
+    async def reap(self) -> None:
+        while await reap.reap_next(self.database, settings=self.settings, providers=self.providers):
+            pass
+
+    async def sweep(self) -> None:
+        while await sweep.sweep_next(
+            self.database, settings=self.settings, calculator_unavailable_seconds=lambda: self.unavailable_seconds
+        ):
+            pass
+
+    async def sweep_now(self) -> None:
+        """Mark every pool dirty, as a sweep does."""
+        await self.database.execute("INSERT INTO dirty_pool (pool_id, reason) SELECT id, 'sweep' FROM worker_pool")
+
+    # Common starting points of tests
+
+    def granted(self, request: LeaseRequested, units: int | None = None, **changes: Any) -> LeaseGranted:
+        """Grant of a published request."""
+        token = next(self.tokens)
+        usual: dict[str, Any] = {
+            "lease_pool_id": request.lease_pool_id,
+            "lease_id": f"lease-{token}",
+            "request_id": request.request_id,
+            "units": units or request.units,
+            "fencing_token": token,
+            "expires_at": after(180),
+            "hold_until": after(1200),
+            "waited_seconds": 0.0,
+        }
+        return LeaseGranted(**(usual | changes))
+
+    async def trust(self) -> None:
+        """Give every declared config a healthy weight record and wide windows."""
+        rows = await self.database.fetch("SELECT id, pool_id FROM launch_config")
+        await self.weights(*(weight(row["id"], pool_id=row["pool_id"]) for row in rows), revision=0)
+        await self.database.execute("UPDATE shared_window SET size = 1000")
+
+    async def requested(self, pending: int = 1, *configs: str) -> list[LeaseRequested]:
+        """Create intents for a demand; returns their lease requests."""
+        await self.declare(declared(*configs))
+        await self.trust()
+        await self.demand(report(pending))
+        await self.plan()
+        return await self.published(LeaseRequested)
+
+    async def admitted(self, pending: int = 1, *configs: str) -> list[LeaseGranted]:
+        """Create admitted intents without a call; returns their grants."""
+        grants = [self.granted(request) for request in await self.requested(pending, *configs)]
+        await self.leases(*grants)
+        return grants
+
+    async def starting(self, pending: int = 1) -> list[Worker]:
+        """Create workers whose instances boot."""
+        await self.admitted(pending)
+        await self.launch()
+        return await self.workers()
+
+    # Results
+
+    async def published(self, kind: type[Event]) -> list[Event]:
+        """Events of a kind that were enqueued since the last call for any kind."""
+        return [event for event in await self.events() if isinstance(event, kind)]
+
+    async def events(self) -> list[Any]:
+        rows = await self.database.fetch(
+            "SELECT id, type, value FROM outbox WHERE id > $1 AND value IS NOT NULL ORDER BY id", self._last_outbox_id
+        )
+        self._last_outbox_id = rows[-1]["id"] if rows else self._last_outbox_id
+        return [DECODERS[row["type"]].decode(row["value"]) for row in rows]
+
+    async def workers(self) -> list[Worker]:
+        return [workers.from_row(row) for row in await self.database.fetch(f"{workers.SELECT} ORDER BY id")]
+
+    async def worker(self) -> Worker:
+        (worker,) = await self.workers()
+        return worker
+
+    async def states(self) -> dict[str, int]:
+        rows = await self.database.fetch("SELECT state, count(*)::int AS number FROM worker GROUP BY state")
+        return {row["state"]: row["number"] for row in rows}
+
+    async def last_reason(self, pool_id: str = "linux") -> str:
+        reason: str = await self.database.fetchval(
+            "SELECT reason FROM decision WHERE pool_id = $1 ORDER BY last_at DESC, id DESC LIMIT 1", pool_id
+        )
+        return reason
+
+    async def set_clock(self, seconds: float) -> None:
+        await self.database.execute("UPDATE test_clock SET at = $1", after(seconds))
+
+    async def follow_the_host(self, *, ahead_seconds: float = 0) -> None:
+        """Set the database's clock to the host's time, for providers that use it."""
+        await self.database.execute("UPDATE test_clock SET at = clock_timestamp() + $1 * interval '1 s'", ahead_seconds)
+
+    # Concurrent steps
+
+    def start(self, step: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a step concurrently with the test; it is cancelled when the test ends."""
+        self._started.append(asyncio.create_task(step))
+        return self._started[-1]
+
+    async def until_waiting(self, *tasks: asyncio.Task[Any]) -> None:
+        """Wait until each of these tasks waits for a lock."""
+        await harness.until_waiting(self.database, *tasks)
+
+    async def stop(self) -> None:
+        for task in (*self._started, *self.launcher.calls):
+            task.cancel()
+        await asyncio.gather(*self._started, *self.launcher.calls, return_exceptions=True)
+
+    # HTTP
+
+    def client(self, *, token: str = "") -> httpx2.AsyncClient:
+        """Client of the real routes on this database, with a token if given."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=False)
+        return httpx2.AsyncClient(transport=transport, base_url="http://provisioner", headers=headers)
+
+    async def register(self, instance_id: str, batch_id: str | None, **changes: Any) -> httpx2.Response:
+        """Register an instance of a batch."""
+        assert batch_id is not None
+        body = {"batch_id": batch_id, "secret": batch_secret(KEY, batch_id), "instance_id": instance_id} | changes
+        async with self.client() as client:
+            return await client.post("/workers/register", json=body)
+
+
+def weight(config_id: str = "zone-a", **changes: Any) -> WeightChanged:
+    """Weight record of a healthy config."""
+    stage = StageHealth(probability=0.95, successes=0, failures=0, window=64, failures_folded=0)
+    usual: dict[str, Any] = {
+        "launch_config_id": config_id,
+        "pool_id": "linux",
+        "config_revision": 1,
+        "weight": 1.0,
+        "health": 0.9,
+        "stages": dict.fromkeys(("launch", "boot", "claim"), stage),
+        "state": "healthy",
+        "reason": f"{config_id} healthy",
+    }
+    return WeightChanged(**(usual | changes))
+
+
+@contextlib.asynccontextmanager
+async def administrator(
+    provisioner: Provisioner, folder: Path, scopes: Sequence[str] = ("admin",)
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """Client with a token of these scopes, named "admin"."""
+    path = folder / "tokens.yaml"
+    path.write_bytes(msgspec.json.encode([{"name": "admin", "sha256": hash_secret("secret"), "scopes": scopes}]))
+    provisioner.app.state.tokens.path = path
+    async with provisioner.client(token="secret") as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def provisioner_on(
+    server: EmbeddedPostgres, provider: Provider | None = None, **settings: Any
+) -> AsyncIterator[Provisioner]:
+    """Provisioner on an empty database of its own. Databases are emptied and reused, which is faster than new ones."""
+    idle = _idle.setdefault(server.url(), [])
+    url = idle.pop() if idle else await new_database(server)
+    provisioner = Provisioner(await postgres.connect(url, SERVICE, size=10, settings=PATIENT), provider, **settings)
+    try:
+        yield provisioner
+    finally:
+        await provisioner.stop()
+        await provisioner.database.execute(EMPTY)
+        await provisioner.database.close()
+        idle.append(url)
+
+
+async def new_database(server: EmbeddedPostgres) -> str:
+    """Create a database with the migrated schema and a clock that tests set."""
+    url = await server.create_database(f"{SERVICE}_{next(_databases)}")
+    await migrate.upgrade(url, SERVICE)
+    session = await postgres.session(url, SERVICE)
+    try:
+        await session.execute(SETTABLE_CLOCK)
+    finally:
+        await session.close()
+    return url
