@@ -29,7 +29,7 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows histories requirements mutants readme \
-	generated replay-same simulate policies bench-events bench-weights bench-leases square-wave fairness adaptive clean
+	generated replay-same tables simulate policies bench-events bench-weights bench-leases square-wave fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ e2e-windows: $(READY) ## Launches within windows with stale weights, a paused ca
 
 replay-same: $(READY) ## Replay of the recorded outage, compared with the records of before the words changed
 	@$(RUN) -m tests.tools.replay_same
+
+tables: $(READY) ## Schema of each service as its migrations make it, compared with the one that its tables make
+	@$(RUN) -m $(BROKEN) tests.tools.tables
 
 simulate: $(READY) ## Seeded histories of three services: SEEDS=12 or SEED=7; ONLY=weights SEEDS=100, FULL=1: a calculator killed at its commits
 	@$(if $(filter-out weights,$(ONLY)),echo "ONLY=$(ONLY): unknown simulation; expected weights" >&2; exit 2)

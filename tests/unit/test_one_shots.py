@@ -4,6 +4,12 @@ import importlib
 
 import pytest
 
+MODULES = {
+    "migrate": "slipway_common.database.migrate",
+    "topic_admin": "slipway_common.messaging.topic_admin",
+    "healthcheck": "slipway_common.web.healthcheck",
+}
+
 
 @pytest.mark.parametrize(
     ("words", "environment", "message"),
@@ -35,7 +41,7 @@ def test_the_problem_is_printed(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module(f"slipway_common.{words[0]}").main()
+        importlib.import_module(MODULES[words[0]]).main()
     printed = f"{capsys.readouterr().err}{ended.value.code}"
     assert ended.value.code not in (0, None)
     assert message in printed

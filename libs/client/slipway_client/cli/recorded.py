@@ -9,7 +9,7 @@ import msgspec
 
 from slipway_common.base.errors import BadEvent
 from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
-from slipway_common.events import Time
+from slipway_common.events.time import Time
 from slipway_common.messaging.envelope import UnknownType, decode_data
 
 

@@ -23,9 +23,9 @@ from slipway_client.leases.admission import UNAVAILABLE_SECONDS, Admission, Fail
 from slipway_client.leases.errors import LeaseLost
 from slipway_client.leases.log import log
 from slipway_client.leases.session import Session, Unleased, open_session
-from slipway_client.leases.switch import switched_off
 from slipway_client.leases.terms import Lease, Wanted, parse_handle
 from slipway_client.transport.http import SERVICES
+from slipway_client.transport.switch import switched_off
 from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import new_id
 from slipway_common.events.lease import LeaseGroup

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
-from slipway_common.events import Time
+from slipway_common.events.time import Time
 
 
 class LeaseGroup(msgspec.Struct, frozen=True, kw_only=True):

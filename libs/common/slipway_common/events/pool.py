@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
-from slipway_common.events import Time
+from slipway_common.events.time import Time
 
 
 class DemandReported(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from slipway_common.events import Time
+from slipway_common.events.time import Time
 
 BOUNDLESS: Final = 1_000_000  # the window of a shared key that has a health state only
 HEALTHY, TRIPPED, PROBING = "healthy", "tripped", "probing"

@@ -11,8 +11,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 
 from slipway_common.database.postgres import Database
-from slipway_common.events import Time
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.time import Time
 from slipway_common.messaging import outbox
 from slipway_common.web.access import Credentials, bearer, check
 from slipway_common.web.problem import Problem

@@ -17,8 +17,8 @@ from slipway_client.cli.commands import lease_pools
 from slipway_client.cli.options import AsOutput, OfLeasePool, now
 from slipway_client.cli.options import lease_pools as pool_ids
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
-from slipway_client.leases.switch import switched_off
 from slipway_client.transport.http import Api, Failed, path
+from slipway_client.transport.switch import switched_off
 from slipway_client.view import moments
 
 if TYPE_CHECKING:

@@ -1,0 +1,66 @@
+"""SQLAlchemy Core statements as text for asyncpg, compiled at import: a wrong column name fails there, and a call pays
+nothing.
+
+Long statements stay SQL text; `names` and `arrays` take their columns from the tables.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from sqlalchemy import ARRAY, BindParameter, Column, FromClause, bindparam, func
+from sqlalchemy.dialects.postgresql import asyncpg
+from sqlalchemy.sql.elements import CompilerElement
+
+DIALECT: Final = asyncpg.dialect()
+
+
+class Statement:
+    """One compiled statement: `text` with $1…$n, and the names of its bind parameters in that order."""
+
+    def __init__(self, clause: CompilerElement) -> None:
+        compiled: Any = clause.compile(dialect=DIALECT)
+        self.text: str = compiled.string
+        self.names: tuple[str, ...] = tuple(compiled.positiontup or ())
+        self.constants: dict[str, Any] = {
+            name: value for name, value in compiled.params.items() if not compiled.binds[name].required
+        }
+
+    def arguments(self, **values: Any) -> list[Any]:
+        """Values in the order of `text`. Raises TypeError for a missing or unknown name."""
+        if unknown := values.keys() - set(self.names):
+            raise TypeError(f"no bind parameter {', '.join(sorted(unknown))}; there are {', '.join(self.names)}")
+        if missing := set(self.names) - values.keys() - self.constants.keys():
+            raise TypeError(f"no value for {', '.join(sorted(missing))}")
+        return [values[name] if name in values else self.constants[name] for name in self.names]
+
+    def rows(self, rows: Sequence[Any], **values: Any) -> list[Any]:
+        """Values in the order of `text`, with an array per column of `rows` for the names that `given` bound."""
+        return self.arguments(
+            **columns(rows, [name for name in self.names if name not in {*values, *self.constants}]), **values
+        )
+
+
+def columns(rows: Sequence[Any], names: Iterable[str]) -> dict[str, list[Any]]:
+    """The attributes of `rows` by name, an array each."""
+    return {name: [getattr(row, name) for row in rows] for name in names}
+
+
+def given(*fields: Column[Any], name: str = "given") -> FromClause:
+    """Rows passed as one array per column, each bound under the name of its column."""
+    arrays_ = [array(field.name, field) for field in fields]
+    return func.unnest(*arrays_).table_valued(*(field.name for field in fields)).render_derived(name=name)
+
+
+def array(name: str, field: Column[Any]) -> BindParameter[Any]:
+    """Bind parameter for an array of a column's values."""
+    return bindparam(name, type_=ARRAY(field.type))
+
+
+def names(fields: Iterable[Column[Any]], prefix: str = "") -> str:
+    """Column list of a statement in text; `prefix` is an alias with its dot."""
+    return ", ".join(f"{prefix}{field.name}" for field in fields)
+
+
+def arrays(fields: Iterable[Column[Any]], first: int = 1) -> str:
+    """Placeholders of an array per column, $`first` and up, for `unnest` in a statement in text."""
+    return ", ".join(f"${place}::{field.type.compile(dialect=DIALECT)}[]" for place, field in enumerate(fields, first))

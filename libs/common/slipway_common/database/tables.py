@@ -1,0 +1,172 @@
+"""Tables of every service, and the script that creates a schema from its tables. Migrations are compared with it."""
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from slipway_common.database.sql import DIALECT
+
+CLOCK: Final = text("slipway_clock()")
+TIME: Final = DateTime(timezone=True)
+CREATE_CLOCK: Final = (
+    "CREATE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()'"
+)
+
+
+def uuid(name: str, *constraints: Any, **options: Any) -> Column[str]:
+    """UUID column with text values."""
+    return Column(name, Uuid(as_uuid=False), *constraints, **options)
+
+
+def now(name: str) -> Column[Any]:
+    """Time of the row's insertion."""
+    return Column(name, TIME, nullable=False, server_default=CLOCK)
+
+
+def messaging(metadata: MetaData) -> None:
+    """Add the tables of every service: outbox and sequence numbers, consumer positions, dead letters."""
+    metadata.info.setdefault("before", []).append(CREATE_CLOCK)
+    Table("incarnation", metadata, Column("id", Text, nullable=False))
+    Table(
+        "outbox_subject",
+        metadata,
+        Column("topic", Text),
+        Column("subject", Text),
+        Column("revision", BigInteger, nullable=False),
+        now("touched_at"),
+        PrimaryKeyConstraint("topic", "subject"),
+    )
+    outbox = Table(
+        "outbox",
+        metadata,
+        Column("id", BigInteger, Identity(always=True), primary_key=True),
+        uuid("event_id", nullable=False),
+        Column("topic", Text, nullable=False),
+        Column("type", Text, nullable=False),
+        Column("subject", Text, nullable=False),
+        Column("key", Text),
+        Column("revision", BigInteger, nullable=False),
+        Column("value", LargeBinary),
+        Column("at", TIME, nullable=False),
+        Column("traceparent", Text, nullable=False),
+        Column("headers", JSONB),
+        Column("partition", Integer),
+        Column("sequence_number", BigInteger),
+        Column("previous_sequence_number", BigInteger),
+    )
+    number = outbox.c.sequence_number
+    Index("outbox_unnumbered", outbox.c.id, postgresql_where=number.is_(None))
+    Index("outbox_numbered", outbox.c.topic, outbox.c.partition, number, postgresql_where=number.is_not(None))
+    Table(
+        "relay_position",
+        metadata,
+        Column("topic", Text),
+        Column("partition", Integer),
+        Column("sequence_number", BigInteger, nullable=False),
+        PrimaryKeyConstraint("topic", "partition"),
+    )
+    Table(
+        "consumed",
+        metadata,
+        Column("topic", Text),
+        Column("partition", Integer),
+        Column("epoch", BigInteger, nullable=False),
+        Column("next_offset", BigInteger, nullable=False),
+        Column("cluster_id", Text, nullable=False),
+        PrimaryKeyConstraint("topic", "partition"),
+    )
+    Table(
+        "seen_sequence",
+        metadata,
+        Column("topic", Text),
+        Column("partition", Integer),
+        Column("source", Text),
+        Column("sequence_number", BigInteger, nullable=False),
+        PrimaryKeyConstraint("topic", "partition", "source"),
+    )
+    seen = Table(
+        "seen_event",
+        metadata,
+        Column("topic", Text),
+        Column("source", Text),
+        Column("event_id", Text),
+        now("seen_at"),
+        PrimaryKeyConstraint("topic", "source", "event_id"),
+    )
+    Index("seen_event_at", seen.c.seen_at)
+    Table(
+        "gap",
+        metadata,
+        Column("id", BigInteger, Identity(always=True), primary_key=True),
+        Column("topic", Text, nullable=False),
+        Column("partition", Integer, nullable=False),
+        Column("kind", Text, nullable=False),
+        Column("detail", Text, nullable=False),
+        now("at"),
+    )
+    dead = Table(
+        "dead_letter",
+        metadata,
+        Column("topic", Text),
+        Column("partition", Integer),
+        Column("offset", BigInteger),
+        Column("subject", Text, nullable=False),
+        Column("state", Text, CheckConstraint("state IN ('dead', 'parked')"), nullable=False),
+        Column("reason", Text, nullable=False),
+        Column("key", LargeBinary),
+        Column("value", LargeBinary),
+        Column("headers", JSONB, nullable=False),
+        Column("record_at", TIME, nullable=False),
+        now("at"),
+        PrimaryKeyConstraint("topic", "partition", "offset"),
+    )
+    Index("dead_letter_subject", dead.c.topic, dead.c.subject)
+
+
+def leader(metadata: MetaData) -> None:
+    """Add the table of a service with a leader: the current leader and when it was last seen (NULL: released)."""
+    Table(
+        "leader",
+        metadata,
+        Column("one", Boolean, CheckConstraint("one"), primary_key=True, server_default=text("true")),
+        Column("epoch", BigInteger, nullable=False, server_default=text("0")),
+        Column("instance", Text, nullable=False, server_default=text("''")),
+        Column("since", TIME),
+        Column("seen_at", TIME),
+        Column("at", Double, nullable=False, server_default=text("0")),
+        Column("seq", BigInteger, nullable=False, server_default=text("0")),
+        postgresql_with={"fillfactor": 50},
+    )
+
+
+def script(metadata: MetaData) -> str:
+    """SQL that creates the tables and indexes, after the statements in `metadata.info["before"]` and before those in
+    `metadata.info["after"]`: functions and triggers."""
+    statements = list(metadata.info.get("before", ()))
+    for table in metadata.sorted_tables:
+        statements.append(str(CreateTable(table).compile(dialect=DIALECT)))
+        statements += [
+            str(CreateIndex(index).compile(dialect=DIALECT))
+            for index in sorted(table.indexes, key=lambda index: str(index.name))
+        ]
+    statements += metadata.info.get("after", ())
+    return "".join(f"{statement.strip()};\n" for statement in statements)
