@@ -183,7 +183,7 @@ class Stories:
         return found
 
     async def until_published(self, worker_id: str, last: str) -> list[str]:
-        """Published events of a worker, once `last` is among them."""
+        """Published events of a worker, once `last` is among them; a launch always before the registration."""
 
         def published() -> bool:
             if self.reading and self.reading.done():
@@ -191,7 +191,10 @@ class Stories:
             return last in self.events_of(worker_id)
 
         await see(published, f"{last} of {worker_id}")
-        return self.events_of(worker_id)
+        events = self.events_of(worker_id)
+        if events[1:3] == ["registered", "launched"]:  # the machine was faster than the answer of its provider
+            events[1:3] = ["launched", "registered"]
+        return events
 
     async def rows(self, pool: str) -> list[dict[str, Any]]:
         """The workers of a pool, the oldest first."""
