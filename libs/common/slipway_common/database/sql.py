@@ -11,7 +11,7 @@ from sqlalchemy import ARRAY, BindParameter, Column, FromClause, bindparam, func
 from sqlalchemy.dialects.postgresql import asyncpg
 from sqlalchemy.sql.elements import CompilerElement
 
-DIALECT: Final = asyncpg.dialect()
+DIALECT: Final = asyncpg.dialect()  # type: ignore[no-untyped-call]
 
 
 class Statement:

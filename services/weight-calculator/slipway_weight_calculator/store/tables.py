@@ -1,5 +1,7 @@
 """Tables of the weight-calculator. Migrations are compared with these in CI."""
 
+from typing import Any
+
 from sqlalchemy import BigInteger, Column, Double, Identity, Index, MetaData, Table, Text
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -12,7 +14,7 @@ leader(metadata)
 OFTEN_UPDATED = {"fillfactor": 50}
 
 
-def bodies(name: str, **options: object) -> Table:
+def bodies(name: str, **options: Any) -> Table:
     """Values by key, as JSON in text as the core encodes them: the same value has the same bytes."""
     return Table(name, metadata, Column("key", Text, primary_key=True), Column("body", Text, nullable=False), **options)
 
