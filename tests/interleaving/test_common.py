@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,6 +30,7 @@ from slipway_common.messaging.relay import partition_for
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
 from tests.support.harness import SERVICE, record_words, report, until
+from tests.support.statements import locking_statements
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 CONSUMER: Final = Consumer(SERVICE, WORKER_LIFECYCLE, record_words)
@@ -117,7 +118,7 @@ async def claim(db: Connection, partition: int = 0) -> Owned:
 # Positions.
 
 
-@locking("consume.CLAIM")
+@locking("messaging.consume.CLAIM")
 async def test_two_claims(pair: Pair) -> None:
     """Two first claims of a partition succeed one after the other, with different epochs."""
     async with pair.a.transaction():
@@ -126,7 +127,7 @@ async def test_two_claims(pair: Pair) -> None:
     assert await second == Owned(2, 0)
 
 
-@locking("consume.ADVANCE", "consume.CLAIM")
+@locking("messaging.consume.ADVANCE", "messaging.consume.CLAIM")
 async def test_a_batch_that_waited_for_a_claim_is_fenced(pair: Pair) -> None:
     """The epoch is checked under the lock, so nothing of the batch remains."""
     former = await claim(pair.b)
@@ -139,7 +140,7 @@ async def test_a_batch_that_waited_for_a_claim_is_fenced(pair: Pair) -> None:
     assert await pair.words() == ["first"]
 
 
-@locking("consume.ADVANCE", "consume.RECORD_SEQUENCES", "consume.INSERT_DEAD_LETTER")
+@locking("messaging.consume.ADVANCE", "messaging.consume.RECORD_SEQUENCES", "messaging.consume.INSERT_DEAD_LETTER")
 async def test_the_same_batch_twice(pair: Pair) -> None:
     """Two tasks apply one batch under one epoch: the second waits for the first and is fenced by the position; sequence
     numbers and dead letters are those of the first."""
@@ -155,7 +156,7 @@ async def test_the_same_batch_twice(pair: Pair) -> None:
     assert await pair.a.fetchval("SELECT count(*) FROM dead_letter") == 1
 
 
-@locking("consume.ADVANCE")
+@locking("messaging.consume.ADVANCE")
 async def test_a_rolled_back_batch_leaves_the_position(pair: Pair) -> None:
     """The second waits for a transaction that rolls back, then applies the batch itself."""
     owned = await claim(pair.a)
@@ -168,7 +169,7 @@ async def test_a_rolled_back_batch_leaves_the_position(pair: Pair) -> None:
     assert await pair.words() == ["a"]
 
 
-@locking("consume.ADOPT", "consume.ADVANCE")
+@locking("messaging.consume.ADOPT", "messaging.consume.ADVANCE")
 async def test_a_batch_that_waited_for_an_operator_is_fenced(pair: Pair) -> None:
     """Records read from the abandoned log do not affect the adopted position."""
     owned = await claim(pair.a)
@@ -181,7 +182,7 @@ async def test_a_batch_that_waited_for_an_operator_is_fenced(pair: Pair) -> None
     assert await pair.a.fetchval("SELECT next_offset FROM consumed") == 7
 
 
-@locking("consume.RECORD_EVENT_IDS")
+@locking("messaging.consume.RECORD_EVENT_IDS")
 @pytest.mark.parametrize("committed", [True, False])
 async def test_an_external_event_in_two_partitions(pair: Pair, *, committed: bool) -> None:
     """The second waits for the outcome of the first; one of them takes effect."""
@@ -203,7 +204,7 @@ def bid(db: Connection, instance: str, *, stale_seconds: float = 10.0, restarted
     return db.fetchval(leadership.BID, instance, stale_seconds, restarted)
 
 
-@locking("leadership.BID")
+@locking("messaging.leadership.BID")
 async def test_two_bids(pair: Pair) -> None:
     """The second rechecks after the first has committed: the row is no longer stale."""
     async with pair.a.transaction():
@@ -214,7 +215,7 @@ async def test_two_bids(pair: Pair) -> None:
     assert await bid(pair.b, "b", stale_seconds=-1.0) == 3
 
 
-@locking("leadership.TURN", "leadership.BID")
+@locking("messaging.leadership.TURN", "messaging.leadership.BID")
 async def test_a_turn_beside_a_bid(pair: Pair) -> None:
     """A leader replaced while it waits for its row finds none, and would roll back."""
     await bid(pair.a, "a")
@@ -225,7 +226,7 @@ async def test_a_turn_beside_a_bid(pair: Pair) -> None:
     assert await pair.b.fetchval(leadership.TURN, 2) > 0
 
 
-@locking("leadership.TURN", "leadership.BID")
+@locking("messaging.leadership.TURN", "messaging.leadership.BID")
 async def test_a_bid_beside_a_turn(pair: Pair) -> None:
     """A turn that commits renews the row, so the bid that waited for it fails."""
     await bid(pair.a, "a")
@@ -237,7 +238,7 @@ async def test_a_bid_beside_a_turn(pair: Pair) -> None:
     assert await pair.a.fetchval("SELECT instance FROM leader") == "a"
 
 
-@locking("leadership.RELEASE", "leadership.BID")
+@locking("messaging.leadership.RELEASE", "messaging.leadership.BID")
 async def test_a_release_beside_a_bid(pair: Pair) -> None:
     """A bid succeeds only after the release; a former leader cannot release the row of its successor."""
     await bid(pair.a, "a")
@@ -249,7 +250,7 @@ async def test_a_release_beside_a_bid(pair: Pair) -> None:
     assert await bid(pair.a, "a") is None
 
 
-@locking("leadership.TURN")
+@locking("messaging.leadership.TURN")
 async def test_turns_one_after_the_other(pair: Pair) -> None:
     """The time of turns never goes back, even if the clock does."""
     await bid(pair.a, "a")
@@ -270,7 +271,7 @@ async def enqueue(db: Connection, *events: Any) -> None:
         await outbox.enqueue(db, events)
 
 
-@locking("outbox.ENQUEUE")
+@locking("messaging.outbox.ENQUEUE")
 @pytest.mark.parametrize("committed", [True, False])
 async def test_revisions_follow_the_order_of_commits(pair: Pair, *, committed: bool) -> None:
     """The second writer of a subject gets its revision and identity after the first has ended, without a gap."""
@@ -286,7 +287,7 @@ async def test_revisions_follow_the_order_of_commits(pair: Pair, *, committed: b
     assert got == [*before, ("w1", len(before[::2]) + 1, "c"), ("w3", 1, "c")]
 
 
-@locking("outbox.ENQUEUE")
+@locking("messaging.outbox.ENQUEUE")
 async def test_subjects_are_locked_in_one_order(pair: Pair) -> None:
     """Two writers of the same subjects in opposite orders: no deadlock, no duplicate revision."""
     for _ in range(25):
@@ -299,7 +300,7 @@ async def test_subjects_are_locked_in_one_order(pair: Pair) -> None:
     assert [row["r"] for row in revisions] == [list(range(1, 51))] * 20
 
 
-@locking("service.PRUNE_SUBJECTS", "outbox.ENQUEUE")
+@locking("service.PRUNE_SUBJECTS", "messaging.outbox.ENQUEUE")
 async def test_an_active_subject_is_not_pruned(pair: Pair) -> None:
     """Pruning waits for the writer and rechecks: the subject is no longer old."""
     await enqueue(pair.a, report("w1", "a"))
@@ -311,7 +312,7 @@ async def test_an_active_subject_is_not_pruned(pair: Pair) -> None:
     assert await pair.a.fetchval("SELECT revision FROM outbox_subject") == 2
 
 
-@locking("service.PRUNE_SUBJECTS", "outbox.ENQUEUE")
+@locking("service.PRUNE_SUBJECTS", "messaging.outbox.ENQUEUE")
 async def test_an_event_during_the_pruning_of_its_subject(pair: Pair) -> None:
     """The writer waits for the deletion and restarts at revision 1; its event is not lost."""
     await enqueue(pair.a, report("w1", "a"))
@@ -323,7 +324,7 @@ async def test_an_event_during_the_pruning_of_its_subject(pair: Pair) -> None:
     assert [row["revision"] for row in await pair.a.fetch("SELECT revision FROM outbox ORDER BY id")] == [1, 1]
 
 
-@locking("service.PRUNE_SEEN_EVENTS", "consume.RECORD_EVENT_IDS")
+@locking("service.PRUNE_SEEN_EVENTS", "messaging.consume.RECORD_EVENT_IDS")
 async def test_an_external_event_repeated_while_it_is_pruned(pair: Pair) -> None:
     """The repeat waits for the deletion and is then applied as new."""
     owned = await claim(pair.b)
@@ -340,7 +341,7 @@ async def test_an_external_event_repeated_while_it_is_pruned(pair: Pair) -> None
 # Sequence numbers.
 
 
-@locking("relay.LOCK")
+@locking("messaging.relay.LOCK")
 async def test_one_relay_at_a_time(pair: Pair) -> None:
     """The lock is free only after the session that holds it has ended, including its transaction."""
     assert await pair.a.fetchval(relay.LOCK) is True
@@ -372,7 +373,7 @@ async def end_session(url: str, session: Connection) -> None:
         await administrator.close()
 
 
-@locking("relay.NUMBER")
+@locking("messaging.relay.NUMBER")
 async def test_numbers_are_given_once(pair: Pair) -> None:
     """Two sessions number different rows of the same partitions: the second continues where the first ended."""
     await enqueue(pair.a, *(report(f"w{n}", "a") for n in range(20)))
@@ -400,7 +401,7 @@ async def number_after(db: Connection, last: int) -> None:
     await db.execute(relay.NUMBER, [row["id"] for row in rows], [row["topic"] for row in rows], partitions)
 
 
-@locking("relay.ACKNOWLEDGED")
+@locking("messaging.relay.ACKNOWLEDGED")
 async def test_a_late_acknowledgement_deletes_nothing_else(pair: Pair) -> None:
     """Two relays got the same rows acknowledged: both deletions succeed, later rows remain."""
     await enqueue(pair.a, report("w1", "a"), report("w2", "a"))
@@ -427,7 +428,7 @@ async def dead_letter(pair: Pair) -> Owned:
     return owned
 
 
-@locking("dead_letters.LOCK_POSITIONS", "dead_letters.DELETE", "consume.ADVANCE")
+@locking("messaging.dead_letters.LOCK_POSITIONS", "messaging.dead_letters.DELETE", "messaging.consume.ADVANCE")
 async def test_an_event_during_a_replay(pair: Pair) -> None:
     """The event waits, and is then neither parked behind a record that is no longer dead, nor applied before it."""
     owned = await dead_letter(pair)
@@ -439,7 +440,9 @@ async def test_an_event_during_a_replay(pair: Pair) -> None:
     assert await pair.a.fetchval("SELECT count(*) FROM dead_letter") == 0
 
 
-@locking("dead_letters.LOCK_POSITIONS", "dead_letters.DELETE", "consume.INSERT_DEAD_LETTER")
+@locking(
+    "messaging.dead_letters.LOCK_POSITIONS", "messaging.dead_letters.DELETE", "messaging.consume.INSERT_DEAD_LETTER"
+)
 async def test_a_replay_during_a_batch(pair: Pair) -> None:
     """The replay waits for the record being parked and includes it."""
     owned = await dead_letter(pair)
@@ -450,7 +453,7 @@ async def test_a_replay_during_a_batch(pair: Pair) -> None:
     assert await pair.words() == ["a", "b", "c"]
 
 
-@locking("dead_letters.LOCK_POSITIONS", "dead_letters.DELETE", "dead_letters.FAILED")
+@locking("messaging.dead_letters.LOCK_POSITIONS", "messaging.dead_letters.DELETE", "messaging.dead_letters.FAILED")
 async def test_two_replays(pair: Pair) -> None:
     """The second finds the result of the first: nothing, or the record that failed again."""
     await dead_letter(pair)
@@ -467,7 +470,7 @@ async def test_two_replays(pair: Pair) -> None:
 # Schemas.
 
 
-@locking("migrate.LOCK_SERVER", "migrate.LOCK_SCHEMA")
+@locking("database.migrate.LOCK_SERVER", "database.migrate.LOCK_SCHEMA")
 async def test_two_migrations_at_once(postgres: EmbeddedPostgres) -> None:
     """Two replicas migrate the same new database to the head: both succeed."""
     url = await postgres.create_database(harness.new_name())
@@ -482,32 +485,10 @@ async def test_two_migrations_at_once(postgres: EmbeddedPostgres) -> None:
 
 # Completeness.
 
-LOCKS: Final = re.compile(
-    r"\bFOR (NO KEY )?UPDATE\b|\bFOR (KEY )?SHARE\b|\bON CONFLICT\b|\bpg_(try_)?advisory|\bUPDATE \w+ (\w+ )?SET\b"
-    r"|\bDELETE FROM\b|\bMERGE INTO\b|\bLOCK TABLE\b|\bTRUNCATE\b"
-)
-
-
-def sql() -> Iterator[tuple[str, str]]:
-    """Every locking SQL text in slipway_common, by its constant, or by its line if it has none."""
-    for path in sorted(Path(inspect.getfile(slipway_common)).parent.rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        names = {
-            part: target.id
-            for node in tree.body
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            if isinstance(target, ast.Name) and node.value is not None
-            for part in ast.walk(node.value)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and LOCKS.search(node.value):
-                yield f"{path.stem}.{names.get(node, f'line {node.lineno}')}", node.value
-
 
 def test_every_locking_statement_has_an_interleaving() -> None:
     """Every locking statement is a constant with a test, and every listed one exists."""
-    assert {name for name, _ in sql()} == set(COVERED)
+    assert locking_statements(slipway_common) == set(COVERED)
 
 
 def test_only_one_clock() -> None:
@@ -516,4 +497,4 @@ def test_only_one_clock() -> None:
     for path in Path(inspect.getfile(slipway_common)).parent.rglob("*.py"):
         texts = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
         found = [match.group() for text in texts if isinstance(text, str) for match in other.finditer(text)]
-        assert found == (["clock_timestamp"] if path.name == "migrate.py" else []), path
+        assert found == (["clock_timestamp"] if path.name in ("migrate.py", "tables.py") else []), path

@@ -1,7 +1,6 @@
 """Interleavings of two sessions for every statement of the provisioner that takes a lock: nothing is launched twice, no
 change is lost, no start commits after a command that forbids it, and there are no deadlocks."""
 
-import ast
 import asyncio
 import contextlib
 import inspect
@@ -71,13 +70,10 @@ from tests.support.provisioner import (
     report,
     weight,
 )
+from tests.support.statements import locking_statements
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 COVERED: Final[dict[str, list[str]]] = {}
-LOCKS: Final = re.compile(
-    r"\bFOR (UPDATE|SHARE|NO KEY UPDATE|KEY SHARE)\b|SKIP LOCKED|\bUPDATE \w+|\bDELETE FROM|ON CONFLICT|advisory"
-    r"|LOCK TABLE|\bMERGE\b|\bTRUNCATE\b"
-)
 
 
 def locking(*statements: str) -> Callable[[Test], Test]:
@@ -1252,7 +1248,7 @@ DECODE: Final = {kind: _decoder(kind) for kind in (LeaseRequested, LeaseReleaseR
 
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none is named that does not exist."""
-    assert {name for path in sources() for name in locking_statements(path)} == set(COVERED)
+    assert locking_statements(slipway_provisioner) == set(COVERED)
 
 
 def test_only_one_clock() -> None:
@@ -1260,38 +1256,5 @@ def test_only_one_clock() -> None:
     other = re.compile(
         r"\bnow\(\)|(clock|statement|transaction)_timestamp|timeofday|localtime|current_(time|date)", re.IGNORECASE
     )
-    for path in sources(migrations=True):
-        for text in strings(ast.parse(path.read_text())):
-            assert not other.search(text), path
-
-
-def sources(*, migrations: bool = False) -> list[Path]:
-    package = Path(inspect.getfile(slipway_provisioner)).parent
-    return [path for path in package.rglob("*.py") if migrations or "migrations" not in path.parts]
-
-
-def locking_statements(path: Path) -> set[str]:
-    """Names of the constants and functions whose SQL takes locks."""
-    package = Path(inspect.getfile(slipway_provisioner)).parent
-    module = ".".join(path.relative_to(package).with_suffix("").parts)
-    return {
-        f"{module}.{top.target.id if isinstance(top, ast.AnnAssign) else top.name}"  # type: ignore[attr-defined, union-attr]
-        for top in ast.parse(path.read_text()).body
-        if any(LOCKS.search(text) for text in strings(top))
-    }
-
-
-def strings(tree: ast.AST) -> list[str]:
-    """All string constants of a piece of code except docstrings."""
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return [
-        _text(node)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docs
-    ]
-
-
-def _text(node: ast.AST) -> str:
-    if isinstance(node, ast.JoinedStr):
-        return " ".join(_text(value) for value in node.values)
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+    for path in Path(inspect.getfile(slipway_provisioner)).parent.rglob("*.py"):
+        assert not other.search(path.read_text()), path

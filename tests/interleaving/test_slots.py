@@ -8,11 +8,11 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from slipway_lease_broker.store import slots
+import slipway_lease_broker
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.contract.boskos.slot_broker import SlotBroker, slot_broker_on
 from tests.contract.boskos.test_calls import acquire, by_state, release
-from tests.interleaving.test_lease_broker import LOCKS, statements
+from tests.support.statements import locking_statements
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 COVERED: Final[dict[str, list[str]]] = {}
@@ -61,7 +61,7 @@ async def race(slot_broker: SlotBroker, *calls: Any) -> list[Any]:
     return await asyncio.gather(*tasks)
 
 
-@locking("slots.SAVE", "slots.JOIN", "slots.LEAVE")
+@locking("store.slots.SAVE", "store.slots.JOIN", "store.slots.LEAVE")
 @pytest.mark.parametrize("more", ["", "&request_id=r"])
 async def test_two_clients_race_for_one_slot(slot_broker: SlotBroker, more: str) -> None:
     """One gets it, the other gets nothing, and one unit is held."""
@@ -72,7 +72,7 @@ async def test_two_clients_race_for_one_slot(slot_broker: SlotBroker, more: str)
     assert await slot_broker.broker.held("car") == 1
 
 
-@locking("slots.SAVE", "slots.JOIN", "slots.LEAVE")
+@locking("store.slots.SAVE", "store.slots.JOIN", "store.slots.LEAVE")
 async def test_one_request_twice_at_once(slot_broker: SlotBroker) -> None:
     """Like a client that lost an answer: the same slot, and no other unit."""
     answers = await race(slot_broker, *[acquire(more="&request_id=r")] * 2)
@@ -80,7 +80,7 @@ async def test_one_request_twice_at_once(slot_broker: SlotBroker) -> None:
     assert await slot_broker.broker.held("car") == 1
 
 
-@locking("slots.SAVE")
+@locking("store.slots.SAVE")
 async def test_slots_by_name_go_to_one_client(slot_broker: SlotBroker) -> None:
     """Named in opposite orders: one has both, the other none; no deadlock."""
     answers = await race(slot_broker, by_state("car-1,car-2", owner="ann"), by_state("car-2,car-1", owner="ben"))
@@ -88,7 +88,7 @@ async def test_slots_by_name_go_to_one_client(slot_broker: SlotBroker) -> None:
     assert {owner for state, owner in (await slot_broker.slots()).values() if state == "leased"} == {"ann"}
 
 
-@locking("slots.FREE_ENDED")
+@locking("store.slots.FREE_ENDED")
 async def test_a_release_that_waited_for_an_expiry_is_too_late(slot_broker: SlotBroker) -> None:
     """The slot is dirty, not free: its lease expired in the meantime."""
     await slot_broker.done(acquire())
@@ -108,7 +108,7 @@ async def test_a_release_that_waited_for_an_expiry_is_too_late(slot_broker: Slot
     assert (await slot_broker.slots())["car-1"] == ("dirty", "")
 
 
-@locking("slots.DROP_STALE", "slots.JOIN")
+@locking("store.slots.DROP_STALE", "store.slots.JOIN")
 async def test_a_place_that_is_repeated_is_not_dropped(slot_broker: SlotBroker) -> None:
     """Two retries wait while their places expire: the first to be handled drops the other, which is then behind it; one
     of them gets the slot."""
@@ -121,7 +121,7 @@ async def test_a_place_that_is_repeated_is_not_dropped(slot_broker: SlotBroker) 
     assert await slot_broker.broker.pool.fetchval("SELECT array_agg(id) FROM slot_requests") == ["a"]
 
 
-@locking("slots.REPLACE_LEASE_REQUEST")
+@locking("store.slots.REPLACE_LEASE_REQUEST")
 async def test_a_lease_is_requested_again_once(slot_broker: SlotBroker) -> None:
     """The retry that was sent twice finds its reservation ended, and gets one other lease."""
     await slot_broker.open(ONE, limit=1)
@@ -141,7 +141,7 @@ async def test_a_lease_is_requested_again_once(slot_broker: SlotBroker) -> None:
     assert await slot_broker.broker.held("car") == 1
 
 
-@locking("slots.REMOVE")
+@locking("store.slots.REMOVE")
 @pytest.mark.parametrize("removed_first", [True, False])
 async def test_a_slot_is_removed_or_acquired(slot_broker: SlotBroker, removed_first: bool) -> None:
     """Whichever comes first; an owned slot is kept."""
@@ -156,4 +156,5 @@ async def test_a_slot_is_removed_or_acquired(slot_broker: SlotBroker, removed_fi
 
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none that is gone is named."""
-    assert {name for name, sql in statements(slots).items() if LOCKS.search(sql)} == set(COVERED)
+    locks = locking_statements(slipway_lease_broker)
+    assert {name for name in locks if name.startswith("store.slots.")} == set(COVERED)

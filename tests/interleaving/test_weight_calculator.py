@@ -1,11 +1,8 @@
 """Two instances on the same rows, on real PostgreSQL: a former leader changes nothing, whatever it had begun, and the
 turns of the leader are serialized."""
 
-import ast
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -18,8 +15,8 @@ from slipway_common.messaging.consume import Batch, Consumer
 from slipway_common.messaging.leadership import LeadershipLost, Turn
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.store import journal
-from tests.interleaving.test_common import LOCKS
 from tests.support.harness import until, until_waiting
+from tests.support.statements import locking_statements
 from tests.support.weight_calculator import Calculator, calculator_on, declared, failed, ok, stored
 
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -63,7 +60,14 @@ async def everything(calculator: Calculator) -> dict[str, list[Any]]:
     return found | {"known": [await stored(calculator.database)]}
 
 
-@locking("journal.WRITE", "world.WRITE", "world.DELETE", "weights.WRITE", "weights.DELETE", "signals.FORGET")
+@locking(
+    "store.journal.WRITE",
+    "store.world.WRITE",
+    "store.world.DELETE",
+    "store.weights.WRITE",
+    "store.weights.DELETE",
+    "store.signals.FORGET",
+)
 async def test_a_turn_that_waited_for_a_takeover_changes_nothing(calculator: Calculator) -> None:
     """The successor holds the leader row; the turn of the former leader waits for it and finds its epoch fenced."""
     await calculator.database.execute(STALE)
@@ -78,7 +82,14 @@ async def test_a_turn_that_waited_for_a_takeover_changes_nothing(calculator: Cal
     assert await everything(calculator) == before
 
 
-@locking("journal.WRITE", "world.WRITE", "world.DELETE", "weights.WRITE", "weights.DELETE", "signals.FORGET")
+@locking(
+    "store.journal.WRITE",
+    "store.world.WRITE",
+    "store.world.DELETE",
+    "store.weights.WRITE",
+    "store.weights.DELETE",
+    "store.signals.FORGET",
+)
 async def test_a_takeover_waits_for_the_current_turn(calculator: Calculator) -> None:
     """The turn locks the leader row; the successor takes it after the commit and loads everything."""
     former = Pausing(calculator.database)
@@ -104,7 +115,7 @@ async def test_a_takeover_waits_for_the_current_turn(calculator: Calculator) -> 
         await former.turn([])
 
 
-@locking("journal.PRUNE")
+@locking("store.journal.PRUNE")
 async def test_two_prune_the_journal_beside_a_turn(calculator: Calculator) -> None:
     """Every instance may prune: the second waits for the first and finds nothing; a turn waits for neither."""
     await calculator.database.execute("UPDATE journal SET written_at = slipway_clock() - interval '8 days'")
@@ -144,25 +155,6 @@ async def test_a_dead_letter_is_replayed_between_turns(calculator: Calculator) -
 # Completeness.
 
 
-def sql() -> Iterator[str]:
-    """Every locking statement of the service, as module.CONSTANT."""
-    for path in sorted(Path(inspect.getfile(slipway_weight_calculator)).parent.rglob("*.py")):
-        if "migrations" in path.parts:
-            continue
-        tree = ast.parse(path.read_text())
-        names = {
-            part: target.id
-            for node in tree.body
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            if isinstance(target, ast.Name) and node.value is not None
-            for part in ast.walk(node.value)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and LOCKS.search(node.value):
-                yield f"{path.stem}.{names.get(node, f'line {node.lineno}')}"
-
-
 def test_every_locking_statement_has_an_interleaving() -> None:
     """No statement is missing or outside a constant, and no listed one is gone."""
-    assert set(sql()) == COVERED
+    assert locking_statements(slipway_weight_calculator) == COVERED

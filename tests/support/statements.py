@@ -1,0 +1,68 @@
+"""The SQL statements of a package, in text and compiled, so that a test can prove that none of them lacks a test."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from slipway_common.database.sql import Statement
+
+LOCKS: Final = re.compile(
+    r"\bFOR (NO KEY )?UPDATE\b|\bFOR (KEY )?SHARE\b|\bON CONFLICT\b|\bpg_(try_)?advisory|\bLOCK TABLE\b|\bTRUNCATE\b"
+    r"|\bUPDATE\s+\S+\s+((AS\s+)?\w+\s+)?SET\b|\bDELETE\s+FROM\b|\bMERGE\s+INTO\b"
+)
+
+
+def locking_statements(package: ModuleType) -> set[str]:
+    """Names of the statements that take locks, as `folder.module.CONSTANT`."""
+    return {name for name, sql in statements(package) if LOCKS.search(sql)}
+
+
+def statements(package: ModuleType) -> Iterator[tuple[str, str]]:
+    """Every string and statement of a package but its migrations, with the name of its constant, function or class."""
+    root = Path(next(iter(package.__path__)))
+    for path in sorted(root.rglob("*.py")):
+        place = path.relative_to(root).with_suffix("").parts
+        if "migrations" in place or place[-1] in ("__init__", "__main__"):
+            continue
+        module = import_module(".".join([package.__name__, *place]))
+        for top in ast.parse(path.read_text()).body:
+            for name, sql in _of(top, module):
+                yield ".".join([*place, name]), sql
+
+
+def _of(top: ast.stmt, module: ModuleType) -> Iterator[tuple[str, str]]:
+    """Names and texts in one statement of a module."""
+    targets = top.targets if isinstance(top, ast.Assign) else [top.target] if isinstance(top, ast.AnnAssign) else []
+    for target in targets:
+        if isinstance(target, ast.Name):
+            yield from ((target.id, sql) for sql in _evaluated(getattr(module, target.id, None)))
+    if not targets:
+        yield from ((getattr(top, "name", f"line {top.lineno}"), sql) for sql in _written(top))
+
+
+def _evaluated(value: Any) -> Iterator[str]:
+    """The texts in a constant."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Statement):
+        yield value.text
+    elif isinstance(value, Mapping | tuple | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _evaluated(part)
+
+
+def _written(code: ast.AST) -> Iterator[str]:
+    """The strings in code except docstrings. A statement that is compiled there counts as a locking one, since it would
+    be compiled at every call."""
+    docs = {id(node.value) for node in ast.walk(code) if isinstance(node, ast.Expr)}
+    for node in ast.walk(code):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Statement":
+            yield "LOCK TABLE"
