@@ -98,9 +98,10 @@ def _topics() -> str:
 #
 #   infra/kafka/topics.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]
 #
-# BOOTSTRAP is host:port,…; PREFIX is prepended to every name; COMMAND-CONFIG is a properties file with credentials of an
-# administrator. The environment may set REPLICAS (default 3) and PARTITIONS (default: the registry's). PARTITIONS has to
-# equal SLIPWAY_PARTITIONS of the services, and can never be changed. kafka-topics.sh has to be on the PATH.
+# BOOTSTRAP is host:port,…; PREFIX is prepended to every name; COMMAND-CONFIG is a properties file with an
+# administrator's credentials. The environment may set REPLICAS (default 3) and PARTITIONS (default: the registry's).
+# PARTITIONS has to equal SLIPWAY_PARTITIONS of the services, and can never be changed. kafka-topics.sh has to be on the
+# PATH.
 set -eu
 bootstrap=${1:?"usage: topics.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]"} prefix=${2:-} config=${3:-}
 tool=$(command -v kafka-topics.sh || command -v kafka-topics) || {
@@ -140,9 +141,10 @@ def _acls() -> str:
 #
 #   infra/kafka/acls.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]
 #
-# BOOTSTRAP is host:port,…; PREFIX is prepended to every name; COMMAND-CONFIG is a properties file with credentials of an
-# administrator. The environment names the principals, for example MONITORS=User:queue-monitor; for further principals run
-# it again. Names of subscribers' consumer groups have to begin with PREFIX{SUBSCRIBER_GROUPS}
+# BOOTSTRAP is host:port,…; PREFIX is prepended to every name; COMMAND-CONFIG is a properties file with an
+# administrator's credentials. The environment names the principals, such as MONITORS=User:queue-monitor; for further
+# principals run it again. Names of subscribers' consumer groups have to begin with
+# PREFIX{SUBSCRIBER_GROUPS}
 # kafka-acls.sh has to be on the PATH. The broker needs an authorizer that denies everything else.
 set -eu
 bootstrap=${{1:?"usage: acls.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]"}} prefix=${{2:-}} config=${{3:-}}

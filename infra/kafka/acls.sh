@@ -4,9 +4,10 @@
 #
 #   infra/kafka/acls.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]
 #
-# BOOTSTRAP is host:port,…; PREFIX is prepended to every name; COMMAND-CONFIG is a properties file with credentials of an
-# administrator. The environment names the principals, for example MONITORS=User:queue-monitor; for further principals run
-# it again. Names of subscribers' consumer groups have to begin with PREFIXsubscriber.
+# BOOTSTRAP is host:port,…; PREFIX is prepended to every name; COMMAND-CONFIG is a properties file with an
+# administrator's credentials. The environment names the principals, such as MONITORS=User:queue-monitor; for further
+# principals run it again. Names of subscribers' consumer groups have to begin with
+# PREFIXsubscriber.
 # kafka-acls.sh has to be on the PATH. The broker needs an authorizer that denies everything else.
 set -eu
 bootstrap=${1:?"usage: acls.sh BOOTSTRAP [PREFIX [COMMAND-CONFIG]]"} prefix=${2:-} config=${3:-}
