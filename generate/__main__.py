@@ -19,7 +19,7 @@ from generate.compatibility import breaking
 from generate.examples import EXAMPLES, example
 from generate.pages import pages
 from generate.schemas import Schema, schemas
-from slipway_common.declaration import models as declaration
+from slipway_common.declaration.parsing import json_schema
 
 ROOT: Final = Path(__file__).parents[1]
 GENERATED: Final = ("contracts", "docs/generated")  # whole folders; infra/ also has files that are not generated
@@ -35,7 +35,7 @@ def files() -> dict[str, str]:
     made["contracts/asyncapi.yaml"] = HEADER + yaml.safe_dump(
         document(), sort_keys=False, width=110, allow_unicode=True
     )
-    made["contracts/slipway.schema.json"] = _json(declaration.json_schema())
+    made["contracts/slipway.schema.json"] = _json(json_schema())
     made |= {f"docs/generated/{name}": text for name, text in pages().items()}
     return made | observability.files() | kafka_scripts.files()
 

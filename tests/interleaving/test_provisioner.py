@@ -241,7 +241,7 @@ async def stop_launches(db: Connection, scope: str, scope_id: str) -> None:
 
 
 async def apply(db: Connection, body: dict[str, Any]) -> None:
-    from slipway_common.declaration.models import parse
+    from slipway_common.declaration.parsing import parse
 
     await declarations.apply(db, parse(body), providers={"simulated": lambda _: ""}, times=TIMES)
 

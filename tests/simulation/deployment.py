@@ -23,7 +23,7 @@ from aiokafka.errors import KafkaError
 from slipway_common.base import ids
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Database
-from slipway_common.declaration.models import parse
+from slipway_common.declaration.parsing import parse
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.topics import (
     DECODERS,

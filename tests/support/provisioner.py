@@ -16,7 +16,7 @@ import msgspec
 from slipway_common.base.ids import hash_secret, new_id
 from slipway_common.database import migrate, postgres
 from slipway_common.database.postgres import Database
-from slipway_common.declaration import models as declaration
+from slipway_common.declaration.parsing import parse
 from slipway_common.events.lease import LeaseGranted, LeaseRequested
 from slipway_common.events.pool import DemandReported
 from slipway_common.events.topics import DECODERS, TOPIC_OF
@@ -199,7 +199,7 @@ class Provisioner:
 
     async def declare(self, body: dict[str, Any] | None = None) -> list[declarations.Change]:
         async with self.database.acquire() as db, db.transaction():
-            wanted = declaration.parse(body or declared())
+            wanted = parse(body or declared())
             return await declarations.apply(db, wanted, providers={"simulated": self.cloud.problem}, times=TIMES)
 
     async def demand(self, *reports: DemandReported) -> None:

@@ -9,8 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.declaration.models import Declaration, Invalid, config_id, json_schema, load, parse, scaled
-from slipway_common.declaration.strict_yaml import VALUES_MAX, read
+from slipway_common.declaration.identity import config_id
+from slipway_common.declaration.models import Declaration
+from slipway_common.declaration.parsing import json_schema, load, parse
+from slipway_common.declaration.scaling import scaled
+from slipway_common.declaration.strict_yaml import VALUES_MAX, Invalid, read
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "examples/slipway.yaml").read_text()

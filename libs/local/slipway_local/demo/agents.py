@@ -19,6 +19,7 @@ from slipway_common.base import processes
 from slipway_common.base.clock import monotonic_seconds, utc_now
 from slipway_common.base.processes import INSTANCE_TAG
 from slipway_common.declaration.models import Declaration
+from slipway_common.declaration.parsing import parse
 from slipway_common.events import worker as events
 from slipway_local.check.evidence import Evidence
 from slipway_local.demo.deployment import Deployment
@@ -73,7 +74,7 @@ class Agents:
             if account["provider"] == "process":
                 account["identity"] = socket.gethostname()
                 account["settings"] |= self._settings()
-        return Declaration.model_validate(body)
+        return parse(body)
 
     def _settings(self) -> dict[str, Any]:
         # A mutated copy of the tree runs agents of that copy.

@@ -20,7 +20,9 @@ from aiokafka.errors import KafkaError
 
 from slipway_common.base.ids import hash_secret, new_id, new_secret
 from slipway_common.database import migrate
-from slipway_common.declaration.models import Declaration, load, scaled
+from slipway_common.declaration.models import Declaration
+from slipway_common.declaration.parsing import load, parse
+from slipway_common.declaration.scaling import scaled
 from slipway_common.messaging import topic_admin
 from slipway_local.servers.child import StartFailed
 from slipway_local.servers.kafka import EmbeddedKafka
@@ -224,7 +226,7 @@ class Deployment:
         for account in declared["accounts"]:
             if account["provider"] == "simulated":
                 account["settings"]["url"] = self.url("simulator")
-        return Declaration.model_validate(declared)
+        return parse(declared)
 
     async def apply(self, declared: Declaration) -> None:
         """Apply a declaration, lease pools first: accounts cannot launch without their lease pool."""

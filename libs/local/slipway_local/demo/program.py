@@ -22,7 +22,8 @@ import psutil
 import yaml
 
 from slipway_common.base.clock import monotonic_seconds, utc_now
-from slipway_common.declaration.models import Declaration, load
+from slipway_common.declaration.models import Declaration
+from slipway_common.declaration.parsing import load
 from slipway_local.check import evidence, path_check
 from slipway_local.demo import agents, recovery, rfc191
 from slipway_local.demo.agents import Agents

@@ -17,7 +17,8 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.declaration.models import Declaration, LaunchConfig, WorkerPool, config_id
+from slipway_common.declaration.identity import config_id
+from slipway_common.declaration.models import Declaration, LaunchConfig, WorkerPool
 from slipway_local.demo.deployment import PRODUCT_SECONDS
 from slipway_simulator import cloud, queue, world
 from slipway_simulator import facts as recorded

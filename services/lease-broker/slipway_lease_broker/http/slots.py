@@ -8,7 +8,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
 
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.declaration import models as common
+from slipway_common.declaration.fields import Id
+from slipway_common.declaration.models import LeasePool
 from slipway_common.messaging import outbox
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
@@ -30,7 +31,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 class ListedPool(Body):
     """The slots of one lease pool."""
 
-    lease_pool: common.Id
+    lease_pool: Id
     state: Text = Field(rules.FREE, description="Initial state of new slots.")
     names: Annotated[list[Name], Field(max_length=10_000)]
 
@@ -120,7 +121,7 @@ def _declared(body: Slots, pool_id: str, before: Declared | None, limit: int) ->
         return msgspec.structs.replace(before, limit_units=limit, retired=False)
     hold_seconds = body.hold_seconds
     return terms(
-        common.LeasePool.model_validate(
+        LeasePool.model_validate(
             {
                 "id": pool_id,
                 "limit": limit,

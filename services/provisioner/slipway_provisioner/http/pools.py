@@ -8,7 +8,8 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.declaration.models import Invalid, parse
+from slipway_common.declaration.parsing import parse
+from slipway_common.declaration.strict_yaml import Invalid
 from slipway_common.events.pool import DemandReported
 from slipway_common.web.access import Credentials, check, require
 from slipway_common.web.problem import Problem

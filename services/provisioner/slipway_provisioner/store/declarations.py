@@ -6,7 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.database.postgres import Connection
-from slipway_common.declaration.models import Account, Declaration, LaunchConfig, LeasePool, WorkerPool, config_id
+from slipway_common.declaration.identity import config_id
+from slipway_common.declaration.models import Account, Declaration, LaunchConfig, LeasePool, WorkerPool
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
 from slipway_common.events.alert import AlertResolved

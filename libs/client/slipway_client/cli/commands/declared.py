@@ -82,12 +82,12 @@ def diff(context: typer.Context, file: File, speed: Speed = 1.0, output: AsOutpu
 
 
 def _declared(file: Path, speed: float) -> dict[str, Any]:
-    from slipway_common.declaration import models as declaration
+    from slipway_common.declaration.parsing import load
+    from slipway_common.declaration.scaling import scaled
     from slipway_common.declaration.strict_yaml import DocumentProblem, Invalid
 
     try:
-        declared = declaration.load(file.read_text(encoding="utf-8"))
-        return declaration.scaled(declared, speed).model_dump(mode="json")
+        return scaled(load(file.read_text(encoding="utf-8")), speed).model_dump(mode="json")
     except Invalid as error:
         raise InvalidFile(file, error.problems) from error
     except UnicodeDecodeError as error:

@@ -1,0 +1,73 @@
+"""Field types of slipway.yaml: ids, names, numbers, exact ratios and provider settings, each with its bounds."""
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from math import isfinite
+from typing import Annotated, Final
+
+import msgspec
+from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, PlainValidator, WithJsonSchema
+
+ID_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+NAME_PATTERN: Final = r"^[!-~]{1,200}$"
+# Bounded digits: "1e999999999" would take minutes to compute.
+RATIO_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9}|/[0-9]{1,9})?$"
+SETTINGS_BYTES_MAX: Final = 16_384
+
+
+def _ratio(given: object) -> Fraction:
+    # The shortest text of a float is what was written: 0.07 stays seven hundredths.
+    text = str(given) if isinstance(given, str | int | float | Fraction) and not isinstance(given, bool) else ""
+    if not re.fullmatch(RATIO_PATTERN, text) or re.search(r"/0+$", text):
+        raise ValueError('is not an exact ratio: write "1", "0.25" or "1/3"')
+    return Fraction(text)
+
+
+def _plain(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    for value in _leaves(settings):
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError("contains a number that is not finite")
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise ValueError("contains a number of more than 64 bits")
+        if isinstance(value, str) and ("\x00" in value or not _is_utf8(value)):
+            raise ValueError("contains text that cannot be stored")
+    if (size := len(msgspec.json.encode(settings))) > SETTINGS_BYTES_MAX:
+        raise ValueError(f"has {size:,} bytes as JSON; the maximum is {SETTINGS_BYTES_MAX:,}")
+    return settings
+
+
+Id = Annotated[str, Field(pattern=ID_PATTERN)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+AtLeastOne = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=1_000_000, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000, allow_inf_nan=False)]
+Ratio = Annotated[
+    Fraction,
+    PlainValidator(_ratio),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": RATIO_PATTERN}, {"type": "number", "minimum": 0}]}),
+]
+Settings = Annotated[dict[Name, JsonValue], AfterValidator(_plain)]
+
+
+def _leaves(value: JsonValue) -> Iterator[JsonValue]:
+    """All scalar values in `value`, including keys."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from _leaves(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
