@@ -11,6 +11,7 @@ from typing import Final
 from bench.policies.conditions import Conditions
 from bench.policies.policy import Policy
 from bench.policies.scenario import TICK_SECONDS
+from slipway_local.demo.rfc191 import EVENTS_SECONDS, ErrorRates
 
 HOUR_SECONDS: Final = 3600.0
 
@@ -36,39 +37,23 @@ class Uniform(Weighted):
 
 
 class ErrorRate(Weighted):
-    """Taskcluster's RFC 191: share of non-failures among a config's events of the last hour; 1 without events.
-
-    If all weights are 0, all are 1.
-    """
+    """Taskcluster's RFC 191: share of non-failures among a config's events of the last hour."""
 
     def __init__(self, conditions: Conditions, rng: Random) -> None:
         super().__init__(conditions, rng)
-        self.events: deque[tuple[float, int, bool]] = deque()
-        self.well = [0] * conditions.configs
-        self.failed = [0] * conditions.configs
+        self.rates = ErrorRates(self.shares)
 
     def weights(self, now: float) -> Sequence[float]:
-        while self.events and self.events[0][0] <= now - HOUR_SECONDS:
-            _, config, is_well = self.events.popleft()
-            (self.well if is_well else self.failed)[config] -= 1
-        found = [
-            share * (well / (well + failed) if well + failed else 1.0)
-            for share, well, failed in zip(self.shares, self.well, self.failed, strict=True)
-        ]
-        return found if any(found) else self.shares
-
-    def _add(self, now: float, config: int, is_well: bool) -> None:
-        self.events.append((now, config, is_well))
-        (self.well if is_well else self.failed)[config] += 1
+        return self.rates.weights(now - EVENTS_SECONDS)
 
     def accepted(self, now: float, config: int, worker: int) -> None:
-        self._add(now, config, True)
+        self.rates.add(now, config, others=1)
 
     def refused(self, now: float, config: int, worker: int, scope: str) -> None:
-        self._add(now, config, False)
+        self.rates.add(now, config, failures=1)
 
     def unregistered(self, now: float, config: int, worker: int) -> None:
-        self._add(now, config, False)
+        self.rates.add(now, config, failures=1)
 
 
 class Taskcluster(Weighted):

@@ -8,7 +8,8 @@ import pytest
 from slipway_common.declaration.models import Declaration
 from slipway_local.check.evidence import Evidence, Rows
 from slipway_local.demo.program import comparison, parse_arguments
-from slipway_local.demo.rfc191 import Health, compared, play, waste, weights
+from slipway_local.demo.rfc191 import ErrorRates
+from slipway_local.demo.rfc191_replay import compared, play, waste
 from slipway_simulator import facts
 from slipway_simulator.faults import parse
 from slipway_simulator.scenario import Image, Scenario
@@ -64,14 +65,16 @@ def ledger(*, tasks: int, faults: str = "", seed: int = 1, **scenario: Any) -> l
 
 
 def test_health_is_the_share_of_non_failures_in_the_last_hour() -> None:
-    good, bad, new = Health(), Health(), Health()
-    good.add(10.0, others=3)
-    good.add(20.0, failures=1)
-    bad.add(20.0, failures=7)
-    known = {"good": good, "bad": bad, "new": new}
-    assert weights({"good": 2.0, "bad": 1.0, "new": 1.0}, known, 0.0) == [1.5, 0.0, 1.0]
-    assert weights({"good": 2.0, "bad": 1.0}, known, 15.0) == [2.0, 1.0], "all at zero count as healthy"
-    assert weights({"good": 2.0, "bad": 1.0}, known, 21.0) == [2.0, 1.0], "older events do not count"
+    rates, all_bad = ErrorRates([2.0, 1.0, 1.0]), ErrorRates([2.0, 1.0])
+    for each in (rates, all_bad):
+        each.add(10.0, 0, others=3)
+        each.add(20.0, 0, failures=1)
+        each.add(20.0, 1, failures=7)
+    assert rates.weights(0.0) == [1.5, 0.0, 1.0], "a config without events is healthy"
+    assert rates.weights(15.0) == [0.0, 0.0, 1.0], "older events do not count"
+    assert rates.weights(21.0) == [2.0, 1.0, 1.0]
+    assert all_bad.weights(0.0) == [1.5, 0.0]
+    assert all_bad.weights(15.0) == [2.0, 1.0], "all at zero count as healthy"
 
 
 def test_a_healthy_cloud_wastes_nothing_and_runs_every_task() -> None:
