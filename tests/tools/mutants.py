@@ -32,6 +32,7 @@ COPIED: Final = (
     "services",
     "tests",
     "bench",
+    "generate",
     "contracts",
     "docs",
     "examples",
@@ -184,7 +185,7 @@ async def forked(mutants: Sequence[Mutant], copy: Path) -> dict[str, tuple[int |
     ]
     listed, log = copy / "runs.json", copy / "pytest.log"
     listed.write_bytes(msgspec.json.encode(runs))
-    argv: list[str | Path] = [sys.executable, "-P", copy / "tests" / "forked_pytest.py", listed]
+    argv: list[str | Path] = [sys.executable, "-P", copy / "tests" / "tools" / "forked_pytest.py", listed]
     child = Child("pytest", argv, log=log, env=environment(copy, os.environ), cwd=copy)
     child.start()
     try:
