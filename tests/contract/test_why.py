@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipway_client.view.why import of_pool, of_worker
+from slipway_client.view.why.pools import of_pool
+from slipway_client.view.why.workers import of_worker
 from slipway_common.events.weight import StageHealth
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.loops import plan

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from slipway_client.view.why import of_config, of_image, of_lease, of_lease_pool, of_pool, of_worker
+from slipway_client.view.why.configs import of_config, of_image
+from slipway_client.view.why.leases import of_lease, of_lease_pool
+from slipway_client.view.why.pools import of_pool
+from slipway_client.view.why.workers import of_worker
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 

@@ -1,4 +1,4 @@
-"""`slipway why`: finds what an id names and reads its facts; the module why explains them."""
+"""`slipway why`: finds what an id names and reads its facts; view/why/ explains them."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ from slipway_client.transport.http import Api, Failed, path
 from slipway_common.base.sanitize import printable
 
 if TYPE_CHECKING:
-    from slipway_client.view.why import Explanation
+    from slipway_client.view.why.explanation import Explanation
 
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 DECISIONS: Final = 1
@@ -130,7 +130,7 @@ class _Search:
         return [kind for kind, holds in tests.items() if wanted in (None, kind) and holds()]
 
     def pool(self) -> "Explanation":
-        from slipway_client.view.why import of_pool
+        from slipway_client.view.why.pools import of_pool
 
         decisions = self.api.get("provisioner", path("pools", self.subject, "decisions"), limit=DECISIONS)["items"]
         return of_pool(
@@ -145,7 +145,7 @@ class _Search:
         )
 
     def config(self) -> "Explanation":
-        from slipway_client.view.why import of_config
+        from slipway_client.view.why.configs import of_config
 
         config = self.api.get("provisioner", path("launch-configs", self.subject))
         try:
@@ -157,26 +157,26 @@ class _Search:
         return of_config(config, pool, self._launch_stops(), self.lease_pools, now=now())
 
     def image(self) -> "Explanation":
-        from slipway_client.view.why import of_image
+        from slipway_client.view.why.configs import of_image
 
         users = [config for config in self.configs if config.get("image_revision") == self.revision]
         return of_image(self.revision, users, now=now())
 
     def lease_pool(self) -> "Explanation":
-        from slipway_client.view.why import of_lease_pool
+        from slipway_client.view.why.leases import of_lease_pool
 
         (pool,) = (pool for pool in self.lease_pools if pool["id"] == self.subject)
         return of_lease_pool(pool, self.configs, now=now())
 
     def lease(self) -> "Explanation":
-        from slipway_client.view.why import of_lease
+        from slipway_client.view.why.leases import of_lease
 
         lease = self.api.get("lease-broker", path("leases", self.subject))
         history = self.api.get("lease-broker", path("leases", self.subject, "history"))["items"]
         return of_lease(lease, history, now=now())
 
     def worker(self) -> "Explanation":
-        from slipway_client.view.why import of_worker
+        from slipway_client.view.why.workers import of_worker
 
         worker = found(self.api, self.subject)
         config = next((config for config in self.configs if config["id"] == worker["launch_config_id"]), {})

@@ -1,0 +1,99 @@
+"""Causes and details that several kinds of things share."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+
+from slipway_client.view import moments
+from slipway_client.view.phrases import MODES, frozen, launch_stop, paused, queue, start_launching, stopped
+from slipway_client.view.why.explanation import NOTHING, Cause, Facts
+
+
+def acts(pool: Facts, configs: Sequence[Facts], launch_stops: Sequence[Facts], now: datetime) -> Iterator[Cause]:
+    """Acts of a person, or a freeze."""
+    id_ = pool["id"]
+    if pool.get("frozen"):
+        remedy = f"repair the cause, then `slipway pool unfreeze {id_} --reason …`"
+        yield Cause(text=frozen(pool, now), remedy=remedy)
+    if pool.get("paused"):
+        yield Cause(text=paused(pool, now), remedy=f"`slipway pool resume {id_} --reason …`")
+    accounts = {config["account_id"] for config in configs}
+    for stop in launch_stops:
+        scope, scope_id = stop["scope"], stop["scope_id"]
+        if scope == "all" or (scope == "pool" and scope_id == id_) or (scope == "account" and scope_id in accounts):
+            began = moments.at(stop["at"]) if stop.get("at") else None
+            yield Cause(text=launch_stop(stop, now), since=began, remedy=f"`{start_launching(stop)}`")
+    if pool.get("mode") in MODES:
+        yield Cause(text=MODES[pool["mode"]], remedy="declare `mode: enforce` and run `slipway apply`")
+
+
+def config_state(config: Facts, now: datetime) -> str:
+    """State of a launch config that is not active, by whom and until when."""
+    until = config.get("paused_until")
+    return stopped(config["state"], config.get("state_by"), until, config.get("state_reason"), now)
+
+
+def resume(config: Facts) -> str:
+    """The command that resumes a paused launch config."""
+    return f"`slipway lc resume {config['id']} --reason …`"
+
+
+def tripped_since(configs: Sequence[Facts]) -> datetime | None:
+    """Time of the first trip."""
+    return min((moments.at(at) for config in configs if (at := config.get("tripped_since"))), default=None)
+
+
+def lease_pools_used(lease_pools: Sequence[Facts], configs: Sequence[Facts]) -> list[Facts]:
+    """The lease pools that admit to the accounts of the launch configs."""
+    ids = {config.get("lease_pool_id") for config in configs}
+    return [row for row in lease_pools if row["id"] in ids]
+
+
+def queues(configs: Sequence[Facts], used: Sequence[Facts], now: datetime) -> Iterator[Cause]:
+    """Lease pools in which starts of these configs wait."""
+    launching = sum((config.get("stages") or {}).get("launch", {}).get("in_flight", 0) for config in configs)
+    for row in used if launching else ():
+        if row["waiting"]:
+            yield Cause(
+                text=f"workers wait for lease pool {row['id']}: {queue(row)}",
+                since=queued_since(row, now),
+                remedy=raise_limit(row),
+            )
+
+
+def queued_since(row: Facts, now: datetime) -> datetime | None:
+    """Time of the oldest request of a lease pool."""
+    waited = row.get("oldest_wait_seconds")
+    return None if waited is None else now - timedelta(seconds=waited)
+
+
+def raise_limit(row: Facts) -> str:
+    """Remedy for a lease pool that is full or drained."""
+    if row.get("drained_reason") is not None:
+        return f"`slipway lease undrain {row['id']} --reason …`"
+    id_ = row["id"]
+    return (
+        f"{NOTHING} while units are released; `slipway lease ls --pool {id_}` lists the holders, and "
+        f"`slipway lease set {id_} --limit N --reason …` raises the limit"
+    )
+
+
+def stands_still(pool: Facts, launch_stops: Sequence[Facts], account_id: str = "") -> bool:
+    """True if nothing at all is launched for the pool, or in the account for it."""
+    scopes = {("all", ""), ("pool", pool["id"]), ("account", account_id)}
+    stopped_ = any((stop["scope"], stop["scope_id"] or "") in scopes for stop in launch_stops)
+    return bool(pool.get("frozen") or pool.get("paused") or pool.get("mode") == "observe" or stopped_)
+
+
+def shares(details: Facts, *, chosen: str = "") -> Iterator[str]:
+    """The configs of a decision: those that got launches first, then the others with the reason."""
+    configs = details.get("configs", {})
+    for id_, note in sorted(configs.items(), key=lambda item: (-item[1].get("launched", 0), item[0])):
+        mark = "→" if id_ == chosen else " "
+        facts = f"weight {note['weight']:.3g}, room for {note['room']}"
+        launched = note.get("launched", 0)
+        if launched:
+            yield f"{mark} {id_} got {launched}{' as a probe' if 'probe' in note else ''}: {facts}."
+        elif note.get("would_launch"):
+            yield f"{mark} {id_} would have got {note['would_launch']}: {facts}."
+        else:
+            yield f"{mark} {id_} got nothing: {note.get('reason', 'nothing was left')} ({facts})."

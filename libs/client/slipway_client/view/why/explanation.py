@@ -1,0 +1,68 @@
+"""Explanations and their causes, as values and as sentences."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from slipway_client.view.phrases import since
+
+Facts = Mapping[str, Any]
+NAMED: Final = 5  # launch configs in one sentence
+NAMES: Final = {
+    "pool": "Pool",
+    "config": "Launch config",
+    "image": "Image",
+    "lease-pool": "Lease pool",
+    "lease": "Lease",
+    "worker": "Worker",
+}
+RECOVERS: Final = "none needed: Slipway probes by itself and launches again after the first success"
+NOTHING: Final = "none needed"
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause of a state, with the time at which it began, if that is known, and the remedy."""
+
+    text: str
+    since: datetime | None = None
+    remedy: str = NOTHING
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """A thing's state explained. `since` is None where no service keeps the time; `details` are further sentences, of
+    which those that begin with a space or an arrow belong to the one before."""
+
+    kind: str
+    id: str
+    cause: str
+    since: datetime | None
+    effect: str
+    remedy: str
+    details: Sequence[str] = ()
+
+    def sentences(self, now: datetime) -> list[str]:
+        """Cause, since when, effect, remedy, then the details."""
+        lines = [f"{NAMES[self.kind]} {self.id}: {self.cause}."]
+        lines += [f"Since {since(self.since, now)}."] if self.since else []
+        return [*lines, f"Effect: {self.effect}.", f"Remedy: {self.remedy}.", *self.details]
+
+
+def explained(kind: str, id_: str, causes: Sequence[Cause], effect: str, details: Sequence[str]) -> Explanation:
+    """The first cause explained; the others follow as details."""
+    first = causes[0]
+    also = [f"Also: {cause.text}." + _further(cause) for cause in causes[1:]]
+    return Explanation(
+        kind=kind,
+        id=id_,
+        cause=first.text,
+        since=first.since,
+        effect=effect,
+        remedy=first.remedy,
+        details=[*also, *details],
+    )
+
+
+def _further(cause: Cause) -> str:
+    return "" if cause.remedy.startswith(NOTHING) else f" Remedy: {cause.remedy}."

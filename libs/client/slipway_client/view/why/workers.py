@@ -1,0 +1,158 @@
+"""Explanation of a worker, from the decision that wanted it to its end."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from slipway_client.view import moments
+from slipway_client.view.phrases import count, queue
+from slipway_client.view.why.causes import raise_limit, shares
+from slipway_client.view.why.explanation import NOTHING, Cause, Explanation, Facts, explained
+
+
+def of_worker(worker: Facts, decision: Facts | None, lease_pool: Facts | None, *, now: datetime) -> Explanation:
+    """Explain a worker: its state, then its decision, admission, call, boot, tasks and end.
+
+    `decision` is None when it is no longer kept; `lease_pool` is that of the worker's account, None when unknown.
+    """
+    details = [
+        f"Pool {worker['pool_id']}, launch config {worker['launch_config_id']}, account {worker['account_id']}.",
+        *_decided(worker, decision, now),
+        *_admission(worker, now),
+        *_call(worker, now),
+        *_boot(worker, now),
+        *_tasks(worker, now),
+        *_end(worker, now),
+    ]
+    cause, effect = _cause(worker, lease_pool)
+    return explained("worker", worker["id"], [cause], effect, details)
+
+
+def _cause(worker: Facts, lease_pool: Facts | None) -> tuple[Cause, str]:
+    """The cause of a worker's state, and its effect."""
+    state, reason = worker["state"], worker.get("reason") or ""
+    batch = worker.get("batch") or {}
+    terminate = f"`slipway worker terminate {worker['id']} --reason …` gives up on it"
+
+    def began(field: str) -> datetime | None:
+        return moments.at(worker[field]) if worker.get(field) else None
+
+    if state == "requested":
+        behind = f" to lease pool {lease_pool['id']}: {queue(lease_pool)}" if lease_pool else " to its account"
+        text = f"requested, waits for admission{behind}"
+        if worker.get("lease"):
+            text = f"requested, admitted by lease pool {worker['lease']['lease_pool_id']}, waits for its launch call"
+        remedy = raise_limit(lease_pool) if lease_pool and not worker.get("lease") else NOTHING
+        return Cause(text=text, since=began("requested_at"), remedy=remedy), "no instance yet"
+    if state == "launching":
+        at = moments.at(batch["started_at"]) if batch.get("started_at") else began("requested_at")
+        return Cause(text="launching, waits for the provider's answer", since=at), "no known instance yet"
+    if state == "starting":
+        text = "starting, its instance has not registered yet"
+        return Cause(
+            text=text, since=began("launched_at"), remedy=f"{NOTHING}; {terminate}"
+        ), "no task can be claimed on it yet"
+    if state == "running":
+        idle = worker.get("idle_since")
+        text = "running, idle" if idle else "running a task"
+        remedy = f"{NOTHING}; {terminate}"
+        if not idle:
+            claims = [event["at"] for event in (worker.get("timeline") or ()) if event["what"] == "claimed"]
+            at = moments.at(claims[-1]) if claims else began("registered_at")
+            return Cause(text=text, since=at, remedy=remedy), "its task goes on"
+        return Cause(text=text, since=began("idle_since"), remedy=remedy), "it can claim a task"
+    if state == "stopping":
+        text = f"draining: {reason or 'no reason given'}"
+        effect = "it claims no new task, and is billed until the provider reports its instance gone"
+        return Cause(text=text, since=began("stopping_at"), remedy=f"{NOTHING}: it is terminated"), effect
+    text = f"{state}: {reason or 'no reason given'}"
+    return Cause(text=text, since=began("ended_at")), "it claims no more tasks"
+
+
+def _decided(worker: Facts, decision: Facts | None, now: datetime) -> Iterator[str]:
+    requested = f"Requested at {moments.clock(moments.at(worker['requested_at']), now)}"
+    if decision is None:
+        yield f"{requested}; the decision is no longer kept."
+    else:
+        details = decision["details"]
+        yield (
+            f"{requested}: {decision['reason']}; {count(details['tasks'], 'task')} wanted "
+            f"{count(details['wanted'], 'worker')}, {details['serving']} serving (decision {decision['id']})."
+        )
+        yield from shares(details, chosen=worker["launch_config_id"])
+    if worker.get("probe_permit") is not None:
+        yield f"It is probe {worker['probe_permit']} of a tripped launch config."
+
+
+def _admission(worker: Facts, now: datetime) -> Iterator[str]:
+    lease, batch = worker.get("lease"), worker.get("batch")
+    requested_at = moments.at(worker["requested_at"])
+    if batch and batch.get("started_at"):
+        waited = moments.spelled((moments.at(batch["started_at"]) - requested_at).total_seconds())
+        by = f" by lease pool {lease['lease_pool_id']} (fencing token {lease['fencing_token']})" if lease else ""
+        yield f"Admitted{by}: {waited} from the request to the call."
+    elif worker["state"] == "requested" and worker.get("reason"):
+        yield f"Returned to the queue: {worker['reason']}."
+
+
+def _call(worker: Facts, now: datetime) -> Iterator[str]:
+    batch = worker.get("batch")
+    if not batch or not batch.get("started_at"):
+        return
+    began = moments.at(batch["started_at"])
+    others = batch.get("units", 1) - 1
+    together = f", with {count(others, 'other worker')}" if others else ""
+    call = f"Provider called at {moments.clock(began, now)}{together}"
+    again = batch.get("repeats")
+    repeats = f" after {count(again, 'repetition')} of a call without an answer" if again else ""
+    if worker.get("launched_at"):
+        took = moments.spelled((moments.at(worker["launched_at"]) - began).total_seconds())
+        yield f"{call}: launched {took} later{repeats}, instance {worker['instance_id']}."
+    elif worker.get("registered_at"):
+        yield f"{call}: registered before the answer, instance {worker['instance_id']}."
+    elif worker["state"] == "launching":
+        yield f"{call}: no answer for {moments.spelled((now - began).total_seconds())}{repeats}."
+    elif worker.get("failed_at"):
+        yield f"{call}: refused{repeats}: {worker.get('reason') or batch.get('outcome') or 'no reason given'}."
+    else:
+        yield f"{call}: outcome {batch.get('outcome') or 'unknown'}{repeats}."
+
+
+def _boot(worker: Facts, now: datetime) -> Iterator[str]:
+    launched = worker.get("launched_at")
+    if worker.get("registered_at"):
+        took = (moments.at(worker["registered_at"]) - moments.at(launched)).total_seconds() if launched else 0.0
+        if took > 0:  # otherwise it registered before the provider's answer, as the sentence about the call states
+            yield f"Registered at {_clock(worker, 'registered_at', now)}, after a boot of {moments.spelled(took)}."
+    elif worker["state"] == "starting" and launched:
+        yield f"Booting for {moments.spelled((now - moments.at(launched)).total_seconds())}."
+    elif launched:
+        yield "It never registered."
+
+
+def _tasks(worker: Facts, now: datetime) -> Iterator[str]:
+    if not worker.get("registered_at"):
+        return
+    claims = [event for event in (worker.get("timeline") or ()) if event["what"] == "claimed"]
+    finished = sum(event["what"] == "finished" for event in (worker.get("timeline") or ()))
+    if not claims:
+        yield "It has claimed no task."
+    else:
+        first = (moments.at(claims[0]["at"]) - moments.at(worker["registered_at"])).total_seconds()
+        last = claims[-1]["detail"]
+        took = f"Claimed {count(len(claims), 'task')}, the first {moments.spelled(first)} after it registered"
+        yield f"{took}; current: {last}." if finished < len(claims) else f"{took}; last: {last}."
+    if worker["state"] == "running" and worker.get("idle_since"):
+        idle = (now - moments.at(worker["idle_since"])).total_seconds()
+        yield f"Idle for {moments.spelled(idle)}."
+
+
+def _end(worker: Facts, now: datetime) -> Iterator[str]:
+    if worker.get("stopping_at"):
+        yield f"Drain requested at {_clock(worker, 'stopping_at', now)}."
+    if worker.get("ended_at"):
+        lived = (moments.at(worker["ended_at"]) - moments.at(worker["requested_at"])).total_seconds()
+        yield f"Ended at {_clock(worker, 'ended_at', now)}, {moments.spelled(lived)} after its request."
+
+
+def _clock(worker: Facts, field: str, now: datetime) -> str:
+    return moments.clock(moments.at(worker[field]), now)
