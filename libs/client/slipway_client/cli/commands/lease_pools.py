@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from slipway_client.cli.commands.lease_options import duration
 from slipway_client.cli.commands.pools import waits
 from slipway_client.cli.options import AsOutput, Reason, lease_pools, now
 from slipway_client.cli.tables import Field, Output, as_json, pairs, show
@@ -19,13 +20,6 @@ app = typer.Typer(rich_markup_mode=None)
 UUID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 LeasePoolId = Annotated[str, typer.Argument(metavar="POOL", help="ID of the lease pool", autocompletion=lease_pools)]
-
-
-def _seconds(option: str, text: str | None) -> float | None:
-    try:
-        return None if text is None else moments.seconds(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option}: {error}") from error
 
 
 def _reason(row: Mapping[str, Any]) -> str:
@@ -88,9 +82,9 @@ def report(
     row = context.obj.get(
         "lease-broker",
         path("lease-pools", pool, "report"),
-        since_seconds=_seconds("--since", since),
+        since_seconds=duration("--since", since),
         limit=limit,
-        hold_seconds=_seconds("--hold", hold),
+        hold_seconds=duration("--hold", hold),
     )
     if output is Output.JSON:
         as_json(row)
@@ -144,8 +138,8 @@ def set_terms(
     """
     changes = {
         "limit": limit,
-        "hold_seconds": _seconds("--hold", hold),
-        "ttl_seconds": _seconds("--ttl", ttl),
+        "hold_seconds": duration("--hold", hold),
+        "ttl_seconds": duration("--ttl", ttl),
         "mode": mode,
     }
     body = {name: value for name, value in changes.items() if value is not None}
@@ -162,7 +156,7 @@ def _pacing(text: str) -> Any:
     interval, _, burst = text.partition("/")
     if burst and not burst.isdecimal():
         raise typer.BadParameter(f"--pacing: {burst!r} is not a number of starts")
-    return {"interval_seconds": _seconds("--pacing", interval), "burst": int(burst or 1)}
+    return {"interval_seconds": duration("--pacing", interval), "burst": int(burst or 1)}
 
 
 @app.command("pin")
@@ -249,7 +243,7 @@ def history(
     if UUID.fullmatch(lease_id := subject.partition(":")[0]):
         rows = api.get("lease-broker", path("leases", lease_id, "history"))["items"]
     else:
-        ago = _seconds("--since", since)
+        ago = duration("--since", since)
         at = None if ago is None else (now() - timedelta(seconds=ago)).isoformat()
         rows = api.get("lease-broker", path("lease-pools", subject, "history"), since=at, limit=last)["items"]
     show(rows, HISTORY, output, nothing="no decisions yet", drop=("request", "by", "units"))

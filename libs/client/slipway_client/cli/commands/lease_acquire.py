@@ -1,0 +1,367 @@
+"""Commands `slipway lease` that wait for leases: run, acquire and gang."""
+
+import os
+import signal
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
+from slipway_client.cli.tables import as_json
+from slipway_client.transport.http import Api
+from slipway_client.transport.switch import switched_off
+from slipway_client.view import moments
+
+if TYPE_CHECKING:
+    from slipway_client.leases.session import Session
+    from slipway_client.leases.terms import Lease, Wanted
+    from slipway_common.events.lease import LeaseGroup
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+class LeaseFormat(StrEnum):
+    """Output formats of a lease for scripts."""
+
+    HANDLE, ENV, JSON = "handle", "env", "json"
+
+
+class OnLoss(StrEnum):
+    TERM, INT, HUP, QUIT, USR1, USR2, KILL, NONE = "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL", "none"
+
+
+FailOpenWord = Literal["safe", "optimistic", "pessimistic"]
+Operation = Annotated[str, typer.Option(metavar="NAME", help="Kind of operation, which the pool may weight")]
+Units = Annotated[int, typer.Option(metavar="N", min=1, help="Units to acquire")]
+Hold = Annotated[
+    str | None, typer.Option("--hold", metavar="DURATION", help="Maximum duration [default: hold of the pool]")
+]
+Tenant = Annotated[str, typer.Option(metavar="NAME", help="Fair-share tenant [default: token name]")]
+Priority = Annotated[int, typer.Option(metavar="N", min=0, max=9, help="Priority; 9 is highest, waiting raises it")]
+RequestId = Annotated[str, typer.Option("--request-id", metavar="ID", help="Idempotency key [default: random]")]
+Replaces = Annotated[str, typer.Option(metavar="ID:TOKEN", help="Lease of the previous attempt, ended by this one")]
+MaxWait = Annotated[str, typer.Option(metavar="DURATION", help="Maximum wait for admission; 0 to try once")]
+InGroup = Annotated[str, typer.Option("--group", metavar="NAME", help="Group whose starts are spread over time")]
+GroupSize = Annotated[int, typer.Option(metavar="N", min=1, help="Number of starts in the group")]
+Spread = Annotated[str | None, typer.Option(metavar="DURATION", help="Time over which the group starts")]
+Member = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Index in the group, from 0 [default: by arrival]")
+]
+AsLeaseFormat = Annotated[LeaseFormat, typer.Option("-o", "--output", help="Output format; env prints lines for eval")]
+
+
+@app.command("run", context_settings={"allow_interspersed_args": False})
+def run_leased(
+    context: typer.Context,
+    pool: Pool,
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="Command and its arguments")],
+    operation: Operation = "install",
+    hold: Hold = None,
+    units: Units = 1,
+    tenant: Tenant = "",
+    priority: Priority = 0,
+    max_wait: MaxWait = "30m",
+    fail_open: Annotated[
+        FailOpenWord, typer.Option(help="Unleased starts if the broker is unavailable, see above")
+    ] = "safe",
+    unavailable_after: Annotated[
+        str, typer.Option(metavar="DURATION", help="Outage after which `safe` starts without a lease")
+    ] = "10s",
+    on_loss: Annotated[
+        OnLoss, typer.Option(metavar="SIGNAL", help="Signal to the command if its lease is lost, or none")
+    ] = OnLoss.TERM,
+    throttled_exit: Annotated[
+        list[int] | None,
+        typer.Option(metavar="CODE", help="Exit code by which the command reports a throttle"),
+    ] = None,
+    attempt: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Attempt number; retries keep their age in the queue")
+    ] = 1,
+    request_id: RequestId = "",
+    replaces: Replaces = "",
+    group: InGroup = "",
+    group_size: GroupSize = 1,
+    spread: Spread = None,
+    member: Member = None,
+) -> None:
+    """Run a command under a lease
+
+    Waits for a lease, renews it while the command runs, and releases it when the command ends. The command gets the
+    input, output and signals of `slipway`, and SLIPWAY_LEASE_ID, SLIPWAY_FENCING_TOKEN and SLIPWAY_LEASE_POOL in its
+    environment. SLIPWAY_LEASE=off runs the command without a lease.
+
+    \b
+    If the lease-broker is unavailable, --fail-open decides:
+      safe         start without a lease at the last known safe pace
+      optimistic   start without a lease at once
+      pessimistic  wait for the lease-broker
+
+    \b
+    Examples:
+      slipway lease run --pool aws-ci --hold 20m -- openshift-install create cluster
+      slipway lease run --pool aws-ci --attempt 2 --max-wait 30m --fail-open safe -- ./install.sh
+      slipway lease run --pool aws-ci --group payload-4.22 --group-size 10 --spread 15m -- ./install.sh
+
+    Exit codes: the command's, 128+n for signal n, 127 if it is not found, 126 if it cannot be run. Before it starts:
+    75 not admitted within the wait, 69 lease-broker unavailable, 77 and 78 refused, 2 usage error.
+    """
+    if switched_off(os.environ):
+        _exec(command)
+    import asyncio
+
+    from slipway_client.leases.attempts import Attempt
+    from slipway_client.leases.log import log
+    from slipway_client.leases.run import run
+
+    api: Api = context.obj
+    wanted = _wanted(
+        pool,
+        request_id=request_id,
+        operation=operation,
+        units=units,
+        tenant=tenant,
+        priority=priority,
+        hold=hold,
+        replaces=replaces,
+        group=_group(group, group_size, spread, member),
+    )
+
+    def granted(lease: "Lease") -> None:
+        numbered.granted(lease)
+        _log_capped_hold(wanted.hold_seconds, [lease])
+
+    numbered = Attempt(api.urls["lease-broker"], attempt, wanted, given_id=bool(request_id), log=log)
+    session = _session(api, numbered.wanted, max_wait, fail_open, unavailable_after)
+    signum = None if on_loss is OnLoss.NONE else signal.Signals[f"SIG{on_loss.value}"]
+    ended = asyncio.run(
+        run(
+            session,
+            pool,
+            command,
+            on_loss=signum,
+            throttled=frozenset(throttled_exit or ()),
+            granted=granted,
+            log=log,
+        )
+    )
+    if ended.resend is not None:  # so that our caller sees that Ctrl-C ended the command
+        signal.signal(ended.resend, signal.SIG_DFL)
+        os.kill(os.getpid(), ended.resend)
+    if not ended.exit_code:
+        numbered.succeeded()
+    raise typer.Exit(ended.exit_code)
+
+
+def _exec(command: list[str]) -> None:
+    """Replace this process by the command: leases are switched off."""
+    try:
+        os.execvp(command[0], command)  # noqa: S606 (the user's own command)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        raise typer.Exit(127 if isinstance(error, FileNotFoundError) else 126) from None
+
+
+@app.command("acquire")
+def acquire(
+    context: typer.Context,
+    pool: Pool,
+    operation: Operation = "install",
+    hold: Hold = None,
+    units: Units = 1,
+    tenant: Tenant = "",
+    priority: Priority = 0,
+    max_wait: MaxWait = "30m",
+    request_id: RequestId = "",
+    replaces: Replaces = "",
+    group: InGroup = "",
+    group_size: GroupSize = 1,
+    spread: Spread = None,
+    member: Member = None,
+    output: AsLeaseFormat = LeaseFormat.HANDLE,
+) -> None:
+    """Wait for a lease and print it
+
+    The caller renews the lease in time and releases it; `run` does both. A request with a --request-id keeps its place
+    in the queue when the wait is over, and the same ID continues it; `cancel` ends it. With -o json its position is
+    printed then.
+
+    \b
+    Examples:
+      held=$(slipway lease acquire --pool aws-ci --max-wait 10m)
+      eval "$(slipway lease acquire --pool aws-ci -o env)"
+      slipway lease acquire --pool aws-ci --request-id "$HOST_UID" --max-wait 0 -o json
+
+    Exit codes: 0 granted, 75 not admitted within the wait, 69 lease-broker unavailable, 77 and 78 refused.
+    """
+    if switched_off(os.environ):
+        return
+    import asyncio
+
+    from slipway_client.leases.errors import NotAdmitted
+    from slipway_client.leases.terms import Lease
+
+    wanted = _wanted(
+        pool,
+        request_id=request_id,
+        operation=operation,
+        units=units,
+        tenant=tenant,
+        priority=priority,
+        hold=hold,
+        replaces=replaces,
+        group=_group(group, group_size, spread, member),
+    )
+    session = _session(context.obj, wanted, max_wait, "pessimistic", resumable=bool(request_id))
+    try:
+        lease = asyncio.run(session.acquire())
+    except NotAdmitted as error:
+        if output is LeaseFormat.JSON and error.waiting is not None:
+            import msgspec
+
+            as_json({"request_id": wanted.request_id, "state": "waiting", **msgspec.structs.asdict(error.waiting)})
+        raise
+    assert isinstance(lease, Lease)
+    _log_capped_hold(wanted.hold_seconds, [lease])
+    _print_leases([lease], output)
+
+
+@app.command("gang")
+def acquire_gang(
+    context: typer.Context,
+    member: Annotated[list[str], typer.Option(metavar="POOL[:UNITS]", help="Lease pool and units; once per pool")],
+    operation: Operation = "install",
+    hold: Hold = None,
+    tenant: Tenant = "",
+    max_wait: MaxWait = "30m",
+    request_id: RequestId = "",
+    output: Annotated[
+        Literal["handle", "json"], typer.Option("-o", "--output", help="Output format; handle is LEASE_ID:TOKEN")
+    ] = "handle",
+) -> None:
+    """Acquire leases of several pools, all or none
+
+    \b
+    Example:
+      slipway lease gang --member aws-ci --member quay-pulls:10 --max-wait 10m
+    """
+    if switched_off(os.environ):
+        return
+    import asyncio
+
+    from slipway_client.leases import gang
+    from slipway_client.leases.log import log
+    from slipway_client.leases.terms import Gang, Member
+    from slipway_common.base.ids import new_id
+
+    hold_seconds = duration_or_zero("--hold", hold)
+    members = []
+    for text in member:
+        pool, _, units = text.partition(":")
+        if not pool or (units and not units.isdecimal()):
+            raise typer.BadParameter(f"--member {text}: expected POOL or POOL:UNITS")
+        members.append(Member(pool=pool, units=int(units or 1), hold_seconds=hold_seconds))
+    wanted = Gang(request_id=request_id or new_id(), operation=operation, tenant=tenant, members=tuple(members))
+    api: Api = context.obj
+    max_wait_seconds = duration_or_zero("--max-wait", max_wait) or 0.0
+    leases = asyncio.run(
+        gang.acquire(api.urls["lease-broker"], api.token, wanted, max_wait_seconds=max_wait_seconds, log=log)
+    )
+    _log_capped_hold(hold_seconds, leases)
+    _print_leases(leases, LeaseFormat(output))
+
+
+def _log_capped_hold(requested_seconds: float | None, leases: "list[Lease]") -> None:
+    """Log a hold that the pool has capped."""
+    from slipway_client.leases.log import log
+
+    for lease in leases:
+        hold_seconds = lease.hold_seconds
+        if requested_seconds is not None and hold_seconds is not None and hold_seconds < 0.99 * requested_seconds:
+            granted, requested = moments.spelled(hold_seconds), moments.spelled(requested_seconds)
+            log(f"hold capped at {granted} (requested {requested}) by pool {lease.lease_pool_id}")
+
+
+def _print_leases(leases: "list[Lease]", output: LeaseFormat) -> None:
+    import shlex
+
+    import msgspec
+
+    match output:
+        case LeaseFormat.JSON:
+            shown = [msgspec.structs.asdict(lease) for lease in leases]
+            as_json(shown[0] if len(shown) == 1 else shown)
+        case LeaseFormat.HANDLE:
+            print(*(lease.handle for lease in leases), sep="\n")
+        case LeaseFormat.ENV:
+            (lease,) = leases
+            values = {
+                "SLIPWAY_LEASE_ID": lease.lease_id,
+                "SLIPWAY_FENCING_TOKEN": str(lease.fencing_token),
+                "SLIPWAY_LEASE_POOL": lease.lease_pool_id,
+            }
+            print(*(f"export {name}={shlex.quote(value)}" for name, value in values.items()), sep="\n")
+
+
+def _group(name: str, size: int, spread: str | None, member: int | None) -> "LeaseGroup | None":
+    if not name:
+        if spread is not None or member is not None or size != 1:
+            raise typer.BadParameter("--group-size, --spread and --member need --group")
+        return None
+    from slipway_common.events.lease import LeaseGroup
+
+    if (seconds := duration_or_zero("--spread", spread)) is None:
+        raise typer.BadParameter("--group needs --spread")
+    if member is not None and member >= size:
+        raise typer.BadParameter(f"--member must be from 0 to {size - 1} in a group of {size}")
+    return LeaseGroup(name=name, size=size, spread_seconds=seconds, member=member)
+
+
+def _wanted(
+    pool: str,
+    *,
+    request_id: str,
+    operation: str,
+    units: int,
+    tenant: str,
+    priority: int,
+    hold: str | None,
+    replaces: str,
+    group: "LeaseGroup | None",
+) -> "Wanted":
+    from slipway_client.leases.terms import Wanted
+    from slipway_common.base.ids import new_id
+
+    hold_seconds, before = duration_or_zero("--hold", hold), handle_of(replaces) if replaces else None
+    try:
+        return Wanted(
+            lease_pool_id=pool,
+            request_id=request_id or new_id(),
+            operation=operation,
+            units=units,
+            tenant=tenant,
+            priority=priority,
+            hold_seconds=hold_seconds,
+            replaces=before,
+            group=group,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(f"--pool: {error}") from error
+
+
+def _session(
+    api: Api, wanted: "Wanted", max_wait: str, fail_open: str, unavailable_after: str = "0", *, resumable: bool = False
+) -> "Session":
+    from slipway_client.leases.admission import Admission, FailOpen
+    from slipway_client.leases.log import log
+    from slipway_client.leases.session import open_session
+    from slipway_common.base.clock import monotonic_seconds
+
+    admission = Admission(
+        begun_at=monotonic_seconds(),
+        max_wait_seconds=duration_or_zero("--max-wait", max_wait) or 0.0,
+        fail_open=FailOpen(fail_open),
+        unavailable_seconds=duration_or_zero("--unavailable-after", unavailable_after) or 0.0,
+    )
+    return open_session(api.urls["lease-broker"], api.token, wanted, admission, log, resumable=resumable)

@@ -1,0 +1,220 @@
+"""Commands `slipway lease` on leases that are held: renew, confirm, release, cancel, status and ls."""
+
+import os
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from slipway_client.cli.commands.lease_options import Pool, duration_or_zero, handle_of
+from slipway_client.cli.options import AsOutput, OfLeasePool, now
+from slipway_client.cli.tables import Field, Output, as_json, pairs, show
+from slipway_client.transport.http import path
+from slipway_client.transport.switch import switched_off
+from slipway_client.view import moments
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+class Listing(StrEnum):
+    TABLE, JSON, NAME = "table", "json", "name"
+
+
+Held = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[LEASE_ID:TOKEN]", help="Lease [default: SLIPWAY_LEASE_ID, SLIPWAY_FENCING_TOKEN]", show_default=False
+    ),
+]
+
+
+@app.command("renew")
+@app.command("heartbeat", hidden=True)
+def renew(
+    context: typer.Context,
+    lease: Held = None,
+    progress: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Progress marker; required by pools with a progress limit")
+    ] = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Renew a lease and print its remaining TTL in seconds
+
+    \b
+    Examples:
+      slipway lease renew "$held"
+      slipway lease heartbeat "$held"           the same
+
+    Exit codes: 76 lease lost; 69, 77, 78 as for all lease commands.
+    """
+    for id_, token in _held(lease):
+        body = {"fencing_token": token} | ({} if progress is None else {"progress": progress})
+        answer = context.obj.post("lease-broker", path("leases", id_, "renew"), body)
+        _print_result(answer, f"{answer['ttl_seconds_left']:.0f}", output)
+
+
+@app.command("confirm")
+def confirm(context: typer.Context, lease: Held = None, output: AsOutput = Output.TABLE) -> None:
+    """Confirm a reserved lease and print its TTL in seconds
+
+    \b
+    Example:
+      slipway lease confirm "$held"
+    """
+    for id_, token in _held(lease):
+        answer = context.obj.post("lease-broker", path("leases", id_, "confirm"), {"fencing_token": token})
+        _print_result(answer, f"{answer['ttl_seconds_left']:.0f}", output)
+
+
+@app.command("release")
+def release(
+    context: typer.Context,
+    lease: Held = None,
+    remaining: Annotated[int | None, typer.Option(metavar="N", min=0, help="Units to keep [default: none]")] = None,
+    result: Annotated[
+        str, typer.Option("--result", metavar="RESULT", help="Result; `failed` slows down the tenant")
+    ] = "done",
+    throttled: Annotated[bool, typer.Option("--throttled", help="Throttled by the account")] = False,
+    retry_after: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Retry-After of the account; implies --throttled")
+    ] = None,
+    quota_remaining: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Remaining quota reported by the account")
+    ] = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Release a lease and print the number of released units
+
+    Idempotent: a second release prints 0.
+
+    \b
+    Examples:
+      slipway lease release "$held"
+      slipway lease release --result failed --throttled --retry-after 2m
+    """
+    evidence = {
+        "remaining": remaining,
+        "retry_after_seconds": duration_or_zero("--retry-after", retry_after),
+        "quota_remaining": quota_remaining,
+    }
+    for id_, token in _held(lease):
+        body = {"fencing_token": token, "result": result, "throttled": throttled or retry_after is not None}
+        body |= {name: value for name, value in evidence.items() if value is not None}
+        answer = context.obj.post("lease-broker", path("leases", id_, "release"), body)
+        _print_result(answer, str(answer["released_units"]), output)
+
+
+@app.command("cancel")
+def cancel(
+    context: typer.Context,
+    pool: Pool,
+    request: Annotated[str, typer.Argument(metavar="REQUEST_ID", help="ID of the request")],
+) -> None:
+    """Cancel a lease request
+
+    A lease that was already granted to it is released.
+
+    \b
+    Example:
+      slipway lease cancel --pool aws-ci "$HOST_UID"
+    """
+    if not (pool and request):
+        raise typer.BadParameter("--pool or REQUEST_ID is empty: is a variable not set?")
+    context.obj.delete("lease-broker", path("lease-pools", pool, "requests", request))
+
+
+@app.command("status")
+def status(
+    context: typer.Context,
+    lease: Annotated[
+        str | None, typer.Argument(metavar="[LEASE_ID]", help="Lease [default: SLIPWAY_LEASE_ID]", show_default=False)
+    ] = None,
+    output: AsOutput = Output.TABLE,
+) -> None:
+    """Show a lease
+
+    \b
+    Example:
+      slipway lease status "$SLIPWAY_LEASE_ID"
+    """
+    if not (id_ := lease.partition(":")[0] if lease else os.environ.get("SLIPWAY_LEASE_ID", "")):
+        raise typer.BadParameter("no lease: pass LEASE_ID or set SLIPWAY_LEASE_ID")
+    row = context.obj.get("lease-broker", path("leases", id_))
+    if output is Output.JSON:
+        as_json(row)
+    else:
+        pairs({name: value for name, value in row.items() if name != "id"}, now())  # the same as lease_id
+
+
+def _clock(field: str) -> Field:
+    """Column of times."""
+    heading = field.removesuffix("_at").replace("_", " ")
+    return heading, lambda row: moments.clock(moments.at(row[field]), now()) if row.get(field) else None
+
+
+def _id(row: Mapping[str, Any]) -> str:
+    return str(row.get("lease_id") or row["id"])
+
+
+LEASES: Final[tuple[Field, ...]] = (
+    ("id", _id),
+    ("pool", lambda row: row["lease_pool_id"]),
+    "tenant",
+    "operation",
+    "state",
+    "units",
+    ("token", lambda row: row["fencing_token"]),
+    _clock("granted_at"),
+    _clock("expires_at"),
+    _clock("hold_until"),
+)
+
+
+@app.command("ls")
+def list_leases(
+    context: typer.Context,
+    pool: OfLeasePool = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Tenant [default: all]")] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Leases of all holders in all pools")] = False,
+    output: Annotated[
+        Listing, typer.Option("-o", "--output", help="Output format; name is one lease ID per line")
+    ] = Listing.TABLE,
+) -> None:
+    """List leases, by default those of your own token
+
+    Only leases that count against a limit. With --pool, --tenant or --all those of all holders, also Slipway's own
+    launches.
+
+    \b
+    Examples:
+      slipway lease ls -o name
+      slipway lease ls --pool sim-a
+    """
+    mine = not (everybody or pool or tenant) or None
+    rows = context.obj.get("lease-broker", "/leases", pool=pool, tenant=tenant, mine=mine)["items"]
+    if output is Listing.NAME:
+        for row in rows:
+            print(_id(row))
+    else:
+        drop = ("granted", "operation", "token", "hold until", "tenant", "units")
+        show(rows, LEASES, Output(output.value), nothing="no leases", drop=drop)
+
+
+def _print_result(answer: Mapping[str, Any], value: str, output: Output) -> None:
+    if output is Output.JSON:
+        as_json(answer)
+    else:
+        print(value)
+
+
+def _held(given: str | None) -> "Iterator[tuple[str, int]]":
+    """Yield ID and fencing token of the command's lease; nothing if leases are switched off."""
+    if switched_off(os.environ):
+        return
+    environment = os.environ
+    text = given or f"{environment.get('SLIPWAY_LEASE_ID', '')}:{environment.get('SLIPWAY_FENCING_TOKEN', '')}"
+    if text == ":":
+        raise typer.BadParameter("no lease: pass LEASE_ID:TOKEN or set SLIPWAY_LEASE_ID and SLIPWAY_FENCING_TOKEN")
+    handle = handle_of(text)
+    yield handle.lease_id, handle.fencing_token

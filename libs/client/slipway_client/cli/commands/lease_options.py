@@ -1,0 +1,36 @@
+"""Options and values that several commands `slipway lease` share."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipway_client.cli.options import lease_pools
+from slipway_client.view import moments
+
+if TYPE_CHECKING:
+    from slipway_common.events.lease import ReplacedLease
+
+Pool = Annotated[str, typer.Option("--pool", metavar="POOL", help="Lease pool", autocompletion=lease_pools)]
+
+
+def duration(option: str, text: str | None) -> float | None:
+    """Seconds of a duration such as 20m."""
+    try:
+        return None if text is None else moments.seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from error
+
+
+def duration_or_zero(option: str, text: str | None) -> float | None:
+    """Seconds of a duration such as 20m; also 0."""
+    return 0.0 if text is not None and not text.strip("0s") else duration(option, text)
+
+
+def handle_of(text: str) -> "ReplacedLease":
+    """ID and fencing token of ID:TOKEN."""
+    from slipway_client.leases.terms import parse_handle
+
+    try:
+        return parse_handle(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
