@@ -185,7 +185,7 @@ def serving(app: FastAPI) -> Iterator[str]:
     config = uvicorn.Config(app, port=0, log_level="warning")
     server = uvicorn.Server(config)
     socket = config.bind_socket()
-    socket.listen()  # wait until the thread has started
+    socket.listen()  # requests wait until the thread has started
     thread = threading.Thread(target=server.run, args=([socket],))
     thread.start()
     try:

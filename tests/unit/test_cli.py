@@ -2,13 +2,11 @@
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 import yaml
 from fastapi import FastAPI, Request
 from typer.testing import CliRunner, Result
@@ -21,6 +19,7 @@ from slipway_common.base.ids import hash_secret
 from slipway_common.web import problem
 from slipway_common.web.access import Tokens, allows
 from slipway_common.web.problem import Problem
+from tests.support.answers import serving
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples/slipway.yaml")
@@ -85,15 +84,8 @@ class Services:
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Services, str]]:
     services = Services()
-    config = uvicorn.Config(services.app, port=0, log_level="warning")
-    server = uvicorn.Server(config)
-    socket = config.bind_socket()
-    thread = threading.Thread(target=server.run, args=([socket],))
-    thread.start()
-    yield services, f"http://127.0.0.1:{socket.getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
-    socket.close()
+    with serving(services.app) as url:
+        yield services, url
 
 
 @pytest.fixture

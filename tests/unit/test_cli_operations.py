@@ -1,17 +1,16 @@
 """`slipway dlq` and `slipway topics`: requests to the named service, and output."""
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
 from slipway_client.cli.main import app
 from slipway_common.web import problem
 from slipway_common.web.problem import Problem
+from tests.support.answers import serving
 
 TOPIC = "slipway.lease.request.v1"
 LETTER = {
@@ -57,14 +56,8 @@ def url(asked: list[tuple[str, Any]]) -> Iterator[str]:
         asked.append(("adopt", body))
         return {"topic": body["topic"], "partition": body["partition"], "next_offset": 41}
 
-    server = uvicorn.Server(uvicorn.Config(service, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        pass
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    with serving(service) as url:
+        yield url
 
 
 def slipway(url: str, *arguments: str) -> Any:

@@ -54,6 +54,7 @@ def test_narrow_terminals_lose_columns_and_no_id_is_cut(
 ) -> None:
     """Whole columns are dropped, those of `drop` first; sentences wrap at words."""
     monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")  # of a dumb terminal rich assumes 80 columns
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     show([ROW], tuple(ROW), Output.TABLE, nothing="", drop=("instance",))
     heading, *lines = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()

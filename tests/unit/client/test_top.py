@@ -58,6 +58,7 @@ async def deployment() -> AsyncIterator[Deployment]:
     made = Deployment()
     server = uvicorn.Server(uvicorn.Config(made.app, port=0, log_level="warning"))
     socket = server.config.bind_socket()
+    socket.listen()  # the first request may come before the server has started
     made.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
     serving = asyncio.create_task(server.serve([socket]))
     yield made
