@@ -17,7 +17,7 @@ UV := .venv/bin/uv
 
 # Arguments of the targets below, given as `make demo SEED=7`; the programs read them from the environment.
 ARGUMENTS := DURATION PROVIDER SPEED SEED FAULTS DEMAND MUTANT KILL CHANGES POOLS FULL ONLY PLAIN \
-	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS N LANDING KEEP FAST
+	SEEDS SCENARIO AVAILABILITY CELL CALIBRATE SECONDS N LANDING KEEP FAST BEFORE ROUNDS
 $(foreach name,$(ARGUMENTS),$(if $($(name)),$(eval export $(name))))
 
 # MUTANT=name runs a target on a copy of the tree in which that row of tests/*/mutants.toml is broken.
@@ -29,7 +29,7 @@ FIRST := 01 02 03 04 05 06 07 08 16 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lock-jars demo check test compose-check tools screen-shot e2e e2e-windows histories requirements mutants readme \
-	generated replay-same tables simulate policies bench-events bench-weights bench-leases square-wave fairness adaptive clean
+	generated replay-same tables structure simulate policies bench-events bench-weights bench-leases bench-before square-wave fairness adaptive clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ replay-same: $(READY) ## Replay of the recorded outage, compared with the record
 tables: $(READY) ## Schema of each service as its migrations make it, compared with the one that its tables make
 	@$(RUN) -m $(BROKEN) tests.tools.tables
 
+structure: $(READY) ## Largest files, classes and functions, files per layer, import cycles: all within their limits
+	@$(RUN) -m $(BROKEN) tests.tools.structure
+
 simulate: $(READY) ## Seeded histories of three services: SEEDS=12 or SEED=7; ONLY=weights SEEDS=100, FULL=1: a calculator killed at its commits
 	@$(if $(filter-out weights,$(ONLY)),echo "ONLY=$(ONLY): unknown simulation; expected weights" >&2; exit 2)
 	@$(RUN) -m $(BROKEN) $(if $(ONLY),tests.simulation.weights,pytest -q tests/simulation)
@@ -135,6 +138,9 @@ bench-weights: $(READY) ## Benchmark of the weight-calculator: fold, replay, lat
 
 bench-leases: $(READY) ## Benchmark of the lease-broker: leases per second, handover, restart: SECONDS=20 KEEP=1
 	@$(RUN) -m bench.leases.bench
+
+bench-before: $(READY) ## Benchmark of this tree beside that of BEFORE=COMMIT: ONLY=weights, leases or events; ROUNDS=7 SECONDS=20 KEEP=1
+	@$(RUN) -m bench.before
 
 policies: $(READY) ## Launch policies on a virtual clock: CALIBRATE=1, FULL=1 KEEP=1, SCENARIO=FILE, CELL=all-out/slipway/7, SEEDS=3, DEMAND=FILE AVAILABILITY=FOLDER
 	@$(RUN) -m bench.policies
