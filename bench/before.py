@@ -1,0 +1,169 @@
+"""`make bench-before BEFORE=COMMIT ONLY=weights`: a benchmark of this tree beside that of an earlier commit.
+
+The commit is checked out into a temporary folder with a virtual environment of its own. In each of ROUNDS rounds both
+trees run their own `make bench-weights` (or `leases`, `events`), in the order before, after, after, before, so that a
+machine that becomes slower affects both alike. Prints the figures of each round, then the medians of the ratios after ÷
+before of the rounds; exits with 1 if that of a throughput is below 0.95 or that of a p50 above 1.05. SECONDS is passed
+on to the benchmarks. KEEP=1 writes bench/results/before-weights.txt.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from bench import committed
+from bench.claims import report as report_claims
+from slipway_local.servers.child import Child
+from slipway_local.servers.guard import guard
+from slipway_local.servers.supervisor import Supervisor, run
+
+ROOT: Final = Path(__file__).parents[1]
+ROUNDS: Final = 7
+STOP_SECONDS: Final = 60.0  # a benchmark stops its servers
+# Arguments of this program and of the make that started it, which are no arguments of a benchmark.
+LEFT_OUT: Final = frozenset({"BEFORE", "ONLY", "ROUNDS", "KEEP", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"})
+RATE_CLAIM: Final = 0.95
+P50_CLAIM: Final = 1.05
+
+# Printed lines of the benchmarks, which are the same in trees whose modules have other names. A pattern with a second
+# group is a latency: p50 and p99. Others are throughputs, of which the median is printed between minimum and maximum.
+RATE: Final = r"\S+ / (\S+) / \S+"
+LATENCY: Final = r"p50 (\S+) ms, p99 (\S+) ms"
+FIGURES: Final = {
+    "weights": {
+        "fold": rf"^fold +{RATE} events/s",
+        "replay of 200 configs": rf"^replay +{RATE} events/s .*, 200 configs",
+        "replay of 10,000 configs": rf"^replay +{RATE} events/s .*, 10000 configs",
+        "outcome → weight": rf"outcome → weight {LATENCY}",
+    },
+    "leases": {
+        "HTTP, 32 clients": rf"^HTTP +32 clients: {RATE} pairs/s",
+        "Kafka, 32 clients": rf"^Kafka +32 clients: {RATE} pairs/s",
+        "Kafka, 7,500 held": rf"^held +7,500: {RATE} pairs/s",
+        "Kafka, 20,000 waiting": rf"^waiting +20,000: {RATE} pairs/s",
+        "HTTP handover": rf"^handover +HTTP: {LATENCY}",
+        "Kafka handover": rf"^handover +Kafka: {LATENCY}",
+    },
+    "events": {
+        "replay": rf"^replay +{RATE} events/s into rows",
+        "event → next event": rf"next event read {LATENCY}",
+    },
+}
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A throughput per second, or a p50 in milliseconds with its p99."""
+
+    value: float
+    p99: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.value:,.0f}/s" if self.p99 is None else f"p50 {self.value:g} ms, p99 {self.p99:g} ms"
+
+
+Figures = Mapping[str, Figure]
+
+
+class Incomplete(Exception):
+    """A benchmark ended without a figure."""
+
+
+def figures(only: str, printed: str) -> dict[str, Figure]:
+    """Figures of one run. Raises Incomplete."""
+    found = {}
+    for name, pattern in FIGURES[only].items():
+        if (match := re.search(pattern, printed, re.MULTILINE)) is None:
+            raise Incomplete(f"no figure {name!r} in:\n{printed[-2_000:]}")
+        found[name] = Figure(*map(float, match.groups()))
+    return found
+
+
+def text(log: Path) -> str:
+    return log.read_text(errors="replace")
+
+
+def compared(before: Figures, after: Figures) -> list[str]:
+    """A line per figure of one round."""
+    return [
+        f"  {name:<26}{before[name]!s:<32}→ {figure!s:<32}× {figure.value / before[name].value:.3f}"
+        for name, figure in after.items()
+    ]
+
+
+def claims(rounds: Sequence[tuple[Figures, Figures]]) -> dict[str, bool]:
+    """Median ratios of the figures and their claims, with their truth."""
+    found = {}
+    for name, figure in rounds[0][1].items():
+        ratio = median(after[name].value / before[name].value for before, after in rounds)
+        if figure.p99 is None:
+            found[f"{name} × {ratio:.3f} ≥ {RATE_CLAIM}"] = ratio >= RATE_CLAIM
+        else:
+            found[f"{name} p50 × {ratio:.3f} ≤ {P50_CLAIM}"] = ratio <= P50_CLAIM
+    return found
+
+
+def check_out(commit: str, folder: Path) -> None:
+    """Write the files of a commit to a new folder. Raises subprocess.CalledProcessError."""
+    folder.mkdir()
+    archive = folder.with_suffix(".tar")
+    subprocess.run(["git", "archive", "--output", archive, commit], cwd=ROOT, check=True)
+    subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+
+
+async def make(tree: Path, target: str, log: Path) -> None:
+    """Run a make target to its end. A benchmark whose own claims are false ends with an error, and has figures."""
+    given = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+    child = Child(target, ["make", "--no-print-directory", target], log=log, env=given, cwd=tree)
+    child.start()
+    try:
+        await child.wait()
+    finally:
+        await child.stop(STOP_SECONDS)
+
+
+async def measure(_: Supervisor) -> int:
+    """Run all rounds, print them, and judge."""
+    commit, only = os.environ.get("BEFORE", ""), os.environ.get("ONLY", "")
+    number = int(os.environ.get("ROUNDS", ROUNDS))
+    if not commit or only not in FIGURES:
+        print(f"expected BEFORE=COMMIT and ONLY={', '.join(FIGURES)}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="slipway-before-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        guard().remove(folder)
+        trees = {"before": folder / "tree", "after": ROOT}
+        try:
+            check_out(commit, trees["before"])
+        except subprocess.CalledProcessError:
+            return 2  # git has printed the reason
+        lines = [f"make bench-before BEFORE={commit} ONLY={only} ROUNDS={number}"]
+        print(f"installing the environment of {commit} …", flush=True)
+        await make(trees["before"], "setup", folder / "setup.log")
+        rounds = []
+        for n in range(number):
+            found = {}
+            for side in ("before", "after") if n % 2 == 0 else ("after", "before"):
+                log = folder / f"{n}-{side}.log"
+                await make(trees[side], f"bench-{only}", log)
+                found[side] = figures(only, text(log))
+            rounds.append((found["before"], found["after"]))
+            lines += [f"round {n + 1}, {' and '.join(found)}", *compared(*rounds[-1])]
+            print(*lines[-1 - len(FIGURES[only]) :], sep="\n", flush=True)
+    judged = claims(rounds)
+    lines += [f"median of the ratios of {number} rounds", *(f"  {claim}" for claim in judged)]
+    print(*lines[-1 - len(judged) :], sep="\n")
+    if (kept := committed.folder_to_write(os.environ, f"before-{only}.txt")) is not None:
+        (kept / f"before-{only}.txt").write_text("\n".join(lines) + "\n")
+    return report_claims(judged)
+
+
+if __name__ == "__main__":
+    sys.exit(run(measure))
