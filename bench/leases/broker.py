@@ -18,11 +18,20 @@ from slipway_lease_broker.domain.commands import LeaseCommand, Ledger
 from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.endings import HOLD
 from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Request, Tenant
-from slipway_lease_broker.domain.terms import Policy
+from slipway_lease_broker.domain.situation import Situation
+from slipway_lease_broker.domain.terms import BrokerTerms, Policy
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 PER_QUEUE: Final = 16
 POOL: Final = "pool"
+TERMS: Final = BrokerTerms(
+    lost_linger_seconds=0,
+    waiter_ttl_seconds=0,  # nothing lapses here
+    slot_expired_state="",
+    slot_request_ttl_seconds=0,
+    proxy_wait_seconds=0,
+    open_to_all=False,
+)
 
 
 def at(seconds: float) -> datetime:
@@ -139,18 +148,15 @@ class Broker:
         while self._deadlines and self._deadlines[0][1] not in self.leases:
             heapq.heappop(self._deadlines)
         heads = [self.requests[name] for queue in self._queues.values() for _, _, name in queue[:PER_QUEUE]]
-        decision = decide(
-            self.pool,
-            due,
-            heads,
-            now,
-            new_id=lambda: next(self._ids),
-            lost_linger_seconds=0,
+        situation = Situation(
+            due=due,
+            waiters=heads,
             per_queue=PER_QUEUE,
             tenants=tuple(self.tenants.values()),
             groups=tuple(self.groups.values()),
             next_deadline=self._deadlines[0][0] if self._deadlines else None,
         )
+        decision = decide(self.pool, situation, now, new_id=lambda: next(self._ids), terms=TERMS)
         self.pool = decision.pool
         for lease in (*decision.ended, *decision.granted):
             self._store(lease)

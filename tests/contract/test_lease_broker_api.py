@@ -23,7 +23,7 @@ from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.metrics import REFUSED_COMMANDS, THROTTLES
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
-from tests.support.lease_broker import acquire_request, after, release, terms
+from tests.support.lease_broker import acquire_request, admissions, after, release, terms
 from tests.support.lease_broker_http import Replica, World, world_on
 
 
@@ -286,7 +286,7 @@ async def test_an_end_in_the_same_commit_is_answered(
     """Although the lease was alive when the command arrived. A release has taken effect."""
     await world.broker.declare(terms(limit=2, ttl_seconds=ttl))
     here, pool = world.replica, world.broker.pool
-    here.group_commit._caught_up = lambda _: True
+    here.group_commit._begin = admissions(decided=here.group_commit.decided, waiter_ttl_seconds=120)
     held = (await here.acquire("r", units=2)).json()
     await world.broker.set_clock(ttl)
     path = f"/leases/{held['lease_id']}/{what}" if what else "/lease-pools/sim-a/leases"
@@ -423,9 +423,8 @@ async def test_a_pool_that_starts_granting_grants_at_once(
     """To waiting calls: a change by an operator notifies the decide loop, without waiting for a tick."""
     here, bell = world.replica, asyncio.Event()
     here.runtime.wakeups.append(bell)
-    loop = DecideLoop(
-        caught_up=lambda _: False, lost_linger_seconds=70, waiter_ttl_seconds=120, committed=here.group_commit.decided
-    )
+    begin = admissions(caught_up=lambda _: False, decided=here.group_commit.decided, waiter_ttl_seconds=120)
+    loop = DecideLoop(begin, lambda _: False)
 
     async def decide() -> None:
         while await bell.wait():
@@ -595,7 +594,7 @@ async def test_a_gang_starts_in_all_its_pools_or_in_none(world: World) -> None:
     waiting = asyncio.create_task(here.call("POST", "/lease-gangs", gang("sim-b", "sim-a", wait_seconds=60.0)))
     await harness.until(lambda: here.group_commit.waiting_callers == 1)
     await here.call("POST", f"/leases/{held['lease_id']}/release", {"fencing_token": 1})
-    loop = GangLoop(lost_linger_seconds=70, committed=here.group_commit.decided)
+    loop = GangLoop(admissions(decided=here.group_commit.decided))
     assert await loop.step(here.pool)
     answer = await waiting
     assert answer.status_code == 200, answer.text

@@ -18,14 +18,13 @@ from slipway_common.base.clock import monotonic_seconds
 from slipway_common.base.ids import hash_secret
 from slipway_common.database import migrate, postgres
 from slipway_common.messaging import topic_admin
-from slipway_lease_broker.admission import decide_pool
-from slipway_lease_broker.store import pools
 from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Service, Supervisor, http_ready
 from tests.histories.actor import request
 from tests.histories.proxy import Proxy, Resource
+from tests.support.lease_broker import admissions
 
 SERVICE: Final = "lease-broker"
 PARTITIONS: Final = 2
@@ -166,15 +165,10 @@ class System:
             await session.execute(LOCK_POOLS, sorted(names))
             began = monotonic_seconds()
             await asyncio.sleep(decided_after)
-            for pool in await pools.lock(session, names):
-                await decide_pool(
-                    session,
-                    pool,
-                    await pools.clock(session),
-                    expire=True,
-                    lost_linger_seconds=0.0,
-                    waiter_ttl_seconds=self.waiter_ttl_seconds,
-                )
+            begin = admissions(lost_linger_seconds=0.0, waiter_ttl_seconds=self.waiter_ttl_seconds)
+            admission = begin(session)
+            await admission.lock(names)
+            await admission.decide(admission.pools)
             await asyncio.sleep(max(0.0, began + committed_after - monotonic_seconds()))
 
     @contextlib.asynccontextmanager

@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +14,6 @@ from fastapi import FastAPI
 
 from slipway_common.base.errors import BadEvent
 from slipway_common.base.ids import hash_secret, new_id
-from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.lease import (
     LeaseConfirmed,
@@ -37,12 +34,11 @@ from slipway_common.messaging.envelope import Envelope, encode
 from slipway_common.messaging.records import Record
 from slipway_common.web import problem
 from slipway_common.web.access import Tokens
-from slipway_lease_broker.admission import save_and_decide
-from slipway_lease_broker.domain.commands import Ledger
+from slipway_lease_broker.admission import AdmissionTx
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.report import PastLease
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Derived, Mode, Operation, Policy
-from slipway_lease_broker.handlers.requests import LeaseCommandHandler, handle_commands
+from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.http import lease_pools, leases
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
@@ -52,8 +48,10 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.lease_broker import (
     SERVICE,
     START,
+    TERMS,
     Broker,
     acquire_request,
+    admissions,
     after,
     broker_on,
     cancel,
@@ -105,8 +103,7 @@ async def test_from_request_to_release(broker: Broker) -> None:
 async def test_a_batch_is_decided_in_its_transaction(broker: Broker) -> None:
     """Without the loop; the process gets the decision once it is committed."""
     decided: list[Decision] = []
-    decide = partial(save_and_decide, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
-    command_handler = LeaseCommandHandler(decide, committed=decided.append)
+    command_handler = LeaseCommandHandler(admissions(decided=decided.append))
     async with broker.pool.acquire() as db, db.transaction():
         afterwards = await command_handler.handle(
             db, [received(acquire_request("r1", 4), 1), received(acquire_request("r2", 2), 2)]
@@ -120,16 +117,16 @@ async def test_a_batch_is_decided_in_its_transaction(broker: Broker) -> None:
 
 async def test_a_request_in_the_batch_of_a_release_passes_no_other(broker: Broker) -> None:
     """Units released by a batch go to waiting requests, not to the requests of that batch."""
-    decide = partial(save_and_decide, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
+    command_handler = LeaseCommandHandler(admissions())
     async with broker.pool.acquire() as db:
         async with db.transaction():
-            await handle_commands(
-                db, [received(acquire_request("r1", 5), 1), received(acquire_request("r2", 1), 2)], decide=decide
+            await command_handler.handle(
+                db, [received(acquire_request("r1", 5), 1), received(acquire_request("r2", 1), 2)]
             )
         (held, _) = await broker.events()
         async with db.transaction():
             commands = [received(release(held, 1), 3), received(acquire_request("r3", 1), 4)]
-            await handle_commands(db, commands, decide=decide)
+            await command_handler.handle(db, commands)
     published = await broker.events()
     assert {type(event): event.request_id for event in published} == {
         LeaseReleased: "r1",
@@ -141,10 +138,11 @@ async def test_a_request_in_the_batch_of_a_release_passes_no_other(broker: Broke
 async def test_commands_outlive_a_failed_decision(broker: Broker) -> None:
     """Commands are not dead-lettered for it: on the retry they are recorded, and their pool is left to the loop."""
 
-    async def fail(*_: Any) -> list[Decision]:
-        raise KeyError("a mistake in the rules")
+    class Failing(AdmissionTx):
+        async def decide(self, *_: Any, **__: Any) -> None:
+            raise KeyError("a mistake in the rules")
 
-    command_handler = LeaseCommandHandler(fail)
+    command_handler = LeaseCommandHandler(lambda db: Failing(db, TERMS, caught_up=lambda _: True))
     async with broker.pool.acquire() as db, db.transaction():
         with pytest.raises(KeyError):
             await command_handler.handle(db, [received(acquire_request("r", 2), 1)])
@@ -159,14 +157,13 @@ async def test_a_pool_is_left_to_the_loop_for_a_while(broker: Broker) -> None:
     """Not forever, since a single command may have caused the failure."""
     fails = True
 
-    async def decide(tx: Connection, ledger: Ledger, now: datetime) -> list[Decision]:
-        if fails:
-            raise KeyError("a mistake in the rules")
-        return await save_and_decide(
-            tx, ledger, now, expire=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100_000
-        )
+    class Failing(AdmissionTx):
+        async def decide(self, *arguments: Any, **named: Any) -> None:
+            if fails:
+                raise KeyError("a mistake in the rules")
+            await super().decide(*arguments, **named)
 
-    command_handler = LeaseCommandHandler(decide)
+    command_handler = LeaseCommandHandler(lambda db: Failing(db, TERMS, caught_up=lambda _: True))
     async with broker.pool.acquire() as db:
         with pytest.raises(KeyError):
             async with db.transaction():
@@ -401,7 +398,7 @@ async def test_a_gang_with_failing_decisions_stops_no_other(broker: Broker) -> N
         """UPDATE lease_pools SET policy = policy || '{"ageing_seconds": 0}' WHERE id = 'sim-c'"""
     )
     counted = UNDECIDED.labels("sim-c")._value.get()
-    loop = GangLoop(lost_linger_seconds=70)
+    loop = GangLoop(broker.begin)
     assert await loop.step(broker.pool) is True
     assert names(await broker.grants()) == ["fine", "fine"]
     assert UNDECIDED.labels("sim-c")._value.get() == counted + 1
@@ -440,7 +437,7 @@ async def test_an_undeclared_pool_is_a_data_error(broker: Broker) -> None:
     ]
     async with broker.pool.acquire() as db:
         await db.execute("INSERT INTO consumed VALUES ($1, 0, 1, 0, 'c')", LEASE_REQUEST.name)
-        await apply(db, Consumer(SERVICE, LEASE_REQUEST, handle_commands), Owned(1, 0), records)
+        await apply(db, Consumer(SERVICE, LEASE_REQUEST, broker.handler.handle), Owned(1, 0), records)
     assert [grant.request_id for grant in await broker.grants()] == ["r1", "r5"]
     dead = await broker.pool.fetch('SELECT "offset", state FROM dead_letter ORDER BY 1')
     assert [(row["offset"], row["state"]) for row in dead] == [(n, "dead") for n in range(1, 6)]
@@ -584,7 +581,7 @@ async def test_a_request_is_known_for_as_long_as_its_lease(broker: Broker) -> No
 
 async def test_a_lapsed_request_is_pruned(broker: Broker) -> None:
     """While lapsed it raises no alert and keeps no gang from being tried, and it is deleted like all old requests."""
-    broker.loop = msgspec.structs.replace(broker.loop, waiter_ttl_seconds=100)
+    broker.use(waiter_ttl_seconds=100)
     await broker.declare(terms(), terms("sim-b"))
     await broker.send(acquire_request("full", 5, "sim-b"))
     await broker.request_gang("gone", **{"sim-a": 1, "sim-b": 1})
@@ -747,7 +744,7 @@ async def test_a_holder_without_progress_is_lost(broker: Broker) -> None:
 
 async def test_a_lapsed_request_is_skipped(broker: Broker) -> None:
     """Its wait is not awaited: the next request gets its unit. Once it is repeated it has its old place."""
-    broker.loop = msgspec.structs.replace(broker.loop, waiter_ttl_seconds=100)
+    broker.use(waiter_ttl_seconds=100)
     await broker.send(acquire_request("r1", 5))
     (lease,) = await broker.grants()
     await broker.send(acquire_request("dead", 5))

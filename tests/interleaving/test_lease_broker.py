@@ -20,7 +20,6 @@ from slipway_common.events.lease import (
     LeaseLost,
     LeaseReleased,
 )
-from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.loops.sweep import sweep
@@ -284,7 +283,7 @@ async def test_a_cancel_during_the_grant_changes_nothing(broker: Broker) -> None
 @locking("store.requests.LAPSE", "store.requests.SAVE")
 async def test_a_request_repeated_as_it_lapses(broker: Broker) -> None:
     """Whichever commits last, it is in the queue again and counted once."""
-    broker.loop = DecideLoop(caught_up=lambda _: True, lost_linger_seconds=70, waiter_ttl_seconds=100)
+    broker.use(waiter_ttl_seconds=100)
     await broker.send(acquire_request("r1", 3), acquire_request("r2", 3))
     (lease,) = await broker.grants()
     await broker.set_clock(101)
@@ -444,7 +443,7 @@ async def test_a_gang_whose_member_is_cancelled_as_it_starts(broker: Broker) -> 
     await broker.send(release(other))
     async with broker.pool.acquire() as db, db.transaction():
         await broker.send_in(db, cancel("g", pool="b"))
-        trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
+        trying = broker.start(GangLoop(broker.begin).step(broker.pool))
         await broker.until_waiting(trying)
     assert await trying is False
     assert await broker.pool.fetchval(WAITING) == 0
@@ -461,7 +460,7 @@ async def test_units_that_come_free_while_a_gang_is_tried(broker: Broker) -> Non
     await broker.request_gang("g", a=1, b=1)
     async with broker.pool.acquire() as db, db.transaction():
         await broker.send_in(db, release(other))
-        trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
+        trying = broker.start(GangLoop(broker.begin).step(broker.pool))
         await broker.until_waiting(trying)
     assert await trying is True
     assert len(await broker.grants()) == 2
@@ -480,7 +479,7 @@ async def test_a_pool_that_is_drained_as_a_gang_is_tried(broker: Broker) -> None
     await broker.send(release(other))
     async with broker.pool.acquire() as db, db.transaction():
         await live.drain(db, "b", "maintenance")
-        trying = broker.start(GangLoop(lost_linger_seconds=70).step(broker.pool))
+        trying = broker.start(GangLoop(broker.begin).step(broker.pool))
         await broker.until_waiting(trying)
     assert await trying is False
     assert [grant.request_id for grant in await broker.grants()] == ["next"]

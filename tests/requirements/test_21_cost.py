@@ -1,8 +1,6 @@
 from slipway_common.events.lease import LeaseGranted
-from slipway_lease_broker.admission import decide_pool
-from slipway_lease_broker.store import pools
 from tests.requirements.virtual import POOL, Virtual, acquire_request, paced, release
-from tests.support.lease_broker import Broker, terms
+from tests.support.lease_broker import Broker, admissions, terms
 
 FEW, MANY = 20, 5000
 OTHERS = 20
@@ -33,9 +31,9 @@ async def rows_read(lived: Virtual, held: LeaseGranted) -> tuple[int, LeaseGrant
         await db.execute("SET LOCAL enable_seqscan = off")  # which is faster only because there are few other pools
         before = await db.fetchval(READ)  # of earlier statements of this session
         await broker.send_in(db, release(held))
-        (pool,) = await pools.lock(db, [POOL])
-        now = await pools.clock(db)
-        await decide_pool(db, pool, now, expire=True, lost_linger_seconds=70.0, waiter_ttl_seconds=1e9)
+        admission = admissions(waiter_ttl_seconds=1e9)(db)
+        await admission.lock([POOL])
+        await admission.decide([POOL])
         rows: int = await db.fetchval(READ) - before
     (granted,) = await lived.decide()
     return rows, granted

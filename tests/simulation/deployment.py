@@ -42,10 +42,11 @@ from slipway_common.messaging.leadership import Leadership
 from slipway_common.messaging.records import Received, Record
 from slipway_common.messaging.relay import Relay, partition_for
 from slipway_common.messaging.topic_admin import partition_counts
+from slipway_lease_broker.admission import Begin
 from slipway_lease_broker.domain import declaration as lease_declaration
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.terms import Policy
-from slipway_lease_broker.handlers.requests import handle_commands
+from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.store import pools as lease_pools
 from slipway_local.servers.postgres import EmbeddedPostgres
@@ -62,6 +63,7 @@ from slipway_simulator.scenario import Scenario
 from slipway_weight_calculator.work import Calculation
 from tests.simulation.cloud import Cloud, Machine
 from tests.simulation.log import PARTITIONS, Log
+from tests.support.lease_broker import admissions
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -130,7 +132,7 @@ class Deployment:
                 LAUNCH_CONFIG_SIGNAL: record_requests,
             },
             "weight-calculator": {},  # it reads whole topics
-            "lease-broker": {LEASE_REQUEST: handle_commands},
+            "lease-broker": {LEASE_REQUEST: LeaseCommandHandler(self.admissions(), at_once_max=0).handle},
         }
 
     def boot(self, service: str) -> None:
@@ -143,7 +145,10 @@ class Deployment:
             self.calculator = Leadership(Calculation(), service, "0")
             self.read: dict[consume.Place, Owned] = {}
         else:
-            self.decide = DecideLoop(caught_up=self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=120)
+            self.decide = DecideLoop(self.admissions(), self.caught_up)
+
+    def admissions(self) -> Begin:
+        return admissions(caught_up=self.caught_up, waiter_ttl_seconds=120)
 
     # Steps
 

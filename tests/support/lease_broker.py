@@ -3,12 +3,14 @@ by the test."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
+import msgspec
 
 from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
@@ -24,12 +26,13 @@ from slipway_common.events.lease import (
 from slipway_common.events.topics import DECODERS, LEASE_REQUEST
 from slipway_common.messaging import outbox
 from slipway_common.messaging.records import Received
-from slipway_lease_broker import admission
+from slipway_lease_broker.admission import AdmissionTx, Begin
 from slipway_lease_broker.domain import declaration
+from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import Gang
-from slipway_lease_broker.domain.terms import Policy
-from slipway_lease_broker.handlers.requests import handle_commands
+from slipway_lease_broker.domain.terms import BrokerTerms, Policy
+from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.store import gangs, pools
@@ -37,12 +40,31 @@ from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
 
 SERVICE = "lease-broker"
+PROVISIONER: Final = "provisioner"  # source and owner of its commands
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
+TERMS: Final = BrokerTerms(
+    lost_linger_seconds=70,
+    waiter_ttl_seconds=100_000,  # requests in tests are sent once, then the clock jumps
+    slot_expired_state="dirty",
+    slot_request_ttl_seconds=30,
+    proxy_wait_seconds=7200,
+    open_to_all=False,
+)
 
 SETTABLE_CLOCK = """
 CREATE TABLE test_clock (at timestamptz NOT NULL);
 INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
 CREATE OR REPLACE FUNCTION slipway_clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'"""
+
+
+def admissions(
+    *,
+    caught_up: Callable[[str], bool] = lambda _: True,
+    decided: Callable[[Decision], None] = lambda _: None,
+    **terms: Any,
+) -> Begin:
+    """Begins admission transactions, as in main.py, with changed terms."""
+    return partial(AdmissionTx, terms=msgspec.structs.replace(TERMS, **terms), caught_up=caught_up, decided=decided)
 
 
 def after(seconds: float) -> datetime:
@@ -95,7 +117,7 @@ def received(command: Any, offset: int) -> Received:
         event=command,
         type=command.type,
         id=new_id(),
-        source="provisioner",
+        source=PROVISIONER,
         subject=LEASE_REQUEST.subject(command),
         time=START,
         sequence_number=offset,
@@ -113,10 +135,15 @@ class Broker:
         self.pool = pool
         self.offsets = count()
         self.caught_up = True
-        # Requests in tests are sent once, then the clock jumps.
-        self.loop = DecideLoop(caught_up=lambda _: self.caught_up, lost_linger_seconds=70, waiter_ttl_seconds=100_000)
         self._seen_event = 0
         self._started: list[asyncio.Task[Any]] = []
+        self.use()
+
+    def use(self, **terms: Any) -> None:
+        """Start another process, with these terms."""
+        self.begin = admissions(caught_up=lambda _: self.caught_up, **terms)
+        self.handler = LeaseCommandHandler(self.begin, at_once_max=0)
+        self.loop = DecideLoop(self.begin, lambda _: self.caught_up)
 
     async def declare(self, *wanted: Declared) -> None:
         async with self.pool.acquire() as db, db.transaction():
@@ -130,8 +157,8 @@ class Broker:
             await self.send_in(db, *commands)
 
     async def send_in(self, tx: Connection, *commands: Any) -> None:
-        count = await handle_commands(tx, [received(command, next(self.offsets)) for command in commands])
-        count()
+        committed = await self.handler.handle(tx, [received(command, next(self.offsets)) for command in commands])
+        committed()
 
     async def request_gang(self, name: str, **units: int) -> None:
         """Request so many units of each lease pool, all at once."""
@@ -140,21 +167,16 @@ class Broker:
 
     async def request_gang_in(self, tx: Connection, name: str, **units: int) -> None:
         commands = [acquire_request(name, wanted, pool, whole=True) for pool, wanted in units.items()]
-        locked = await pools.lock(tx, units)
-        now = await pools.clock(tx)
-        ledger = await admission.load(tx, locked, commands)
-        for command in commands:
-            ledger.apply(command, now, gang_id=name)
-        gang = Gang(id=name, owner="", size=len(commands), requested_at=now, last_requested_at=now)
-        await admission.request_gang(
-            tx,
-            await gangs.add(tx, gang),
-            ledger,
-            now,
-            expire=lambda _: True,
-            lost_linger_seconds=70,
-            waiter_ttl_seconds=100_000,
+        admission = admissions()(tx)
+        await admission.lock(units)
+        now = admission.now
+        await gangs.add(
+            tx, Gang(id=name, owner=PROVISIONER, size=len(commands), requested_at=now, last_requested_at=now)
         )
+        ledger = await admission.load(commands)
+        for command in commands:
+            ledger.apply(command, now, owner=PROVISIONER, gang_id=name)
+        await admission.decide_gang(name)
 
     async def decide(self) -> int:
         """Decide until nothing is due; returns the number of decisions."""
@@ -166,7 +188,7 @@ class Broker:
     async def try_gangs(self) -> bool:
         """Decide for all pools, then once for each gang that had its turn."""
         await self.decide()
-        return await GangLoop(lost_linger_seconds=70).step(self.pool)
+        return await GangLoop(self.begin).step(self.pool)
 
     async def events(self) -> list[Any]:
         """Events enqueued since the last call, in order; dead letters are left out."""

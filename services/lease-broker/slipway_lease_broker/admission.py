@@ -1,10 +1,9 @@
-"""Application of lease commands and decisions for lease pools, in the caller's transaction: load rows, let the domain
-decide, write the result. Shared by the Kafka handler, the decide loop and HTTP."""
+"""One admission transaction: lock the lease pools, read the clock, load rows, record commands, decide, write; after the
+commit, count and notify. Every way in uses it: Kafka, HTTP, gangs, Boskos and the loops."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -19,12 +18,13 @@ from slipway_common.events.lease import (
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_lease_broker.domain import spread
-from slipway_lease_broker.domain.admit import Queue, find_blocked_gangs
-from slipway_lease_broker.domain.commands import Key, LeaseCommand, Ledger
+from slipway_lease_broker.domain.commands import Key, LeaseCommand, Ledger, confirmation
 from slipway_lease_broker.domain.decide import Decision, decide
-from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool, Request, Tenant
+from slipway_lease_broker.domain.gangs import cancellation, find_blocked_gangs, is_given_up, start_together
+from slipway_lease_broker.domain.ledger import Entry, Gang, Lease, LeasePool, Request, State, Tenant
 from slipway_lease_broker.domain.receipt import confirm_received
-from slipway_lease_broker.domain.terms import Mode
+from slipway_lease_broker.domain.situation import Situation
+from slipway_lease_broker.domain.terms import BrokerTerms, Mode
 from slipway_lease_broker.metrics import (
     ENDED_LEASES,
     GRANT_INTERVAL_SECONDS,
@@ -36,7 +36,7 @@ from slipway_lease_broker.metrics import (
     UNLEASED_STARTS,
     WAITED_SECONDS,
 )
-from slipway_lease_broker.store import gangs, groups, history, leases, pools, requests, tenants
+from slipway_lease_broker.store import answers, gangs, groups, history, leases, pools, requests, tenants
 from slipway_lease_broker.store.traces import traced
 
 LOG = logger(__name__)
@@ -50,328 +50,313 @@ ROWS_MAX: Final = 1_000
 HIDDEN_ROWS_MAX: Final = 4 * ROWS_MAX
 
 
-async def load(tx: Connection, locked: Sequence[LeasePool], commands: Sequence[LeaseCommand]) -> Ledger:
-    """Load the rows that commands about locked pools name."""
-    of_requests = [command for command in commands if isinstance(command, LeaseRequested | LeaseCancelRequested)]
-    requested = [command for command in of_requests if isinstance(command, LeaseRequested)]
-    lease_ids = {
-        command.lease_id for command in commands if not isinstance(command, LeaseRequested | LeaseCancelRequested)
-    }
-    replaced = {command.replaces.lease_id for command in requested if command.replaces is not None}
-    named = await leases.named(tx, lease_ids | replaced)
-    unleased = [command for command in commands if isinstance(command, LeaseUnleasedReported)]
-    request_keys = {(command.lease_pool_id, command.request_id) for command in [*of_requests, *unleased]}
-    request_keys |= {(lease.lease_pool_id, lease.request_id) for lease in named if lease.id in replaced}
-    has_releases = any(isinstance(command, LeaseReleaseRequested) for command in commands)
-    return Ledger(
-        locked,
-        named,
-        await requests.named(tx, request_keys),
-        await tenants.named(
-            tx,
-            {(command.lease_pool_id, command.tenant) for command in requested}
-            | {(lease.lease_pool_id, lease.tenant) for lease in named if has_releases},
-        ),
-        await groups.named(
-            tx, {(command.lease_pool_id, spread.group_key(command.group)) for command in requested if command.group}
-        ),
-    )
+class AdmissionTx:
+    """Admission within a transaction of the caller, in this order: `lock` or `claim` pools; `load` the rows that
+    commands name, and apply the commands to that ledger; `decide`, or `leave_to_the_loop`; after the commit,
+    `committed`. Loading and deciding may be repeated.
 
-
-async def save(tx: Connection, ledger: Ledger, now: datetime) -> None:
-    """Write the rows that commands changed, except the pools: the caller marks them due, or decides for them in the
-    same transaction."""
-    await _save_rows(tx, ledger)
-    await history.add(tx, ledger.history)
-    await outbox.enqueue(tx, traced(ledger.events, ledger.leases.values()), at=now)
-
-
-async def leave_to_the_loop(tx: Connection, ledger: Ledger, now: datetime) -> list[Decision]:
-    """Write the rows that commands changed, and mark the pools due for the decide loop."""
-    await save(tx, ledger, now)
-    await pools.mark(tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
-    return []
-
-
-async def _save_rows(tx: Connection, ledger: Ledger, *, skip_new_requests: Container[str] = ()) -> None:
-    """Write all changed rows, except the new requests of the given lease pools."""
-    await leases.save(tx, ledger.leases_to_save())
-    await requests.save(tx, ledger.requests_to_save())
-    await requests.add(
-        tx, [request for request in ledger.requests_to_add() if request.lease_pool_id not in skip_new_requests]
-    )
-    await leases.add(tx, ledger.leases_to_add())
-    await tenants.save(tx, ledger.tenants_to_save())
-    await groups.save(tx, ledger.groups_to_save())
-
-
-async def save_and_decide(
-    tx: Connection,
-    ledger: Ledger,
-    now: datetime,
-    *,
-    expire: Callable[[str], bool],
-    lost_linger_seconds: float,
-    waiter_ttl_seconds: float,
-    receiving: Container[str] = (),
-) -> list[Decision]:
-    """Write the rows that commands changed, and decide for each pool that has become due; see `decide_pool`.
-
-    This costs one commit, one wait for the lock and one batch of events instead of two. In pools where no other request
-    waits, new requests are decided before they are written, so that they are written once.
+    `caught_up(lease_pool_id)` is false while commands of that pool may be waiting to be read: then none of its
+    deadlines passes and no request lapses. `decided` is called with each decision after the commit.
     """
-    alone = newcomers(ledger)
-    await _save_rows(tx, ledger, skip_new_requests=alone)
-    made, events = [], traced(ledger.events, ledger.leases.values())
-    for name in sorted(ledger.dirty):
-        decision, decided_events = await _decide_rows(
-            tx,
-            ledger.pools[name],
-            now,
-            expire=expire(name),
-            lost_linger_seconds=lost_linger_seconds,
-            waiter_ttl_seconds=waiter_ttl_seconds,
-            receiving=receiving,
-            known=ledger.tenants,
-            new=alone.get(name, ()),
+
+    now: datetime  # database clock, read after the locks
+
+    def __init__(
+        self,
+        tx: Connection,
+        terms: BrokerTerms,
+        *,
+        caught_up: Callable[[str], bool],
+        decided: Callable[[Decision], None] = lambda _: None,
+    ) -> None:
+        self.tx = tx
+        self.pools: dict[str, LeasePool] = {}  # locked, as written last
+        self.decisions: list[Decision] = []
+        self.more = False  # something is left to the decide loop
+        self._terms = terms
+        self._caught_up = caught_up
+        self._decided = decided
+        self._ledger = Ledger([], [], [])  # not written yet
+        self._written: list[Ledger] = []
+
+    async def lock(self, lease_pool_ids: Collection[str]) -> None:
+        """Lock the pools that exist, in ascending order of ids."""
+        await self._locked(await pools.lock(self.tx, lease_pool_ids))
+
+    async def claim(self, lease_pool_ids: Sequence[str]) -> LeasePool | None:
+        """Lock one of the pools that is still due and not locked by another transaction; None when there is none."""
+        pool = await pools.claim(self.tx, lease_pool_ids)
+        if pool is not None:
+            await self._locked([pool])
+        return pool
+
+    async def _locked(self, locked: Sequence[LeasePool]) -> None:
+        self.now = await pools.clock(self.tx)
+        self.pools = {pool.id: pool for pool in locked}
+        self._ledger = Ledger(locked, [], [])
+
+    async def load(self, commands: Sequence[LeaseCommand], *, granted: bool = False) -> Ledger:
+        """Load the rows that commands about the locked pools name, to apply the commands to; with `granted` also the
+        leases of their requests."""
+        of_requests = [command for command in commands if isinstance(command, LeaseRequested | LeaseCancelRequested)]
+        requested = [command for command in of_requests if isinstance(command, LeaseRequested)]
+        lease_ids = {
+            command.lease_id for command in commands if not isinstance(command, LeaseRequested | LeaseCancelRequested)
+        }
+        replaced = {command.replaces.lease_id for command in requested if command.replaces is not None}
+        named = await leases.named(self.tx, lease_ids | replaced)
+        unleased = [command for command in commands if isinstance(command, LeaseUnleasedReported)]
+        request_keys = {(command.lease_pool_id, command.request_id) for command in [*of_requests, *unleased]}
+        request_keys |= {(lease.lease_pool_id, lease.request_id) for lease in named if lease.id in replaced}
+        has_releases = any(isinstance(command, LeaseReleaseRequested) for command in commands)
+        known = await requests.named(self.tx, request_keys)
+        self._ledger = Ledger(
+            self.pools.values(),
+            [*named, *(await self._granted_to(known) if granted else ())],
+            known,
+            await tenants.named(
+                self.tx,
+                {(command.lease_pool_id, command.tenant) for command in requested}
+                | {(lease.lease_pool_id, lease.tenant) for lease in named if has_releases},
+            ),
+            await groups.named(
+                self.tx,
+                {(command.lease_pool_id, spread.group_key(command.group)) for command in requested if command.group},
+            ),
         )
-        made.append(decision)
-        events += decided_events
-    later = [pool for pool in ledger.pools_to_save() if pool.id not in ledger.dirty]
-    await pools.mark(tx, later, (), ledger.deadlines)
-    await history.add(tx, [*ledger.history, *(entry for decision in made for entry in decision.history)])
-    await outbox.enqueue(tx, events, at=now)
-    return made
+        return self._ledger
 
+    async def _granted_to(self, known: Iterable[Request]) -> list[Lease]:
+        """The leases that were granted to requests, in order of tokens in each pool."""
+        by_pool: dict[str, list[str]] = {}
+        for request in known:
+            by_pool.setdefault(request.lease_pool_id, []).append(request.id)
+        return [lease for name, ids in by_pool.items() for lease in await answers.of_requests(self.tx, name, ids)]
 
-async def decide_pool(
-    tx: Connection,
-    pool: LeasePool,
-    now: datetime,
-    *,
-    expire: bool,
-    lost_linger_seconds: float,
-    waiter_ttl_seconds: float,
-    receiving: Container[str] = (),
-) -> Decision:
-    """Decide for a locked `pool` as of `now`, a time read after the lock. Writes all rows, with the pool's state and
-    counters; the caller commits, then calls `count_decision`.
+    async def decide(self, lease_pool_ids: Collection[str] | None = None, *, receiving: Container[str] = ()) -> None:
+        """Write the rows that commands changed, and decide for these pools; for None, for those that became due. Leases
+        of requests in `receiving` are confirmed by the answer that the caller sends after the commit.
 
-    Without `expire` no deadline passes and no request lapses, because commands may be waiting to be read. Leases of
-    requests in `receiving` are confirmed by the answer that the caller sends after the commit.
-    """
-    decision, events = await _decide_rows(
-        tx,
-        pool,
-        now,
-        expire=expire,
-        lost_linger_seconds=lost_linger_seconds,
-        waiter_ttl_seconds=waiter_ttl_seconds,
-        receiving=receiving,
-    )
-    await history.add(tx, decision.history)
-    await outbox.enqueue(tx, events, at=now)
-    return decision
+        This costs one commit, one wait for the lock and one batch of events instead of two. In pools where no other
+        request waits, new requests are decided before they are written, so that they are written once.
+        """
+        ledger = self._ledger
+        due = sorted(ledger.dirty if lease_pool_ids is None else lease_pool_ids)
+        alone = newcomers(ledger)
+        await self._save_rows(ledger, skip_new_requests=alone)
+        events = traced(ledger.events, ledger.leases.values())
+        made = []
+        for name in due:
+            decision, published = await self._decide_pool(
+                ledger.pools[name], receiving, known=ledger.tenants, new=alone.get(name, ())
+            )
+            made.append(decision)
+            events += published
+        await pools.mark(self.tx, [pool for pool in ledger.pools_to_save() if pool.id not in due], (), ledger.deadlines)
+        self._record(made)
+        await self._publish([*ledger.history, *(entry for decision in made for entry in decision.history)], events)
 
+    async def leave_to_the_loop(self) -> None:
+        """Write the rows that commands changed, and mark the pools due for the decide loop."""
+        ledger = self._ledger
+        await self._save_rows(ledger)
+        await pools.mark(self.tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
+        self._record(())
+        self.more = self.more or bool(ledger.dirty)
+        await self._publish(ledger.history, traced(ledger.events, ledger.leases.values()))
 
-async def _decide_rows(
-    tx: Connection,
-    pool: LeasePool,
-    now: datetime,
-    *,
-    expire: bool,
-    lost_linger_seconds: float,
-    waiter_ttl_seconds: float,
-    receiving: Container[str],
-    known: Mapping[Key, Tenant] = MappingProxyType({}),
-    new: Sequence[Request] = (),
-) -> tuple[Decision, list[outbox.Traced]]:
-    """Decide and write all rows except history and events; returns the events. Reads no rows that it already has: no
-    tenants that are `known`, and no requests if all waiting ones are `new` and not written yet."""
-    due: list[Lease] = []
-    lapsed: list[Request] = []
-    waiters: list[Request] = []
-    unannounced: list[Request] = []
-    per_queue = 1
-    waiter_ttl = timedelta(seconds=waiter_ttl_seconds)
-    next_deadline, requested_at = await pools.coming(tx, pool.id, None)
-    is_due = expire and next_deadline is not None and next_deadline <= now
-    is_stale = expire and requested_at is not None and requested_at < now - waiter_ttl
-    if is_due:
-        due = await leases.due(tx, pool.id, now, limit=ROWS_MAX)
-    if is_stale:
-        lapsed = await requests.lapse(tx, pool.id, stale_since=now - waiter_ttl, limit=ROWS_MAX)
-    if is_due or is_stale:
-        next_deadline, requested_at = await pools.coming(tx, pool.id, now)
-    if new:
-        waiters, unannounced = sorted(new, key=lambda one: (*one.queue, one.since, one.place)), list(new)
-        per_queue, requested_at = ROWS_MAX, now
-    elif pool.waiting_requests:
-        waiters, per_queue = await requests.heads(tx, pool.id, enough=enough(pool, due))
-        if len(waiters) < pool.waiting_requests:
-            unannounced = await requests.unannounced(tx, pool.id, limit=ROWS_MAX)
-        else:  # the heads are all waiting requests
-            unannounced = sorted((one for one in waiters if one.queued_at is None), key=lambda one: one.place)
-    # Requests lapse at a time of their own, not when a unit becomes free: that decision may run without `expire`.
-    if requested_at is not None:
-        next_deadline = min(requested_at + waiter_ttl, next_deadline or requested_at + waiter_ttl)
+    async def confirm(self, granted: Sequence[Lease]) -> list[Lease]:
+        """Confirm reserved leases by the answer that the caller sends after the commit."""
+        ledger = self._ledger = Ledger(self.pools.values(), granted, [])
+        for lease in granted:
+            if lease.state is State.RESERVED:
+                ledger.apply(confirmation(lease), self.now, owner=lease.owner)
+        await self.leave_to_the_loop()
+        return list(ledger.leases.values())
 
-    async def decide_among(waiters: Sequence[Request], deeper: Mapping[Queue, int]) -> Decision:
-        keys = {(pool.id, waiter.tenant) for waiter in waiters}
-        return decide(
-            pool,
-            due,
-            waiters,
-            now,
-            new_id=new_id,
-            lost_linger_seconds=lost_linger_seconds,
+    async def decide_gang(self, gang_id: str) -> None:
+        """Write the requests of a gang and decide for all its pools; then start it, if it has its turn in one of them.
+        Call it under the locks of all its pools and its own."""
+        await self.decide(self.pools)
+        if any(gang_id in decision.gangs for decision in self.decisions):
+            await self.start_gang(gang_id)
+
+    async def start_gang(self, gang_id: str) -> None:
+        """Start a gang in all of its pools if each has free units for it, also ahead of other requests; else change
+        nothing.
+
+        Two gangs that reserve units in each other's pools would deadlock if each had to be first in all pools. Locks
+        the pools first, in ascending order, as all writers do.
+        """
+        await self.lock(await gangs.pools_of(self.tx, gang_id))
+        gang = await gangs.lock(self.tx, gang_id)
+        if gang is None or gang.done_at is not None:
+            return
+        self.now = await pools.clock(self.tx)  # again, since the lock of the gang may have been waited for
+        members = await gangs.members(self.tx, gang_id)
+        if is_given_up(members):
+            await self._give_up(gang, members)
+        elif find_blocked_gangs(members, self.pools):
+            # Its reserved units are freed; it gets no turn until it can start.
+            await gangs.lose_turn(self.tx, gang_id)
+            await pools.mark(self.tx, list(self.pools.values()), self.pools, {})
+        else:
+            await self._start(gang, members)
+
+    async def _give_up(self, gang: Gang, members: Sequence[Request]) -> None:
+        """Cancel the remaining requests of a gang of which one was cancelled."""
+        ledger = self._ledger = Ledger(self.pools.values(), [], members)
+        for member in members:
+            if member.waiting_units:
+                ledger.apply(cancellation(member), self.now, owner=member.owner)
+        await self.leave_to_the_loop()
+        await gangs.done(self.tx, gang.id, self.now)
+
+    async def _start(self, gang: Gang, members: Sequence[Request]) -> None:
+        known = await tenants.named(self.tx, {(member.lease_pool_id, member.tenant) for member in members})
+        made = start_together(members, self.pools, known, self.now, new_id=new_id, terms=self._terms)
+        if not made:
+            return
+        for decision, member in zip(made, members, strict=True):
+            await self._write(decision)
+            await self._publish(decision.history, traced(decision.events, decision.granted, [member]))
+        self._record(made)
+        await gangs.done(self.tx, gang.id, self.now)
+
+    def committed(self) -> None:
+        """Count what was done, and report each decision to `decided`. Call it after the commit."""
+        for ledger in self._written:
+            count_commands(ledger)
+        for decision in self.decisions:
+            count_decision(decision)
+            self._decided(decision)
+
+    async def _decide_pool(
+        self, pool: LeasePool, receiving: Container[str], *, known: Mapping[Key, Tenant], new: Sequence[Request]
+    ) -> tuple[Decision, list[outbox.Traced]]:
+        """Decide for a pool and write all rows except history and events; returns the events. Reads no rows that it
+        already has: no tenants that are `known`, and no requests if all waiting ones are `new` and not written yet."""
+        situation = await self._situation(pool, known, new)
+        decision = decide(pool, situation, self.now, new_id=new_id, terms=self._terms)
+        if hidden := decision.hidden:
+            deep = min(ROWS_MAX, max(2 * requests.PER_QUEUE_MIN, HIDDEN_ROWS_MAX // len(hidden)))
+            waiters = [waiter for waiter in situation.waiters if waiter.queue not in hidden]
+            waiters += await requests.of_queues(self.tx, pool.id, hidden, per_queue=deep)
+            situation = msgspec.structs.replace(situation, deeper=dict.fromkeys(hidden, deep))
+            situation = await self._with_waiters(situation, pool, waiters, known)
+            decision = decide(pool, situation, self.now, new_id=new_id, terms=self._terms)
+        decision = confirm_received(decision, receiving, self.now)
+        if new:
+            decided = {request.id: request for request in decision.requests}
+            await requests.add(self.tx, [decided.get(request.id, request) for request in new])
+            decision = msgspec.structs.replace(decision, requests=())
+        await self._write(decision)
+        granted, waiting = [*situation.due, *decision.granted], [*situation.waiters, *situation.unannounced]
+        return decision, traced(decision.events, granted, waiting)
+
+    async def _situation(self, pool: LeasePool, known: Mapping[Key, Tenant], new: Sequence[Request]) -> Situation:
+        """The situation of a pool."""
+        tx, now = self.tx, self.now
+        due: list[Lease] = []
+        lapsed: list[Request] = []
+        waiters: list[Request] = []
+        unannounced: list[Request] = []
+        per_queue = 1
+        expire, waiter_ttl = self._caught_up(pool.id), timedelta(seconds=self._terms.waiter_ttl_seconds)
+        next_deadline, requested_at = await pools.coming(tx, pool.id, None)
+        is_due = expire and next_deadline is not None and next_deadline <= now
+        is_stale = expire and requested_at is not None and requested_at < now - waiter_ttl
+        if is_due:
+            due = await leases.due(tx, pool.id, now, limit=ROWS_MAX)
+        if is_stale:
+            lapsed = await requests.lapse(tx, pool.id, stale_since=now - waiter_ttl, limit=ROWS_MAX)
+        if is_due or is_stale:
+            next_deadline, requested_at = await pools.coming(tx, pool.id, now)
+        if new:
+            waiters, unannounced = sorted(new, key=lambda one: (*one.queue, one.since, one.place)), list(new)
+            per_queue, requested_at = ROWS_MAX, now
+        elif pool.waiting_requests:
+            waiters, per_queue = await requests.heads(tx, pool.id, enough=enough(pool, due))
+            if len(waiters) < pool.waiting_requests:
+                unannounced = await requests.unannounced(tx, pool.id, limit=ROWS_MAX)
+            else:  # the heads are all waiting requests
+                unannounced = sorted((one for one in waiters if one.queued_at is None), key=lambda one: one.place)
+        # Requests lapse at a time of their own, not when a unit becomes free: that decision may run without `expire`.
+        if requested_at is not None:
+            next_deadline = min(requested_at + waiter_ttl, next_deadline or requested_at + waiter_ttl)
+        situation = Situation(
             per_queue=per_queue,
-            deeper=deeper,
+            due=due,
             unannounced=unannounced,
             lapsed=lapsed,
-            tenants=[known[key] for key in keys & known.keys()] + await tenants.named(tx, keys - known.keys()),
-            groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
             next_deadline=next_deadline,
             more=ROWS_MAX in (len(due), len(unannounced), len(lapsed)),
-            blocked_gangs=await _blocked_gangs(tx, pool, waiters),
+        )
+        return await self._with_waiters(situation, pool, waiters, known)
+
+    async def _with_waiters(
+        self, situation: Situation, pool: LeasePool, waiters: Sequence[Request], known: Mapping[Key, Tenant]
+    ) -> Situation:
+        """The situation with these waiters and the rows that belong to them."""
+        tx = self.tx
+        keys = {(pool.id, waiter.tenant) for waiter in waiters}
+        return msgspec.structs.replace(
+            situation,
+            waiters=waiters,
+            tenants=[known[key] for key in keys & known.keys()] + await tenants.named(tx, keys - known.keys()),
+            groups=await groups.named(tx, {(pool.id, waiter.group_name) for waiter in waiters if waiter.group_name}),
+            blocked_gangs=await self._blocked_gangs(pool, waiters),
         )
 
-    decision = await decide_among(waiters, {})
-    if hidden := decision.hidden:
-        deep = min(ROWS_MAX, max(2 * requests.PER_QUEUE_MIN, HIDDEN_ROWS_MAX // len(hidden)))
-        waiters = [waiter for waiter in waiters if waiter.queue not in hidden]
-        waiters += await requests.of_queues(tx, pool.id, hidden, per_queue=deep)
-        decision = await decide_among(waiters, dict.fromkeys(hidden, deep))
-    decision = confirm_received(decision, receiving, now)
-    if new:
-        decided = {request.id: request for request in decision.requests}
-        await requests.add(tx, [decided.get(request.id, request) for request in new])
-        decision = msgspec.structs.replace(decision, requests=())
-    await _write_rows(tx, decision, now)
-    return decision, traced(decision.events, [*due, *decision.granted], [*waiters, *unannounced])
+    async def _blocked_gangs(self, pool: LeasePool, waiters: Sequence[Request]) -> dict[str, str]:
+        """Gangs waiting in `pool` that cannot start in another pool, with the reason. Other pools are read without a
+        lock; `start_gang` finds units reserved by mistake, under all locks."""
+        waiting = {waiter.gang_id for waiter in waiters if waiter.gang_id is not None}
+        if not waiting:
+            return {}
+        members = await gangs.elsewhere(self.tx, waiting, pool.id)
+        others = await pools.named(self.tx, {member.lease_pool_id for member in members})
+        return find_blocked_gangs(members, {other.id: other for other in others})
+
+    async def _save_rows(self, ledger: Ledger, *, skip_new_requests: Container[str] = ()) -> None:
+        """Write the rows that commands changed, except the pools and the new requests of the given pools."""
+        new = [request for request in ledger.requests_to_add() if request.lease_pool_id not in skip_new_requests]
+        await leases.save(self.tx, ledger.leases_to_save())
+        await requests.save(self.tx, ledger.requests_to_save())
+        await requests.add(self.tx, new)
+        await leases.add(self.tx, ledger.leases_to_add())
+        await tenants.save(self.tx, ledger.tenants_to_save())
+        await groups.save(self.tx, ledger.groups_to_save())
+
+    async def _write(self, decision: Decision) -> None:
+        """Write the rows of a decision, except history and events."""
+        await leases.save(self.tx, decision.ended)
+        await leases.add(self.tx, decision.granted)
+        await requests.save(self.tx, decision.requests)
+        await tenants.save(self.tx, decision.tenants)
+        await groups.save(self.tx, decision.groups)
+        await gangs.have_turn(self.tx, decision.gangs, self.now)
+        await pools.settle(self.tx, decision, self.now)
+
+    async def _publish(self, entries: Sequence[Entry], events: Sequence[outbox.Traced]) -> None:
+        await history.add(self.tx, entries)
+        await outbox.enqueue(self.tx, events, at=self.now)
+
+    def _record(self, made: Sequence[Decision]) -> None:
+        """Remember what was written, for `committed` and for what follows in this transaction."""
+        self._written.append(self._ledger)
+        self.decisions += made
+        self.more = self.more or any(decision.again for decision in made)
+        self.pools |= self._ledger.pools | {decision.pool.id: decision.pool for decision in made}
+        self._ledger = Ledger(self.pools.values(), [], [])
 
 
-async def _blocked_gangs(tx: Connection, pool: LeasePool, waiters: Sequence[Request]) -> dict[str, str]:
-    """Gangs waiting in `pool` that cannot start in another pool, with the reason. Other pools are read without a lock;
-    `decide_gang` finds units reserved by mistake, under all locks."""
-    waiting = {waiter.gang_id for waiter in waiters if waiter.gang_id is not None}
-    if not waiting:
-        return {}
-    members = await gangs.elsewhere(tx, waiting, pool.id)
-    others = await pools.named(tx, {member.lease_pool_id for member in members})
-    return find_blocked_gangs(members, {other.id: other for other in others})
-
-
-async def request_gang(
-    tx: Connection,
-    gang: Gang,
-    ledger: Ledger,
-    now: datetime,
-    *,
-    expire: Callable[[str], bool],
-    lost_linger_seconds: float,
-    waiter_ttl_seconds: float,
-) -> list[Decision]:
-    """Write the requests of a gang, applied to `ledger` under the locks of all its pools and its own, and decide for
-    each pool; then for the gang, if it has its turn in one of them. The caller commits, then calls `count_decision` for
-    each decision."""
-    await save(tx, ledger, now)
-    decisions = [
-        await decide_pool(
-            tx,
-            pool,
-            now,
-            expire=expire(pool.id),
-            lost_linger_seconds=lost_linger_seconds,
-            waiter_ttl_seconds=waiter_ttl_seconds,
-        )
-        for _, pool in sorted(ledger.pools.items())
-    ]
-    if any(gang.id in decision.gangs for decision in decisions):
-        decisions += await decide_gang(tx, gang.id, lost_linger_seconds=lost_linger_seconds)
-    return decisions
-
-
-async def decide_gang(tx: Connection, gang_id: str, *, lost_linger_seconds: float) -> list[Decision]:
-    """Start a gang in all of its pools if each has free units for it, also ahead of other requests; else change
-    nothing.
-
-    Two gangs that reserve units in each other's pools would deadlock if each had to be first in all pools. Locks the
-    pools first, in ascending order, as all writers do.
-    """
-    locked = {pool.id: pool for pool in await pools.lock(tx, await gangs.pools_of(tx, gang_id))}
-    gang = await gangs.lock(tx, gang_id)
-    if gang is None or gang.done_at is not None:
-        return []
-    now = await pools.clock(tx)
-    members = await gangs.members(tx, gang_id)
-    if any(member.waiting_units == 0 for member in members):
-        await _give_up(tx, gang, list(locked.values()), members, now)
-        return []
-    if find_blocked_gangs(members, locked):  # its reserved units are freed; it gets no turn until it can start
-        await gangs.lose_turn(tx, gang_id)
-        await pools.mark(tx, list(locked.values()), locked, {})
-        return []
-    decisions = []
-    for member in members:
-        decision = decide(
-            locked[member.lease_pool_id],
-            [],
-            [member],
-            now,
-            new_id=new_id,
-            lost_linger_seconds=lost_linger_seconds,
-            per_queue=2,
-            for_gang=True,
-            unannounced=[member] if member.queued_at is None else [],
-            tenants=await tenants.named(tx, {(member.lease_pool_id, member.tenant)}),
-            more=True,
-        )
-        if member.lapsed or not decision.granted:
-            return []
-        decisions.append(decision)
-    for decision, member in zip(decisions, members, strict=True):
-        await _write_rows(tx, decision, now)
-        await history.add(tx, decision.history)
-        await outbox.enqueue(tx, traced(decision.events, decision.granted, [member]), at=now)
-    await gangs.done(tx, gang_id, now)
-    return decisions
-
-
-async def _give_up(
-    tx: Connection, gang: Gang, locked: Sequence[LeasePool], members: Sequence[Request], now: datetime
-) -> None:
-    """Cancel the remaining requests of a gang of which one was cancelled: they can never start."""
-    ledger = Ledger(locked, [], members)
-    for member in members:
-        if member.waiting_units:
-            ledger.apply(
-                LeaseCancelRequested(
-                    lease_pool_id=member.lease_pool_id,
-                    request_id=member.id,
-                    units=member.waiting_units,
-                    reason="another request of its gang was cancelled",
-                ),
-                now,
-                owner=member.owner,
-            )
-    await save(tx, ledger, now)
-    await pools.mark(tx, ledger.pools_to_save(), ledger.dirty, ledger.deadlines)
-    await gangs.done(tx, gang.id, now)
-
-
-async def _write_rows(tx: Connection, decision: Decision, now: datetime) -> None:
-    await leases.save(tx, decision.ended)
-    await leases.add(tx, decision.granted)
-    await requests.save(tx, decision.requests)
-    await tenants.save(tx, decision.tenants)
-    await groups.save(tx, decision.groups)
-    await gangs.have_turn(tx, decision.gangs, now)
-    await pools.settle(tx, decision, now)
+Begin: TypeAlias = Callable[[Connection], AdmissionTx]  # an admission transaction on a connection
 
 
 def newcomers(ledger: Ledger) -> dict[str, list[Request]]:
-    """New requests in order of arrival, by lease pool, for due pools where no other request waits."""
+    """New requests in order of arrival, by lease pool, for due pools where no other request waits. Requests of gangs
+    are left out: the decision of another pool has to find them in the database."""
     found: dict[str, list[Request]] = {}
     for place, request in enumerate(ledger.requests_to_add()):
         found.setdefault(request.lease_pool_id, []).append(msgspec.structs.replace(request, place=place))
@@ -379,7 +364,7 @@ def newcomers(ledger: Ledger) -> dict[str, list[Request]]:
         name: new
         for name, new in found.items()
         if name in ledger.dirty
-        and all(request.waiting_units for request in new)
+        and all(request.waiting_units and request.gang_id is None for request in new)
         and len(new) == ledger.pools[name].waiting_requests < ROWS_MAX
     }
 
@@ -393,7 +378,7 @@ def enough(pool: LeasePool, due: Sequence[Lease]) -> int:
 
 
 def count_commands(ledger: Ledger) -> None:
-    """Update the metrics of applied commands. Call it after the commit."""
+    """Update the metrics of applied commands."""
     for reason in ledger.refusals:
         REFUSED_COMMANDS.labels(reason).inc()
     for lease in ledger.leases_to_add():
@@ -403,7 +388,7 @@ def count_commands(ledger: Ledger) -> None:
 
 
 def count_decision(decision: Decision) -> None:
-    """Update the metrics of a decision. Call it after the commit."""
+    """Update the metrics of a decision."""
     pool = decision.pool.id
     for lease in decision.ended:
         ENDED_LEASES.labels(pool, lease.state.value).inc()

@@ -1,16 +1,17 @@
 """Entry point of the lease-broker: its consumers, loops and routes."""
 
-from functools import partial
-
 from slipway_common.base.settings import from_environment
+from slipway_common.database.postgres import Connection
 from slipway_common.events.topics import LEASE_REQUEST, TOPICS
 from slipway_common.measure import MEASURE_SECONDS, Measure
 from slipway_common.messaging.relay import partition_for
 from slipway_common.messaging.topic_admin import partition_counts
 from slipway_common.service import Loop, Service
+from slipway_common.web.access import Tokens
 from slipway_common.web.runtime import Runtime
-from slipway_lease_broker.admission import save_and_decide
+from slipway_lease_broker.admission import AdmissionTx
 from slipway_lease_broker.boskos.server import Port
+from slipway_lease_broker.domain.terms import BrokerTerms
 from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.http import gangs as http_gangs
 from slipway_lease_broker.http import lease_pools, leases, slots
@@ -26,6 +27,14 @@ from slipway_lease_broker.store import gauges
 
 def build(settings: Settings) -> Service:
     partitions = partition_counts(TOPICS, settings.partitions)[LEASE_REQUEST.name]
+    terms = BrokerTerms(
+        lost_linger_seconds=settings.lost_linger_seconds,
+        waiter_ttl_seconds=settings.waiter_ttl_seconds,
+        slot_expired_state=settings.boskos_expired_state,
+        slot_request_ttl_seconds=settings.boskos_request_ttl_seconds,
+        proxy_wait_seconds=settings.boskos_proxy_wait_seconds,
+        open_to_all=settings.boskos_open,
+    )
 
     def may_expire(lease_pool_id: str) -> bool:
         return caught_up(service.runtime, partition_for(lease_pool_id, partitions))
@@ -33,10 +42,11 @@ def build(settings: Settings) -> Service:
     def published(more: bool) -> None:
         service.runtime.wake() if more else service.runtime.publish()
 
+    def begin(db: Connection) -> AdmissionTx:
+        return AdmissionTx(db, terms, caught_up=may_expire, decided=group_commit.decided)
+
     group_commit = GroupCommit(
-        caught_up=may_expire,
-        lost_linger_seconds=settings.lost_linger_seconds,
-        waiter_ttl_seconds=settings.waiter_ttl_seconds,
+        begin,
         published=published,
         notify_replicas=lambda lease_pool_id: grant_notifier.notify(lease_pool_id),
     )
@@ -46,43 +56,30 @@ def build(settings: Settings) -> Service:
         database=lambda: service.runtime.database,
         check_grants=group_commit.check_grants,
     )
-    command_handler = LeaseCommandHandler(
-        partial(
-            save_and_decide,
-            expire=may_expire,
-            lost_linger_seconds=settings.lost_linger_seconds,
-            waiter_ttl_seconds=settings.waiter_ttl_seconds,
-        ),
-        committed=group_commit.decided,
-    )
-    decide = DecideLoop(
-        caught_up=may_expire,
-        committed=group_commit.decided,
-        lost_linger_seconds=settings.lost_linger_seconds,
-        waiter_ttl_seconds=settings.waiter_ttl_seconds,
-    )
     boskos = Port(
-        settings,
+        begin,
+        terms,
+        Tokens(settings.tokens_file),
+        host=settings.boskos_host,
+        number=settings.boskos_port or 0,
         runtime=lambda: service.runtime,
-        caught_up=may_expire,
-        decided=group_commit.decided,
         published=published,
     )
-    gangs = GangLoop(committed=group_commit.decided, lost_linger_seconds=settings.lost_linger_seconds)
     service = Service(
         "lease-broker",
         settings,
-        consumes={LEASE_REQUEST: command_handler.handle},
+        consumes={LEASE_REQUEST: LeaseCommandHandler(begin).handle},
         loops=[
-            Loop("decide", decide.step, tick_seconds=0.5),  # deadlines pass on a tick; requests and releases wake it
-            Loop("gangs", gangs.step, tick_seconds=1.0),
+            # Deadlines pass on a tick; requests and releases wake it.
+            Loop("decide", DecideLoop(begin, may_expire).step, tick_seconds=0.5),
+            Loop("gangs", GangLoop(begin).step, tick_seconds=1.0),
             Loop("sweep", sweep, tick_seconds=5.0),
             Loop("prune", PruneLoop(settings.ended_kept_days).step, tick_seconds=600.0),
             Loop("measure", Measure(gauges.NAMES, gauges.read).step, MEASURE_SECONDS),
         ],
         routers=[leases.router, lease_pools.router, http_gangs.router, slots.router],
         resources=[grant_notifier.running(), *([boskos.running()] if settings.boskos_port is not None else ())],
-        state={"group_commit": group_commit, "grant_notifier": grant_notifier, "boskos": boskos},
+        state={"begin": begin, "group_commit": group_commit, "grant_notifier": grant_notifier, "boskos": boskos},
         schema_minimum="0001",
     )
     return service

@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission, Queue, find_blocked_gangs
+from slipway_lease_broker.domain.admit import OVER_THE_LIMIT, Admission
+from slipway_lease_broker.domain.gangs import find_blocked_gangs
 from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
 from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.situation import Queue, Situation
 from slipway_lease_broker.domain.terms import Mode, Operation, Policy
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -59,18 +61,15 @@ def round_(
         **state,
     )
     placed = [msgspec.structs.replace(waiter, place=place) for place, waiter in enumerate(waiters)]
-    admission = Admission(
-        pool,
-        limit,
-        placed,
-        NOW,
-        tenants=tenants,
-        groups=groups,
+    situation = Situation(
+        waiters=placed,
         per_queue=per_queue,
         deeper=deeper or {},
+        tenants=tenants,
+        groups=groups,
         blocked_gangs=blocked_gangs or {},
     )
-    return admission.run()
+    return Admission(pool, limit, situation, NOW).run()
 
 
 def started(admission: Admission) -> list[tuple[str, int]]:

@@ -21,7 +21,9 @@ from slipway_lease_broker.domain.ledger import (
     counted,
     queued,
 )
+from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import Policy
+from tests.support.lease_broker import TERMS
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -72,17 +74,15 @@ def waiter(name: str, units: int, *, since: float = 0, announced: bool = False) 
 
 def decided(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, **terms: Any) -> Decision:
     """The decision; `leases` are all that count, and the decision sees the due ones and the counters of the rest."""
-    return decide(
-        pool_of(leases, waiters, limit, **terms),
-        [lease for lease in leases if lease.deadline <= NOW],
-        [msgspec.structs.replace(waiter, place=place) for place, waiter in enumerate(waiters)],
-        NOW,
-        new_id=map("lease-{}".format, count(1)).__next__,
-        lost_linger_seconds=70,
+    situation = Situation(
+        due=[lease for lease in leases if lease.deadline <= NOW],
+        waiters=[msgspec.structs.replace(waiter, place=place) for place, waiter in enumerate(waiters)],
         per_queue=100,
         unannounced=[waiter for waiter in waiters if waiter.queued_at is None],
         next_deadline=min((lease.deadline for lease in leases if lease.deadline > NOW), default=None),
     )
+    new_id = map("lease-{}".format, count(1)).__next__
+    return decide(pool_of(leases, waiters, limit, **terms), situation, NOW, new_id=new_id, terms=TERMS)
 
 
 def pool_of(leases: Sequence[Lease], waiters: Sequence[Request], limit: int = 5, **terms: Any) -> LeasePool:

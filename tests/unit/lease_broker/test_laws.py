@@ -24,7 +24,9 @@ from slipway_lease_broker.domain.decide import Decision, decide
 from slipway_lease_broker.domain.drift import Counted, repaired
 from slipway_lease_broker.domain.ledger import Group, Lease, LeasePool, Request, State, Tenant
 from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.situation import Situation
 from slipway_lease_broker.domain.terms import Backoff, Bounds, Mode, Operation, Policy
+from tests.support.lease_broker import TERMS
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 OPERATIONS = {
@@ -172,19 +174,18 @@ class Admissions(RuleBasedStateMachine):
 
     def decision(self, held: list[Lease], waiters: list[Request], expire: bool, prefix: str) -> Decision:
         deadlines = [lease.deadline for lease in held if lease.deadline > self.now or not expire]
-        return decide(
-            self.pool,
-            [lease for lease in held if lease.deadline <= self.now] if expire else [],
-            waiters,
-            self.now,
-            new_id=map(f"{prefix}-{{:02}}".format, count(1)).__next__,
-            lost_linger_seconds=7,
+        situation = Situation(
+            due=[lease for lease in held if lease.deadline <= self.now] if expire else [],
+            waiters=waiters,
             per_queue=100,
             unannounced=[waiter for waiter in waiters if waiter.queued_at is None],
             tenants=list(self.tenants.values()),
             groups=list(self.groups.values()),
             next_deadline=min(deadlines, default=None),
         )
+        new_id = map(f"{prefix}-{{:02}}".format, count(1)).__next__
+        terms = msgspec.structs.replace(TERMS, lost_linger_seconds=7)
+        return decide(self.pool, situation, self.now, new_id=new_id, terms=terms)
 
     @rule(expire=st.booleans())
     def decide(self, expire: bool) -> None:
@@ -320,15 +321,9 @@ def test_nobody_starves(priority: int, units: int, tenants: int, freed: int) -> 
         now = START + timedelta(seconds=second)
         free = msgspec.structs.replace(pool, held={"install": max(0, pool.held_cost - freed)})
         waiters = [waiter(next(places), name, 9, now) for name in served for _ in range(4)]
-        admission = Admission(
-            free,
-            4,
-            [patient, *waiters],
-            now,
-            groups=[],
-            per_queue=100,
-            tenants=[Tenant(lease_pool_id="p", tenant=name, virtual_finish=finish) for name, finish in served.items()],
-        ).run()
+        known = [Tenant(lease_pool_id="p", tenant=name, virtual_finish=finish) for name, finish in served.items()]
+        situation = Situation(waiters=[patient, *waiters], per_queue=100, tenants=known)
+        admission = Admission(free, 4, situation, now).run()
         if any(grant.request.id == patient.id for grant in admission.grants):
             return
         served |= {name: finish for name, finish in admission.finish.items() if name in served}
@@ -357,7 +352,7 @@ def test_scale(requests: list[tuple[str, int, int, int]], limit: int, factor: in
             reserve_seconds=10,
             policy=Policy(pacing="off"),
         )
-        admission = Admission(pool, limit * times, waiters, START, tenants=[], groups=[], per_queue=100).run()
+        admission = Admission(pool, limit * times, Situation(waiters=waiters, per_queue=100), START).run()
         return [(grant.request.id, grant.units) for grant in admission.grants]
 
     assert granted(factor) == [(name, units * factor) for name, units in granted(1)]

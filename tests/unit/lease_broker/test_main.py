@@ -7,8 +7,9 @@ import pytest
 from slipway_common.events.topics import LEASE_REQUEST
 from slipway_common.messaging.consume import Consumer, Owned
 from slipway_common.web.runtime import Runtime
-from slipway_lease_broker.handlers.requests import handle_commands
+from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.main import caught_up
+from tests.support.lease_broker import admissions
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,6 @@ def test_only_the_assigned_replica_that_has_read_lets_deadlines_pass(
 ) -> None:
     """A partition counts as read at the end that was seen at the assignment."""
     runtime = Runtime()
-    consumer = Consumer("lease-broker", LEASE_REQUEST, handle_commands)
+    consumer = Consumer("lease-broker", LEASE_REQUEST, LeaseCommandHandler(admissions()).handle)
     runtime.subscriptions = [SimpleNamespace(consumer=consumer, owned=owned, targets=targets)]  # type: ignore[list-item]
     assert caught_up(runtime, 3) is expected

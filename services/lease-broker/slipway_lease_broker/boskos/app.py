@@ -25,6 +25,7 @@ from slipway_common.web.runtime import Runtime
 from slipway_lease_broker.boskos.calls import Caller, Calls, NotAvailable, Refused, Wanted, leased
 from slipway_lease_broker.domain.commands import TEXT_CHARACTERS_MAX, UNITS_MAX
 from slipway_lease_broker.domain.slots import FREE, Slot, go_seconds
+from slipway_lease_broker.domain.terms import BrokerTerms
 
 LOG = logger(__name__)
 
@@ -68,22 +69,13 @@ class BoskosCall(msgspec.Struct, frozen=True):
 
 
 class App:
-    """The ASGI application. `open_to_all` accepts callers without a token, as Boskos does."""
+    """The ASGI application."""
 
-    def __init__(
-        self,
-        calls: Calls,
-        runtime: Callable[[], Runtime],
-        tokens: Tokens,
-        *,
-        open_to_all: bool,
-        proxy_wait_seconds: float,
-    ) -> None:
+    def __init__(self, calls: Calls, runtime: Callable[[], Runtime], tokens: Tokens, terms: BrokerTerms) -> None:
         self._calls = calls
         self._runtime = runtime
         self._tokens = tokens
-        self._open_to_all = open_to_all
-        self._proxy_wait_seconds = proxy_wait_seconds
+        self._terms = terms
         self._routes: dict[str, tuple[str, Callable[[BoskosCall], Awaitable[Response]]]] = {
             "/acquire": ("POST", self._acquire),
             "/acquirebystate": ("POST", self._acquire_by_state),
@@ -131,7 +123,7 @@ class App:
     def _caller(self, request: Request) -> Caller:
         """The caller by HTTP Basic (name and secret of a token). Raises Refused for an unknown or missing token."""
         given = request.headers.get("authorization")
-        if given is None and self._open_to_all:
+        if given is None and self._terms.open_to_all:
             return Caller(ANONYMOUS, lambda _: None)
         kind, _, credentials = (given or "").partition(" ")
         try:
@@ -219,11 +211,11 @@ class App:
             raise
 
     async def _wait_for_slots(self, call: BoskosCall, wanted: Wanted) -> Sequence[Slot]:
-        until = monotonic_seconds() + self._proxy_wait_seconds
+        until = monotonic_seconds() + self._terms.proxy_wait_seconds
         while isinstance(answer := await self._calls.acquire(call.database, call.caller, wanted), NotAvailable):
             left_seconds = until - monotonic_seconds()
             if left_seconds <= 0 or await _is_disconnected(call.request, min(POLL_SECONDS, left_seconds)):
-                raise Refused(500, f"not acquired within {self._proxy_wait_seconds:g} s: {answer.reason}")
+                raise Refused(500, f"not acquired within {self._terms.proxy_wait_seconds:g} s: {answer.reason}")
         if await _is_disconnected(call.request, 0.0):
             raise Refused(500, "the caller has disconnected")
         return answer

@@ -1,7 +1,7 @@
 """Effects of Boskos calls on slots and leases, one transaction each. A call that raises Refused changes nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +11,7 @@ from slipway_common.database.postgres import Database
 from slipway_common.events.lease import LeaseRenewRequested, LeaseRequested
 from slipway_lease_broker.boskos.transactions import SlotTransaction, SlotTransactions, reasons
 from slipway_lease_broker.domain.limits import most_ever
+from slipway_lease_broker.domain.ownership import Denial, may_act
 from slipway_lease_broker.domain.slots import FREE, LEASED, Slot, is_grant, merged, released, taken
 from slipway_lease_broker.metrics import REFUSED_COMMANDS
 from slipway_lease_broker.store import answers, leases, slots
@@ -79,7 +80,8 @@ class Calls:
                 held = await slots.of_request(transaction.tx, pool_id, wanted.owner, wanted.request_id)
                 if held:
                     return held
-            answer = await _take(transaction, wanted)
+            stale_since = transaction.now - timedelta(seconds=self._transactions.terms.slot_request_ttl_seconds)
+            answer = await _take(transaction, wanted, stale_since)
             if isinstance(answer, NotAvailable) and wanted.request_id is None:
                 raise Refused(404, answer.reason)  # it has no place in a queue: roll back
             return answer
@@ -207,10 +209,10 @@ class Calls:
             raise Refused(500, f"{never}: the limit allows {most} at once")
 
 
-async def _take(transaction: SlotTransaction, wanted: Wanted) -> list[Slot] | NotAvailable:
-    """Take slots when the request has its turn in the queue for slots and the pool grants a lease."""
+async def _take(transaction: SlotTransaction, wanted: Wanted, stale_since: datetime) -> list[Slot] | NotAvailable:
+    """Take slots when the request has its turn in the queue for slots and the pool grants a lease. Requests that were
+    not repeated since `stale_since` lose their place."""
     tx, pool_id, state = transaction.tx, wanted.lease_pool_id, wanted.state
-    stale_since = transaction.now - timedelta(seconds=transaction.terms.request_ttl_seconds)
     dropped = await slots.drop_stale(tx, pool_id, stale_since)
     earlier = await transaction.abandon(pool_id, dropped, "the request was not repeated in time")
     lease_request_id, place = new_id(), None
@@ -281,8 +283,8 @@ async def _owned(transaction: SlotTransaction, lease_pool_id: str, name: str, ow
     found = [slot for slot in await slots.named(transaction.tx, [name]) if slot.lease_pool_id == lease_pool_id]
     if not found:
         raise unknown_slot(name)
-    if found[0].owner != owner:
-        REFUSED_COMMANDS.labels("stale token").inc()  # Boskos has no fencing token but the owner's name
+    if not may_act(found[0].owner, owner):
+        REFUSED_COMMANDS.labels(Denial.FENCED).inc()  # Boskos has no fencing token but the owner's name
         raise Refused(401, f'resource "{name}" is owned by "{found[0].owner}", not by "{owner}"')
     return found[0]
 

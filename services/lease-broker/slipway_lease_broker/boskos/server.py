@@ -10,11 +10,11 @@ import uvicorn
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.access import Tokens
 from slipway_common.web.runtime import Runtime
+from slipway_lease_broker.admission import Begin
 from slipway_lease_broker.boskos.app import App
 from slipway_lease_broker.boskos.calls import Calls
-from slipway_lease_broker.boskos.transactions import SlotTerms, SlotTransactions
-from slipway_lease_broker.domain.decide import Decision
-from slipway_lease_broker.settings import Settings
+from slipway_lease_broker.boskos.transactions import SlotTransactions
+from slipway_lease_broker.domain.terms import BrokerTerms
 
 LOG = logger(__name__)
 
@@ -32,29 +32,18 @@ class Port:
 
     def __init__(
         self,
-        settings: Settings,
+        begin: Begin,
+        terms: BrokerTerms,
+        tokens: Tokens,
         *,
+        host: str,
+        number: int,
         runtime: Callable[[], Runtime],
-        caught_up: Callable[[str], bool],
-        decided: Callable[[Decision], None],
         published: Callable[[bool], None],
     ) -> None:
-        terms = SlotTerms(
-            expired_state=settings.boskos_expired_state,
-            request_ttl_seconds=settings.boskos_request_ttl_seconds,
-            lost_linger_seconds=settings.lost_linger_seconds,
-            waiter_ttl_seconds=settings.waiter_ttl_seconds,
-        )
-        transactions = SlotTransactions(terms, caught_up=caught_up, decided=decided, published=published)
-        self.app = App(
-            Calls(transactions),
-            runtime,
-            Tokens(settings.tokens_file),
-            open_to_all=settings.boskos_open,
-            proxy_wait_seconds=settings.boskos_proxy_wait_seconds,
-        )
-        self.number = settings.boskos_port or 0
-        self._host = settings.boskos_host
+        self.app = App(Calls(SlotTransactions(begin, terms, published=published)), runtime, tokens, terms)
+        self.number = number
+        self._host = host
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -3,66 +3,48 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Final
 
 import msgspec
 
-from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lease import (
-    LeaseCancelRequested,
-    LeaseConfirmRequested,
-    LeaseReleaseRequested,
-    LeaseRequested,
-)
-from slipway_lease_broker.admission import count_commands, load, save_and_decide
-from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand, Ledger
+from slipway_common.database.postgres import Database
+from slipway_common.events.lease import LeaseCancelRequested, LeaseReleaseRequested, LeaseRequested
+from slipway_lease_broker.admission import AdmissionTx, Begin
+from slipway_lease_broker.domain.commands import UNITS_MAX, LeaseCommand
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.ledger import Lease, LeasePool
 from slipway_lease_broker.domain.slots import Slot
+from slipway_lease_broker.domain.terms import BrokerTerms
 from slipway_lease_broker.store import answers, leases, pools, requests, slots
 
 # Connections that calls may use at once: the loops, consumers and the group commit need the others.
 TRANSACTIONS_MAX: Final = 2
 
 
-class SlotTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the broker that concern slots. Durations are in seconds."""
-
-    expired_state: str = "dirty"
-    request_ttl_seconds: float = 30.0
-    lost_linger_seconds: float = 70.0
-    waiter_ttl_seconds: float = 120.0
-
-
 class SlotTransaction:
     """A transaction that holds the locks of `pools`, as of `now`. `caller` is named in events and history."""
 
-    def __init__(
-        self,
-        tx: Connection,
-        locked: Sequence[LeasePool],
-        now: datetime,
-        caller: str,
-        *,
-        terms: SlotTerms,
-        caught_up: Callable[[str], bool],
-    ) -> None:
-        self.tx, self.now, self.caller, self.terms = tx, now, caller, terms
-        self.pools = {pool.id: pool for pool in locked}
-        self.ledgers: list[Ledger] = []
-        self.decisions: list[Decision] = []
-        self._caught_up = caught_up
+    def __init__(self, admission: AdmissionTx, caller: str) -> None:
+        self.tx, self.now, self.caller = admission.tx, admission.now, caller
+        self._admission = admission
+
+    @property
+    def pools(self) -> Mapping[str, LeasePool]:
+        return self._admission.pools
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        return self._admission.decisions
 
     async def apply(self, *commands: LeaseCommand) -> None:
         """Apply lease commands and decide for pools that became due. Leases of every owner may be named, since slots
         have owners of their own, which were checked before."""
         if not commands:
             return
-        ledger = await load(self.tx, list(self.pools.values()), commands)
+        ledger = await self._admission.load(commands)
         for command in commands:
             ledger.apply(command, self.now, owner=self.caller, admin=True)
-        await self._write(ledger)
+        await self._admission.decide()
 
     async def grant(self, lease_requests: Sequence[LeaseRequested], *earlier: LeaseCommand) -> dict[str, Lease] | None:
         """Apply `earlier` commands and these requests. Returns the confirmed leases by request id, None unless all
@@ -77,14 +59,7 @@ class SlotTransaction:
         ]
         if len(found) < len(wanted):
             return None
-        ledger = Ledger(self.pools.values(), found, [])
-        for lease in found:
-            confirmed = LeaseConfirmRequested(
-                lease_pool_id=lease.lease_pool_id, lease_id=lease.id, fencing_token=lease.fencing_token
-            )
-            ledger.apply(confirmed, self.now, owner=lease.owner)
-        await self._write(ledger)
-        return {lease.request_id: lease for lease in ledger.leases.values()}
+        return {lease.request_id: lease for lease in await self._admission.confirm(found)}
 
     async def release(self, held: Sequence[Slot], result: str) -> None:
         """Release one unit of its lease for each of these slots."""
@@ -137,35 +112,13 @@ class SlotTransaction:
         ]
         return commands
 
-    async def _write(self, ledger: Ledger) -> None:
-        made = await save_and_decide(
-            self.tx,
-            ledger,
-            self.now,
-            expire=self._caught_up,
-            lost_linger_seconds=self.terms.lost_linger_seconds,
-            waiter_ttl_seconds=self.terms.waiter_ttl_seconds,
-        )
-        self.ledgers.append(ledger)
-        self.decisions += made
-        self.pools |= ledger.pools | {decision.pool.id: decision.pool for decision in made}
-
 
 class SlotTransactions:
-    """Begins the transactions of Boskos calls. After each commit `decided` is called with each decision, and
-    `published(more)` once."""
+    """Begins the transactions of Boskos calls. After each commit `published(more)` is called once."""
 
-    def __init__(
-        self,
-        terms: SlotTerms,
-        *,
-        caught_up: Callable[[str], bool],
-        decided: Callable[[Decision], None],
-        published: Callable[[bool], None],
-    ) -> None:
+    def __init__(self, begin: Begin, terms: BrokerTerms, *, published: Callable[[bool], None]) -> None:
         self.terms = terms
-        self._caught_up = caught_up
-        self._decided = decided
+        self._begin = begin
         self._published = published
         self._turns = asyncio.Semaphore(TRANSACTIONS_MAX)
 
@@ -177,16 +130,12 @@ class SlotTransactions:
         raises. Slots of ended leases are freed first."""
         async with self._turns:
             async with database.acquire() as db, db.transaction():
-                locked = await pools.lock(db, lease_pool_ids)
-                now = await pools.clock(db)
-                await slots.free_ended(db, [pool.id for pool in locked], self.terms.expired_state, now)
-                transaction = SlotTransaction(db, locked, now, caller, terms=self.terms, caught_up=self._caught_up)
-                yield transaction
-            for ledger in transaction.ledgers:
-                count_commands(ledger)
-            for decision in transaction.decisions:
-                self._decided(decision)
-            self._published(any(decision.again for decision in transaction.decisions))
+                admission = self._begin(db)
+                await admission.lock(lease_pool_ids)
+                await slots.free_ended(db, list(admission.pools), self.terms.slot_expired_state, admission.now)
+                yield SlotTransaction(admission, caller)
+            admission.committed()
+            self._published(admission.more)
 
 
 def reasons(decisions: Sequence[Decision]) -> Mapping[str, str]:

@@ -13,11 +13,10 @@ In shadow and advisory pools all requests start at once, and the same rules comp
 for how long. In a drained or retired pool nothing starts, whatever its mode.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
-from enum import Enum
-from types import MappingProxyType
-from typing import Final, TypeAlias
+from enum import Enum, auto
+from typing import Final
 
 import msgspec
 
@@ -25,13 +24,12 @@ from slipway_lease_broker.domain import fairness, pacing, spread
 from slipway_lease_broker.domain.adaptive import even_pacing
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.fairness import Head, Shares
-from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
-from slipway_lease_broker.domain.limits import adaptive_terms, in_force, most_units, reserved_for_others
+from slipway_lease_broker.domain.ledger import LeasePool, Request
+from slipway_lease_broker.domain.limits import adaptive_terms, in_force, reserved_for_others
 from slipway_lease_broker.domain.pacing import Pacing
+from slipway_lease_broker.domain.situation import Queue, Situation
 from slipway_lease_broker.domain.terms import Mode
 from slipway_lease_broker.domain.text import quantity
-
-Queue: TypeAlias = tuple[str, str, int, str]
 
 OVER_THE_LIMIT: Final = "proceeds over the limit: maximum wait of its operation exceeded"
 
@@ -46,6 +44,18 @@ class Blocks(Enum):
     UNITS = "units"  # its own units only: they are reserved until its gang can start in all pools
 
 
+class Cause(Enum):
+    """The rule that makes a request wait, where its owner is told more than the reason (queue_status.py)."""
+
+    STOPPED = auto()  # by an operator
+    GROUP = auto()
+    BACKOFF = auto()
+    PROVIDER = auto()
+    LIMIT = auto()  # it requests more than the limit
+    UNITS = auto()
+    PACING = auto()
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """Number of units of a request that may start now; if none, the reason, the requests that this blocks, and the time
     at which it may change by itself."""
@@ -54,6 +64,7 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str = ""
     blocks: Blocks = Blocks.NOTHING
     until: datetime | None = None
+    cause: Cause | None = None
 
 
 WITH_ITS_GANG: Final = Verdict(0, "its gang starts once all of its pools have free units", Blocks.UNITS)
@@ -72,41 +83,20 @@ class Grant(msgspec.Struct, frozen=True):
 class Admission:
     """One round over the heads of the queues: its grants, and the state after it.
 
-    Of each queue at most `per_queue` requests were loaded, or the number in `deeper`. When these run out, the next
-    request of the queue is unknown. If some of them started, the round ends and is not `complete`. If all of them were
-    skipped, the other queues go on, since they would never have a turn otherwise, and `hidden` names the queue, so that
-    the caller can load the requests behind.
-
-    `blocked_gangs` maps gangs that reserve nothing to the reason; see `find_blocked_gangs`.
+    When the loaded requests of a queue run out, its next one is unknown. If some of them started, the round ends and is
+    not `complete`. If all of them were skipped, the other queues go on, since they would never have a turn otherwise,
+    and `hidden` names the queue, so that the caller can load the requests behind.
     """
 
-    def __init__(
-        self,
-        pool: LeasePool,
-        limit_units: int,
-        waiters: Iterable[Request],
-        now: datetime,
-        *,
-        tenants: Iterable[Tenant],
-        groups: Iterable[Group],
-        per_queue: int,
-        deeper: Mapping[Queue, int] = MappingProxyType({}),
-        for_gang: bool = False,
-        blocked_gangs: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.pool, self.limit, self.now, self.for_gang, self.blocked_gangs = (
-            pool,
-            limit_units,
-            now,
-            for_gang,
-            blocked_gangs,
-        )
+    def __init__(self, pool: LeasePool, limit_units: int, situation: Situation, now: datetime) -> None:
+        self.pool, self.limit, self.now = pool, limit_units, now
+        self.for_gang, self.blocked_gangs = situation.for_gang, situation.blocked_gangs
         self.pacing = pacing_of(pool, limit_units)
         self.paced_until = repaced(pool, self.pacing, now)
         self.most_ahead = pacing.most_ahead(self.pacing, limit_units, pool.hold_seconds)
         self.held = dict(pool.held)
-        self.tenants = {tenant.tenant: tenant for tenant in tenants}
-        self.groups = {group.name: group for group in groups}
+        self.tenants = {tenant.tenant: tenant for tenant in situation.tenants}
+        self.groups = {group.name: group for group in situation.groups}
         ahead = {t.tenant: t.virtual_finish for t in self.tenants.values() if t.virtual_finish > pool.virtual_time}
         self.shares = Shares(pool.virtual_time, ahead)
         self.grants: list[Grant] = []
@@ -117,13 +107,15 @@ class Admission:
         self.complete = True
         self.hidden: set[Queue] = set()
 
-        waiters = list(waiters)
+        waiters, deeper = situation.waiters, situation.deeper
         self._overdue_times = self._find_overdue_times(waiters)  # id of a waiting request → end of its maximum wait
         self._queues: dict[Queue, list[Request]] = {}  # in reverse order
         # Overdue requests come first: one that inherited the age of an earlier attempt must not hide them.
         for request in sorted(waiters, key=lambda one: (not self._is_overdue(one), *_arrival(one)), reverse=True):
             self._queues.setdefault(request.queue, []).append(request)
-        self._cut = {queue for queue, requests in self._queues.items() if len(requests) >= deeper.get(queue, per_queue)}
+        self._cut = {
+            queue for queue, requests in self._queues.items() if len(requests) >= deeper.get(queue, situation.per_queue)
+        }
         self._started: set[Queue] = set()  # with at least one grant
         # Some requests may go before all others: their operation has weight 0 or a maximum wait.
         self._has_express = bool(self._overdue_times) or any(one.weight == 0 for one in pool.policy.operations.values())
@@ -203,7 +195,7 @@ class Admission:
 
     def verdict(self, request: Request) -> Verdict:
         if self.pool.stopped:  # by an operator: applies in every mode and to every weight
-            return Verdict(0, in_force(self.pool).reason, Blocks.QUEUE)
+            return Verdict(0, in_force(self.pool).reason, Blocks.QUEUE, cause=Cause.STOPPED)
         weight, with_gang = self._weight(request), self._starts_with_gang(request)
         if with_gang and (reason := self.blocked_gangs.get(request.gang_id or "")) is not None:
             return Verdict(0, reason)
@@ -219,13 +211,14 @@ class Admission:
         if (not_yet := self._not_yet(request)) is not None:
             return not_yet
         if self._is_blocked_by_provider():
-            return Verdict(0, "the provider asked for a pause (Retry-After)", Blocks.ALL, self.pool.blocked_until)
+            until = self.pool.blocked_until
+            return Verdict(0, "the provider asked for a pause (Retry-After)", Blocks.ALL, until, Cause.PROVIDER)
         return self._by_units(request, weight)
 
     def _not_yet(self, request: Request) -> Verdict | None:
         """A verdict that blocks the queue of the request whatever units are free; None if there is no such reason."""
         if request.since > self.now:
-            return Verdict(0, "its group starts it later", Blocks.QUEUE, request.since)
+            return Verdict(0, "its group starts it later", Blocks.QUEUE, request.since, Cause.GROUP)
         if (group := self.groups.get(request.group_name)) is not None:
             step = spread.step(group.size, group.spread_seconds)
             until = spread.free_at(request.since, group.last_start_at, step)
@@ -234,7 +227,7 @@ class Admission:
         tenant = self.tenants.get(request.tenant)
         if tenant is not None and tenant.backoff_until is not None and tenant.backoff_until > self.now:
             reason = f"tenant {request.tenant} backs off after {quantity(tenant.failures, 'failure')}"
-            return Verdict(0, reason, Blocks.QUEUE, tenant.backoff_until)
+            return Verdict(0, reason, Blocks.QUEUE, tenant.backoff_until, Cause.BACKOFF)
         return None
 
     def _by_units(self, request: Request, weight: int) -> Verdict:
@@ -242,16 +235,16 @@ class Admission:
         most = self.limit - reserved_for_others(self.pool, request.operation)
         if request.waiting_units * weight > most and (is_whole or weight > most):
             blocks = Blocks.QUEUE if weight > most else Blocks.NOTHING  # those behind it have the same operation
-            return Verdict(0, f"requests more than the limit of {self.limit} ever allows", blocks)
+            return Verdict(0, f"requests more than the limit of {self.limit} ever allows", blocks, cause=Cause.LIMIT)
         units = min(request.waiting_units, max(0, self.free_cost(request.operation)) // weight)
         if units == 0 or (is_whole and units < request.waiting_units):
-            return Verdict(0, self._shortage(request), Blocks.LATER)
+            return Verdict(0, self._shortage(request), Blocks.LATER, cause=Cause.UNITS)
         if self.pacing is not None:
             if not is_whole:
                 units = min(units, pacing.units_now(self.paced_until, self.now, self.pacing))
             until = pacing.free_at(self.paced_until, self.now, max(1, units), self.pacing)
             if until > self.now:
-                return Verdict(0, "starts are paced", Blocks.ALL, until)
+                return Verdict(0, "starts are paced", Blocks.ALL, until, Cause.PACING)
         return WITH_ITS_GANG if self._starts_with_gang(request) else Verdict(units)
 
     def free_cost(self, operation: str) -> int:
@@ -330,27 +323,6 @@ class Admission:
     def overdue_at(self) -> datetime | None:
         """Earliest end of a maximum wait among the requests still waiting, whatever blocks them."""
         return min((at for at in self._overdue_times.values() if at > self.now), default=None)
-
-
-def find_blocked_gangs(members: Iterable[Request], pools: Mapping[str, LeasePool]) -> dict[str, str]:
-    """Gangs that cannot start, with the reason, from their members and the pools of these. A gang that only waits for
-    time or for released units is not blocked; nor is one with a cancelled member, which is given up at its turn."""
-    blocked_gangs: dict[str, str] = {}
-    for member in members:
-        if member.gang_id is None or not member.waiting_units:
-            continue
-        pool = pools[member.lease_pool_id]
-        limit = in_force(pool)
-        most = most_units(pool, member.operation, limit.units)
-        if pool.stopped:
-            blocked_gangs[member.gang_id] = f"its gang cannot start in {pool.id}: {limit.reason}"
-        elif member.lapsed:
-            blocked_gangs[member.gang_id] = f"the request of its gang in {pool.id} has lapsed"
-        elif most is not None and member.waiting_units > most:
-            blocked_gangs[member.gang_id] = (
-                f"its gang cannot start in {pool.id}: it requests more than the limit allows"
-            )
-    return blocked_gangs
 
 
 def pacing_of(pool: LeasePool, limit_units: int) -> Pacing | None:

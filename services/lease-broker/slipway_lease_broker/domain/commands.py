@@ -41,6 +41,7 @@ from slipway_lease_broker.domain.ledger import (
     counted,
     queued,
 )
+from slipway_lease_broker.domain.ownership import Denial, denied, may_act
 from slipway_lease_broker.domain.text import quantity
 
 LeaseCommand: TypeAlias = (
@@ -118,8 +119,9 @@ class Ledger:
         check(command)
         if pool.counted_at != now:
             pool = self.pools[pool.id] = accrue_idle(pool, now)
-        if not admin and self._is_wrong_owner(command, owner):
-            self.refusals.append("wrong owner")
+        denial = self._denied(command, owner, admin=admin)
+        if denial is Denial.WRONG_OWNER:
+            self.refusals.append(denial)
             return
         match command:
             case LeaseRequested():
@@ -127,20 +129,23 @@ class Ledger:
             case LeaseCancelRequested():
                 self._cancel(pool, command, now, owner)
             case LeaseReleaseRequested():
-                self._release(pool, command, now, owner)
+                self._release(pool, command, denial, now, owner)
             case LeaseUnleasedReported():
                 self._record_unleased(pool, command, now, owner)
             case LeaseConfirmRequested() | LeaseRenewRequested():
-                self._extend(pool, command, now, owner)
+                self._extend(pool, command, denial, now, owner)
 
-    def _is_wrong_owner(self, command: LeaseCommand, owner: str) -> bool:
-        """True if the command names a request or lease of another owner. Rows without an owner belong to nobody."""
+    def _denied(self, command: LeaseCommand, owner: str, *, admin: bool) -> Denial | None:
+        """The reason for which `owner` may not act on the request or lease that the command names."""
         subject: Request | Lease | None
         if isinstance(command, LeaseRequested | LeaseCancelRequested):
             subject = self.requests.get((command.lease_pool_id, command.request_id))
         else:
             subject = self.leases.get((command.lease_pool_id, command.lease_id))
-        return subject is not None and subject.owner not in ("", owner)
+            if not isinstance(command, LeaseUnleasedReported):  # which names the lease to be made, and has no token yet
+                return denied(subject, command.fencing_token, owner, admin=admin)
+        is_allowed = subject is None or may_act(subject.owner, owner, admin=admin)
+        return None if is_allowed else Denial.WRONG_OWNER
 
     def _request(
         self, pool: LeasePool, command: LeaseRequested, now: datetime, traceparent: str, owner: str, gang_id: str | None
@@ -185,8 +190,9 @@ class Ledger:
         this is its first successor with the same tenant and operation, otherwise `now`; else one old lease could give
         its age to any number of requests."""
         lease = self.leases.get((pool.id, replaced.lease_id))
-        if lease is None or lease.fencing_token != replaced.fencing_token or lease.owner not in ("", owner):
-            self.refusals.append(refusal(lease, replaced.fencing_token))
+        denial = denied(lease, replaced.fencing_token, owner)  # nobody inherits the age of another owner's lease
+        if lease is None or denial is not None:
+            self.refusals.append(refusal(lease, denial))
             return now
         if lease.live:
             self._return_units(pool, lease, lease.units, REPLACED, now, owner)
@@ -227,15 +233,16 @@ class Ledger:
         units = request.waiting_units - after.waiting_units
         self._add_history(pool, "cancelled", command.reason, now, owner, request_id=request.id, units=units)
 
-    def _release(self, pool: LeasePool, command: LeaseReleaseRequested, now: datetime, owner: str) -> None:
+    def _release(
+        self, pool: LeasePool, command: LeaseReleaseRequested, denial: Denial | None, now: datetime, owner: str
+    ) -> None:
         lease = self.leases.get((pool.id, command.lease_id))
-        has_token = lease is not None and lease.fencing_token == command.fencing_token
-        if lease is not None and has_token and is_late_evidence(pool, lease, command):
+        if lease is not None and denial is None and is_late_evidence(pool, lease, command):
             self._record_late_release(pool, lease, command, now, owner)
             return
         # A lost lease is not shortened by a release: its holder may have sent it before its last call.
-        if lease is None or not lease.live or lease.fencing_token != command.fencing_token:
-            self.refusals.append(refusal(lease, command.fencing_token))
+        if lease is None or denial is not None or not lease.live:
+            self.refusals.append(refusal(lease, denial))
             return
         self._return_units(pool, lease, min(command.units, lease.units), command.result, now, owner)
         self._record_evidence(lease, command, now)
@@ -342,12 +349,17 @@ class Ledger:
         self.changed_tenants.add(key)
 
     def _extend(
-        self, pool: LeasePool, command: LeaseConfirmRequested | LeaseRenewRequested, now: datetime, owner: str
+        self,
+        pool: LeasePool,
+        command: LeaseConfirmRequested | LeaseRenewRequested,
+        denial: Denial | None,
+        now: datetime,
+        owner: str,
     ) -> None:
         """Confirm or renew a lease. Its state alone decides: a lease lives until its expiry has committed."""
         lease = self.leases.get((pool.id, command.lease_id))
-        if lease is None or not lease.live or lease.fencing_token != command.fencing_token:
-            self.refusals.append(refusal(lease, command.fencing_token))
+        if lease is None or denial is not None or not lease.live:
+            self.refusals.append(refusal(lease, denial))
             self.events.extend(lost_answers(pool, lease, command, now))
             return
         state = advance(lease.state, "confirmed" if isinstance(command, LeaseConfirmRequested) else "renewed")
@@ -509,13 +521,15 @@ def is_late_evidence(pool: LeasePool, lease: Lease, command: LeaseReleaseRequest
     return evidence or pool.policy.adaptive is not None
 
 
-def refusal(lease: Lease | None, token: int) -> str:
+def confirmation(lease: Lease) -> LeaseConfirmRequested:
+    return LeaseConfirmRequested(
+        lease_pool_id=lease.lease_pool_id, lease_id=lease.id, fencing_token=lease.fencing_token
+    )
+
+
+def refusal(lease: Lease | None, denial: Denial | None) -> str:
     """The reason for which a command about a lease changed nothing, as a metric label."""
-    if lease is None:
-        return "unknown lease"
-    if lease.fencing_token != token:
-        return "stale token"
-    return f"already {lease.state}"
+    return f"already {lease.state}" if denial is None and lease is not None else str(denial)
 
 
 def lost_answers(

@@ -15,7 +15,7 @@ import msgspec
 
 from slipway_common.events.lease import LeaseGranted, LeaseLimitChanged, LeaseQueued
 from slipway_lease_broker.domain import limits
-from slipway_lease_broker.domain.admit import Admission, Grant, Queue
+from slipway_lease_broker.domain.admit import Admission, Grant
 from slipway_lease_broker.domain.endings import apply_deadline, end_event, end_reason
 from slipway_lease_broker.domain.ledger import (
     Entry,
@@ -30,7 +30,8 @@ from slipway_lease_broker.domain.ledger import (
     counted,
     queued,
 )
-from slipway_lease_broker.domain.terms import Mode
+from slipway_lease_broker.domain.situation import Queue, Situation
+from slipway_lease_broker.domain.terms import BrokerTerms, Mode
 from slipway_lease_broker.domain.text import quantity
 
 Ids = Callable[[], str]
@@ -70,62 +71,25 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join((*self.reasons[: lines - 1], left_out, self.reasons[-1]))
 
 
-def decide(
-    pool: LeasePool,
-    due: Sequence[Lease],
-    waiters: Sequence[Request],
-    now: datetime,
-    *,
-    new_id: Ids,
-    lost_linger_seconds: float,
-    per_queue: int,
-    deeper: Mapping[Queue, int] = MappingProxyType({}),
-    unannounced: Sequence[Request] = (),
-    lapsed: Sequence[Request] = (),
-    tenants: Sequence[Tenant] = (),
-    groups: Sequence[Group] = (),
-    next_deadline: datetime | None = None,
-    more: bool = False,
-    for_gang: bool = False,
-    blocked_gangs: Mapping[str, str] = MappingProxyType({}),
-) -> Decision:
-    """Decide for a lease pool. `due` are counted leases whose deadline has passed, `waiters` the first `per_queue`
-    requests of each queue, or the number in `deeper`.
-
-    `unannounced` are waiting requests, among the waiters or behind them, whose LeaseQueued is not published yet, in
-    order of arrival; `lapsed` are requests that are skipped from now on. `next_deadline` is the earliest deadline of
-    the counted leases that are not due. `more`: there are more due leases, unannounced or lapsed requests than were
-    loaded. With `for_gang` the waiter belongs to a gang and may start: its other pools are decided for in the same
-    transaction. `blocked_gangs` maps gangs that reserve nothing to the reason. Durations are in seconds.
-    """
+def decide(pool: LeasePool, situation: Situation, now: datetime, *, new_id: Ids, terms: BrokerTerms) -> Decision:
+    """Decide for a lease pool."""
     pool = accrue_idle(pool, now)
-    pool, ended = _apply_deadlines(pool, due, now, lost_linger_seconds)
-    for request in lapsed:
+    pool, ended = _apply_deadlines(pool, situation.due, now, terms.lost_linger_seconds)
+    for request in situation.lapsed:
         pool = queued(pool, request.waiting_units, 0)
     pool, adapted_reason = limits.adapted(pool, now)
     pool, alert = limits.aged(pool, now)
     limit = limits.in_force(pool)
 
-    admission = Admission(
-        pool,
-        limit.units,
-        waiters,
-        now,
-        tenants=tenants,
-        groups=groups,
-        per_queue=per_queue,
-        deeper=deeper,
-        for_gang=for_gang,
-        blocked_gangs=blocked_gangs,
-    ).run()
+    admission = Admission(pool, limit.units, situation, now).run()
     granted = [lease_of(pool, grant, now, new_id(), number) for number, grant in enumerate(admission.grants, start=1)]
-    rows = {request.id: request for request in (*unannounced, *waiters)}
+    rows = {request.id: request for request in (*situation.unannounced, *situation.waiters)}
     before = dict(rows)
     for grant, lease in zip(admission.grants, granted, strict=True):
         row = rows[grant.request.id]
         rows[row.id] = msgspec.structs.replace(row, waiting_units=row.waiting_units - grant.units)
         pool = queued(counted(pool, lease, lease.units), row.waiting_units, rows[row.id].waiting_units)
-    announced = [rows[request.id] for request in unannounced if rows[request.id].waiting_units]
+    announced = [rows[request.id] for request in situation.unannounced if rows[request.id].waiting_units]
     rows |= {request.id: msgspec.structs.replace(request, queued_at=now) for request in announced}
 
     changed = limit_changed(pool, limit.units, adapted_reason or limit.reason)
@@ -147,7 +111,7 @@ def decide(
         *(granted_entry(lease) for lease in granted),
         *(
             waiting_entry(request, "lapsed", "not repeated in time: skipped until it is repeated", now)
-            for request in lapsed
+            for request in situation.lapsed
         ),
         *(
             waiting_entry(request, "queued", admission.waiting.get(request.id, "others are ahead"), now)
@@ -160,8 +124,8 @@ def decide(
         granted=tuple(granted),
         requests=tuple(row for name, row in rows.items() if row is not before[name]),
         awaited=frozenset(grant.request.id for grant in admission.grants if grant.request.queued_at is not None),
-        tenants=_served(pool.id, tenants, admission.finish),
-        groups=tuple(group for group in admission.groups.values() if group not in groups),
+        tenants=_served(pool.id, situation.tenants, admission.finish),
+        groups=tuple(group for group in admission.groups.values() if group not in situation.groups),
         history=history,
         waiting=admission.waiting,
         gangs=tuple(admission.gangs),
@@ -169,7 +133,7 @@ def decide(
             (
                 at
                 for at in (
-                    next_deadline,
+                    situation.next_deadline,
                     *(then.deadline for _, then in ended if then.ended_at is None),
                     *(lease.deadline for lease in granted),
                     *admission.wake_times,
@@ -180,7 +144,7 @@ def decide(
             ),
             default=None,
         ),
-        again=more or not admission.complete,
+        again=situation.more or not admission.complete,
         hidden=frozenset(admission.hidden),
         idle_unit_seconds=idle_unit_seconds,
         grant_gap_seconds=(now - last_granted_at).total_seconds() if granted and last_granted_at else None,

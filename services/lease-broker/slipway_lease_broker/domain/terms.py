@@ -1,4 +1,4 @@
-"""The declared policy of a lease pool. Values only; each is explained in the module that applies it."""
+"""Terms of the broker and the declared policy of a lease pool. Values only; each is explained where it applies."""
 
 from enum import StrEnum
 from typing import Final, Literal
@@ -6,6 +6,17 @@ from typing import Final, Literal
 import msgspec
 
 from slipway_lease_broker.domain.pacing import Pacing
+
+
+class BrokerTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """Terms of the whole broker, from its settings, where each is explained. Durations are in seconds."""
+
+    lost_linger_seconds: float
+    waiter_ttl_seconds: float
+    slot_expired_state: str
+    slot_request_ttl_seconds: float
+    proxy_wait_seconds: float
+    open_to_all: bool  # the API for slots, to callers without a token
 
 
 class Mode(StrEnum):

@@ -13,6 +13,7 @@ from slipway_common.database.postgres import Database
 from slipway_common.web.access import Credentials, Token, identify, permit
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import Runtime
+from slipway_lease_broker.admission import Begin
 from slipway_lease_broker.http.group_commit import GroupCommit
 
 FUTURE_SECONDS_MAX: Final = 60.0
@@ -27,6 +28,7 @@ class Call(msgspec.Struct, frozen=True):
 
     token: Token
     database: Database
+    begin: Begin
     group_commit: GroupCommit
     runtime: Runtime
 
@@ -53,7 +55,7 @@ async def call(request: Request, credentials: Credentials) -> Call:
     state = request.app.state
     if state.runtime.database is None:
         raise Problem(503, "starting", "The service is starting", "retry in a moment")
-    return Call(token, state.runtime.database, state.group_commit, state.runtime)
+    return Call(token, state.runtime.database, state.begin, state.group_commit, state.runtime)
 
 
 async def operator(call: Annotated[Call, Depends(call)]) -> Call:

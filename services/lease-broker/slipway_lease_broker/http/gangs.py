@@ -7,21 +7,20 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from slipway_common.database.postgres import Connection
 from slipway_common.events.lease import LeaseRequested
 from slipway_common.observability.telemetry import current_trace
 from slipway_common.web.problem import Problem
-from slipway_lease_broker import admission
+from slipway_lease_broker.admission import AdmissionTx
 from slipway_lease_broker.domain.commands import Ledger
-from slipway_lease_broker.domain.decide import Decision
-from slipway_lease_broker.domain.ledger import Gang, Lease, LeasePool
+from slipway_lease_broker.domain.ledger import Gang, Lease
+from slipway_lease_broker.domain.ownership import may_act
+from slipway_lease_broker.domain.queue_status import queue_status
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import GangBody
 from slipway_lease_broker.http.callers import Call, Caller
 from slipway_lease_broker.http.lease_commands import (
     Answer,
     Submission,
-    confirmation,
     of_request,
     refusal,
     unknown_lease_pool,
@@ -29,7 +28,7 @@ from slipway_lease_broker.http.lease_commands import (
 )
 from slipway_lease_broker.http.leases import disconnected
 from slipway_lease_broker.http.shown import answered
-from slipway_lease_broker.store import answers, gangs, pools
+from slipway_lease_broker.store import answers, gangs
 
 router = APIRouter()
 
@@ -57,50 +56,41 @@ async def submit(call: Call, body: GangBody) -> tuple[Answer, Sequence[Lease]]:
     confirmed by this answer; none while the gang waits."""
     async with call.database.acquire() as db:
         async with db.transaction():
-            locked = await pools.lock(db, {member.pool for member in body.members})
-            now = await pools.clock(db)
+            admission = call.begin(db)
+            await admission.lock({member.pool for member in body.members})
+            now = admission.now
             gang = Gang(
                 id=body.request_id, owner=call.name, size=len(body.members), requested_at=now, last_requested_at=now
             )
             gang = await gangs.add(db, gang)
-            ledger = await load(db, locked, body, call)
-            if gang.owner != call.name and not call.admin:
+            ledger = await load(admission, body, call)
+            if not may_act(gang.owner, call.name, admin=call.admin):
                 raise wrong_owner(f"gang {body.request_id}")
-            granted = granted_to(ledger.leases.values(), body)
-            decisions: list[Decision] = []
-            if not granted:
+            leases = granted_to(ledger.leases.values(), body)
+            if not leases:
                 for command in wanted(body, call):
                     ledger.apply(
                         command, now, current_trace(), owner=call.name, admin=call.admin, gang_id=body.request_id
                     )
-                decisions = await call.group_commit.request_gang(db, gang, ledger, now)
-                granted = granted_to([lease for decision in decisions for lease in decision.granted], body)
-            after = {pool.id: pool for pool in locked} | {decision.pool.id: decision.pool for decision in decisions}
-            confirmed = Ledger(after.values(), granted, [])
-            for lease in granted:
-                if lease.state == "reserved":
-                    confirmed.apply(confirmation(lease), now, owner=lease.owner)
-            await admission.save(db, confirmed, now)
-            await pools.mark(db, confirmed.pools_to_save(), confirmed.dirty, confirmed.deadlines)
-        for decision in decisions:
-            call.group_commit.decided(decision)
+                await admission.decide_gang(gang.id)
+                leases = granted_to([lease for decision in admission.decisions for lease in decision.granted], body)
+            leases = await admission.confirm(leases)
+        admission.committed()
         call.runtime.wake()
     first = body.members[0].pool
-    answer = Answer(pool=after[first], now=now, request=ledger.requests[first, body.request_id])
-    return answer, list(confirmed.leases.values())
+    answer = Answer(pool=admission.pools[first], now=admission.now, request=ledger.requests[first, body.request_id])
+    return answer, leases
 
 
-async def load(db: Connection, locked: Sequence[LeasePool], body: GangBody, call: Call) -> Ledger:
+async def load(admission: AdmissionTx, body: GangBody, call: Call) -> Ledger:
     """Load the ledger of a gang. Raises the Problem that one of its members is refused with."""
-    known = {pool.id for pool in locked}
+    known = set(admission.pools)
     commands = wanted(body, call)
     for command in commands:
         if command.lease_pool_id not in known:
             raise unknown_lease_pool(command.lease_pool_id)
-    ledger = await admission.load(db, locked, commands)
+    ledger = await admission.load(commands, granted=True)
     for command in commands:
-        for lease in await answers.of_requests(db, command.lease_pool_id, [command.request_id]):
-            ledger.leases[lease.lease_pool_id, lease.id] = lease
         known_request = ledger.requests.get((command.lease_pool_id, command.request_id))
         if known_request is not None and known_request.gang_id != body.request_id:
             raise Problem(
@@ -113,7 +103,7 @@ async def load(db: Connection, locked: Sequence[LeasePool], body: GangBody, call
             Submission(command=command, caller=call.name, admin=call.admin), of_pool(ledger, command)
         ):
             raise refused
-    members = await gangs.pools_of(db, body.request_id)
+    members = await gangs.pools_of(admission.tx, body.request_id)
     if members and set(members) != known:
         raise Problem(
             409,
@@ -164,7 +154,7 @@ async def queued(call: Call, body: GangBody) -> Response:
     for member in body.members:
         position = await answers.queue_position(call.database, member.pool, body.request_id)
         assert position is not None
-        found.append((member.pool, shown.status(position)))
+        found.append((member.pool, queue_status(position)))
     pool, last = max(found, key=lambda one: (one[1].eta_seconds is None, one[1].eta_seconds or 0.0))
     last = msgspec.structs.replace(last, reason=f"{pool}: {last.reason}")
     return shown.queued(body.request_id, last)

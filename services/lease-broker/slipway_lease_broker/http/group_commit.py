@@ -10,29 +10,20 @@ memory here: its request waits in the database.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from slipway_common.database.postgres import Connection, Database, is_infrastructure
+from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.events.lease import LeaseCancelRequested, LeaseRequested
 from slipway_common.observability.telemetry import logger
 from slipway_common.web.problem import Problem
-from slipway_lease_broker.admission import (
-    count_commands,
-    count_decision,
-    leave_to_the_loop,
-    load,
-    request_gang,
-    save_and_decide,
-)
-from slipway_lease_broker.domain.commands import Ledger
+from slipway_lease_broker.admission import Begin
 from slipway_lease_broker.domain.decide import Decision
-from slipway_lease_broker.domain.ledger import Gang, Lease, State
+from slipway_lease_broker.domain.ledger import Lease, State
 from slipway_lease_broker.http.lease_commands import Answer, Submission, apply, overtaken, refusal, unknown_lease_pool
-from slipway_lease_broker.store import answers, pools
+from slipway_lease_broker.store import answers
 
 LOG = logger(__name__)
 
@@ -42,29 +33,24 @@ BATCHES_MAX: Final = 4
 REMEMBERED_LEASES: Final = 100_000
 
 Outcome = Answer | Problem
-Decide = Callable[[Connection, Ledger, datetime, Container[str]], Awaitable[list[Decision]]]
 
 
 class GroupCommit:
     """Batches of lease commands and the callers that wait for grants; one per process.
 
-    `caught_up(lease_pool_id)` is true when deadlines of that pool may pass. After a commit `published(more)` is called,
-    to publish the events and notify the decide loop if there is `more` to decide, and for each grant to a queued
-    request that nobody here waits for, `notify_replicas(lease_pool_id)`.
+    After the commit of a batch `published(more)` is called, to publish the events and notify the decide loop if there
+    is `more` to decide; and after any commit, for each grant to a queued request that nobody here waits for,
+    `notify_replicas(lease_pool_id)`.
     """
 
     def __init__(
         self,
+        begin: Begin,
         *,
-        lost_linger_seconds: float,
-        waiter_ttl_seconds: float,
-        caught_up: Callable[[str], bool],
         published: Callable[[bool], None],
         notify_replicas: Callable[[str], None],
     ) -> None:
-        self._lost_linger_seconds = lost_linger_seconds
-        self._waiter_ttl_seconds = waiter_ttl_seconds
-        self._caught_up = caught_up
+        self._begin = begin
         self._published = published
         self._notify_replicas = notify_replicas
         self._queues: dict[str, list[tuple[Submission, asyncio.Future[Outcome]]]] = {}
@@ -124,22 +110,9 @@ class GroupCommit:
             gone.cancel()
             self._remove_waiter(answer)
 
-    async def request_gang(self, db: Connection, gang: Gang, ledger: Ledger, now: datetime) -> list[Decision]:
-        """Apply a gang request in the caller's transaction; see `admission.request_gang`."""
-        return await request_gang(
-            db,
-            gang,
-            ledger,
-            now,
-            expire=self._caught_up,
-            lost_linger_seconds=self._lost_linger_seconds,
-            waiter_ttl_seconds=self._waiter_ttl_seconds,
-        )
-
     def decided(self, decision: Decision) -> None:
-        """Count a decision, wake the callers it granted to, and notify the other replicas. Call it after the commit of
-        every decision of this process."""
-        count_decision(decision)
+        """Wake the callers that a decision granted to, and notify the other replicas. Called after the commit of every
+        decision of this process."""
         pool_id = decision.pool.id
         elsewhere = {lease.request_id for lease in decision.granted if not self._wake(pool_id, lease.request_id, lease)}
         if not elsewhere.isdisjoint(decision.awaited):  # nobody waits for a request that was granted on arrival
@@ -173,21 +146,22 @@ class GroupCommit:
         database: Database,
         lease_pool_id: str,
         waiting: Sequence[tuple[Submission, asyncio.Future[Outcome]]],
-        decide: Decide | None = None,
+        *,
+        at_once: bool = True,
     ) -> None:
         """Commit a batch and answer its callers. Where a decision fails, each command is applied alone and the decision
         is left to the loop, because a command must not fail for that."""
         try:
             outcomes = await self._commit(
-                database, lease_pool_id, [submission for submission, _ in waiting], decide or self._decide
+                database, lease_pool_id, [submission for submission, _ in waiting], at_once=at_once
             )
         except Exception as error:
-            if decide is None and not is_infrastructure(error):
+            if at_once and not is_infrastructure(error):
                 LOG.warning(
                     "batch failed, applying its commands one by one", lease_pool=lease_pool_id, error=repr(error)
                 )
                 for one in waiting:
-                    await self._answer(database, lease_pool_id, [one], _left_to_the_loop)
+                    await self._answer(database, lease_pool_id, [one], at_once=False)
                 return
             for _, future in waiting:
                 if not future.done():
@@ -200,47 +174,35 @@ class GroupCommit:
                 self.expect_grant(outcome, confirm=submission.confirm)
             future.set_result(outcome)
 
-    async def _decide(self, tx: Connection, ledger: Ledger, now: datetime, receiving: Container[str]) -> list[Decision]:
-        return await save_and_decide(
-            tx,
-            ledger,
-            now,
-            expire=self._caught_up,
-            lost_linger_seconds=self._lost_linger_seconds,
-            waiter_ttl_seconds=self._waiter_ttl_seconds,
-            receiving=receiving,
-        )
-
     async def _commit(
-        self, database: Database, lease_pool_id: str, submissions: Sequence[Submission], decide: Decide
+        self, database: Database, lease_pool_id: str, submissions: Sequence[Submission], *, at_once: bool
     ) -> list[Outcome]:
         """Apply a batch in one transaction; a refused command changes nothing in it."""
         async with self._batches, database.acquire() as db, db.transaction():
-            locked = await pools.lock(db, [lease_pool_id])
-            if not locked:
+            admission = self._begin(db)
+            await admission.lock([lease_pool_id])
+            if not admission.pools:
                 return [unknown_lease_pool(lease_pool_id) for _ in submissions]
-            now = await pools.clock(db)
-            ledger = await load(db, locked, [submission.command for submission in submissions])
-            known = {request_id for _, request_id in ledger.requests}
-            for lease in await answers.of_requests(db, lease_pool_id, known):
-                ledger.leases[lease_pool_id, lease.id] = lease
+            now = admission.now
+            ledger = await admission.load([submission.command for submission in submissions], granted=True)
             outcomes = [refusal(submission, ledger) or apply(submission, ledger, now) for submission in submissions]
             for outcome in outcomes:  # a later submission of the batch may be about the same request
                 if isinstance(outcome, Answer) and outcome.request is not None:
                     outcome.request = ledger.requests[lease_pool_id, outcome.request.id]
-            receiving = ReceivingCallers(lease_pool_id, requesting(submissions, outcomes), self._confirming)
-            decisions = await decide(db, ledger, now, receiving)
-        count_commands(ledger)
-        decision = decisions[0] if decisions else None
-        if decision is not None:
+            if at_once:
+                receiving = ReceivingCallers(lease_pool_id, requesting(submissions, outcomes), self._confirming)
+                await admission.decide(receiving=receiving)
+            else:
+                await admission.leave_to_the_loop()
+        for decision in admission.decisions:
             outcomes = completed(submissions, outcomes, decision)
-            self.decided(decision)
+        admission.committed()
         for submission, outcome in zip(submissions, outcomes, strict=True):
             if isinstance(outcome, Answer) and outcome.lease is not None:
                 self._remember(outcome.lease.id, lease_pool_id)
             if isinstance(outcome, Answer) and isinstance(submission.command, LeaseCancelRequested):
                 self._wake(lease_pool_id, submission.command.request_id)  # its waiters learn that it is cancelled
-        self._published(bool(ledger.dirty) if decision is None else decision.again)
+        self._published(admission.more)
         return outcomes
 
     def _remove_waiter(self, answer: Answer) -> None:
@@ -273,10 +235,6 @@ class GroupCommit:
         if len(self._pool_of) >= REMEMBERED_LEASES:
             self._pool_of.clear()
         self._pool_of[lease_id] = lease_pool_id
-
-
-async def _left_to_the_loop(tx: Connection, ledger: Ledger, now: datetime, receiving: Container[str]) -> list[Decision]:
-    return await leave_to_the_loop(tx, ledger, now)
 
 
 class ReceivingCallers(msgspec.Struct, frozen=True):

@@ -15,9 +15,10 @@ from slipway_common.events.lease import (
     LeaseRequested,
 )
 from slipway_common.web.problem import Problem
-from slipway_lease_broker.domain.commands import UNITS_MAX, Ledger, is_late_evidence
+from slipway_lease_broker.domain.commands import UNITS_MAX, Ledger, confirmation, is_late_evidence
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request, State
 from slipway_lease_broker.domain.limits import most_ever
+from slipway_lease_broker.domain.ownership import Denial, denied, may_act
 from slipway_lease_broker.domain.text import quantity
 
 HeldLeaseCommand = LeaseConfirmRequested | LeaseRenewRequested | LeaseReleaseRequested
@@ -99,6 +100,11 @@ def wrong_owner(what: str) -> Problem:
     return Problem(403, "wrong-owner", "Owned by another token", detail)
 
 
+def stale_token(lease_id: str, token: int) -> Problem:
+    detail = f"lease {lease_id} does not have fencing token {token}; the token belongs to an earlier or a later lease"
+    return Problem(409, "stale-token", "Stale fencing token", detail)
+
+
 def end_of(lease: Lease) -> str:
     """The end reason of a lease that is not live: its state, or a more precise word."""
     if lease.reason in INVOLUNTARY:
@@ -118,28 +124,31 @@ def refusal(submission: Submission, ledger: Ledger) -> Problem | None:
         known = ledger.requests.get((command.lease_pool_id, command.request_id))
         if known is None:
             return unknown_request(command.lease_pool_id, command.request_id)
-        return None if submission.admin or known.owner == submission.caller else wrong_owner(f"request {known.id}")
+        return _refused_owner(submission, known)
     lease = ledger.leases.get((command.lease_pool_id, command.lease_id))
-    refused = _refused_lease(submission, lease, command.lease_id, command.fencing_token)
-    if refused is not None or lease is None or lease.live:
-        return refused
+    denial = denied(lease, command.fencing_token, submission.caller, admin=submission.admin)
+    if lease is None or denial is not None:
+        return denial_problem(denial, command.lease_id, command.fencing_token)
+    if lease.live:
+        return None
     is_repeat = lease.state is State.RELEASED and isinstance(command, LeaseReleaseRequested)
     return None if is_repeat else lease_ended(f"lease {lease.id}", end_of(lease))
 
 
-def _refused_lease(submission: Submission, lease: Lease | None, lease_id: str, token: int) -> Problem | None:
-    if lease is None:
-        return unknown_lease(lease_id)
-    if not submission.admin and lease.owner != submission.caller:
-        return wrong_owner(f"lease {lease.id}")
-    if lease.fencing_token != token:
-        return Problem(
-            409,
-            "stale-token",
-            "Stale fencing token",
-            f"lease {lease.id} does not have fencing token {token}; the token belongs to an earlier or a later lease",
-        )
+def denial_problem(denial: Denial | None, lease_id: str, token: int) -> Problem | None:
+    match denial:
+        case Denial.UNKNOWN_LEASE:
+            return unknown_lease(lease_id)
+        case Denial.WRONG_OWNER:
+            return wrong_owner(f"lease {lease_id}")
+        case Denial.FENCED:
+            return stale_token(lease_id, token)
     return None
+
+
+def _refused_owner(submission: Submission, known: Request) -> Problem | None:
+    is_allowed = may_act(known.owner, submission.caller, admin=submission.admin)
+    return None if is_allowed else wrong_owner(f"request {known.id}")
 
 
 def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger) -> Problem | None:
@@ -151,17 +160,18 @@ def _refused_new(submission: Submission, command: LeaseRequested, ledger: Ledger
     most = most_ever(pool, command.operation)
     if command.whole and most is not None and command.units > most:  # it would wait forever, too
         return too_many_units(command, most)
-    if command.replaces is None:
+    if (replaced := command.replaces) is None:
         return None
-    lease = ledger.leases.get((command.lease_pool_id, command.replaces.lease_id))
-    own = msgspec.structs.replace(submission, admin=False)  # the new request inherits the age of its own owner's lease
-    return _refused_lease(own, lease, command.replaces.lease_id, command.replaces.fencing_token)
+    # Not as an admin: the new request inherits the age of its own owner's lease.
+    lease = ledger.leases.get((command.lease_pool_id, replaced.lease_id))
+    denial = denied(lease, replaced.fencing_token, submission.caller)
+    return denial_problem(denial, replaced.lease_id, replaced.fencing_token)
 
 
 def _refused_repeat(submission: Submission, command: LeaseRequested, known: Request, ledger: Ledger) -> Problem | None:
     """The Problem of a repeated request: its fields differ from the first time, or its lease has ended."""
-    if not submission.admin and known.owner != submission.caller:
-        return wrong_owner(f"request {known.id}")
+    if (refused := _refused_owner(submission, known)) is not None:
+        return refused
     fields = {
         "units": (known.requested_units, command.units),
         "operation": (known.operation, command.operation),
@@ -253,10 +263,4 @@ def _cancel(command: LeaseCancelRequested, ledger: Ledger, now: datetime, caller
         request=ledger.requests[pool_id, request.id],
         cancelled_units=waited,
         released_units=released,
-    )
-
-
-def confirmation(lease: Lease) -> LeaseConfirmRequested:
-    return LeaseConfirmRequested(
-        lease_pool_id=lease.lease_pool_id, lease_id=lease.id, fencing_token=lease.fencing_token
     )

@@ -19,6 +19,7 @@ from slipway_lease_broker.domain import declaration, ledger, unleased
 from slipway_lease_broker.domain.admit import pacing_of
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.ledger import Entry, accrue_idle
+from slipway_lease_broker.domain.ownership import may_act
 from slipway_lease_broker.domain.report import report
 from slipway_lease_broker.domain.terms import Policy
 from slipway_lease_broker.http import shown
@@ -163,7 +164,7 @@ async def charge_unleased(lease_pool_id: LeasePoolId, body: Starts, call: Caller
         ids = {start.request_id for start in starts}
         known = {row.id: row for row in await requests.named(db, {(lease_pool_id, name) for name in ids})}
         for start in starts:
-            if start.request_id in known and known[start.request_id].owner != call.name:
+            if start.request_id in known and not may_act(known[start.request_id].owner, call.name):
                 raise wrong_owner(f"request {start.request_id}")
         charges: dict[str, unleased.Charge] = {}
         for start in starts:

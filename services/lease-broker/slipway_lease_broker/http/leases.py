@@ -21,6 +21,8 @@ from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database
 from slipway_lease_broker.domain.commands import UNITS_MAX
 from slipway_lease_broker.domain.ledger import Lease
+from slipway_lease_broker.domain.ownership import Denial
+from slipway_lease_broker.domain.queue_status import queue_status
 from slipway_lease_broker.http import shown
 from slipway_lease_broker.http.bodies import Acquire, LeaseId, LeasePoolId, Prolong, Release, Renew, RequestId
 from slipway_lease_broker.http.callers import Call, Caller
@@ -63,7 +65,7 @@ async def acquire(request: Request, lease_pool_id: LeasePoolId, body: Acquire, c
         position = await answers.queue_position(call.database, lease_pool_id, body.request_id)
         assert position is not None
         if position.request.waiting_units:
-            return shown.queued(body.request_id, shown.status(position))
+            return shown.queued(body.request_id, queue_status(position))
         answer = await submit_again(call, submission)  # granted in the meantime
     assert answer.lease is not None
     return answered(shown.lease(answer.lease, answer.now))
@@ -76,7 +78,7 @@ async def submit(call: Call, submission: Submission) -> Answer:
         return await call.group_commit.submit(call.database, submission)
     except Problem as refused:
         if str(refused.body["type"]).endswith(":stale-token"):
-            REFUSED_COMMANDS.labels("stale token").inc()
+            REFUSED_COMMANDS.labels(Denial.FENCED).inc()
         raise
 
 
@@ -229,7 +231,7 @@ async def get_request(database: DatabaseDep, lease_pool_id: LeasePoolId, request
     granted = await answers.of_requests(database, lease_pool_id, [request_id])
     body: dict[str, Any] = shown.request(position.request)
     if position.request.waiting_units:
-        status = shown.status(position)
+        status = queue_status(position)
         body |= {
             "position": status.position,
             "eta_seconds": status.eta_seconds,

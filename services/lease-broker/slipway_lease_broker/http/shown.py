@@ -6,12 +6,10 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
-from slipway_lease_broker.domain import queue_status
 from slipway_lease_broker.domain.ledger import Entry, Lease, Request
 from slipway_lease_broker.domain.queue_status import QueueStatus
 from slipway_lease_broker.domain.report import Report
 from slipway_lease_broker.domain.terms import Mode
-from slipway_lease_broker.store.answers import QueuePosition
 
 
 def answered(body: Any, status: int = 200, **headers: str) -> Response:
@@ -64,18 +62,6 @@ def request(row: Request) -> dict[str, Any]:
         "requested_at": row.requested_at,
         "last_requested_at": row.last_requested_at,
     }
-
-
-def status(position: QueuePosition) -> QueueStatus:
-    return queue_status.queue_status(
-        position.pool,
-        position.request,
-        position.position,
-        position.now,
-        granted_units=position.granted_units,
-        granted_seconds=position.granted_seconds,
-        backoff_until=position.backoff_until,
-    )
 
 
 def queued(request_id: str, status: QueueStatus) -> Response:

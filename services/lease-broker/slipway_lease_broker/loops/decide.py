@@ -7,8 +7,7 @@ import msgspec
 
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.observability.telemetry import logger
-from slipway_lease_broker.admission import RETRY_SECONDS, count_decision, decide_pool
-from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.admission import RETRY_SECONDS, Begin
 from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import pools
 
@@ -16,16 +15,11 @@ LOG = logger(__name__)
 
 
 class DecideLoop(msgspec.Struct, frozen=True):
-    """Decides for one due lease pool per step.
+    """Decides for one due lease pool per step. A pool that only its deadlines make due is left to the process that is
+    `caught_up` with its commands."""
 
-    `caught_up(lease_pool_id)` is false until this process has read the commands of that pool up to the end seen at the
-    assignment of their partition. Renewals may be waiting there, so no deadline passes; units are granted regardless.
-    """
-
+    begin: Begin
     caught_up: Callable[[str], bool]
-    lost_linger_seconds: float
-    waiter_ttl_seconds: float
-    committed: Callable[[Decision], None] = count_decision  # called after each commit
 
     async def step(self, database: Database) -> bool:
         """Decide for one due lease pool and commit the decision; False when none is due.
@@ -36,20 +30,13 @@ class DecideLoop(msgspec.Struct, frozen=True):
             wanted = [name for name, dirty in await pools.due(db) if dirty or self.caught_up(name)]
             if not wanted:
                 return False
-            pool = None
+            admission, pool = self.begin(db), None
             try:
                 async with db.transaction():
-                    pool = await pools.claim(db, wanted)
+                    pool = await admission.claim(wanted)
                     if pool is None:
                         return False
-                    decision = await decide_pool(
-                        db,
-                        pool,
-                        await pools.clock(db),
-                        expire=self.caught_up(pool.id),
-                        lost_linger_seconds=self.lost_linger_seconds,
-                        waiter_ttl_seconds=self.waiter_ttl_seconds,
-                    )
+                    await admission.decide([pool.id])
             except Exception as error:
                 if pool is None or is_infrastructure(error):
                     raise
@@ -57,5 +44,5 @@ class DecideLoop(msgspec.Struct, frozen=True):
                 UNDECIDED.labels(pool.id).inc()
                 await pools.put_off(db, pool.id, f"decision failed: {error!r}", seconds=RETRY_SECONDS)
                 return True
-        self.committed(decision)
+        admission.committed()
         return True

@@ -1,14 +1,11 @@
 """Loop that starts gangs: a gang that had its turn in one lease pool is tried until all of its pools have free units,
 then it starts in all of them at once."""
 
-from collections.abc import Callable
-
 import msgspec
 
 from slipway_common.database.postgres import Database, is_infrastructure
 from slipway_common.observability.telemetry import logger
-from slipway_lease_broker.admission import RETRY_SECONDS, count_decision, decide_gang
-from slipway_lease_broker.domain.decide import Decision
+from slipway_lease_broker.admission import RETRY_SECONDS, Begin
 from slipway_lease_broker.metrics import UNDECIDED
 from slipway_lease_broker.store import gangs
 
@@ -16,8 +13,7 @@ LOG = logger(__name__)
 
 
 class GangLoop(msgspec.Struct, frozen=True):
-    lost_linger_seconds: float
-    committed: Callable[[Decision], None] = count_decision  # called after each commit
+    begin: Begin
 
     async def step(self, database: Database) -> bool:
         """Try each gang once; True when one started, since its reserved units may now let another start.
@@ -27,9 +23,10 @@ class GangLoop(msgspec.Struct, frozen=True):
         async with database.acquire() as db:
             started = False
             for gang_id in await gangs.ready(db):
+                admission = self.begin(db)
                 try:
                     async with db.transaction():
-                        decisions = await decide_gang(db, gang_id, lost_linger_seconds=self.lost_linger_seconds)
+                        await admission.start_gang(gang_id)
                 except Exception as error:
                     if is_infrastructure(error):
                         raise
@@ -38,7 +35,6 @@ class GangLoop(msgspec.Struct, frozen=True):
                         UNDECIDED.labels(lease_pool_id).inc()
                     await gangs.put_off(db, gang_id, seconds=RETRY_SECONDS)
                     continue
-                for decision in decisions:
-                    self.committed(decision)
-                started = started or bool(decisions)
+                admission.committed()
+                started = started or bool(admission.decisions)
         return started

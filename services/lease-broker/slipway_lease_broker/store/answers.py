@@ -8,7 +8,8 @@ import msgspec
 
 from slipway_common.database.postgres import Connection
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
-from slipway_lease_broker.store import leases, pools, requests, tenants
+from slipway_lease_broker.domain.queue_status import QueuePosition
+from slipway_lease_broker.store import gangs, groups, leases, pools, requests, tenants
 from slipway_lease_broker.store.rows import structs
 
 OF_REQUESTS: Final = f"""
@@ -61,19 +62,6 @@ AHEAD_MAX: Final = 1_000
 SINCE_MAX: Final = 1_000
 
 
-class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with its position in the queue. `position` counts from 1; in each queue at most AHEAD_MAX requests are
-    counted."""
-
-    request: Request
-    position: int
-    backoff_until: datetime | None = None  # of its tenant
-    pool: LeasePool
-    now: datetime
-    granted_units: int  # of the last grants
-    granted_seconds: float  # time span of the last grants
-
-
 async def of_requests(db: Connection, lease_pool_id: str, request_ids: Collection[str]) -> list[Lease]:
     """All leases that were granted to these requests, in order of tokens."""
     ids = list(request_ids)
@@ -98,7 +86,8 @@ async def pool(db: Connection, lease_pool_id: str) -> tuple[LeasePool, datetime]
 
 
 async def queue_position(db: Connection, lease_pool_id: str, request_id: str) -> QueuePosition | None:
-    """The position of a request in the queues of its pool; None for an unknown request."""
+    """The position of a request in the queues of its pool, with at most AHEAD_MAX requests of each queue counted; None
+    for an unknown request."""
     found = await pool(db, lease_pool_id)
     row = await db.fetchrow(QUEUE_POSITION, lease_pool_id, request_id, AHEAD_MAX)
     if found is None or row is None:
@@ -106,12 +95,18 @@ async def queue_position(db: Connection, lease_pool_id: str, request_id: str) ->
     rate: Any = await db.fetchrow(GRANT_RATE, lease_pool_id)
     request = msgspec.convert(dict(row), Request)
     known = await tenants.named(db, {(lease_pool_id, request.tenant)})
+    group = await groups.named(db, {(lease_pool_id, request.group_name)} if request.group_name else ())
+    elsewhere = [] if request.gang_id is None else await gangs.elsewhere(db, [request.gang_id], lease_pool_id)
+    others = {member.lease_pool_id for member in elsewhere}
     return QueuePosition(
         request=request,
         position=int(row["position"]),
         pool=found[0],
         now=found[1],
-        backoff_until=known[0].backoff_until if known else None,
+        tenant=known[0] if known else None,
+        group=group[0] if group else None,
+        elsewhere=elsewhere,
+        other_pools=await pools.named(db, others) if others else (),
         granted_units=rate["units"],
         granted_seconds=(found[1] - rate["since"]).total_seconds() if rate["since"] else 0.0,
     )

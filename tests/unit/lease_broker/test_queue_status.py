@@ -1,0 +1,101 @@
+"""Status of a waiting request: its reason is the verdict of admission, with the times and the limit behind it."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipway_lease_broker.domain.admit import Admission
+from slipway_lease_broker.domain.ledger import Group, LeasePool, Request, Tenant
+from slipway_lease_broker.domain.limits import in_force
+from slipway_lease_broker.domain.queue_status import QueuePosition, queue_status, verdict
+from slipway_lease_broker.domain.situation import Situation
+from slipway_lease_broker.domain.terms import Operation, Policy
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+RESERVED = Policy(pacing="off", operations={"destroy": Operation(reserved_units=2)})
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+POOL = LeasePool(
+    id="p", limit_units=2, hold_seconds=1200, ttl_seconds=300, reserve_seconds=180, policy=Policy(pacing="off")
+)
+REQUEST = Request(
+    id="r",
+    lease_pool_id="p",
+    tenant="t",
+    operation="install",
+    requested_units=1,
+    waiting_units=1,
+    requested_at=NOW,
+    last_requested_at=NOW,
+    since=NOW,
+    whole=True,
+)
+GROUP = Group(lease_pool_id="p", name="g", size=2, spread_seconds=60, first_at=NOW, last_start_at=NOW)
+ELSEWHERE = msgspec.structs.replace(REQUEST, lease_pool_id="q", gang_id="g")
+FULL: dict[str, Any] = {"held": {"install": 2}}
+
+
+def place(
+    pool: dict[str, Any], request: dict[str, Any], *, position: int = 1, tenant: Tenant | None = None, **more: Any
+) -> QueuePosition:
+    return QueuePosition(
+        request=msgspec.structs.replace(REQUEST, **request),
+        position=position,
+        pool=msgspec.structs.replace(POOL, **pool),
+        now=NOW,
+        tenant=tenant,
+        granted_units=0,
+        granted_seconds=0.0,
+        **more,
+    )
+
+
+BACKING_OFF = Tenant(lease_pool_id="p", tenant="t", failures=2, backoff_until=at(40))
+Q = msgspec.structs.replace(POOL, id="q", drained_reason="moving")
+
+CASES = [
+    (place(FULL, {}), "2 of 2 units held (limit as declared)"),
+    (place(FULL, {}, position=3), "2 of 2 units held (limit as declared); 2 ahead"),
+    (place({}, {}, position=2), "0 of 2 units held; 1 ahead"),  # it may start: it waits for the one ahead
+    (place({"drained_reason": "moving"}, {}), "the limit is 0: drained: moving"),
+    (place({"limit_units": 0}, {}), "the limit is 0: as declared"),
+    (place({}, {"waiting_units": 3}), "requests 3 units, more than the limit of 2 allows: as declared"),
+    (place({"policy": RESERVED}, {}), "requests 1 unit, more than the limit of 2 allows: as declared"),
+    (place({}, {"since": at(9)}), "its group starts it at 2026-01-01T12:00:09+00:00"),
+    (
+        place({}, {"group_name": "g"}, group=GROUP),
+        "another member of its group has just started; not before 2026-01-01T12:00:30+00:00",
+    ),
+    (place({}, {}, tenant=BACKING_OFF), "tenant t backs off until 2026-01-01T12:00:40+00:00 after failures"),
+    (place({"blocked_until": at(9)}, {}), "the provider asked to wait until 2026-01-01T12:00:09+00:00"),
+    (
+        place({"policy": Policy(), "paced_until": at(9), "paced_interval_seconds": 300.0}, {}),
+        "starts are paced: 0 of 2 units held",
+    ),
+    (place({}, {"gang_id": "g"}), "its gang starts once all of its pools have free units"),
+    (
+        place({}, {"gang_id": "g"}, elsewhere=[ELSEWHERE], other_pools=[Q]),
+        "its gang cannot start in q: drained: moving",
+    ),
+]
+
+
+@pytest.mark.parametrize(("position", "reason"), CASES)
+def test_reason(position: QueuePosition, reason: str) -> None:
+    """Told as text; the rule behind it is the one that makes the request wait in a decision."""
+    assert queue_status(position).reason == reason
+    situation = Situation(
+        waiters=[position.request],
+        per_queue=2,
+        tenants=[] if position.tenant is None else [position.tenant],
+        groups=[] if position.group is None else [position.group],
+        blocked_gangs={"g": verdict(position).reason} if position.elsewhere else {},
+    )
+    decided = Admission(position.pool, in_force(position.pool).units, situation, NOW).run()
+    assert decided.waiting == ({} if verdict(position).units else {"r": verdict(position).reason})
