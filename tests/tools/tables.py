@@ -18,11 +18,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
+from slipway_common.base.ids import new_id
 from slipway_common.database import migrate, postgres
 from slipway_common.database.tables import script
 from slipway_local.servers.postgres import EmbeddedPostgres, binaries_for
 
-SERVICES: Final = ("weight-calculator",)
+SERVICES: Final = ("lease-broker", "weight-calculator")
 # Alembic's own table belongs to the migrations alone.
 IGNORED: Final = "alembic_version"
 HEADER: Final = re.compile(r"^-- Name: (?P<name>.+); Type: (?P<type>[A-Z ]+); Schema: .*$", re.MULTILINE)
@@ -56,37 +57,47 @@ def objects(dumped: str) -> dict[str, list[str]]:
     return found
 
 
-def differences(migrated: Mapping[str, list[str]], made: Mapping[str, list[str]]) -> list[str]:
+def differences(migrations: Mapping[str, list[str]], tables: Mapping[str, list[str]]) -> list[str]:
     """A line per difference, with its object."""
     found = []
-    for name in sorted({*migrated, *made}):
-        if name not in made:
+    for name in sorted({*migrations, *tables}):
+        if name not in tables:
             found.append(f"{name}: only in the migrations")
-        elif name not in migrated:
+        elif name not in migrations:
             found.append(f"{name}: only in the tables")
         else:
-            for line in ndiff(migrated[name], made[name]):
+            for line in ndiff(migrations[name], tables[name]):
                 if line[0] in "-+":
-                    found.append(
-                        f"{name}: only in the {'migrations' if line[0] == '-' else 'tables'}: {line[2:].strip()}"
-                    )
+                    side = "migrations" if line[0] == "-" else "tables"
+                    found.append(f"{name}: only in the {side}: {line[2:].strip()}")
     return found
 
 
-async def compared(server: EmbeddedPostgres, service: str) -> list[str]:
-    """Differences of one service."""
+async def migrated(server: EmbeddedPostgres, service: str, more: str = "") -> dict[str, list[str]]:
+    """Schema of a service as its migrations make it; `more` is SQL that runs after them."""
+    url = await server.create_database(database := new_id())
+    await migrate.upgrade(url, service)
+    await execute(url, service, more)
+    return objects(dump(server, database, postgres.schema_of(service)))
+
+
+async def made(server: EmbeddedPostgres, service: str, more: str = "") -> dict[str, list[str]]:
+    """Schema of a service as its tables make it; `more` is SQL that runs after them."""
+    url = await server.create_database(database := new_id())
     schema = postgres.schema_of(service)
-    migrated, made = f"{schema}_migrated", f"{schema}_made"
-    await migrate.upgrade(await server.create_database(migrated), service)
-    url = await server.create_database(made)
+    await execute(url, service, script(import_module(f"slipway_{schema}.store.tables").metadata) + more)
+    return objects(dump(server, database, schema))
+
+
+async def execute(url: str, service: str, statements: str) -> None:
+    """Run statements as the service's role in its schema, which is created if absent."""
+    role, schema = postgres.role_of(service), postgres.schema_of(service)
     connection = await asyncpg.connect(url)
     try:
-        await connection.execute(migrate.PREPARE.format(role=postgres.role_of(service), schema=schema))
-        await connection.execute(f"SET ROLE {postgres.role_of(service)}; SET search_path TO {schema}")
-        await connection.execute(script(import_module(f"slipway_{schema}.store.tables").metadata))
+        await connection.execute(migrate.PREPARE.format(role=role, schema=schema))
+        await connection.execute(f"SET ROLE {role}; SET search_path TO {schema}; {statements}")
     finally:
         await connection.close()
-    return differences(*(objects(dump(server, database, schema)) for database in (migrated, made)))
 
 
 async def run() -> int:
@@ -94,7 +105,10 @@ async def run() -> int:
         server = EmbeddedPostgres(Path(folder) / "postgres", {"fsync": "off"})
         await server.start()
         try:
-            found = {service: await compared(server, service) for service in SERVICES}
+            found = {
+                service: differences(await migrated(server, service), await made(server, service))
+                for service in SERVICES
+            }
         finally:
             await server.stop()
     for service, lines in found.items():

@@ -7,11 +7,36 @@ Long statements stay SQL text; `names` and `arrays` take their columns from the 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ARRAY, BindParameter, Column, FromClause, bindparam, func
+from sqlalchemy import (
+    ARRAY,
+    BindParameter,
+    Column,
+    ColumnElement,
+    FromClause,
+    TextClause,
+    bindparam,
+    func,
+    or_,
+    text,
+)
 from sqlalchemy.dialects.postgresql import asyncpg
 from sqlalchemy.sql.elements import CompilerElement
 
-DIALECT: Final = asyncpg.dialect()  # type: ignore[no-untyped-call]
+
+class Compiler(asyncpg.PGCompiler_asyncpg):
+    """Writes constants into the text: a generic plan can use a partial index only if it sees the constants of its
+    condition."""
+
+    def visit_bindparam(self, bindparam: BindParameter[Any], *arguments: Any, **options: Any) -> Any:
+        options["literal_binds"] = options.get("literal_binds", False) or not bindparam.required
+        return super().visit_bindparam(bindparam, *arguments, **options)  # type: ignore[no-untyped-call]
+
+
+class Dialect(asyncpg.dialect):
+    statement_compiler = Compiler
+
+
+DIALECT: Final = Dialect()  # type: ignore[no-untyped-call]
 
 
 class Statement:
@@ -21,23 +46,16 @@ class Statement:
         compiled: Any = clause.compile(dialect=DIALECT)
         self.text: str = compiled.string
         self.names: tuple[str, ...] = tuple(compiled.positiontup or ())
-        self.constants: dict[str, Any] = {
-            name: value for name, value in compiled.params.items() if not compiled.binds[name].required
-        }
 
     def arguments(self, **values: Any) -> list[Any]:
         """Values in the order of `text`. Raises TypeError for a missing or unknown name."""
-        if unknown := values.keys() - set(self.names):
-            raise TypeError(f"no bind parameter {', '.join(sorted(unknown))}; there are {', '.join(self.names)}")
-        if missing := set(self.names) - values.keys() - self.constants.keys():
-            raise TypeError(f"no value for {', '.join(sorted(missing))}")
-        return [values[name] if name in values else self.constants[name] for name in self.names]
+        if values.keys() != set(self.names):
+            raise TypeError(f"expected values for {', '.join(self.names)}; got {', '.join(values)}")
+        return [values[name] for name in self.names]
 
     def rows(self, rows: Sequence[Any], **values: Any) -> list[Any]:
         """Values in the order of `text`, with an array per column of `rows` for the names that `given` bound."""
-        return self.arguments(
-            **columns(rows, [name for name in self.names if name not in {*values, *self.constants}]), **values
-        )
+        return self.arguments(**columns(rows, [name for name in self.names if name not in values]), **values)
 
 
 def columns(rows: Sequence[Any], names: Iterable[str]) -> dict[str, list[Any]]:
@@ -54,6 +72,16 @@ def given(*fields: Column[Any], name: str = "given") -> FromClause:
 def array(name: str, field: Column[Any]) -> BindParameter[Any]:
     """Bind parameter for an array of a column's values."""
     return bindparam(name, type_=ARRAY(field.type))
+
+
+def matches(field: Column[Any], name: str) -> ColumnElement[bool]:
+    """The column has the value bound under `name`, or that value is NULL."""
+    return or_(bindparam(name, type_=field.type).is_(None), field == bindparam(name))
+
+
+def seconds(name: str) -> TextClause:
+    """Interval of the seconds bound under `name`."""
+    return text(f"make_interval(secs => :{name})")
 
 
 def names(fields: Iterable[Column[Any]], prefix: str = "") -> str:

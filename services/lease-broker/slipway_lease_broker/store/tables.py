@@ -1,0 +1,258 @@
+"""Tables of the lease-broker. Migrations are compared with these in CI."""
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Computed,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    and_,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from slipway_common.database.tables import TIME, messaging
+from slipway_lease_broker.domain.ledger import State
+
+metadata = MetaData()
+messaging(metadata)
+
+ZERO: Final = text("0")
+NO: Final = text("false")
+
+
+def required(name: str, kind: Any, *constraints: Any, default: Any = None) -> Column[Any]:
+    """Column without nulls; `default` is its value in new rows."""
+    return Column(name, kind, *constraints, nullable=False, server_default=default)
+
+
+def check(condition: str) -> CheckConstraint:
+    return CheckConstraint(condition)
+
+
+def of_pool() -> Column[str]:
+    """The lease pool of a row. Leases and requests have no foreign key to it: lease pools are retired, never deleted,
+    and every writer of a lease or a request holds the lock on its pool's row, so the checks could not fail and would
+    cost each write."""
+    return required("lease_pool_id", Text, ForeignKey("lease_pools.id"))
+
+
+lease_pool = Table(
+    "lease_pools",
+    metadata,
+    Column("id", Text, primary_key=True),
+    required("limit_units", Integer, check("limit_units >= 0")),
+    required("hold_seconds", Double, check("hold_seconds > 0")),
+    required("ttl_seconds", Double, check("ttl_seconds > 0")),
+    required("reserve_seconds", Double, check("reserve_seconds > 0")),
+    required("policy", JSONB, default="{}"),
+    required("revision", Integer, default=text("1")),
+    required("retired", Boolean, default=NO),
+    required("last_token", BigInteger, default=ZERO),  # newest fencing token
+    required("dirty", Boolean, default=text("true")),  # a command arrived since the last decision
+    Column("wake_at", TIME),  # when time alone makes a decision due
+    Column("decided_at", TIME),
+    required("reason", Text, default=""),  # reasons of the last decision that changed something
+    Column("limit_in_force", Integer),  # as of the last decision
+    required("limit_reason", Text, default=""),
+    required("held", JSONB, default="{}"),  # operation → cost of its counted leases
+    required("held_units", BigInteger, default=ZERO),  # units of counted leases
+    required("waiting_units", BigInteger, default=ZERO),
+    required("waiting_requests", Integer, default=ZERO),
+    Column("counted_at", TIME),  # idle units are accrued up to this time
+    required("idle_unit_seconds", Double, default=ZERO),  # since the last decision, while requests waited
+    Column("last_granted_at", TIME),
+    Column("verified_at", TIME),  # when its counters were last compared with its rows
+    Column("paced_until", TIME),  # theoretical arrival time of the next start
+    Column("blocked_until", TIME),  # a Retry-After: no paced start before this time
+    required("virtual_time", Double, default=ZERO),
+    Column("paced_interval_seconds", Double),  # interval that paced_until was computed with
+    Column("adaptive", JSONB),  # the adaptive limit and its times
+    required("evidence", JSONB, default="[]"),  # of throttling, received since the last decision
+    Column("pinned_reason", Text),  # the declared limit holds until an operator unpins
+    Column("drained_reason", Text),  # the limit is 0 until an operator undrains
+    Column("derived_units", Integer),
+    Column("derived_until", TIME),
+    required("derived_alerted", Boolean, default=NO),
+)
+
+request = Table(
+    "requests",
+    metadata,
+    required("lease_pool_id", Text),
+    required("id", Text),
+    Column("place", BigInteger, Identity(always=True)),  # order of arrival
+    required("tenant", Text),
+    required("operation", Text),
+    required("requested_units", Integer, check("requested_units > 0")),
+    required("waiting_units", Integer, check("waiting_units BETWEEN 0 AND requested_units")),
+    required("requested_at", TIME),
+    required("last_requested_at", TIME),
+    Column("queued_at", TIME),  # when LeaseQueued was published
+    required("traceparent", Text, default=""),
+    required("priority", Integer, check("priority BETWEEN 0 AND 9"), default=ZERO),
+    required("whole", Boolean, default=NO),  # never granted in part
+    Column("hold_seconds", Double),  # shorter than the pool's
+    required("owner", Text, default=""),  # name of the token that requested it
+    required("since", TIME),  # start of its wait: less age credit, or when its group lets it start
+    required("group_name", Text, default=""),
+    Column("gang_id", Text),
+    required("lapsed", Boolean, default=NO),  # not repeated for too long: skipped until it is repeated
+    PrimaryKeyConstraint("lease_pool_id", "id"),
+)
+WAITING: Final = and_(request.c.waiting_units > 0, ~request.c.lapsed)
+Index(
+    "requests_done", request.c.lease_pool_id, request.c.last_requested_at, postgresql_where=request.c.waiting_units == 0
+)
+Index(
+    "requests_queue",
+    *request.c["lease_pool_id", "operation", "tenant", "priority", "group_name", "since", "place"],
+    postgresql_where=WAITING,
+)
+Index(
+    "requests_unannounced",
+    request.c.lease_pool_id,
+    request.c.place,
+    postgresql_where=and_(WAITING, request.c.queued_at.is_(None)),
+)
+Index("requests_stale", request.c.lease_pool_id, request.c.last_requested_at, postgresql_where=WAITING)
+Index("requests_of_gang", request.c.gang_id, request.c.lease_pool_id, postgresql_where=request.c.gang_id.is_not(None))
+
+lease = Table(
+    "leases",
+    metadata,
+    Column("id", Text, primary_key=True),
+    required("lease_pool_id", Text),
+    required("request_id", Text),
+    required("fencing_token", BigInteger),
+    required("granted_units", Integer, check("granted_units > 0")),
+    required("units", Integer, check("units BETWEEN 0 AND granted_units")),  # not yet released
+    required("state", Text, check(f"state IN ({', '.join(map(repr, map(str, State)))})")),
+    required("granted_at", TIME),
+    required("expires_at", TIME),
+    required("hold_until", TIME),
+    Column("counted_until", TIME),  # of a lost lease
+    Column("ended_at", TIME),  # counted against the limit until this is set
+    required("traceparent", Text, default=""),
+    required("tenant", Text, default=""),
+    required("operation", Text, default="launch"),
+    required("weight", Integer, default=text("1")),  # cost of a unit at the time of the grant
+    required("owner", Text, default=""),
+    Column("progress", Text),  # as last reported
+    Column("progress_until", TIME),  # the lease ends here if its progress does not change
+    required("waited_seconds", Double, default=ZERO),
+    required("mode", Text, default="enforce"),
+    Column("advised_wait_seconds", Double),  # how long it would have waited under enforce
+    required("reason", Text, default=""),  # of the grant, then of the end
+    Column("gang_id", Text),
+    required("replaced", Boolean, default=NO),  # a request replaced it: its age is inherited once
+    required("reported_late", Boolean, default=NO),  # its holder reported a result after the hold had ended
+    Column(
+        "deadline",
+        TIME,
+        Computed("coalesce(counted_until, least(expires_at, hold_until, progress_until))", persisted=True),
+    ),
+    UniqueConstraint("lease_pool_id", "fencing_token"),
+)
+COUNTED: Final = lease.c.ended_at.is_(None)
+# There is no B-tree index on ended_at or granted_at: leases are granted in the order of their fencing tokens, so that
+# the index of the tokens finds the newest ones, and pruning and reports make do with a BRIN index.
+Index("leases_due", lease.c.lease_pool_id, lease.c.deadline, postgresql_where=COUNTED)
+Index("leases_of_request", lease.c.lease_pool_id, lease.c.request_id)
+Index("leases_ended", lease.c.ended_at, postgresql_using="brin")
+
+tenant = Table(
+    "tenants",
+    metadata,
+    of_pool(),
+    required("tenant", Text),
+    required("virtual_finish", Double, default=ZERO),
+    required("failures", Integer, default=ZERO),  # in a row
+    Column("backoff_until", TIME),
+    PrimaryKeyConstraint("lease_pool_id", "tenant"),
+)
+
+group = Table(
+    "groups",
+    metadata,
+    of_pool(),
+    required("name", Text),
+    required("size", Integer, check("size > 0")),
+    required("spread_seconds", Double),
+    required("members", Integer, default=ZERO),  # that have arrived
+    required("first_at", TIME),
+    Column("last_start_at", TIME),
+    PrimaryKeyConstraint("lease_pool_id", "name"),
+)
+
+gang = Table(
+    "gangs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    required("owner", Text),
+    required("size", Integer, check("size > 0")),  # number of lease pools that it requests
+    required("requested_at", TIME),
+    required("last_requested_at", TIME),
+    Column("turn_at", TIME),  # when it could first have started in one of its pools
+    Column("done_at", TIME),  # started or given up
+)
+Index("gangs_ready", gang.c.requested_at, postgresql_where=and_(gang.c.turn_at.is_not(None), gang.c.done_at.is_(None)))
+
+slot = Table(
+    "slots",
+    metadata,
+    Column("name", Text, primary_key=True),
+    of_pool(),
+    required("state", Text),
+    required("owner", Text, default=""),  # empty: available in its state
+    required("updated_at", TIME),  # last change, or last update by its owner
+    required("userdata", JSONB, default="{}"),
+    Column("request_id", Text),  # request that its owner acquired it with
+    Column("lease_id", Text),  # lease that it is held under; no reference, since leases are pruned
+    Column("fencing_token", BigInteger),  # of the last lease
+)
+Index("slots_available", *slot.c["lease_pool_id", "state", "updated_at", "name"], postgresql_where=slot.c.owner == "")
+Index("slots_owned", slot.c.lease_pool_id, slot.c.owner, postgresql_where=slot.c.owner != "")
+
+slot_request = Table(
+    "slot_requests",
+    metadata,
+    of_pool(),
+    required("state", Text),  # state that the slot is requested in
+    required("owner", Text),
+    required("id", Text),
+    Column("place", BigInteger, Identity(always=True)),  # order of arrival
+    required("slot_count", Integer, check("slot_count > 0")),
+    required("lease_request_id", Text),  # its lease request, once a slot was free
+    required("last_requested_at", TIME),
+    PrimaryKeyConstraint("lease_pool_id", "state", "owner", "id"),
+)
+
+entry = Table(
+    "history",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    required("lease_pool_id", Text),
+    required("at", TIME),
+    required("kind", Text),
+    Column("lease_id", Text),
+    Column("request_id", Text),
+    Column("units", Integer),
+    required("reason", Text),
+    required("actor", Text, default=""),  # caller or service; empty: time, or the broker's own decision
+)
+Index("history_of_pool", entry.c.lease_pool_id, entry.c.id)
+Index("history_of_lease", entry.c.lease_id, entry.c.id, postgresql_where=entry.c.lease_id.is_not(None))
+Index("history_at", entry.c.at, postgresql_using="brin")

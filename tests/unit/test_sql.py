@@ -1,0 +1,59 @@
+"""Statements compiled for asyncpg: their text, the order of their values, and what they refuse."""
+
+from types import SimpleNamespace
+from typing import Final
+
+import pytest
+from sqlalchemy import Boolean, Column, Integer, MetaData, Table, Text, any_, bindparam, func, insert, select, update
+from sqlalchemy.dialects.postgresql import JSONB
+
+from slipway_common.database.sql import Statement, array, arrays, given, matches, names, seconds
+
+thing: Final = Table(
+    "thing", MetaData(), Column("id", Text), Column("units", Integer), Column("done", Boolean), Column("body", JSONB)
+)
+FINISH: Final = Statement(update(thing).where(thing.c.id == bindparam("thing")).values(units=bindparam("left")))
+
+
+def text(statement: Statement) -> str:
+    return " ".join(statement.text.split())
+
+
+def test_values_are_in_the_order_of_the_text() -> None:
+    assert FINISH.text == "UPDATE thing SET units=$1::INTEGER WHERE thing.id = $2::VARCHAR"
+    assert FINISH.arguments(thing="a", left=3) == [3, "a"]
+
+
+@pytest.mark.parametrize("values", [{"thing": "a"}, {"thing": "a", "left": 3, "rest": 4}, {}])
+def test_missing_and_unknown_names_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match="expected values for left, thing"):
+        FINISH.arguments(**values)
+
+
+def test_constants_are_part_of_the_text() -> None:
+    """Partial indexes are used by generic plans too, which see no values of parameters."""
+    live = select(thing.c.id).where(~thing.c.done, thing.c.units > 0, thing.c.id.in_(["a", "it's"])).limit(5)
+    condition = "NOT thing.done AND thing.units > 0 AND thing.id IN ('a', 'it''s') LIMIT 5"
+    assert text(Statement(live)) == f"SELECT thing.id FROM thing WHERE {condition}"
+    assert Statement(live).arguments() == []
+
+
+def test_rows_are_passed_as_an_array_per_column() -> None:
+    fields = thing.c["id", "units", "body"]
+    add = Statement(insert(thing).from_select(fields.keys(), select(given(*fields))))
+    assert add.text.endswith("FROM unnest($1::TEXT[], $2::INTEGER[], $3::JSONB[]) AS given(id, units, body)")
+    rows = [SimpleNamespace(id="a", units=1, body={}), SimpleNamespace(id="b", units=2, body=[])]
+    assert add.rows(rows) == [["a", "b"], [1, 2], [{}, []]]
+    assert add.rows(rows, units=[7, 8]) == [["a", "b"], [7, 8], [{}, []]]
+
+
+def test_conditions() -> None:
+    found = select(thing.c.id).where(matches(thing.c.id, "id"), thing.c.units == any_(array("units", thing.c.units)))
+    condition = "($1::VARCHAR IS NULL OR thing.id = $1::VARCHAR) AND thing.units = ANY ($2::INTEGER[])"
+    assert text(Statement(found)) == f"SELECT thing.id FROM thing WHERE {condition}"
+    assert text(Statement(select(func.now() - seconds("age")))).startswith("SELECT now() - make_interval(secs => $1)")
+
+
+def test_columns_of_a_statement_in_text() -> None:
+    assert names(thing.c["id", "done"], "t.") == "t.id, t.done"
+    assert arrays(thing.c["id", "body"], first=2) == "$2::TEXT[], $3::JSONB[]"
