@@ -5,29 +5,36 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
+from sqlalchemy import bindparam, func, select, tuple_
 
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, arrays, given, matches, names
 from slipway_lease_broker.domain.ledger import Lease, LeasePool, Request
 from slipway_lease_broker.domain.queue_status import QueuePosition
 from slipway_lease_broker.store import gangs, groups, leases, pools, requests, tenants
 from slipway_lease_broker.store.rows import structs
+from slipway_lease_broker.store.tables import COUNTED, lease, lease_pool, request
 
-OF_REQUESTS: Final = f"""
-{leases.SELECT} WHERE (lease_pool_id, request_id) IN (SELECT * FROM unnest($1::text[], $2::text[]))
-ORDER BY fencing_token"""
+KEYS: Final = lease.c["lease_pool_id", "request_id"]
+OF_REQUESTS: Final = Statement(
+    select(*leases.FIELDS).where(tuple_(*KEYS).in_(select(given(*KEYS)))).order_by(lease.c.fencing_token)
+)
+SEEN: Final = lease.c["lease_pool_id", "fencing_token"]
 # Tokens are assigned under the pool's lock, so they commit in order: no grant above the last seen token is missed, and
 # the cost is that of the grants since.
-SINCE: Final = """
-SELECT g.* FROM unnest($1::text[], $2::bigint[]) AS seen (lease_pool_id, fencing_token), LATERAL (
+SINCE: Final = f"""
+SELECT g.* FROM unnest({arrays(SEEN)}) AS seen ({names(SEEN)}), LATERAL (
     SELECT lease_pool_id, request_id, fencing_token FROM leases AS l
     WHERE l.lease_pool_id = seen.lease_pool_id AND l.fencing_token > seen.fencing_token
     ORDER BY l.fencing_token LIMIT $3) AS g"""
-POOL_OF: Final = "SELECT lease_pool_id FROM leases WHERE id = $1"
-POOL: Final = f"SELECT {pools.TERMS}, slipway_clock() AS now FROM lease_pools WHERE id = $1"
+POOL_OF: Final = Statement(select(lease.c.lease_pool_id).where(lease.c.id == bindparam("lease")))
+POOL: Final = Statement(
+    select(*pools.TERMS, func.slipway_clock().label("now")).where(lease_pool.c.id == bindparam("pool"))
+)
 # Requests served before one: those ahead of it in its own queue; as many of each other tenant, since tenants take
 # turns; and all of a higher priority. No queue is counted further than $3.
 QUEUE_POSITION: Final = f"""
-WITH RECURSIVE mine AS (SELECT {", ".join(requests.FIELDS)} FROM requests WHERE lease_pool_id = $1 AND id = $2),
+WITH RECURSIVE mine AS (SELECT {names(requests.FIELDS)} FROM requests WHERE lease_pool_id = $1 AND id = $2),
 ahead AS (
     SELECT count(*) AS requests FROM (SELECT FROM mine AS m, requests AS r
         WHERE r.lease_pool_id = $1 AND r.waiting_units > 0 AND NOT r.lapsed AND r.operation = m.operation
@@ -48,13 +55,25 @@ GRANT_RATE: Final = """
 SELECT coalesce(sum(granted_units), 0)::int AS units, min(granted_at) AS since FROM (
     SELECT granted_units, granted_at FROM leases WHERE lease_pool_id = $1 ORDER BY fencing_token DESC LIMIT 100) AS last
 WHERE granted_at > slipway_clock() - interval '1 minute'"""
-WAITING: Final = f"""
-{requests.SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND ($2::text IS NULL OR tenant = $2)
-ORDER BY priority DESC, since, place LIMIT $3"""
-HELD: Final = f"""
-{leases.SELECT} WHERE ended_at IS NULL AND ($1::text IS NULL OR lease_pool_id = $1)
-    AND ($2::text IS NULL OR tenant = $2) AND ($3::text IS NULL OR owner = $3)
-ORDER BY lease_pool_id, fencing_token LIMIT $4"""
+WAITING: Final = Statement(
+    select(*requests.FIELDS)
+    .where(
+        request.c.lease_pool_id == bindparam("pool"), request.c.waiting_units > 0, matches(request.c.tenant, "tenant")
+    )
+    .order_by(request.c.priority.desc(), request.c.since, request.c.place)
+    .limit(leases.LIMIT)
+)
+HELD: Final = Statement(
+    select(*leases.FIELDS)
+    .where(
+        COUNTED,
+        matches(lease.c.lease_pool_id, "pool"),
+        matches(lease.c.tenant, "tenant"),
+        matches(lease.c.owner, "owner"),
+    )
+    .order_by(lease.c.lease_pool_id, lease.c.fencing_token)
+    .limit(leases.LIMIT)
+)
 
 NOTIFY: Final = "SELECT pg_notify($1, $2)"
 
@@ -65,7 +84,10 @@ SINCE_MAX: Final = 1_000
 async def of_requests(db: Connection, lease_pool_id: str, request_ids: Collection[str]) -> list[Lease]:
     """All leases that were granted to these requests, in order of tokens."""
     ids = list(request_ids)
-    return structs(await db.fetch(OF_REQUESTS, [lease_pool_id] * len(ids), ids), Lease) if ids else []
+    if not ids:
+        return []
+    values = OF_REQUESTS.arguments(lease_pool_id=[lease_pool_id] * len(ids), request_id=ids)
+    return structs(await db.fetch(OF_REQUESTS.text, *values), Lease)
 
 
 async def granted_since(db: Connection, seen: Mapping[str, int]) -> list[tuple[str, str, int]]:
@@ -75,13 +97,13 @@ async def granted_since(db: Connection, seen: Mapping[str, int]) -> list[tuple[s
 
 
 async def pool_of(db: Connection, lease_id: str) -> str | None:
-    found: str | None = await db.fetchval(POOL_OF, lease_id)
+    found: str | None = await db.fetchval(POOL_OF.text, lease_id)
     return found
 
 
 async def pool(db: Connection, lease_pool_id: str) -> tuple[LeasePool, datetime] | None:
     """A lease pool and the database's time."""
-    row = await db.fetchrow(POOL, lease_pool_id)
+    row = await db.fetchrow(POOL.text, lease_pool_id)
     return None if row is None else (msgspec.convert(dict(row), LeasePool), row["now"])
 
 
@@ -114,14 +136,16 @@ async def queue_position(db: Connection, lease_pool_id: str, request_id: str) ->
 
 async def waiting(db: Connection, lease_pool_id: str, tenant: str | None, *, limit: int) -> list[Request]:
     """Waiting requests: higher priorities first, then the longest wait."""
-    return structs(await db.fetch(WAITING, lease_pool_id, tenant, limit), Request)
+    values = WAITING.arguments(pool=lease_pool_id, tenant=tenant, limit=limit)
+    return structs(await db.fetch(WAITING.text, *values), Request)
 
 
 async def held(
     db: Connection, lease_pool_id: str | None, tenant: str | None, owner: str | None, *, limit: int
 ) -> list[Lease]:
     """Leases that count against the limit of a pool or, for None, of all pools."""
-    return structs(await db.fetch(HELD, lease_pool_id, tenant, owner, limit), Lease)
+    values = HELD.arguments(pool=lease_pool_id, tenant=tenant, owner=owner, limit=limit)
+    return structs(await db.fetch(HELD.text, *values), Lease)
 
 
 async def notify(db: Connection, channel: str, payload: str) -> None:

@@ -3,19 +3,25 @@
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from slipway_common.database.postgres import Connection
-from slipway_lease_broker.domain.ledger import Group
-from slipway_lease_broker.store.rows import columns, structs
+from sqlalchemy import select, tuple_
+from sqlalchemy.dialects.postgresql import insert
 
-FIELDS: Final = Group.__struct_fields__
-NAMED: Final = f"""
-SELECT {", ".join(FIELDS)} FROM groups WHERE (lease_pool_id, name) IN (SELECT * FROM unnest($1::text[], $2::text[]))"""
-SAVE: Final = f"""
-INSERT INTO groups ({", ".join(FIELDS)})
-SELECT * FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::integer[], $6::timestamptz[],
-    $7::timestamptz[])
-ON CONFLICT (lease_pool_id, name) DO UPDATE SET size = excluded.size, spread_seconds = excluded.spread_seconds,
-    members = excluded.members, first_at = excluded.first_at, last_start_at = excluded.last_start_at"""
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, given
+from slipway_lease_broker.domain.ledger import Group
+from slipway_lease_broker.store.rows import structs
+from slipway_lease_broker.store.tables import group
+
+FIELDS: Final = group.c[Group.__struct_fields__]
+KEYS: Final = group.c["lease_pool_id", "name"]
+NAMED: Final = Statement(select(*FIELDS).where(tuple_(*KEYS).in_(select(given(*KEYS)))))
+ADD: Final = insert(group).from_select(FIELDS.keys(), select(given(*FIELDS)))
+SAVE: Final = Statement(
+    ADD.on_conflict_do_update(
+        index_elements=KEYS,
+        set_={name: ADD.excluded[name] for name in ("size", "spread_seconds", "members", "first_at", "last_start_at")},
+    )
+)
 
 # A group is needed while its spread lasts, and after its last start: both decide when its next member may start.
 PRUNE: Final = """
@@ -30,12 +36,12 @@ async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Group
     if not keys:
         return []
     pools, names = zip(*sorted(keys), strict=True)
-    return structs(await tx.fetch(NAMED, list(pools), list(names)), Group)
+    return structs(await tx.fetch(NAMED.text, *NAMED.arguments(lease_pool_id=pools, name=names)), Group)
 
 
 async def save(tx: Connection, groups: Sequence[Group]) -> None:
     if groups:
-        await tx.execute(SAVE, *columns(groups, *FIELDS))
+        await tx.execute(SAVE.text, *SAVE.rows(groups))
 
 
 async def prune(tx: Connection, lease_pool_id: str, *, over_for_seconds: float) -> None:

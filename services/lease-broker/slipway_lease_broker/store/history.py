@@ -1,38 +1,52 @@
 """History: one row per decision with its reason. Append-only, and pruned by age."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 
-from slipway_common.database.postgres import Connection
-from slipway_lease_broker.domain.ledger import Entry
-from slipway_lease_broker.store.rows import columns, structs
+from sqlalchemy import Integer, bindparam, delete, func, insert, or_, select
 
-FIELDS: Final = Entry.__struct_fields__
-ADD: Final = f"""
-INSERT INTO history ({", ".join(FIELDS)})
-SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::text[], $7::integer[],
-    $8::text[])"""
-OF_POOL: Final = f"""
-SELECT {", ".join(FIELDS)} FROM history WHERE lease_pool_id = $1 AND ($2::timestamptz IS NULL OR at >= $2)
-ORDER BY id DESC LIMIT $3"""
-OF_LEASE: Final = f"SELECT {', '.join(FIELDS)} FROM history WHERE lease_id = $1 ORDER BY id"
-PRUNE: Final = "DELETE FROM history WHERE lease_pool_id = $1 AND at < slipway_clock() - make_interval(secs => $2)"
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, given, seconds
+from slipway_common.database.tables import TIME
+from slipway_lease_broker.domain.ledger import Entry
+from slipway_lease_broker.store.rows import structs
+from slipway_lease_broker.store.tables import entry
+
+FIELDS: Final = entry.c[Entry.__struct_fields__]
+SINCE: Final = bindparam("since", type_=TIME)
+ADD: Final = Statement(insert(entry).from_select(FIELDS.keys(), select(given(*FIELDS))))
+OF_POOL: Final = Statement(
+    select(*FIELDS)
+    .where(entry.c.lease_pool_id == bindparam("pool"), or_(SINCE.is_(None), entry.c.at >= SINCE))
+    .order_by(entry.c.id.desc())
+    .limit(bindparam("limit", type_=Integer))
+)
+OF_LEASE: Final = Statement(select(*FIELDS).where(entry.c.lease_id == bindparam("lease")).order_by(entry.c.id))
+PRUNE: Final = Statement(
+    delete(entry).where(
+        entry.c.lease_pool_id == bindparam("pool"), entry.c.at < func.slipway_clock() - seconds("older_than")
+    )
+)
 
 
 async def add(tx: Connection, entries: Sequence[Entry]) -> None:
     if entries:
-        await tx.execute(ADD, *columns(entries, *FIELDS))
+        await tx.execute(ADD.text, *ADD.rows(entries))
 
 
-async def of_pool(db: Connection, lease_pool_id: str, *, since: object = None, limit: int = 1_000) -> list[Entry]:
+async def of_pool(
+    db: Connection, lease_pool_id: str, *, since: datetime | None = None, limit: int = 1_000
+) -> list[Entry]:
     """Entries of a lease pool, newest first."""
-    return structs(await db.fetch(OF_POOL, lease_pool_id, since, limit), Entry)
+    values = OF_POOL.arguments(pool=lease_pool_id, since=since, limit=limit)
+    return structs(await db.fetch(OF_POOL.text, *values), Entry)
 
 
 async def of_lease(db: Connection, lease_id: str) -> list[Entry]:
     """Entries of a lease, oldest first."""
-    return structs(await db.fetch(OF_LEASE, lease_id), Entry)
+    return structs(await db.fetch(OF_LEASE.text, lease_id), Entry)
 
 
 async def prune(tx: Connection, lease_pool_id: str, *, older_than_seconds: float) -> None:
-    await tx.execute(PRUNE, lease_pool_id, older_than_seconds)
+    await tx.execute(PRUNE.text, *PRUNE.arguments(pool=lease_pool_id, older_than=older_than_seconds))

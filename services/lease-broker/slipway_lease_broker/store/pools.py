@@ -5,28 +5,23 @@ from datetime import datetime
 from typing import Final
 
 import msgspec
+from sqlalchemy import Boolean, Column, Text, any_, bindparam, case, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
 
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.database.sql import Statement, array, given, names, seconds
+from slipway_common.database.tables import TIME
 from slipway_lease_broker.domain.decide import Decision
 from slipway_lease_broker.domain.declaration import Declared
 from slipway_lease_broker.domain.drift import COUNTERS, Counted
 from slipway_lease_broker.domain.eta import eta_seconds
 from slipway_lease_broker.domain.ledger import LeasePool
-from slipway_lease_broker.store.rows import columns, structs
+from slipway_lease_broker.store.rows import structs
+from slipway_lease_broker.store.tables import lease_pool
 
-TERMS: Final = ", ".join(LeasePool.__struct_fields__)
-DECLARED: Final = ", ".join(Declared.__struct_fields__)
-
-CLOCK: Final = "SELECT slipway_clock()"
-LOCK: Final = f"SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE"
-NAMED: Final = f"SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[])"
-DUE: Final = "SELECT id, dirty FROM lease_pools WHERE dirty OR wake_at <= slipway_clock()"
-# The pool decided longest ago comes first, so that a busy pool cannot keep others waiting. The condition is checked
-# again once the row is locked, because another replica may have decided meanwhile.
-CLAIM: Final = f"""
-SELECT {TERMS} FROM lease_pools WHERE id = ANY($1::text[]) AND (dirty OR wake_at <= slipway_clock())
-ORDER BY decided_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
-STATE: Final = (
+TERMS: Final = lease_pool.c[LeasePool.__struct_fields__]
+DECLARED: Final = lease_pool.c[Declared.__struct_fields__]
+STATE: Final = lease_pool.c[
     "last_token",
     "limit_in_force",
     "limit_reason",
@@ -44,21 +39,49 @@ STATE: Final = (
     "adaptive",
     "evidence",
     "derived_alerted",
+]
+ONE: Final = lease_pool.c.id == bindparam("id")
+ANY: Final = lease_pool.c.id == any_(array("ids", lease_pool.c.id))
+IS_DUE: Final = or_(lease_pool.c.dirty, lease_pool.c.wake_at <= func.slipway_clock())
+
+CLOCK: Final = "SELECT slipway_clock()"
+NAMED: Final = Statement(select(*TERMS).where(ANY))
+LOCK: Final = Statement(select(*TERMS).where(ANY).order_by(lease_pool.c.id).with_for_update())
+DUE: Final = Statement(select(lease_pool.c.id, lease_pool.c.dirty).where(IS_DUE))
+# The pool decided longest ago comes first, so that a busy pool cannot keep others waiting. The condition is checked
+# again once the row is locked, because another replica may have decided meanwhile.
+CLAIM: Final = Statement(
+    select(*TERMS)
+    .where(ANY, IS_DUE)
+    .order_by(lease_pool.c.decided_at.nulls_first(), lease_pool.c.id)
+    .limit(1)
+    .with_for_update(skip_locked=True)
 )
-STATES: Final = """
-$2::bigint[], $3::integer[], $4::text[], $5::jsonb[], $6::bigint[], $7::bigint[], $8::integer[],
-    $9::timestamptz[], $10::float8[], $11::timestamptz[], $12::timestamptz[], $13::float8[],
-    $14::timestamptz[], $15::float8[], $16::jsonb[], $17::jsonb[], $18::boolean[]"""
-MARK: Final = f"""
-UPDATE lease_pools AS p SET dirty = p.dirty OR s.due, wake_at = least(p.wake_at, s.deadline),
-    {", ".join(f"{name} = s.{name}" for name in STATE)}
-FROM unnest($1::text[], {STATES}, $19::boolean[], $20::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
-WHERE p.id = s.id"""
-SETTLE: Final = f"""
-UPDATE lease_pools AS p SET dirty = s.due, wake_at = s.deadline, decided_at = $21, reason = coalesce($22, reason),
-    {", ".join(f"{name} = s.{name}" for name in STATE)}
-FROM unnest($1::text[], {STATES}, $19::boolean[], $20::timestamptz[]) AS s (id, {", ".join(STATE)}, due, deadline)
-WHERE p.id = s.id"""
+CHANGED: Final = given(lease_pool.c.id, *STATE, Column("due", Boolean), Column("deadline", TIME))
+MARK: Final = Statement(
+    update(lease_pool)
+    .where(lease_pool.c.id == CHANGED.c.id)
+    .values(
+        {
+            **{field.name: CHANGED.c[field.name] for field in STATE},
+            "dirty": or_(lease_pool.c.dirty, CHANGED.c.due),
+            "wake_at": func.least(lease_pool.c.wake_at, CHANGED.c.deadline),
+        }
+    )
+)
+SETTLE: Final = Statement(
+    update(lease_pool)
+    .where(ONE)
+    .values(
+        {
+            **{field.name: bindparam(field.name) for field in STATE},
+            "dirty": bindparam("due"),
+            "wake_at": bindparam("deadline"),
+            "decided_at": bindparam("now"),
+            "reason": func.coalesce(bindparam("summary", type_=Text), lease_pool.c.reason),
+        }
+    )
+)
 
 # Both are served by indexes, so that the cost does not grow with the number of leases or requests.
 COMING: Final = """
@@ -66,14 +89,29 @@ SELECT (SELECT min(deadline) FROM leases
         WHERE lease_pool_id = $1 AND ended_at IS NULL AND deadline > coalesce($2, '-infinity'::timestamptz)),
     (SELECT min(last_requested_at) FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed)"""
 
-PUT_OFF: Final = """
-UPDATE lease_pools SET dirty = false, wake_at = slipway_clock() + make_interval(secs => $3),
-    decided_at = slipway_clock(), reason = $2 WHERE id = $1"""
+PUT_OFF: Final = Statement(
+    update(lease_pool)
+    .where(ONE)
+    .values(
+        dirty=False,
+        wake_at=func.slipway_clock() + seconds("delay"),
+        decided_at=func.slipway_clock(),
+        reason=bindparam("reason"),
+    )
+)
 
-CLAIM_UNVERIFIED: Final = f"""
-SELECT {TERMS} FROM lease_pools
-WHERE verified_at IS NULL OR verified_at < slipway_clock() - make_interval(secs => $1)
-ORDER BY verified_at NULLS FIRST, id LIMIT 1 FOR UPDATE SKIP LOCKED"""
+CLAIM_UNVERIFIED: Final = Statement(
+    select(*TERMS)
+    .where(
+        or_(
+            lease_pool.c.verified_at.is_(None),
+            lease_pool.c.verified_at < func.slipway_clock() - seconds("not_for"),
+        )
+    )
+    .order_by(lease_pool.c.verified_at.nulls_first(), lease_pool.c.id)
+    .limit(1)
+    .with_for_update(skip_locked=True)
+)
 COUNTED: Final = """
 SELECT coalesce((SELECT jsonb_object_agg(operation, cost) FROM (SELECT operation, sum(units * weight) AS cost
     FROM leases WHERE lease_pool_id = $1 AND ended_at IS NULL
@@ -82,29 +120,37 @@ SELECT coalesce((SELECT jsonb_object_agg(operation, cost) FROM (SELECT operation
     waiting_units, waiting_requests
 FROM (SELECT coalesce(sum(waiting_units), 0) AS waiting_units, count(*) AS waiting_requests FROM requests
     WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed) AS queue"""
-VERIFY: Final = """
-UPDATE lease_pools SET held = $2, held_units = $3, waiting_units = $4, waiting_requests = $5, verified_at = $6,
-    dirty = true WHERE id = $1"""
+VERIFY: Final = Statement(
+    update(lease_pool)
+    .where(ONE)
+    .values({**{name: bindparam(name) for name in COUNTERS}, "verified_at": bindparam("now"), "dirty": True})
+)
 
 # Serializes declarations: two at once would each compare against rows that the other is about to insert.
 DECLARATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(current_schema() || '/lease_pools'))"
-CURRENT: Final = f"SELECT {DECLARED} FROM lease_pools ORDER BY id"
+CURRENT: Final = Statement(select(*DECLARED).order_by(lease_pool.c.id))
+NEW: Final = insert(lease_pool).from_select(DECLARED.keys(), select(given(*DECLARED)))
 # LeaseLimitChanged is published with the declaration, so the next decision must not publish it again. A pool that
 # changes its mode starts with fresh pacing, so that requests do not wait for what it admitted under another mode.
-DECLARE: Final = """
-INSERT INTO lease_pools AS p (id, limit_units, hold_seconds, ttl_seconds, reserve_seconds, policy, revision, retired)
-SELECT * FROM unnest($1::text[], $2::integer[], $3::float8[], $4::float8[], $5::float8[], $6::jsonb[], $7::integer[],
-    $8::boolean[])
-ON CONFLICT (id) DO UPDATE SET limit_units = excluded.limit_units, hold_seconds = excluded.hold_seconds,
-    ttl_seconds = excluded.ttl_seconds, reserve_seconds = excluded.reserve_seconds, policy = excluded.policy,
-    revision = excluded.revision, retired = excluded.retired, dirty = true,
-    limit_in_force = CASE WHEN p.limit_in_force = p.limit_units THEN excluded.limit_units ELSE p.limit_in_force END,
-    paced_until = CASE WHEN p.policy -> 'mode' = excluded.policy -> 'mode' THEN p.paced_until END"""
+DECLARE: Final = Statement(
+    NEW.on_conflict_do_update(
+        index_elements=[lease_pool.c.id],
+        set_={
+            **{field.name: NEW.excluded[field.name] for field in DECLARED if field.name != "id"},
+            "dirty": True,
+            "limit_in_force": case(
+                (lease_pool.c.limit_in_force == lease_pool.c.limit_units, NEW.excluded.limit_units),
+                else_=lease_pool.c.limit_in_force,
+            ),
+            "paced_until": case((lease_pool.c.policy["mode"] == NEW.excluded.policy["mode"], lease_pool.c.paced_until)),
+        },
+    )
+)
 
 # The rate of grants is taken from the last hundred; if these span less than a minute it is extrapolated to one.
 OVERVIEW: Final = f"""
-SELECT {DECLARED}, reason, limit_in_force, limit_reason, pinned_reason, drained_reason, derived_units, derived_until,
-    blocked_until, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
+SELECT {names(DECLARED)}, reason, limit_in_force, limit_reason, pinned_reason, drained_reason, derived_units,
+    derived_until, blocked_until, held_units AS held, waiting_units AS waiting, waiting_requests AS requests,
     oldest_wait_seconds, granted_per_minute FROM lease_pools AS p,
     LATERAL (SELECT extract(epoch FROM slipway_clock() - min(requested_at))::float8 AS oldest_wait_seconds FROM requests
              WHERE lease_pool_id = p.id AND waiting_units > 0 AND NOT lapsed) AS queue,
@@ -154,17 +200,17 @@ async def clock(tx: Connection) -> datetime:
 
 async def lock(tx: Connection, ids: Collection[str]) -> list[LeasePool]:
     """Lock the pools that exist, in ascending order of ids; waits for decisions under way."""
-    return structs(await tx.fetch(LOCK, sorted(ids)), LeasePool)
+    return structs(await tx.fetch(LOCK.text, sorted(ids)), LeasePool)
 
 
 async def named(db: Connection, ids: Collection[str]) -> list[LeasePool]:
     """The pools as last committed. Locks nothing."""
-    return structs(await db.fetch(NAMED, sorted(ids)), LeasePool)
+    return structs(await db.fetch(NAMED.text, sorted(ids)), LeasePool)
 
 
 async def due(db: Connection) -> list[tuple[str, bool]]:
     """(id, dirty) of lease pools that are due for a decision; not dirty: due by time alone. Locks nothing."""
-    return [(row["id"], row["dirty"]) for row in await db.fetch(DUE)]
+    return [(row["id"], row["dirty"]) for row in await db.fetch(DUE.text)]
 
 
 async def claim(tx: Connection, ids: Sequence[str]) -> LeasePool | None:
@@ -172,7 +218,7 @@ async def claim(tx: Connection, ids: Sequence[str]) -> LeasePool | None:
 
     A skipped pool stays due, and the loops of its process are notified when it is unlocked.
     """
-    row = await tx.fetchrow(CLAIM, ids)
+    row = await tx.fetchrow(CLAIM.text, ids)
     return None if row is None else msgspec.convert(dict(row), LeasePool)
 
 
@@ -185,14 +231,21 @@ async def mark(
     """
     if changed:
         due = [pool.id in dirty for pool in changed]
-        await tx.execute(MARK, *columns(changed, "id", *STATE), due, [deadlines.get(pool.id) for pool in changed])
+        deadline = [deadlines.get(pool.id) for pool in changed]
+        await tx.execute(MARK.text, *MARK.rows(changed, due=due, deadline=deadline))
 
 
 async def settle(tx: Connection, decision: Decision, now: datetime) -> None:
     """Write the state of a pool after a decision, which covers everything committed before its lock."""
-    reason = decision.summary() if decision.events else None
-    state = columns([decision.pool], "id", *STATE)
-    await tx.execute(SETTLE, *state, [decision.again], [decision.wake_at], now, reason)
+    values = SETTLE.arguments(
+        id=decision.pool.id,
+        **{field.name: getattr(decision.pool, field.name) for field in STATE},
+        due=decision.again,
+        deadline=decision.wake_at,
+        now=now,
+        summary=decision.summary() if decision.events else None,
+    )
+    await tx.execute(SETTLE.text, *values)
 
 
 async def coming(tx: Connection, lease_pool_id: str, after: datetime | None) -> tuple[datetime | None, datetime | None]:
@@ -204,12 +257,12 @@ async def coming(tx: Connection, lease_pool_id: str, after: datetime | None) -> 
 
 async def put_off(db: Connection | Database, lease_pool_id: str, reason: str, *, seconds: float) -> None:
     """Postpone a pool for which no decision can be made: due again after `seconds`, behind the others."""
-    await db.execute(PUT_OFF, lease_pool_id, reason, seconds)
+    await db.execute(PUT_OFF.text, *PUT_OFF.arguments(id=lease_pool_id, delay=seconds, reason=reason))
 
 
 async def claim_unverified(tx: Connection, *, not_for_seconds: float) -> LeasePool | None:
     """Lock the pool that was verified longest ago and is not locked; None when each was verified within the time."""
-    row = await tx.fetchrow(CLAIM_UNVERIFIED, not_for_seconds)
+    row = await tx.fetchrow(CLAIM_UNVERIFIED.text, not_for_seconds)
     return None if row is None else msgspec.convert(dict(row), LeasePool)
 
 
@@ -220,11 +273,12 @@ async def counted(tx: Connection, lease_pool_id: str) -> Counted:
 
 async def verify(tx: Connection, pool: LeasePool, now: datetime) -> None:
     """Store the counters of the rows and make the pool due once more, in case a wake-up was missed."""
-    await tx.execute(VERIFY, pool.id, *(getattr(pool, name) for name in COUNTERS), now)
+    counters = {name: getattr(pool, name) for name in COUNTERS}
+    await tx.execute(VERIFY.text, *VERIFY.arguments(id=pool.id, **counters, now=now))
 
 
 async def declared(db: Connection) -> list[Declared]:
-    return structs(await db.fetch(CURRENT), Declared)
+    return structs(await db.fetch(CURRENT.text), Declared)
 
 
 async def lock_declared(tx: Connection) -> list[Declared]:
@@ -235,7 +289,7 @@ async def lock_declared(tx: Connection) -> list[Declared]:
 
 async def declare(tx: Connection, pools: Sequence[Declared]) -> None:
     """Write the terms, in ascending order of ids; waits for decisions under way, which commit under the old terms."""
-    await tx.execute(DECLARE, *columns(pools, *Declared.__struct_fields__))
+    await tx.execute(DECLARE.text, *DECLARE.rows(pools))
 
 
 async def overview(db: Connection) -> list[Overview]:

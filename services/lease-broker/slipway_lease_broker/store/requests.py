@@ -4,15 +4,20 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final
 
-from slipway_common.database.postgres import Connection
-from slipway_lease_broker.domain.ledger import Request
-from slipway_lease_broker.store.rows import columns, structs
+from sqlalchemy import Integer, bindparam, select, tuple_, update
 
-FIELDS: Final = Request.__struct_fields__
-NEW: Final = tuple(name for name in FIELDS if name != "place")
-SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM requests"
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, arrays, columns, given, names
+from slipway_lease_broker.domain.ledger import Request
+from slipway_lease_broker.store.rows import structs
+from slipway_lease_broker.store.tables import WAITING, request
+
+FIELDS: Final = request.c[Request.__struct_fields__]
+NEW: Final = [field for field in FIELDS if field.name != "place"]
+SELECT: Final = f"SELECT {names(FIELDS)} FROM requests"
 
 PER_QUEUE_MIN: Final = 16
+QUEUE: Final = request.c["operation", "tenant", "priority", "group_name"]
 # One row per queue of $1, found by a loose index scan: the cost grows with the queues, not with their requests.
 QUEUES: Final = """
 queue AS (
@@ -36,8 +41,7 @@ SELECT heads.* FROM queue AS q, LATERAL (
     LIMIT (SELECT least($2, greatest({PER_QUEUE_MIN}, ceil(2.0 * $2 / count(*))))::int FROM queue)) AS heads"""
 # The first $6 of each queue named.
 OF_QUEUES: Final = f"""
-SELECT heads.* FROM unnest($2::text[], $3::text[], $4::integer[], $5::text[])
-    AS q (operation, tenant, priority, group_name), LATERAL (
+SELECT heads.* FROM unnest({arrays(QUEUE, first=2)}) AS q ({names(QUEUE)}), LATERAL (
     {SELECT} AS r WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND r.operation = q.operation
         AND r.tenant = q.tenant AND r.priority = q.priority AND r.group_name = q.group_name
     ORDER BY since, place LIMIT $6) AS heads"""
@@ -45,24 +49,25 @@ LAPSE: Final = f"""
 UPDATE requests SET lapsed = true WHERE (lease_pool_id, id) IN (
     SELECT lease_pool_id, id FROM requests WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed
         AND last_requested_at < $2 ORDER BY last_requested_at LIMIT $3)
-RETURNING {", ".join(FIELDS)}"""
-UNANNOUNCED: Final = f"""
-{SELECT} WHERE lease_pool_id = $1 AND waiting_units > 0 AND NOT lapsed AND queued_at IS NULL ORDER BY place LIMIT $2"""
-NAMED: Final = f"{SELECT} WHERE (lease_pool_id, id) IN (SELECT * FROM unnest($1::text[], $2::text[]))"
+RETURNING {names(FIELDS)}"""
+UNANNOUNCED: Final = Statement(
+    select(*FIELDS)
+    .where(request.c.lease_pool_id == bindparam("pool"), WAITING, request.c.queued_at.is_(None))
+    .order_by(request.c.place)
+    .limit(bindparam("limit", type_=Integer))
+)
+KEYS: Final = request.c["lease_pool_id", "id"]
+NAMED: Final = Statement(select(*FIELDS).where(tuple_(*KEYS).in_(select(given(*KEYS)))))
 # `place` is an identity column, assigned in the order of the rows.
 ADD: Final = f"""
-INSERT INTO requests ({", ".join(NEW)})
-SELECT {", ".join(NEW)} FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::integer[],
-    $7::timestamptz[], $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::text[], $12::integer[],
-    $13::boolean[], $14::float8[], $15::text[], $16::text[], $17::text[], $18::boolean[])
-    WITH ORDINALITY AS r ({", ".join(NEW)}, place)
-ORDER BY r.place"""
-SAVE: Final = """
-UPDATE requests AS r SET waiting_units = s.waiting_units, last_requested_at = s.last_requested_at,
-    queued_at = s.queued_at, lapsed = s.lapsed
-FROM unnest($1::text[], $2::text[], $3::integer[], $4::timestamptz[], $5::timestamptz[], $6::boolean[])
-    AS s (lease_pool_id, id, waiting_units, last_requested_at, queued_at, lapsed)
-WHERE r.lease_pool_id = s.lease_pool_id AND r.id = s.id"""
+INSERT INTO requests ({names(NEW)})
+SELECT {names(NEW)} FROM unnest({arrays(NEW)}) WITH ORDINALITY AS r ({names(NEW)}, place) ORDER BY r.place"""
+CHANGED: Final = given(*KEYS, *request.c["waiting_units", "last_requested_at", "queued_at", "lapsed"])
+SAVE: Final = Statement(
+    update(request)
+    .where(request.c.lease_pool_id == CHANGED.c.lease_pool_id, request.c.id == CHANGED.c.id)
+    .values({field.name: field for field in CHANGED.c if field.name not in KEYS})
+)
 PRUNE: Final = """
 DELETE FROM requests AS r WHERE lease_pool_id = $1 AND (waiting_units = 0 OR lapsed)
     AND last_requested_at < slipway_clock() - make_interval(secs => $2)
@@ -94,7 +99,7 @@ async def lapse(tx: Connection, lease_pool_id: str, *, stale_since: datetime, li
 
 async def unannounced(tx: Connection, lease_pool_id: str, *, limit: int) -> list[Request]:
     """Waiting requests without a published LeaseQueued, in order of arrival."""
-    return structs(await tx.fetch(UNANNOUNCED, lease_pool_id, limit), Request)
+    return structs(await tx.fetch(UNANNOUNCED.text, *UNANNOUNCED.arguments(pool=lease_pool_id, limit=limit)), Request)
 
 
 async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Request]:
@@ -102,19 +107,18 @@ async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Reque
     if not keys:
         return []
     pools, ids = zip(*keys, strict=True)
-    return structs(await tx.fetch(NAMED, list(pools), list(ids)), Request)
+    return structs(await tx.fetch(NAMED.text, *NAMED.arguments(lease_pool_id=pools, id=ids)), Request)
 
 
 async def add(tx: Connection, requests: Sequence[Request]) -> None:
     """Append requests to the queue, in the order given."""
     if requests:
-        await tx.execute(ADD, *columns(requests, *NEW))
+        await tx.execute(ADD, *columns(requests, (field.name for field in NEW)).values())
 
 
 async def save(tx: Connection, requests: Sequence[Request]) -> None:
     if requests:
-        changing = ("lease_pool_id", "id", "waiting_units", "last_requested_at", "queued_at", "lapsed")
-        await tx.execute(SAVE, *columns(requests, *changing))
+        await tx.execute(SAVE.text, *SAVE.rows(requests))
 
 
 async def prune(tx: Connection, lease_pool_id: str, *, done_for_seconds: float) -> None:

@@ -9,58 +9,92 @@ from datetime import datetime
 from typing import Final
 
 import msgspec
+from sqlalchemy import BigInteger, Integer, and_, any_, bindparam, cast, delete, exists, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
 
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array, given
+from slipway_lease_broker.domain.ledger import State
 from slipway_lease_broker.domain.slots import Slot
-from slipway_lease_broker.store.rows import columns, structs
+from slipway_lease_broker.store.rows import structs
+from slipway_lease_broker.store.tables import lease, slot, slot_request
 
-FIELDS: Final = Slot.__struct_fields__
-SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM slots"
+FIELDS: Final = slot.c[Slot.__struct_fields__]
+IN_POOL: Final = slot.c.lease_pool_id == bindparam("pool")
+IN_STATE: Final = slot.c.state == bindparam("state")
+LIVE: Final = (State.RESERVED, State.CONFIRMED)
 
-FREE_ENDED: Final = """
-UPDATE slots AS s SET state = $2, owner = '', updated_at = $3, request_id = NULL, lease_id = NULL
-WHERE s.lease_pool_id = ANY($1::text[]) AND s.owner <> '' AND s.lease_id IS NOT NULL
-    AND NOT EXISTS (SELECT FROM leases AS l WHERE l.id = s.lease_id AND l.state IN ('reserved', 'confirmed'))"""
-ANY_OF: Final = "SELECT EXISTS (SELECT FROM slots WHERE lease_pool_id = $1)"
-COUNT: Final = "SELECT count(*) FROM slots WHERE lease_pool_id = $1"
-NAMED: Final = f"{SELECT} WHERE name = ANY($1::text[])"
-LISTED: Final = f"{SELECT} WHERE lease_pool_id = $1 ORDER BY name"
+FREE_ENDED: Final = Statement(
+    update(slot)
+    .where(
+        slot.c.lease_pool_id == any_(array("pools", slot.c.lease_pool_id)),
+        slot.c.owner != "",
+        slot.c.lease_id.is_not(None),
+        ~exists().where(lease.c.id == slot.c.lease_id, lease.c.state.in_(LIVE)),
+    )
+    .values(state=bindparam("state"), owner="", updated_at=bindparam("now"), request_id=None, lease_id=None)
+)
+ANY_OF: Final = Statement(select(exists().where(IN_POOL)))
+COUNT: Final = Statement(select(func.count()).where(IN_POOL))
+NAMED: Final = Statement(select(*FIELDS).where(slot.c.name == any_(array("names", slot.c.name))))
+LISTED: Final = Statement(select(*FIELDS).where(IN_POOL).order_by(slot.c.name))
 # Least recently used first, so that the slots are used in turn.
-AVAILABLE: Final = f"""
-{SELECT} WHERE lease_pool_id = $1 AND state = $2 AND owner = '' ORDER BY updated_at, name OFFSET $3 LIMIT $4"""
-OF_REQUEST: Final = f"{SELECT} WHERE lease_pool_id = $1 AND owner = $2 AND request_id = $3 ORDER BY name"
-STALE: Final = f"""
-{SELECT} WHERE lease_pool_id = $1 AND state = $2 AND owner <> '' AND updated_at < $3 ORDER BY name"""
-STATES: Final = "SELECT state, owner, count(*)::int AS count FROM slots WHERE lease_pool_id = $1 GROUP BY state, owner"
-ADD: Final = f"""
-INSERT INTO slots ({", ".join(FIELDS)})
-SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::jsonb[], $7::text[],
-    $8::text[], $9::bigint[])"""
-SAVE: Final = """
-UPDATE slots AS s SET state = n.state, owner = n.owner, updated_at = n.updated_at, userdata = n.userdata,
-    request_id = n.request_id, lease_id = n.lease_id, fencing_token = n.fencing_token
-FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::jsonb[], $6::text[], $7::text[], $8::bigint[])
-    AS n (name, state, owner, updated_at, userdata, request_id, lease_id, fencing_token)
-WHERE s.name = n.name"""
-CHANGING: Final = tuple(name for name in FIELDS if name != "lease_pool_id")
-REMOVE: Final = "DELETE FROM slots WHERE name = ANY($1::text[]) AND owner = ''"
+AVAILABLE: Final = Statement(
+    select(*FIELDS)
+    .where(IN_POOL, IN_STATE, slot.c.owner == "")
+    .order_by(slot.c.updated_at, slot.c.name)
+    .offset(bindparam("ahead", type_=Integer))
+    .limit(bindparam("count", type_=Integer))
+)
+OF_REQUEST: Final = Statement(
+    select(*FIELDS)
+    .where(IN_POOL, slot.c.owner == bindparam("owner"), slot.c.request_id == bindparam("request"))
+    .order_by(slot.c.name)
+)
+STALE: Final = Statement(
+    select(*FIELDS)
+    .where(IN_POOL, IN_STATE, slot.c.owner != "", slot.c.updated_at < bindparam("before"))
+    .order_by(slot.c.name)
+)
+STATES: Final = Statement(
+    select(slot.c.state, slot.c.owner, func.count().label("count")).where(IN_POOL).group_by(slot.c.state, slot.c.owner)
+)
+ADD: Final = Statement(insert(slot).from_select(FIELDS.keys(), select(given(*FIELDS))))
+CHANGED: Final = given(*(field for field in FIELDS if field.name != "lease_pool_id"))
+SAVE: Final = Statement(
+    update(slot)
+    .where(slot.c.name == CHANGED.c.name)
+    .values({field.name: field for field in CHANGED.c if field.name != "name"})
+)
+REMOVE: Final = Statement(delete(slot).where(slot.c.name == any_(array("names", slot.c.name)), slot.c.owner == ""))
 
+KEYS: Final = slot_request.c["lease_pool_id", "state", "owner", "id"]
+THE_REQUEST: Final = and_(*(field == bindparam(field.name) for field in KEYS))
+QUEUE: Final = slot_request.c.lease_pool_id == bindparam("pool")
+NEW: Final = insert(slot_request).values(
+    {name: bindparam(name) for name in (*KEYS.keys(), "slot_count", "lease_request_id", "last_requested_at")}
+)
 # A request that lapsed and is repeated later starts at the end of the queue.
-JOIN: Final = """
-INSERT INTO slot_requests AS r (lease_pool_id, state, owner, id, slot_count, lease_request_id, last_requested_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
-ON CONFLICT (lease_pool_id, state, owner, id) DO UPDATE SET last_requested_at = excluded.last_requested_at
-RETURNING place, lease_request_id"""
-REPLACE_LEASE_REQUEST: Final = """
-UPDATE slot_requests SET lease_request_id = $5 WHERE lease_pool_id = $1 AND state = $2 AND owner = $3 AND id = $4"""
-AHEAD: Final = """
-SELECT coalesce(sum(slot_count), 0)::int FROM slot_requests
-WHERE lease_pool_id = $1 AND state = $2 AND ($3::bigint IS NULL OR place < $3)"""
-DROP_STALE: Final = """
-DELETE FROM slot_requests WHERE lease_pool_id = $1 AND last_requested_at < $2 RETURNING lease_request_id"""
-LEAVE: Final = """
-DELETE FROM slot_requests WHERE lease_pool_id = $1 AND state = $2 AND owner = $3 AND id = $4
-RETURNING lease_request_id"""
+JOIN: Final = Statement(
+    NEW.on_conflict_do_update(
+        index_elements=KEYS, set_={"last_requested_at": NEW.excluded.last_requested_at}
+    ).returning(slot_request.c.place, slot_request.c.lease_request_id)
+)
+REPLACE_LEASE_REQUEST: Final = Statement(
+    update(slot_request).where(THE_REQUEST).values(lease_request_id=bindparam("lease_request"))
+)
+PLACE: Final = bindparam("place", type_=BigInteger)
+AHEAD: Final = Statement(
+    select(cast(func.coalesce(func.sum(slot_request.c.slot_count), 0), Integer)).where(
+        QUEUE, slot_request.c.state == bindparam("state"), or_(PLACE.is_(None), slot_request.c.place < PLACE)
+    )
+)
+DROP_STALE: Final = Statement(
+    delete(slot_request)
+    .where(QUEUE, slot_request.c.last_requested_at < bindparam("since"))
+    .returning(slot_request.c.lease_request_id)
+)
+LEAVE: Final = Statement(delete(slot_request).where(THE_REQUEST).returning(slot_request.c.lease_request_id))
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -72,62 +106,64 @@ class Place(msgspec.Struct, frozen=True):
 
 async def free_ended(tx: Connection, lease_pool_ids: Collection[str], state: str, now: datetime) -> None:
     """Free the slots of leases that have ended: they lose their owner and change to `state`."""
-    await tx.execute(FREE_ENDED, list(lease_pool_ids), state, now)
+    await tx.execute(FREE_ENDED.text, *FREE_ENDED.arguments(pools=list(lease_pool_ids), state=state, now=now))
 
 
 async def exist(db: Connection, lease_pool_id: str) -> bool:
-    found: bool = await db.fetchval(ANY_OF, lease_pool_id)
+    found: bool = await db.fetchval(ANY_OF.text, lease_pool_id)
     return found
 
 
 async def count(db: Connection, lease_pool_id: str) -> int:
-    found: int = await db.fetchval(COUNT, lease_pool_id)
+    found: int = await db.fetchval(COUNT.text, lease_pool_id)
     return found
 
 
 async def named(db: Connection, names: Collection[str]) -> list[Slot]:
-    return structs(await db.fetch(NAMED, list(names)), Slot) if names else []
+    return structs(await db.fetch(NAMED.text, list(names)), Slot) if names else []
 
 
 async def listed(db: Connection, lease_pool_id: str) -> list[Slot]:
-    return structs(await db.fetch(LISTED, lease_pool_id), Slot)
+    return structs(await db.fetch(LISTED.text, lease_pool_id), Slot)
 
 
 async def available(tx: Connection, lease_pool_id: str, state: str, *, ahead: int, count: int) -> list[Slot]:
     """Up to `count` slots without an owner, after the `ahead` that are due to others; least recently used first."""
-    return structs(await tx.fetch(AVAILABLE, lease_pool_id, state, ahead, count), Slot)
+    values = AVAILABLE.arguments(pool=lease_pool_id, state=state, ahead=ahead, count=count)
+    return structs(await tx.fetch(AVAILABLE.text, *values), Slot)
 
 
 async def of_request(tx: Connection, lease_pool_id: str, owner: str, request_id: str) -> list[Slot]:
     """Slots that an owner acquired with a request and still holds."""
-    return structs(await tx.fetch(OF_REQUEST, lease_pool_id, owner, request_id), Slot)
+    values = OF_REQUEST.arguments(pool=lease_pool_id, owner=owner, request=request_id)
+    return structs(await tx.fetch(OF_REQUEST.text, *values), Slot)
 
 
 async def stale(tx: Connection, lease_pool_id: str, state: str, before: datetime) -> list[Slot]:
     """Owned slots in a state that were last updated before a time."""
-    return structs(await tx.fetch(STALE, lease_pool_id, state, before), Slot)
+    return structs(await tx.fetch(STALE.text, *STALE.arguments(pool=lease_pool_id, state=state, before=before)), Slot)
 
 
 async def states(db: Connection, lease_pool_id: str) -> list[tuple[str, str, int]]:
     """(state, owner, count) of the slots of a pool."""
-    rows = await db.fetch(STATES, lease_pool_id)
+    rows = await db.fetch(STATES.text, lease_pool_id)
     return [(row["state"], row["owner"], row["count"]) for row in rows]
 
 
 async def add(tx: Connection, slots: Sequence[Slot]) -> None:
     if slots:
-        await tx.execute(ADD, *columns(slots, *FIELDS))
+        await tx.execute(ADD.text, *ADD.rows(slots))
 
 
 async def save(tx: Connection, slots: Sequence[Slot]) -> None:
     if slots:
-        await tx.execute(SAVE, *columns(slots, *CHANGING))
+        await tx.execute(SAVE.text, *SAVE.rows(slots))
 
 
 async def remove(tx: Connection, names: Collection[str]) -> None:
     """Delete those of the slots that have no owner."""
     if names:
-        await tx.execute(REMOVE, list(names))
+        await tx.execute(REMOVE.text, list(names))
 
 
 async def join(
@@ -142,27 +178,41 @@ async def join(
     now: datetime,
 ) -> Place:
     """Join the queue, or keep the place in it."""
-    row = await tx.fetchrow(JOIN, lease_pool_id, state, owner, request_id, slot_count, lease_request_id, now)
+    values = JOIN.arguments(
+        lease_pool_id=lease_pool_id,
+        state=state,
+        owner=owner,
+        id=request_id,
+        slot_count=slot_count,
+        lease_request_id=lease_request_id,
+        last_requested_at=now,
+    )
+    row = await tx.fetchrow(JOIN.text, *values)
     return msgspec.convert(dict(row), Place)
 
 
 async def replace_lease_request(
     tx: Connection, lease_pool_id: str, state: str, owner: str, request_id: str, lease_request_id: str
 ) -> None:
-    await tx.execute(REPLACE_LEASE_REQUEST, lease_pool_id, state, owner, request_id, lease_request_id)
+    values = REPLACE_LEASE_REQUEST.arguments(
+        lease_pool_id=lease_pool_id, state=state, owner=owner, id=request_id, lease_request=lease_request_id
+    )
+    await tx.execute(REPLACE_LEASE_REQUEST.text, *values)
 
 
 async def ahead(tx: Connection, lease_pool_id: str, state: str, place: int | None) -> int:
     """Number of slots requested ahead of a place in the queue, or, for None, in the whole queue."""
-    found: int = await tx.fetchval(AHEAD, lease_pool_id, state, place)
+    found: int = await tx.fetchval(AHEAD.text, *AHEAD.arguments(pool=lease_pool_id, state=state, place=place))
     return found
 
 
 async def drop_stale(tx: Connection, lease_pool_id: str, since: datetime) -> list[str]:
     """Drop requests from the queue that were not repeated since then; returns their lease requests."""
-    return [row["lease_request_id"] for row in await tx.fetch(DROP_STALE, lease_pool_id, since)]
+    rows = await tx.fetch(DROP_STALE.text, *DROP_STALE.arguments(pool=lease_pool_id, since=since))
+    return [row["lease_request_id"] for row in rows]
 
 
 async def leave(tx: Connection, lease_pool_id: str, state: str, owner: str, request_id: str) -> list[str]:
     """Leave the queue; returns the lease request, if there was one."""
-    return [row["lease_request_id"] for row in await tx.fetch(LEAVE, lease_pool_id, state, owner, request_id)]
+    values = LEAVE.arguments(lease_pool_id=lease_pool_id, state=state, owner=owner, id=request_id)
+    return [row["lease_request_id"] for row in await tx.fetch(LEAVE.text, *values)]

@@ -3,20 +3,25 @@
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from sqlalchemy import select, tuple_
+from sqlalchemy.dialects.postgresql import insert
+
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, given
 from slipway_lease_broker.domain.ledger import Tenant
-from slipway_lease_broker.store.rows import columns, structs
+from slipway_lease_broker.store.rows import structs
+from slipway_lease_broker.store.tables import tenant
 
-FIELDS: Final = Tenant.__struct_fields__
-NAMED: Final = f"""
-SELECT {", ".join(FIELDS)} FROM tenants
-WHERE (lease_pool_id, tenant) IN (SELECT * FROM unnest($1::text[], $2::text[]))"""
-SAVE: Final = f"""
-INSERT INTO tenants ({", ".join(FIELDS)})
-SELECT * FROM unnest($1::text[], $2::text[], $3::float8[], $4::integer[], $5::timestamptz[])
-ON CONFLICT (lease_pool_id, tenant) DO UPDATE SET virtual_finish = excluded.virtual_finish,
-    failures = excluded.failures, backoff_until = excluded.backoff_until"""
-
+FIELDS: Final = tenant.c[Tenant.__struct_fields__]
+KEYS: Final = tenant.c["lease_pool_id", "tenant"]
+NAMED: Final = Statement(select(*FIELDS).where(tuple_(*KEYS).in_(select(given(*KEYS)))))
+ADD: Final = insert(tenant).from_select(FIELDS.keys(), select(given(*FIELDS)))
+SAVE: Final = Statement(
+    ADD.on_conflict_do_update(
+        index_elements=KEYS,
+        set_={name: ADD.excluded[name] for name in ("virtual_finish", "failures", "backoff_until")},
+    )
+)
 PRUNE: Final = """
 DELETE FROM tenants AS t WHERE lease_pool_id = $1
     AND (failures = 0 OR backoff_until < slipway_clock() - make_interval(secs => $2))
@@ -29,12 +34,12 @@ async def named(tx: Connection, keys: Collection[tuple[str, str]]) -> list[Tenan
     if not keys:
         return []
     pools, names = zip(*sorted(keys), strict=True)
-    return structs(await tx.fetch(NAMED, list(pools), list(names)), Tenant)
+    return structs(await tx.fetch(NAMED.text, *NAMED.arguments(lease_pool_id=pools, tenant=names)), Tenant)
 
 
 async def save(tx: Connection, tenants: Sequence[Tenant]) -> None:
     if tenants:
-        await tx.execute(SAVE, *columns(tenants, *FIELDS))
+        await tx.execute(SAVE.text, *SAVE.rows(tenants))
 
 
 async def prune(tx: Connection, lease_pool_id: str, *, backed_off_for_seconds: float) -> None:
