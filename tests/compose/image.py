@@ -1,17 +1,21 @@
 """Builds a Dockerfile without a container engine: COPY copies files, RUN runs commands, each stage in an empty folder.
 
-Differences from an engine:
+Only the instructions that the project uses are known; any other is an error instead of being ignored. Differences from
+an engine:
 - The folder is not a root file system. Absolute paths of the image are below it, so RUN lines must not name any; they
   write to `$PREFIX`, a build argument, which is set to the same path below that folder.
 - Base images provide this machine's programs. `python` is an interpreter of this machine that every user may run, of
   any version; wheels for the version of the base are checked separately.
-- The image of uv provides the uv of the development environment, if it has the named version.
+- The image of uv provides the uv of the development environment.
 - RUN inherits this machine's environment, which configures the package index and uv's cache.
 """
 
 import hashlib
 import os
+import re
+import shlex
 import shutil
+import string
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,15 +24,102 @@ from typing import Final
 
 import msgspec
 
-from tests.compose.dockerfile import BadDockerfile, Dockerfile, Instruction, Stage, ignored, substitute
-
+KNOWN: Final = {"FROM", "ARG", "ENV", "WORKDIR", "RUN", "USER", "CMD", "LABEL", "EXPOSE", "STOPSIGNAL"}
+FLAGS: Final = {
+    "COPY": {"from", "chown"},
+    "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
+}
+AT_RUN_TIME: Final = {"RUN", "CMD", "HEALTHCHECK"}  # these read variables from their environment
+PREFIX: Final = "/opt/slipway"
 CONTAINER_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UV: Final = Path(sys.executable).with_name("uv")
 HOST_ONLY: Final = ("SLIPWAY_", "PYTHON", "VIRTUAL_ENV", "UV_LINK_MODE", "UV_COMPILE_BYTECODE", "MAKE", "KAFKA")
 
 
 class BuildFailed(Exception):
-    """A line of a Dockerfile failed; the message has the file, the line and the output."""
+    """A Dockerfile is not supported, or one of its lines failed; the message has the line."""
+
+
+class Instruction(msgspec.Struct, frozen=True):
+    """One instruction. `text` is substituted except in RUN, CMD and HEALTHCHECK; RUN gets `variables`."""
+
+    line: int
+    keyword: str
+    flags: dict[str, str]
+    text: str
+    variables: dict[str, str]
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One build stage. `base` is the name of an image or of an earlier stage, `environment` that of its end."""
+
+    name: str
+    base: str
+    instructions: list[Instruction]
+    environment: dict[str, str]
+
+    def last(self, keyword: str) -> str:
+        """Text of the last instruction with this keyword; empty if there is none."""
+        return next((one.text for one in reversed(self.instructions) if one.keyword == keyword), "")
+
+
+def parse(text: str, arguments: Mapping[str, str], path: str) -> list[Stage]:
+    """Parse a Dockerfile for build arguments and the PATH of the base images; raises BuildFailed."""
+    stages: list[Stage] = []
+    shared: dict[str, str] = {}  # arguments before the first stage
+    known = shared
+    for line, keyword, flags, rest in _lines(text):
+        environment = stages[-1].environment if stages else {}
+        scope = shared if keyword == "FROM" else known | environment
+        try:
+            written = rest if keyword in AT_RUN_TIME else string.Template(rest).substitute(scope)
+        except (KeyError, ValueError) as error:
+            raise BuildFailed(f"line {line}: {error} is not known in {rest}") from None
+        if keyword == "FROM":
+            base, _, name = written.partition(" AS ")
+            stages.append(Stage(name or str(len(stages)), base, [], {"PATH": path}))
+            known = {}
+        elif keyword == "ARG":
+            name, _, default = written.partition("=")
+            known[name] = arguments.get(name, default)
+        elif not stages:
+            raise BuildFailed(f"line {line}: {keyword} before FROM")
+        else:
+            if keyword == "ENV":
+                environment |= dict(word.split("=", 1) for word in shlex.split(written))
+            stages[-1].instructions.append(Instruction(line, keyword, flags, written, scope))
+    return stages
+
+
+def _lines(text: str) -> Iterator[tuple[int, str, dict[str, str], str]]:
+    """Instructions with their first line: keyword, flags and the rest, continued lines joined."""
+    pending, begin = "", 0
+    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
+        if not line or line.startswith("#"):
+            continue
+        begin = begin or number
+        pending += line.removesuffix("\\")
+        if line.endswith("\\"):
+            continue
+        keyword, _, rest = pending.partition(" ")
+        flags: dict[str, str] = {}
+        while rest.startswith("--"):
+            flag, _, rest = rest.partition(" ")
+            name, _, flags[name] = flag[2:].partition("=")
+        if keyword not in KNOWN | set(FLAGS) or set(flags) - FLAGS.get(keyword, set()):
+            raise BuildFailed(f"line {begin}: {' '.join([keyword, *flags])} is not known")
+        yield begin, keyword, flags, rest.strip()
+        pending, begin = "", 0
+
+
+def ignored(path: str, rules: str) -> bool:
+    """True if .dockerignore excludes a file of the context: the last matching rule decides."""
+    verdict = False
+    for rule in (line.strip() for line in rules.splitlines()):
+        body = re.escape(rule.removeprefix("!")).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
+        if not rule.startswith("#") and re.fullmatch(f"{body}(?:/.*)?", path):
+            verdict = not rule.startswith("!")
+    return verdict
 
 
 class Image(msgspec.Struct, frozen=True):
@@ -38,29 +129,123 @@ class Image(msgspec.Struct, frozen=True):
     environment: dict[str, str]
     uid: int
     gid: int
-    working_dir: str
-
-    def unfit(self) -> list[str]:
-        """Files that must not be in the image, and modules without bytecode."""
-        tools = [path.name for path in self.root.glob("opt/*/bin/*") if path.name in ("uv", "uvx", "pip")]
-        ours = [path for top in self.root.glob("opt/*/lib/*/site-packages/slipway_*") for path in top.rglob("*.py")]
-        slow = [path.name for path in ours if not any(path.parent.glob(f"__pycache__/{path.stem}.*.pyc"))]
-        return [f"{name} is shipped" for name in tools] + [f"{name} is not compiled" for name in slow]
 
     def find(self, program: str) -> Path:
         """Path of a program on the image's PATH; raises BuildFailed if there is none."""
-        for folder in self.environment["PATH"].split(os.pathsep):
-            if os.access(path := Path(folder, program), os.X_OK):
-                return path
+        if found := shutil.which(program, path=self.environment["PATH"]):
+            return Path(found)
         raise BuildFailed(f"{program} is not on the image's PATH")
 
 
-def base_folder(folder: Path) -> Path:
-    """Create a folder with `python` and `python3`, as in the base image; all images of a run share it."""
-    folder.mkdir()
-    for name in ("python", "python3"):
-        (folder / name).symlink_to(interpreter())
-    return folder
+class Builder:
+    """Builds the Dockerfiles of a context. Results of RUN lines are kept in `folder`, since images share the first."""
+
+    def __init__(self, context: Path, folder: Path) -> None:
+        self.context = context
+        self.rules = (context / ".dockerignore").read_text()
+        self.base, self.layers = folder / "base", folder / "layers"
+        self.base.mkdir(parents=True)
+        for name in ("python", "python3"):
+            (self.base / name).symlink_to(interpreter())
+
+    def build(self, dockerfile: str, arguments: Mapping[str, str], place: Path) -> Image:
+        """Build in `place`, a new folder. Raises BuildFailed."""
+        own = os.pathsep.join(f"{place}{folder}" for folder in CONTAINER_PATH.split(":"))
+        given = {**arguments, "PREFIX": f"{place}{PREFIX}"}
+        stages = parse((self.context / dockerfile).read_text(), given, f"{own}:{self.base}:{CONTAINER_PATH}")
+        done: dict[str, Path] = {}
+        for stage in stages:
+            place.mkdir()
+            place.chmod(0o755)
+            try:
+                self._execute(stage, place, done)
+            except BuildFailed as error:
+                raise BuildFailed(f"{dockerfile}: {error}") from error
+            if stage is not stages[-1]:
+                done[stage.name] = place.rename(place.with_name(f"{place.name}.{stage.name}"))
+        for folder in done.values():
+            shutil.rmtree(folder)
+        uid, gid = (int(part) for part in (stages[-1].last("USER") or "0:0").split(":"))
+        return Image(place, stages[-1].environment, uid, gid)
+
+    def _execute(self, stage: Stage, place: Path, done: Mapping[str, Path]) -> None:
+        if "/uv:" in stage.base:
+            shutil.copy2(UV, place / "uv")
+        digest = hashlib.sha256(stage.base.encode())
+        work = place
+        for one in stage.instructions:
+            text = one.text.replace(str(place), "")
+            # Everything that the result of a RUN line depends on, for any place.
+            digest.update(f"{one.keyword} {one.flags} {text} {one.variables}\n".replace(str(place), "").encode())
+            if one.keyword == "WORKDIR":
+                work = _below(place, text)
+                work.mkdir(parents=True, exist_ok=True)
+            elif one.keyword == "COPY":
+                *sources, target = text.split()
+                into = _below(place, target) if target.startswith("/") else work / target
+                for source in sources:
+                    if "from" in one.flags:
+                        self._copy_tree(one, done, source, into)
+                    else:
+                        digest.update(self._copy_context(one, source, into).encode())
+            elif one.keyword == "RUN" and not self._restore(layer := self.layers / digest.hexdigest(), place):
+                self._run(one, work)
+                link_tree(place, layer)
+
+    def _restore(self, layer: Path, place: Path) -> bool:
+        """Take over the tree of a RUN line with the same inputs, hard-linked: installed files do not change."""
+        if layer.is_dir():
+            shutil.rmtree(place)
+            link_tree(layer, place)
+        return layer.is_dir()
+
+    def _run(self, one: Instruction, work: Path) -> None:
+        host = {name: value for name, value in os.environ.items() if not name.startswith(HOST_ONLY)}
+        environment, silent = host | one.variables, subprocess.DEVNULL
+        command = ["/bin/sh", "-c", one.text]
+        ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, stdin=silent)
+        if ended.returncode != 0:
+            raise BuildFailed(f"line {one.line}: exit code {ended.returncode}\n{ended.stdout}{ended.stderr}")
+
+    def _copy_context(self, one: Instruction, source: str, into: Path) -> str:
+        """Copy the files below `source` that .dockerignore does not exclude; returns a hash of them."""
+        top = self.context / source
+        paths = [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file())
+        seen = [path for path in paths if not ignored(str(path.relative_to(self.context)), self.rules)]
+        if not seen:
+            raise BuildFailed(f"line {one.line}: {source} is not in the build context, or .dockerignore excludes it")
+        digest = hashlib.sha256()
+        for path in seen:
+            file = into / path.relative_to(top)
+            if path == top and into.is_dir():
+                file = into / path.name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, file)
+            digest.update(str(path).encode() + path.read_bytes())
+        return digest.hexdigest()
+
+    def _copy_tree(self, one: Instruction, done: Mapping[str, Path], source: str, into: Path) -> None:
+        """Copy from an earlier stage. Files whose owner changes are copied, because links share the owner."""
+        if (origin := done.get(one.flags["from"])) is None:
+            raise BuildFailed(f"line {one.line}: no stage {one.flags['from']}")
+        found, owner = _below(origin, source), one.flags.get("chown")
+        into.parent.mkdir(parents=True, exist_ok=True)
+        if found.is_file():
+            shutil.copy2(found, into)
+        else:
+            link_tree(found, into, shutil.copy2 if owner else os.link)
+        if owner and os.geteuid() == 0:
+            uid, gid = (int(part) for part in owner.split(":"))
+            for path in (into, *into.rglob("*")):
+                os.chown(path, uid, gid, follow_symlinks=False)
+
+
+def link_tree(source: Path, target: Path, copy: Callable[..., object] = os.link) -> None:
+    shutil.copytree(source, target, symlinks=True, copy_function=copy, dirs_exist_ok=True)
+
+
+def _below(place: Path, path: str) -> Path:
+    return place / path.lstrip("/")
 
 
 def interpreter() -> Path:
@@ -72,186 +257,3 @@ def interpreter() -> Path:
         if open_to_all and subprocess.run([path, "-I", "-c", recent], capture_output=True, check=False).returncode == 0:
             return path
     return own
-
-
-def host_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(HOST_ONLY)}
-
-
-class Layers:
-    """Layer cache for RUN lines that several Dockerfiles share: same instructions and same files give the same tree.
-
-    Trees are hard-linked, because files do not change after they are installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.shared: set[str] = set()
-
-    def load(self, key: str, root: Path) -> bool:
-        kept = self.folder / key
-        if kept.is_dir():
-            shutil.rmtree(root)
-            link_tree(kept, root)
-        return kept.is_dir()
-
-    def save(self, key: str, root: Path) -> None:
-        if key in self.shared:
-            link_tree(root, self.folder / key)
-
-
-class Builder:
-    """Builds one Dockerfile with its context and its .dockerignore."""
-
-    def __init__(self, path: str, dockerfile: Dockerfile, context: Path, base: Path, layers: Layers) -> None:
-        self.path = path
-        self.dockerfile = dockerfile
-        self.context = context
-        self.base = base
-        self.layers = layers
-        rules = context / ".dockerignore"
-        self.rules = rules.read_text() if rules.exists() else ""
-
-    def run_keys(self) -> list[str]:
-        """Cache key of each RUN line: a hash of everything that its result depends on."""
-        found = []
-        for stage in self.dockerfile.stages:
-            digest = hashlib.sha256(stage.base.encode())
-            for one in stage.instructions:
-                digest.update(f"{one.keyword} {sorted(one.flags.items())} {one.text}\n".encode())
-                if one.keyword == "COPY" and "from" not in one.flags:
-                    for source in one.text.split()[:-1]:
-                        for name in self._context_files(source, one):
-                            digest.update(name.encode() + hashlib.sha256((self.context / name).read_bytes()).digest())
-                if one.keyword == "RUN":
-                    found.append(digest.hexdigest()[:16])
-        return found
-
-    def build(self, place: Path) -> Image:
-        """Build in `place`, a new folder; earlier stages are moved to folders beside it. Raises BuildFailed."""
-        keys = iter(self.run_keys())
-        done: dict[str, Path] = {}
-        for number, stage in enumerate(self.dockerfile.stages):
-            place.mkdir()
-            place.chmod(0o755)
-            try:
-                environment, working_dir = self._stage(stage, place, done, keys)
-            except BadDockerfile as error:
-                raise BuildFailed(f"{self.path}: {error}") from error
-            if stage is not self.dockerfile.final:
-                done[stage.name] = place.rename(place.with_name(f"{place.name}.stage-{number}"))
-        for folder in done.values():
-            shutil.rmtree(folder)
-        user = self.dockerfile.final.last("USER")
-        uid, gid = (int(part) for part in user.text.split(":")) if user else (0, 0)
-        return Image(place, environment, uid, gid, working_dir)
-
-    def _stage(
-        self, stage: Stage, place: Path, done: Mapping[str, Path], keys: Iterator[str]
-    ) -> tuple[dict[str, str], str]:
-        base, _, tag = stage.base.rpartition(":")
-        if base.endswith("/uv"):
-            self._uv(place, tag)
-        elif base != "python":
-            raise BadDockerfile(f"base {stage.base} is not known here")
-        own = os.pathsep.join(f"{place}{folder}" for folder in CONTAINER_PATH.split(":"))
-        environment = {"PATH": f"{own}:{self.base}:{CONTAINER_PATH}"}
-        arguments: dict[str, str] = {}
-        working_dir = "/"
-        for one in stage.instructions:
-            known = arguments | environment
-            if one.keyword == "ARG":
-                name, _, default = one.text.partition("=")
-                arguments[name] = f"{place}{default}" if name == "PREFIX" else substitute(default, known, one.line)
-            elif one.keyword == "ENV":
-                environment |= {name: substitute(value, known, one.line) for name, value in one.pairs().items()}
-            elif one.keyword == "WORKDIR":
-                working_dir = str(Path(working_dir, substitute(one.text, known, one.line)))
-                _below(place, working_dir).mkdir(parents=True, exist_ok=True)
-            elif one.keyword == "COPY":
-                self._copy(one, place, working_dir, done, known)
-            elif one.keyword == "RUN":
-                key = next(keys)
-                if not self.layers.load(key, place):
-                    self._run(one, place, working_dir, known)
-                    self.layers.save(key, place)
-        return environment, working_dir
-
-    def _uv(self, place: Path, tag: str) -> None:
-        version = subprocess.run([UV, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
-        if version != tag:
-            raise BadDockerfile(f"uv {tag} is named, but {version} is installed")
-        shutil.copy2(UV, place / "uv")
-
-    def _run(self, one: Instruction, place: Path, working_dir: str, known: Mapping[str, str]) -> None:
-        ended = subprocess.run(
-            ["/bin/sh", "-c", one.text],
-            cwd=_below(place, working_dir),
-            env={**host_environment(), **known},
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        if ended.returncode != 0:
-            raise BuildFailed(f"{self.path}:{one.line}: exit code {ended.returncode}\n{ended.stdout}{ended.stderr}")
-
-    def _copy(
-        self, one: Instruction, place: Path, working_dir: str, done: Mapping[str, Path], known: Mapping[str, str]
-    ) -> None:
-        *sources, target = (substitute(word, known, one.line) for word in one.text.split())
-        into = _below(place, str(Path(working_dir, target)))
-        folder_wanted = target.endswith("/") or len(sources) > 1 or into.is_dir()
-        for source in sources:
-            if "from" in one.flags:
-                origin = done.get(one.flags["from"])
-                if origin is None:
-                    raise BadDockerfile(f"line {one.line}: no stage {one.flags['from']}")
-                self._copy_tree(one, _below(origin, _inside(place, source)), into, folder_wanted)
-            else:
-                names = self._context_files(source, one)
-                for name in names:
-                    relative = Path(name).relative_to(source)
-                    if relative == Path("."):
-                        relative = Path(Path(name).name) if folder_wanted else relative
-                    (into / relative).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(self.context / name, into / relative)
-
-    def _copy_tree(self, one: Instruction, source: Path, into: Path, folder_wanted: bool) -> None:
-        """Copy from an earlier stage. Files whose owner changes are copied, because links share the owner."""
-        if not source.exists():
-            raise BadDockerfile(f"line {one.line}: {source.name} is not in that stage")
-        into.parent.mkdir(parents=True, exist_ok=True)
-        owner = one.flags.get("chown")
-        if source.is_dir():
-            link_tree(source, into, shutil.copy2 if owner else os.link)
-        else:
-            shutil.copy2(source, into / source.name if folder_wanted else into)
-        if owner and os.geteuid() == 0:
-            uid, gid = (int(part) for part in owner.split(":"))
-            for path in (into, *into.rglob("*")):
-                os.chown(path, uid, gid, follow_symlinks=False)
-
-    def _context_files(self, source: str, one: Instruction) -> list[str]:
-        """Files below `source` that .dockerignore does not exclude; raises BuildFailed if there are none."""
-        top = self.context / source
-        paths = [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file())
-        names = [str(path.relative_to(self.context)) for path in paths]
-        seen = [name for name in names if not ignored(name, self.rules)]
-        if not seen:
-            where = f"{self.path}:{one.line}"
-            raise BuildFailed(f"{where}: {source} is not in the build context, or .dockerignore excludes it")
-        return seen
-
-
-def link_tree(source: Path, target: Path, copy: Callable[..., object] = os.link) -> None:
-    shutil.copytree(source, target, symlinks=True, copy_function=copy, dirs_exist_ok=True)
-
-
-def _inside(place: Path, path: str) -> str:
-    """Path inside the image, without the build folder that PREFIX adds."""
-    return "/" + path.removeprefix(str(place)).lstrip("/")
-
-
-def _below(place: Path, path: str) -> Path:
-    """Path on this machine of a path of the image."""
-    return place / _inside(place, path).lstrip("/")

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,9 +23,8 @@ from slipway_local.servers.guard import guard
 from slipway_local.servers.jars import classpath, ensure_jars
 from slipway_local.servers.java import find_java
 from slipway_local.servers.supervisor import Supervisor, run
-from tests.compose.dockerfile import BadDockerfile, parse
-from tests.compose.image import UV, BuildFailed
-from tests.compose.rules import ComposeFiles, problems
+from tests.compose.image import BuildFailed
+from tests.compose.rules import ComposeFiles, containers, dockerfile, problems
 from tests.compose.stack import Stack, StackFailed, properties
 
 ROOT: Final = Path(__file__).parents[2]
@@ -36,64 +34,42 @@ LAUNCHED_SECONDS: Final = 120.0
 
 
 def load(root: Path = ROOT) -> ComposeFiles:
-    """Load all files; raises BadDockerfile, OSError or yaml.YAMLError."""
     compose = yaml.safe_load((root / "docker-compose.yml").read_text())
-    dockerfiles = {}
-    for path in sorted({s["build"]["dockerfile"] for s in compose["services"].values() if "build" in s}):
-        try:
-            dockerfiles[path] = parse((root / path).read_text())
-        except BadDockerfile as error:
-            raise BadDockerfile(f"{path}: {error}") from None
+    paths = {dockerfile(entry) for entry in compose["services"].values()} - {""}
     version = re.search(r"^UV_VERSION := (\S+)$", (root / "Makefile").read_text(), re.MULTILINE)
     assert version is not None
-    return ComposeFiles(root, compose, dockerfiles, version[1])
+    return ComposeFiles(root, compose, {path: (root / path).read_text() for path in paths}, version[1])
 
 
-def schema(_: ComposeFiles) -> list[str]:
-    command = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
-    return _run(command)
-
-
-def hadolint(judged: ComposeFiles) -> list[str]:
-    return _run(["hadolint", "--no-color", *judged.dockerfiles])
-
-
-def wheels(judged: ComposeFiles) -> list[str]:
-    """The lock installs on the Python of the base image without a compiler, on both platforms of the images."""
-    base = next(iter(judged.dockerfiles.values())).final.base
+def wheels(files: ComposeFiles) -> list[list[str]]:
+    """Commands that fail if the lock needs a compiler on the Python of the base images, on either platform."""
+    (base,) = {one.image.base for one in containers(files).values() if one.image}
     version = ".".join(base.partition(":")[2].split(".")[:2])
-    found = []
-    with tempfile.TemporaryDirectory() as nothing_installed:
-        command = [UV.name, "pip", "install", "--dry-run", "--quiet", "--only-binary", ":all:", "--require-hashes"]
-        command += ["--target", nothing_installed, "--python-version", version, "--requirement", LOCK]
-        for platform in PLATFORMS:
-            found += _run([*command, "--python-platform", platform])
-    return found
+    command = ["uv", "pip", "install", "--dry-run", "--quiet", "--only-binary", ":all:", "--require-hashes"]
+    command += ["--target", "/nonexistent", "--python-version", version, "--requirement", LOCK, "--python-platform"]
+    return [[*command, platform] for platform in PLATFORMS]
 
 
-def _run(command: list[str]) -> list[str]:
+def output_of(command: list[str]) -> list[str]:
     """Run a tool of the development environment; returns its output if it fails."""
     program = Path(sys.executable).with_name(command[0])
     ended = subprocess.run([program, *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
-    if ended.returncode == 0:
-        return []
-    return [f"{command[0]} exited with code {ended.returncode}", ended.stdout + ended.stderr]
+    return [f"exit code {ended.returncode}", ended.stdout + ended.stderr] if ended.returncode else []
 
 
-async def unknown_broker_settings(judged: ComposeFiles) -> list[str]:
+async def unknown_broker_settings(files: ComposeFiles) -> list[str]:
     """Settings that the broker does not have: it ignores them silently. Kafka itself provides the list of settings."""
     jars = await ensure_jars()
     command = [str(find_java().executable), "-cp", classpath(jars), "kafka.server.KafkaConfig"]
     listed = await asyncio.to_thread(lambda: subprocess.check_output(command, text=True))
     known = set(re.findall(r'<a id="([a-z][a-z0-9._-]+)"', listed))
     assert "auto.create.topics.enable" in known
-    given = properties(judged.compose["services"]["kafka"]["environment"])
+    given = properties(files.compose["services"]["kafka"]["environment"])
     return [f"kafka: {name} is not a setting of the broker" for name in sorted(set(given) - known)]
 
 
 def judge(name: str, found: list[str]) -> bool:
-    lines = [f"{name} NOT ok", *(f"  {line}" for line in found)] if found else [f"{name} ok"]
-    print(*lines, sep="\n", flush=True)
+    print(*([f"{name} NOT ok", *(f"  {line}" for line in found)] if found else [f"{name} ok"]), sep="\n", flush=True)
     return not found
 
 
@@ -110,56 +86,48 @@ async def launched(stack: Stack) -> str:
     raise StackFailed(f"no worker was launched within {LAUNCHED_SECONDS:g} s{stack.children['provisioner'].log_tail()}")
 
 
-async def start(judged: ComposeFiles, supervisor: Supervisor) -> bool:
+async def start(files: ComposeFiles, supervisor: Supervisor) -> list[str]:
+    """Build and start everything; returns the failures."""
     begin = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="slipway-compose-"))
     guard().remove(folder)
     folder.chmod(0o755)
-    stack = Stack(judged, folder, supervisor)
-    wrong: list[str] = []
+    stack = Stack(files, folder, supervisor)
+    failures: list[str] = []
     try:
         await stack.start()
         worker = await launched(stack)
         pools = msgspec.json.decode(await stack.run_once("cli", ["slipway", "pool", "ls", "--output", "json"]))
         await stack.stop()
     except* (StackFailed, BuildFailed, StartFailed) as failed:
-        wrong = [line for error in _leaves(failed) for line in str(error).splitlines()]
+        failures = [line for error in leaves(failed) for line in str(error).splitlines()]
+    else:
+        slowest = sorted(stack.seconds.items(), key=lambda item: -item[1])[:4]
+        steps = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
+        print(f"built and started in {time.monotonic() - begin:.0f} s, slowest: {steps}")
+        print(f"worker {worker} launched; `slipway pool ls` lists {', '.join(pool['id'] for pool in pools)}")
+        print(f"{len(stack.images)} images installed and started")
     finally:
         await stack.kill()
         await supervisor.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    if wrong:
-        return judge("start", wrong)
-    slowest = sorted(stack.seconds.items(), key=lambda item: -item[1])[:4]
-    steps = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
-    print(f"built and started in {time.monotonic() - begin:.0f} s, slowest: {steps}")
-    print(f"worker {worker} launched; `slipway pool ls` lists {', '.join(pool['id'] for pool in pools)}")
-    print(f"{len(stack.images)} images installed and started")
-    return True
+    return failures
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for one in group.exceptions:
-        found += _leaves(one) if isinstance(one, BaseExceptionGroup) else [one]
-    return found
+def leaves(failed: BaseException) -> list[BaseException]:
+    inner = failed.exceptions if isinstance(failed, BaseExceptionGroup) else ()
+    return [leaf for one in inner for leaf in leaves(one)] or [failed]
 
 
 async def main(supervisor: Supervisor) -> int:
-    try:
-        judged = load()
-    except BadDockerfile as error:
-        judge("Dockerfiles", [str(error)])
-        return 1
-    checks: dict[str, Callable[[ComposeFiles], list[str]]] = {
-        "schema": schema,
-        "hadolint": hadolint,
-        "rules": problems,
-        "wheels": wheels,
-    }
-    fine = all([judge(name, await asyncio.to_thread(check, judged)) for name, check in checks.items()])
-    fine &= judge("broker settings", await unknown_broker_settings(judged))
-    fine &= await start(judged, supervisor)
+    files = load()
+    schema = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
+    tools = {"schema": [schema], "hadolint": [["hadolint", "--no-color", *files.dockerfiles]], "wheels": wheels(files)}
+    fine = judge("rules", problems(files))
+    for name, commands in tools.items():
+        fine &= judge(name, [line for command in commands for line in await asyncio.to_thread(output_of, command)])
+    fine &= judge("broker settings", await unknown_broker_settings(files))
+    fine &= judge("start", await start(files, supervisor))
     return 0 if fine else 1
 
 

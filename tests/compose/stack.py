@@ -10,8 +10,8 @@ import os
 import re
 import signal
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +23,12 @@ from slipway_local.servers.kafka import EmbeddedKafka
 from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_local.servers.supervisor import Supervisor
-from tests.compose.image import Builder, Image, Layers, base_folder
-from tests.compose.rules import KAFKA_OWN, ComposeFiles, Container, containers
+from tests.compose.image import Builder, Image
+from tests.compose.rules import ComposeFiles, Container, containers
 
-HEALTHY_SECONDS: Final = 120.0  # generous for a busy machine
-ONE_SHOT_SECONDS: Final = 120.0
-# The group that may read the secrets; the compose file adds it to PostgreSQL's user.
-SECRETS_GROUP: Final = 10001
+WAIT_SECONDS: Final = 120.0  # generous for a busy machine
+# Variables of the Kafka image that are not broker settings.
+KAFKA_OWN: Final = {"KAFKA_HEAP_OPTS", "KAFKA_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS"}
 
 
 class StackFailed(Exception):
@@ -69,167 +68,126 @@ class ComposedKafka(EmbeddedKafka):
 class Stack:
     """One run of the default profile of the compose file in `folder`, which every user can enter."""
 
-    def __init__(self, house: ComposeFiles, folder: Path, supervisor: Supervisor) -> None:
-        self.house = house
+    def __init__(self, files: ComposeFiles, folder: Path, supervisor: Supervisor) -> None:
+        self.files = files
         self.folder = folder
         self.supervisor = supervisor
-        self.entries = containers(house)
-        self.ours = {name: one for name, one in self.entries.items() if one.dockerfile}
-        self.images: dict[str, asyncio.Future[Image]] = {}
+        self.entries = containers(files)
+        self.images: dict[str, Image] = {}  # by their names in the compose file
         self.children: dict[str, Child] = {}
-        self.up: dict[str, asyncio.Task[None]] = {}
         self.seconds: dict[str, float] = {}
-        self.abandoned = False
-        self.logs = folder / "logs"
-        self.volumes = folder / "volumes"
-        kafka = properties(self.entries["kafka"].environment)
-        self.kafka = ComposedKafka(folder / "kafka", kafka)
-        self.ports = {(name, port): free_ports(1)[0] for name, one in self.ours.items() for port in one.ports()}
-        self.ports |= {("postgres", "5432"): free_ports(1)[0], ("kafka", "19092"): int(self.kafka.bootstrap[10:])}
+        self.kafka = ComposedKafka(folder / "kafka", properties(self.entries["kafka"].environment))
+        listening = [(name, port) for name, one in self.entries.items() if one.image for port in one.ports()]
+        listening.append(("postgres", "5432"))
+        self.ports = dict(zip(listening, free_ports(len(listening)), strict=True))
+        self.ports["kafka", "19092"] = int(self.kafka.bootstrap[10:])
         access = folder / "pg_hba.conf"
         access.write_text("local all postgres trust\nhost all slipway 127.0.0.1/32 scram-sha-256\n")
-        self.postgres = EmbeddedPostgres(
-            folder / "postgres",
-            {
-                "listen_addresses": "127.0.0.1",
-                "port": str(self.ports["postgres", "5432"]),
-                "hba_file": str(access),
-                "fsync": "off",
-            },
-        )
+        settings = {"listen_addresses": "127.0.0.1", "port": str(self.ports["postgres", "5432"]), "fsync": "off"}
+        self.postgres = EmbeddedPostgres(folder / "postgres", settings | {"hba_file": str(access)})
 
     async def start(self) -> None:
         """Start the default profile and return when `up --wait` would return. Raises StackFailed or BuildFailed."""
-        loop = asyncio.get_running_loop()
-        paths = list(dict.fromkeys(self._path(one) for one in self.ours.values()))
-        self.images = {path: loop.create_future() for path in paths}
-        wanted = [name for name, one in self.entries.items() if not one.profiles]
         async with asyncio.TaskGroup() as group:
-            servers = group.create_task(self.supervisor.start(self.kafka, self.postgres))
-            group.create_task(to_the_end(lambda: self._build(paths, loop)))
-            for name in wanted:
-                self.up[name] = group.create_task(self._bring_up(name, servers))
+            group.create_task(self.supervisor.start(self.kafka, self.postgres))
+            group.create_task(to_the_end(self._build))
+        order = TopologicalSorter({name: one.needs for name, one in self.entries.items() if not one.profiles})
+        order.prepare()
+        while ready := order.get_ready():
+            async with asyncio.TaskGroup() as group:
+                for name in ready:
+                    group.create_task(self._bring_up(self.entries[name]))
+            order.done(*ready)
 
-    def _path(self, one: Container) -> str:
-        return str(one.entry["build"]["dockerfile"])
+    def _build(self) -> None:
+        builder = Builder(self.files.root, self.folder / "build")
+        for one in self.entries.values():
+            if one.image and (name := one.entry["image"]) not in self.images:
+                begin = time.monotonic()
+                self.images[name] = builder.build(one.dockerfile, one.arguments, self.folder / name.replace(":", "-"))
+                self.seconds[f"build {name}"] = time.monotonic() - begin
 
-    def _build(self, paths: list[str], loop: asyncio.AbstractEventLoop) -> None:
-        base = base_folder(self.folder / "base")
-        layers = Layers(self.folder / "layers")
-        builders = [Builder(path, self.house.dockerfiles[path], self.house.root, base, layers) for path in paths]
-        layers.shared = {key for key, count in Counter(k for b in builders for k in b.run_keys()).items() if count > 1}
-        for builder in builders:
-            if self.abandoned:
-                return
-            begin = time.monotonic()
-            image = builder.build(self.folder / f"image-{Path(builder.path).parent.name}")
-            self.seconds[f"build {builder.path}"] = time.monotonic() - begin
-            if unfit := image.unfit():
-                raise StackFailed(f"{builder.path}: {', '.join(unfit)}")
-            loop.call_soon_threadsafe(self.images[builder.path].set_result, image)
-
-    async def _bring_up(self, name: str, servers: "asyncio.Task[None]") -> None:
-        try:
-            await self._begin(name, servers)
-        except BaseException:
-            self.abandoned = True  # stops the build of further images
-            raise
-
-    async def _begin(self, name: str, servers: "asyncio.Task[None]") -> None:
-        one = self.entries[name]
-        for other in one.entry.get("depends_on", {}):
-            await asyncio.shield(self.up[other])
+    async def _bring_up(self, one: Container) -> None:
         begin = time.monotonic()
-        if name in ("kafka", "postgres"):
-            await asyncio.shield(servers)
-            if name == "postgres":
-                await self._create_user()
-        else:
-            image = await asyncio.shield(self.images[self._path(one)])
-            begin = time.monotonic()  # the time of the build is counted separately
-            if one.one_shot:
-                await self.run_once(name)
-            else:
-                await self._serve(one, image)
-        self.seconds[name] = time.monotonic() - begin
+        if one.name == "postgres":
+            await self._create_user(one)
+        elif one.one_shot:
+            await self.run_once(one.name)
+        elif one.image:
+            await self._serve(one)
+        self.seconds[one.name] = time.monotonic() - begin
 
-    async def _create_user(self) -> None:
+    async def _create_user(self, one: Container) -> None:
         """Create user and database from POSTGRES_*, as the PostgreSQL image does; the secrets have to be readable."""
-        given = self.entries["postgres"].environment
-        path = self._outside(given["POSTGRES_PASSWORD_FILE"], self.entries["postgres"])
-        stat = os.stat(path)
-        if os.geteuid() == 0 and (stat.st_gid != SECRETS_GROUP or stat.st_mode & 0o777 != 0o640):
+        path = Path(self._outside(one.environment["POSTGRES_PASSWORD_FILE"], one))
+        stat, user = path.stat(), one.environment["POSTGRES_USER"]
+        if os.geteuid() == 0 and (str(stat.st_gid) not in one.entry["group_add"] or stat.st_mode & 0o777 != 0o640):
             raise StackFailed(f"PostgreSQL's user cannot read {path}: mode {stat.st_mode:o}, group {stat.st_gid}")
-        password = Path(path).read_text().strip()
         db = await asyncpg.connect(self.postgres.url())
         try:
-            await db.execute(f"CREATE ROLE {given['POSTGRES_USER']} SUPERUSER LOGIN PASSWORD '{password}'")
-            await db.execute(f"CREATE DATABASE {given['POSTGRES_DB']} OWNER {given['POSTGRES_USER']}")
+            await db.execute(f"CREATE ROLE {user} SUPERUSER LOGIN PASSWORD '{path.read_text().strip()}'")
+            await db.execute(f"CREATE DATABASE {one.environment['POSTGRES_DB']} OWNER {user}")
         finally:
             await db.close()
 
-    async def run_once(self, name: str, command: list[str] | None = None) -> str:
+    async def run_once(self, name: str, command: Sequence[str] = ()) -> str:
         """Run a one-shot service to its end; returns its output. Raises StackFailed unless it exits with 0."""
-        one = self.entries[name]
-        image = await asyncio.shield(self.images[self._path(one)])
-        child = self._child(one, image, command or one.command)
+        child = self._child(self.entries[name], command or self.entries[name].command)
         child.start()
         try:
-            async with asyncio.timeout(ONE_SHOT_SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS):
                 code = await child.wait()
         except TimeoutError:
-            raise StackFailed(f"{name} did not exit within {ONE_SHOT_SECONDS:g} s{child.log_tail()}") from None
+            raise StackFailed(f"{name} did not exit within {WAIT_SECONDS:g} s{child.log_tail()}") from None
         finally:
             await child.kill()
         if code != 0:
             raise StackFailed(f"{name} exited with code {code}{child.log_tail()}")
         return child.log_tail(1000)
 
-    async def _serve(self, one: Container, image: Image) -> None:
-        child = self.children[one.name] = self._child(one, image, one.command)
+    async def _serve(self, one: Container) -> None:
+        """Start a service and return when its health check succeeds."""
+        child = self.children[one.name] = self._child(one, one.command)
+        check = self._child(one, one.health_command, ".health")
         child.start()
-        deadline = time.monotonic() + HEALTHY_SECONDS
-        check = self._child(one, image, one.health_command, log=f"{one.name}.health")
+        deadline = time.monotonic() + WAIT_SECONDS
         while True:
             check.start()
             try:
-                code = await check.wait()
+                if await check.wait() == 0:
+                    return
             finally:
                 await check.kill()
-            if code == 0:
-                return
             if not child.alive:
                 raise StackFailed(f"{one.name} exited with code {child.exit_code}{child.log_tail()}")
             if time.monotonic() > deadline:
                 raise StackFailed(f"{one.name} is not healthy{check.log_tail(3)}{child.log_tail()}")
             await asyncio.sleep(0.5)  # an engine checks each second; every check starts an interpreter
 
-    def _child(self, one: Container, image: Image, command: list[str], log: str = "") -> Child:
-        program, *arguments = (self._outside(word, one) for word in command)
+    def _child(self, one: Container, command: Sequence[str], log: str = "") -> Child:
+        image = self.images[one.entry["image"]]
         temporary = self.folder / "tmpfs" / one.name
         if not temporary.exists():
             temporary.mkdir(parents=True)
             temporary.chmod(0o1777)
-        environment = {name: self._outside(value, one) for name, value in image.environment.items()}
-        environment |= {name: self._outside(str(v), one) for name, v in one.entry.get("environment", {}).items()}
+        given = image.environment | {name: str(value) for name, value in one.entry.get("environment", {}).items()}
+        environment = {name: self._outside(value, one) for name, value in given.items()}
         environment |= {"HOME": str(temporary), "TMPDIR": str(temporary)}
-        if "SLIPWAY_HOST" in environment:
-            (port,) = one.ports()
+        for port in one.ports():
             environment |= {"SLIPWAY_HOST": "127.0.0.1", "SLIPWAY_PORT": str(self.ports[one.name, port])}
-        may_change = os.geteuid() == 0
+        program, *arguments = (self._outside(word, one) for word in command)
         return Child(
             one.name,
             [image.find(program), *arguments],
-            log=self.logs / f"{log or one.name}.log",
+            log=self.folder / "logs" / f"{one.name}{log}.log",
             env=environment,
             cwd=temporary,
-            account=Account(image.uid, image.gid) if may_change else None,
+            account=Account(image.uid, image.gid) if os.geteuid() == 0 else None,
         )
 
     def _outside(self, text: str, one: Container) -> str:
         """Text with addresses and paths of containers replaced by those of this machine."""
-        for (name, port), free in self.ports.items():
-            text = re.sub(rf"\b{name}:{port}\b", f"127.0.0.1:{free}", text)
+        text = self._addressed(text)
         for mount in one.entry.get("volumes", []):
             source, target = str(mount).split(":")[:2]
             if target in text:
@@ -243,22 +201,20 @@ class Stack:
             copy = self.folder / "mounted" / Path(target).name
             if not copy.exists():
                 copy.parent.mkdir(exist_ok=True)
-                text = (self.house.root / source).read_text()
-                copy.write_text(re.sub(r"\b([a-z][a-z-]*[a-z]):(\d{4,5})\b", self._address, text))
+                copy.write_text(self._addressed((self.files.root / source).read_text()))
             return copy
-        volume = self.volumes / source
+        volume = self.folder / "volumes" / source
         if not volume.exists():
             volume.mkdir(parents=True)
-            image = self.images[self._path(one)].result() if one.dockerfile else None
-            below = image.root / target.lstrip("/") if image else None
-            if below is not None and below.exists() and os.geteuid() == 0:
-                stat = below.stat()
-                os.chown(volume, stat.st_uid, stat.st_gid)
+            inside = self.images[one.entry["image"]].root / target.lstrip("/")
+            if inside.exists() and os.geteuid() == 0:
+                os.chown(volume, inside.stat().st_uid, inside.stat().st_gid)
         return volume
 
-    def _address(self, found: re.Match[str]) -> str:
-        free = self.ports.get((found[1], found[2]))
-        return f"127.0.0.1:{free}" if free else found[0]
+    def _addressed(self, text: str) -> str:
+        for (name, port), free in self.ports.items():
+            text = re.sub(rf"\b{name}:{port}\b", f"127.0.0.1:{free}", text)
+        return text
 
     def url(self, name: str) -> str:
         """URL of a service on this machine."""
@@ -276,6 +232,5 @@ class Stack:
                 raise StackFailed(f"{child.name} exited with code {child.exit_code} after SIGTERM{child.log_tail()}")
 
     async def kill(self) -> None:
-        """Kill all services."""
         for child in self.children.values():
             await child.kill()
