@@ -13,7 +13,8 @@ import msgspec
 from bench import worker_events
 from bench.spread import Spread, spread
 from bench.worker_events import TimedEvent
-from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.world import World, advance, commit, declare, fold
 
 CONFIGS: Final = 200
 EVENTS: Final = 20_000
@@ -46,8 +47,8 @@ def measure(seconds: float) -> Fold:
         world = World()
         draft = Draft(world)
         for config in configs:
-            draft.declare(config, worker_events.BEGAN)
-        draft.commit()
+            declare(draft, config, worker_events.BEGAN)
+        commit(draft)
         _fold(world, warm)
         replaced.append(EVENTS / _replace(world, measured))
         folded.append(EVENTS / _fold(world, measured))
@@ -68,10 +69,10 @@ def _fold(world: World, events: Sequence[TimedEvent]) -> float:
     for first in range(0, len(events), DRAFT):
         part = events[first : first + DRAFT]
         draft = Draft(world)
-        draft.advance(part[-1][1])
+        advance(draft, part[-1][1])
         for offset, (event, at) in enumerate(part, first + 1):
-            draft.fold(event, at, PLACE, offset)
-        draft.commit()
+            fold(draft, event, at, PLACE, offset)
+        commit(draft)
     return time.perf_counter() - began
 
 

@@ -25,10 +25,11 @@ from slipway_common.events.scopes import credential_key, image_key, quota_key
 from slipway_common.events.weight import SharedWindow, WeightChanged
 from slipway_common.events.worker import Outcome, Result, Scope, Stage, WorkerEvent
 from slipway_provisioner.domain import planning, pool
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.policy import Policy as Coefficients
 from slipway_weight_calculator.domain.record import record, worth_publishing
-from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.domain.world import World, advance, commit, declare, fold
 
 BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 EPOCH_SECONDS: Final = BEGIN.timestamp()
@@ -105,9 +106,9 @@ class Calculator:
         self.folded_until = 0.0
         draft = Draft(self.world)
         for config in configs:
-            draft.declare(config, EPOCH_SECONDS)
+            declare(draft, config, EPOCH_SECONDS)
         self.first = self._publish(draft, EPOCH_SECONDS)
-        draft.commit()
+        commit(draft)
 
     def down_since(self, now: float) -> float | None:
         """Start of the current outage of the calculator; None if it is running."""
@@ -121,12 +122,12 @@ class Calculator:
             end = min(until, ceil((instant + HOP_SECONDS) / TICK_SECONDS) * TICK_SECONDS - HOP_SECONDS)
             draft = Draft(self.world)
             for arrived, event, at in log.take(end):
-                draft.advance(EPOCH_SECONDS + max(arrived, instant))
-                draft.fold(event, EPOCH_SECONDS + at)
-            draft.advance(EPOCH_SECONDS + end)
+                advance(draft, EPOCH_SECONDS + max(arrived, instant))
+                fold(draft, event, EPOCH_SECONDS + at)
+            advance(draft, EPOCH_SECONDS + end)
             if published := self._publish(draft, EPOCH_SECONDS + end):
                 found.append((end, published))
-            draft.commit()
+            commit(draft)
         return found
 
     def _next(self, log: Log) -> float | None:

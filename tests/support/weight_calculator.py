@@ -36,7 +36,7 @@ from slipway_common.messaging.leadership import Leadership
 from slipway_common.messaging.records import Record, opened, received
 from slipway_weight_calculator.domain import alerts
 from slipway_weight_calculator.domain.policy import PROFILES
-from slipway_weight_calculator.domain.world import World
+from slipway_weight_calculator.domain.world import World, commit
 from slipway_weight_calculator.store import journal
 from slipway_weight_calculator.store.journal import Entry
 from slipway_weight_calculator.store.world import TABLES
@@ -192,7 +192,7 @@ def replayed(journal: Sequence[Entry], log: Mapping[Place, Sequence[Record]]) ->
             folding.settle()
         folding.advance(entry.until)
         open_alerts = alerts.after(open_alerts, alerts.changes(folding.draft, open_alerts, entry.at))
-        folding.draft.commit()
+        commit(folding.draft)
     values: dict[str, Mapping[str, Any]] = {
         "config": world.configs,
         "health": world.rows,

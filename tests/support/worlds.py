@@ -28,19 +28,20 @@ from slipway_common.events.worker import (
     WorkerStopped,
     WorkerStopping,
 )
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES, Policy
 from slipway_weight_calculator.domain.record import record
 from slipway_weight_calculator.domain.rows import STAGES, Boot, Row, config_of
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.trips import Trip
-from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.domain.world import World, advance, apply_signal, commit, declare, fold
 
 T0: Final = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 POLICY: Final = PROFILES["on-demand"]
 IMAGE, QUOTA, CREDENTIAL = "image/linux-1", "quota/sim-a/sim-1/m5", "credential/sim-a"
 
 Step = tuple[str, Any, float]
-"""Method of Draft, its argument, and the time: ("fold", event, at), ("advance", None, now)."""
+"""Transition of a world, its argument, and the time: ("fold", event, at), ("advance", None, now)."""
 
 
 def config(config_id: str, *, pool: str = "linux", account: str = "sim-a", **changes: Any) -> LaunchConfigCreated:
@@ -169,15 +170,15 @@ class Story:
 
     def signal(self, event: SignalRaised, at: float = 0.0, rules: Rules = DEFAULT_RULES) -> str:
         draft = Draft(self.world)
-        problem = draft.signal(event, T0 + at, rules)
-        draft.commit()
+        problem = apply_signal(draft, event, T0 + at, rules)
+        commit(draft)
         self.log.append(("signal", event, T0 + at))
         return problem
 
     def _apply(self, step: Step) -> None:
         draft = Draft(self.world)
         apply(draft, step)
-        draft.commit()
+        commit(draft)
         self.log.append(step)
 
     def row(self, key: str) -> Row:
@@ -207,15 +208,15 @@ class Story:
 
 
 def apply(draft: Draft, step: Step) -> None:
-    method, argument, at = step
-    if method == "declare":
-        draft.declare(argument, at)
-    elif method == "fold":
-        draft.fold(argument, at)
-    elif method == "signal":
-        draft.signal(argument, at)
+    transition, argument, at = step
+    if transition == "declare":
+        declare(draft, argument, at)
+    elif transition == "fold":
+        fold(draft, argument, at)
+    elif transition == "signal":
+        apply_signal(draft, argument, at)
     else:
-        draft.advance(at)
+        advance(draft, at)
 
 
 def stored(world: World) -> dict[str, bytes]:

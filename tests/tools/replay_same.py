@@ -20,10 +20,10 @@ from slipway_client.cli.recorded import Recording
 from slipway_common.events.alert import Alert, AlertRaised
 from slipway_common.events.weight import WeightChanged
 from slipway_weight_calculator.domain import alerts
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.record import record, worth_publishing
 from slipway_weight_calculator.domain.replay import Recorded, Replay
-from slipway_weight_calculator.domain.world import Draft
 
 DATA: Final = Path(__file__).parents[1] / "data"
 LOG: Final = DATA / "outage.jsonl"

@@ -12,7 +12,8 @@ from slipway_common.events.lifecycle import TRANSITIONS, State
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain import workers
 from slipway_provisioner.domain.workers import Worker
-from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.world import World, commit, declare, fold
 from tests.support.worlds import T0, A
 
 NOW: Final = datetime.fromtimestamp(T0, UTC)
@@ -57,8 +58,8 @@ def test_both_sides_count_the_same_failures(name: str, claim: str) -> None:
     """Outcomes of all scopes, including none and unknown ones, with and without evidence of claims."""
     world = World()
     draft = Draft(world)
-    draft.declare(msgspec.structs.replace(A, claim_evidence=claim), T0)
-    draft.commit()
+    declare(draft, msgspec.structs.replace(A, claim_evidence=claim), T0)
+    commit(draft)
     events = list(events_of(name))
     assert events
     for event in events:
@@ -67,7 +68,7 @@ def test_both_sides_count_the_same_failures(name: str, claim: str) -> None:
             case (_, stage, True):
                 counted[stage] += 1
         draft = Draft(world)
-        draft.fold(event, T0)
+        fold(draft, event, T0)
         row = draft.row(A.launch_config_id)
         assert row is not None
         assert {stage: getattr(row, stage).folded for stage in STAGES} == counted

@@ -8,9 +8,9 @@ from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_rules import OPINIONS, REQUESTS
 from slipway_common.messaging.records import Received
 from slipway_common.observability.metrics import counter
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.rows import Row
 from slipway_weight_calculator.domain.trips import HEALTHY, Trip
-from slipway_weight_calculator.domain.world import Draft
 
 OUTCOMES: Final = counter("slipway_outcomes_folded_total")
 TRANSITIONS: Final = counter("slipway_health_transitions_total")

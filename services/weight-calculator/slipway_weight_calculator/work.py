@@ -16,8 +16,9 @@ from slipway_common.messaging.records import Received, Record
 from slipway_common.observability.telemetry import logger
 from slipway_weight_calculator import metrics
 from slipway_weight_calculator.domain import alerts
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES, Policy
-from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.domain.world import World, advance, commit, discard
 from slipway_weight_calculator.handlers import configs, outcomes, signals
 from slipway_weight_calculator.loops.publish import Publishing
 from slipway_weight_calculator.store import journal, weights
@@ -56,7 +57,7 @@ class Folding:
         except Exception as error:
             # A single bad event is rejected before it changes anything, so the draft need not be rebuilt.
             if len(events) > 1 or not isinstance(error, BadEvent):
-                self.draft.discard()
+                discard(self.draft)
                 self._begin()
                 self._fold(self.folded)
             raise
@@ -89,7 +90,7 @@ class Folding:
 
     def advance(self, until: float) -> None:
         """Fire timers, after the events: these may show that something due has already happened."""
-        self.draft.advance(until)
+        advance(self.draft, until)
 
     def settle(self) -> None:
         """Undo the count of dead letters that have been folded now; they were counted when they were dead-lettered."""
@@ -156,7 +157,7 @@ class Calculation:
         for refused in folding.refused:
             metrics.REFUSED.labels(refused.reason.partition(":")[0]).inc()
             LOG.info("signal refused", source=refused.event.source, kind=refused.event.kind, reason=refused.reason)
-        folding.draft.commit()
+        commit(folding.draft)
         self.alerts = alerts.after(self.alerts, self._alert_changes)
         self._note_due(since=folding.now)
         return self._has_events

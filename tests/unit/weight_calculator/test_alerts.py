@@ -26,7 +26,8 @@ from slipway_common.events.worker import (
 )
 from slipway_weight_calculator.domain import alerts
 from slipway_weight_calculator.domain.alerts import NOTICE, PAGE
-from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.world import World, advance, apply_signal, commit, declare, fold
 
 START = 1_900_000_000.0
 CONFIGS = ("zone-a", "zone-b", "zone-c")
@@ -45,16 +46,16 @@ class Alerted:
     def commit(self, *events: Any, at: float | None = None, seconds: float = 1.0) -> list[Alert]:
         self.now = START + at if at is not None else self.now + seconds
         draft = Draft(self.world)
-        draft.advance(self.now)
+        advance(draft, self.now)
         for event in events:
             if isinstance(event, LaunchConfigCreated):
-                draft.declare(event, self.now)
+                declare(draft, event, self.now)
             elif isinstance(event, SignalRaised):
-                assert draft.signal(event, self.now) == ""
+                assert apply_signal(draft, event, self.now) == ""
             else:
-                draft.fold(event, self.now)
+                fold(draft, event, self.now)
         changed = alerts.changes(draft, self.open, self.now)
-        draft.commit()
+        commit(draft)
         self.open = alerts.after(self.open, changed)
         self.all += changed
         return changed

@@ -12,7 +12,8 @@ from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.worker import Scope, WorkerEvent
 from slipway_common.messaging.outbox import Tombstone, Traced
 from slipway_common.messaging.records import Record
-from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.world import World, apply_signal, archive, commit, declare, fold
 from slipway_weight_calculator.loops import publish
 from slipway_weight_calculator.loops.publish import Publishing, affected
 from slipway_weight_calculator.store.journal import ranges
@@ -27,19 +28,19 @@ class Publisher:
         self.publishing = Publishing(refresh_seconds, republish_seconds=600.0)
         draft = Draft(self.world)
         for state in configs:
-            draft.declare(state, T0)
+            declare(draft, state, T0)
         self.turn(0.0, draft)
 
     def turn(self, at: float, draft: Draft | None = None, *, behind: bool = False) -> list[Any]:
         draft = draft or Draft(self.world)
         events, _ = self.publishing.publish(draft, T0 + at, {"a": "trace"}, behind=behind)
-        draft.commit()
+        commit(draft)
         return events
 
     def fold(self, at: float, *events: WorkerEvent, behind: bool = False) -> list[Any]:
         draft = Draft(self.world)
         for event in events:
-            draft.fold(event, T0 + at)
+            fold(draft, event, T0 + at)
         return self.turn(at, draft, behind=behind)
 
 
@@ -90,7 +91,7 @@ def test_everything_is_computed_within_the_refresh_time(monkeypatch: pytest.Monk
 def test_an_archived_config_gets_one_tombstone() -> None:
     publisher = Publisher(A)
     draft = Draft(publisher.world)
-    draft.archive("a", T0 + 1)
+    archive(draft, "a", T0 + 1)
     (published,) = publisher.turn(1.0, draft)
     assert isinstance(published, Tombstone)
     assert publisher.fold(2.0, refused(A)) == []
@@ -100,13 +101,13 @@ def test_an_archived_config_gets_one_tombstone() -> None:
 def test_only_trips_of_a_shared_key_affect_all_its_configs() -> None:
     publisher = Publisher(A, B, C, config("d", account="sim-b", image_revision="other"))
     first = Draft(publisher.world)
-    first.fold(refused(A, Scope.CREDENTIAL), T0 + 1)
+    fold(first, refused(A, Scope.CREDENTIAL), T0 + 1)
     assert affected(first) == {"a"}
-    first.fold(refused(A, Scope.CREDENTIAL, "w2"), T0 + 1)
+    fold(first, refused(A, Scope.CREDENTIAL, "w2"), T0 + 1)
     assert affected(first) == {"a", "b", "c"}
-    first.commit()
+    commit(first)
     dim = Draft(publisher.world)
-    assert dim.signal(signal_event("degraded", "config", "d"), T0) == ""
+    assert apply_signal(dim, signal_event("degraded", "config", "d"), T0) == ""
     assert affected(dim) == {"d"}
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from slipway_common.events.signal_rules import TTL_SECONDS_MAX, Rules, Source
 from slipway_common.events.worker import Scope
-from slipway_weight_calculator.domain.world import Draft
+from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.world import commit, enforce_shares
 from tests.support.worlds import (
     T0,
     A,
@@ -237,12 +238,12 @@ def test_a_smaller_pool_has_a_smaller_share(state: str) -> None:
         assert story.signal(signal_event("down", "config", f"c{n}", n, source=source), n, rules) == ""
     story.declare(config("c3", state=state, revision=2), 5)
     draft = Draft(story.world)
-    ((dropped, reason),) = draft.enforce_shares("c3", T0 + 5, rules)
-    draft.commit()
+    ((dropped, reason),) = enforce_shares(draft, "c3", T0 + 5, rules)
+    commit(draft)
     assert (dropped.source, dropped.configs) == ("somebody", ("c2",))
     assert reason.startswith("share: by now 'somebody' would trip 2 of 3 active configs of pool 'linux'; at most 50%")
     assert tripped(story, 5) == {"c0", "c1"}
-    assert Draft(story.world).enforce_shares("c3", T0 + 5, rules) == []
+    assert enforce_shares(Draft(story.world), "c3", T0 + 5, rules) == []
 
 
 def test_a_config_tripped_by_a_signal_does_not_probe_for_others() -> None:

@@ -12,11 +12,12 @@ from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.weight import BOUNDLESS, WeightChanged
 from slipway_common.events.worker import Scope, WorkerEvent
 from slipway_common.events.worker import Stage as WorkerStage
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES, faster
 from slipway_weight_calculator.domain.record import record, worth_publishing
 from slipway_weight_calculator.domain.replay import ATTRIBUTED
 from slipway_weight_calculator.domain.weights import prior, weight
-from slipway_weight_calculator.domain.world import Draft
+from slipway_weight_calculator.domain.world import declare, fold
 from tests.support.worlds import (
     CREDENTIAL,
     IMAGE,
@@ -118,7 +119,7 @@ def test_weight_is_monotone(history: list[tuple[int, Kind]], config_id: str, at:
     for events, sign in ((healthy(c, 99), 1), (failures, -1)):
         for event in events:
             draft = Draft(story.world)
-            draft.fold(event, T0 + at)
+            fold(draft, event, T0 + at)
             after = record(draft, story.world.configs[config_id], T0 + 5000).weight
             assert sign * (after - before) >= -1e-12, event
 
@@ -291,8 +292,8 @@ def test_counts_over_life_and_late_starts_are_published() -> None:
 def test_offsets_are_those_that_are_given() -> None:
     story = Story(A)
     draft = Draft(story.world)
-    draft.fold(launched(A), T0, "slipway.worker.lifecycle.v1/3", 8)
-    draft.fold(registered(A), T0, "slipway.worker.lifecycle.v1/3", 9)
+    fold(draft, launched(A), T0, "slipway.worker.lifecycle.v1/3", 8)
+    fold(draft, registered(A), T0, "slipway.worker.lifecycle.v1/3", 9)
     assert draft.seen == {"a": {"slipway.worker.lifecycle.v1/3": 9}}
     assert record(draft, story.world.configs["a"], T0, draft.seen["a"]).offsets == draft.seen["a"]
 
@@ -306,7 +307,7 @@ def test_changes_worth_a_record() -> None:
     def after(*events: WorkerEvent, now: float = 0.0) -> bool:
         draft = Draft(story.world)
         for event in events:
-            draft.fold(event, T0)
+            fold(draft, event, T0)
         return worth_publishing(last, record(draft, story.world.configs["a"], T0 + now), POLICY)
 
     assert worth_publishing(None, last, POLICY)
@@ -318,7 +319,7 @@ def test_changes_worth_a_record() -> None:
     assert after(refused(A))
     for changed in (config("a", revision=2), config("a", revision=2, base_weight=2.0)):
         draft = Draft(story.world)
-        draft.declare(changed, T0)
+        declare(draft, changed, T0)
         known = draft.config("a")
         assert known is not None
         assert worth_publishing(last, record(draft, known, T0), POLICY)

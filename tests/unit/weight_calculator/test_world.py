@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.events.worker import Scope
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import remaining
 from slipway_weight_calculator.domain.policy import PROFILES
 from slipway_weight_calculator.domain.record import record
 from slipway_weight_calculator.domain.rows import STAGES
-from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.domain.world import World, commit, discard
 from tests.support.worlds import (
     CREDENTIAL,
     IMAGE,
@@ -76,7 +77,7 @@ def applied(world: World, log: list[Step]) -> World:
     for each in log:
         draft = Draft(world)
         apply(draft, each)
-        draft.commit()
+        commit(draft)
     return world
 
 
@@ -100,7 +101,7 @@ def test_same_log_gives_same_bytes(seed: int) -> None:
         draft, size = Draft(batched), rng.randint(1, 20)
         for each in log[n : n + size]:
             apply(draft, each)
-        draft.commit()
+        commit(draft)
         n += size
     assert stored(applied(World(), log)) == stored(fleet.story.world)
     assert stored(batched) == stored(fleet.story.world)
@@ -117,7 +118,7 @@ def test_a_crash_anywhere_changes_nothing(seed: int) -> None:
             before, lost_draft = stored(world), Draft(world)
             for each in log[n : n + rng.randint(1, 9)]:
                 apply(lost_draft, each)
-            lost_draft.discard()
+            discard(lost_draft)
             assert stored(world) == before
             if rng.random() < 0.5:
                 world = reloaded(world)

@@ -15,10 +15,10 @@ from slipway_common.base.redaction import redacted
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
 from slipway_common.events.scopes import credential_key
 from slipway_weight_calculator.domain import signals
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.record import failure_text
 from slipway_weight_calculator.domain.rows import STAGES, Config, Row
 from slipway_weight_calculator.domain.trips import CODE_LENGTH_MAX, HEALTHY, Failure, Trip
-from slipway_weight_calculator.domain.world import Draft
 
 PAGE, NOTICE = "page", "notice"
 CONFIG: Final = "config-tripped"

@@ -17,14 +17,14 @@ from slipway_common.events.weight import (
     StageHealth,
     WeightChanged,
 )
-from slipway_weight_calculator.domain import signals
+from slipway_weight_calculator.domain import probes, signals
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage, masses
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.rows import STAGES, Config, new_row
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.trips import Failure, Trip
 from slipway_weight_calculator.domain.weights import chances, weight
-from slipway_weight_calculator.domain.world import Draft
 
 HEALTHY_PROBABILITY: Final = 0.9  # stages below this are named in the reason
 GROWN: Final = 1.1  # a window that grew by less is not published
@@ -46,7 +46,7 @@ def record(known: Draft, config: Config, now: float, offsets: Mapping[str, int] 
     key, stage, trip = active[0] if active else ("", None, None)
     due = [trip.next_probe_at for _, _, trip in active]
     may_probe = bool(active) and down is None
-    ready = may_probe and known.probe_is_ready(config, active)
+    ready = may_probe and probes.is_ready(known, config, active)
     running = may_probe and not ready and row.ready and row.spent
     probe = f"probe {row.permit} may launch" if ready else f"probe {row.permit} is running" if running else ""
     return WeightChanged(

@@ -35,10 +35,11 @@ from slipway_common.events.worker import (
     WorkerStopped,
     WorkerStopping,
 )
-from slipway_weight_calculator.domain import signals
+from slipway_weight_calculator.domain import probes, signals
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import PROFILES, Policy, faster
 from slipway_weight_calculator.domain.rows import STAGES, Config, Row
-from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.domain.world import World, advance, apply_signal, archive, commit, declare, fold
 
 DEFAULT: Final = "default"
 ORDER_SECONDS: Final = 120.0  # a log is in the order of arrival, and events arrive sooner than that
@@ -251,7 +252,7 @@ class Replay:
         """Add one event, not a duplicate; time moves forward to it, never back."""
         self.now = max(self.now, record.time)
         while (due := self.world.due()) is not None and due <= self.now:
-            self._step(due, partial(Draft.advance, now=due))
+            self._step(due, partial(advance, now=due))
         self._step(self.now, lambda draft: self._fold(draft, record))
 
     def pool_of(self, config_id: str) -> str:
@@ -290,7 +291,7 @@ class Replay:
         draft = Draft(self.world)
         change(draft)
         self.observe(draft, now)
-        draft.commit()
+        commit(draft)
 
     def observe(self, draft: Draft, now: float) -> None:
         """Record the times at which configs trip and recover."""
@@ -313,11 +314,11 @@ class Replay:
     def _fold(self, draft: Draft, record: Recorded) -> None:
         event = record.event
         if event is None:
-            draft.archive(record.subject, self.now)
+            archive(draft, record.subject, self.now)
         elif isinstance(event, LaunchConfigState):
-            draft.declare(event, self.now)
+            declare(draft, event, self.now)
         elif isinstance(event, SignalRaised):
-            self.refused += bool(draft.signal(event, self.now))
+            self.refused += bool(apply_signal(draft, event, self.now))
         elif isinstance(event, WorkerEvent):
             self._worker(draft, event, record.time)
 
@@ -340,7 +341,7 @@ class Replay:
             self._move(start, NEXT[type(event)])
         if event.probe_permit != start.permit:
             event = msgspec.structs.replace(event, probe_permit=start.permit)
-        draft.fold(event, at)
+        fold(draft, event, at)
 
     def _begin(self, draft: Draft, event: WorkerEvent) -> Start:
         """Decide whether the policy allows a start. One that began before the log continues and is not counted."""
@@ -353,7 +354,7 @@ class Replay:
             if self._is_down(draft, config.id):
                 start.allowed = False
             elif active := draft.trips_on(config):
-                start.allowed = draft.probe_is_ready(config, active)
+                start.allowed = probes.is_ready(draft, config, active)
                 start.permit = row.permit if start.allowed else None
             else:
                 start.allowed = self._has_room(draft, config)

@@ -3,10 +3,10 @@
 import math
 import sys
 
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.evidence import Stage, masses, probability, remaining
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.rows import STAGES, Config
-from slipway_weight_calculator.domain.world import Draft
 
 
 def chances(known: Draft, config: Config, now: float) -> dict[str, float]:

@@ -2,8 +2,9 @@
 
 from slipway_common.events.signal_rules import Rules
 from slipway_common.messaging.records import Received
+from slipway_weight_calculator.domain import world
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.signals import Signal
-from slipway_weight_calculator.domain.world import Draft
 from slipway_weight_calculator.handlers import names
 
 
@@ -14,8 +15,8 @@ def fold(draft: Draft, received: Received, now: float, rules: Rules) -> list[tup
     """
     state = received.event
     if state is None:
-        draft.archive(received.subject, now)
-        return draft.enforce_shares(received.subject, now, rules)
+        world.archive(draft, received.subject, now)
+        return world.enforce_shares(draft, received.subject, now, rules)
     names.check(
         state.launch_config_id,
         state.pool_id,
@@ -25,5 +26,5 @@ def fold(draft: Draft, received: Received, now: float, rules: Rules) -> list[tup
         state.instance_type,
         state.image_revision,
     )
-    draft.declare(state, now)
-    return draft.enforce_shares(state.launch_config_id, now, rules)
+    world.declare(draft, state, now)
+    return world.enforce_shares(draft, state.launch_config_id, now, rules)

@@ -7,8 +7,9 @@ import msgspec
 from slipway_common.base.errors import BadEvent
 from slipway_common.events.worker import Outcome, Result, Stage
 from slipway_common.messaging.records import Received, Record
+from slipway_weight_calculator.domain import world
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.rows import STAGES
-from slipway_weight_calculator.domain.world import Draft
 from slipway_weight_calculator.handlers import names
 
 # Events are published within seconds; a time further away from the record's comes from a wrong clock.
@@ -34,7 +35,7 @@ def fold(draft: Draft, received: Received, now: float, partition: str) -> bool:
     early = at - received.stored_ms / 1000
     if not -CLOCK_SECONDS_MAX <= early <= CLOCK_SECONDS_MAX:
         at = event_at - early + (CLOCK_SECONDS_MAX if early > 0 else -CLOCK_SECONDS_MAX)
-    draft.fold(event, at if at < now else now, partition, received.offset + 1)
+    world.fold(draft, event, at if at < now else now, partition, received.offset + 1)
     return at != event_at or at > now + CLOCK_SECONDS_MAX
 
 
@@ -73,13 +74,13 @@ def count_dead(draft: Draft, record: Record, now: float) -> None:
     Nothing else in it has an effect.
     """
     if (failed := failure_in(record.value)) is not None:
-        draft.count_folded(*failed)
+        world.count_folded(draft, *failed)
     if (probe := _readable(record.value, _Probe)) is not None:
-        draft.abandon_probe(probe.launch_config_id, probe.probe_permit, now)
+        world.abandon_probe(draft, probe.launch_config_id, probe.probe_permit, now)
 
 
 def uncount_settled(draft: Draft, received: Received) -> None:
     """Take back the count of a dead record that has been folded now."""
     outcome: Outcome | None = getattr(received.event, "outcome", None)
     if outcome is not None and outcome.result is Result.FAILED and outcome.stage is not Stage.UNKNOWN:
-        draft.count_folded(received.event.launch_config_id, outcome.stage.value, -1)
+        world.count_folded(draft, received.event.launch_config_id, outcome.stage.value, -1)

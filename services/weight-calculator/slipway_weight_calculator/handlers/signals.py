@@ -2,7 +2,8 @@
 
 from slipway_common.events.signal_rules import Rules
 from slipway_common.messaging.records import Received
-from slipway_weight_calculator.domain.world import Draft
+from slipway_weight_calculator.domain import world
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.handlers import names
 
 
@@ -12,4 +13,4 @@ def fold(draft: Draft, received: Received, now: float, rules: Rules) -> str:
     if event is None:
         return ""
     names.check(event.source, event.kind, event.target_kind, event.target_id)
-    return draft.signal(event, now, rules)
+    return world.apply_signal(draft, event, now, rules)

@@ -18,8 +18,9 @@ from slipway_common.web.access import Credentials, bearer, check
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_weight_calculator import metrics
+from slipway_weight_calculator.domain import world
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.signals import REASONS, reached
-from slipway_weight_calculator.domain.world import Draft
 from slipway_weight_calculator.store import signals
 
 router = APIRouter(tags=["signals"])
@@ -66,7 +67,7 @@ async def raise_signal(request: Request, db: DatabaseDep, credentials: Credentia
         now = await signals.clock(connection)
         event = _event(signal, source, now)
         known = await signals.world(connection, event.target_id if event.target_kind == "worker" else "")
-        if reason := Draft(known).signal(event, now.timestamp(), request.app.state.signal_rules):
+        if reason := world.apply_signal(Draft(known), event, now.timestamp(), request.app.state.signal_rules):
             metrics.REFUSED.labels(reason.partition(":")[0]).inc()
             raise _refused(reason)
         await outbox.enqueue(connection, [event])

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from slipway_common.events.weight import WeightChanged
 from slipway_common.messaging.outbox import Tombstone, Traced
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.record import record, worth_publishing
 from slipway_weight_calculator.domain.rows import STAGES, Row
-from slipway_weight_calculator.domain.world import Draft
 from slipway_weight_calculator.store.weights import Published
 
 CONFIG_SECONDS: Final = 0.1  # minimum between two records of a config

@@ -8,10 +8,11 @@ import msgspec
 
 from slipway_common.database.postgres import Connection
 from slipway_common.events.alert import Alert, AlertRaised
+from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.rows import Boot, Config, Row
 from slipway_weight_calculator.domain.signals import Signal
-from slipway_weight_calculator.domain.world import Draft, World
+from slipway_weight_calculator.domain.world import World
 
 TABLES: Final[Mapping[str, type[Any]]] = {
     "config": Config,

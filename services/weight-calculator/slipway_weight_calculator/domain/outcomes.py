@@ -1,0 +1,193 @@
+"""Handlers of worker events and of timers: they pass the facts on to health.py and probes.py. Pure."""
+
+from collections.abc import Callable, Collection
+from heapq import heappush
+from typing import Any, Final
+
+from slipway_common.events import worker
+from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.events.worker import Outcome, Result, Scope, WorkerEvent
+from slipway_weight_calculator.domain import blame, health, opinions, probes
+from slipway_weight_calculator.domain.draft import Draft
+from slipway_weight_calculator.domain.rows import Boot, Config
+from slipway_weight_calculator.domain.trips import CODE_LENGTH_MAX, Failure
+
+OK, FAILED = Result.OK, Result.FAILED
+LAUNCH, BOOT = worker.Stage.LAUNCH, worker.Stage.BOOT
+LATE: Final = Outcome(BOOT, FAILED, Scope.IMAGE, "", health.LATE_CODE)
+
+
+def _requested(draft: Draft, config: Config, event: worker.WorkerRequested, at: float) -> None:
+    if event.probe_permit is not None:
+        probes.spend(draft, config, event.probe_permit, at)
+
+
+def _delayed(draft: Draft, config: Config, event: worker.WorkerDelayed, at: float) -> None:
+    probes.extend(draft, config, event.probe_permit, at)
+
+
+def _launched(draft: Draft, config: Config, event: worker.WorkerLaunched, at: float) -> None:
+    worker_id, outcome, boots = event.worker_id, event.outcome, draft.boots
+    if outcome.stage is LAUNCH and outcome.result is OK:
+        health.succeed(draft, config, "launch", at)
+    if (boots[worker_id] if worker_id in boots else draft.world.boots.get(worker_id)) is not None:
+        boots[worker_id] = None  # it registered before the reply
+    elif not event.leaving:
+        late_at = at + health.late_seconds(draft, config)
+        boots[worker_id] = Boot(
+            config.id,
+            config.shared["image"],
+            at,
+            late_at,
+            event.instance_id,
+            event.probe_permit,
+            False,
+            event.console,
+        )
+        heappush(draft.world.timers, (late_at, "boot", worker_id))
+        probes.extend(draft, config, event.probe_permit, late_at)
+    if event.probe_permit is not None:
+        probes.settle(draft, config, event.probe_permit, at, outcome)
+
+
+def _launch_failed(draft: Draft, config: Config, event: worker.WorkerLaunchFailed, at: float) -> None:
+    _fail(draft, config, event, event.outcome, at)
+
+
+def _registered(draft: Draft, config: Config, event: worker.WorkerRegistered, at: float) -> None:
+    outcome, boot = event.outcome, draft.boot(event.worker_id)
+    came = outcome.stage is BOOT and outcome.result is OK
+    if boot is not None:
+        health.end_boot(draft, config, event.worker_id, boot, at, came=came)
+    elif came:
+        # The reply is still to come.
+        draft.boots[event.worker_id] = Boot(config.id, config.shared["image"], at, 0.0)
+    if not came:
+        _fail(draft, config, event, outcome, at)  # terminated before it registered
+        return
+    health.succeed(draft, config, "boot", at, event.boot_seconds)
+    if boot is not None and boot.late and boot.permit is not None:
+        # A probe that counted as failed because it was late has succeeded.
+        for key, name, _ in draft.trips_on(config):
+            if name == "boot" and key in (boot.image, config.id):
+                health.recover(draft, config, key, name, at)
+    if event.probe_permit is not None:
+        probes.extend(draft, config, event.probe_permit, at)
+        probes.settle(draft, config, event.probe_permit, at, outcome)
+
+
+def _claimed(draft: Draft, config: Config, event: worker.WorkerClaimed, at: float) -> None:
+    if event.outcome is not None and event.outcome.result is OK:
+        health.succeed(draft, config, "claim", at)
+        if event.probe_permit is not None:
+            probes.settle(draft, config, event.probe_permit, at, event.outcome)
+
+
+def _ended(draft: Draft, config: Config, event: worker.WorkerStopping | worker.WorkerLost, at: float) -> None:
+    """Handle the end of a worker; its outcome is None if the end was our own doing."""
+    boot, outcome = draft.boot(event.worker_id), event.outcome
+    if boot is not None and outcome is not None and outcome.stage is BOOT:
+        charged, failure = _charged_keys(draft, config, outcome), _failure(event, outcome, at)
+        health.end_boot(draft, config, event.worker_id, boot, at, failure=failure, charged=charged)
+        _fail(draft, config, event, outcome, at, already_charged=(boot.image, config.id) if boot.late else ())
+    else:
+        if boot is not None:
+            health.end_boot(draft, config, event.worker_id, boot, at)
+        if outcome is not None or event.probe_permit is not None:
+            _fail(draft, config, event, outcome, at)
+
+
+def _stopped(draft: Draft, config: Config, event: worker.WorkerStopped, at: float) -> None:
+    boot = draft.boot(event.worker_id)
+    if boot is not None:
+        health.end_boot(draft, config, event.worker_id, boot, at)
+    if event.probe_permit is not None:
+        probes.settle(draft, config, event.probe_permit, at, None, ended=True)
+
+
+def _fail(
+    draft: Draft,
+    config: Config,
+    event: WorkerEvent,
+    outcome: Outcome | None,
+    at: float,
+    *,
+    already_charged: Collection[str] = (),
+) -> None:
+    """Record a failed outcome or an end without one. Every failure counts as folded, whatever its scope."""
+    charged: tuple[str, ...] = ()
+    if outcome is not None and outcome.result is FAILED and outcome.stage is not worker.Stage.UNKNOWN:
+        name, charged = outcome.stage.value, _charged_keys(draft, config, outcome)
+        failure = _failure(event, outcome, at)
+        for key in charged:
+            if key not in already_charged:
+                health.charge(draft, config, key, name, failure, place=outcome.scope in blame.PLACE)
+        health.count_folded(draft, config.id, name)
+    if event.probe_permit is not None:
+        probes.settle(draft, config, event.probe_permit, at, outcome, charged, ended=True)
+
+
+def _charged_keys(draft: Draft, config: Config, outcome: Outcome) -> tuple[str, ...]:
+    """Keys that a failed outcome is charged to; none for a stage that is not evaluated."""
+    if outcome.stage.value not in config.stages:
+        return ()
+    return blame.charged(outcome, config.id, config.shared, draft.members)
+
+
+def _failure(event: WorkerEvent, outcome: Outcome, at: float) -> Failure:
+    return Failure(
+        at,
+        outcome.scope,
+        outcome.code[:CODE_LENGTH_MAX],
+        outcome.classified,
+        event.worker_id,
+        instance_id=getattr(event, "instance_id", ""),
+        console=getattr(event, "console", ""),
+        sample=outcome.sample,
+    )
+
+
+# Timers
+
+
+def _boot_late(draft: Draft, worker_id: str, when: float, now: float) -> None:
+    boot = draft.boot(worker_id)
+    config = draft.config(boot.config_id) if boot is not None else None
+    if boot is None or config is None or boot.late or boot.late_at != when:
+        return
+    health.begin_late(draft, config, worker_id, boot, now)
+    if boot.permit is not None:
+        probes.settle(draft, config, boot.permit, now, LATE, (boot.image, config.id), ended=True)
+
+
+def _forget(draft: Draft, config_id: str, when: float, now: float) -> None:
+    """Delete a config that was archived long ago, with its row and boots."""
+    config = draft.config(config_id)
+    if config is None or not config.archived_at or config.archived_at + FORGOTTEN_AFTER_SECONDS != when:
+        return
+    draft.remove_config(config, config.groups)
+    draft.configs[config_id] = draft.rows[config_id] = None
+    boots = {**draft.world.boots, **draft.boots}
+    draft.boots |= {id_: None for id_, boot in boots.items() if boot is not None and boot.config_id == config_id}
+
+
+EVENT_HANDLERS: Final[dict[type[Any], Callable[[Draft, Config, Any, float], None]]] = {
+    worker.WorkerRequested: _requested,
+    worker.WorkerDelayed: _delayed,
+    worker.WorkerLaunched: _launched,
+    worker.WorkerLaunchFailed: _launch_failed,
+    worker.WorkerRegistered: _registered,
+    worker.WorkerClaimed: _claimed,
+    worker.WorkerStopping: _ended,
+    worker.WorkerStopped: _stopped,
+    worker.WorkerLost: _ended,
+}
+TIMER_HANDLERS: Final[dict[str, Callable[[Draft, str, float, float], None]]] = {
+    "probe": probes.probe_due,
+    "pool": probes.pool_probe_due,
+    "permit": probes.permit_unspent,
+    "lost": probes.permit_lost,
+    "boot": _boot_late,
+    "signal": opinions.expire,
+    "forget": _forget,
+}

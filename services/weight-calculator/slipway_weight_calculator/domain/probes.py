@@ -1,0 +1,265 @@
+"""Probes of tripped rows: when the next one is due, who gets its permit, and what becomes of the permit. Pure.
+
+A permit covers every tripped stage of its config; the trips hold its name until an outcome of its worker, or its loss,
+resolves them. Timers are derived from the state: one whose time does not match it does nothing.
+"""
+
+from collections.abc import Collection, Iterable
+from math import inf
+
+from msgspec.structs import replace
+
+from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.events.worker import Outcome, Result
+from slipway_weight_calculator.domain import health, signals, trips
+from slipway_weight_calculator.domain.draft import ActiveTrip, Draft
+from slipway_weight_calculator.domain.rows import Config, Row
+from slipway_weight_calculator.domain.trips import Trip
+
+Turn = tuple[float, float, str]
+"""Sort key and config id of a candidate for a probe."""
+
+
+def is_ready(draft: Draft, config: Config, active: Iterable[ActiveTrip]) -> bool:
+    """True if the current probe permit is unspent and covers every tripped stage of the config."""
+    row = draft.row(config.id)
+    if row is None or not row.ready or row.spent:
+        return False
+    return all(trip.probe == _probe(config, row) for _, _, trip in active)
+
+
+def schedule(draft: Draft) -> None:
+    """Schedule the timers of trips, permits and pools of all touched keys."""
+    touched, draft.touched = draft.touched, set()
+    configs, pools = set(), set()
+    for key in touched:
+        configs |= draft.members(key) if "/" in key else {key}
+    for config_id in configs:
+        config, row = draft.config(config_id), draft.row(config_id)
+        if config is None or row is None:
+            continue
+        pools.add(config.pool)
+        if config.archived_at:
+            draft.schedule(config.archived_at + FORGOTTEN_AFTER_SECONDS, "forget", config_id)
+        active = draft.trips_on(config)
+        for key, _, trip in active:
+            if trip.next_probe_at:
+                draft.schedule(trip.next_probe_at, "probe", key)
+        if active and row.ready:
+            draft.schedule(row.lost_at, "lost", config_id)
+            if not row.spent:
+                draft.schedule(row.permit_at + draft.policy(config).permit_seconds, "permit", config_id)
+    for key in pools:
+        due, _ = _pool_probe_at(draft, key)
+        if due < inf:
+            draft.schedule(due, "pool", key)
+
+
+# Permits
+
+
+def spend(draft: Draft, config: Config, permit: int, at: float) -> None:
+    """A worker was requested with the permit."""
+    row = draft.row(config.id)
+    if row is None or permit != row.permit or row.spent:
+        return
+    lost_at = at + draft.policy(config).probe_timeout_seconds
+    draft.set_permit(config.id, ready=True, spent=True, lost_at=lost_at)
+    # If the permit was withdrawn meanwhile, it covers the trips again that no other probe covers.
+    for key, name, trip in draft.trips_on(config):
+        if not trip.probe:
+            draft.set_trip(key, name, trips.issued(trip, _probe(config, row), at))
+
+
+def extend(draft: Draft, config: Config, permit: int | None, at: float) -> None:
+    """Postpone the loss of the newest permit after an event of its holder."""
+    row = draft.row(config.id)
+    if row is not None and row.ready and permit == row.permit:
+        lost_at = at + draft.policy(config).probe_timeout_seconds
+        draft.rows[config.id] = replace(row, version=row.version + 1, lost_at=lost_at)
+        draft.schedule(lost_at, "lost", config.id)
+
+
+def settle(
+    draft: Draft,
+    config: Config,
+    permit: int,
+    at: float,
+    outcome: Outcome | None,
+    charged: Collection[str] = (),
+    *,
+    ended: bool = False,
+) -> None:
+    """Resolve the trips that wait for the newest permit; `ended`: no more events of its holder will arrive."""
+    row = draft.row(config.id)
+    if row is None or permit != row.permit:
+        return
+    probe, policy = _probe(config, row), draft.policy(config)
+    resolved = answered = False
+    for key, name, trip in draft.trips_on(config):
+        if trip.probe != probe:
+            continue
+        decisive = outcome is not None and outcome.stage.value == name
+        if decisive and outcome is not None and outcome.result is Result.OK:
+            health.recover(draft, config, key, name, at)
+            answered = True
+        elif decisive and outcome is not None and key in charged:
+            draft.set_trip(key, name, trips.probe_failed(trip, outcome.code, at, policy))
+            answered = True
+        elif ended:
+            draft.set_trip(key, name, trips.unanswered(trip, at, policy))
+        else:
+            continue
+        resolved = True
+    if row.ready and (resolved or ended):
+        draft.set_permit(config.id, ready=False, unanswered_at=0.0 if answered else at)
+
+
+def abandon(draft: Draft, config_id: str, permit: int, now: float) -> None:
+    """End a probe whose outcome will never arrive."""
+    config = draft.config(config_id)
+    if config is not None:
+        settle(draft, config, permit, now, None, ended=True)
+
+
+def return_permit(draft: Draft, known: Config, config: Config, now: float) -> None:
+    """Release probes that can no longer be answered, as `known` becomes `config`.
+
+    These are the permit of a config that is not active, and probes of keys that the config no longer shares.
+    """
+    row = draft.row(known.id)
+    if row is None or not row.ready:
+        return
+    unspendable = not config.active and not row.spent
+    for key, name, trip in draft.trips_on(known):
+        if trip.probe == _probe(known, row) and (unspendable or key not in config.keys):
+            draft.set_trip(key, name, trips.released(trip, now))
+    if unspendable:
+        draft.set_permit(known.id, ready=False, unanswered_at=now)
+
+
+# Timers
+
+
+def probe_due(draft: Draft, key: str, when: float, now: float) -> None:
+    """Issue the due probe of a row to the first of its configs that nothing else blocks."""
+    row = draft.row(key)
+    if row is None:
+        return
+    due = [trip.tripped_at for trip in (row.launch.trip, row.boot.trip, row.claim.trip) if trip.next_probe_at == when]
+    if due:
+        members = draft.members(key) if "/" in key else {key}
+        _issue_first(draft, [_turn(draft, member, min(due)) for member in members], when, now)
+
+
+def pool_probe_due(draft: Draft, key: str, when: float, now: float) -> None:
+    """Issue the due probe of a pool that is tripped as a whole."""
+    due, turns = _pool_probe_at(draft, key)
+    if due == when:
+        _issue_first(draft, turns, when, now, early=True)
+
+
+def permit_unspent(draft: Draft, config_id: str, when: float, now: float) -> None:
+    """Withdraw an unspent permit of a shared row: its pool has no demand, and other configs wait for the answer."""
+    config, row = draft.config(config_id), draft.row(config_id)
+    if config is None or row is None or not row.ready or row.spent:
+        return
+    if when != row.permit_at + draft.policy(config).permit_seconds:
+        return
+    waiting = [(k, name, trip) for k, name, trip in draft.trips_on(config) if trip.probe == _probe(config, row)]
+    others = {other for key, _, _ in waiting if key != config_id for other in draft.members(key)} - {config_id}
+    if any((other := draft.config(c)) is not None and other.active for c in others):
+        draft.set_permit(config_id, ready=False, unanswered_at=now)
+        for key, name, trip in waiting:
+            draft.set_trip(key, name, trips.released(trip, now))
+
+
+def permit_lost(draft: Draft, config_id: str, when: float, now: float) -> None:
+    """Abandon a probe after too long without news of it."""
+    config, row = draft.config(config_id), draft.row(config_id)
+    if config is None or row is None or not row.ready or row.lost_at != when:
+        return
+    if any(trip.probe == _probe(config, row) for _, _, trip in draft.trips_on(config)):
+        abandon(draft, config_id, row.permit, now)
+
+
+def _issue_first(draft: Draft, turns: Iterable[Turn], when: float, now: float, *, early: bool = False) -> None:
+    for _, _, config_id in sorted(turns):
+        config = draft.config(config_id)
+        if config is not None and _issue(draft, config, when, now, early=early):
+            return
+
+
+def _issue(draft: Draft, config: Config, when: float, now: float, *, early: bool) -> bool:
+    """Issue a permit if all trips of the config are due at `when` (or `early`) and none has an unresolved probe.
+
+    An unspent permit is replaced when another row trips, so that one probe answers for all of them.
+    """
+    row, active = draft.row(config.id), draft.trips_on(config)
+    if row is None or not active or not config.active or is_ready(draft, config, active):
+        return False
+    if signals.down_signal(draft.signals_on(config.id)) is not None:
+        return False  # the permit would not be spent
+    if any(_is_probed(trip, config, row) for _, _, trip in active):
+        return False
+    if not early and any(trip.next_probe_at > when for _, _, trip in active):
+        return False
+    lost_at = now + draft.policy(config).permit_expiry_seconds
+    draft.set_permit(config.id, permit=row.permit + 1, permit_at=now, ready=True, spent=False, lost_at=lost_at)
+    for key, name, trip in active:
+        draft.set_trip(key, name, trips.issued(trip, f"{config.id}#{row.permit + 1}", now))
+    return True
+
+
+def _pool_probe_at(draft: Draft, key: str) -> tuple[float, list[Turn]]:
+    """Time of the next probe of a pool that is tripped as a whole, and the candidates for it.
+
+    Such a pool gets one attempt per `pool_probe_seconds` whatever the delays of its trips have grown to; a probe
+    in flight or waiting for demand blocks only its own config. Boots and claims are not probed sooner, because
+    each attempt costs a machine.
+    """
+    last, every, waiting = 0.0, inf, []
+    for config_id in draft.members(key):
+        config, row = draft.config(config_id), draft.row(config_id)
+        if config is None or row is None or not config.active:
+            continue
+        active = draft.trips_on(config)
+        if not active:
+            if signals.down_signal(draft.signals_on(config_id)) is None:
+                return inf, []
+            continue
+        every = min(every, draft.policy(config).pool_probe_seconds)
+        since = min(trip.tripped_at for _, _, trip in active)
+        last = max(last, row.permit_at, since)
+        if is_ready(draft, config, active) or signals.down_signal(draft.signals_on(config_id)) is not None:
+            continue
+        if all(name == "launch" and not _is_probed(trip, config, row) for _, name, trip in active):
+            probed = max(trip.probe_at for _, _, trip in active)
+            soonest = max(trip.next_probe_at for _, _, trip in active)
+            waiting.append((probed, (_unanswered_since(row, since), soonest, config_id)))
+    due = max(last, min((probed for probed, _ in waiting), default=inf)) + every
+    return due, [turn for probed, turn in waiting if probed + every <= due]
+
+
+def _turn(draft: Draft, config_id: str, tripped_at: float) -> Turn:
+    """Sort key for probing: the busiest config first, because it spends a permit at once."""
+    row = draft.row(config_id)
+    return (inf, 0.0, config_id) if row is None else (_unanswered_since(row, tripped_at), -row.launch.at, config_id)
+
+
+def _probe(config: Config, row: Row) -> str:
+    """Name of a config's newest permit, as trips hold it."""
+    return f"{config.id}#{row.permit}"
+
+
+def _unanswered_since(row: Row, tripped_at: float) -> float:
+    """Time at which a permit ended without an answer since the trip, else 0.
+
+    Such a config comes after all others, otherwise one without demand would block them again and again.
+    """
+    return row.unanswered_at if row.unanswered_at > tripped_at else 0.0
+
+
+def _is_probed(trip: Trip, config: Config, row: Row) -> bool:
+    """True if a probe is in flight or permitted, other than by the config's own unspent permit."""
+    return trip.probe != "" and not (row.ready and not row.spent and trip.probe == _probe(config, row))
