@@ -179,6 +179,14 @@ def _addresses(one: Container, every: Mapping[str, Container], files: ComposeFil
             yield f"publishes {published}, which is not 127.0.0.1:port:port"
         elif match[2] not in one.ports():
             yield f"publishes port {match[2]}, but listens on {', '.join(sorted(one.ports())) or 'none'}"
+    if one.image and one.ports() and one.environment.get("SLIPWAY_HOST") != "0.0.0.0":
+        yield "listens inside its container only: SLIPWAY_HOST has to be 0.0.0.0"
+    reached = {f"{one.name}:{port}" for port in one.ports()} | {
+        p.rpartition(":")[0] for p in one.entry.get("ports", [])
+    }
+    for advertised in re.findall(r"//([\w.-]*:\d+)", one.environment.get("KAFKA_ADVERTISED_LISTENERS", "")):
+        if advertised not in reached:
+            yield f"advertises {advertised}, where no client reaches it"
     if one.entry.get("network_mode", "none") != "none":
         yield "shares a network that is not its own"
     mounted = [files.root / str(m).split(":")[0] for m in one.entry.get("volumes", []) if str(m).startswith(".")]

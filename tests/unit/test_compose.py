@@ -49,6 +49,7 @@ MISTAKES: list[tuple[Callable[[Services], Any], str]] = [
     (put("provisioner", "ports", ["7301:7301"]), "provisioner: publishes 7301:7301, which is not 127.0.0.1"),
     (put("kafka", "ports", ["0.0.0.0:9092:9092"]), "kafka: publishes 0.0.0.0:9092:9092, which is not 127.0.0.1"),
     (put("kafka", "ports", ["127.0.0.1:9092:9093"]), "kafka: publishes port 9093, but listens on"),
+    (variable("kafka", "KAFKA_ADVERTISED_LISTENERS", "A://broker:19092"), "kafka: advertises broker:19092, where no"),
     (put("simulator", "network_mode", "host"), "simulator: shares a network"),
     (drop("kafka", "healthcheck"), "kafka: stays up and has no health check"),
     (put("postgres", "healthcheck", {"test": ["CMD", "x", "--port=1"]}), "postgres: its health check uses port 1"),
@@ -92,6 +93,7 @@ def test_a_mistake_in_the_compose_file_is_found(
         ("uv:0.13.8", "uv:0.13.7", "uv:0.13.7 is not the version that the project uses"),
         ('CMD ["slipway-service"]', 'CMD ["slipway-servce"]', "is not a known program"),
         ("USER 10001:10001", "USER root", "has to end as a numbered user"),
+        ("SLIPWAY_HOST=0.0.0.0", "SLIPWAY_HOST=127.0.0.1", "listens inside its container only"),
         ("HEALTHCHECK ", "HEALTHCHECK NONE #", "provisioner: stays up and has no health check"),
     ],
 )
