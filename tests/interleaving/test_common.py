@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import asyncpg
 import msgspec
@@ -30,23 +30,11 @@ from slipway_common.messaging.relay import partition_for
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support import harness
 from tests.support.harness import SERVICE, record_words, report, until
-from tests.support.statements import locking_statements
+from tests.support.statements import Covered, locking_statements
 
-Test = TypeVar("Test", bound=Callable[..., Any])
 CONSUMER: Final = Consumer(SERVICE, WORKER_LIFECYCLE, record_words)
 TOPIC: Final = WORKER_LIFECYCLE.name
-COVERED: Final[dict[str, list[str]]] = {}
-
-
-def locking(*statements: str) -> Callable[[Test], Test]:
-    """Mark a test with the locking statements it covers."""
-
-    def note(test: Test) -> Test:
-        for statement in statements:
-            COVERED.setdefault(statement, []).append(test.__name__)
-        return test
-
-    return note
+locking: Final = Covered()
 
 
 class Pair:
@@ -488,7 +476,7 @@ async def test_two_migrations_at_once(postgres: EmbeddedPostgres) -> None:
 
 def test_every_locking_statement_has_an_interleaving() -> None:
     """Every locking statement is a constant with a test, and every listed one exists."""
-    assert locking_statements(slipway_common) == set(COVERED)
+    assert locking_statements(slipway_common) == locking
 
 
 def test_only_one_clock() -> None:

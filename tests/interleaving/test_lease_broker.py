@@ -4,9 +4,9 @@ grant, no lost wake-up, no revived lease."""
 import asyncio
 import inspect
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import pytest
 
@@ -23,27 +23,15 @@ from slipway_common.events.lease import (
 from slipway_lease_broker.loops.gangs import GangLoop
 from slipway_lease_broker.loops.prune import PruneLoop
 from slipway_lease_broker.loops.sweep import sweep
-from slipway_lease_broker.store import gangs, leases, pools
+from slipway_lease_broker.store import answers, gangs, pools
 from slipway_lease_broker.store import terms as live
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.support.harness import PATIENCE_SECONDS
 from tests.support.lease_broker import Broker, acquire_request, after, broker_on, cancel, confirm, release, renew, terms
-from tests.support.statements import locking_statements
+from tests.support.statements import Covered, locking_statements
 
-Test = TypeVar("Test", bound=Callable[..., Any])
 WAITING: Final = "SELECT count(*) FROM requests WHERE waiting_units > 0"
-COVERED: Final[dict[str, list[str]]] = {}
-
-
-def locking(*statements: str) -> Callable[[Test], Test]:
-    """Name the statements whose locks a test is about."""
-
-    def note(test: Test) -> Test:
-        for statement in statements:
-            COVERED.setdefault(statement, []).append(test.__name__)
-        return test
-
-    return note
+locking: Final = Covered()
 
 
 @pytest.fixture
@@ -601,7 +589,7 @@ async def test_all_at_once(broker: Broker) -> None:
             await broker.send(acquire_request(name, todo[name]))
             await broker.send(acquire_request(name, todo[name]))
         while await broker.pool.fetchval(WAITING) or await broker.held():
-            for lease in await leases.listed(broker.pool, "sim-a", limit=100):
+            for lease in await answers.held(broker.pool, "sim-a", None, None, limit=100):
                 if lease.fencing_token % 2 != share or lease.id in seen:
                     continue
                 seen.add(lease.id)
@@ -640,7 +628,7 @@ async def test_all_at_once(broker: Broker) -> None:
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none that is gone is named."""
     locks = locking_statements(slipway_lease_broker)
-    assert {name for name in locks if not name.startswith("store.slots.")} == set(COVERED)
+    assert {name for name in locks if not name.startswith("store.slots.")} == locking
 
 
 def test_all_sql_is_in_the_store() -> None:

@@ -3,8 +3,8 @@ no request loses its place."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any, Final
 
 import pytest
 
@@ -12,23 +12,11 @@ import slipway_lease_broker
 from slipway_local.servers.postgres import EmbeddedPostgres
 from tests.contract.boskos.slot_broker import SlotBroker, slot_broker_on
 from tests.contract.boskos.test_calls import acquire, by_state, release
-from tests.support.statements import locking_statements
+from tests.support.statements import Covered, locking_statements
 
-Test = TypeVar("Test", bound=Callable[..., Any])
-COVERED: Final[dict[str, list[str]]] = {}
+locking: Final = Covered()
 
 ONE: Final = {"lease_pool": "car", "state": "free", "names": ["car-1"]}
-
-
-def locking(*names: str) -> Callable[[Test], Test]:
-    """Name the statements whose locks a test is about."""
-
-    def note(test: Test) -> Test:
-        for name in names:
-            COVERED.setdefault(name, []).append(test.__name__)
-        return test
-
-    return note
 
 
 @pytest.fixture(scope="module")
@@ -157,4 +145,4 @@ async def test_a_slot_is_removed_or_acquired(slot_broker: SlotBroker, removed_fi
 def test_every_locking_statement_has_an_interleaving() -> None:
     """None is missing, and none that is gone is named."""
     locks = locking_statements(slipway_lease_broker)
-    assert {name for name in locks if name.startswith("store.slots.")} == set(COVERED)
+    assert {name for name in locks if name.startswith("store.slots.")} == locking

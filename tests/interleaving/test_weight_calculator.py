@@ -2,8 +2,8 @@
 turns of the leader are serialized."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any, Final
 
 import pytest
 
@@ -16,18 +16,11 @@ from slipway_common.messaging.leadership import LeadershipLost, Turn
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_weight_calculator.store import journal
 from tests.support.harness import until, until_waiting
-from tests.support.statements import locking_statements
+from tests.support.statements import Covered, locking_statements
 from tests.support.weight_calculator import Calculator, calculator_on, declared, failed, ok, stored
 
-Test = TypeVar("Test", bound=Callable[..., Any])
-COVERED: Final[set[str]] = set()
+locking: Final = Covered()
 STALE: Final = "UPDATE leader SET seen_at = slipway_clock() - interval '11 s'"
-
-
-def locking(*statements: str) -> Callable[[Test], Test]:
-    """Declare the statements whose locks a test covers."""
-    COVERED.update(statements)
-    return lambda test: test
 
 
 class Pausing(Calculator):
@@ -157,4 +150,4 @@ async def test_a_dead_letter_is_replayed_between_turns(calculator: Calculator) -
 
 def test_every_locking_statement_has_an_interleaving() -> None:
     """No statement is missing or outside a constant, and no listed one is gone."""
-    assert locking_statements(slipway_weight_calculator) == COVERED
+    assert locking_statements(slipway_weight_calculator) == locking

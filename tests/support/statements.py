@@ -2,11 +2,11 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from slipway_common.database.sql import Statement
 
@@ -14,6 +14,17 @@ LOCKS: Final = re.compile(
     r"\bFOR (NO KEY )?UPDATE\b|\bFOR (KEY )?SHARE\b|\bON CONFLICT\b|\bpg_(try_)?advisory|\bLOCK TABLE\b|\bTRUNCATE\b"
     r"|\bUPDATE\s+\S+\s+((AS\s+)?\w+\s+)?SET\b|\bDELETE\s+FROM\b|\bMERGE\s+INTO\b"
 )
+
+
+Test = TypeVar("Test")
+
+
+class Covered(set[str]):
+    """Names of the locking statements whose interleavings the tests of a file try. Call it to mark a test with them."""
+
+    def __call__(self, *names: str) -> Callable[[Test], Test]:
+        self.update(names)
+        return lambda test: test
 
 
 def locking_statements(package: ModuleType) -> set[str]:

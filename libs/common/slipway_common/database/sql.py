@@ -46,10 +46,11 @@ class Statement:
         compiled: Any = clause.compile(dialect=DIALECT)
         self.text: str = compiled.string
         self.names: tuple[str, ...] = tuple(compiled.positiontup or ())
+        self._expected = frozenset(self.names)
 
     def arguments(self, **values: Any) -> list[Any]:
         """Values in the order of `text`. Raises TypeError for a missing or unknown name."""
-        if values.keys() != set(self.names):
+        if values.keys() != self._expected:
             raise TypeError(f"expected values for {', '.join(self.names)}; got {', '.join(values)}")
         return [values[name] for name in self.names]
 

@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import Integer, any_, bindparam, delete, func, insert, select, update
 
 from slipway_common.database.postgres import Connection
-from slipway_common.database.sql import Statement, array, given, matches, seconds
+from slipway_common.database.sql import Statement, array, given, seconds
 from slipway_lease_broker.domain.ledger import Lease
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import COUNTED, lease
@@ -38,12 +38,6 @@ DUE: Final = Statement(
     .limit(LIMIT)
 )
 NAMED: Final = Statement(select(*FIELDS).where(lease.c.id == any_(array("ids", lease.c.id))))
-LISTED: Final = Statement(
-    select(*FIELDS)
-    .where(COUNTED, matches(lease.c.lease_pool_id, "pool"))
-    .order_by(lease.c.lease_pool_id, lease.c.fencing_token)
-    .limit(LIMIT)
-)
 ADD: Final = Statement(insert(lease).from_select(FIELDS.keys(), select(given(*FIELDS))))
 SAVE: Final = Statement(
     update(lease)
@@ -64,11 +58,6 @@ async def due(tx: Connection, lease_pool_id: str, now: datetime, *, limit: int) 
 
 async def named(tx: Connection, ids: Collection[str]) -> list[Lease]:
     return structs(await tx.fetch(NAMED.text, list(ids)), Lease) if ids else []
-
-
-async def listed(db: Connection, lease_pool_id: str | None, *, limit: int) -> list[Lease]:
-    """Leases that count against the limit of one pool, or of all pools."""
-    return structs(await db.fetch(LISTED.text, *LISTED.arguments(pool=lease_pool_id, limit=limit)), Lease)
 
 
 async def add(tx: Connection, leases: Sequence[Lease]) -> None:
