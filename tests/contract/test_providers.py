@@ -20,15 +20,16 @@ from slipway_common.base.processes import INSTANCE_TAG
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_local.servers.ports import free_ports
 from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.providers.installed import installed
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider, Refused
 from slipway_provisioner.providers.process import AccountSettings, Processes, instances
 from slipway_provisioner.providers.simulated import Simulated
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.contract.test_simulator import serving
-from tests.support.harness import PATIENCE_SECONDS, until
+from tests.support.harness import until
 from tests.support.linux import needs_linux
-from tests.support.providers import URL, account, request
+from tests.support.providers import URL, account, provider_settings, request
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +44,7 @@ class Setup(msgspec.Struct, frozen=True):
 @pytest.fixture
 async def local() -> AsyncIterator[Processes]:
     """Provider of processes with a deployment of its own, whose processes are killed afterwards."""
-    provider = Processes(deployment=f"test/{new_id()}", register_url=URL)
+    provider = Processes(provider_settings(f"test/{new_id()}"))
     yield provider
     await clear(provider.deployment)
     await provider.close()
@@ -71,7 +72,7 @@ async def of_the_simulator(tmp_path: Path) -> AsyncIterator[Setup]:
     async with serving(served(settings)), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
         body = {"speed": 1000, "accounts": {"here": {"capacity": {"zone-a": 3}}, "there": {}}}
         assert (await client.post("/scenario", json=body)).status_code == 200
-        provider = Simulated(deployment="test", register_url=URL, timeout_seconds=PATIENCE_SECONDS)
+        provider = Simulated(provider_settings("test"))
         yield Setup(provider, msgspec.structs.replace(account(), provider="simulated", settings={"url": url}))
         await provider.close()
 
@@ -80,6 +81,13 @@ async def of_the_simulator(tmp_path: Path) -> AsyncIterator[Setup]:
 def setup(request: pytest.FixtureRequest) -> Setup:
     chosen: Setup = request.getfixturevalue(request.param)
     return chosen
+
+
+async def test_providers_are_found_by_entry_point() -> None:
+    found = installed(provider_settings("d"))
+    assert {name: type(provider) for name, provider in found.items()} == {"process": Processes, "simulated": Simulated}
+    for provider in found.values():
+        await provider.close()
 
 
 async def test_created_instances_are_listed_by_batch(setup: Setup) -> None:
@@ -333,7 +341,7 @@ async def test_unusable_settings(local: Processes, settings: dict[str, Any], wor
 
 async def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "supported", lambda: False)
-    provider = Processes(deployment="d", register_url=URL)
+    provider = Processes(provider_settings("d"))
     assert "Linux" in provider.problem({})
     await provider.close()
 
@@ -375,14 +383,14 @@ async def test_a_call_of_a_killed_provisioner_is_found_by_its_tag(local: Process
 async def test_processes_outlive_a_provisioner_that_stops(tmp_path: Path) -> None:
     """Closing terminates nothing: the next provisioner finds the processes."""
     deployment = f"test/{new_id()}"
-    first = Processes(deployment=deployment, register_url=URL)
+    first = Processes(provider_settings(deployment))
     here = account(environment={"SEEN": str(tmp_path)})
     try:
         created = await first.create(here, request(2))
         await first.close()
         with pytest.raises(OutcomeUnknown):
             await first.create(here, request())
-        second = Processes(deployment=deployment, register_url=URL)
+        second = Processes(provider_settings(deployment))
         assert {i.id for i in await second.instances(here)} == set(created)
         await second.close()
     finally:

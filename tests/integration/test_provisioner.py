@@ -53,6 +53,7 @@ from slipway_provisioner.store import accounts, declarations, leases, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.support.harness import PATIENCE_SECONDS
+from tests.support.providers import provider_settings
 from tests.support.provisioner import (
     Provisioner,
     ReplyLost,
@@ -250,7 +251,7 @@ async def test_refusals(provisioner: Provisioner, code: str, scope: Scope, key: 
     await provisioner.events()
     account = await accounts.get(provisioner.database, "sim-a")
     body = {"id": "zone-a", "zone": "zone-a", "instance_type": "m5.large", "image": "linux-1"}
-    outcome = classify(account, body, code)
+    outcome = classify(account, body, code, capacity_key=provisioner.cloud.capacity_key(account, body))
     provisioner.cloud.script.append(Refused(outcome, "no", throttled=False, retry_after_seconds=None))
     await provisioner.launch()
     _confirm, release, failed = await provisioner.events()
@@ -271,7 +272,8 @@ async def test_partial_capacity(provisioner: Provisioner) -> None:
     events = await provisioner.events()
     assert [event.instance_id for event in events if isinstance(event, WorkerLaunched)] == ["i-0001"]
     failed = [event.outcome for event in events if isinstance(event, WorkerLaunchFailed)]
-    assert [(outcome.scope, outcome.code) for outcome in failed] == [(Scope.CAPACITY, "PartialCapacity")] * 2
+    lacking = (Scope.CAPACITY, "m5.large/zone-a/on-demand", "PartialCapacity")
+    assert [(outcome.scope, outcome.scope_key, outcome.code) for outcome in failed] == [lacking] * 2
     assert [event.units for event in events if isinstance(event, LeaseReleaseRequested)] == [2]
 
 
@@ -1170,7 +1172,7 @@ async def simulated(
     postgres: EmbeddedPostgres, simulator: httpx2.AsyncClient
 ) -> AsyncIterator[tuple[Provisioner, httpx2.AsyncClient]]:
     """A provisioner with the simulator as its provider, on the host's clock. Its machines never reach it."""
-    adapter = Simulated(deployment="test", register_url="http://127.0.0.1:9", timeout_seconds=PATIENCE_SECONDS)
+    adapter = Simulated(provider_settings("test"))
     async with provisioner_on(postgres, adapter) as provisioner:
         await provisioner.follow_the_host()
         yield provisioner, simulator

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from slipway_provisioner.domain.cloud import Account, Instance
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, Refused
 from slipway_provisioner.providers.simulated import classify
 from slipway_simulator import world
 from slipway_simulator.cloud import decide_create, latency_seconds
@@ -35,7 +35,7 @@ class Machine(msgspec.Struct):
     claim_reported: bool = False
 
 
-class Cloud:
+class Cloud(Provider):
     """Provider of all accounts: calls take effect and are answered after a latency."""
 
     def __init__(self, scenario: Scenario, now: Callable[[], float], chance: Random) -> None:
@@ -109,7 +109,8 @@ class Cloud:
             raise OutcomeUnknown("no reply")
         if reply.code == "OK":
             return reply.instance_ids
-        outcome = classify(account, dict(request.config), reply.code)
+        config = dict(request.config)
+        outcome = classify(account, config, reply.code, capacity_key=self.capacity_key(account, config))
         throttled = reply.code == "RequestLimitExceeded"
         raise Refused(outcome, "no", throttled=throttled, retry_after_seconds=reply.retry_after_seconds)
 

@@ -13,12 +13,16 @@ from typing import Any, Final
 
 from slipway_common.base.ids import new_id
 from slipway_provisioner.domain.cloud import Account
-from slipway_provisioner.providers.port import CreateRequest, Refused
+from slipway_provisioner.providers.port import CreateRequest, ProviderSettings, Refused
 from slipway_provisioner.providers.process import Processes
 
 URL: Final = "http://127.0.0.1:9"  # no listener
 # An agent that stores its user data and then waits until it is terminated.
 WAITING: Final = ("sh", "-c", 'cat > "$SEEN/$$"; exec sleep 600')
+
+
+def provider_settings(deployment: str) -> ProviderSettings:
+    return ProviderSettings(deployment=deployment, register_url=URL, timeout_seconds=60)
 
 
 def request(count: int = 1, batch_id: str = "", **settings: Any) -> CreateRequest:
@@ -37,12 +41,12 @@ def account(**settings: Any) -> Account:
 async def creating(deployment: str, batch_id: str, folder: str) -> None:
     """Start ten agents, one after another. Their logs and user data go to the folder."""
     here = account(environment={"SEEN": folder}, log_folder=folder, processes_max=None)
-    await Processes(deployment=deployment, register_url=URL).create(here, request(10, batch_id))
+    await Processes(provider_settings(deployment)).create(here, request(10, batch_id))
 
 
 async def crowded() -> None:
     """Try to start an agent where no file can be opened, and print the scope and code of the failure."""
-    provider = Processes(deployment=f"test/{new_id()}", register_url=URL)
+    provider = Processes(provider_settings(f"test/{new_id()}"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, 1))
     try:
         await provider.create(account(processes_max=None), request())

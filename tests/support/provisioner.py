@@ -109,7 +109,7 @@ class ReplyLost(Exception):
     """Script entry: the call takes effect, but its reply is lost."""
 
 
-class Cloud:
+class Cloud(Provider):
     """Scripted provider: each create call takes the next entry, or succeeds if there is none.
 
     An entry is an exception to raise, `ReplyLost`, or the number of instances to create instead of the requested one.

@@ -1,7 +1,7 @@
 """Entry point of the provisioner: its topics, loops and routes."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from functools import partial
 
 from slipway_common.base.settings import from_environment
@@ -16,9 +16,8 @@ from slipway_provisioner.loops import expire, plan, reap, resolve, sweep, unleas
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.loops.measure import measure
 from slipway_provisioner.loops.watch import Watch, effects
-from slipway_provisioner.providers.port import Provider
-from slipway_provisioner.providers.process import Processes
-from slipway_provisioner.providers.simulated import Simulated
+from slipway_provisioner.providers.installed import installed
+from slipway_provisioner.providers.port import ProviderSettings
 from slipway_provisioner.settings import Settings
 from slipway_provisioner.store.declarations import Times
 
@@ -26,11 +25,11 @@ from slipway_provisioner.store.declarations import Times
 def build(settings: Settings) -> Service:
     """Assemble the service from its settings."""
     register_url = settings.register_url or f"http://{settings.host}:{settings.port}"
-    simulated = Simulated(
-        deployment=settings.deployment, register_url=register_url, timeout_seconds=settings.call_timeout_seconds
+    providers = installed(
+        ProviderSettings(
+            deployment=settings.deployment, register_url=register_url, timeout_seconds=settings.call_timeout_seconds
+        )
     )
-    process = Processes(deployment=settings.deployment, register_url=register_url)
-    providers: Mapping[str, Provider] = {"simulated": simulated, "process": process}
     launcher = Launcher(settings, providers)
     heartbeats = HeartbeatView()
     unavailable = partial(heartbeats.unavailable_seconds, after_seconds=settings.unavailable_after_seconds)
@@ -44,8 +43,8 @@ def build(settings: Settings) -> Service:
     async def provider_calls() -> AsyncIterator[None]:
         yield
         await launcher.drain()
-        await simulated.close()
-        await process.close()
+        for provider in providers.values():
+            await provider.close()
 
     return Service(
         "provisioner",

@@ -9,7 +9,7 @@ import pytest
 
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Account, Instance
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, ProviderSettings, Refused
 from slipway_provisioner.providers.simulated import Simulated
 
 ACCOUNT = Account(
@@ -30,7 +30,7 @@ REQUEST = CreateRequest(
 
 
 def cloud(answer: Callable[[httpx2.Request], httpx2.Response]) -> Simulated:
-    adapter = Simulated(deployment="d", register_url="http://us", timeout_seconds=1)
+    adapter = Simulated(ProviderSettings(deployment="d", register_url="http://us", timeout_seconds=1))
     adapter.client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
     return adapter
 

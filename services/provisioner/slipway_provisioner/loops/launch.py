@@ -199,19 +199,15 @@ class Launcher:
                 outcome = "launched"
                 binding = bind(batch_workers, instance_ids)
                 account = await accounts.get(db, batch.account_id)
-                console = partial(self.providers[account.provider].console, account, batch.id)
+                provider = self.providers[account.provider]
+                console = partial(provider.console, account, batch.id)
                 changes = [
                     launched(w, instance, now, looked_up=looked_up, console=console(instance))
                     for w, instance in binding.bound
                 ]
                 # Fewer instances than requested: the rest was refused for lack of capacity.
-                partial_capacity = Outcome(
-                    Stage.LAUNCH,
-                    Result.FAILED,
-                    Scope.CAPACITY,
-                    f"{batch.body['instance_type']}/{batch.body['zone']}/on-demand",
-                    "PartialCapacity",
-                )
+                capacity_key = provider.capacity_key(account, batch.body)
+                partial_capacity = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, capacity_key, "PartialCapacity")
                 unbound = await leases.release(db, binding.unbound, "launch_failed")
                 changes += [launch_failed(worker, partial_capacity, now) for worker in unbound]
             await workers.save(db, changes)

@@ -1,1 +1,1 @@
-"""The only port: clouds. One file per provider, its error table in it."""
+"""The only port: clouds. One file per provider, its error table in it; found by entry point."""

@@ -9,6 +9,15 @@ from slipway_common.events.worker import Outcome
 from slipway_provisioner.domain.cloud import Account, Instance
 
 
+class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the provisioner for its providers. `deployment` tags our instances, machines reach the provisioner at
+    `register_url`, and no call lasts longer than `timeout_seconds`."""
+
+    deployment: str
+    register_url: str
+    timeout_seconds: float
+
+
 class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call for `count` equal instances. `batch_id` is the tag, `token` the idempotency token. `secret` is passed in
     the machines' user data only."""
@@ -35,7 +44,18 @@ class OutcomeUnknown(Exception):
 
 
 class Provider(Protocol):
-    """Cloud provider. Asynchronous methods raise OutcomeUnknown if it is unreachable or replies unusably."""
+    """Cloud provider. Asynchronous methods raise OutcomeUnknown if it is unreachable or replies unusably.
+
+    A provider is a subclass, takes ProviderSettings, and is named by an entry point of the group `slipway.providers`.
+    """
+
+    async def close(self) -> None:
+        """Release connections and threads. Instances continue."""
+        return
+
+    def capacity_key(self, account: Account, config: Mapping[str, Any]) -> str:
+        """Key of the capacity that instances of a config need: one failure for lack of it speaks for all of them."""
+        return f"{config['instance_type']}/{config['zone']}/{config.get('lifecycle', 'on-demand')}"
 
     def problem(self, account_settings: Mapping[str, Any]) -> str:
         """Problem with an account's settings and its remedy; empty if they are usable."""

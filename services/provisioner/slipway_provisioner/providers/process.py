@@ -26,7 +26,7 @@ from slipway_common.base.redaction import redacted
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.cloud import Account, Instance
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused
 
 LOG = logger(__name__)
 DEFAULT_COMMAND: Final = ("slipway-worker", "run")
@@ -80,12 +80,12 @@ class AccountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     work_folder: str = "/"
 
 
-class Processes:
+class Processes(Provider):
     """Provider of processes. `deployment` is part of every tag, since deployments may share a host."""
 
-    def __init__(self, *, deployment: str, register_url: str) -> None:
-        self.deployment = deployment
-        self.register_url = register_url
+    def __init__(self, settings: ProviderSettings) -> None:
+        self.deployment = settings.deployment
+        self.register_url = settings.register_url
         # A single thread makes counting and starting processes atomic.
         self._starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="start-process")
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # by pidfd
@@ -180,11 +180,12 @@ class Processes:
             raise _refused(outcome, f"account {account.id} belongs to host {account.identity}, but this host is {host}")
         settings = msgspec.convert(dict(account.settings), AccountSettings)
         count = request.count
+        capacity_key = self.capacity_key(account, request.config)
         if settings.processes_max is not None:
             live = len(instances(_tagged(self._prefix(account))))
             count = min(count, settings.processes_max - live)
             if count <= 0:
-                outcome = classify(request.config, CAPACITY, Scope.CAPACITY)
+                outcome = classify(request.config, CAPACITY, Scope.CAPACITY, capacity_key=capacity_key)
                 raise _refused(outcome, f"{live} of {settings.processes_max} processes (processes_max) are running")
         started: list[str] = []
         for number in range(1, count + 1):
@@ -195,7 +196,7 @@ class Processes:
             except (OSError, ValueError) as error:
                 if started:
                     break  # fewer than requested
-                outcome = _outcome(request.config, error)
+                outcome = _outcome(request.config, error, capacity_key)
                 raise _refused(outcome, _failure_text(account, settings, outcome, error)) from error
             started.append(processes.child_identity(child.pid))
             loop.call_soon_threadsafe(self._collect_at_end, child)
@@ -272,23 +273,24 @@ def instances(found: Sequence[Process]) -> list[Process]:
     return list(chosen.values())
 
 
-def classify(config: Mapping[str, Any], code: str, scope: Scope | None, message: str = "") -> Outcome:
+def classify(
+    config: Mapping[str, Any], code: str, scope: Scope | None, message: str = "", *, capacity_key: str
+) -> Outcome:
     """Outcome of a refused launch; unclassified if `scope` is None."""
     if scope is Scope.CAPACITY:
-        key = f"{config['instance_type']}/{config['zone']}/on-demand"
-        return Outcome(Stage.LAUNCH, Result.FAILED, scope, key, code)
+        return Outcome(Stage.LAUNCH, Result.FAILED, scope, capacity_key, code)
     known = scope is not None
     sample = "" if known else redacted(message)
     return Outcome(Stage.LAUNCH, Result.FAILED, Scope.CONFIG, config["id"], code, classified=known, sample=sample)
 
 
-def _outcome(config: Mapping[str, Any], error: OSError | ValueError) -> Outcome:
+def _outcome(config: Mapping[str, Any], error: OSError | ValueError, capacity_key: str) -> Outcome:
     """Outcome of a failed start. A ValueError means a bad variable name or a zero byte, so nothing was started."""
     if isinstance(error, ValueError):
-        return classify(config, COMMAND, Scope.CONFIG)
+        return classify(config, COMMAND, Scope.CONFIG, capacity_key=capacity_key)
     number = error.errno or 0
     code, scope = ERRORS.get(number, (errno.errorcode.get(number, "OSError"), None))
-    return classify(config, code, scope, str(error))
+    return classify(config, code, scope, str(error), capacity_key=capacity_key)
 
 
 def _failure_text(account: Account, settings: AccountSettings, outcome: Outcome, error: OSError | ValueError) -> str:

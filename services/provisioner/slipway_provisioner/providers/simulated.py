@@ -9,7 +9,7 @@ import httpx2
 from slipway_common.base.redaction import redacted
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain.cloud import Account, Instance
-from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Refused
+from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider, ProviderSettings, Refused
 
 # Error code → scope of the failure. Any other code is a definite failure of unknown meaning, charged to the config.
 # `errors` in the account's settings extends the table.
@@ -25,14 +25,13 @@ CODE_CHARACTERS_MAX: Final = 60
 INCONCLUSIVE: Final = frozenset({"InternalError"})  # the call may have had its effect
 
 
-def classify(account: Account, config: dict[str, Any], code: str, message: str = "") -> Outcome:
+def classify(account: Account, config: dict[str, Any], code: str, message: str = "", *, capacity_key: str) -> Outcome:
     """Outcome of a refused launch: scope, key and code. `message`: the provider's own text."""
     extra = account.settings.get("errors", {})
     scope = Scope(extra[code]) if code in extra else ERRORS.get(code)
-    kind, zone = config["instance_type"], config["zone"]
-    family = kind.split(".")[0]
+    family = config["instance_type"].split(".")[0]
     keys = {
-        Scope.CAPACITY: f"{kind}/{zone}/{config.get('lifecycle', 'on-demand')}",
+        Scope.CAPACITY: capacity_key,
         Scope.QUOTA: f"{account.id}/{account.region}/{family}",
         Scope.IMAGE: config["image"],
         Scope.CREDENTIAL: account.id,
@@ -51,14 +50,14 @@ def classify(account: Account, config: dict[str, Any], code: str, message: str =
     return Outcome(Stage.LAUNCH, Result.FAILED, scope, keys.get(scope, config["id"]), code)
 
 
-class Simulated:
-    """Provider of simulated instances. `timeout_seconds` bounds every call; `deployment` tags our instances."""
+class Simulated(Provider):
+    """Provider of simulated instances."""
 
-    def __init__(self, *, deployment: str, register_url: str, timeout_seconds: float) -> None:
-        self.deployment = deployment
-        self.register_url = register_url
+    def __init__(self, settings: ProviderSettings) -> None:
+        self.deployment = settings.deployment
+        self.register_url = settings.register_url
         self.client = httpx2.AsyncClient(
-            timeout=timeout_seconds, limits=httpx2.Limits(max_connections=200, max_keepalive_connections=50)
+            timeout=settings.timeout_seconds, limits=httpx2.Limits(max_connections=200, max_keepalive_connections=50)
         )
 
     async def close(self) -> None:
@@ -106,7 +105,7 @@ class Simulated:
         if code in INCONCLUSIVE or (response.status_code >= 500 and code not in ERRORS):
             raise OutcomeUnknown(f"{code}: {error.get('message', '')}")
         message = str(error.get("message", ""))
-        outcome = classify(account, config, code, message)
+        outcome = classify(account, config, code, message, capacity_key=self.capacity_key(account, config))
         raise Refused(
             outcome,
             message,
