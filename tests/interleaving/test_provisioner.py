@@ -26,7 +26,7 @@ from slipway_common.events.lease import (
     LeaseRequested,
     LeaseUnleasedReported,
 )
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import SERVING, State
 from slipway_common.events.pool import PoolResumed, PoolUnfrozen
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.weight import SharedWindow
@@ -59,6 +59,7 @@ from slipway_provisioner.store import (
     workers,
 )
 from slipway_provisioner.store.batches import Batch
+from slipway_provisioner.store.tables import states
 from tests.support.provisioner import (
     TIMES,
     Provisioner,
@@ -1184,7 +1185,7 @@ async def test_all_loops_concurrently(provisioner: Provisioner) -> None:
     await provisioner.declare(declared(*names, max_capacity=12))
     await provisioner.trust()
     launchers = [Launcher(provisioner.settings, provisioner.providers) for _ in range(2)]
-    serving = "SELECT count(*) FROM worker WHERE state IN ('requested', 'launching', 'starting', 'running')"
+    serving = f"SELECT count(*) FROM worker WHERE state IN ({states(SERVING)})"
     granted, released, answered, seen = 0, 0, set[str](), 0
     demand = [9, 30, 2, 15, 0]
 

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import pytest
 
-from slipway_common.events.lifecycle import State, advance
+from slipway_common.events.lifecycle import LEAVING, LIVE, SERVING, State, advance
 from slipway_common.events.topics import LAUNCH_CONFIG_WEIGHT, WORKER_LIFECYCLE
 from slipway_common.events.worker import Scope, WorkerLaunchFailed, WorkerRequested
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.store.tables import states
 from slipway_simulator.facts import Call, InstanceCreated, Reply
 from slipway_simulator.scenario import Scenario, decode
 from tests.simulation.deployment import SERVICES, Deployment, as_received, deployment_on
@@ -32,9 +33,9 @@ FAULTS: Final = (
     "lost-reply:0.3,zone-b:60s-240s,throttle:250s-330s,slow-boot:30:350s-450s,ignore-token:450s-600s,zone-a:600s-700s"
 )
 TASKS: Final = 45
-COUNTS: Final = """
-SELECT count(*) FILTER (WHERE state IN ('requested', 'launching', 'starting', 'running')) AS serving,
-    count(*) FILTER (WHERE state = 'stopping') AS leaving FROM worker"""
+COUNTS: Final = f"""
+SELECT count(*) FILTER (WHERE state IN ({states(SERVING)})) AS serving,
+    count(*) FILTER (WHERE state IN ({states(LEAVING)})) AS leaving FROM worker"""
 
 
 def scenario(seed: int, faults: str) -> Scenario:
@@ -98,7 +99,7 @@ async def settle(deployment: Deployment, tasks: int) -> None:
         await checker.check()
         if len(deployment.cloud.done) == tasks and not deployment.cloud.machines:
             provisioner, broker = deployment.databases["provisioner"], deployment.databases["lease-broker"]
-            live = await provisioner.fetchval("SELECT count(*) FROM worker WHERE state <> 'stopped'")
+            live = await provisioner.fetchval(f"SELECT count(*) FROM worker WHERE state IN ({states(LIVE)})")
             held = await broker.fetchval("SELECT count(*) FROM leases WHERE ended_at IS NULL")
             waiting = sum(
                 [await deployment.databases[name].fetchval("SELECT count(*) FROM outbox") for name in SERVICES]
@@ -106,10 +107,10 @@ async def settle(deployment: Deployment, tasks: int) -> None:
             if not (live or held or deployment.unread() or waiting):
                 return
     cloud = deployment.cloud
-    states = await deployment.databases["provisioner"].fetch("SELECT state, count(*) FROM worker GROUP BY state")
+    counts = await deployment.databases["provisioner"].fetch("SELECT state, count(*) FROM worker GROUP BY state")
     raise AssertionError(
         f"not settled: {len(cloud.done)} of {tasks} tasks done, {len(cloud.pending)} pending, "
-        f"{list(cloud.machines.values())}, workers {states}"
+        f"{list(cloud.machines.values())}, workers {counts}"
     )
 
 
@@ -120,7 +121,7 @@ async def judge(deployment: Deployment) -> None:
         losses = "SELECT (SELECT count(*) FROM dead_letter) + (SELECT count(*) FROM gap)"
         assert await deployment.databases[name].fetchval(losses) == 0, f"9: {name} lost or dead-lettered a record"
 
-    states: dict[str, State] = {}
+    by_topic: dict[str, State] = {}
     seen: set[tuple[int, int]] = set()
     refusals: list[WorkerLaunchFailed] = []
     decisions = {str(row["id"]): row["launched"] for row in await provisioner.fetch("SELECT * FROM decision")}
@@ -131,18 +132,18 @@ async def judge(deployment: Deployment) -> None:
         seen.add((record.partition, received.sequence_number or 0))
         event, word = received.event, received.type.split(".")[-2]
         if isinstance(event, WorkerRequested):
-            assert event.worker_id not in states, "4: an intent started twice"
+            assert event.worker_id not in by_topic, "4: an intent started twice"
             assert decisions.get(event.decision_id, 0) > 0, "11: an intent without a decision"
-            states[event.worker_id] = State.REQUESTED
+            by_topic[event.worker_id] = State.REQUESTED
             continue
-        before = states[event.worker_id]
+        before = by_topic[event.worker_id]
         if before is State.REQUESTED and word not in ("delayed", "stopped"):
             before = advance(before, "calling")  # this transition has no event
-        states[event.worker_id] = advance(before, word)
+        by_topic[event.worker_id] = advance(before, word)
         if isinstance(event, WorkerLaunchFailed):
             refusals.append(event)
     rows = {str(row["id"]): row["state"] for row in await provisioner.fetch("SELECT id, state FROM worker")}
-    assert states == rows, "4: events and rows differ"
+    assert by_topic == rows, "4: events and rows differ"
 
     codes: dict[str, set[str]] = {}
     batch_of: dict[str, str] = {}

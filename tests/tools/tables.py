@@ -23,7 +23,7 @@ from slipway_common.database import migrate, postgres
 from slipway_common.database.tables import script
 from slipway_local.servers.postgres import EmbeddedPostgres, binaries_for
 
-SERVICES: Final = ("lease-broker", "weight-calculator")
+SERVICES: Final = ("lease-broker", "provisioner", "weight-calculator")
 # Alembic's own table belongs to the migrations alone.
 IGNORED: Final = "alembic_version"
 HEADER: Final = re.compile(r"^-- Name: (?P<name>.+); Type: (?P<type>[A-Z ]+); Schema: .*$", re.MULTILINE)

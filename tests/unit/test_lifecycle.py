@@ -5,7 +5,20 @@ from itertools import product
 
 import pytest
 
-from slipway_common.events.lifecycle import SERVING, TRANSITIONS, IllegalTransition, State, advance, diagram
+from slipway_common.events.lifecycle import (
+    ENDED,
+    IN_FLIGHT,
+    LEAVING,
+    LIVE,
+    REGISTERED,
+    SERVING,
+    TRANSITIONS,
+    WAITING,
+    IllegalTransition,
+    State,
+    advance,
+    diagram,
+)
 
 EVENTS = sorted({event for _, event in TRANSITIONS})
 
@@ -18,6 +31,15 @@ def test_every_pair(state: State, event: str) -> None:
     else:
         with pytest.raises(IllegalTransition, match=f"a {state} worker cannot be {event}"):
             advance(state, event)
+
+
+def test_every_state_counts_once() -> None:
+    """A worker is serving, leaving or ended, and a start is in flight in at most one stage."""
+    assert sorted([*SERVING, *LEAVING, *ENDED]) == sorted(State)
+    assert LIVE == SERVING | LEAVING
+    in_flight = [state for states in IN_FLIGHT.values() for state in states]
+    assert len(in_flight) == len(set(in_flight))
+    assert SERVING.issuperset({*in_flight, *WAITING, *REGISTERED})
 
 
 def test_every_worker_ends() -> None:

@@ -162,7 +162,7 @@ def script(metadata: MetaData) -> str:
     """SQL that creates the tables and indexes, after the statements in `metadata.info["before"]` and before those in
     `metadata.info["after"]`: functions and triggers."""
     statements = list(metadata.info.get("before", ()))
-    for table in metadata.sorted_tables:
+    for table in metadata.tables.values():  # as declared: PostgreSQL numbers constraints of equal names in that order
         statements.append(str(CreateTable(table).compile(dialect=DIALECT)))
         statements += [
             str(CreateIndex(index).compile(dialect=DIALECT))

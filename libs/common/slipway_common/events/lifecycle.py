@@ -1,6 +1,11 @@
-"""Worker states and their transitions. Every change of a worker is listed in TRANSITIONS, from which the diagram in
-the docs is generated. Knows nothing of pools, providers or time."""
+"""Worker states, their sets and their transitions. Every change of a worker is listed in TRANSITIONS, from which the
+diagram in the docs is generated. Knows nothing of pools, providers or time.
 
+A new state is a member of State and of the sets that it belongs to: code and SQL name the sets, so that accounting,
+windows and partial indexes follow.
+"""
+
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -16,7 +21,18 @@ class State(StrEnum):
     STOPPED = "stopped"  # confirmed gone, or never launched
 
 
-SERVING: Final = frozenset({State.REQUESTED, State.LAUNCHING, State.STARTING, State.RUNNING})
+WAITING: Final = frozenset({State.REQUESTED})  # for a lease and the provider call
+REGISTERED: Final = frozenset({State.RUNNING})
+# Starts in flight, by stage. A registered worker is one of them only until its first claim is confirmed.
+IN_FLIGHT: Final[Mapping[str, frozenset[State]]] = {
+    "launch": WAITING | {State.LAUNCHING},
+    "boot": frozenset({State.STARTING}),
+    "claim": REGISTERED,
+}
+SERVING: Final = frozenset[State]().union(*IN_FLIGHT.values())  # counted towards the target
+LEAVING: Final = frozenset({State.STOPPING})  # billed, but not serving
+ENDED: Final = frozenset({State.STOPPED})
+LIVE: Final = frozenset(State) - ENDED
 
 Q, L, S, R, P, X = State  # in the order above
 TRANSITIONS: Final[dict[tuple[State, str], State]] = {

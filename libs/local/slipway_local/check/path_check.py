@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.events import worker as events
+from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, LIVE, SERVING
 from slipway_common.events.topics import LAUNCH_CONFIG_LIFECYCLE, TOPICS
 from slipway_local.check.evidence import Evidence, Published
 from slipway_simulator import facts
@@ -19,6 +20,7 @@ from slipway_simulator import facts
 OVER_CAP_TOLERATED_SECONDS: Final = 0.05
 COMPACTED: Final = frozenset(topic.name for topic in TOPICS if topic.compacted)
 RETAINED: Final = frozenset(topic.name for topic in TOPICS if not topic.compacted)
+WITH_INSTANCE: Final = LIVE - IN_FLIGHT["launch"]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +58,7 @@ def judge(evidence: Evidence) -> Report:
     """Compare ledger, topics and rows."""
     published = [p for p in evidence.published if p.event is not None]
     outcomes = _outcomes(published)
-    waiting = {w["id"] for w in evidence.rows.workers if w["state"] in ("requested", "launching")}
+    waiting = {w["id"] for w in evidence.rows.workers if w["state"] in IN_FLIGHT["launch"]}
     counts = Counter(outcomes.values())
     recent = {
         p.event.worker_id
@@ -143,7 +145,7 @@ def _instances(evidence: Evidence) -> tuple[int, int]:
         for f in evidence.ledger
         if isinstance(f, facts.InstanceCreated) and f.instance_id not in ended and f.at < settled
     }
-    bound = {w["instance_id"] for w in evidence.rows.workers if w["state"] in ("starting", "running", "stopping")}
+    bound = {w["instance_id"] for w in evidence.rows.workers if w["state"] in WITH_INSTANCE}
     batches = {batch["id"] for batch in evidence.rows.batches}
     orphans = Counter(batch in batches for instance, batch in live.items() if instance not in bound)
     missing = sum(ended.get(instance, settled) < settled for instance in bound)
@@ -170,7 +172,7 @@ def _gaps(evidence: Evidence) -> int:
 
 def _disagreeing(evidence: Evidence, outcomes: dict[str, str]) -> list[str]:
     """Settled workers whose row contradicts the topic. Rows were read first, so the topic may be ahead."""
-    alive = {"starting", "running"}
+    alive = SERVING & WITH_INSTANCE
     return [
         f"{w['id']}: {w['state']}, by the topic {outcomes.get(w['id'], 'never requested')}"
         for w in evidence.rows.workers
@@ -178,7 +180,7 @@ def _disagreeing(evidence: Evidence, outcomes: dict[str, str]) -> list[str]:
         and (
             w["id"] not in outcomes
             or (w["state"] in alive and outcomes[w["id"]] != "launched")
-            or (w["state"] == "stopped" and outcomes[w["id"]] == "open")
+            or (w["state"] in ENDED and outcomes[w["id"]] == "open")
         )
     ]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import LIVE
 from slipway_provisioner.domain.workers import Worker
 
 
@@ -25,7 +25,7 @@ def bind(workers: Sequence[Worker], instance_ids: Sequence[str]) -> Binding:
     """Bind instances to `workers`, all intents of the batch in id order. Stopped workers keep theirs."""
     taken = {w.instance_id for w in workers if w.instance_id}
     free = sorted(set(instance_ids) - taken)
-    live = [w for w in workers if w.state is not State.STOPPED]
+    live = [w for w in workers if w.state in LIVE]
     unbound = [w for w in live if w.instance_id is None]
     bound = [(w, w.instance_id) for w in live if w.instance_id is not None]
     bound += list(zip(unbound, free, strict=False))

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import LEAVING, LIVE
 from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.workers import Worker
 
@@ -43,14 +43,14 @@ def compare(
     """
     young = listed_at - timedelta(seconds=settled_seconds)
     bound = {w.instance_id for w in workers if w.ended_at is None or w.ended_at >= young}
-    live = [w for w in workers if w.state is not State.STOPPED]
+    live = [w for w in workers if w.state in LIVE]
     orphans = [
         i.id for i in listed if i.id not in bound and i.created_at < young and batches.get(i.batch_id) != "calling"
     ]
     present = {i.id for i in listed}
     expected = [w for w in live if w.instance_id is not None and _since(w) < young]
     missing = [w for w in expected if w.instance_id not in present]
-    unexpected = [w for w in missing if w.state is not State.STOPPING]
+    unexpected = [w for w in missing if w.state not in LEAVING]
     implausible = ""
     if not identity_matches:
         implausible = "the credentials belong to another account"

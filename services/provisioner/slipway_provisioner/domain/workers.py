@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events import worker as events
-from slipway_common.events.lifecycle import State, advance
+from slipway_common.events.lifecycle import IN_FLIGHT, LEAVING, WAITING, State, advance
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 
 
@@ -109,7 +109,7 @@ def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool
         looked_up=looked_up,
         outcome=Outcome(Stage.LAUNCH, Result.OK),
         console=console,
-        leaving=worker.state is State.STOPPING,
+        leaving=worker.state in LEAVING,
     )
 
 
@@ -136,13 +136,13 @@ def _registered(worker: Worker, now: datetime, *, code: str = "", **fields: Any)
         **_ids(worker),
         instance_id=after.instance_id or "",
         boot_seconds=max(0.0, (now - since).total_seconds()),
-        outcome=NO_OUTCOME if worker.state is State.STOPPING else Outcome(Stage.BOOT, Result.OK, code=code),
+        outcome=NO_OUTCOME if worker.state in LEAVING else Outcome(Stage.BOOT, Result.OK, code=code),
     )
 
 
 def claimed(worker: Worker, task_id: str, source: str, at: datetime) -> Change:
     """Claimed a task. The first claim ends the claim stage, unless the worker is stopping."""
-    first = worker.first_claimed_at is None and worker.state is not State.STOPPING
+    first = worker.first_claimed_at is None and worker.state not in LEAVING
     after = _to(worker, "claimed", idle_since=None, first_claimed_at=worker.first_claimed_at or at)
     return after, events.WorkerClaimed(
         **_ids(worker), task_id=task_id, source=source, outcome=Outcome(Stage.CLAIM, Result.OK) if first else None
@@ -169,7 +169,7 @@ def stopping(worker: Worker, reason: str, now: datetime, outcome: Outcome | None
 
 def terminated(worker: Worker, reason: str, now: datetime) -> Change:
     """Terminated by a person. No stage ends by it, since terminating a worker is no evidence about its start."""
-    if worker.state is State.REQUESTED:
+    if worker.state in WAITING:
         return cancelled(worker, reason, now)
     return stopping(worker, reason, now)
 
@@ -182,7 +182,7 @@ def stopped(worker: Worker, reason: str, now: datetime) -> Change:
 
 def lost(worker: Worker, reason: str, now: datetime, outcome: Outcome | None = None) -> Change:
     """Its instance vanished unexpectedly. Fails the boot stage if it never registered."""
-    if outcome is None and worker.state is State.STARTING:
+    if outcome is None and worker.state in IN_FLIGHT["boot"]:
         outcome = Outcome(Stage.BOOT, Result.FAILED, Scope.CONFIG, worker.launch_config_id, "vanished")
     failed_at = now if _is_failed(outcome) else worker.failed_at
     after = _to(worker, "lost", reason=reason, ended_at=now, failed_at=failed_at)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import ENDED, SERVING, WAITING, State
 from slipway_common.events.signal import SignalRaised
 from slipway_common.events.signal_rules import DEFAULT_RULES, REQUESTS, Rules, is_for_provisioner, refusal
 from slipway_common.messaging.records import Received
@@ -17,7 +17,7 @@ from slipway_provisioner.domain.workers import stopping
 from slipway_provisioner.store import configs, pools, workers
 
 LOG = logger(__name__)
-STOPPABLE: Final = frozenset({State.LAUNCHING, State.STARTING, State.RUNNING})
+STOPPABLE: Final = SERVING - WAITING
 REASON_CHARACTERS_MAX: Final = 500
 
 Refused = tuple[SignalRaised, str]
@@ -84,6 +84,6 @@ def _unreached(worker_id: str, state: State | None) -> str:
     """Reason why an interruption reaches no machine; empty if the worker stops or is stopping already."""
     if state is None:
         return f"unreached: there is no worker {worker_id}"
-    if state in (State.REQUESTED, State.STOPPED):
+    if state in WAITING | ENDED:
         return f"unreached: worker {worker_id} is {state} and has no machine"
     return ""

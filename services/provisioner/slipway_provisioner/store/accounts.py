@@ -2,28 +2,36 @@
 
 from typing import Final
 
-from slipway_common.database.postgres import Connection
-from slipway_provisioner.domain.cloud import Account
+import sqlalchemy as sa
 
-NAMES: Final = "id, provider, region, identity, lease_pool_id, settings"
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, names
+from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.store.tables import account
+
+FIELDS: Final = tuple(account.c[name] for name in Account.__struct_fields__)
+GET: Final = Statement(sa.select(*FIELDS).where(account.c.id == sa.bindparam("id")))
 DUE: Final = f"""
 UPDATE account SET reaped_at = slipway_clock() WHERE id = (
     SELECT id FROM account WHERE reaped_at IS NULL OR reaped_at < slipway_clock() - $1 * interval '1 s'
     ORDER BY reaped_at NULLS FIRST LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING {NAMES}"""
-SET_LISTING_PROBLEM: Final = (
-    "UPDATE account SET listing_problem = $2 WHERE id = $1 AND listing_problem <> $2 RETURNING true"
+RETURNING {names(FIELDS)}"""
+SET_LISTING_PROBLEM: Final = Statement(
+    sa.update(account)
+    .where(account.c.id == sa.bindparam("account_id"), account.c.listing_problem != sa.bindparam("problem"))
+    .values(listing_problem=sa.bindparam("problem"))
+    .returning(sa.true())
 )
 
 
 async def get(db: Connection, account_id: str) -> Account:
-    return Account(**await db.fetchrow(f"SELECT {NAMES} FROM account WHERE id = $1", account_id))
+    return Account(**await db.fetchrow(GET.text, *GET.arguments(id=account_id)))
 
 
 async def record_listing_problem(tx: Connection, account_id: str, problem: str) -> bool:
     """Store why the account's listing is implausible, empty if it is plausible; True if that has changed."""
-    changed: bool | None = await tx.fetchval(SET_LISTING_PROBLEM, account_id, problem)
-    return bool(changed)
+    arguments = SET_LISTING_PROBLEM.arguments(account_id=account_id, problem=problem)
+    return await tx.fetchval(SET_LISTING_PROBLEM.text, *arguments) is not None
 
 
 async def due_for_reaping(db: Connection, every_seconds: float) -> Account | None:

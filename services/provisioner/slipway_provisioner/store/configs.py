@@ -4,16 +4,22 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
+import sqlalchemy as sa
+
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array, matches, names
 from slipway_common.events import launch_config as events
+from slipway_common.events.launch_config import LaunchConfigState
 from slipway_common.messaging import outbox
 from slipway_provisioner.store import marks
+from slipway_provisioner.store.tables import launch_config
 
-COLUMNS: Final = (
-    "id, pool_id, account_id, region, zone, instance_type, image_revision, base_weight, price_factor, profile, "
-    "boot_evidence, claim_evidence, on_bad_image, freeze_after, state, revision"
+C: Final = launch_config.c
+FIELDS: Final = (C.id, *(C[name] for name in LaunchConfigState.__struct_fields__ if name != "launch_config_id"))
+COLUMNS: Final = names(FIELDS)
+LOCK: Final = Statement(
+    sa.select(C.id, C.state).where(C.id == sa.any_(array("ids", C.id))).order_by(C.id).with_for_update(key_share=True)
 )
-LOCK: Final = "SELECT id, state FROM launch_config WHERE id = ANY($1::text[]) ORDER BY id FOR NO KEY UPDATE"
 LOCK_ALL: Final = "SELECT FROM launch_config ORDER BY id FOR NO KEY UPDATE"
 # Shared with every other start; excluded by a pause, freeze, drain, archive, launch stop or change of mode.
 SHARE: Final = """
@@ -34,16 +40,24 @@ UPDATE launch_config SET state = 'paused', state_reason = $2, state_by = $3, pau
 WHERE id = $1 AND (state = 'active' OR (state = 'paused' AND ($5 OR state_by = $3 OR paused_until < $4)))
     AND ($4::timestamptz IS NULL OR $4 > slipway_clock())
 RETURNING {COLUMNS}"""
-RESUME: Final = f"""
-UPDATE launch_config SET state = 'active', state_reason = $2, state_by = $3, paused_until = NULL,
-    revision = revision + 1
-WHERE id = $1 AND state = 'paused' AND ($4::text IS NULL OR state_by = $4) RETURNING {COLUMNS}"""
+_RESUMED: Final = (
+    sa.update(launch_config)
+    .where(C.id == sa.bindparam("config_id"), C.state == "paused")
+    .values(
+        state="active",
+        state_reason=sa.bindparam("reason"),
+        state_by=sa.bindparam("by"),
+        paused_until=sa.null(),
+        revision=C.revision + 1,
+    )
+    .returning(*FIELDS)
+)
+RESUME: Final = Statement(_RESUMED.where(matches(C.state_by, "only_by")))
 # The deadline is checked again under the row's lock, since the config may have been paused anew.
-RESUME_OVERDUE: Final = f"""
-UPDATE launch_config SET state = 'active', state_reason = $2, state_by = $3, paused_until = NULL,
-    revision = revision + 1
-WHERE id = $1 AND state = 'paused' AND paused_until <= slipway_clock() RETURNING {COLUMNS}"""
-OVERDUE: Final = "SELECT id FROM launch_config WHERE state = 'paused' AND paused_until <= slipway_clock() ORDER BY id"
+RESUME_OVERDUE: Final = Statement(_RESUMED.where(C.paused_until <= sa.func.slipway_clock()))
+OVERDUE: Final = Statement(
+    sa.select(C.id).where(C.state == "paused", C.paused_until <= sa.func.slipway_clock()).order_by(C.id)
+)
 
 
 def state(row: Any) -> dict[str, Any]:
@@ -54,7 +68,8 @@ def state(row: Any) -> dict[str, Any]:
 
 async def lock(tx: Connection, ids: Sequence[str]) -> set[str]:
     """Lock configs before several are changed; returns the ids that exist and are not archived."""
-    return {row["id"] for row in await tx.fetch(LOCK, sorted(set(ids))) if row["state"] != "archived"}
+    rows = await tx.fetch(LOCK.text, *LOCK.arguments(ids=sorted(set(ids))))
+    return {row["id"] for row in rows if row["state"] != "archived"}
 
 
 async def startable(tx: Connection, config_id: str) -> Any:
@@ -81,18 +96,19 @@ async def pause(tx: Connection, config_id: str, *, reason: str, by: str, until: 
 
 async def resume(tx: Connection, config_id: str, *, reason: str, by: str, only_by: str | None = None) -> bool:
     """Make a paused config active again. False if it was not paused (by `only_by`)."""
-    return await _resumed(tx, await tx.fetchrow(RESUME, config_id, reason, by, only_by), reason, by)
+    return await _resume(tx, RESUME, config_id, reason, by, only_by=only_by)
 
 
 async def resume_overdue(tx: Connection) -> int:
     """Resume configs whose pause has expired; returns their number."""
-    reason, by, resumed = "the pause expired", "provisioner", 0
-    for config in await tx.fetch(OVERDUE):
-        resumed += await _resumed(tx, await tx.fetchrow(RESUME_OVERDUE, config["id"], reason, by), reason, by)
-    return resumed
+    reason, by = "the pause expired", "provisioner"
+    rows = await tx.fetch(OVERDUE.text)
+    return sum([await _resume(tx, RESUME_OVERDUE, row["id"], reason, by) for row in rows])
 
 
-async def _resumed(tx: Connection, row: Any, reason: str, by: str) -> bool:
+async def _resume(tx: Connection, statement: Statement, config_id: str, reason: str, by: str, **condition: Any) -> bool:
+    arguments = statement.arguments(config_id=config_id, reason=reason, by=by, **condition)
+    row = await tx.fetchrow(statement.text, *arguments)
     if row is None:
         return False
     await outbox.enqueue(tx, [events.LaunchConfigResumed(**state(row), reason=reason, by=by)])

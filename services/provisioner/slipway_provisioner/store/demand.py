@@ -4,40 +4,46 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
+import sqlalchemy as sa
+
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array, arrays, columns, names
+from slipway_common.events.lifecycle import LEAVING
 from slipway_common.events.pool import DemandReported
 from slipway_provisioner.domain.pool import Demand
 from slipway_provisioner.domain.timeline import Claim
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.store import marks
+from slipway_provisioner.store import marks, tables
+from slipway_provisioner.store.tables import claim, states
 
+REPORTED: Final = tuple(
+    tables.demand.c[name] for name in ("pool_id", "source", "pending", "claimed", "observed_at", "valid_for_seconds")
+)
+STORED: Final = (*REPORTED, tables.demand.c.traceparent)
 # Equal times count as repeats. DISTINCT ON: one statement may not touch a row twice. If the previous report was stale
 # by then, tasks count as pending since the new one, since nothing is known about the time between.
-NEWEST: Final = """
-INSERT INTO demand AS d (pool_id, source, pending, claimed, observed_at, valid_for_seconds, pending_since,
-    claimed_seen_at, received_at, traceparent)
-SELECT DISTINCT ON (pool_id, source) pool_id, source, pending, claimed, observed_at, valid_for_seconds,
-    CASE WHEN pending > 0 THEN observed_at END, CASE WHEN claimed > 0 THEN observed_at END, slipway_clock(), traceparent
-FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::timestamptz[], $6::float8[], $7::text[])
-    AS u (pool_id, source, pending, claimed, observed_at, valid_for_seconds, traceparent)
+NEWEST: Final = f"""
+INSERT INTO demand AS d ({names(STORED)}, pending_since, claimed_seen_at)
+SELECT DISTINCT ON (pool_id, source) {names(STORED)},
+    CASE WHEN pending > 0 THEN observed_at END, CASE WHEN claimed > 0 THEN observed_at END
+FROM unnest({arrays(STORED)}) AS u ({names(STORED)})
 ORDER BY pool_id, source, observed_at DESC
-ON CONFLICT (pool_id, source) DO UPDATE SET pending = excluded.pending, claimed = excluded.claimed,
-    observed_at = excluded.observed_at, valid_for_seconds = excluded.valid_for_seconds,
+ON CONFLICT (pool_id, source) DO UPDATE SET
+    ({names(STORED[2:])}, received_at) = ({names(STORED[2:], "excluded.")}, excluded.received_at),
     pending_since = CASE WHEN excluded.pending = 0 THEN NULL
         WHEN d.observed_at + d.valid_for_seconds * interval '1 s' < excluded.observed_at THEN excluded.observed_at
         ELSE coalesce(d.pending_since, excluded.observed_at) END,
-    claimed_seen_at = coalesce(excluded.claimed_seen_at, d.claimed_seen_at),
-    received_at = excluded.received_at, traceparent = excluded.traceparent
+    claimed_seen_at = coalesce(excluded.claimed_seen_at, d.claimed_seen_at)
 WHERE d.observed_at < excluded.observed_at
 RETURNING pool_id, source"""
 # A claim counts as gone for its source if it ended after the sample or runs on a stopping worker.
-OBSERVE: Final = """
+OBSERVE: Final = f"""
 SELECT d.source, d.pending, d.claimed, d.traceparent,
     extract(epoch FROM d.observed_at + d.valid_for_seconds * interval '1 s' - slipway_clock())::float8
         AS fresh_seconds,
     (SELECT count(*) FROM claim c LEFT JOIN worker w ON w.id = c.worker_id
      WHERE c.pool_id = d.pool_id AND c.source = d.source
-       AND (c.ended_at > d.observed_at OR (c.ended_at IS NULL AND w.state = 'stopping'))) AS gone
+       AND (c.ended_at > d.observed_at OR (c.ended_at IS NULL AND w.state IN ({states(LEAVING)})))) AS gone
 FROM demand d WHERE d.pool_id = $1 ORDER BY d.source"""
 # A repeated report names a claim that is open, or one that ended and has the same `reported_at`. That is the machine's
 # own time, since the clamped time depends on receipt; a task that is claimed again has a later one. The worker is
@@ -48,23 +54,27 @@ SELECT $1::uuid, $2::text, $3::text, $4::timestamptz, $5::text, $6::timestamptz
 WHERE NOT EXISTS (
     SELECT FROM claim WHERE worker_id = $1 AND source = $2 AND task_id = $3 AND ended_at IS NULL)
 ON CONFLICT (worker_id, source, task_id, reported_at) DO NOTHING RETURNING task_id"""
-CLOSE: Final = "UPDATE claim SET ended_at = $2 WHERE worker_id = ANY($1::uuid[]) AND ended_at IS NULL RETURNING task_id"
-CLAIMS_OF: Final = """
-SELECT source, task_id, started_at, ended_at FROM claim WHERE worker_id = $1 ORDER BY started_at DESC LIMIT 100"""
+CLOSE: Final = Statement(
+    sa.update(claim)
+    .where(claim.c.worker_id == sa.any_(array("ids", claim.c.worker_id)), claim.c.ended_at.is_(None))
+    .values(ended_at=sa.bindparam("at"))
+    .returning(claim.c.task_id)
+)
+CLAIMS_OF: Final = Statement(
+    sa.select(*(claim.c[name] for name in Claim.__struct_fields__))
+    .where(claim.c.worker_id == sa.bindparam("id"))
+    .order_by(claim.c.started_at.desc())
+    .limit(100)
+)
 
 
 async def upsert_newest(tx: Connection, reports: Sequence[tuple[DemandReported, str]]) -> list[Any]:
     """Store the newest report per (pool, source) from (report, traceparent) pairs; returns the changed rows."""
     if not reports:
         return []
-    columns = zip(
-        *(
-            (r.pool_id, r.source, r.pending, r.claimed, r.observed_at, r.valid_for_seconds, trace)
-            for r, trace in reports
-        ),
-        strict=True,
-    )
-    rows: list[Any] = await tx.fetch(NEWEST, *map(list, columns))
+    reported = columns([report for report, _ in reports], [field.name for field in REPORTED])
+    traceparents = [traceparent for _, traceparent in reports]
+    rows: list[Any] = await tx.fetch(NEWEST, *reported.values(), traceparents)
     return rows
 
 
@@ -83,12 +93,13 @@ async def open_claim(
 
 async def close_claims(tx: Connection, worker_ids: Sequence[str], at: datetime) -> int:
     """End the open claims of workers; returns their number."""
-    return len(await tx.fetch(CLOSE, worker_ids, at))
+    return len(await tx.fetch(CLOSE.text, *CLOSE.arguments(ids=worker_ids, at=at)))
 
 
 async def claims_of(db: Connection, worker_id: str) -> list[Claim]:
     """The newest 100 claims of a worker, oldest first."""
-    return [Claim(**row) for row in reversed(await db.fetch(CLAIMS_OF, worker_id))]
+    newest_first = await db.fetch(CLAIMS_OF.text, *CLAIMS_OF.arguments(id=worker_id))
+    return [Claim(**row) for row in reversed(newest_first)]
 
 
 async def store(tx: Connection, reports: Sequence[tuple[DemandReported, str]]) -> bool:

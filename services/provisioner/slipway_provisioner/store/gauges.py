@@ -3,8 +3,10 @@
 from typing import Any, Final
 
 from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import ENDED, LIVE
 from slipway_common.observability.metrics import Readings
 from slipway_provisioner.store import summaries
+from slipway_provisioner.store.tables import states
 
 NAMES: Final = (
     "slipway_workers",
@@ -21,11 +23,11 @@ NAMES: Final = (
     "slipway_reaper_pass_age_seconds",
 )
 # A config has a value for every state, so that series fall to zero instead of ending.
-WORKERS: Final = """
+WORKERS: Final = f"""
 SELECT c.pool_id, c.id, s.state, coalesce(w.number, 0)::int AS number
-FROM launch_config c CROSS JOIN unnest(ARRAY['requested', 'launching', 'starting', 'running', 'stopping']) AS s (state)
-LEFT JOIN (SELECT pool_id, launch_config_id, state, count(*) AS number FROM worker WHERE state <> 'stopped'
-    GROUP BY pool_id, launch_config_id, state) AS w
+FROM launch_config c CROSS JOIN unnest(ARRAY[{states(LIVE)}]) AS s (state)
+LEFT JOIN (SELECT pool_id, launch_config_id, state, count(*) AS number FROM worker
+    WHERE state NOT IN ({states(ENDED)}) GROUP BY pool_id, launch_config_id, state) AS w
     ON w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state = s.state
 WHERE c.state <> 'archived' OR w.number > 0"""
 REAPER: Final = """

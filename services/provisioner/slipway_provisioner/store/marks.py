@@ -3,9 +3,18 @@
 from collections.abc import Iterable
 from typing import Final
 
-from slipway_common.database.postgres import Connection
+import sqlalchemy as sa
 
-DIRTY: Final = "INSERT INTO dirty_pool (pool_id, reason) SELECT unnest($1::text[]), $2"
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array
+from slipway_provisioner.store.tables import dirty_pool
+
+DIRTY: Final = Statement(
+    sa.insert(dirty_pool).from_select(
+        ["pool_id", "reason"],
+        sa.select(sa.func.unnest(array("pool_ids", dirty_pool.c.pool_id)), sa.bindparam("reason", type_=sa.Text)),
+    )
+)
 # Not needed if a mark is due no later: the decision that it triggers schedules the next one.
 LATER: Final = """
 INSERT INTO dirty_pool (pool_id, reason, due_at) SELECT $1, 'time', slipway_clock() + $2 * interval '1 s'
@@ -14,6 +23,9 @@ WHERE NOT EXISTS (
 # Reason of a mark: the last planning of its pool failed. Marks that another planner has locked are skipped, since that
 # planner is deciding for the pool.
 FAILED: Final = "failed"
+FAILED_BEFORE: Final = Statement(
+    sa.select(sa.exists().where(dirty_pool.c.pool_id == sa.bindparam("pool_id"), dirty_pool.c.reason == FAILED))
+)
 POSTPONE: Final = f"""
 UPDATE dirty_pool SET due_at = slipway_clock() + $2 * interval '1 s', reason = '{FAILED}' WHERE id IN (
     SELECT id FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() FOR UPDATE SKIP LOCKED)"""
@@ -23,7 +35,7 @@ async def dirty(tx: Connection, pool_ids: Iterable[str], *, reason: str) -> None
     """Mark pools dirty, so that each is planned now."""
     ids = sorted(set(pool_ids))
     if ids:
-        await tx.execute(DIRTY, ids, reason)
+        await tx.execute(DIRTY.text, *DIRTY.arguments(pool_ids=ids, reason=reason))
 
 
 async def later(tx: Connection, pool_id: str, after_seconds: float) -> None:
@@ -33,7 +45,6 @@ async def later(tx: Connection, pool_id: str, after_seconds: float) -> None:
 
 async def postpone(tx: Connection, pool_id: str, after_seconds: float) -> bool:
     """Postpone the marks of a pool whose planning failed. False if the previous planning had failed too."""
-    failed = "SELECT EXISTS (SELECT FROM dirty_pool WHERE pool_id = $1 AND reason = $2)"
-    failed_before: bool = await tx.fetchval(failed, pool_id, FAILED)
+    failed_before: bool = await tx.fetchval(FAILED_BEFORE.text, *FAILED_BEFORE.arguments(pool_id=pool_id))
     await tx.execute(POSTPONE, pool_id, after_seconds)
     return not failed_before

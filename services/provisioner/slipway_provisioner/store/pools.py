@@ -6,11 +6,15 @@ from fractions import Fraction
 from typing import Any, Final
 
 import msgspec
+import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array, names
+from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
 from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 from slipway_provisioner.store import demand
+from slipway_provisioner.store.tables import dirty_pool, in_states, states, worker, worker_pool
 
 # Marks are deleted after the pool is locked and before anything is read. Under READ COMMITTED each statement sees what
 # committed before it began, so the changes behind every deleted mark are visible to the reads below. A mark that
@@ -19,28 +23,33 @@ LOCK_DIRTY: Final = """
 SELECT p.id FROM worker_pool p
 WHERE EXISTS (SELECT FROM dirty_pool d WHERE d.pool_id = p.id AND d.due_at <= slipway_clock())
 ORDER BY (SELECT min(d.id) FROM dirty_pool d WHERE d.pool_id = p.id) LIMIT 1 FOR UPDATE OF p SKIP LOCKED"""
-UNMARK: Final = "DELETE FROM dirty_pool WHERE pool_id = $1 AND due_at <= slipway_clock() RETURNING reason"
-POOL: Final = """
-SELECT id, min_capacity, max_capacity, scaling_ratio, mode, paused, frozen, frozen_reason, deleted, drawn, on_bad_image,
-    freeze_after,
+UNMARK: Final = Statement(
+    sa.delete(dirty_pool)
+    .where(dirty_pool.c.pool_id == sa.bindparam("pool_id"), dirty_pool.c.due_at <= sa.func.slipway_clock())
+    .returning(dirty_pool.c.reason)
+)
+POOL: Final = f"""
+SELECT {names(worker_pool.c[name] for name in Pool.__struct_fields__)},
     coalesce(extract(epoch FROM attempted_at + $2 * interval '1 s' - slipway_clock())::float8, 0) AS attempt_in_seconds
 FROM worker_pool WHERE id = $1"""
-FLEET: Final = """
-SELECT count(*) FILTER (WHERE state IN ('requested', 'launching', 'starting', 'running')) AS serving,
-    count(*) FILTER (WHERE state = 'stopping') AS leaving
-FROM worker WHERE pool_id = $1 AND state <> 'stopped'"""
+FLEET: Final = f"""
+SELECT count(*) FILTER (WHERE state IN ({states(SERVING)})) AS serving,
+    count(*) FILTER (WHERE state IN ({states(LEAVING)})) AS leaving
+FROM worker WHERE pool_id = $1 AND state NOT IN ({states(ENDED)})"""
 # Starts of a config `c` in flight, per stage. The call of a stopping worker can still fail. Depending on the claim
 # evidence a claim is confirmed by the worker's hook, or by claimed tasks in its queue since the worker registered.
-IN_FLIGHT: Final = """
-SELECT count(*) FILTER (WHERE w.state IN ('requested', 'launching')
-        OR (w.state = 'stopping' AND w.instance_id IS NULL))::int AS launch,
-    count(*) FILTER (WHERE w.state = 'starting')::int AS boot,
-    count(*) FILTER (WHERE w.state = 'running' AND w.first_claimed_at IS NULL AND CASE c.claim_evidence
+STARTS: Final = f"""
+SELECT count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["launch"])})
+        OR (w.state IN ({states(LEAVING)}) AND w.instance_id IS NULL))::int AS launch,
+    count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["boot"])}))::int AS boot,
+    count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["claim"])}) AND w.first_claimed_at IS NULL
+        AND CASE c.claim_evidence
         WHEN 'hook' THEN true WHEN 'none' THEN false
         ELSE NOT EXISTS (SELECT FROM demand d WHERE d.pool_id = c.pool_id AND d.claimed_seen_at >= w.registered_at)
         END)::int AS claim,
-    count(*) FILTER (WHERE w.state = 'running')::int AS running, count(*)::int AS live
-FROM worker w WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state <> 'stopped'"""
+    count(*) FILTER (WHERE w.state IN ({states(REGISTERED)}))::int AS running, count(*)::int AS live
+FROM worker w
+WHERE w.pool_id = c.pool_id AND w.launch_config_id = c.id AND w.state NOT IN ({states(ENDED)})"""
 # One statement, so that a worker that fails at this moment counts either as in flight or as failed.
 CONFIGS: Final = f"""
 SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active' AS active, c.claim_evidence,
@@ -53,7 +62,7 @@ SELECT c.id, c.account_id, a.lease_pool_id, c.image_revision, c.state = 'active'
     ARRAY(SELECT ARRAY[k.key, k.stage] FROM shared_keys(c) AS k) AS shares, u.launch, u.boot, u.claim
 FROM launch_config c JOIN account a ON a.id = c.account_id
 LEFT JOIN weight g ON g.launch_config_id = c.id
-CROSS JOIN LATERAL ({IN_FLIGHT}) AS u
+CROSS JOIN LATERAL ({STARTS}) AS u
 LEFT JOIN LATERAL (
     SELECT jsonb_object_agg(stage, failures - written_off) AS failures FROM launch_config_outcomes
     WHERE launch_config_id = c.id) AS o ON true
@@ -81,7 +90,7 @@ levels AS (
                 AND w.failed_at > $3)
             ELSE greatest(0, coalesce(f.failures - f.written_off, 0)
                 - coalesce((g.record -> 'stages' -> k.stage ->> 'failures_folded')::bigint, 0)) END) AS unfolded
-    FROM launch_config c CROSS JOIN LATERAL ({IN_FLIGHT}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
+    FROM launch_config c CROSS JOIN LATERAL ({STARTS}) AS u CROSS JOIN LATERAL shared_keys(c) AS k
     LEFT JOIN launch_config_outcomes f ON f.launch_config_id = c.id AND f.stage = k.stage
     LEFT JOIN weight g ON g.launch_config_id = c.id
     WHERE (c.image_key = ANY(ARRAY(SELECT key FROM mine)) OR c.quota_key = ANY(ARRAY(SELECT key FROM mine)))
@@ -95,16 +104,34 @@ FROM mine m LEFT JOIN shared_window s USING (key, stage) LEFT JOIN levels l USIN
 LEFT JOIN forgiven f ON f.pool_id = $1 AND f.key = m.key AND f.stage = m.stage
 ORDER BY m.key, m.stage"""
 # Only workers without a lease may be cancelled: a call may start for the others at any moment.
-WAITING: Final = """
-SELECT id::text AS worker_id, launch_config_id AS config_id, probe_permit AS permit FROM worker
-WHERE pool_id = $1 AND state = 'requested' AND lease_id IS NULL ORDER BY worker.id"""
-IDLE: Final = """
-SELECT id::text AS worker_id, idle_since AS since FROM worker
-WHERE pool_id = $1 AND state = 'running' AND idle_since IS NOT NULL ORDER BY idle_since LIMIT 500"""
+WAITING_WORKERS: Final = Statement(
+    sa.select(
+        sa.cast(worker.c.id, sa.Text).label("worker_id"),
+        worker.c.launch_config_id.label("config_id"),
+        worker.c.probe_permit.label("permit"),
+    )
+    .where(worker.c.pool_id == sa.bindparam("pool_id"), in_states(WAITING), worker.c.lease_id.is_(None))
+    .order_by(worker.c.id)
+)
+IDLE_WORKERS: Final = Statement(
+    sa.select(sa.cast(worker.c.id, sa.Text).label("worker_id"), worker.c.idle_since.label("since"))
+    .where(worker.c.pool_id == sa.bindparam("pool_id"), in_states(REGISTERED), worker.c.idle_since.is_not(None))
+    .order_by(worker.c.idle_since)
+    .limit(500)
+)
 LAUNCH_STOPS: Final = """
 SELECT reason FROM launch_stop WHERE (scope = 'all' OR (scope = 'pool' AND scope_id = $1))
     AND (until IS NULL OR until > slipway_clock()) LIMIT 1"""
-RECORD_DRAWS: Final = "UPDATE worker_pool SET drawn = drawn + $2, attempted_at = slipway_clock() WHERE id = $1"
+RECORD_DRAWS: Final = Statement(
+    sa.update(worker_pool)
+    .where(worker_pool.c.id == sa.bindparam("pool_id"))
+    .values(drawn=worker_pool.c.drawn + sa.bindparam("units"), attempted_at=sa.func.slipway_clock())
+)
+KNOWN: Final = Statement(
+    sa.select(worker_pool.c.id).where(
+        worker_pool.c.id == sa.any_(array("ids", worker_pool.c.id)), ~worker_pool.c.deleted
+    )
+)
 # Until the first weight record arrives.
 DEFAULT_WINDOWS: Final = {"launch": 4, "boot": 8, "claim": 64}
 # Longest delay of a weight record; after it the shares include the failures of an archived config.
@@ -123,7 +150,8 @@ async def claim_dirty(tx: Connection) -> Dirty | None:
     pool_id: str | None = await tx.fetchval(LOCK_DIRTY)
     if pool_id is None:
         return None
-    return Dirty(pool_id, frozenset(row["reason"] for row in await tx.fetch(UNMARK, pool_id)))
+    marks = await tx.fetch(UNMARK.text, *UNMARK.arguments(pool_id=pool_id))
+    return Dirty(pool_id, frozenset(row["reason"] for row in marks))
 
 
 async def observe(
@@ -142,14 +170,18 @@ async def observe(
     pool = Pool(**row | {"scaling_ratio": Fraction(row["scaling_ratio"])})
     launch_stop = await tx.fetchval(LAUNCH_STOPS, pool_id)
     configs, shared = await counted(tx, pool_id, await now(tx))
+    demands = await demand.observe(tx, pool_id)
+    fleet = Fleet(**await tx.fetchrow(FLEET, pool_id))
+    waiting = await tx.fetch(WAITING_WORKERS.text, *WAITING_WORKERS.arguments(pool_id=pool_id))
+    idle = await tx.fetch(IDLE_WORKERS.text, *IDLE_WORKERS.arguments(pool_id=pool_id))
     return Observed(
         pool=pool,
-        demands=await demand.observe(tx, pool_id),
-        fleet=Fleet(**await tx.fetchrow(FLEET, pool_id)),
+        demands=demands,
+        fleet=fleet,
         configs=configs,
         shared=shared,
-        waiting=[Waiting(**r) for r in await tx.fetch(WAITING, pool_id)],
-        idle=[Idle(**r) for r in await tx.fetch(IDLE, pool_id)],
+        waiting=[Waiting(**row) for row in waiting],
+        idle=[Idle(**row) for row in idle],
         idle_timeout_seconds=idle_timeout_seconds,
         calculator_unavailable_seconds=unavailable_seconds,
         weight_half_life_seconds=weight_half_life_seconds,
@@ -210,12 +242,12 @@ def stages(row: Any) -> dict[str, Stage]:
 
 async def record_draws(tx: Connection, pool_id: str, units: int) -> None:
     """Advance the pool's draw counter by `units` launches."""
-    await tx.execute(RECORD_DRAWS, pool_id, units)
+    await tx.execute(RECORD_DRAWS.text, *RECORD_DRAWS.arguments(pool_id=pool_id, units=units))
 
 
 async def known(db: Connection, pool_ids: Sequence[str]) -> set[str]:
     """Ids of the given pools that exist."""
-    rows = await db.fetch("SELECT id FROM worker_pool WHERE id = ANY($1::text[]) AND NOT deleted", list(pool_ids))
+    rows = await db.fetch(KNOWN.text, *KNOWN.arguments(ids=pool_ids))
     return {row["id"] for row in rows}
 
 

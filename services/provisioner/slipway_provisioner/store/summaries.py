@@ -2,11 +2,16 @@
 
 from typing import Any, Final
 
+import sqlalchemy as sa
+
 from slipway_common.database.postgres import Connection
-from slipway_provisioner.store.pools import DEFAULT_WINDOWS, IN_FLIGHT, stages
+from slipway_common.database.sql import Statement
+from slipway_common.events.lifecycle import ENDED, LEAVING, REGISTERED, SERVING
+from slipway_provisioner.store.pools import DEFAULT_WINDOWS, STARTS, stages
+from slipway_provisioner.store.tables import states, worker
 
 # The newest decision is the one that REPEAT updates. Stale sources do not count as waiting.
-POOLS: Final = """
+POOLS: Final = f"""
 SELECT p.id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.profile, p.boot_evidence, p.claim_evidence,
     p.on_bad_image, p.freeze_after, p.paused, p.paused_reason, p.paused_by, p.paused_until, p.frozen,
     p.frozen_reason, p.frozen_by,
@@ -19,10 +24,10 @@ CROSS JOIN LATERAL (
         ))::float8 AS backlog_seconds
     FROM demand WHERE pool_id = p.id) AS d
 CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE state <> 'stopping')::int AS serving,
-        count(*) FILTER (WHERE state = 'running')::int AS running,
-        count(*) FILTER (WHERE state = 'stopping')::int AS leaving
-    FROM worker WHERE pool_id = p.id AND state <> 'stopped') AS w
+    SELECT count(*) FILTER (WHERE state IN ({states(SERVING)}))::int AS serving,
+        count(*) FILTER (WHERE state IN ({states(REGISTERED)}))::int AS running,
+        count(*) FILTER (WHERE state IN ({states(LEAVING)}))::int AS leaving
+    FROM worker WHERE pool_id = p.id AND state NOT IN ({states(ENDED)})) AS w
 LEFT JOIN LATERAL (
     SELECT (details ->> 'wanted')::int AS wanted, (details ->> 'needed')::int AS needed FROM decision
     WHERE pool_id = p.id ORDER BY at DESC, id DESC LIMIT 1) AS x ON true
@@ -37,16 +42,19 @@ LEFT JOIN LATERAL (
     SELECT sum(failures) AS failed, sum(successes) AS successes,
         jsonb_object_agg(stage, failures - written_off) AS failures
     FROM launch_config_outcomes WHERE launch_config_id = c.id) AS o ON true
-CROSS JOIN LATERAL ({IN_FLIGHT}) AS u
+CROSS JOIN LATERAL ({STARTS}) AS u
 LEFT JOIN LATERAL (
     SELECT jsonb_agg(jsonb_build_object('key', k.key, 'stage', k.stage, 'window', CASE WHEN k.size IS NOT NULL
         THEN s.size END, 'state', s.state, 'unconfirmed', s.unconfirmed, 'reason', s.reason)
         ORDER BY k.key, k.stage) AS shared
     FROM shared_keys(c) AS k JOIN shared_window s ON s.key = k.key AND s.stage = k.stage) AS s ON true
 WHERE ($1::text IS NULL OR c.pool_id = $1) AND ($2::text IS NULL OR c.id = $2) ORDER BY c.pool_id, c.id"""
-FAILURES: Final = """
-SELECT id::text AS worker_id, failed_at AS at, reason FROM worker
-WHERE launch_config_id = $1 AND failed_at IS NOT NULL ORDER BY failed_at DESC, id DESC LIMIT 10"""
+FAILURES: Final = Statement(
+    sa.select(sa.cast(worker.c.id, sa.Text).label("worker_id"), worker.c.failed_at.label("at"), worker.c.reason)
+    .where(worker.c.launch_config_id == sa.bindparam("config_id"), worker.c.failed_at.is_not(None))
+    .order_by(worker.c.failed_at.desc(), worker.c.id.desc())
+    .limit(10)
+)
 OF_RECORD: Final = ("weight", "health", "tripped_stage", "tripped_by", "tripped_since", "next_probe_at", "reason")
 
 
@@ -69,8 +77,12 @@ async def config(db: Connection, config_id: str) -> dict[str, Any] | None:
     row = await db.fetchrow(CONFIGS, None, config_id)
     if row is None:
         return None
-    failures = [dict(failure) for failure in await db.fetch(FAILURES, config_id)]
-    return _config(row) | {"settings": row["settings"], "record": row["record"], "recent_failures": failures}
+    failed = await db.fetch(FAILURES.text, *FAILURES.arguments(config_id=config_id))
+    return _config(row) | {
+        "settings": row["settings"],
+        "record": row["record"],
+        "recent_failures": list(map(dict, failed)),
+    }
 
 
 def _config(row: Any) -> dict[str, Any]:

@@ -5,55 +5,62 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
+import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import State
+from slipway_common.database.sql import Statement, array, given, matches, names
+from slipway_common.events.lifecycle import ENDED, LIVE, WAITING, State
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.workers import Change, Worker, ended_stage
-from slipway_provisioner.store import marks
+from slipway_provisioner.store import marks, tables
+from slipway_provisioner.store.tables import in_states, states
 
-# Column → its array type, for UNNEST. The struct and the table agree field by field.
-COLUMNS: Final = {
-    "id": "uuid",
-    "pool_id": "text",
-    "launch_config_id": "text",
-    "account_id": "text",
-    "image_revision": "text",
-    "state": "text",
-    "decision_id": "uuid",
-    "probe_permit": "bigint",
-    "request_id": "text",
-    "lease_id": "text",
-    "holds_unit": "boolean",
-    "batch_id": "uuid",
-    "instance_id": "text",
-    "token_sha256": "text",
-    "token_used": "boolean",
-    "not_before": "timestamptz",
-    "requested_at": "timestamptz",
-    "launched_at": "timestamptz",
-    "registered_at": "timestamptz",
-    "first_claimed_at": "timestamptz",
-    "idle_since": "timestamptz",
-    "last_seen_at": "timestamptz",
-    "stopping_at": "timestamptz",
-    "ended_at": "timestamptz",
-    "failed_at": "timestamptz",
-    "reason": "text",
-    "traceparent": "text",
-}
-UUIDS: Final = frozenset(name for name, kind in COLUMNS.items() if kind == "uuid")
-_ROWS: Final = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(COLUMNS.values(), 1))
-_NAMES: Final = ", ".join(COLUMNS)
-_MUTABLE: Final = [name for name in COLUMNS if name not in {"id", "pool_id", "launch_config_id", "requested_at"}]
+WORKER: Final = tables.worker
+FIELDS: Final = tuple(WORKER.c[name] for name in Worker.__struct_fields__)
+UUIDS: Final = tuple(field.name for field in FIELDS if isinstance(field.type, sa.Uuid))
+FIXED: Final = frozenset({"id", "pool_id", "launch_config_id", "requested_at"})
+ROWS: Final = given(*FIELDS)
 
-SELECT: Final = f"SELECT {_NAMES} FROM worker"
-INSERT: Final = f"INSERT INTO worker ({_NAMES}) SELECT * FROM unnest({_ROWS})"
-UPDATE: Final = (
-    f"UPDATE worker w SET {', '.join(f'{name} = u.{name}' for name in _MUTABLE)} "
-    f"FROM unnest({_ROWS}) AS u ({_NAMES}) WHERE w.id = u.id"
+
+def _locked(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return sa.select(*FIELDS).where(*conditions).order_by(WORKER.c.id).with_for_update()
+
+
+SELECT: Final = f"SELECT {names(FIELDS)} FROM worker"
+INSERT: Final = Statement(sa.insert(WORKER).from_select([field.name for field in FIELDS], sa.select(ROWS)))
+UPDATE: Final = Statement(
+    sa.update(WORKER)
+    .where(WORKER.c.id == ROWS.c.id)
+    .values({field.name: ROWS.c[field.name] for field in FIELDS if field.name not in FIXED})
 )
-LOCK: Final = f"{SELECT} WHERE id = ANY($1::uuid[]) ORDER BY id FOR UPDATE"
+GET: Final = Statement(sa.select(*FIELDS).where(WORKER.c.id == sa.bindparam("id")))
+_GIVEN: Final = WORKER.c.id == sa.any_(array("ids", WORKER.c.id))
+LOCK: Final = Statement(_locked(_GIVEN))
+LOCK_FREE: Final = Statement(_locked(_GIVEN).with_for_update(skip_locked=True))
+BATCH: Final = Statement(_locked(WORKER.c.batch_id == sa.bindparam("batch_id")))
+BY_INSTANCE: Final = Statement(
+    _locked(WORKER.c.account_id == sa.bindparam("account_id"), WORKER.c.instance_id == sa.bindparam("instance_id"))
+)
+BY_LEASE: Final = Statement(_locked(WORKER.c.lease_id == sa.bindparam("lease_id"), in_states(WAITING)))
+BY_REQUEST: Final = Statement(
+    _locked(WORKER.c.request_id == sa.bindparam("request_id"), in_states(WAITING), WORKER.c.lease_id.is_(None)).limit(
+        sa.bindparam("units", type_=sa.Integer)
+    )
+)
+DELAYED: Final = f"""
+SELECT a.lease_pool_id, {names(FIELDS, "w.")} FROM worker w JOIN account a ON a.id = w.account_id
+WHERE w.state IN ({states(WAITING)}) AND w.request_id IS NULL
+    AND (w.not_before IS NULL OR w.not_before <= slipway_clock())
+ORDER BY w.id LIMIT 200 FOR UPDATE OF w SKIP LOCKED"""
+_LISTED: Final = (
+    sa.select(*FIELDS)
+    .where(matches(WORKER.c.pool_id, "pool_id"), matches(WORKER.c.state, "state"))
+    .order_by(WORKER.c.id.desc())
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+LISTED: Final = Statement(_LISTED)
+# A constant condition allows the index on live workers to be used; there may be a hundred times more ended ones.
+LISTED_LIVE: Final = Statement(_LISTED.where(~in_states(ENDED)))
 COUNT_OUTCOMES: Final = """
 INSERT INTO launch_config_outcomes AS o (launch_config_id, stage, failures, successes)
 SELECT config, stage, count(*) FILTER (WHERE failed), count(*) FILTER (WHERE NOT failed)
@@ -62,17 +69,6 @@ GROUP BY config, stage ORDER BY config, stage
 ON CONFLICT (launch_config_id, stage) DO UPDATE SET failures = o.failures + excluded.failures,
     successes = o.successes + excluded.successes,
     unfolded_since = CASE excluded.failures WHEN 0 THEN o.unfolded_since END"""
-BY_INSTANCE: Final = f"{SELECT} WHERE account_id = $1 AND instance_id = $2 FOR UPDATE"
-BATCH: Final = f"{SELECT} WHERE batch_id = $1 ORDER BY id FOR UPDATE"
-LOCK_FREE: Final = f"{LOCK} SKIP LOCKED"
-BY_LEASE: Final = f"{SELECT} WHERE lease_id = $1 AND state = 'requested' ORDER BY id FOR UPDATE"
-BY_REQUEST: Final = f"""
-{SELECT} WHERE request_id = $1 AND state = 'requested' AND lease_id IS NULL ORDER BY id LIMIT $2 FOR UPDATE"""
-
-DELAYED: Final = f"""
-SELECT a.lease_pool_id, {", ".join(f"w.{name}" for name in COLUMNS)} FROM worker w JOIN account a ON a.id = w.account_id
-WHERE w.state = 'requested' AND w.request_id IS NULL AND (w.not_before IS NULL OR w.not_before <= slipway_clock())
-ORDER BY w.id LIMIT 200 FOR UPDATE OF w SKIP LOCKED"""
 
 
 def from_row(row: Any) -> Worker:
@@ -84,14 +80,10 @@ def from_row(row: Any) -> Worker:
     return Worker(**values)
 
 
-def _columns(workers: Sequence[Worker]) -> list[list[Any]]:
-    return [[getattr(worker, name) for worker in workers] for name in COLUMNS]
-
-
 async def insert(tx: Connection, changes: Sequence[Change]) -> None:
     """Store new intents with their events."""
     if changes:
-        await tx.execute(INSERT, *_columns([worker for worker, _ in changes]))
+        await tx.execute(INSERT.text, *INSERT.rows([worker for worker, _ in changes]))
         await outbox.enqueue(tx, [outbox.Traced(event, worker.traceparent) for worker, event in changes])
 
 
@@ -102,7 +94,7 @@ async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None
     """
     if not changes:
         return
-    await tx.execute(UPDATE, *_columns([worker for worker, _ in changes]))
+    await tx.execute(UPDATE.text, *UPDATE.rows([worker for worker, _ in changes]))
     ended = [stage for _, event in changes if (stage := ended_stage(event)) is not None]
     if ended:
         await tx.execute(COUNT_OUTCOMES, *map(list, zip(*ended, strict=True)))
@@ -114,12 +106,13 @@ async def save(tx: Connection, changes: Sequence[Change], *, at: datetime | None
 async def save_without_events(tx: Connection, workers: Sequence[Worker]) -> None:
     """Write back workers whose change has no event: a call begins, a lease is bound, a heartbeat."""
     if workers:
-        await tx.execute(UPDATE, *_columns(workers))
+        await tx.execute(UPDATE.text, *UPDATE.rows(workers))
 
 
 async def lock(tx: Connection, ids: Sequence[str], *, skip_locked: bool = False) -> list[Worker]:
     """Lock workers in id order; with `skip_locked` only those that no other transaction has locked."""
-    return [from_row(row) for row in await tx.fetch(LOCK_FREE if skip_locked else LOCK, ids)]
+    statement = LOCK_FREE if skip_locked else LOCK
+    return [from_row(row) for row in await tx.fetch(statement.text, *statement.arguments(ids=ids))]
 
 
 async def lock_one(tx: Connection, worker_id: str) -> Worker | None:
@@ -128,17 +121,18 @@ async def lock_one(tx: Connection, worker_id: str) -> Worker | None:
 
 async def lock_batch(tx: Connection, batch_id: str) -> list[Worker]:
     """Lock all intents of a batch, including stopped ones."""
-    return [from_row(row) for row in await tx.fetch(BATCH, batch_id)]
+    return [from_row(row) for row in await tx.fetch(BATCH.text, *BATCH.arguments(batch_id=batch_id))]
 
 
 async def lock_leased(tx: Connection, lease_id: str) -> list[Worker]:
     """Lock the intents of a lease that have no call yet."""
-    return [from_row(row) for row in await tx.fetch(BY_LEASE, lease_id)]
+    return [from_row(row) for row in await tx.fetch(BY_LEASE.text, *BY_LEASE.arguments(lease_id=lease_id))]
 
 
 async def lock_waiting(tx: Connection, request_id: str, units: int) -> list[Worker]:
     """Lock up to `units` intents that wait under a request, lowest ids first."""
-    return [from_row(row) for row in await tx.fetch(BY_REQUEST, request_id, units)]
+    arguments = BY_REQUEST.arguments(request_id=request_id, units=units)
+    return [from_row(row) for row in await tx.fetch(BY_REQUEST.text, *arguments)]
 
 
 async def lock_delayed(tx: Connection) -> list[tuple[str, Worker]]:
@@ -149,26 +143,20 @@ async def lock_delayed(tx: Connection) -> list[tuple[str, Worker]]:
 
 async def by_instance(tx: Connection, account_id: str, instance_id: str) -> Worker | None:
     """Lock the worker that an instance is bound to, stopped or not; None if there is none."""
-    row = await tx.fetchrow(BY_INSTANCE, account_id, instance_id)
+    arguments = BY_INSTANCE.arguments(account_id=account_id, instance_id=instance_id)
+    row = await tx.fetchrow(BY_INSTANCE.text, *arguments)
     return None if row is None else from_row(row)
 
 
 async def get(db: Connection, worker_id: str) -> Worker | None:
-    row = await db.fetchrow(f"{SELECT} WHERE id = $1", worker_id)
+    row = await db.fetchrow(GET.text, *GET.arguments(id=worker_id))
     return None if row is None else from_row(row)
 
 
 async def listed(db: Connection, *, pool_id: str | None, state: State | None, limit: int) -> list[Worker]:
     """Workers for people, newest first."""
-    # A constant condition allows the index on live workers to be used; there may be a hundred times more stopped ones.
-    live = "AND state <> 'stopped'" if state not in (None, State.STOPPED) else ""
-    rows = await db.fetch(
-        f"{SELECT} WHERE ($1::text IS NULL OR pool_id = $1) AND ($2::text IS NULL OR state = $2) {live} "
-        "ORDER BY id DESC LIMIT $3",
-        pool_id,
-        state,
-        limit,
-    )
+    statement = LISTED_LIVE if state in LIVE else LISTED
+    rows = await db.fetch(statement.text, *statement.arguments(pool_id=pool_id, state=state, most=limit))
     return [from_row(row) for row in rows]
 
 

@@ -10,7 +10,7 @@ from slipway_client.cli.options import AsOutput, Reason, noun, now
 from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Failed
 from slipway_client.view import moments
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import ENDED, WAITING
 
 app = noun("Manage external health signals")
 
@@ -96,7 +96,7 @@ def raise_signal(
     if target == "worker":
         worker = found(context.obj, id_)
         id_ = str(worker["id"])
-        if kind == "spot_interruption" and worker["state"] in (State.REQUESTED, State.STOPPED):
+        if kind == "spot_interruption" and worker["state"] in WAITING | ENDED:
             raise Failed(f"worker {id_} is {worker['state']}: it has no instance to interrupt")
     at = now()
     body: dict[str, Any] = {

@@ -1,0 +1,388 @@
+"""Tables of the provisioner. Migrations are compared with these in CI."""
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ColumnElement,
+    Computed,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from slipway_common.database.tables import TIME, messaging, now, uuid
+from slipway_common.events.lifecycle import ENDED, WAITING, State
+
+FALSE: Final = text("false")
+ZERO: Final = text("0")
+ONE: Final = text("1")
+
+metadata = MetaData()
+messaging(metadata)
+
+
+def states(members: Collection[State]) -> str:
+    """Worker states as a list of SQL literals, for statements in text."""
+    return ", ".join(f"'{state}'" for state in State if state in members)
+
+
+def required(name: str, type_: Any, *constraints: Any, **options: Any) -> Column[Any]:
+    return Column(name, type_, *constraints, nullable=False, **options)
+
+
+def empty_text(name: str) -> Column[str]:
+    """Text that is empty unless there is something to say."""
+    return required(name, Text, server_default=text("''"))
+
+
+account = Table(
+    "account",
+    metadata,
+    Column("id", Text, primary_key=True),
+    required("provider", Text),
+    required("region", Text),
+    required("identity", Text),
+    required("lease_pool_id", Text),
+    required("settings", JSONB),
+    Column("reaped_at", TIME),
+    required("passes", BigInteger, server_default=ZERO),
+    now("passed_at"),
+    empty_text("listing_problem"),
+)
+
+worker_pool = Table(
+    "worker_pool",
+    metadata,
+    Column("id", Text, primary_key=True),
+    required("min_capacity", Integer, CheckConstraint("min_capacity >= 0")),
+    required("max_capacity", Integer),
+    required("scaling_ratio", Text),
+    required("mode", Text),
+    required("profile", Text),
+    required("boot_evidence", Text),
+    required("claim_evidence", Text),
+    required("on_bad_image", Text),
+    required("freeze_after", Integer),
+    required("paused", Boolean, server_default=FALSE),
+    empty_text("paused_reason"),
+    empty_text("paused_by"),
+    Column("paused_until", TIME),
+    required("frozen", Boolean, server_default=FALSE),
+    empty_text("frozen_reason"),
+    empty_text("frozen_by"),
+    required("deleted", Boolean, server_default=FALSE),
+    required("drawn", BigInteger, server_default=ZERO),
+    required("revision", BigInteger, server_default=ONE),
+    now("swept_at"),
+    Column("attempted_at", TIME),
+    CheckConstraint("max_capacity >= min_capacity"),
+)
+
+# The health settings in force are stored with each config: its own profile or its pool's; the others are its pool's.
+launch_config = Table(
+    "launch_config",
+    metadata,
+    Column("id", Text, primary_key=True),
+    required("pool_id", Text, ForeignKey(worker_pool.c.id)),
+    required("account_id", Text, ForeignKey(account.c.id)),
+    required("region", Text),
+    required("zone", Text),
+    required("instance_type", Text),
+    required("image_revision", Text),
+    required("base_weight", Double),
+    required("price_factor", Double),
+    required("settings", JSONB),
+    required("profile", Text),
+    required("boot_evidence", Text),
+    required("claim_evidence", Text),
+    required("on_bad_image", Text),
+    required("freeze_after", Integer),
+    required("state", Text, CheckConstraint("state IN ('active', 'paused', 'draining', 'archived')")),
+    empty_text("state_reason"),
+    empty_text("state_by"),
+    Column("paused_until", TIME),
+    now("declared_at"),
+    Column("archived_at", TIME),
+    required("revision", BigInteger, server_default=ONE),
+    required("image_key", Text, Computed("'image/' || image_revision", persisted=True)),
+    required(
+        "quota_key",
+        Text,
+        Computed("'quota/' || account_id || '/' || region || '/' || split_part(instance_type, '.', 1)", persisted=True),
+    ),
+    required("credential_key", Text, Computed("'credential/' || account_id", persisted=True)),
+)
+Index("launch_config_pool", launch_config.c.pool_id)
+Index("launch_config_image", launch_config.c.image_key)
+Index("launch_config_quota", launch_config.c.quota_key)
+Index("launch_config_credential", launch_config.c.credential_key)
+
+# Shares of a config, with the initial window of each. A share without a window can only trip. Claims without claim
+# evidence have no share.
+SHARED_KEYS: Final = """
+CREATE FUNCTION shared_keys(c launch_config) RETURNS TABLE (key text, stage text, size integer)
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT k.key, k.stage, k.size FROM (VALUES
+        (c.image_key, 'boot', 8), (c.image_key, 'claim', 64), (c.image_key, 'launch', NULL),
+        (c.quota_key, 'launch', 64), (c.credential_key, 'launch', NULL)
+    ) AS k (key, stage, size) WHERE k.stage <> 'claim' OR c.claim_evidence <> 'none'
+$$"""
+metadata.info["after"] = [SHARED_KEYS, "INSERT INTO launch_stop_guard DEFAULT VALUES"]
+
+# Outcomes of stages over a config's life. Successes are counted for launches only, once per call: a row that each
+# registration and first claim locks would serialize them. `written_off`: failures that will never be folded into a
+# weight. `unfolded_since`: time of the first consecutive sweep that found unfolded failures; reset by a new failure.
+launch_config_outcomes = Table(
+    "launch_config_outcomes",
+    metadata,
+    Column("launch_config_id", Text, ForeignKey(launch_config.c.id)),
+    Column("stage", Text),
+    required("failures", BigInteger, server_default=ZERO),
+    required("successes", BigInteger, server_default=ZERO),
+    required("written_off", BigInteger, server_default=ZERO),
+    Column("unfolded_since", TIME),
+    PrimaryKeyConstraint("launch_config_id", "stage"),
+)
+
+# Newest state of each share in the weight records. A planner locks those of its pool, since other pools share them.
+shared_window = Table(
+    "shared_window",
+    metadata,
+    Column("key", Text),
+    Column("stage", Text),
+    required("version", BigInteger, server_default=ZERO),
+    Column("size", Integer),
+    required("state", Text, CheckConstraint("state IN ('healthy', 'tripped')"), server_default=text("'healthy'")),
+    required("unconfirmed", Integer, server_default=ZERO),
+    empty_text("reason"),
+    PrimaryKeyConstraint("key", "stage"),
+)
+
+# Unconfirmed starts of an image at the time a pool was unfrozen: they do not freeze it again.
+forgiven = Table(
+    "forgiven",
+    metadata,
+    Column("pool_id", Text, ForeignKey(worker_pool.c.id)),
+    Column("key", Text),
+    Column("stage", Text),
+    required("unconfirmed", Integer),
+    PrimaryKeyConstraint("pool_id", "key", "stage"),
+)
+
+weight = Table(
+    "weight",
+    metadata,
+    Column("launch_config_id", Text, primary_key=True),
+    required("revision", BigInteger),
+    required("record", JSONB),
+    now("received_at"),
+)
+
+# One row that every start statement locks FOR SHARE and every launch stop FOR UPDATE, so that no start misses a stop.
+launch_stop_guard = Table(
+    "launch_stop_guard",
+    metadata,
+    Column("id", Boolean, CheckConstraint("id"), primary_key=True, server_default=text("true")),
+)
+launch_stop = Table(
+    "launch_stop",
+    metadata,
+    Column("scope", Text, CheckConstraint("scope IN ('all', 'account', 'pool')")),
+    Column("scope_id", Text),
+    required("reason", Text),
+    required("by", Text),
+    Column("until", TIME),
+    now("at"),
+    PrimaryKeyConstraint("scope", "scope_id"),
+)
+
+demand = Table(
+    "demand",
+    metadata,
+    Column("pool_id", Text, ForeignKey(worker_pool.c.id)),
+    Column("source", Text),
+    required("pending", Integer, CheckConstraint("pending >= 0")),
+    required("claimed", Integer, CheckConstraint("claimed >= 0")),
+    required("observed_at", TIME),
+    required("valid_for_seconds", Double),
+    Column("pending_since", TIME),
+    Column("claimed_seen_at", TIME),
+    now("received_at"),
+    empty_text("traceparent"),
+    PrimaryKeyConstraint("pool_id", "source"),
+)
+
+lease_request = Table(
+    "lease_request",
+    metadata,
+    Column("id", Text, primary_key=True),
+    required("lease_pool_id", Text),
+    required("pool_id", Text),
+    required("launch_config_id", Text),
+    required("units", Integer),
+    now("sent_at"),
+    required("traceparent", Text),
+)
+lease = Table(
+    "lease",
+    metadata,
+    Column("id", Text, primary_key=True),
+    required("request_id", Text),
+    required("lease_pool_id", Text),
+    required("launch_config_id", Text),
+    required("fencing_token", BigInteger),
+    required("units", Integer),
+    required("state", Text, CheckConstraint("state IN ('reserved', 'confirmed', 'unleased', 'ended')")),
+    required("expires_at", TIME),
+    required("hold_until", TIME),
+    Column("ttl_seconds", Double),
+    now("renewed_at"),
+    required("traceparent", Text),
+    required("granted_units", Integer, server_default=ZERO),  # 0: an unleased launch
+    now("granted_at"),
+)
+Index("lease_live", lease.c.renewed_at, postgresql_where=text("state <> 'ended'"))
+Index("lease_granted", lease.c.lease_pool_id, lease.c.granted_at, postgresql_where=text("granted_units > 0"))
+unleased_pace = Table(
+    "unleased_pace",
+    metadata,
+    Column("lease_pool_id", Text, primary_key=True),
+    Column("next_at", TIME),  # earliest time of the next unleased launch
+)
+
+launch_batch = Table(
+    "launch_batch",
+    metadata,
+    uuid("id", primary_key=True),
+    required("launch_config_id", Text),
+    required("account_id", Text),
+    required("lease_id", Text),
+    required("token", Text, unique=True),
+    required("body", JSONB),
+    required("units", Integer),
+    required("state", Text, CheckConstraint("state IN ('calling', 'known')")),
+    empty_text("outcome"),
+    required("repeats", Integer, server_default=ZERO),
+    now("started_at"),
+    required("call_deadline", TIME),
+    Column("known_at", TIME),
+)
+Index("launch_batch_calling", launch_batch.c.call_deadline, postgresql_where=text("state = 'calling'"))
+
+worker = Table(
+    "worker",
+    metadata,
+    uuid("id", primary_key=True),
+    required("pool_id", Text),
+    required("launch_config_id", Text),
+    required("account_id", Text),
+    required("image_revision", Text),
+    required("state", Text),
+    uuid("decision_id", nullable=False),
+    Column("probe_permit", BigInteger),
+    Column("request_id", Text),
+    Column("lease_id", Text),
+    required("holds_unit", Boolean, server_default=FALSE),
+    uuid("batch_id"),
+    Column("instance_id", Text),
+    Column("token_sha256", Text),
+    required("token_used", Boolean, server_default=FALSE),
+    Column("not_before", TIME),
+    required("requested_at", TIME),
+    Column("launched_at", TIME),
+    Column("registered_at", TIME),
+    Column("first_claimed_at", TIME),
+    Column("idle_since", TIME),
+    Column("last_seen_at", TIME),
+    Column("stopping_at", TIME),
+    Column("ended_at", TIME),
+    Column("failed_at", TIME),
+    Column("termination_requested_at", TIME),
+    empty_text("reason"),
+    required("traceparent", Text),
+    UniqueConstraint("account_id", "instance_id"),
+)
+
+
+def in_states(members: Collection[State]) -> ColumnElement[bool]:
+    """Condition that a worker is in one of these states."""
+    return worker.c.state.in_([state for state in State if state in members])
+
+
+Index(
+    "worker_live",
+    worker.c.pool_id,
+    worker.c.launch_config_id,
+    worker.c.state,
+    postgresql_where=~in_states(ENDED),
+)
+Index("worker_request", worker.c.request_id, postgresql_where=in_states(WAITING))
+Index("worker_lease", worker.c.lease_id, postgresql_where=in_states(WAITING) & worker.c.lease_id.is_not(None))
+Index("worker_batch", worker.c.batch_id)
+Index(
+    "worker_failed",
+    worker.c.launch_config_id,
+    worker.c.failed_at.desc(),
+    postgresql_where=worker.c.failed_at.is_not(None),
+)
+Index(
+    "worker_probe",
+    worker.c.launch_config_id,
+    worker.c.probe_permit,
+    unique=True,
+    postgresql_where=worker.c.probe_permit.is_not(None),
+)
+
+claim = Table(
+    "claim",
+    metadata,
+    uuid("worker_id"),
+    Column("source", Text),
+    Column("task_id", Text),
+    Column("reported_at", TIME),
+    required("pool_id", Text),
+    required("started_at", TIME),
+    Column("ended_at", TIME),
+    PrimaryKeyConstraint("worker_id", "source", "task_id", "reported_at"),
+)
+Index("claim_recent", claim.c.pool_id, claim.c.source, claim.c.ended_at)
+Index("claim_open", claim.c.worker_id, postgresql_where=claim.c.ended_at.is_(None))
+
+decision = Table(
+    "decision",
+    metadata,
+    uuid("id", primary_key=True),
+    required("pool_id", Text),
+    required("at", TIME),
+    required("last_at", TIME),
+    required("times", Integer, server_default=ONE),
+    required("launched", Integer),
+    required("reason", Text),
+    required("details", JSONB),
+)
+Index("decision_pool", decision.c.pool_id, decision.c.at.desc())
+
+# Append-only: a writer never waits for a planner, and a planner deletes only marks whose changes it can see.
+dirty_pool = Table(
+    "dirty_pool",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    required("pool_id", Text),
+    required("reason", Text),
+    now("due_at"),
+)
+Index("dirty_pool_pool", dirty_pool.c.pool_id, dirty_pool.c.due_at)
