@@ -37,7 +37,6 @@ COPIED: Final = (
     "docs",
     "examples",
     "infra",
-    "generate",
     "pyproject.toml",
     "Makefile",
     "Dockerfile",
