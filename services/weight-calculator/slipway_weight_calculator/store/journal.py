@@ -10,19 +10,14 @@ from itertools import pairwise
 from typing import Final
 
 import msgspec
+from sqlalchemy import bindparam, delete, func, insert, select, text, update
 
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.database.sql import Statement
 from slipway_common.messaging.consume import Batch
 from slipway_common.messaging.leadership import Turn
 from slipway_common.messaging.records import Received, Record
-
-WRITE: Final = """
-WITH turn AS (UPDATE leader SET seq = seq + 1 WHERE epoch = $1 RETURNING seq)
-INSERT INTO journal (seq, epoch, at, until, taken, left_out, dead_lettered, settled)
-SELECT seq, $1, $2, $3, $4, $5, $6, $7 FROM turn"""
-READ: Final = "SELECT seq, epoch, at, until, taken, left_out, dead_lettered, settled FROM journal ORDER BY seq"
-# The retention of the topics.
-PRUNE: Final = "DELETE FROM journal WHERE written_at < slipway_clock() - interval '7 days'"
+from slipway_weight_calculator.store.tables import journal, metadata
 
 Range = tuple[str, int, int, int]
 """Topic, partition, first offset and the offset after the last."""
@@ -41,6 +36,24 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     settled: list[Range]
 
 
+FIELDS: Final = journal.c[Entry.__struct_fields__]
+LEADER: Final = metadata.tables["leader"].c
+TURN: Final = (
+    update(metadata.tables["leader"])
+    .where(LEADER.epoch == bindparam("epoch"))
+    .values(seq=LEADER.seq + 1)
+    .returning(LEADER.seq, LEADER.epoch)
+    .cte("turn")
+)
+GIVEN: Final = [bindparam(field.name, type_=field.type) for field in FIELDS if field.name not in TURN.c]
+WRITE: Final = Statement(
+    insert(journal).from_select([*TURN.c.keys(), *(value.key for value in GIVEN)], select(TURN, *GIVEN))
+)
+READ: Final = Statement(select(*FIELDS).order_by(journal.c.seq))
+# The retention of the topics.
+PRUNE: Final = Statement(delete(journal).where(journal.c.written_at < func.slipway_clock() - text("interval '7 days'")))
+
+
 async def write(tx: Connection, turn: Turn, batch: Batch | None, settled: Iterable[Received]) -> None:
     taken: list[Range] = []
     left_out: list[Range] = []
@@ -48,15 +61,24 @@ async def write(tx: Connection, turn: Turn, batch: Batch | None, settled: Iterab
     if batch is not None:
         taken = [(p.topic.name, p.partition, p.owned.next_offset, p.end) for p in batch.portions]
         left_out, dead_lettered = ranges(batch.left_out), ranges(dead.record for dead in batch.dead_records)
-    await tx.execute(WRITE, turn.epoch, turn.at, turn.until, taken, left_out, dead_lettered, ranges(settled))
+    values = WRITE.arguments(
+        epoch=turn.epoch,
+        at=turn.at,
+        until=turn.until,
+        taken=taken,
+        left_out=left_out,
+        dead_lettered=dead_lettered,
+        settled=ranges(settled),
+    )
+    await tx.execute(WRITE.text, *values)
 
 
 async def read(db: Connection) -> list[Entry]:
-    return [msgspec.convert(dict(row), Entry) for row in await db.fetch(READ)]
+    return [msgspec.convert(dict(row), Entry) for row in await db.fetch(READ.text)]
 
 
 async def prune(db: Database) -> None:
-    await db.execute(PRUNE)
+    await db.execute(PRUNE.text)
 
 
 def ranges(records: Iterable[Record | Received]) -> list[Range]:

@@ -5,24 +5,32 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
+from sqlalchemy import Integer, bindparam, delete, func, insert, select
 
 from slipway_common.database.postgres import Connection, Database
+from slipway_common.database.sql import Statement, given
 from slipway_common.events.signal import SignalRaised
 from slipway_weight_calculator.domain.rows import Boot, Config
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.world import World
+from slipway_weight_calculator.store.tables import boot, config, refused_signal, signal
 
 REFUSED_MAX: Final = 100
 
-CLOCK: Final = "SELECT slipway_clock()"
-CONFIGS: Final = "SELECT body FROM config ORDER BY key"
-BOOT: Final = "SELECT key, body FROM boot WHERE key = $1"
-LIVE: Final = "SELECT body FROM signal ORDER BY key"
-REFUSED: Final = "SELECT at, reason, body FROM refused_signal ORDER BY id DESC"
-REFUSE: Final = "INSERT INTO refused_signal (at, reason, body) SELECT $1, * FROM unnest($2::text[], $3::text[])"
-FORGET: Final = """
-DELETE FROM refused_signal WHERE id <= (SELECT id FROM refused_signal ORDER BY id DESC OFFSET $1 LIMIT 1)"""
-
+CLOCK: Final = Statement(select(func.slipway_clock()))
+CONFIGS: Final = Statement(select(config.c.body).order_by(config.c.key))
+BOOT: Final = Statement(select(boot.c.key, boot.c.body).where(boot.c.key == bindparam("worker_id")))
+LIVE: Final = Statement(select(signal.c.body).order_by(signal.c.key))
+NEWEST_FIRST: Final = refused_signal.c.id.desc()
+FIELDS: Final = refused_signal.c["at", "reason", "body"]
+REFUSED: Final = Statement(select(*FIELDS).order_by(NEWEST_FIRST))
+REFUSE: Final = Statement(
+    insert(refused_signal).from_select(
+        FIELDS.keys(), select(bindparam("at", type_=FIELDS.at.type), given(FIELDS.reason, FIELDS.body))
+    )
+)
+OLD: Final = select(refused_signal.c.id).order_by(NEWEST_FIRST).offset(bindparam("most", type_=Integer)).limit(1)
+FORGET: Final = Statement(delete(refused_signal).where(refused_signal.c.id <= OLD.scalar_subquery()))
 
 _config: Final = msgspec.json.Decoder(Config).decode
 _boot: Final = msgspec.json.Decoder(Boot).decode
@@ -37,15 +45,15 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 async def clock(db: Connection) -> datetime:
-    now: datetime = await db.fetchval(CLOCK)
+    now: datetime = await db.fetchval(CLOCK.text)
     return now
 
 
 async def world(db: Connection, worker_id: str) -> World:
     """The part of the world that decides about a signal: configs, live signals, and the boot of the given worker."""
-    configs = [_config(row["body"]) for row in await db.fetch(CONFIGS)]
-    boots = {row["key"]: _boot(row["body"]) for row in await db.fetch(BOOT, worker_id)}
-    live = [_signal(row["body"]) for row in await db.fetch(LIVE)]
+    configs = [_config(row["body"]) for row in await db.fetch(CONFIGS.text)]
+    boots = {row["key"]: _boot(row["body"]) for row in await db.fetch(BOOT.text, worker_id)}
+    live = [_signal(row["body"]) for row in await db.fetch(LIVE.text)]
     found = World()
     found.load(configs, {}, boots, {signal.key: signal for signal in live})
     return found
@@ -55,14 +63,18 @@ async def refuse(tx: Connection, refused: Sequence[Refused], at: float) -> None:
     """Store refused signals; only the newest are kept."""
     if refused:
         newest = refused[-REFUSED_MAX:]
-        bodies = [msgspec.json.encode(one.event).decode() for one in newest]
-        await tx.execute(REFUSE, at, [one.reason.replace("\0", "") for one in newest], bodies)
-        await tx.execute(FORGET, REFUSED_MAX)
+        values = REFUSE.arguments(
+            at=at,
+            reason=[one.reason.replace("\0", "") for one in newest],
+            body=[msgspec.json.encode(one.event).decode() for one in newest],
+        )
+        await tx.execute(REFUSE.text, *values)
+        await tx.execute(FORGET.text, *FORGET.arguments(most=REFUSED_MAX))
 
 
 async def live(db: Database) -> list[dict[str, Any]]:
     """List the live signals, as in the API."""
-    found = [_signal(row["body"]) for row in await db.fetch(LIVE)]
+    found = [_signal(row["body"]) for row in await db.fetch(LIVE.text)]
     return [
         {
             "source": s.source,
@@ -81,7 +93,7 @@ async def live(db: Database) -> list[dict[str, Any]]:
 
 async def refused(db: Database) -> list[dict[str, Any]]:
     """List the refused signals, as in the API, newest first."""
-    rows = await db.fetch(REFUSED)
+    rows = await db.fetch(REFUSED.text)
     found = [(row, msgspec.json.decode(row["body"], type=SignalRaised)) for row in rows]
     return [
         {

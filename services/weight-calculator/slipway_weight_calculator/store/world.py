@@ -5,29 +5,40 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
+from sqlalchemy import Table, any_, delete, select
+from sqlalchemy.dialects.postgresql import Insert, insert
 
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array, given
 from slipway_common.events.alert import Alert, AlertRaised
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.policy import Policy
 from slipway_weight_calculator.domain.rows import Boot, Config, Row
 from slipway_weight_calculator.domain.signals import Signal
 from slipway_weight_calculator.domain.world import World
+from slipway_weight_calculator.store import tables
 
 TABLES: Final[Mapping[str, type[Any]]] = {
-    "config": Config,
-    "health": Row,
-    "boot": Boot,
-    "signal": Signal,
-    "alert": AlertRaised,
+    tables.config.name: Config,
+    tables.health.name: Row,
+    tables.boot.name: Boot,
+    tables.signal.name: Signal,
+    tables.alert.name: AlertRaised,
 }
-READ: Final = {name: f"SELECT key, body FROM {name} ORDER BY key" for name in TABLES}
-WRITE: Final = {
-    name: f"INSERT INTO {name} SELECT * FROM unnest($1::text[], $2::text[]) "
-    "ON CONFLICT (key) DO UPDATE SET body = excluded.body"
-    for name in TABLES
+
+
+def _upsert(table: Table) -> Insert:
+    key, body = table.c.key, table.c.body
+    inserted = insert(table).from_select([key, body], select(given(key, body)))
+    return inserted.on_conflict_do_update(index_elements=[key], set_={"body": inserted.excluded.body})
+
+
+_tables = [tables.metadata.tables[name] for name in TABLES]
+READ: Final = {table.name: Statement(select(table.c.key, table.c.body).order_by(table.c.key)) for table in _tables}
+WRITE: Final = {table.name: Statement(_upsert(table)) for table in _tables}
+DELETE: Final = {
+    table.name: Statement(delete(table).where(table.c.key == any_(array("keys", table.c.key)))) for table in _tables
 }
-DELETE: Final = {name: f"DELETE FROM {name} WHERE key = ANY($1::text[])" for name in TABLES}
 
 _decoders: Final = {name: msgspec.json.Decoder(kind) for name, kind in TABLES.items()}
 _encode: Final = msgspec.json.Encoder().encode
@@ -53,16 +64,16 @@ async def write(tx: Connection, changed: Changes) -> None:
     for name, values in changed.items():
         written = {key: _encode(value).decode() for key, value in values.items() if value is not None}
         if written:
-            await tx.execute(WRITE[name], list(written), list(written.values()))
+            await tx.execute(WRITE[name].text, *WRITE[name].arguments(key=list(written), body=list(written.values())))
         if len(written) < len(values):
-            await tx.execute(DELETE[name], [key for key, value in values.items() if value is None])
+            await tx.execute(DELETE[name].text, [key for key, value in values.items() if value is None])
 
 
 async def read(db: Connection, policies: Mapping[str, Policy]) -> tuple[World, dict[str, AlertRaised]]:
     """The stored world and the open alerts."""
     found: dict[str, dict[str, Any]] = {}
     for name, decoder in _decoders.items():
-        found[name] = {row["key"]: decoder.decode(row["body"]) for row in await db.fetch(READ[name])}
+        found[name] = {row["key"]: decoder.decode(row["body"]) for row in await db.fetch(READ[name].text)}
     world = World(policies)
     world.load(found["config"].values(), found["health"], found["boot"], found["signal"])
     return world, found["alert"]
