@@ -20,6 +20,7 @@ class State(StrEnum):
 
 
 R, C, G, E, L = State  # in the order above
+LIVE: Final = (R, C)  # its holder may act under it
 TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     (R, "confirmed"): C,
     (R, "renewed"): R,  # a holder that needs more time before its call
@@ -120,7 +121,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def live(self) -> bool:
         """True while its holder may act under it."""
-        return self.state in (State.RESERVED, State.CONFIRMED)
+        return self.state in LIVE
 
     @property
     def cost(self) -> int:

@@ -7,6 +7,7 @@ from sqlalchemy import func, select
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement
 from slipway_common.observability.metrics import Readings
+from slipway_lease_broker.domain.ledger import LIVE, State
 from slipway_lease_broker.store import pools
 from slipway_lease_broker.store.tables import COUNTED, lease
 
@@ -34,7 +35,7 @@ SELECT lease_pool_id, tenant, held::bigint, waiting::bigint FROM (
           WHERE waiting_units > 0 AND NOT lapsed) AS used
     GROUP BY lease_pool_id, tenant) AS tenants
 WHERE place <= 50"""
-STATES: Final = ("reserved", "confirmed", "lost")
+STATES: Final = (*LIVE, State.LOST)
 
 
 async def read(db: Connection) -> Readings:

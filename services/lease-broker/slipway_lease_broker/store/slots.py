@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, given
-from slipway_lease_broker.domain.ledger import State
+from slipway_lease_broker.domain.ledger import LIVE
 from slipway_lease_broker.domain.slots import Slot
 from slipway_lease_broker.store.rows import structs
 from slipway_lease_broker.store.tables import lease, slot, slot_request
@@ -22,7 +22,6 @@ from slipway_lease_broker.store.tables import lease, slot, slot_request
 FIELDS: Final = slot.c[Slot.__struct_fields__]
 IN_POOL: Final = slot.c.lease_pool_id == bindparam("pool")
 IN_STATE: Final = slot.c.state == bindparam("state")
-LIVE: Final = (State.RESERVED, State.CONFIRMED)
 
 FREE_ENDED: Final = Statement(
     update(slot)
