@@ -58,6 +58,9 @@ FIGURES: Final = {
     },
 }
 
+# A table of this name, which the tests' template database got as well, made `make bench-events` of some commits fail.
+RENAMED_TABLE: Final = ("bench/hop_latency.py", " effect ", " hop ")
+
 
 class Figure(msgspec.Struct, frozen=True):
     """A throughput per second, or a p50 in milliseconds with its p99."""
@@ -116,6 +119,9 @@ def check_out(commit: str, folder: Path) -> None:
     archive = folder.with_suffix(".tar")
     subprocess.run(["git", "archive", "--output", archive, commit], cwd=ROOT, check=True)
     subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+    name, old, new = RENAMED_TABLE
+    if (file := folder / name).exists():
+        file.write_text(file.read_text().replace(old, new))
 
 
 async def make(tree: Path, target: str, log: Path) -> None:
@@ -153,7 +159,11 @@ async def measure(_: Supervisor) -> int:
             for side in ("before", "after") if n % 2 == 0 else ("after", "before"):
                 log = folder / f"{n}-{side}.log"
                 await make(trees[side], f"bench-{only}", log)
-                found[side] = figures(only, text(log))
+                try:
+                    found[side] = figures(only, text(log))
+                except Incomplete as incomplete:
+                    print(f"{side}, round {n + 1}: {incomplete}", file=sys.stderr)
+                    return 1
             rounds.append((found["before"], found["after"]))
             lines += [f"round {n + 1}, {' and '.join(found)}", *compared(*rounds[-1])]
             print(*lines[-1 - len(FIGURES[only]) :], sep="\n", flush=True)

@@ -74,13 +74,13 @@ class Watch:
 async def measure(place: Place) -> HopLatency:
     """Measure in a place without topics."""
     await place.create(WORKER_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, ALERT)
-    await place.database.execute("CREATE TABLE effect (name text PRIMARY KEY, at timestamptz NOT NULL)")
+    await place.database.execute("CREATE TABLE hop (name text PRIMARY KEY, at timestamptz NOT NULL)")
     watch = Watch()
     relay = place.relay(WORKER_LIFECYCLE, LAUNCH_CONFIG_WEIGHT, ALERT)
 
     async def handle(tx: Connection, events: Sequence[Received]) -> None:
         names = [received.event.worker_id for received in events]
-        await tx.execute("INSERT INTO effect SELECT unnest($1::text[]), slipway_clock()", names)
+        await tx.execute("INSERT INTO hop SELECT unnest($1::text[]), slipway_clock()", names)
         await outbox.enqueue(tx, [weight(name) for name in names])
         watch.handled += names
 
