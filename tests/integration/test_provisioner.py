@@ -44,12 +44,13 @@ from slipway_local.servers.ports import free_ports
 from slipway_local.servers.postgres import EmbeddedPostgres
 from slipway_provisioner.domain import planning
 from slipway_provisioner.domain.cloud import Account
+from slipway_provisioner.domain.declaring import DeclarationRefused
 from slipway_provisioner.domain.pool import Observed
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.loops import plan
 from slipway_provisioner.providers.port import OutcomeUnknown, Refused
 from slipway_provisioner.providers.simulated import Simulated, classify
-from slipway_provisioner.store import accounts, declarations, leases, pools
+from slipway_provisioner.store import accounts, leases, pools
 from slipway_simulator.main import served
 from slipway_simulator.settings import Settings as SimulatorSettings
 from tests.support.harness import PATIENCE_SECONDS
@@ -895,7 +896,7 @@ async def test_a_body_never_changes_under_its_id(provisioner: Provisioner) -> No
     await provisioner.declare()
     changed = declared(max_capacity=7)
     changed["worker_pools"][0]["launch_configs"][0]["zone"] = "elsewhere"
-    with pytest.raises(declarations.DeclarationRefused, match="zone cannot change under the same id"):
+    with pytest.raises(DeclarationRefused, match="zone cannot change under the same id"):
         await provisioner.declare(changed)
     assert await provisioner.database.fetchval("SELECT max_capacity FROM worker_pool") == 100
 
@@ -1285,14 +1286,14 @@ async def test_an_unleased_launch_gets_a_lease_when_charged(safe: Provisioner) -
         await safe.admit_unleased()
     kept, early = await safe.published(LeaseUnleasedReported)
     async with safe.database.acquire() as db, db.transaction():
-        await leases.release_units(db, early.lease_id, 1, "registered")
+        await leases.release(db, early.lease_id, 1, "registered")
     for lease, token in ((kept, 71), (early, 72)):
         await safe.leases(
             LeaseConfirmed(lease_pool_id="sim-a", lease_id=lease.lease_id, fencing_token=token, expires_at=after(1500))
         )
     async with safe.database.acquire() as db, db.transaction():
         for lease in (kept, early):
-            await leases.release_units(db, lease.lease_id, 1, "registered")
+            await leases.release(db, lease.lease_id, 1, "registered")
     assert [(back.lease_id, back.fencing_token) for back in await safe.published(LeaseReleaseRequested)] == [
         (kept.lease_id, 71)
     ]

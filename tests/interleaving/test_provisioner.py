@@ -42,18 +42,20 @@ from slipway_common.events.worker import (
     WorkerStopping,
 )
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.apply import declaration, freezing
 from slipway_provisioner.domain.workers import Worker, launch_failed
 from slipway_provisioner.handlers.weights import WeightView
-from slipway_provisioner.loops import expire, plan, reap, sweep
+from slipway_provisioner.loops import plan, reap
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.store import (
     accounts,
     batches,
     configs,
-    declarations,
+    deadlines,
     launch_stops,
     leases,
     marks,
+    outcomes,
     pauses,
     pools,
     workers,
@@ -244,7 +246,7 @@ async def stop_launches(db: Connection, scope: str, scope_id: str) -> None:
 async def apply(db: Connection, body: dict[str, Any]) -> None:
     from slipway_common.declaration.parsing import parse
 
-    await declarations.apply(db, parse(body), providers={"simulated": lambda _: ""}, times=TIMES)
+    await declaration.apply(db, parse(body), providers={"simulated": lambda _: ""}, times=TIMES)
 
 
 FORBID: Final[dict[str, Callable[[Connection], Awaitable[Any]]]] = {
@@ -268,7 +270,8 @@ SHARED: Final = (
     "store.declarations.LOCK_POOLS",
     "store.declarations.PUT_POOL",
     "store.declarations.PUT_CONFIG",
-    "store.declarations._remove",
+    "store.declarations.ARCHIVE_CONFIGS",
+    "store.declarations.DELETE_ACCOUNTS",
     "store.declarations.DELETE_POOLS",
     "store.pauses.PAUSE",
     "store.pauses.FREEZE",
@@ -672,7 +675,7 @@ async def test_a_reply_that_waited_for_a_registration(provisioner: Provisioner) 
     """The machine keeps its worker, and the reply binds the others."""
     batch, _ = await in_flight(provisioner, 2)
     async with stopped_at(provisioner, "outbox", provisioner.register("i-b", batch.id)) as registering:
-        reply = provisioner.start(provisioner.launcher.record(provisioner.database, batch, instance_ids=["i-a", "i-b"]))
+        reply = provisioner.start(provisioner.launcher.record(provisioner.database, batch, ["i-a", "i-b"]))
         await provisioner.until_waiting(registering, reply)
     await asyncio.gather(registering, reply)
     assert [(w.instance_id, w.state) for w in await provisioner.workers()] == [("i-b", "running"), ("i-a", "starting")]
@@ -683,7 +686,7 @@ async def test_a_reply_that_waited_for_a_registration(provisioner: Provisioner) 
 async def test_a_registration_that_waited_for_the_reply(provisioner: Provisioner) -> None:
     """It finds the worker that its instance was bound to."""
     batch, _ = await in_flight(provisioner, 2)
-    record = provisioner.launcher.record(provisioner.database, batch, instance_ids=["i-a", "i-b"])
+    record = provisioner.launcher.record(provisioner.database, batch, ["i-a", "i-b"])
     async with stopped_at(provisioner, "outbox", record) as reply:
         registering = provisioner.start(provisioner.register("i-b", batch.id))
         await provisioner.until_waiting(reply, registering)
@@ -736,9 +739,11 @@ async def test_a_boot_that_is_seen_and_registered_at_once(provisioner: Provision
 async def test_a_late_reply_and_a_look_up_record_one_outcome(provisioner: Provisioner) -> None:
     """The first one counts, and the other changes nothing."""
     batch, _ = await in_flight(provisioner, 2)
-    record = provisioner.launcher.record
-    async with stopped_at(provisioner, "outbox", record(provisioner.database, batch, put_back="looked up")) as look_up:
-        reply = provisioner.start(record(provisioner.database, batch, instance_ids=["i-a", "i-b"]))
+    launcher = provisioner.launcher
+    async with stopped_at(
+        provisioner, "outbox", launcher.put_back(provisioner.database, batch, "looked up")
+    ) as look_up:
+        reply = provisioner.start(launcher.record(provisioner.database, batch, ["i-a", "i-b"]))
         await provisioner.until_waiting(look_up, reply)
     await asyncio.gather(look_up, reply)
     assert await provisioner.states() == {"requested": 2}
@@ -764,7 +769,7 @@ async def test_two_replicas_resolve_different_batches(provisioner: Provisioner) 
     assert len(await in_transaction(provisioner, take)) == 1
 
 
-@locking("store.workers.COUNT_OUTCOMES", "loops.sweep.REPAIR")
+@locking("store.workers.COUNT_OUTCOMES", "store.outcomes.REPAIR")
 async def test_failures_add_up(provisioner: Provisioner) -> None:
     """Failures of concurrent calls are all counted, in any order of configs; a repair lowers no counter."""
     outcome = Outcome(Stage.LAUNCH, Result.FAILED, Scope.CAPACITY, "", "InsufficientCapacity")
@@ -780,14 +785,14 @@ async def test_failures_add_up(provisioner: Provisioner) -> None:
             await workers.save(db, [launch_failed(worker, outcome, after(0)) for worker in some])
 
     halves = by_config[::2], by_config[::-2]
-    await asyncio.gather(*(fail(half) for half in halves), provisioner.database.fetch(sweep.REPAIR))
+    await asyncio.gather(*(fail(half) for half in halves), provisioner.database.fetch(outcomes.REPAIR))
     await provisioner.database.execute("UPDATE launch_batch SET state = 'known'")
     failed = Counter(worker.launch_config_id for worker in everybody)
     assert await failures(provisioner) == failed
     await provisioner.database.execute(
         "UPDATE launch_config_outcomes SET failures = 1 WHERE launch_config_id = 'zone-a'"
     )
-    await asyncio.gather(*(provisioner.database.fetch(sweep.REPAIR) for _ in range(3)))
+    await asyncio.gather(*(provisioner.database.fetch(outcomes.REPAIR) for _ in range(3)))
     assert await failures(provisioner) == failed
 
 
@@ -839,7 +844,7 @@ async def test_a_claim_comes_before_giving_up(provisioner: Provisioner) -> None:
     assert await provisioner.published(WorkerStopping) == []
 
 
-@locking("loops.expire.TAKE_STOPPING", "store.workers.LOCK")
+@locking("store.deadlines.TAKE_STOPPING", "store.workers.LOCK")
 async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None:
     """Terminating instances, finding them missing and stopping workers do not deadlock."""
     everybody = await provisioner.starting(20)
@@ -848,9 +853,9 @@ async def test_workers_are_locked_in_one_order(provisioner: Provisioner) -> None
     await provisioner.expire()
     for _ in range(5):
         await asyncio.gather(
-            provisioner.database.execute(expire.TAKE_STOPPING, 0, 0),
+            provisioner.database.execute(deadlines.TAKE_STOPPING, 0, 0),
             reap.mark_gone(provisioner.database, ids[:10], "gone"),
-            provisioner.database.execute(expire.TAKE_STOPPING, 0, 0),
+            provisioner.database.execute(deadlines.TAKE_STOPPING, 0, 0),
         )
     assert await provisioner.states() == {"stopping": 10, "stopped": 10}
 
@@ -871,7 +876,7 @@ async def test_two_replicas_raise_one_alert_for_an_implausible_listing(provision
         assert await second is False
 
 
-@locking("store.accounts.DUE", "loops.reap.PASSED")
+@locking("store.accounts.DUE", "store.accounts.PASSED")
 async def test_two_reapers_pass_once(provisioner: Provisioner) -> None:
     """An account with a pass in progress is left to its replica, and each pass is counted."""
     await provisioner.declare()
@@ -887,7 +892,7 @@ async def test_two_reapers_pass_once(provisioner: Provisioner) -> None:
 # Commands, declarations, sweeps, weights
 
 
-@locking("loops.sweep.NEXT", "loops.sweep.CONFIGS", "store.configs.PAUSE")
+@locking("store.declarations.NEXT_TO_SWEEP", "store.declarations.CONFIGS_OF", "store.configs.PAUSE")
 async def test_a_sweep_does_not_publish_over_a_pause(provisioner: Provisioner) -> None:
     """It waits for the pause and republishes the state that follows."""
     await provisioner.declare()
@@ -903,7 +908,7 @@ async def test_a_sweep_does_not_publish_over_a_pause(provisioner: Provisioner) -
     assert states == ["paused", "paused"]
 
 
-@locking("loops.sweep.WRITE_OFF", "store.workers.COUNT_OUTCOMES")
+@locking("store.outcomes.WRITE_OFF", "store.workers.COUNT_OUTCOMES")
 async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisioner) -> None:
     """The sweep waits for it and restarts the hour. Sweeps and failures lock in one order."""
     await provisioner.declare(declared("zone-a", "zone-b"))
@@ -918,7 +923,7 @@ async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisio
     async with provisioner.database.acquire() as db:
         async with db.transaction():
             await db.execute(workers.COUNT_OUTCOMES, ["zone-a"], ["boot"], [True])
-            sweeping = provisioner.start(provisioner.database.fetch(sweep.WRITE_OFF, "linux", True))
+            sweeping = provisioner.start(provisioner.database.fetch(outcomes.WRITE_OFF, "linux", True))
             await provisioner.until_waiting(sweeping)
         await sweeping
     written_off = "SELECT array_agg(written_off ORDER BY launch_config_id) FROM launch_config_outcomes"
@@ -926,11 +931,11 @@ async def test_a_failure_during_a_sweep_is_not_written_off(provisioner: Provisio
     for _ in range(5):
         await asyncio.gather(
             *(provisioner.database.execute(workers.COUNT_OUTCOMES, *both) for _ in range(3)),
-            *(provisioner.database.fetch(sweep.WRITE_OFF, "linux", True) for _ in range(3)),
+            *(provisioner.database.fetch(outcomes.WRITE_OFF, "linux", True) for _ in range(3)),
         )
 
 
-@locking("loops.sweep.NEXT", "loops.sweep.DELETE_OLD")
+@locking("store.declarations.NEXT_TO_SWEEP", "store.retention.DELETE_OLD")
 async def test_two_sweeps_sweep_once(provisioner: Provisioner) -> None:
     """They delete old rows without a deadlock."""
     await provisioner.starting(3)
@@ -1005,7 +1010,7 @@ async def test_a_pool_is_unfrozen_once(provisioner: Provisioner) -> None:
         return await pauses.freeze(db, "linux", reason="drill", by="op")
 
     async def unfreeze(db: Connection) -> bool:
-        return await pauses.unfreeze(db, "linux", reason="over", by="op")
+        return await freezing.unfreeze(db, "linux", reason="over", by="op")
 
     for act in (freeze, unfreeze) * 2:
         assert sorted(await asyncio.gather(*(in_transaction(provisioner, act) for _ in range(3)))) == [0, 0, 1]
@@ -1014,7 +1019,7 @@ async def test_a_pool_is_unfrozen_once(provisioner: Provisioner) -> None:
     assert [tuple(row) for row in rows] == [("image/linux-1", "boot", 7)]
 
 
-@locking("handlers.weights.DELETE_FORGIVEN", "store.pauses.DELETE_FORGIVEN")
+@locking("store.weights.DELETE_FORGIVEN", "store.pauses.DELETE_FORGIVEN")
 async def test_records_while_a_pool_is_unfrozen(provisioner: Provisioner) -> None:
     """There is no deadlock, and never more is forgiven than has failed by the newest record."""
     await provisioner.declare()
@@ -1027,7 +1032,7 @@ async def test_records_while_a_pool_is_unfrozen(provisioner: Provisioner) -> Non
         return provisioner.weights(weight(shared=shared), revision=version)
 
     async def unfreeze(db: Connection) -> bool:
-        return await pauses.unfreeze(db, "linux", reason="over", by="op")
+        return await freezing.unfreeze(db, "linux", reason="over", by="op")
 
     for version in range(1, 25, 3):
         await record(version, 7)
@@ -1076,7 +1081,7 @@ async def test_configs_are_locked_in_one_order(provisioner: Provisioner) -> None
 
 @locking(
     "store.declarations.ONE_AT_A_TIME",
-    "store.declarations._account",
+    "store.declarations.PUT_ACCOUNT",
     "store.declarations.PUT_POOL",
     "store.declarations.PUT_CONFIG",
 )
@@ -1086,7 +1091,7 @@ async def test_two_declarations_at_once(provisioner: Provisioner) -> None:
     assert sorted(map(len, changes)) == [0, 0, 4]
 
 
-@locking("handlers.weights.UPSERT", "handlers.weights.UPSERT_SHARED", "handlers.weights.DELETE")
+@locking("store.weights.UPSERT", "store.weights.UPSERT_SHARED", "store.weights.DELETE")
 async def test_weight_views_of_two_replicas(provisioner: Provisioner) -> None:
     """In any order of reading, the highest revision and the highest version of a share stay, without a deadlock."""
     names = [f"zone-{letter}" for letter in "abcdef"]
@@ -1112,7 +1117,7 @@ async def test_weight_views_of_two_replicas(provisioner: Provisioner) -> None:
     assert await provisioner.database.fetchval("SELECT count(*) FROM weight") == 0
 
 
-@locking("handlers.weights.UPSERT_SHARED", "store.pools.LOCK_SHARED")
+@locking("store.weights.UPSERT_SHARED", "store.pools.LOCK_SHARED")
 async def test_a_record_that_waited_for_a_plan(provisioner: Provisioner) -> None:
     """It trips a config that the plan saw as healthy, and marks the pool dirty: the next plan cancels waiting
     intents."""
@@ -1128,7 +1133,7 @@ async def test_a_record_that_waited_for_a_plan(provisioner: Provisioner) -> None
     assert await provisioner.states() == {"stopped": 3}
 
 
-@locking("handlers.weights.UPSERT_SHARED", "store.pools.LOCK_SHARED")
+@locking("store.weights.UPSERT_SHARED", "store.pools.LOCK_SHARED")
 async def test_a_plan_that_waited_for_a_record(provisioner: Provisioner) -> None:
     """The plan uses the record's values."""
     await provisioner.declare()

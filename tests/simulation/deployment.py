@@ -50,6 +50,8 @@ from slipway_lease_broker.handlers.requests import LeaseCommandHandler
 from slipway_lease_broker.loops.decide import DecideLoop
 from slipway_lease_broker.store import pools as lease_pools
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.apply.declaration import apply
+from slipway_provisioner.domain.declaring import Times
 from slipway_provisioner.handlers.demand import record_demand
 from slipway_provisioner.handlers.leases import record_leases
 from slipway_provisioner.handlers.signals import record_requests
@@ -58,7 +60,7 @@ from slipway_provisioner.loops import expire, plan, reap, resolve, sweep
 from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import configs, declarations, launch_stops
+from slipway_provisioner.store import configs, launch_stops
 from slipway_simulator.scenario import Scenario
 from slipway_weight_calculator.work import Calculation
 from tests.simulation.cloud import Cloud, Machine
@@ -426,11 +428,11 @@ class Deployment:
             await lease_pools.declare(db, [made.after for made in changed])
             await outbox.enqueue(db, lease_declaration.limit_events(changed, "test"))
         async with self.databases["provisioner"].acquire() as db, db.transaction():
-            times = declarations.Times(
+            times = Times(
                 call_timeout_seconds=self.settings.call_timeout_seconds,
                 clock_skew_seconds=self.settings.clock_skew_seconds,
             )
-            await declarations.apply(db, parse(self.body), providers={"simulated": self.cloud.problem}, times=times)
+            await apply(db, parse(self.body), providers={"simulated": self.cloud.problem}, times=times)
 
 
 def declared(*, max_capacity: int, honours_tokens: bool) -> dict[str, Any]:

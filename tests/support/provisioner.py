@@ -23,7 +23,9 @@ from slipway_common.events.topics import DECODERS, TOPIC_OF
 from slipway_common.events.weight import StageHealth, WeightChanged
 from slipway_common.messaging.records import Received
 from slipway_local.servers.postgres import EmbeddedPostgres
+from slipway_provisioner.apply.declaration import apply
 from slipway_provisioner.domain.cloud import Account, Instance
+from slipway_provisioner.domain.declaring import Change, Times
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.handlers.demand import record_demand
@@ -35,14 +37,14 @@ from slipway_provisioner.loops.launch import Launcher
 from slipway_provisioner.main import build
 from slipway_provisioner.providers.port import CreateRequest, OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import declarations, workers
+from slipway_provisioner.store import workers
 from tests.support import harness
 from tests.support.harness import PATIENCE_SECONDS, PATIENT
 
 SERVICE: Final = "provisioner"
 START: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY: Final = "registration-key"
-TIMES: Final = declarations.Times(call_timeout_seconds=5, clock_skew_seconds=5)
+TIMES: Final = Times(call_timeout_seconds=5, clock_skew_seconds=5)
 SETTABLE_CLOCK: Final = """
 CREATE TABLE test_clock (at timestamptz NOT NULL);
 INSERT INTO test_clock VALUES ('2026-01-01 12:00+00');
@@ -197,10 +199,10 @@ class Provisioner:
 
     # Input
 
-    async def declare(self, body: dict[str, Any] | None = None) -> list[declarations.Change]:
+    async def declare(self, body: dict[str, Any] | None = None) -> list[Change]:
         async with self.database.acquire() as db, db.transaction():
             wanted = parse(body or declared())
-            return await declarations.apply(db, wanted, providers={"simulated": self.cloud.problem}, times=TIMES)
+            return await apply(db, wanted, providers={"simulated": self.cloud.problem}, times=TIMES)
 
     async def demand(self, *reports: DemandReported) -> None:
         async with self.database.acquire() as db, db.transaction():

@@ -1,11 +1,30 @@
 """Freezing a pool for a bad image instead of probing the image indefinitely. Pure."""
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
+import msgspec
+
+from slipway_common.events.alert import AlertRaised, AlertResolved
 from slipway_common.events.scopes import image_key
 from slipway_provisioner.domain.pool import Observed, Shared
 
 BY: Final = "provisioner"  # `frozen_by` of a pool that was frozen for a bad image
+
+
+class UnconfirmedStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A start of the image that failed, or is still `booting`."""
+
+    worker_id: str
+    instance_id: str | None
+    account_id: str
+    booting: bool
+    reason: str
+
+    def __str__(self) -> str:
+        state = "still booting" if self.booting else self.reason
+        return f"worker {self.worker_id}, instance {self.instance_id or 'none'} of {self.account_id}: {state}"
 
 
 def bad_image(observed: Observed) -> Shared | None:
@@ -33,6 +52,30 @@ def description(known: Shared) -> str:
     return f"{count} {more}{starts} of {known.key} failed or timed out ({known.stage})"
 
 
-def alert(pool_id: str) -> dict[str, Any]:
-    """Identifying fields of the alert on a pool that was frozen for an image, raised or resolved."""
+def raised(
+    pool_id: str, image: Shared, *, tasks: int, starts: Sequence[UnconfirmedStart], now: datetime
+) -> AlertRaised:
+    """Alert on a pool that is frozen now; `tasks` need a worker, `starts` are the evidence.
+
+    If the image has tripped, its own alert is the page and this one a notice, unless the pool was unfrozen before.
+    """
+    return AlertRaised(
+        **_alert(pool_id),
+        summary=f"pool {pool_id} is frozen: {description(image)}",
+        effect=f"{tasks} {'task gets' if tasks == 1 else 'tasks get'} no new worker",
+        doing="launches nothing and cancels waiting launches; running workers are not affected",
+        command=f"slipway pool unfreeze {pool_id} --reason …",
+        since=now,
+        cause=image.reason or image.key,
+        severity="notice" if image.tripped and not image.forgiven else "page",
+        evidence=tuple(str(start) for start in starts),
+    )
+
+
+def resolved(pool_id: str, summary: str) -> AlertResolved:
+    """End of the alert on a frozen pool."""
+    return AlertResolved(**_alert(pool_id), summary=summary)
+
+
+def _alert(pool_id: str) -> dict[str, Any]:
     return {"dedup_key": f"provisioner/image-frozen/{pool_id}", "subject_id": pool_id, "kind": "image-frozen"}

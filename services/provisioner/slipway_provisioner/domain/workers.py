@@ -3,6 +3,8 @@
 States follow the table in slipway_common.events.lifecycle; a transition that it lacks raises IllegalTransition.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -69,6 +71,21 @@ def _to(worker: Worker, event: str, **fields: Any) -> Worker:
 def requested(worker: Worker) -> Change:
     """First event of a new intent."""
     return worker, events.WorkerRequested(**_ids(worker), decision_id=worker.decision_id)
+
+
+def admitted(worker: Worker, lease_id: str) -> Worker:
+    """Holds a unit of a lease. No event: the lease's own events say so."""
+    return msgspec.structs.replace(worker, lease_id=lease_id, holds_unit=True)
+
+
+def held_units(workers: Iterable[Worker]) -> Mapping[str, int]:
+    """Units that workers hold, per lease."""
+    return Counter(worker.lease_id for worker in workers if worker.holds_unit and worker.lease_id is not None)
+
+
+def without_units(workers: Iterable[Worker]) -> list[Worker]:
+    """The workers after their units were released."""
+    return [msgspec.structs.replace(worker, holds_unit=False) for worker in workers]
 
 
 def calling(worker: Worker, batch_id: str) -> Worker:

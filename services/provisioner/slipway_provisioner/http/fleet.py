@@ -7,14 +7,13 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway_common.base.errors import Transient
-from slipway_common.database.postgres import Connection, Database
+from slipway_common.database.postgres import Database
 from slipway_common.events.lifecycle import State
 from slipway_common.web.access import require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
-from slipway_provisioner.domain import workers as domain
+from slipway_provisioner.apply import termination
 from slipway_provisioner.domain.timeline import timeline
-from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.http.pools import no_pool
 from slipway_provisioner.http.workers import UUID
 from slipway_provisioner.store import batches, decisions, demand, leases, pools, workers
@@ -82,41 +81,15 @@ async def terminate(
         raise no_worker(worker_id)
     async with db.acquire() as connection:
         for _ in range(ATTEMPTS_MAX):
-            async with connection.transaction():
-                worker = await _terminate(connection, worker_id, f"terminated by {by}: {body.reason}")
-            if worker is not None:
-                wake(request)
-                return workers.described(worker)
+            try:
+                async with connection.transaction():
+                    worker = await termination.terminate(connection, worker_id, f"terminated by {by}: {body.reason}")
+            except termination.AdmissionChanged:
+                continue
+            except termination.AlreadyStopped as error:
+                raise Problem(410, "worker-gone", "The worker has stopped", str(error)) from error
+            if worker is None:
+                raise no_worker(worker_id)
+            wake(request)
+            return workers.described(worker)
     raise Transient(f"the admission of worker {worker_id} changed {ATTEMPTS_MAX} times meanwhile; try again")
-
-
-async def _terminate(db: Connection, worker_id: str, reason: str) -> Worker | None:
-    """Terminate and return the worker; None, without a change, if its lease or request changed before they were locked.
-
-    Leases and requests are locked before workers, as everywhere: a grant may bind it, or a call start, at this moment.
-    """
-    seen = await workers.get(db, worker_id)
-    if seen is None:
-        raise no_worker(worker_id)
-    if seen.state is State.REQUESTED:
-        await leases.lock_all(db, filter(None, [seen.lease_id]), filter(None, [seen.request_id]))
-    worker = await workers.lock_one(db, worker_id)
-    if worker is None:
-        raise no_worker(worker_id)
-    if worker.state is State.STOPPED:
-        raise Problem(410, "worker-gone", "The worker has stopped", worker.reason)
-    if worker.state is State.STOPPING:
-        return worker
-    if worker.state is State.REQUESTED:
-        if _waits_under(worker) != _waits_under(seen):
-            return None
-        if worker.lease_id is None and worker.request_id is not None:
-            await leases.cancel(db, worker.request_id, 1, reason)
-        (worker,) = await leases.release(db, [worker], "cancelled")
-    change = domain.terminated(worker, reason, await pools.now(db))
-    await workers.save(db, [change])
-    return change[0]
-
-
-def _waits_under(worker: Worker) -> tuple[State, str | None, str | None]:
-    return worker.state, worker.lease_id, worker.request_id

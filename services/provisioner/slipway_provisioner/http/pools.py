@@ -14,8 +14,10 @@ from slipway_common.events.pool import DemandReported
 from slipway_common.web.access import Credentials, check, require
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
+from slipway_provisioner.apply import declaration, freezing
+from slipway_provisioner.domain.declaring import DeclarationRefused
 from slipway_provisioner.domain.demand import TASKS_MAX, problem
-from slipway_provisioner.store import configs, declarations, demand, launch_stops, pauses, pools, summaries
+from slipway_provisioner.store import configs, demand, launch_stops, pauses, pools, summaries
 
 router = APIRouter(tags=["pools"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -72,10 +74,10 @@ async def put_declaration(
         transaction = connection.transaction()
         await transaction.start()
         try:
-            changes = await declarations.apply(
+            changes = await declaration.apply(
                 connection, declared, providers=request.app.state.providers, times=request.app.state.times
             )
-        except declarations.DeclarationRefused as error:
+        except DeclarationRefused as error:
             await transaction.rollback()
             raise Problem(409, "declaration-refused", "The declaration cannot be applied", str(error)) from error
         except BaseException:
@@ -166,7 +168,7 @@ async def unfreeze_pool(
     async with db.acquire() as connection, connection.transaction():
         if pool_id not in await pools.known(connection, [pool_id]):
             raise no_pool(pool_id)
-        if not await pauses.unfreeze(connection, pool_id, reason=body.reason, by=by):
+        if not await freezing.unfreeze(connection, pool_id, reason=body.reason, by=by):
             raise _wrong_state(pool_id, "is not frozen")
     wake(request)
     return {"id": pool_id, "frozen": False}

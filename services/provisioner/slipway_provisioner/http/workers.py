@@ -16,10 +16,11 @@ from slipway_common.web.access import Credentials, bearer
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
 from slipway_provisioner import metrics
+from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain import workers as domain
 from slipway_provisioner.domain.registration import batch_secret
 from slipway_provisioner.domain.workers import Worker
-from slipway_provisioner.store import batches, demand, leases, pools, workers
+from slipway_provisioner.store import batches, demand, pools, workers
 
 router = APIRouter(prefix="/workers", tags=["workers"])
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -101,7 +102,7 @@ async def _first(db: Connection, worker: Worker, instance_id: str, token: str) -
         after, event = domain.registered(worker, instance_id, hash_secret(token), now)
     except IllegalTransition as error:
         raise refused(error) from error
-    (released,) = await leases.release(db, [after], "registered")
+    (released,) = await release(db, [after], "registered")
     await workers.save(db, [(released, event)])
     metrics.BOOT_SECONDS.labels(worker.pool_id).observe(event.boot_seconds)
     return released

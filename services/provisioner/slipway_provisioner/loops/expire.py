@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
 
 from slipway_common.database.postgres import Connection, Database
 from slipway_common.events.lifecycle import State
@@ -11,55 +10,27 @@ from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.workers import Worker, stopping
 from slipway_provisioner.providers.port import Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, configs, leases, pauses, pools, workers
+from slipway_provisioner.store import accounts, configs, deadlines, leases, pauses, pools, workers
+from slipway_provisioner.store.deadlines import Terminable
 
 LOG = logger(__name__)
-
-OVERDUE_BOOTS: Final = """
-SELECT id::text FROM worker WHERE state = 'starting' AND launched_at < slipway_clock() - $1 * interval '1 s'
-ORDER BY id LIMIT 200"""
-# Idle although a source of its pool has had pending tasks for as long; `throughout`: during all of its idle time. Where
-# claims are not reported by a hook, the worker may be busy unless no source has seen a claimed task in that time.
-IDLE_DESPITE_DEMAND: Final = """
-SELECT w.id::text, w.idle_since, bool_or(d.pending_since <= w.idle_since) AS throughout
-FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN demand d ON d.pool_id = w.pool_id
-WHERE w.state = 'running' AND w.idle_since < slipway_clock() - $1 * interval '1 s'
-    AND d.pending_since < slipway_clock() - $1 * interval '1 s'
-    AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
-    AND (c.claim_evidence = 'hook' OR (c.claim_evidence = 'queue' AND NOT EXISTS (
-        SELECT FROM demand q WHERE q.pool_id = w.pool_id AND q.claimed_seen_at >= w.idle_since)))
-GROUP BY w.id ORDER BY w.id LIMIT 200"""
-# Only pools whose boot evidence is `register` have an agent that sends heartbeats.
-UNRESPONSIVE: Final = """
-SELECT w.id::text, w.last_seen_at FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
-WHERE w.state = 'running' AND w.last_seen_at < slipway_clock() - $1 * interval '1 s' AND c.boot_evidence = 'register'
-ORDER BY w.id LIMIT 200"""
-# A worker that never registered cannot be asked to stop; the others get the grace period to stop by themselves. A row
-# that is taken moves to the end of the queue whatever the call's result, so a failing account does not block others.
-TAKE_STOPPING: Final = """
-UPDATE worker SET termination_requested_at = slipway_clock() WHERE id IN (
-    SELECT id FROM worker WHERE state = 'stopping' AND instance_id IS NOT NULL
-        AND (registered_at IS NULL OR stopping_at < slipway_clock() - $1 * interval '1 s')
-        AND (termination_requested_at IS NULL OR termination_requested_at < slipway_clock() - $2 * interval '1 s')
-    ORDER BY termination_requested_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED)
-RETURNING account_id, instance_id"""
 
 
 async def expire_next(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Stop workers that are past a deadline, with the outcome of the stage that failed."""
     async with database.acquire() as db:
         async with db.transaction():
-            ids = [row["id"] for row in await db.fetch(OVERDUE_BOOTS, settings.boot_timeout_seconds)]
+            ids = await deadlines.overdue_boots(db, settings.boot_timeout_seconds)
             boots = [w for w in await workers.lock(db, ids) if w.state is State.STARTING]
             consoles = await _consoles(db, boots, providers)
             now = await pools.now(db)
             failed = [stopping(w, "did not register in time", now, _boot_failed(w), consoles[w.id]) for w in boots]
             await workers.save(db, failed)
         async with db.transaction():
-            candidates = {row["id"]: row for row in await db.fetch(IDLE_DESPITE_DEMAND, settings.give_up_idle_seconds)}
-            locked = await workers.lock(db, sorted(candidates))
+            despite_demand = await deadlines.idle_despite_demand(db, settings.give_up_idle_seconds)
+            locked = await workers.lock(db, sorted(despite_demand))
             # A worker that claimed and finished a task before the lock was taken has a newer `idle_since`.
-            idle = [w for w in locked if w.state is State.RUNNING and w.idle_since == candidates[w.id]["idle_since"]]
+            idle = [w for w in locked if w.state is State.RUNNING and w.idle_since == despite_demand[w.id].since]
             consoles = await _consoles(db, idle, providers)
             now = await pools.now(db)
             given_up = [
@@ -67,19 +38,16 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
                     w,
                     "idle while tasks wait",
                     now,
-                    _claim_failed(w, evidence=candidates[w.id]["throughout"]),
+                    _claim_failed(w, evidence=despite_demand[w.id].throughout),
                     consoles[w.id],
                 )
                 for w in idle
             ]
             await workers.save(db, given_up)
         async with db.transaction():
-            candidates = {
-                row["id"]: row["last_seen_at"]
-                for row in await db.fetch(UNRESPONSIVE, settings.unresponsive_timeout_seconds)
-            }
-            locked = await workers.lock(db, sorted(candidates))
-            unresponsive = [w for w in locked if w.state is State.RUNNING and w.last_seen_at == candidates[w.id]]
+            last_contact = await deadlines.unresponsive(db, settings.unresponsive_timeout_seconds)
+            locked = await workers.lock(db, sorted(last_contact))
+            unresponsive = [w for w in locked if w.state is State.RUNNING and w.last_seen_at == last_contact[w.id]]
             now = await pools.now(db)
             await workers.save(db, [stopping(w, "unresponsive", now) for w in unresponsive])
         async with db.transaction():
@@ -118,17 +86,19 @@ def _claim_failed(worker: Worker, *, evidence: bool) -> Outcome | None:
 async def terminate_instances(database: Database, *, settings: Settings, providers: Mapping[str, Provider]) -> bool:
     """Terminate instances of stopping workers after the grace period. The instance reaper confirms it."""
     async with database.acquire() as db:
-        rows = await db.fetch(TAKE_STOPPING, settings.stop_grace_seconds, settings.reap_seconds)
-        by_id = {row["account_id"]: await accounts.get(db, row["account_id"]) for row in rows}
+        taken = await deadlines.take_terminable(
+            db, grace_seconds=settings.stop_grace_seconds, again_seconds=settings.reap_seconds
+        )
+        by_id = {instance.account_id: await accounts.get(db, instance.account_id) for instance in taken}
 
-    async def terminate(row: Any) -> None:
-        account = by_id[row["account_id"]]
+    async def terminate(instance: Terminable) -> None:
+        account = by_id[instance.account_id]
         try:
-            await providers[account.provider].terminate(account, row["instance_id"])
+            await providers[account.provider].terminate(account, instance.instance_id)
         except Exception as error:
             LOG.warning(
-                "terminating the instance failed and will be retried", instance=row["instance_id"], error=repr(error)
+                "terminating the instance failed and will be retried", instance=instance.instance_id, error=repr(error)
             )
 
-    await asyncio.gather(*(terminate(row) for row in rows))
+    await asyncio.gather(*(terminate(instance) for instance in taken))
     return False

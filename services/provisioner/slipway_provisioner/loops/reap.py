@@ -10,24 +10,15 @@ from slipway_common.events.lifecycle import State
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
+from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.cloud import Account
 from slipway_provisioner.domain.reaping import Findings, compare
 from slipway_provisioner.domain.workers import Worker, lost, seen_running, stopped
 from slipway_provisioner.providers.port import OutcomeUnknown, Provider
 from slipway_provisioner.settings import Settings
-from slipway_provisioner.store import accounts, batches, demand, leases, pools, workers
+from slipway_provisioner.store import accounts, batches, demand, instances, pools, workers
 
 LOG = logger(__name__)
-# Includes stopped workers whose instance is listed: they may have stopped since.
-WITH_INSTANCE: Final = f"""
-{workers.SELECT} WHERE account_id = $1 AND instance_id IS NOT NULL
-    AND (state <> 'stopped' OR instance_id = ANY($2::text[])) ORDER BY id"""
-# Workers of pools whose boot evidence is `provider_running`.
-BOOTED: Final = """
-SELECT w.id::text FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
-WHERE w.account_id = $1 AND w.instance_id = ANY($2::text[]) AND w.state = 'starting'
-    AND c.boot_evidence = 'provider_running' ORDER BY w.id"""
-PASSED: Final = "UPDATE account SET passes = passes + 1, passed_at = slipway_clock() WHERE id = $1"
 TERMINATIONS_PER_PASS: Final = 100  # bounds the damage that a bug could do to an account
 
 
@@ -48,8 +39,7 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
     async with database.acquire() as db:
         # Batches before workers: the instances of a batch that is known here are bound when the workers are read.
         states = await batches.states(db, sorted({i.batch_id for i in listed}))
-        found = await db.fetch(WITH_INSTANCE, account.id, [i.id for i in listed])
-        rows = [workers.from_row(row) for row in found]
+        rows = await instances.bound(db, account.id, [i.id for i in listed])
     findings = compare(
         listed,
         rows,
@@ -66,7 +56,8 @@ async def reap_next(database: Database, *, settings: Settings, providers: Mappin
     gone = await _confirmed(account, provider, missing) if matches else []
     if gone:
         await mark_gone(database, [worker.id for worker in gone], "instance is gone")
-    await database.execute(PASSED, account.id)
+    async with database.acquire() as db:
+        await accounts.count_pass(db, account.id)
     return True
 
 
@@ -102,7 +93,7 @@ async def mark_gone(database: Database, ids: Sequence[str], reason: str) -> None
         live = [w for w in await workers.lock(db, sorted(ids)) if w.state is not State.STOPPED]
         now = await pools.now(db)
         await demand.close_claims(db, [w.id for w in live], now)
-        released = await leases.release(db, live, "gone")
+        released = await release(db, live, "gone")
         changes = [(stopped if worker.state is State.STOPPING else lost)(worker, reason, now) for worker in released]
         await workers.save(db, changes)
 
@@ -110,10 +101,10 @@ async def mark_gone(database: Database, ids: Sequence[str], reason: str) -> None
 async def _mark_running(database: Database, account: Account, instance_ids: Sequence[str]) -> None:
     """Record boots confirmed by the provider. Releases lease units, as a registration does."""
     async with database.acquire() as db, db.transaction():
-        ids = [row["id"] for row in await db.fetch(BOOTED, account.id, instance_ids)]
+        ids = await instances.booted(db, account.id, instance_ids)
         booted = [worker for worker in await workers.lock(db, ids) if worker.state is State.STARTING]
         now = await pools.now(db)
-        changes = [seen_running(worker, now) for worker in await leases.release(db, booted, "registered")]
+        changes = [seen_running(worker, now) for worker in await release(db, booted, "registered")]
         await workers.save(db, changes)
     for worker, event in changes:
         metrics.BOOT_SECONDS.labels(worker.pool_id).observe(event.boot_seconds)

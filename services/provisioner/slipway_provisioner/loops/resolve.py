@@ -41,8 +41,8 @@ async def _resolve(database: Database, launcher: Launcher, batch: Batch, account
         found = await provider.instances(account, batch_id=batch.id)
         metrics.LOOKED_UP.labels(account.id).inc()
         if found:
-            await launcher.record(database, batch, instance_ids=[instance.id for instance in found], looked_up=True)
+            await launcher.record(database, batch, [instance.id for instance in found], looked_up=True)
         else:
-            await launcher.record(database, batch, put_back="looked up: the call had no effect")
+            await launcher.put_back(database, batch, "looked up: the call had no effect")
     except Exception as error:
         LOG.warning("the call's outcome is still unknown", batch=batch.id, account=account.id, error=repr(error))

@@ -23,6 +23,8 @@ SET_LISTING_PROBLEM: Final = Statement(
     .returning(sa.true())
 )
 
+PASSED: Final = "UPDATE account SET passes = passes + 1, passed_at = slipway_clock() WHERE id = $1"
+
 
 async def get(db: Connection, account_id: str) -> Account:
     return Account(**await db.fetchrow(GET.text, *GET.arguments(id=account_id)))
@@ -38,3 +40,8 @@ async def due_for_reaping(db: Connection, every_seconds: float) -> Account | Non
     """Take the account whose last pass is longest ago; None if none is due."""
     row = await db.fetchrow(DUE, every_seconds)
     return None if row is None else Account(**row)
+
+
+async def count_pass(db: Connection, account_id: str) -> None:
+    """Count a completed pass of the instance reaper."""
+    await db.execute(PASSED, account_id)

@@ -11,6 +11,7 @@ from slipway_common.database.postgres import Connection
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
+    LeaseConfirmRequested,
     LeaseGranted,
     LeaseReleaseRequested,
     LeaseRenewRequested,
@@ -18,7 +19,6 @@ from slipway_common.events.lease import (
     LeaseUnleasedReported,
 )
 from slipway_common.messaging import outbox
-from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store.configs import MAY_START
 
 # Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others.
@@ -189,7 +189,7 @@ async def insert(tx: Connection, event: LeaseGranted, launch_config_id: str, tra
 async def insert_unleased(
     tx: Connection, started: LeaseUnleasedReported, launch_config_id: str, traceparent: str, *, hold_seconds: float
 ) -> None:
-    """Store an unleased launch, valid for as long as a lease of its pool."""
+    """Store and report an unleased launch, valid for as long as a lease of its pool."""
     await tx.execute(
         INSERT_UNLEASED,
         started.lease_id,
@@ -200,6 +200,15 @@ async def insert_unleased(
         started.started_at + timedelta(seconds=hold_seconds),
         traceparent,
     )
+    await outbox.enqueue(tx, [outbox.Traced(started, traceparent)])
+
+
+async def request_confirmation(tx: Connection, lease: Lease) -> None:
+    """Request the confirmation of a grant, whose call is committed. The broker's reply changes the row."""
+    event = LeaseConfirmRequested(
+        lease_pool_id=lease.lease_pool_id, lease_id=lease.id, fencing_token=lease.fencing_token
+    )
+    await outbox.enqueue(tx, [outbox.Traced(event, lease.traceparent)])
 
 
 async def confirm(tx: Connection, event: LeaseConfirmed) -> None:
@@ -207,18 +216,7 @@ async def confirm(tx: Connection, event: LeaseConfirmed) -> None:
     await tx.execute(CONFIRM, event.lease_id, event.expires_at, event.fencing_token)
 
 
-async def release(tx: Connection, workers: Sequence[Worker], result: str, **evidence: Any) -> list[Worker]:
-    """Release the units that workers hold, each once; returns the workers without them. Rows are locked."""
-    by_lease: dict[str, int] = {}
-    for worker in workers:
-        if worker.holds_unit and worker.lease_id is not None:
-            by_lease[worker.lease_id] = by_lease.get(worker.lease_id, 0) + 1
-    for lease_id in sorted(by_lease):
-        await release_units(tx, lease_id, by_lease[lease_id], result, **evidence)
-    return [msgspec.structs.replace(worker, holds_unit=False) for worker in workers]
-
-
-async def release_units(tx: Connection, lease_id: str, units: int, result: str, **evidence: Any) -> None:
+async def release(tx: Connection, lease_id: str, units: int, result: str, **evidence: Any) -> None:
     """Publish the release of units of a lease, unless it has ended."""
     row = await tx.fetchrow(RELEASE, lease_id, units)
     if row is None or not row["fencing_token"]:

@@ -1,0 +1,61 @@
+"""Leases as they change: a grant binds waiting intents, an end returns them to the queue, units are released once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from slipway_common.database.postgres import Connection
+from slipway_common.events.lease import LeaseGranted
+from slipway_provisioner.domain.workers import Worker, admitted, delayed, held_units, without_units
+from slipway_provisioner.store import leases, workers
+
+
+async def bind(tx: Connection, grant: LeaseGranted, traceparent: str) -> None:
+    """Bind a new grant to the intents that wait for it, oldest first, and release the units that none needs. The lease
+    and its request are locked."""
+    config_id = await leases.requested_config(tx, grant.request_id)
+    if not await leases.insert(tx, grant, config_id or "", traceparent):
+        return
+    waiting = [] if config_id is None else await workers.lock_waiting(tx, grant.request_id, grant.units)
+    await workers.save_without_events(tx, [admitted(worker, grant.lease_id) for worker in waiting])
+    await leases.take(tx, grant.request_id, len(waiting))
+    if len(waiting) < grant.units:
+        await leases.release(tx, grant.lease_id, grant.units - len(waiting), "surplus")
+
+
+async def end(tx: Connection, lease_id: str, reason: str) -> None:
+    """End a lease. Its intents without a call request admission again; calls already made continue and are recorded."""
+    if await leases.lock(tx, lease_id) is None:
+        return
+    waiting = await workers.lock_leased(tx, lease_id)
+    await leases.end(tx, lease_id)
+    await workers.save(tx, [delayed(worker, reason) for worker in waiting])
+
+
+async def release(tx: Connection, some: Sequence[Worker], result: str, **evidence: Any) -> list[Worker]:
+    """Release the units that workers hold, each once; returns the workers without them. Rows are locked."""
+    units = held_units(some)
+    for lease_id in sorted(units):
+        await leases.release(tx, lease_id, units[lease_id], result, **evidence)
+    return without_units(some)
+
+
+async def request_again(tx: Connection) -> bool:
+    """Request leases for delayed intents anew, one per config; False if there are none."""
+    delayed_intents = await workers.lock_delayed(tx)
+    groups: dict[tuple[str, str, str], list[Worker]] = {}
+    for lease_pool_id, worker in delayed_intents:
+        groups.setdefault((lease_pool_id, worker.pool_id, worker.launch_config_id), []).append(worker)
+    for (lease_pool_id, pool_id, config_id), members in groups.items():
+        request_id = await leases.request(
+            tx,
+            lease_pool_id=lease_pool_id,
+            pool_id=pool_id,
+            launch_config_id=config_id,
+            units=len(members),
+            traceparent=members[0].traceparent,
+        )
+        requesting = [msgspec.structs.replace(worker, request_id=request_id) for worker in members]
+        await workers.save_without_events(tx, requesting)
+    return bool(delayed_intents)

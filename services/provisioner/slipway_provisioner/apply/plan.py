@@ -1,0 +1,77 @@
+"""Execution of a plan: decision, freeze, intents with their lease requests, workers to stop. Makes no choices."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from slipway_common.base.ids import new_id
+from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import State
+from slipway_common.observability.telemetry import child_of
+from slipway_provisioner.apply.freezing import freeze_for
+from slipway_provisioner.domain.planning import Launch, Plan
+from slipway_provisioner.domain.pool import Observed
+from slipway_provisioner.domain.workers import Worker, cancelled, requested, stopping
+from slipway_provisioner.store import decisions, leases, marks, pools, workers
+
+
+async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime) -> None:
+    """Store a plan with its effects. The pool is locked."""
+    pool_id = observed.pool.id
+    decision_id = await decisions.record(tx, pool_id, plan)
+    if plan.freeze is not None:
+        await freeze_for(tx, pool_id, plan.freeze, tasks=plan.details["tasks"], now=now)
+    trace = next((d.traceparent for d in observed.demands if d.traceparent), "")
+    for launch in plan.launches:
+        await _request(tx, pool_id, decision_id, launch, now, trace)
+    if plan.units:
+        await pools.record_draws(tx, pool_id, plan.units)
+    if plan.cancel:
+        await _cancel(tx, plan.cancel, plan.details["reason"], now)
+    if plan.stop:
+        idle = [w for w in await workers.lock(tx, sorted(plan.stop)) if w.state is State.RUNNING and w.idle_since]
+        await workers.save(tx, [stopping(w, "more workers than wanted", now) for w in idle])
+    if plan.reconsider_after_seconds is not None:
+        await marks.later(tx, pool_id, plan.reconsider_after_seconds)
+
+
+async def _request(tx: Connection, pool_id: str, decision_id: str, launch: Launch, now: datetime, trace: str) -> None:
+    """Store the intents of one config together with the lease request for them."""
+    config, traceparent = launch.config, child_of(trace)
+    request_id = await leases.request(
+        tx,
+        lease_pool_id=config.lease_pool_id,
+        pool_id=pool_id,
+        launch_config_id=config.id,
+        units=launch.units,
+        traceparent=traceparent,
+    )
+    intent = Worker(
+        id="",
+        pool_id=pool_id,
+        launch_config_id=config.id,
+        account_id=config.account_id,
+        image_revision=config.image_revision,
+        state=State.REQUESTED,
+        decision_id=decision_id,
+        probe_permit=launch.permit,
+        request_id=request_id,
+        requested_at=now,
+        traceparent=traceparent,
+    )
+    intents = [msgspec.structs.replace(intent, id=new_id()) for _ in range(launch.units)]
+    await workers.insert(tx, [requested(worker) for worker in intents])
+
+
+async def _cancel(tx: Connection, ids: Sequence[str], reason: str, now: datetime) -> None:
+    """Cancel waiting intents and withdraw their units from the queue. Requests are locked before workers, as
+    everywhere, since a grant may be binding them at this moment. Rows locked by others are left to the next plan."""
+    requests = await leases.lock_requests_of(tx, ids)
+    locked = await workers.lock(tx, sorted(ids), skip_locked=True)
+    waiting = [w for w in locked if w.state is State.REQUESTED and w.lease_id is None]
+    waiting = [w for w in waiting if w.request_id is None or w.request_id in requests]
+    await workers.save(tx, [cancelled(worker, reason, now) for worker in waiting])
+    for request_id in requests:
+        if units := sum(worker.request_id == request_id for worker in waiting):
+            await leases.cancel(tx, request_id, units, reason)

@@ -1,0 +1,47 @@
+"""Termination of a worker by a person."""
+
+from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import State
+from slipway_provisioner.apply.leases import release
+from slipway_provisioner.domain.workers import Worker, terminated
+from slipway_provisioner.store import leases, pools, workers
+
+
+class AdmissionChanged(Exception):
+    """The worker's lease or request changed before they were locked. Nothing was changed; try again."""
+
+
+class AlreadyStopped(Exception):
+    """The worker has stopped; the text is the reason."""
+
+
+async def terminate(tx: Connection, worker_id: str, reason: str) -> Worker | None:
+    """Terminate and return the worker; None if there is none. Raises AdmissionChanged and AlreadyStopped.
+
+    Leases and requests are locked before workers, as everywhere: a grant may bind it, or a call start, at this moment.
+    """
+    seen = await workers.get(tx, worker_id)
+    if seen is None:
+        return None
+    if seen.state is State.REQUESTED:
+        await leases.lock_all(tx, filter(None, [seen.lease_id]), filter(None, [seen.request_id]))
+    worker = await workers.lock_one(tx, worker_id)
+    if worker is None:
+        return None
+    if worker.state is State.STOPPED:
+        raise AlreadyStopped(worker.reason)
+    if worker.state is State.STOPPING:
+        return worker
+    if worker.state is State.REQUESTED:
+        if _waits_under(worker) != _waits_under(seen):
+            raise AdmissionChanged
+        if worker.lease_id is None and worker.request_id is not None:
+            await leases.cancel(tx, worker.request_id, 1, reason)
+        (worker,) = await release(tx, [worker], "cancelled")
+    change = terminated(worker, reason, await pools.now(tx))
+    await workers.save(tx, [change])
+    return change[0]
+
+
+def _waits_under(worker: Worker) -> tuple[State, str | None, str | None]:
+    return worker.state, worker.lease_id, worker.request_id

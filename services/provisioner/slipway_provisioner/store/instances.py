@@ -1,0 +1,28 @@
+"""Workers by their instances, for the instance reaper."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from slipway_common.database.postgres import Connection
+from slipway_provisioner.domain.workers import Worker
+from slipway_provisioner.store import workers
+
+# Includes stopped workers whose instance is listed: they may have stopped since.
+WITH_INSTANCE: Final = f"""
+{workers.SELECT} WHERE account_id = $1 AND instance_id IS NOT NULL
+    AND (state <> 'stopped' OR instance_id = ANY($2::text[])) ORDER BY id"""
+# Workers of pools whose boot evidence is `provider_running`.
+BOOTED: Final = """
+SELECT w.id::text FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
+WHERE w.account_id = $1 AND w.instance_id = ANY($2::text[]) AND w.state = 'starting'
+    AND c.boot_evidence = 'provider_running' ORDER BY w.id"""
+
+
+async def bound(db: Connection, account_id: str, listed: Sequence[str]) -> list[Worker]:
+    """Workers of an account with an instance, and stopped ones whose instance is `listed`."""
+    return [workers.from_row(row) for row in await db.fetch(WITH_INSTANCE, account_id, listed)]
+
+
+async def booted(db: Connection, account_id: str, running: Sequence[str]) -> list[str]:
+    """Ids of starting workers whose instance is `running`, where that is the boot evidence."""
+    return [row["id"] for row in await db.fetch(BOOTED, account_id, running)]

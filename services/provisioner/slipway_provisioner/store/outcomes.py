@@ -1,0 +1,46 @@
+"""Counters of outcomes per config and stage: repair, and failures that will never be folded into a weight."""
+
+from typing import Any, Final
+
+from slipway_common.database.postgres import Connection
+
+UNFOLDED_SECONDS: Final = 3600  # longer than any record is late while the calculator is available
+# A counter must not be below the number of failed workers. Counters of a config that was declared again start at zero.
+REPAIR: Final = """
+UPDATE launch_config_outcomes f SET failures = shown.failures, unfolded_since = NULL FROM (
+    SELECT w.launch_config_id, count(*) AS failures FROM worker w JOIN launch_batch b ON b.id = w.batch_id
+    JOIN launch_config c ON c.id = w.launch_config_id AND w.requested_at >= c.declared_at
+    WHERE w.state = 'stopped' AND w.launched_at IS NULL AND w.registered_at IS NULL AND b.state = 'known'
+    GROUP BY w.launch_config_id) AS shown
+WHERE f.launch_config_id = shown.launch_config_id AND f.stage = 'launch' AND f.failures < shown.failures
+RETURNING f.launch_config_id"""
+# A failure whose event was dead-lettered is never folded by the calculator, and its config cannot always be identified.
+# So failures that were published and not folded for an hour, while the calculator was available at each sweep ($2), are
+# written off. A new failure restarts the hour, so that none is written off early. A failure that is folded after all
+# is no longer written off.
+WRITE_OFF: Final = f"""
+WITH found AS (
+    SELECT o.launch_config_id, o.stage, o.written_off AS before,
+        greatest(0, o.failures - (g.record -> 'stages' -> o.stage ->> 'failures_folded')::bigint) AS unfolded,
+        $2 AND NOT EXISTS (SELECT FROM outbox WHERE at < slipway_clock() - interval '1 min') AS published
+    FROM launch_config_outcomes o JOIN launch_config c ON c.id = o.launch_config_id
+    JOIN weight g ON g.launch_config_id = c.id
+    WHERE c.pool_id = $1 AND c.state <> 'archived' ORDER BY o.launch_config_id, o.stage FOR UPDATE OF o)
+UPDATE launch_config_outcomes o SET
+    written_off = CASE WHEN f.published AND o.unfolded_since <= slipway_clock() - interval '{UNFOLDED_SECONDS} s'
+        THEN f.unfolded
+        ELSE least(o.written_off, f.unfolded) END,
+    unfolded_since = CASE WHEN f.published AND f.unfolded > 0 THEN coalesce(o.unfolded_since, slipway_clock()) END
+FROM found f WHERE (o.launch_config_id, o.stage) = (f.launch_config_id, f.stage)
+RETURNING o.launch_config_id, o.stage, o.written_off - f.before AS written_off"""
+
+
+async def repair(db: Connection) -> list[str]:
+    """Raise counters that are below the number of failed workers; returns their config ids."""
+    return [row["launch_config_id"] for row in await db.fetch(REPAIR)]
+
+
+async def write_off(db: Connection, pool_id: str, *, calculator_available: bool) -> list[dict[str, Any]]:
+    """Write off failures of a pool's configs that were not folded in time; returns config, stage and number of each
+    counter that was looked at."""
+    return [dict(row) for row in await db.fetch(WRITE_OFF, pool_id, calculator_available)]
