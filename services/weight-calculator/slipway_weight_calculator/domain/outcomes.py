@@ -23,7 +23,8 @@ def _requested(draft: Draft, config: Config, event: worker.WorkerRequested, at: 
 
 
 def _delayed(draft: Draft, config: Config, event: worker.WorkerDelayed, at: float) -> None:
-    probes.extend(draft, config, event.probe_permit, at)
+    if event.probe_permit is not None:
+        probes.extend(draft, config, event.probe_permit, at)
 
 
 def _launched(draft: Draft, config: Config, event: worker.WorkerLaunched, at: float) -> None:
@@ -45,7 +46,8 @@ def _launched(draft: Draft, config: Config, event: worker.WorkerLaunched, at: fl
             event.console,
         )
         heappush(draft.world.timers, (late_at, "boot", worker_id))
-        probes.extend(draft, config, event.probe_permit, late_at)
+        if event.probe_permit is not None:
+            probes.extend(draft, config, event.probe_permit, late_at)
     if event.probe_permit is not None:
         probes.settle(draft, config, event.probe_permit, at, outcome)
 

@@ -71,7 +71,7 @@ def spend(draft: Draft, config: Config, permit: int, at: float) -> None:
             draft.set_trip(key, name, trips.issued(trip, _probe(config, row), at))
 
 
-def extend(draft: Draft, config: Config, permit: int | None, at: float) -> None:
+def extend(draft: Draft, config: Config, permit: int, at: float) -> None:
     """Postpone the loss of the newest permit after an event of its holder."""
     row = draft.row(config.id)
     if row is not None and row.ready and permit == row.permit:
