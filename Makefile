@@ -77,8 +77,9 @@ lock-jars: $(READY) ## Resolve the broker's jars again, from jgo.toml
 demo: $(RUNTIME) ## Whole system on simulated clouds, or PROVIDER=process: DURATION=3m SPEED=20 SEED= FAULTS= DEMAND=FILE MUTANT= PLAIN=1
 	@$(RUN) -m $(BROKEN) slipway_local.demo
 
-check: $(READY) ## Words and formats of this project, ruff, mypy, import contracts
+check: $(READY) ## Words, formats and structure of this project, ruff, mypy, import contracts
 	@$(RUN) -m $(BROKEN) tests.tools.idiom
+	@$(RUN) -m $(BROKEN) tests.tools.structure --findings
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check --quiet .
 	.venv/bin/mypy libs services tests generate examples $(if $(wildcard bench/*.py),bench)
