@@ -7,7 +7,7 @@ import msgspec
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import REGISTERED, WAITING, State
 from slipway_common.observability.telemetry import child_of
 from slipway_provisioner.apply.freezing import freeze_for
 from slipway_provisioner.domain.planning import Launch, Plan
@@ -30,7 +30,7 @@ async def execute(tx: Connection, observed: Observed, plan: Plan, now: datetime)
     if plan.cancel:
         await _cancel(tx, plan.cancel, plan.details["reason"], now)
     if plan.stop:
-        idle = [w for w in await workers.lock(tx, sorted(plan.stop)) if w.state is State.RUNNING and w.idle_since]
+        idle = [w for w in await workers.lock(tx, sorted(plan.stop)) if w.state in REGISTERED and w.idle_since]
         await workers.save(tx, [stopping(w, "more workers than wanted", now) for w in idle])
     if plan.reconsider_after_seconds is not None:
         await marks.later(tx, pool_id, plan.reconsider_after_seconds)
@@ -69,7 +69,7 @@ async def _cancel(tx: Connection, ids: Sequence[str], reason: str, now: datetime
     everywhere, since a grant may be binding them at this moment. Rows locked by others are left to the next plan."""
     requests = await leases.lock_requests_of(tx, ids)
     locked = await workers.lock(tx, sorted(ids), skip_locked=True)
-    waiting = [w for w in locked if w.state is State.REQUESTED and w.lease_id is None]
+    waiting = [w for w in locked if w.state in WAITING and w.lease_id is None]
     waiting = [w for w in waiting if w.request_id is None or w.request_id in requests]
     await workers.save(tx, [cancelled(worker, reason, now) for worker in waiting])
     for request_id in requests:

@@ -1,7 +1,7 @@
 """Termination of a worker by a person."""
 
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import ENDED, LEAVING, WAITING, State
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.workers import Worker, terminated
 from slipway_provisioner.store import leases, pools, workers
@@ -23,16 +23,16 @@ async def terminate(tx: Connection, worker_id: str, reason: str) -> Worker | Non
     seen = await workers.get(tx, worker_id)
     if seen is None:
         return None
-    if seen.state is State.REQUESTED:
+    if seen.state in WAITING:
         await leases.lock_all(tx, filter(None, [seen.lease_id]), filter(None, [seen.request_id]))
     worker = await workers.lock_one(tx, worker_id)
     if worker is None:
         return None
-    if worker.state is State.STOPPED:
+    if worker.state in ENDED:
         raise AlreadyStopped(worker.reason)
-    if worker.state is State.STOPPING:
+    if worker.state in LEAVING:
         return worker
-    if worker.state is State.REQUESTED:
+    if worker.state in WAITING:
         if _waits_under(worker) != _waits_under(seen):
             raise AdmissionChanged
         if worker.lease_id is None and worker.request_id is not None:

@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from slipway_common.base.ids import hash_secret, new_secret
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lifecycle import IllegalTransition, State
+from slipway_common.events.lifecycle import ENDED, LEAVING, LIVE, IllegalTransition
 from slipway_common.web.access import Credentials, bearer
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
@@ -74,7 +74,7 @@ async def register(body: Registration, request: Request, db: DatabaseDep) -> dic
             worker = await _lowest_unbound(connection, body)
         elif worker.batch_id != batch.id:
             raise Problem(409, "foreign-instance", "The instance belongs to another batch", body.instance_id)
-        if worker.state is State.STOPPED:
+        if worker.state in ENDED:
             raise Problem(410, "worker-gone", "The worker has stopped", worker.reason)
         if worker.registered_at is not None:
             worker = await _again(connection, worker, token)
@@ -86,7 +86,7 @@ async def register(body: Registration, request: Request, db: DatabaseDep) -> dic
 
 async def _lowest_unbound(db: Connection, body: Registration) -> Worker:
     for worker in await workers.lock_batch(db, body.batch_id):
-        if worker.instance_id is None and worker.state is not State.STOPPED:
+        if worker.instance_id is None and worker.state in LIVE:
             return worker
     raise Problem(
         409,
@@ -130,7 +130,7 @@ async def _authenticated(db: Connection, worker_id: str, credentials: Any) -> Wo
             "The token does not belong to this worker",
             "use the token returned by the registration",
         )
-    if worker.state is State.STOPPED:
+    if worker.state in ENDED:
         raise Problem(410, "worker-gone", "The worker has stopped", worker.reason)
     now = await pools.now(db)
     return msgspec.structs.replace(worker, token_used=True, last_seen_at=now)
@@ -145,7 +145,7 @@ def _clamped(at: datetime, now: datetime) -> datetime:
 
 
 def _answer(worker: Worker) -> dict[str, Any]:
-    is_stopping = worker.state is State.STOPPING
+    is_stopping = worker.state in LEAVING
     return {"terminate": is_stopping, "reason": worker.reason if is_stopping else ""}
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner.domain.workers import Worker, stopping
@@ -21,7 +21,7 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
     async with database.acquire() as db:
         async with db.transaction():
             ids = await deadlines.overdue_boots(db, settings.boot_timeout_seconds)
-            boots = [w for w in await workers.lock(db, ids) if w.state is State.STARTING]
+            boots = [w for w in await workers.lock(db, ids) if w.state in IN_FLIGHT["boot"]]
             consoles = await _consoles(db, boots, providers)
             now = await pools.now(db)
             failed = [stopping(w, "did not register in time", now, _boot_failed(w), consoles[w.id]) for w in boots]
@@ -30,7 +30,7 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
             despite_demand = await deadlines.idle_despite_demand(db, settings.give_up_idle_seconds)
             locked = await workers.lock(db, sorted(despite_demand))
             # A worker that claimed and finished a task before the lock was taken has a newer `idle_since`.
-            idle = [w for w in locked if w.state is State.RUNNING and w.idle_since == despite_demand[w.id].since]
+            idle = [w for w in locked if w.state in REGISTERED and w.idle_since == despite_demand[w.id].since]
             consoles = await _consoles(db, idle, providers)
             now = await pools.now(db)
             given_up = [
@@ -47,7 +47,7 @@ async def expire_next(database: Database, *, settings: Settings, providers: Mapp
         async with db.transaction():
             last_contact = await deadlines.unresponsive(db, settings.unresponsive_timeout_seconds)
             locked = await workers.lock(db, sorted(last_contact))
-            unresponsive = [w for w in locked if w.state is State.RUNNING and w.last_seen_at == last_contact[w.id]]
+            unresponsive = [w for w in locked if w.state in REGISTERED and w.last_seen_at == last_contact[w.id]]
             now = await pools.now(db)
             await workers.save(db, [stopping(w, "unresponsive", now) for w in unresponsive])
         async with db.transaction():

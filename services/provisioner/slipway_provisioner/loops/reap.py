@@ -6,7 +6,7 @@ from typing import Final
 
 from slipway_common.database.postgres import Database
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.events.lifecycle import State
+from slipway_common.events.lifecycle import IN_FLIGHT, LEAVING, LIVE
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
@@ -90,11 +90,11 @@ async def _confirmed(account: Account, provider: Provider, missing: Sequence[Wor
 async def mark_gone(database: Database, ids: Sequence[str], reason: str) -> None:
     """Record that instances are gone: stopping workers become stopped, others lost. Releases their lease units."""
     async with database.acquire() as db, db.transaction():
-        live = [w for w in await workers.lock(db, sorted(ids)) if w.state is not State.STOPPED]
+        live = [w for w in await workers.lock(db, sorted(ids)) if w.state in LIVE]
         now = await pools.now(db)
         await demand.close_claims(db, [w.id for w in live], now)
         released = await release(db, live, "gone")
-        changes = [(stopped if worker.state is State.STOPPING else lost)(worker, reason, now) for worker in released]
+        changes = [(stopped if worker.state in LEAVING else lost)(worker, reason, now) for worker in released]
         await workers.save(db, changes)
 
 
@@ -102,7 +102,7 @@ async def _mark_running(database: Database, account: Account, instance_ids: Sequ
     """Record boots confirmed by the provider. Releases lease units, as a registration does."""
     async with database.acquire() as db, db.transaction():
         ids = await instances.booted(db, account.id, instance_ids)
-        booted = [worker for worker in await workers.lock(db, ids) if worker.state is State.STARTING]
+        booted = [worker for worker in await workers.lock(db, ids) if worker.state in IN_FLIGHT["boot"]]
         now = await pools.now(db)
         changes = [seen_running(worker, now) for worker in await release(db, booted, "registered")]
         await workers.save(db, changes)

@@ -6,24 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.database.postgres import Connection
-
-NAMES: Final = (
-    "id::text, launch_config_id, account_id, lease_id, token, body, units, state, outcome, repeats, started_at, "
-    "call_deadline"
-)
-INSERT: Final = """
-INSERT INTO launch_batch (id, launch_config_id, account_id, lease_id, token, body, units, state, started_at,
-    call_deadline)
-VALUES ($1, $2, $3, $4, $5, $6, $7, 'calling', slipway_clock(), slipway_clock() + $8 * interval '1 s')"""
-LOCK: Final = f"SELECT {NAMES} FROM launch_batch WHERE id = $1 FOR UPDATE"
-KNOWN: Final = "UPDATE launch_batch SET state = 'known', outcome = $2, known_at = slipway_clock() WHERE id = $1"
-# Once the deadline has passed by the visibility delay, instances of the call are listed. The replica that takes a batch
-# gets a new deadline for its attempt; after that any replica may take it.
-OVERDUE: Final = f"""
-UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() + $2 * interval '1 s' WHERE id IN (
-    SELECT id FROM launch_batch WHERE state = 'calling' AND call_deadline < slipway_clock() - $1 * interval '1 s'
-    ORDER BY call_deadline LIMIT 20 FOR UPDATE SKIP LOCKED)
-RETURNING {NAMES}"""
+from slipway_common.database.sql import names
+from slipway_provisioner.store.tables import launch_batch
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +25,22 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 0
     started_at: datetime | None = None
     call_deadline: datetime | None = None
+
+
+NAMES: Final = "id::text, " + names(launch_batch.c[name] for name in Batch.__struct_fields__ if name != "id")
+INSERT: Final = """
+INSERT INTO launch_batch (id, launch_config_id, account_id, lease_id, token, body, units, state, started_at,
+    call_deadline)
+VALUES ($1, $2, $3, $4, $5, $6, $7, 'calling', slipway_clock(), slipway_clock() + $8 * interval '1 s')"""
+LOCK: Final = f"SELECT {NAMES} FROM launch_batch WHERE id = $1 FOR UPDATE"
+KNOWN: Final = "UPDATE launch_batch SET state = 'known', outcome = $2, known_at = slipway_clock() WHERE id = $1"
+# Once the deadline has passed by the visibility delay, instances of the call are listed. The replica that takes a batch
+# gets a new deadline for its attempt; after that any replica may take it.
+OVERDUE: Final = f"""
+UPDATE launch_batch SET repeats = repeats + 1, call_deadline = slipway_clock() + $2 * interval '1 s' WHERE id IN (
+    SELECT id FROM launch_batch WHERE state = 'calling' AND call_deadline < slipway_clock() - $1 * interval '1 s'
+    ORDER BY call_deadline LIMIT 20 FOR UPDATE SKIP LOCKED)
+RETURNING {NAMES}"""
 
 
 async def insert(tx: Connection, batch: Batch, *, call_timeout_seconds: float) -> None:

@@ -7,31 +7,35 @@ from typing import Final
 import msgspec
 
 from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import IN_FLIGHT, LEAVING, REGISTERED
+from slipway_provisioner.store.tables import states
 
-OVERDUE_BOOTS: Final = """
-SELECT id::text FROM worker WHERE state = 'starting' AND launched_at < slipway_clock() - $1 * interval '1 s'
+OVERDUE_BOOTS: Final = f"""
+SELECT id::text FROM worker
+WHERE state IN ({states(IN_FLIGHT["boot"])}) AND launched_at < slipway_clock() - $1 * interval '1 s'
 ORDER BY id LIMIT 200"""
 # Idle although a source of its pool has had pending tasks for as long; `throughout`: during all of its idle time. Where
 # claims are not reported by a hook, the worker may be busy unless no source has seen a claimed task in that time.
-IDLE_DESPITE_DEMAND: Final = """
+IDLE_DESPITE_DEMAND: Final = f"""
 SELECT w.id::text, w.idle_since, bool_or(d.pending_since <= w.idle_since) AS throughout
 FROM worker w JOIN launch_config c ON c.id = w.launch_config_id JOIN demand d ON d.pool_id = w.pool_id
-WHERE w.state = 'running' AND w.idle_since < slipway_clock() - $1 * interval '1 s'
+WHERE w.state IN ({states(REGISTERED)}) AND w.idle_since < slipway_clock() - $1 * interval '1 s'
     AND d.pending_since < slipway_clock() - $1 * interval '1 s'
     AND d.observed_at + d.valid_for_seconds * interval '1 s' > slipway_clock()
     AND (c.claim_evidence = 'hook' OR (c.claim_evidence = 'queue' AND NOT EXISTS (
         SELECT FROM demand q WHERE q.pool_id = w.pool_id AND q.claimed_seen_at >= w.idle_since)))
 GROUP BY w.id ORDER BY w.id LIMIT 200"""
 # Only pools whose boot evidence is `register` have an agent that sends heartbeats.
-UNRESPONSIVE: Final = """
+UNRESPONSIVE: Final = f"""
 SELECT w.id::text, w.last_seen_at FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
-WHERE w.state = 'running' AND w.last_seen_at < slipway_clock() - $1 * interval '1 s' AND c.boot_evidence = 'register'
+WHERE w.state IN ({states(REGISTERED)}) AND w.last_seen_at < slipway_clock() - $1 * interval '1 s'
+    AND c.boot_evidence = 'register'
 ORDER BY w.id LIMIT 200"""
 # A worker that never registered cannot be asked to stop; the others get the grace period to stop by themselves. A row
 # that is taken moves to the end of the queue whatever the call's result, so a failing account does not block others.
-TAKE_STOPPING: Final = """
+TAKE_STOPPING: Final = f"""
 UPDATE worker SET termination_requested_at = slipway_clock() WHERE id IN (
-    SELECT id FROM worker WHERE state = 'stopping' AND instance_id IS NOT NULL
+    SELECT id FROM worker WHERE state IN ({states(LEAVING)}) AND instance_id IS NOT NULL
         AND (registered_at IS NULL OR stopping_at < slipway_clock() - $1 * interval '1 s')
         AND (termination_requested_at IS NULL OR termination_requested_at < slipway_clock() - $2 * interval '1 s')
     ORDER BY termination_requested_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED)

@@ -9,10 +9,12 @@ from typing import Any, Final
 from slipway_common.database.postgres import Connection
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
+from slipway_common.events.lifecycle import ENDED
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain import freezing
 from slipway_provisioner.domain.declaring import BODY
 from slipway_provisioner.store import configs, marks
+from slipway_provisioner.store.tables import states
 
 # As carried by the events of the compacted topic.
 POOL_STATE: Final = (
@@ -60,10 +62,10 @@ GET_ACCOUNT: Final = f"SELECT {_names(ACCOUNT)} FROM account WHERE id = $1"
 PUT_ACCOUNT: Final = f"""
 INSERT INTO account (id, {_names(ACCOUNT)}) VALUES ($1, {_places(ACCOUNT)})
 ON CONFLICT (id) DO UPDATE SET {_excluded(ACCOUNT)}"""
-DELETE_ACCOUNTS: Final = """
+DELETE_ACCOUNTS: Final = f"""
 DELETE FROM account a WHERE id <> ALL($1::text[])
     AND NOT EXISTS (SELECT FROM launch_config c WHERE c.account_id = a.id)
-    AND NOT EXISTS (SELECT FROM worker w WHERE w.account_id = a.id AND w.state <> 'stopped')
+    AND NOT EXISTS (SELECT FROM worker w WHERE w.account_id = a.id AND w.state NOT IN ({states(ENDED)}))
 RETURNING id"""
 GET_POOL: Final = f"SELECT {_names(POOL)} FROM worker_pool WHERE id = $1"
 PUT_POOL: Final = f"""

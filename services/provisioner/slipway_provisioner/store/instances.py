@@ -4,17 +4,19 @@ from collections.abc import Sequence
 from typing import Final
 
 from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import ENDED, IN_FLIGHT
 from slipway_provisioner.domain.workers import Worker
 from slipway_provisioner.store import workers
+from slipway_provisioner.store.tables import states
 
 # Includes stopped workers whose instance is listed: they may have stopped since.
 WITH_INSTANCE: Final = f"""
 {workers.SELECT} WHERE account_id = $1 AND instance_id IS NOT NULL
-    AND (state <> 'stopped' OR instance_id = ANY($2::text[])) ORDER BY id"""
+    AND (state NOT IN ({states(ENDED)}) OR instance_id = ANY($2::text[])) ORDER BY id"""
 # Workers of pools whose boot evidence is `provider_running`.
-BOOTED: Final = """
+BOOTED: Final = f"""
 SELECT w.id::text FROM worker w JOIN launch_config c ON c.id = w.launch_config_id
-WHERE w.account_id = $1 AND w.instance_id = ANY($2::text[]) AND w.state = 'starting'
+WHERE w.account_id = $1 AND w.instance_id = ANY($2::text[]) AND w.state IN ({states(IN_FLIGHT["boot"])})
     AND c.boot_evidence = 'provider_running' ORDER BY w.id"""
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import names
 from slipway_common.events.lease import (
     LeaseCancelRequested,
     LeaseConfirmed,
@@ -18,20 +19,36 @@ from slipway_common.events.lease import (
     LeaseRequested,
     LeaseUnleasedReported,
 )
+from slipway_common.events.lifecycle import WAITING
 from slipway_common.messaging import outbox
 from slipway_provisioner.store.configs import MAY_START
+from slipway_provisioner.store.tables import lease, states
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease granted to the provisioner. `units` are those not yet released."""
+
+    id: str
+    request_id: str
+    lease_pool_id: str
+    launch_config_id: str
+    fencing_token: int
+    units: int
+    state: str
+    expires_at: datetime
+    hold_until: datetime
+    renewed_at: datetime
+    traceparent: str
+
 
 # Leases under which nothing may start, or whose renewal is pending, are left out so that they do not block others.
 CANDIDATES: Final = f"""
 SELECT l.id FROM lease l JOIN launch_config c ON c.id = l.launch_config_id JOIN worker_pool p ON p.id = c.pool_id
 WHERE l.state <> 'ended' AND {MAY_START}
     AND (l.expires_at > slipway_clock() + $2 * interval '1 s' OR l.renewed_at < slipway_clock() - $3 * interval '1 s')
-    AND EXISTS (SELECT FROM worker w WHERE w.lease_id = l.id AND w.state = 'requested')
+    AND EXISTS (SELECT FROM worker w WHERE w.lease_id = l.id AND w.state IN ({states(WAITING)}))
 ORDER BY l.fencing_token LIMIT $1"""
-GET: Final = """
-SELECT id, request_id, lease_pool_id, launch_config_id, fencing_token, units, state, expires_at, hold_until,
-    renewed_at, traceparent
-FROM lease WHERE id = $1"""
+GET: Final = f"SELECT {names(lease.c[name] for name in Lease.__struct_fields__)} FROM lease WHERE id = $1"
 LOCK: Final = f"{GET} FOR UPDATE"
 TRY_LOCK: Final = f"{LOCK} SKIP LOCKED"
 CONFIG_OF: Final = "SELECT launch_config_id FROM lease WHERE id = $1"
@@ -73,29 +90,13 @@ ORDER BY id FOR UPDATE"""
 REQUESTED_CONFIG: Final = "SELECT launch_config_id FROM lease_request WHERE id = $1"
 TAKE: Final = "UPDATE lease_request SET units = units - $2 WHERE id = $1 RETURNING lease_pool_id, traceparent, units"
 DELETE_REQUEST: Final = "DELETE FROM lease_request WHERE id = ANY($1::text[])"
-RESEND: Final = """
+RESEND: Final = f"""
 UPDATE lease_request r SET sent_at = slipway_clock() WHERE r.id IN (
     SELECT id FROM lease_request WHERE sent_at < slipway_clock() - make_interval(secs => $1)
     ORDER BY id FOR UPDATE SKIP LOCKED)
 RETURNING id, lease_pool_id, pool_id, traceparent, (
     SELECT count(*) FROM worker w
-    WHERE w.request_id = r.id AND w.state = 'requested' AND w.lease_id IS NULL) AS units"""
-
-
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease granted to the provisioner. `units` are those not yet released."""
-
-    id: str
-    request_id: str
-    lease_pool_id: str
-    launch_config_id: str
-    fencing_token: int
-    units: int
-    state: str
-    expires_at: datetime
-    hold_until: datetime
-    renewed_at: datetime
-    traceparent: str
+    WHERE w.request_id = r.id AND w.state IN ({states(WAITING)}) AND w.lease_id IS NULL) AS units"""
 
 
 async def candidates(db: Connection, limit: int, *, margin_seconds: float, renewal_pending_seconds: float) -> list[str]:

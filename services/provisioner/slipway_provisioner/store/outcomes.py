@@ -3,14 +3,16 @@
 from typing import Any, Final
 
 from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import ENDED
+from slipway_provisioner.store.tables import states
 
 UNFOLDED_SECONDS: Final = 3600  # longer than any record is late while the calculator is available
 # A counter must not be below the number of failed workers. Counters of a config that was declared again start at zero.
-REPAIR: Final = """
+REPAIR: Final = f"""
 UPDATE launch_config_outcomes f SET failures = shown.failures, unfolded_since = NULL FROM (
     SELECT w.launch_config_id, count(*) AS failures FROM worker w JOIN launch_batch b ON b.id = w.batch_id
     JOIN launch_config c ON c.id = w.launch_config_id AND w.requested_at >= c.declared_at
-    WHERE w.state = 'stopped' AND w.launched_at IS NULL AND w.registered_at IS NULL AND b.state = 'known'
+    WHERE w.state IN ({states(ENDED)}) AND w.launched_at IS NULL AND w.registered_at IS NULL AND b.state = 'known'
     GROUP BY w.launch_config_id) AS shown
 WHERE f.launch_config_id = shown.launch_config_id AND f.stage = 'launch' AND f.failures < shown.failures
 RETURNING f.launch_config_id"""

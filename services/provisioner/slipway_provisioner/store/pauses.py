@@ -5,10 +5,12 @@ from typing import Any, Final
 
 from slipway_common.database.postgres import Connection
 from slipway_common.events import pool as events
+from slipway_common.events.lifecycle import IN_FLIGHT
 from slipway_common.messaging import outbox
 from slipway_provisioner.domain.freezing import UnconfirmedStart
 from slipway_provisioner.store import marks
 from slipway_provisioner.store.declarations import POOL_STATE
+from slipway_provisioner.store.tables import states
 
 # Every start statement takes the pool's row FOR SHARE, so a start that begins later sees the pause.
 PAUSE: Final = f"""
@@ -39,10 +41,12 @@ INSERT INTO forgiven (pool_id, key, stage, unconfirmed)
 SELECT $1, key, stage, unconfirmed FROM shared_window
 WHERE unconfirmed > 0 AND key IN (SELECT image_key FROM launch_config WHERE pool_id = $1 AND state <> 'archived')"""
 # Evidence for the alert: the newest failures, then the longest boots.
-UNCONFIRMED_STARTS: Final = """
-SELECT w.id::text AS worker_id, w.instance_id, w.account_id, w.state = 'starting' AS booting, w.reason FROM worker w
+UNCONFIRMED_STARTS: Final = f"""
+SELECT w.id::text AS worker_id, w.instance_id, w.account_id,
+    w.state IN ({states(IN_FLIGHT["boot"])}) AS booting, w.reason
+FROM worker w
 JOIN launch_config c ON c.id = w.launch_config_id
-WHERE c.pool_id = $1 AND c.image_key = $2 AND (w.failed_at IS NOT NULL OR w.state = 'starting')
+WHERE c.pool_id = $1 AND c.image_key = $2 AND (w.failed_at IS NOT NULL OR w.state IN ({states(IN_FLIGHT["boot"])}))
 ORDER BY w.failed_at DESC NULLS LAST, w.launched_at LIMIT 10"""
 
 

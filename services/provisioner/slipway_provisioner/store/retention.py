@@ -3,11 +3,13 @@
 from typing import Final
 
 from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import ENDED
+from slipway_provisioner.store.tables import states
 
 DELETE_OLD: Final = (
     "DELETE FROM claim WHERE ended_at < slipway_clock() - interval '1 day'",
     "DELETE FROM decision WHERE last_at < slipway_clock() - interval '7 days'",
-    "DELETE FROM worker WHERE state = 'stopped' AND ended_at < slipway_clock() - interval '14 days'",
+    f"DELETE FROM worker WHERE state IN ({states(ENDED)}) AND ended_at < slipway_clock() - interval '14 days'",
     "DELETE FROM launch_batch WHERE state = 'known' AND known_at < slipway_clock() - interval '14 days'",
     "DELETE FROM lease WHERE state = 'ended' AND renewed_at < slipway_clock() - interval '14 days'",
 )

@@ -5,10 +5,12 @@ from datetime import datetime
 from typing import Final
 
 from slipway_common.database.postgres import Connection
+from slipway_common.events.lifecycle import WAITING
 from slipway_provisioner.domain.unleased import Pace
 from slipway_provisioner.store.configs import MAY_START
+from slipway_provisioner.store.tables import states
 
-WAITING: Final = "SELECT DISTINCT lease_pool_id FROM lease_request ORDER BY lease_pool_id"
+PENDING: Final = "SELECT DISTINCT lease_pool_id FROM lease_request ORDER BY lease_pool_id"
 LOCK: Final = """
 INSERT INTO unleased_pace AS p (lease_pool_id) VALUES ($1)
 ON CONFLICT (lease_pool_id) DO UPDATE SET next_at = p.next_at RETURNING next_at"""
@@ -25,13 +27,15 @@ LONGEST: Final = f"""
 SELECT r.id FROM lease_request r
 JOIN launch_config c ON c.id = r.launch_config_id JOIN worker_pool p ON p.id = c.pool_id
 WHERE r.lease_pool_id = $1 AND {MAY_START}
-    AND EXISTS (SELECT FROM worker w WHERE w.request_id = r.id AND w.state = 'requested' AND w.lease_id IS NULL)
+    AND EXISTS (
+        SELECT FROM worker w
+        WHERE w.request_id = r.id AND w.state IN ({states(WAITING)}) AND w.lease_id IS NULL)
 ORDER BY r.id LIMIT 1"""
 
 
 async def waiting(db: Connection) -> list[str]:
     """Lease pools with pending requests."""
-    return [row["lease_pool_id"] for row in await db.fetch(WAITING)]
+    return [row["lease_pool_id"] for row in await db.fetch(PENDING)]
 
 
 async def lock(tx: Connection, lease_pool_id: str) -> datetime | None:
