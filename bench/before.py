@@ -86,6 +86,8 @@ def figures(only: str, printed: str) -> dict[str, Figure]:
         if (match := re.search(pattern, printed, re.MULTILINE)) is None:
             raise Incomplete(f"no figure {name!r} in:\n{printed[-2_000:]}")
         found[name] = Figure(*map(float, match.groups()))
+        if not found[name].value:
+            raise Incomplete(f"{name!r} is 0: SECONDS is too short for this machine")
     return found
 
 

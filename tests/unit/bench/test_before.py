@@ -101,6 +101,11 @@ def test_a_run_without_a_figure_is_no_round() -> None:
         figures("events", "Traceback")
 
 
+def test_nothing_measured_is_no_round() -> None:
+    with pytest.raises(Incomplete, match="'replay' is 0: SECONDS is too short"):
+        figures("events", "replay   0 / 0 / 0 events/s into rows")
+
+
 def round_of(rate: float, p50: float) -> tuple[dict[str, Figure], dict[str, Figure]]:
     return {"a": Figure(100), "b": Figure(10, 20)}, {"a": Figure(rate), "b": Figure(p50, 90)}
 
