@@ -23,6 +23,7 @@ from slipway_local.servers.child import Child
 from slipway_local.servers.guard import guard
 from slipway_local.servers.supervisor import Supervisor
 from slipway_local.servers.supervisor import run as run_supervised
+from tests.tools.forked_pytest import SEEDED
 
 ROOT: Final = Path(__file__).parents[2]
 # Name before the renames, tab, name now: one line per claim of that time. Removed once old names are no longer needed.
@@ -159,7 +160,7 @@ def environment(copy: Path, given: Mapping[str, str]) -> dict[str, str]:
 async def pytest(copy: Path, *arguments: str, seconds: float) -> tuple[int | None, str]:
     """Exit code and output of a test run in the copy."""
     log = copy / "pytest.log"
-    argv = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *arguments]
+    argv = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", SEEDED, *arguments]
     child = Child("pytest", argv, log=log, env=environment(copy, os.environ), cwd=copy)
     child.start()
     try:
