@@ -45,7 +45,7 @@ class Blocks(Enum):
 
 
 class Cause(Enum):
-    """The rule that makes a request wait, where its owner is told more than the reason (queue_status.py)."""
+    """Rule that makes a request wait. Only rules to whose reason queue_status.py adds something have a cause."""
 
     STOPPED = auto()  # by an operator
     GROUP = auto()
