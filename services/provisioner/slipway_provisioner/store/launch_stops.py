@@ -3,49 +3,82 @@
 from datetime import datetime
 from typing import Any, Final
 
-from slipway_common.database.postgres import Connection
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 
+from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement
+from slipway_provisioner.store.tables import account, dirty_pool, launch_stop, launch_stop_guard, worker_pool
+
+STOP: Final = launch_stop.c
 # Excludes every start statement, which shares this row: a start that begins later sees the stop.
-EXCLUDE_STARTS: Final = "SELECT FROM launch_stop_guard FOR UPDATE"
-PUT: Final = """
-INSERT INTO launch_stop (scope, scope_id, reason, by, until, at) VALUES ($1, $2, $3, $4, $5, slipway_clock())
-ON CONFLICT (scope, scope_id) DO UPDATE SET reason = $3, by = $4, until = $5, at = slipway_clock()"""
-LIFT: Final = "DELETE FROM launch_stop WHERE scope = $1 AND scope_id = $2"
+EXCLUDE_STARTS: Final = Statement(sa.select().select_from(launch_stop_guard).with_for_update())
+_NEW: Final = insert(launch_stop).values({field.name: sa.bindparam(field.name) for field in STOP if field.name != "at"})
+PUT: Final = Statement(
+    _NEW.on_conflict_do_update(
+        index_elements=[STOP.scope, STOP.scope_id],
+        set_={field.name: _NEW.excluded[field.name] for field in STOP if not field.primary_key},
+    )
+)
+LIFT: Final = Statement(
+    sa.delete(launch_stop)
+    .where(STOP.scope == sa.bindparam("scope"), STOP.scope_id == sa.bindparam("scope_id"))
+    .returning(sa.true())
+)
 # Every pool is planned again at once, and when the stop expires.
-MARK: Final = """
-INSERT INTO dirty_pool (pool_id, reason, due_at)
-SELECT id, 'launch stop', coalesce($1, slipway_clock()) FROM worker_pool WHERE NOT deleted ORDER BY id"""
-IN_FORCE: Final = """
-SELECT scope, scope_id, reason, by, until, at FROM launch_stop WHERE until IS NULL OR until > slipway_clock()
-ORDER BY scope, scope_id"""
+MARK: Final = Statement(
+    sa.insert(dirty_pool).from_select(
+        ["pool_id", "reason", "due_at"],
+        sa.select(
+            worker_pool.c.id,
+            sa.literal("launch stop"),
+            sa.func.coalesce(sa.bindparam("due_at", type_=dirty_pool.c.due_at.type), sa.func.slipway_clock()),
+        )
+        .where(~worker_pool.c.deleted)
+        .order_by(worker_pool.c.id),
+    )
+)
+IN_FORCE: Final = Statement(
+    sa.select(launch_stop)
+    .where(STOP.until.is_(None) | (STOP.until > sa.func.slipway_clock()))
+    .order_by(STOP.scope, STOP.scope_id)
+)
 TARGETS: Final = {
-    "account": "SELECT EXISTS (SELECT FROM account WHERE id = $1)",
-    "pool": "SELECT EXISTS (SELECT FROM worker_pool WHERE id = $1 AND NOT deleted)",
+    "account": Statement(sa.select(sa.exists().where(account.c.id == sa.bindparam("id")))),
+    "pool": Statement(sa.select(sa.exists().where(worker_pool.c.id == sa.bindparam("id"), ~worker_pool.c.deleted))),
 }
 
 
 async def in_force(db: Connection) -> list[dict[str, Any]]:
     """Launch stops in force now."""
-    return [dict(row) for row in await db.fetch(IN_FORCE)]
+    return [dict(row) for row in await db.fetch(IN_FORCE.text)]
 
 
 async def has_target(tx: Connection, scope: str, scope_id: str) -> bool:
     """True if the account or pool exists. Scope "all" has no id."""
-    return not scope_id if scope == "all" else bool(await tx.fetchval(TARGETS[scope], scope_id))
+    if scope == "all":
+        return not scope_id
+    return bool(await tx.fetchval(TARGETS[scope].text, *TARGETS[scope].arguments(id=scope_id)))
 
 
 async def put(tx: Connection, scope: str, scope_id: str, *, reason: str, by: str, until: datetime | None) -> None:
     """Set a launch stop, or replace its reason and end."""
-    await tx.execute(EXCLUDE_STARTS)
-    await tx.execute(PUT, scope, scope_id, reason, by, until)
-    await tx.execute(MARK, None)
+    await tx.execute(EXCLUDE_STARTS.text)
+    values = PUT.arguments(scope=scope, scope_id=scope_id, reason=reason, by=by, until=until)
+    await tx.execute(PUT.text, *values)
+    await _mark(tx, None)
     if until is not None:
-        await tx.execute(MARK, until)
+        await _mark(tx, until)
 
 
 async def lift(tx: Connection, scope: str, scope_id: str) -> bool:
     """Lift a launch stop; False if none was set."""
-    await tx.execute(EXCLUDE_STARTS)
-    deleted: str = await tx.execute(LIFT, scope, scope_id)
-    await tx.execute(MARK, None)
-    return deleted != "DELETE 0"
+    await tx.execute(EXCLUDE_STARTS.text)
+    lifted = await tx.fetchval(LIFT.text, *LIFT.arguments(scope=scope, scope_id=scope_id))
+    await _mark(tx, None)
+    return lifted is not None
+
+
+async def _mark(tx: Connection, due_at: datetime | None) -> None:
+    """Mark every pool dirty for a time, or for now."""
+    await tx.execute(MARK.text, *MARK.arguments(due_at=due_at))
