@@ -7,6 +7,8 @@ from slipway_common.database.postgres import Connection
 from slipway_common.declaration.identity import config_id
 from slipway_common.declaration.models import Account, Declaration, LaunchConfig, WorkerPool
 from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
+from slipway_common.messaging import outbox
+from slipway_provisioner.domain import freezing
 from slipway_provisioner.domain.declaring import Change, DeclarationRefused, Times, change, check_body, different
 from slipway_provisioner.store import declarations
 
@@ -127,10 +129,11 @@ async def _remove(tx: Connection, declared: Declaration) -> list[Change]:
     """Remove what is no longer declared: archive configs, delete pools, and remove accounts once they are unused."""
     configs = [config_id(pool, config) for pool in declared.worker_pools for config in pool.launch_configs]
     removed = [("launch config", id_) for id_ in await declarations.archive_others(tx, configs)]
-    removed += [
-        ("pool", id_) for id_ in await declarations.delete_other_pools(tx, [p.id for p in declared.worker_pools])
-    ]
-    removed += [
-        ("account", id_) for id_ in await declarations.delete_other_accounts(tx, [a.id for a in declared.accounts])
-    ]
+    pools = [pool.id for pool in declared.worker_pools]
+    deleted = await declarations.delete_other_pools(tx, pools, frozen_by=freezing.BY)
+    unfrozen = [pool_id for pool_id, was_frozen in deleted.items() if was_frozen]
+    await outbox.enqueue(tx, [freezing.resolved(pool_id, f"pool {pool_id} is deleted") for pool_id in unfrozen])
+    removed += [("pool", id_) for id_ in deleted]
+    accounts = [account.id for account in declared.accounts]
+    removed += [("account", id_) for id_ in await declarations.delete_other_accounts(tx, accounts)]
     return [Change(kind=kind, id=id_, action="remove") for kind, id_ in removed]

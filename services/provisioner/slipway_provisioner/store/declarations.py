@@ -3,35 +3,64 @@
 Columns are passed by name; a row that is declared is inserted or updated as a whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import Insert, insert
+
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array, names, seconds
 from slipway_common.events import launch_config as config_events
 from slipway_common.events import pool as pool_events
 from slipway_common.events.lifecycle import ENDED
 from slipway_common.messaging import outbox
-from slipway_provisioner.domain import freezing
 from slipway_provisioner.domain.declaring import BODY
-from slipway_provisioner.store import configs, marks
-from slipway_provisioner.store.tables import states
+from slipway_provisioner.store import configs, marks, tables
+from slipway_provisioner.store.tables import in_states, launch_config_outcomes, shared_window, worker
 
+A: Final = tables.account.c
+P: Final = tables.worker_pool.c
+C: Final = tables.launch_config.c
+
+JUDGED: Final = ("profile", "boot_evidence", "claim_evidence", "on_bad_image", "freeze_after")
+ACCOUNT: Final = A["id", "provider", "region", "identity", "lease_pool_id", "settings"]
+POOL: Final = P["id", "min_capacity", "max_capacity", "scaling_ratio", "mode", *JUDGED, "deleted"]
+CONFIG: Final = C["id", *BODY, "base_weight", "price_factor", *JUDGED]
 # As carried by the events of the compacted topic.
 POOL_STATE: Final = (
-    "p.id AS pool_id, p.min_capacity, p.max_capacity, p.scaling_ratio, p.mode, p.paused, p.frozen, p.revision"
+    P.id.label("pool_id"),
+    *(P[name] for name in pool_events.PoolState.__struct_fields__ if name != "pool_id"),
 )
+
+
+def _inserted(table: sa.Table, fields: Iterable[sa.Column[Any]]) -> Insert:
+    """One row with these columns, each bound under its name."""
+    return insert(table).values({field.name: sa.bindparam(field.name) for field in fields})
+
+
+def _excluded(new: Insert, fields: Iterable[sa.Column[Any]], *, fixed: Collection[str] = ()) -> dict[str, Any]:
+    """New values of a row that exists, for all columns but its id and the `fixed` ones."""
+    return {field.name: new.excluded[field.name] for field in fields if field.name not in ("id", *fixed)}
+
+
 ONE_AT_A_TIME: Final = "SELECT pg_advisory_xact_lock(hashtext('slipway.apply'), hashtext(current_schema()))"
-LOCK_POOLS: Final = "SELECT FROM worker_pool ORDER BY id FOR UPDATE"
+LOCK_POOLS: Final = Statement(sa.select().select_from(tables.worker_pool).order_by(P.id).with_for_update())
+SHARE: Final = shared_window.c["key", "stage", "size"]
 # One statement, in the common lock order.
-SHARED: Final = """
-INSERT INTO shared_window (key, stage, size)
-SELECT DISTINCT k.key, k.stage, k.size FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
+SHARED: Final = f"""
+INSERT INTO shared_window ({names(SHARE)})
+SELECT DISTINCT {names(SHARE, "k.")} FROM launch_config c CROSS JOIN LATERAL shared_keys(c) AS k
 WHERE c.state <> 'archived' ORDER BY 1, 2 ON CONFLICT DO NOTHING"""
 # The weight-calculator forgets an archived config after the same time, and then shares without other configs. Both
 # services then count from zero, and a share that is tripped at that time would never recover.
-DELETE_OUTCOMES: Final = """
-DELETE FROM launch_config_outcomes WHERE launch_config_id IN (
-    SELECT id FROM launch_config WHERE archived_at < slipway_clock() - $1 * interval '1 s')"""
+DELETE_OUTCOMES: Final = Statement(
+    sa.delete(launch_config_outcomes).where(
+        launch_config_outcomes.c.launch_config_id.in_(
+            sa.select(C.id).where(C.archived_at < sa.func.slipway_clock() - seconds("after"))
+        )
+    )
+)
 DELETE_SHARED: Final = """
 DELETE FROM shared_window WHERE (key, stage) IN (
     SELECT key, stage FROM shared_window WHERE key NOT IN (
@@ -39,77 +68,94 @@ DELETE FROM shared_window WHERE (key, stage) IN (
         WHERE archived_at IS NULL OR archived_at >= slipway_clock() - $1 * interval '1 s')
     ORDER BY key, stage FOR UPDATE)"""
 
+GET_ACCOUNT: Final = Statement(sa.select(*ACCOUNT).where(A.id == sa.bindparam("id")))
+_ACCOUNT: Final = _inserted(tables.account, ACCOUNT)
+PUT_ACCOUNT: Final = Statement(_ACCOUNT.on_conflict_do_update(index_elements=[A.id], set_=_excluded(_ACCOUNT, ACCOUNT)))
+DELETE_ACCOUNTS: Final = Statement(
+    sa.delete(tables.account)
+    .where(
+        A.id != sa.all_(array("ids", A.id)),
+        ~sa.exists().where(C.account_id == A.id),
+        ~sa.exists().where(worker.c.account_id == A.id, ~in_states(ENDED)),
+    )
+    .returning(A.id)
+)
 
-def _names(columns: Sequence[str]) -> str:
-    return ", ".join(columns)
-
-
-def _places(columns: Sequence[str]) -> str:
-    """Placeholders of the columns behind the id, which is $1."""
-    return ", ".join(f"${place}" for place, _ in enumerate(columns, 2))
-
-
-def _excluded(columns: Sequence[str]) -> str:
-    return ", ".join(f"{name} = excluded.{name}" for name in columns)
-
-
-JUDGED: Final = ("profile", "boot_evidence", "claim_evidence", "on_bad_image", "freeze_after")
-ACCOUNT: Final = ("provider", "region", "identity", "lease_pool_id", "settings")
-POOL: Final = ("min_capacity", "max_capacity", "scaling_ratio", "mode", *JUDGED, "deleted")
-CONFIG: Final = (*BODY, "base_weight", "price_factor", *JUDGED)
-
-GET_ACCOUNT: Final = f"SELECT {_names(ACCOUNT)} FROM account WHERE id = $1"
-PUT_ACCOUNT: Final = f"""
-INSERT INTO account (id, {_names(ACCOUNT)}) VALUES ($1, {_places(ACCOUNT)})
-ON CONFLICT (id) DO UPDATE SET {_excluded(ACCOUNT)}"""
-DELETE_ACCOUNTS: Final = f"""
-DELETE FROM account a WHERE id <> ALL($1::text[])
-    AND NOT EXISTS (SELECT FROM launch_config c WHERE c.account_id = a.id)
-    AND NOT EXISTS (SELECT FROM worker w WHERE w.account_id = a.id AND w.state NOT IN ({states(ENDED)}))
-RETURNING id"""
-GET_POOL: Final = f"SELECT {_names(POOL)} FROM worker_pool WHERE id = $1"
-PUT_POOL: Final = f"""
-INSERT INTO worker_pool AS p (id, {_names(POOL)}) VALUES ($1, {_places(POOL)})
-ON CONFLICT (id) DO UPDATE SET {_excluded(POOL)}, revision = p.revision + 1 RETURNING {POOL_STATE}"""
+GET_POOL: Final = Statement(sa.select(*POOL).where(P.id == sa.bindparam("id")))
+_POOL: Final = _inserted(tables.worker_pool, POOL)
+PUT_POOL: Final = Statement(
+    _POOL.on_conflict_do_update(
+        index_elements=[P.id], set_=_excluded(_POOL, POOL) | {"revision": P.revision + 1}
+    ).returning(*POOL_STATE)
+)
 # A freeze for a bad image ends with the pool: a pool that is declared again is judged anew.
-DELETE_POOLS: Final = f"""
-WITH removed AS (
-    SELECT id, frozen AND frozen_by = $2 AS was_frozen FROM worker_pool WHERE id <> ALL($1::text[]) AND NOT deleted)
-UPDATE worker_pool p SET deleted = true, min_capacity = 0, max_capacity = 0, revision = revision + 1,
-    frozen = frozen AND NOT was_frozen, frozen_reason = CASE WHEN was_frozen THEN '' ELSE frozen_reason END,
-    frozen_by = CASE WHEN was_frozen THEN '' ELSE frozen_by END
-FROM removed r WHERE p.id = r.id RETURNING r.was_frozen, {POOL_STATE}"""
-GET_CONFIG: Final = f"SELECT {_names(CONFIG)}, state FROM launch_config WHERE id = $1"
-PUT_CONFIG: Final = f"""
-INSERT INTO launch_config AS c (id, {_names(CONFIG)}, state) VALUES ($1, {_places(CONFIG)}, 'active')
-ON CONFLICT (id) DO UPDATE SET {_excluded(CONFIG[len(BODY) :])}, revision = c.revision + 1,
-    state = CASE c.state WHEN 'archived' THEN 'active' ELSE c.state END,
-    declared_at = CASE c.state WHEN 'archived' THEN slipway_clock() ELSE c.declared_at END, archived_at = NULL
-RETURNING {configs.COLUMNS}"""
-ARCHIVE_CONFIGS: Final = f"""
-UPDATE launch_config SET state = 'archived', archived_at = slipway_clock(), revision = revision + 1
-WHERE id <> ALL($1::text[]) AND state <> 'archived' RETURNING {configs.COLUMNS}"""
+_REMOVED: Final = (
+    sa.select(P.id, (P.frozen & (P.frozen_by == sa.bindparam("frozen_by"))).label("unfrozen"))
+    .where(P.id != sa.all_(array("ids", P.id)), ~P.deleted)
+    .cte("removed")
+)
+DELETE_POOLS: Final = Statement(
+    sa.update(tables.worker_pool)
+    .where(P.id == _REMOVED.c.id)
+    .values(
+        deleted=True,
+        min_capacity=0,
+        max_capacity=0,
+        revision=P.revision + 1,
+        frozen=P.frozen & ~_REMOVED.c.unfrozen,
+        frozen_reason=sa.case((_REMOVED.c.unfrozen, ""), else_=P.frozen_reason),
+        frozen_by=sa.case((_REMOVED.c.unfrozen, ""), else_=P.frozen_by),
+    )
+    .returning(_REMOVED.c.unfrozen, *POOL_STATE)
+)
+
+GET_CONFIG: Final = Statement(sa.select(*CONFIG, C.state).where(C.id == sa.bindparam("id")))
+_CONFIG: Final = _inserted(tables.launch_config, CONFIG).values(state="active")
+_ARCHIVED: Final = C.state == "archived"
+PUT_CONFIG: Final = Statement(
+    _CONFIG.on_conflict_do_update(
+        index_elements=[C.id],
+        set_=_excluded(_CONFIG, CONFIG, fixed=BODY)
+        | {
+            "revision": C.revision + 1,
+            "state": sa.case((_ARCHIVED, "active"), else_=C.state),
+            "declared_at": sa.case((_ARCHIVED, sa.func.slipway_clock()), else_=C.declared_at),
+            "archived_at": sa.null(),
+        },
+    ).returning(*configs.FIELDS)
+)
+ARCHIVE_CONFIGS: Final = Statement(
+    sa.update(tables.launch_config)
+    .where(C.id != sa.all_(array("ids", C.id)), C.state != "archived")
+    .values(state="archived", archived_at=sa.func.slipway_clock(), revision=C.revision + 1)
+    .returning(*configs.FIELDS)
+)
 
 NEXT_TO_SWEEP: Final = """
 UPDATE worker_pool SET swept_at = slipway_clock() WHERE id = (
     SELECT id FROM worker_pool WHERE swept_at < slipway_clock() - $1 * interval '1 s' AND NOT deleted
     ORDER BY swept_at LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING id"""
+STATE_OF_POOL: Final = Statement(sa.select(*POOL_STATE).where(P.id == sa.bindparam("pool_id")))
 # FOR SHARE: otherwise the older state could be published after a pause that commits meanwhile.
-CONFIGS_OF: Final = f"""
-SELECT {configs.COLUMNS} FROM launch_config WHERE pool_id = $1 AND state <> 'archived' ORDER BY id FOR SHARE"""
+CONFIGS_OF: Final = Statement(
+    sa.select(*configs.FIELDS)
+    .where(C.pool_id == sa.bindparam("pool_id"), C.state != "archived")
+    .order_by(C.id)
+    .with_for_update(read=True)
+)
 
 
 async def lock(tx: Connection) -> None:
     """Exclude other declarations, then lock every pool and config."""
     await tx.execute(ONE_AT_A_TIME)
-    await tx.execute(LOCK_POOLS)
+    await tx.execute(LOCK_POOLS.text)
     await tx.execute(configs.LOCK_ALL)
 
 
 async def forget_archived(tx: Connection, after_seconds: float) -> None:
     """Delete outcomes of configs that were archived so long ago, and shares that only such configs used."""
-    await tx.execute(DELETE_OUTCOMES, after_seconds)
+    await tx.execute(DELETE_OUTCOMES.text, *DELETE_OUTCOMES.arguments(after=after_seconds))
     await tx.execute(DELETE_SHARED, after_seconds)
 
 
@@ -119,52 +165,51 @@ async def insert_shares(tx: Connection) -> None:
 
 
 async def account(tx: Connection, account_id: str) -> dict[str, Any] | None:
-    return _values(await tx.fetchrow(GET_ACCOUNT, account_id))
+    return await _row(tx, GET_ACCOUNT, account_id)
 
 
 async def put_account(tx: Connection, account_id: str, values: Mapping[str, Any]) -> None:
-    await tx.execute(PUT_ACCOUNT, account_id, *(values[name] for name in ACCOUNT))
+    await tx.execute(PUT_ACCOUNT.text, *PUT_ACCOUNT.arguments(id=account_id, **values))
 
 
 async def delete_other_accounts(tx: Connection, account_ids: Sequence[str]) -> list[str]:
     """Delete accounts without configs and instances, except the given ones; returns their ids."""
-    return [row["id"] for row in await tx.fetch(DELETE_ACCOUNTS, account_ids)]
+    rows = await tx.fetch(DELETE_ACCOUNTS.text, *DELETE_ACCOUNTS.arguments(ids=account_ids))
+    return [row["id"] for row in rows]
 
 
 async def pool(tx: Connection, pool_id: str) -> dict[str, Any] | None:
-    return _values(await tx.fetchrow(GET_POOL, pool_id))
+    return await _row(tx, GET_POOL, pool_id)
 
 
 async def put_pool(tx: Connection, pool_id: str, values: Mapping[str, Any], *, new: bool) -> None:
     """Insert a `new` pool or one that was deleted, or update a pool."""
-    row = await tx.fetchrow(PUT_POOL, pool_id, *(values[name] for name in POOL))
+    row = await tx.fetchrow(PUT_POOL.text, *PUT_POOL.arguments(id=pool_id, **values))
     event = pool_events.PoolCreated if new else pool_events.PoolUpdated
     await outbox.enqueue(tx, [event(**row)])
     await marks.dirty(tx, {pool_id}, reason="declared")
 
 
-async def delete_other_pools(tx: Connection, pool_ids: Sequence[str]) -> list[str]:
-    """Delete pools except the given ones; returns their ids."""
-    deleted = []
-    for row in await tx.fetch(DELETE_POOLS, pool_ids, freezing.BY):
+async def delete_other_pools(tx: Connection, pool_ids: Sequence[str], *, frozen_by: str) -> dict[str, bool]:
+    """Delete pools except the given ones, and unfreeze those that are `frozen_by` this; returns the ids of all, with
+    True for the unfrozen ones."""
+    deleted = {}
+    for row in await tx.fetch(DELETE_POOLS.text, *DELETE_POOLS.arguments(ids=pool_ids, frozen_by=frozen_by)):
         state = dict(row)
-        was_frozen, pool_id = state.pop("was_frozen"), state["pool_id"]
-        events: list[Any] = [pool_events.PoolDeleted(**state)]
-        if was_frozen:
-            events.append(freezing.resolved(pool_id, f"pool {pool_id} is deleted"))
-        await outbox.enqueue(tx, events)
+        unfrozen, pool_id = state.pop("unfrozen"), state["pool_id"]
+        await outbox.enqueue(tx, [pool_events.PoolDeleted(**state)])
         await marks.dirty(tx, {pool_id}, reason="deleted")
-        deleted.append(pool_id)
+        deleted[pool_id] = unfrozen
     return deleted
 
 
 async def config(tx: Connection, config_id: str) -> dict[str, Any] | None:
-    return _values(await tx.fetchrow(GET_CONFIG, config_id))
+    return await _row(tx, GET_CONFIG, config_id)
 
 
 async def put_config(tx: Connection, config_id: str, values: Mapping[str, Any], *, new: bool) -> None:
     """Insert a `new` config or one that was archived, or update a config without its body."""
-    row = await tx.fetchrow(PUT_CONFIG, config_id, *(values[name] for name in CONFIG))
+    row = await tx.fetchrow(PUT_CONFIG.text, *PUT_CONFIG.arguments(id=config_id, **values))
     event = config_events.LaunchConfigCreated if new else config_events.LaunchConfigUpdated
     await outbox.enqueue(tx, [event(**configs.state(row))])
     await marks.dirty(tx, {row["pool_id"]}, reason="declared")
@@ -172,7 +217,7 @@ async def put_config(tx: Connection, config_id: str, values: Mapping[str, Any], 
 
 async def archive_others(tx: Connection, config_ids: Sequence[str]) -> list[str]:
     """Archive configs except the given ones; returns their ids."""
-    rows = await tx.fetch(ARCHIVE_CONFIGS, config_ids)
+    rows = await tx.fetch(ARCHIVE_CONFIGS.text, *ARCHIVE_CONFIGS.arguments(ids=config_ids))
     for row in rows:
         await outbox.enqueue(tx, [config_events.LaunchConfigArchived(**configs.state(row))])
         await marks.dirty(tx, {row["pool_id"]}, reason="archived")
@@ -187,10 +232,12 @@ async def next_to_sweep(tx: Connection, every_seconds: float) -> str | None:
 
 async def republish(tx: Connection, pool_id: str) -> None:
     """Publish the states of a pool and its configs again, unchanged."""
-    states = [config_events.LaunchConfigUpdated(**configs.state(row)) for row in await tx.fetch(CONFIGS_OF, pool_id)]
-    row = await tx.fetchrow(f"SELECT {POOL_STATE} FROM worker_pool p WHERE p.id = $1", pool_id)
-    await outbox.enqueue(tx, [pool_events.PoolUpdated(**row), *states])
+    rows = await tx.fetch(CONFIGS_OF.text, *CONFIGS_OF.arguments(pool_id=pool_id))
+    pool = await tx.fetchrow(STATE_OF_POOL.text, *STATE_OF_POOL.arguments(pool_id=pool_id))
+    states = [config_events.LaunchConfigUpdated(**configs.state(row)) for row in rows]
+    await outbox.enqueue(tx, [pool_events.PoolUpdated(**pool), *states])
 
 
-def _values(row: Any) -> dict[str, Any] | None:
+async def _row(tx: Connection, statement: Statement, id_: str) -> dict[str, Any] | None:
+    row = await tx.fetchrow(statement.text, *statement.arguments(id=id_))
     return None if row is None else dict(row)
