@@ -1,6 +1,7 @@
 """One example of every event type, from one scenario: a worker runs a task while zone-b has no capacity.
 
-Consumers use the examples as fixtures, so they do not change.
+Consumers use the examples as fixtures, so they do not change: ids and sequence numbers count up in the order of
+EXAMPLES, and a new example goes to its end.
 """
 
 from datetime import UTC, datetime, timedelta

@@ -8,36 +8,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from slipway_common.events.topics import (
-    ALERT,
-    CONSUMED,
-    LAUNCH_CONFIG_LIFECYCLE,
-    LAUNCH_CONFIG_WEIGHT,
-    LEASE_LIFECYCLE,
-    POOL_LIFECYCLE,
-    SERVICE_HEARTBEAT,
-    TOPICS,
-    WORKER_LIFECYCLE,
-    dead_letter_topic,
-    group,
-)
+from slipway_common.events.topics import CONSUMED, TOPICS, dead_letter_topic, group
 from slipway_common.messaging import topic_admin
 
 SERVICES: Final = ("provisioner", "weight-calculator", "lease-broker")
 MONITORS, SUBSCRIBERS = "monitors", "subscribers"
 PRINCIPALS: Final = (*SERVICES, MONITORS, SUBSCRIBERS)
-# Topics for subscribers. Requests between services, signals and demand are not among them.
-FOLLOWED: Final = (
-    POOL_LIFECYCLE,
-    LAUNCH_CONFIG_LIFECYCLE,
-    LAUNCH_CONFIG_WEIGHT,
-    WORKER_LIFECYCLE,
-    LEASE_LIFECYCLE,
-    SERVICE_HEARTBEAT,
-    ALERT,
-)
-# Views: services read these topics whole, without a consumer group and without dead letters.
-VIEWED: Final = frozenset({LAUNCH_CONFIG_WEIGHT, SERVICE_HEARTBEAT})
 SUBSCRIBER_GROUPS: Final = "subscriber."
 
 
@@ -58,8 +34,9 @@ def rights() -> Iterator[Right]:
     for topic in TOPICS:
         if MONITORS in topic.producers:
             yield Right(MONITORS, "Write", "topic", topic.name)
-    for topic in FOLLOWED:
-        yield Right(SUBSCRIBERS, "Read", "topic", topic.name)
+    for topic in TOPICS:
+        if topic.followed:
+            yield Right(SUBSCRIBERS, "Read", "topic", topic.name)
     yield Right(SUBSCRIBERS, "Read", "group", SUBSCRIBER_GROUPS, "prefixed")
 
 
@@ -73,7 +50,7 @@ def _of_service(service: str) -> Iterator[Right]:
             # Before it publishes, the relay compares every topic's partition count with the registry's.
             yield Right(service, "Describe", "topic", topic.name)
     for topic, consumer in CONSUMED:
-        if consumer == service and topic not in VIEWED:
+        if consumer == service and not topic.viewed:
             yield Right(service, "Read", "group", group(service, topic))
             yield Right(service, "Write", "topic", dead_letter_topic(topic, service))
 

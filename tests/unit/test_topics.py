@@ -1,15 +1,31 @@
 """Registry of topics: every event has one topic, and all topics meet the documented guarantees."""
 
 import re
+from importlib import import_module
 from typing import Any
 
 import msgspec
 import pytest
 
 from generate.examples import EXAMPLES
-from slipway_common.events.topics import CONSUMED, DECODERS, EVENT_OF, TOPIC_OF, TOPICS, Topic, dead_letter_topic, group
+from slipway_common.base.settings import from_environment
+from slipway_common.events.topics import (
+    ALERT,
+    CONSUMED,
+    DECODERS,
+    EVENT_OF,
+    LAUNCH_CONFIG_SIGNAL,
+    POOL_DEMAND,
+    SERVICE_HEARTBEAT,
+    TOPIC_OF,
+    TOPICS,
+    Topic,
+    dead_letter_topic,
+    group,
+)
 
 EVENTS = list(TOPIC_OF)
+SERVICES = ("lease-broker", "provisioner", "weight-calculator")
 
 
 def test_every_event_has_one_topic_and_one_type() -> None:
@@ -48,6 +64,35 @@ def test_compacted_topics_keep_one_record_per_subject(topic: Topic) -> None:
     """Compaction keeps the newest record of a key, so that a key must belong to one subject."""
     for event in (event for event in EXAMPLES if TOPIC_OF[type(event)] is topic):
         assert topic.key(event) == topic.subject(event)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_consumers_are_the_services_that_subscribe(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other service has the right to read a topic."""
+    for name, value in {"DATABASE_URL": "postgresql://db/db", "KAFKA": "kafka:9092", "REGISTRATION_KEY": "key"}.items():
+        monkeypatch.setenv(f"SLIPWAY_{name}", value)
+    package = f"slipway_{service.replace('-', '_')}"
+    settings = from_environment(import_module(f"{package}.settings").Settings)
+    built = import_module(f"{package}.main").build(settings)
+    leader_loop = built.runtime.leader_loop
+    consumed = {consumer.topic for consumer in built.consumers} | {*(leader_loop.topics if leader_loop else ())}
+    viewed = {view.topic for view in built.views}
+    assert consumed == {topic for topic in TOPICS if service in topic.consumers and not topic.viewed}
+    assert viewed == {topic for topic in TOPICS if service in topic.consumers and topic.viewed}
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_a_topic_has_one_service_that_writes_it(topic: Topic) -> None:
+    """Apart from heartbeats and alerts, which every service writes; only demand and signals come from monitors."""
+    services = topic.producers - {"monitors"}
+    assert services <= {*SERVICES}
+    assert len(services) <= 1 or (services == {*SERVICES} and topic in (SERVICE_HEARTBEAT, ALERT))
+    assert ("monitors" in topic.producers) is (topic in (POOL_DEMAND, LAUNCH_CONFIG_SIGNAL))
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_subscribers_read_no_reports_and_no_requests(topic: Topic) -> None:
+    assert topic.followed is not ("monitors" in topic.producers or ".request." in topic.name)
 
 
 def test_consumed_lists_every_pair_once() -> None:

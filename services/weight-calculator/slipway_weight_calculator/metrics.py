@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_rules import OPINIONS, REQUESTS
+from slipway_common.events.signal_kinds import KINDS
 from slipway_common.messaging.records import Received
 from slipway_common.observability.metrics import counter
 from slipway_weight_calculator.domain.draft import Draft
@@ -18,7 +18,6 @@ PERMITS: Final = counter("slipway_probe_permits_total")
 RECORDS: Final = counter("slipway_weight_records_total")
 CLAMPED: Final = counter("slipway_event_timestamps_clamped_total")
 SIGNALS: Final = counter("slipway_signals_total")
-KINDS: Final = frozenset((*OPINIONS, *REQUESTS))  # external sources may send any kind
 REFUSED: Final = counter("slipway_signals_refused_total")
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from slipway_client.cli.commands import weights
+from slipway_client.cli.commands import events, signals, weights
 from slipway_client.cli.main import app
 from slipway_client.cli.options import now
 from slipway_client.view import moments
+from slipway_common.events import signal_kinds
 from tests.support.answers import ANSWERS, ID, Services, environment, served
 
 EXAMPLE = Path(__file__).parents[3] / "contracts/examples/io.slipway.weight.changed.v1.json"
@@ -210,6 +211,10 @@ def test_a_signal_that_cannot_be_is_wrong_usage(services: Services, url: str, wo
     assert why in " ".join(refused.stderr.replace("│", " ").split())
 
 
+def test_every_target_of_the_rules_is_accepted() -> None:
+    assert sorted(signals.TARGETS) == sorted(signal_kinds.TARGETS)
+
+
 def test_a_stopped_worker_is_not_interrupted(services: Services, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ANSWERS, f"workers/{ID}", {"id": ID, "state": "stopped"})
     refused = slipway("signal", "raise", "worker", ID, "spot_interruption", "--reason", "r", url=url)
@@ -233,6 +238,10 @@ def test_signals_that_count_and_those_that_were_refused(
     assert listed[5].endswith("kind: unknown kind 'up'")
     monkeypatch.setitem(ANSWERS, "signals", {"items": [], "refused": []})
     assert slipway("signal", "ls", url=url).stdout == "no signals\n"
+
+
+def test_events_of_a_replay_are_shown_by_default() -> None:
+    assert {*weights.FOLDED} < {*events.watched()}
 
 
 def test_replay_without_the_core_names_the_package(monkeypatch: pytest.MonkeyPatch, url: str) -> None:

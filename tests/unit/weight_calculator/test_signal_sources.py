@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from slipway_common.base.settings import from_environment
 from slipway_common.events.launch_config import LaunchConfigCreated
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.signal_kinds import KINDS, REQUESTS
 from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, Source, rules_of
 from slipway_common.events.worker import Outcome, Result, Stage, WorkerLaunched, WorkerRegistered
 from slipway_weight_calculator.domain import signals
@@ -138,7 +139,7 @@ def world(*, registered: bool = False) -> World:
 
 raised_signals = st.lists(
     st.tuples(
-        st.sampled_from(["degraded", "down", "recovered", "capacity_hint", "spot_interruption"]),
+        st.sampled_from([kind for kind in KINDS if kind not in REQUESTS]),
         st.sampled_from([("config", "zone-a"), ("pool", "linux"), ("zone", "zone-a"), ("worker", "w-1")]),
         st.sampled_from([None, 0.0, 0.4, 1.0, 2.0, 50.0, float("nan")]),
         st.sampled_from(["page", "pager"]),

@@ -1,12 +1,14 @@
 """Effects of signals on the world, and their limits."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_common.events.signal_rules import TTL_SECONDS_MAX, Rules, Source
+from slipway_common.events.signal_kinds import KINDS, REQUESTS, TTL_SECONDS_MAX
+from slipway_common.events.signal_rules import Rules, Source
 from slipway_common.events.worker import Scope
 from slipway_weight_calculator.domain.draft import Draft
 from slipway_weight_calculator.domain.world import commit, enforce_shares
@@ -55,6 +57,33 @@ def test_configs_reached_by_a_signal(target: tuple[str, str], ids: set[str]) -> 
     assert {id_ for id_ in after if after[id_] != before[id_]} == ids
     assert all(after[id_].health == pytest.approx(before[id_].health / 2) for id_ in ids)
     assert story.world.rows == rows
+
+
+#   kind, value, and the factor by which it multiplies the health of a config
+FACTORS: list[tuple[str, float | None, float]] = [
+    ("degraded", None, 0.5),
+    ("degraded", 0.3, 0.3),
+    ("down", None, 0.0),
+    ("recovered", None, 1.0),
+    ("capacity_hint", 3.0, 1.0),
+    ("spot_interruption", None, 0.5),
+    ("spot_interruption", 0.3, 0.3),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "factor"), FACTORS)
+def test_factor_of_a_signal(kind: str, value: float | None, factor: float) -> None:
+    story = Story(A, B, C)
+    before = story.record("a", 0).health
+    assert story.signal(signal_event(kind, "config", "a", value=value)) == ""
+    assert story.record("a", 0).health == pytest.approx(before * factor)
+
+
+def test_every_kind_has_its_factor_here_and_its_effect_in_the_guide() -> None:
+    assert {kind for kind, _, _ in FACTORS} == KINDS.keys() - REQUESTS
+    guide = (Path(__file__).parents[3] / "docs/guides/monitors.md").read_text()
+    described = "".join(line.partition(" | ")[0] for line in guide.splitlines() if line.startswith("| `"))
+    assert [kind for kind in KINDS if f"`{kind}`" not in described] == []
 
 
 def test_an_archived_config_is_not_reached() -> None:

@@ -63,6 +63,7 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     (R, "lost"): X,
     (P, "lost"): X,
 }
+STOPPABLE: Final = frozenset(state for state, event in TRANSITIONS if event == "stopping")
 
 
 class IllegalTransition(Exception):

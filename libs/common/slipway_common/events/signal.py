@@ -1,17 +1,26 @@
 """Signals from external sources: opinions on health, and pause requests. Values only."""
 
-from typing import ClassVar
+from collections.abc import Iterable
+from textwrap import fill
+from typing import ClassVar, Final
 
 import msgspec
 
+from slipway_common.events.signal_kinds import KINDS, TARGETS, TTL_SECONDS
 from slipway_common.events.time import Time
 
 
-class SignalRaised(msgspec.Struct, frozen=True, kw_only=True):
-    """A signal about a target; it expires after `ttl_seconds`.
+def _listed(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}"
 
-    `target_kind` is worker, config, pool, zone, account or image; `kind` is degraded, down, recovered, capacity_hint,
-    spot_interruption, pause_request or resume_request."""
+
+WORDS: Final = f"`target_kind` is {_listed(TARGETS)}; `kind` is {_listed(KINDS)}."
+
+
+class SignalRaised(msgspec.Struct, frozen=True, kw_only=True):
+    # The description in its schema, which names the words for readers outside.
+    __doc__ = f"A signal about a target; it expires after `ttl_seconds`.\n\n{fill(WORDS, 116)}"
 
     type: ClassVar[str] = "io.slipway.signal.raised.v1"
     source: str
@@ -20,5 +29,5 @@ class SignalRaised(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     reason: str
     observed_at: Time
-    ttl_seconds: float = 900.0
+    ttl_seconds: float = TTL_SECONDS
     value: float | None = None

@@ -8,13 +8,10 @@ from typing import Final
 import msgspec
 
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.signal_kinds import KINDS, REQUESTS, TARGETS, TTL_SECONDS_MAX
 
-TARGETS: Final = ("worker", "config", "pool", "zone", "account", "image")
-OPINIONS: Final = ("degraded", "down", "recovered", "capacity_hint", "spot_interruption")
-REQUESTS: Final = ("pause_request", "resume_request")
 WORKER_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FUTURE_SECONDS_MAX: Final = 60.0
-TTL_SECONDS_MAX: Final = 86_400.0
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,7 +19,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     targets: tuple[str, ...] = TARGETS
     ids: tuple[str, ...] = ("*",)
-    kinds: tuple[str, ...] = (*OPINIONS, *REQUESTS)
+    kinds: tuple[str, ...] = tuple(KINDS)
     max_share: float = 0.5
 
 
@@ -58,7 +55,7 @@ def _source(where: str, given: object) -> Source:
     except msgspec.ValidationError as error:
         known = f"; known: {', '.join(Source.__struct_fields__)}" if "unknown field" in str(error) else ""
         raise ValueError(f"{where}: {error}{known}") from error
-    for field, words in (("targets", TARGETS), ("kinds", (*OPINIONS, *REQUESTS))):
+    for field, words in (("targets", TARGETS), ("kinds", tuple(KINDS))):
         if unknown := [word for word in getattr(source, field) if word not in words]:
             raise ValueError(f"{where}.{field}: unknown {unknown[0]!r}; known: {', '.join(words)}")
     if not 0 <= source.max_share <= 1:
@@ -79,8 +76,8 @@ def refusal(event: SignalRaised, now: float, rules: Rules = DEFAULT_RULES) -> st
     source, observed_at = rules.sources.get(event.source, rules.unnamed), event.observed_at.timestamp()
     if event.target_kind not in TARGETS:
         return f"target: unknown target kind {event.target_kind!r}; known: {', '.join(TARGETS)}"
-    if event.kind not in (*OPINIONS, *REQUESTS):
-        return f"kind: unknown kind {event.kind!r}; known: {', '.join((*OPINIONS, *REQUESTS))}"
+    if event.kind not in KINDS:
+        return f"kind: unknown kind {event.kind!r}; known: {', '.join(KINDS)}"
     if event.kind in REQUESTS and event.target_kind != "config":
         return f"target: a {event.kind} needs target kind config, not {event.target_kind}"
     if is_for_provisioner(event) and event.target_kind == "worker" and not WORKER_ID.fullmatch(event.target_id):

@@ -18,7 +18,9 @@ def retained(days: int) -> dict[str, str]:
 class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, compared by identity
     """One topic. Order is guaranteed per `subject`; later events of a subject are parked behind a dead one.
 
-    `parks` is false for latest-wins inputs, where a dead report blocks nothing.
+    `parks` is false for latest-wins inputs, where a dead report blocks nothing. `followed`: subscribers may read it, as
+    opposed to requests between services and reports of monitors. `viewed`: its consumers read it whole, without a
+    consumer group and without dead letters.
     """
 
     name: str
@@ -30,159 +32,156 @@ class Topic(msgspec.Struct, frozen=True, eq=False):  # one instance per topic, c
     config: dict[str, str]
     partitions: int = 32
     parks: bool = True
+    followed: bool = True
+    viewed: bool = False
 
     @property
     def compacted(self) -> bool:
         return self.config["cleanup.policy"] == "compact"
 
 
-POOL_DEMAND: Final = Topic(
-    "slipway.pool.demand.v1",
-    events=(pool.DemandReported,),
-    key=lambda event: f"{event.pool_id}/{event.source}",
-    subject=lambda event: f"{event.pool_id}/{event.source}",
-    producers=frozenset({"monitors"}),
-    consumers=frozenset({"provisioner"}),
-    config=COMPACT,
-    parks=False,
-)
-POOL_LIFECYCLE: Final = Topic(
-    "slipway.pool.lifecycle.v1",
-    events=(
-        pool.PoolCreated,
-        pool.PoolUpdated,
-        pool.PoolPaused,
-        pool.PoolResumed,
-        pool.PoolFrozen,
-        pool.PoolUnfrozen,
-        pool.PoolRolledBack,
-        pool.PoolDeleted,
+# Each topic is named where it is declared, so that none can be left out.
+TOPICS: Final[tuple[Topic, ...]] = (
+    POOL_DEMAND := Topic(
+        "slipway.pool.demand.v1",
+        events=(pool.DemandReported,),
+        key=lambda event: f"{event.pool_id}/{event.source}",
+        subject=lambda event: f"{event.pool_id}/{event.source}",
+        producers=frozenset({"monitors"}),
+        consumers=frozenset({"provisioner"}),
+        config=COMPACT,
+        parks=False,
+        followed=False,
     ),
-    key=lambda event: event.pool_id,
-    subject=lambda event: event.pool_id,
-    producers=frozenset({"provisioner"}),
-    consumers=frozenset(),
-    config=COMPACT,
-)
-LAUNCH_CONFIG_LIFECYCLE: Final = Topic(
-    "slipway.launch-config.lifecycle.v1",
-    events=(
-        launch_config.LaunchConfigCreated,
-        launch_config.LaunchConfigUpdated,
-        launch_config.LaunchConfigArchived,
-        launch_config.LaunchConfigPaused,
-        launch_config.LaunchConfigResumed,
-        launch_config.LaunchConfigDraining,
+    POOL_LIFECYCLE := Topic(
+        "slipway.pool.lifecycle.v1",
+        events=(
+            pool.PoolCreated,
+            pool.PoolUpdated,
+            pool.PoolPaused,
+            pool.PoolResumed,
+            pool.PoolFrozen,
+            pool.PoolUnfrozen,
+            pool.PoolRolledBack,
+            pool.PoolDeleted,
+        ),
+        key=lambda event: event.pool_id,
+        subject=lambda event: event.pool_id,
+        producers=frozenset({"provisioner"}),
+        consumers=frozenset(),
+        config=COMPACT,
     ),
-    key=lambda event: event.launch_config_id,
-    subject=lambda event: event.launch_config_id,
-    producers=frozenset({"provisioner"}),
-    consumers=frozenset({"weight-calculator"}),
-    config=COMPACT,
-)
-LAUNCH_CONFIG_SIGNAL: Final = Topic(
-    "slipway.launch-config.signal.v1",
-    events=(signal.SignalRaised,),
-    key=lambda event: event.target_id,
-    subject=lambda event: event.target_id,
-    producers=frozenset({"monitors", "weight-calculator"}),
-    consumers=frozenset({"provisioner", "weight-calculator"}),
-    config=retained(3),
-    parks=False,
-)
-LAUNCH_CONFIG_WEIGHT: Final = Topic(
-    "slipway.launch-config.weight.v1",
-    events=(weight.WeightChanged,),
-    key=lambda event: event.launch_config_id,
-    subject=lambda event: event.launch_config_id,
-    producers=frozenset({"weight-calculator"}),
-    consumers=frozenset({"provisioner"}),
-    config=COMPACT,
-)
-WORKER_LIFECYCLE: Final = Topic(
-    "slipway.worker.lifecycle.v1",
-    events=(
-        worker.WorkerRequested,
-        worker.WorkerDelayed,
-        worker.WorkerLaunched,
-        worker.WorkerLaunchFailed,
-        worker.WorkerRegistered,
-        worker.WorkerClaimed,
-        worker.WorkerIdle,
-        worker.WorkerErrorReported,
-        worker.WorkerStopping,
-        worker.WorkerStopped,
-        worker.WorkerLost,
+    LAUNCH_CONFIG_LIFECYCLE := Topic(
+        "slipway.launch-config.lifecycle.v1",
+        events=(
+            launch_config.LaunchConfigCreated,
+            launch_config.LaunchConfigUpdated,
+            launch_config.LaunchConfigArchived,
+            launch_config.LaunchConfigPaused,
+            launch_config.LaunchConfigResumed,
+            launch_config.LaunchConfigDraining,
+        ),
+        key=lambda event: event.launch_config_id,
+        subject=lambda event: event.launch_config_id,
+        producers=frozenset({"provisioner"}),
+        consumers=frozenset({"weight-calculator"}),
+        config=COMPACT,
     ),
-    key=lambda event: event.worker_id,
-    subject=lambda event: event.worker_id,
-    producers=frozenset({"provisioner"}),
-    consumers=frozenset({"weight-calculator"}),
-    config=retained(7),
-)
-LEASE_REQUEST: Final = Topic(
-    "slipway.lease.request.v1",
-    events=(
-        lease.LeaseRequested,
-        lease.LeaseConfirmRequested,
-        lease.LeaseRenewRequested,
-        lease.LeaseCancelRequested,
-        lease.LeaseReleaseRequested,
-        lease.LeaseUnleasedReported,
+    LAUNCH_CONFIG_SIGNAL := Topic(
+        "slipway.launch-config.signal.v1",
+        events=(signal.SignalRaised,),
+        key=lambda event: event.target_id,
+        subject=lambda event: event.target_id,
+        producers=frozenset({"monitors", "weight-calculator"}),
+        consumers=frozenset({"provisioner", "weight-calculator"}),
+        config=retained(3),
+        parks=False,
+        followed=False,
     ),
-    key=lambda event: event.lease_pool_id,
-    subject=lambda event: getattr(event, "lease_id", None) or event.request_id,
-    producers=frozenset({"provisioner"}),
-    consumers=frozenset({"lease-broker"}),
-    config=retained(3),
-)
-LEASE_LIFECYCLE: Final = Topic(
-    "slipway.lease.lifecycle.v1",
-    events=(
-        lease.LeaseQueued,
-        lease.LeaseGranted,
-        lease.LeaseConfirmed,
-        lease.LeaseReleased,
-        lease.LeaseExpired,
-        lease.LeaseLost,
-        lease.LeaseLimitChanged,
+    LAUNCH_CONFIG_WEIGHT := Topic(
+        "slipway.launch-config.weight.v1",
+        events=(weight.WeightChanged,),
+        key=lambda event: event.launch_config_id,
+        subject=lambda event: event.launch_config_id,
+        producers=frozenset({"weight-calculator"}),
+        consumers=frozenset({"provisioner"}),
+        config=COMPACT,
+        viewed=True,
     ),
-    key=lambda event: event.lease_pool_id,
-    subject=lambda event: getattr(event, "lease_id", None) or getattr(event, "request_id", event.lease_pool_id),
-    producers=frozenset({"lease-broker"}),
-    consumers=frozenset({"provisioner"}),
-    config=retained(7),
-)
-SERVICE_HEARTBEAT: Final = Topic(
-    "slipway.service.heartbeat.v1",
-    events=(service.ServiceHeartbeat,),
-    key=lambda event: event.service,
-    subject=lambda event: event.service,
-    producers=frozenset({"provisioner", "weight-calculator", "lease-broker"}),
-    consumers=frozenset({"provisioner"}),
-    config=COMPACT,
-)
-ALERT: Final = Topic(
-    "slipway.alert.v1",
-    events=(alert.AlertRaised, alert.AlertResolved),
-    key=lambda event: event.subject_id,
-    subject=lambda event: event.dedup_key,
-    producers=frozenset({"provisioner", "weight-calculator", "lease-broker"}),
-    consumers=frozenset(),
-    config=retained(7),
-)
-
-TOPICS: Final = (
-    POOL_DEMAND,
-    POOL_LIFECYCLE,
-    LAUNCH_CONFIG_LIFECYCLE,
-    LAUNCH_CONFIG_SIGNAL,
-    LAUNCH_CONFIG_WEIGHT,
-    WORKER_LIFECYCLE,
-    LEASE_REQUEST,
-    LEASE_LIFECYCLE,
-    SERVICE_HEARTBEAT,
-    ALERT,
+    WORKER_LIFECYCLE := Topic(
+        "slipway.worker.lifecycle.v1",
+        events=(
+            worker.WorkerRequested,
+            worker.WorkerDelayed,
+            worker.WorkerLaunched,
+            worker.WorkerLaunchFailed,
+            worker.WorkerRegistered,
+            worker.WorkerClaimed,
+            worker.WorkerIdle,
+            worker.WorkerErrorReported,
+            worker.WorkerStopping,
+            worker.WorkerStopped,
+            worker.WorkerLost,
+        ),
+        key=lambda event: event.worker_id,
+        subject=lambda event: event.worker_id,
+        producers=frozenset({"provisioner"}),
+        consumers=frozenset({"weight-calculator"}),
+        config=retained(7),
+    ),
+    LEASE_REQUEST := Topic(
+        "slipway.lease.request.v1",
+        events=(
+            lease.LeaseRequested,
+            lease.LeaseConfirmRequested,
+            lease.LeaseRenewRequested,
+            lease.LeaseCancelRequested,
+            lease.LeaseReleaseRequested,
+            lease.LeaseUnleasedReported,
+        ),
+        key=lambda event: event.lease_pool_id,
+        subject=lambda event: getattr(event, "lease_id", None) or event.request_id,
+        producers=frozenset({"provisioner"}),
+        consumers=frozenset({"lease-broker"}),
+        config=retained(3),
+        followed=False,
+    ),
+    LEASE_LIFECYCLE := Topic(
+        "slipway.lease.lifecycle.v1",
+        events=(
+            lease.LeaseQueued,
+            lease.LeaseGranted,
+            lease.LeaseConfirmed,
+            lease.LeaseReleased,
+            lease.LeaseExpired,
+            lease.LeaseLost,
+            lease.LeaseLimitChanged,
+        ),
+        key=lambda event: event.lease_pool_id,
+        subject=lambda event: getattr(event, "lease_id", None) or getattr(event, "request_id", event.lease_pool_id),
+        producers=frozenset({"lease-broker"}),
+        consumers=frozenset({"provisioner"}),
+        config=retained(7),
+    ),
+    SERVICE_HEARTBEAT := Topic(
+        "slipway.service.heartbeat.v1",
+        events=(service.ServiceHeartbeat,),
+        key=lambda event: event.service,
+        subject=lambda event: event.service,
+        producers=frozenset({"provisioner", "weight-calculator", "lease-broker"}),
+        consumers=frozenset({"provisioner"}),
+        config=COMPACT,
+        viewed=True,
+    ),
+    ALERT := Topic(
+        "slipway.alert.v1",
+        events=(alert.AlertRaised, alert.AlertResolved),
+        key=lambda event: event.subject_id,
+        subject=lambda event: event.dedup_key,
+        producers=frozenset({"provisioner", "weight-calculator", "lease-broker"}),
+        consumers=frozenset(),
+        config=retained(7),
+    ),
 )
 TOPIC_OF: Final = {event: topic for topic in TOPICS for event in topic.events}
 EVENT_OF: Final[dict[str, type[Any]]] = {event.type: event for event in TOPIC_OF}

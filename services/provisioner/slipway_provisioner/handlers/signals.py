@@ -7,9 +7,10 @@ from functools import partial
 from typing import Final
 
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ENDED, SERVING, WAITING, State
+from slipway_common.events.lifecycle import ENDED, STOPPABLE, WAITING, State
 from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_rules import DEFAULT_RULES, REQUESTS, Rules, is_for_provisioner, refusal
+from slipway_common.events.signal_kinds import REQUESTS
+from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner, refusal
 from slipway_common.messaging.records import Received
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
@@ -17,7 +18,6 @@ from slipway_provisioner.domain.workers import stopping
 from slipway_provisioner.store import configs, pools, workers
 
 LOG = logger(__name__)
-STOPPABLE: Final = SERVING - WAITING
 REASON_CHARACTERS_MAX: Final = 500
 
 Refused = tuple[SignalRaised, str]

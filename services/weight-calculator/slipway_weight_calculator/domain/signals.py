@@ -16,11 +16,11 @@ import msgspec
 
 from slipway_common.base.redaction import redacted
 from slipway_common.events.signal import SignalRaised
-from slipway_common.events.signal_rules import DEFAULT_RULES, TTL_SECONDS_MAX, Rules, is_for_provisioner, refusal
+from slipway_common.events.signal_kinds import CAPS, KINDS, TTL_SECONDS_MAX
+from slipway_common.events.signal_rules import DEFAULT_RULES, Rules, is_for_provisioner, refusal
 from slipway_weight_calculator.domain.rows import Config
 
 REASONS: Final = ("target", "kind", "source", "ttl", "expired", "future", "value", "unreached", "newer", "share")
-DEGRADED: Final = 0.5  # the factor of a signal that names none
 
 
 class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -94,10 +94,8 @@ def problem(
     if is_for_provisioner(event):
         # Only the provisioner knows which workers exist.
         return "" if configs_reached or event.target_kind == "worker" else _unreached(event)
-    if event.value is not None and (wrong := _value_problem(event.kind, event.value)):
+    if wrong := _value_problem(event.kind, event.value):
         return wrong
-    if event.kind == "capacity_hint" and event.value is None:
-        return "value: a capacity_hint needs a value, the number of starts in flight that fit"
     if not configs_reached and event.target_kind == "worker":
         return f"unreached: worker {event.target_id!r} is not booting; a signal on a worker counts only while it boots"
     if not configs_reached:
@@ -126,10 +124,11 @@ def _is_newer(known: Signal, signal: Signal) -> bool:
     return known.kind == "recovered" and known.observed_at >= signal.observed_at
 
 
-def _value_problem(kind: str, value: float) -> str:
-    if kind == "capacity_hint":
-        return "" if 0 <= value < 1e9 else f"value: {value:g} is not a number of starts"
-    return "" if 0 <= value <= 1 else f"value: {value:g} is not between 0 and 1"
+def _value_problem(kind: str, value: float | None) -> str:
+    if value is None:
+        return f"value: a {kind} needs a value, the number of starts in flight that fit" if kind in CAPS else ""
+    expected = KINDS[kind].expected(value)
+    return f"value: {value:g} is not {expected}" if expected else ""
 
 
 def _share_problem(
@@ -194,9 +193,7 @@ def signal_of(event: SignalRaised, configs_reached: Collection[str], now: float)
     """Key and stored form of a signal: a newer signal of a source on a target replaces the one before."""
     # A single machine that is down is weak evidence about its location.
     kind = "degraded" if event.target_kind == "worker" and event.kind == "down" else event.kind
-    value = {"down": 0.0, "recovered": 1.0, "capacity_hint": event.value or 0.0}.get(kind, DEGRADED)
-    if kind in ("degraded", "spot_interruption") and event.value is not None:
-        value = event.value
+    value = event.value if KINDS[kind].value and event.value is not None else KINDS[kind].factor
     observed_at = event.observed_at.timestamp()
     # Signals that a `recovered` clears may last longer than its own ttl, and may arrive after it.
     lasts_seconds = TTL_SECONDS_MAX if kind == "recovered" else event.ttl_seconds
@@ -223,7 +220,7 @@ def cleared(event: SignalRaised, live: Mapping[str, Signal]) -> list[str]:
 
 def health_factor(live: Iterable[Signal]) -> float:
     """Factor of a config's health: the lowest of its live signals."""
-    return min((signal.value for signal in live if signal.kind != "capacity_hint"), default=1.0)
+    return min((signal.value for signal in live if signal.kind not in CAPS), default=1.0)
 
 
 def down_signal(live: Iterable[Signal]) -> Signal | None:
@@ -233,5 +230,5 @@ def down_signal(live: Iterable[Signal]) -> Signal | None:
 
 def launch_cap(live: Iterable[Signal]) -> float | None:
     """The lowest launch window of any capacity hint; at least one start, to find out when a hint is wrong."""
-    caps = [max(1.0, signal.value) for signal in live if signal.kind == "capacity_hint"]
+    caps = [max(1.0, signal.value) for signal in live if signal.kind in CAPS]
     return min(caps, default=None)

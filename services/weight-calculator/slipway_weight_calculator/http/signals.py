@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Request
 
 from slipway_common.database.postgres import Database
 from slipway_common.events.signal import SignalRaised
+from slipway_common.events.signal_kinds import TTL_SECONDS
 from slipway_common.events.time import Time
 from slipway_common.messaging import outbox
 from slipway_common.web.access import Credentials, bearer, check
@@ -41,7 +42,7 @@ class SignalBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
     source: str = ""
     observed_at: Time | None = None
-    ttl_seconds: float = 900.0
+    ttl_seconds: float = TTL_SECONDS
     value: float | None = None
 
 

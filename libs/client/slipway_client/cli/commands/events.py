@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 app = noun("Show events")
 
-# Includes all topics that `slipway weights replay` needs.
-WATCHED: Final = (
-    "worker.lifecycle",
-    "launch-config.lifecycle",
-    "launch-config.signal",
-    "pool.lifecycle",
-    "lease.lifecycle",
-    "alert",
-)
 LAST: Final = 10
 WINDOW: Final = timedelta(hours=1)  # searched for the last events: a filtered object may have none for a while
 
@@ -42,6 +33,15 @@ def _names() -> dict[str, str]:
     from slipway_common.events.topics import TOPICS
 
     return {topic.name.removeprefix("slipway.").removesuffix(".v1"): topic.name for topic in TOPICS}
+
+
+def watched() -> list[str]:
+    """Topics shown by default: those of subscribers, and signals, which `slipway weights replay` needs.
+
+    Topics that services read as views are left out, because they repeat whole states at short intervals."""
+    from slipway_common.events.topics import LAUNCH_CONFIG_SIGNAL, TOPICS
+
+    return [topic.name for topic in TOPICS if topic is LAUNCH_CONFIG_SIGNAL or (topic.followed and not topic.viewed)]
 
 
 def _topics(context: typer.Context, incomplete: str) -> list[str]:
@@ -101,7 +101,7 @@ def tail(
     """
     names = _names()
     known = names | {name: name for name in names.values()}
-    wanted = topic or list(WATCHED)
+    wanted = topic or watched()
     if unknown := [name for name in wanted if name not in known]:
         raise typer.BadParameter(f"--topic: no topic {unknown[0]}; there is {', '.join(names)}")
     if since and beginning:

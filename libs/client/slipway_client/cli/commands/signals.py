@@ -11,25 +11,11 @@ from slipway_client.cli.tables import Field, Output, as_json, show
 from slipway_client.transport.http import Failed
 from slipway_client.view import moments
 from slipway_common.events.lifecycle import ENDED, WAITING
+from slipway_common.events.signal_kinds import AT_ONCE, CAPS, KINDS, TTL_SECONDS, TTL_SECONDS_MAX, VALUED
 
 app = noun("Manage external health signals")
 
-TARGETS: Final = ("config", "zone", "account", "pool", "image", "worker")
-KINDS: Final = (
-    "degraded",
-    "down",
-    "recovered",
-    "capacity_hint",
-    "spot_interruption",
-    "pause_request",
-    "resume_request",
-)
-AT_ONCE: Final = frozenset({"recovered", "resume_request"})  # take effect once; they have no duration
-VALUED: Final = frozenset({"degraded", "capacity_hint", "spot_interruption"})
-SHARES: Final = VALUED - {"capacity_hint"}
-COUNT_MAX: Final = 1e9 - 1
-HELD_SECONDS: Final = 900.0
-HELD_SECONDS_MAX: Final = 86_400.0
+TARGETS: Final = ("config", "zone", "account", "pool", "image", "worker")  # in the order of their use
 CONFIGS_SHOWN: Final = 5
 
 LIVE: Final[tuple[Field, ...]] = (
@@ -60,7 +46,24 @@ Holds = Annotated[
 Value = Annotated[float | None, typer.Option(metavar="NUMBER", help="Value of the signal, see above")]
 
 
-@app.command("raise")
+KINDS_HELP: Final = "\n".join(f"  {kind.name:<20}{kind.effect}" for kind in KINDS.values())
+RAISE_HELP: Final = f"""Raise a health signal for a target
+
+Signals adjust weights; launch outcomes still count. The source of the signal is the name of your token.
+
+\b
+Kinds:
+{KINDS_HELP}
+
+\b
+Examples:
+  slipway signal raise zone us-east-1b degraded --reason "status page" --for 1h
+  slipway signal raise config linux-zone-b down --reason "rack is dark"
+  slipway signal raise zone us-east-1b recovered --reason "status page"
+"""
+
+
+@app.command("raise", help=RAISE_HELP)
 def raise_signal(
     context: typer.Context,
     target: TargetKind,
@@ -70,26 +73,7 @@ def raise_signal(
     for_: Holds = None,
     value: Value = None,
 ) -> None:
-    """Raise a health signal for a target
-
-    Signals adjust weights; launch outcomes still count. The source of the signal is the name of your token.
-
-    \b
-    Kinds:
-      degraded            health is reduced to --value, from 0 to 1
-      down                the target fails: only probes launch
-      recovered           withdraws earlier signals of the source
-      capacity_hint       room for --value starts
-      spot_interruption   capacity is being reclaimed; --value as for degraded
-      pause_request       stop launches for the duration
-      resume_request      end a pause of the source
-
-    \b
-    Examples:
-      slipway signal raise zone us-east-1b degraded --reason "status page" --for 1h
-      slipway signal raise config linux-zone-b down --reason "rack is dark"
-      slipway signal raise zone us-east-1b recovered --reason "status page"
-    """
+    """Raise a health signal for a target."""
     _check_words(target, kind)
     seconds = _held_seconds(kind, for_)
     _check_value(kind, target, value)
@@ -122,28 +106,27 @@ def _check_words(target: str, kind: str) -> None:
 
 def _held_seconds(kind: str, for_: str | None) -> float:
     if for_ is None:
-        return HELD_SECONDS
+        return TTL_SECONDS
     if kind in AT_ONCE:
         raise typer.BadParameter(f"--for: a {kind} takes effect once and has no duration; omit --for")
     try:
         seconds = moments.seconds(for_)
     except ValueError as error:
         raise typer.BadParameter(f"--for: {error}") from error
-    if seconds > HELD_SECONDS_MAX:
+    if seconds > TTL_SECONDS_MAX:
         raise typer.BadParameter(f"--for: {for_} is more than 24h; raise the signal again before it ends")
     return seconds
 
 
 def _check_value(kind: str, target: str, value: float | None) -> None:
     if value is None:
-        if kind == "capacity_hint":
-            raise typer.BadParameter("--value: required for a capacity_hint: the number of starts with room")
+        if kind in CAPS:
+            raise typer.BadParameter(f"--value: required for a {kind}: the number of starts with room")
         return
     if kind not in VALUED or (kind, target) == ("spot_interruption", "worker"):
         raise typer.BadParameter(f"--value: not accepted for a {kind} of a {target}; omit --value")
-    if not (0 <= value <= (1 if kind in SHARES else COUNT_MAX)):
-        between = "between 0 and 1" if kind in SHARES else "a number of starts"
-        raise typer.BadParameter(f"--value: {value:.10g} is not {between}")
+    if expected := KINDS[kind].expected(value):
+        raise typer.BadParameter(f"--value: {value:.10g} is not {expected}")
 
 
 def _effect(target: str, kind: str, reached: list[str], until: str) -> str:
