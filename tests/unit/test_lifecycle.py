@@ -9,6 +9,7 @@ import pytest
 
 import slipway_provisioner
 from slipway_common.events.lifecycle import (
+    ASKED_TO_STOP,
     ENDED,
     IN_FLIGHT,
     LEAVING,
@@ -40,6 +41,7 @@ def test_every_state_counts_once() -> None:
     """A worker is serving, leaving or ended, and a start is in flight in at most one stage."""
     assert sorted([*SERVING, *LEAVING, *ENDED]) == sorted(State)
     assert LIVE == SERVING | LEAVING
+    assert LIVE >= ASKED_TO_STOP
     in_flight = [state for states in IN_FLIGHT.values() for state in states]
     assert len(in_flight) == len(set(in_flight))
     assert SERVING.issuperset({*in_flight, *WAITING, *REGISTERED})
@@ -63,9 +65,32 @@ def test_every_worker_ends() -> None:
     assert not [event for state, event in TRANSITIONS if state is State.STOPPED]
 
 
+def reached(event: str) -> set[State]:
+    """Live states that follow `event`, at once or later."""
+    states = {after for (_, name), after in TRANSITIONS.items() if name == event}
+    for _ in State:
+        states |= {after for (before, _), after in TRANSITIONS.items() if before in states}
+    return states - ENDED
+
+
+def test_every_live_state_accepts_what_may_happen() -> None:
+    """It is cancelled, or accepts a request to stop once, and its instance may vanish. Once registered, it may exit,
+    and the reply to its call may come second."""
+    needed = [
+        *((state, event) for state in reached("registered") for event in ("launched", "stopped")),
+        *((state, "stopped") for state in WAITING),
+        *((state, "stopping") for state in LIVE - WAITING - ASKED_TO_STOP),
+        *((state, "lost") for state in LIVE - WAITING),
+    ]
+    assert not [pair for pair in needed if pair not in TRANSITIONS]
+
+
 def test_stopping_is_final() -> None:
-    """A stopping worker never serves again, whatever events follow."""
-    assert not [pair for pair, after in TRANSITIONS.items() if pair[0] is State.STOPPING and after in SERVING]
+    """A worker that was asked to stop stays so, and a leaving one never serves again, whatever events follow."""
+    assert reached("stopping") <= ASKED_TO_STOP
+    stays = ASKED_TO_STOP | ENDED
+    assert not [pair for pair, after in TRANSITIONS.items() if pair[0] in ASKED_TO_STOP and after not in stays]
+    assert not [pair for pair, after in TRANSITIONS.items() if pair[0] in LEAVING and after in SERVING]
 
 
 def test_late_outcomes_of_a_call_are_accepted() -> None:

@@ -8,7 +8,8 @@ import pytest
 from slipway_client.view.why.configs import of_config, of_image
 from slipway_client.view.why.leases import of_lease, of_lease_pool
 from slipway_client.view.why.pools import of_pool
-from slipway_client.view.why.workers import of_worker
+from slipway_client.view.why.workers import STATES, of_worker
+from slipway_common.events.lifecycle import State
 
 NOW = datetime(2026, 8, 1, 14, 30, tzinfo=UTC)
 
@@ -239,6 +240,10 @@ def test_worker(worker: dict[str, Any], state: list[str], rest: list[str]) -> No
     """State, then decision, the configs that got nothing, admission, call, boot, tasks, end."""
     lines = of_worker(worker, DECISION, LEASE_POOL, now=NOW).sentences(NOW)
     assert lines == [f"Worker w-1: {state[0]}", *state[1:], *DECIDED, *rest]
+
+
+def test_every_state_is_explained() -> None:
+    assert set(STATES) == set(State)
 
 
 def test_worker_that_is_a_probe_of_a_decision_that_is_gone() -> None:

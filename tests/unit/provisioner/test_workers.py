@@ -8,7 +8,15 @@ import msgspec
 import pytest
 
 from slipway_common.events import worker as events
-from slipway_common.events.lifecycle import TRANSITIONS, IllegalTransition, State
+from slipway_common.events.lifecycle import (
+    IN_FLIGHT,
+    LIVE,
+    SERVING,
+    TRANSITIONS,
+    WAITING,
+    IllegalTransition,
+    State,
+)
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.domain import workers
 from slipway_provisioner.domain.workers import Change, Worker, ended_stage
@@ -53,6 +61,10 @@ CHANGES: list[tuple[Callable[[Worker], Any], str, type[Any] | None]] = [
     (lambda w: workers.stopped(w, "gone", NOW), "stopped", events.WorkerStopped),
     (lambda w: workers.lost(w, "gone", NOW), "lost", events.WorkerLost),
 ]
+
+
+def test_every_transition_has_a_function() -> None:
+    assert {name for _, name, _ in CHANGES} == {event for _, event in TRANSITIONS}
 
 
 @pytest.mark.parametrize(("change", "name", "event_type"), CHANGES)
@@ -131,15 +143,15 @@ def test_no_stage_ends_while_stopping() -> None:
 def test_vanishing_before_registration_is_a_failed_boot() -> None:
     """In other states a lost worker ends no stage."""
     assert workers.lost(worker(State.STARTING), "gone", NOW)[1].outcome.stage is Stage.BOOT
-    for state in (State.LAUNCHING, State.RUNNING, State.STOPPING):
+    for state in LIVE - WAITING - IN_FLIGHT["boot"]:
         assert workers.lost(worker(state), "gone", NOW)[1].outcome is None
 
 
-@pytest.mark.parametrize("state", [State.REQUESTED, State.LAUNCHING, State.STARTING, State.RUNNING])
+@pytest.mark.parametrize("state", sorted(SERVING))
 def test_a_terminated_worker_is_no_evidence(state: State) -> None:
     """A worker without a provider call is cancelled, any other is stopping; no stage ends by it."""
     after, event = workers.terminated(worker(state), "terminated by op: drill", NOW)
-    assert after.state is (State.STOPPED if state is State.REQUESTED else State.STOPPING)
+    assert after.state is (State.STOPPED if state in WAITING else State.STOPPING)
     assert after.reason == event.reason == "terminated by op: drill"
     assert (getattr(event, "outcome", None), ended_stage(event), after.failed_at) == (None, None, None)
 

@@ -30,9 +30,10 @@ IN_FLIGHT: Final[Mapping[str, frozenset[State]]] = {
     "claim": REGISTERED,
 }
 SERVING: Final = frozenset[State]().union(*IN_FLIGHT.values())  # counted towards the target
-LEAVING: Final = frozenset({State.STOPPING})  # billed, but not serving
+ASKED_TO_STOP: Final = frozenset({State.STOPPING})  # later reports end no stage; a missing instance is expected
 ENDED: Final = frozenset({State.STOPPED})
 LIVE: Final = frozenset(State) - ENDED
+LEAVING: Final = LIVE - SERVING  # billed, but not serving
 
 Q, L, S, R, P, X = State  # in the order above
 TRANSITIONS: Final[dict[tuple[State, str], State]] = {

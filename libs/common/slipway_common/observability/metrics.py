@@ -119,7 +119,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         services=PROVISIONER,
         labels=("pool",),
         whole=True,
-        help="Workers requested, launching, starting or running",
+        help="Workers counted towards the target, from requested to running",
     ),
     Metric(
         name="slipway_pool_max_workers",

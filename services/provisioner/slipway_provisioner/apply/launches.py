@@ -12,7 +12,7 @@ import msgspec
 
 from slipway_common.base.ids import new_id
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import LEAVING, LIVE, State
+from slipway_common.events.lifecycle import ASKED_TO_STOP, LIVE, State
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.binding import bind
@@ -153,7 +153,7 @@ async def _put_back(
     evidence: dict[str, Any] = {"throttled": refused is not None, "retry_after_seconds": retry}
     unbound = _without_instance(intents)
     launching = await release(tx, [w for w in unbound if w.state is State.LAUNCHING], reason, **evidence)
-    stopping = await release(tx, [w for w in unbound if w.state in LEAVING], reason, **evidence)
+    stopping = await release(tx, [w for w in unbound if w.state in ASKED_TO_STOP], reason, **evidence)
     not_before = now + timedelta(seconds=retry) if retry else None
     no_evidence = Outcome(Stage.LAUNCH, Result.FAILED, Scope.NOTHING, "", reason)
     changes = [delayed(worker, reason, not_before=not_before) for worker in launching]

@@ -1,7 +1,7 @@
 """Termination of a worker by a person."""
 
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import ENDED, LEAVING, WAITING, State
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, WAITING, State
 from slipway_provisioner.apply.leases import release
 from slipway_provisioner.domain.workers import Worker, terminated
 from slipway_provisioner.store import leases, pools, workers
@@ -30,7 +30,7 @@ async def terminate(tx: Connection, worker_id: str, reason: str) -> Worker | Non
         return None
     if worker.state in ENDED:
         raise AlreadyStopped(worker.reason)
-    if worker.state in LEAVING:
+    if worker.state in ASKED_TO_STOP:
         return worker
     if worker.state in WAITING:
         if _waits_under(worker) != _waits_under(seen):

@@ -28,7 +28,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest report of one source. `gone`: its tasks that have ended, or run on stopping workers, since the sample.
+    """Newest report of one source. `gone`: its tasks that have ended, or run on leaving workers, since the sample.
 
     `fresh_seconds`: time until the report is stale.
     """
@@ -43,7 +43,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of serving workers (requested … running) and of leaving workers (stopping)."""
+    """Number of serving and of leaving workers, by the sets of `lifecycle`."""
 
     serving: int
     leaving: int

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from slipway_common.events.lifecycle import LEAVING, LIVE
+from slipway_common.events.lifecycle import ASKED_TO_STOP, LIVE
 from slipway_provisioner.domain.cloud import Instance
 from slipway_provisioner.domain.workers import Worker
 
@@ -50,7 +50,7 @@ def compare(
     present = {i.id for i in listed}
     expected = [w for w in live if w.instance_id is not None and _since(w) < young]
     missing = [w for w in expected if w.instance_id not in present]
-    unexpected = [w for w in missing if w.state not in LEAVING]
+    unexpected = [w for w in missing if w.state not in ASKED_TO_STOP]
     implausible = ""
     if not identity_matches:
         implausible = "the credentials belong to another account"

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from slipway_common.events import worker as events
-from slipway_common.events.lifecycle import IN_FLIGHT, LEAVING, WAITING, State, advance
+from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, WAITING, State, advance
 from slipway_common.events.worker import Outcome, Result, Scope, Stage
 
 
@@ -126,7 +126,7 @@ def launched(worker: Worker, instance_id: str, now: datetime, *, looked_up: bool
         looked_up=looked_up,
         outcome=Outcome(Stage.LAUNCH, Result.OK),
         console=console,
-        leaving=worker.state in LEAVING,
+        leaving=worker.state in ASKED_TO_STOP,
     )
 
 
@@ -153,13 +153,13 @@ def _registered(worker: Worker, now: datetime, *, code: str = "", **fields: Any)
         **_ids(worker),
         instance_id=after.instance_id or "",
         boot_seconds=max(0.0, (now - since).total_seconds()),
-        outcome=NO_OUTCOME if worker.state in LEAVING else Outcome(Stage.BOOT, Result.OK, code=code),
+        outcome=NO_OUTCOME if worker.state in ASKED_TO_STOP else Outcome(Stage.BOOT, Result.OK, code=code),
     )
 
 
 def claimed(worker: Worker, task_id: str, source: str, at: datetime) -> Change:
     """Claimed a task. The first claim ends the claim stage, unless the worker is stopping."""
-    first = worker.first_claimed_at is None and worker.state not in LEAVING
+    first = worker.first_claimed_at is None and worker.state not in ASKED_TO_STOP
     after = _to(worker, "claimed", idle_since=None, first_claimed_at=worker.first_claimed_at or at)
     return after, events.WorkerClaimed(
         **_ids(worker), task_id=task_id, source=source, outcome=Outcome(Stage.CLAIM, Result.OK) if first else None

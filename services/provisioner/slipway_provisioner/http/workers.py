@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from slipway_common.base.ids import hash_secret, new_secret
 from slipway_common.database.postgres import Connection, Database
-from slipway_common.events.lifecycle import ENDED, LEAVING, LIVE, IllegalTransition
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, LIVE, IllegalTransition
 from slipway_common.web.access import Credentials, bearer
 from slipway_common.web.problem import Problem
 from slipway_common.web.runtime import database, wake
@@ -145,7 +145,7 @@ def _clamped(at: datetime, now: datetime) -> datetime:
 
 
 def _answer(worker: Worker) -> dict[str, Any]:
-    is_stopping = worker.state in LEAVING
+    is_stopping = worker.state in ASKED_TO_STOP
     return {"terminate": is_stopping, "reason": worker.reason if is_stopping else ""}
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from slipway_common.database.postgres import Database
 from slipway_common.events.alert import Alert, AlertRaised, AlertResolved
-from slipway_common.events.lifecycle import IN_FLIGHT, LEAVING, LIVE
+from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, LIVE
 from slipway_common.messaging import outbox
 from slipway_common.observability.telemetry import logger
 from slipway_provisioner import metrics
@@ -94,7 +94,7 @@ async def mark_gone(database: Database, ids: Sequence[str], reason: str) -> None
         now = await pools.now(db)
         await demand.close_claims(db, [w.id for w in live], now)
         released = await release(db, live, "gone")
-        changes = [(stopped if worker.state in LEAVING else lost)(worker, reason, now) for worker in released]
+        changes = [(stopped if worker.state in ASKED_TO_STOP else lost)(worker, reason, now) for worker in released]
         await workers.save(db, changes)
 
 

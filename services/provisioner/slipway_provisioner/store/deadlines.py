@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from slipway_common.database.postgres import Connection
-from slipway_common.events.lifecycle import IN_FLIGHT, LEAVING, REGISTERED
+from slipway_common.events.lifecycle import ASKED_TO_STOP, IN_FLIGHT, REGISTERED
 from slipway_provisioner.store.tables import states
 
 OVERDUE_BOOTS: Final = f"""
@@ -35,7 +35,7 @@ ORDER BY w.id LIMIT 200"""
 # that is taken moves to the end of the queue whatever the call's result, so a failing account does not block others.
 TAKE_STOPPING: Final = f"""
 UPDATE worker SET termination_requested_at = slipway_clock() WHERE id IN (
-    SELECT id FROM worker WHERE state IN ({states(LEAVING)}) AND instance_id IS NOT NULL
+    SELECT id FROM worker WHERE state IN ({states(ASKED_TO_STOP)}) AND instance_id IS NOT NULL
         AND (registered_at IS NULL OR stopping_at < slipway_clock() - $1 * interval '1 s')
         AND (termination_requested_at IS NULL OR termination_requested_at < slipway_clock() - $2 * interval '1 s')
     ORDER BY termination_requested_at NULLS FIRST, id LIMIT 50 FOR UPDATE SKIP LOCKED)

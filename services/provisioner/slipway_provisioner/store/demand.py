@@ -36,7 +36,7 @@ ON CONFLICT (pool_id, source) DO UPDATE SET
     claimed_seen_at = coalesce(excluded.claimed_seen_at, d.claimed_seen_at)
 WHERE d.observed_at < excluded.observed_at
 RETURNING pool_id, source"""
-# A claim counts as gone for its source if it ended after the sample or runs on a stopping worker.
+# A claim counts as gone for its source if it ended after the sample or runs on a leaving worker.
 OBSERVE: Final = f"""
 SELECT d.source, d.pending, d.claimed, d.traceparent,
     extract(epoch FROM d.observed_at + d.valid_for_seconds * interval '1 s' - slipway_clock())::float8

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
 from slipway_common.database.sql import Statement, array, names
-from slipway_common.events.lifecycle import ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
+from slipway_common.events.lifecycle import ASKED_TO_STOP, ENDED, IN_FLIGHT, LEAVING, REGISTERED, SERVING, WAITING
 from slipway_common.events.scopes import FORGOTTEN_AFTER_SECONDS
 from slipway_provisioner.domain.pool import Config, Fleet, Idle, Observed, Pool, Shared, Stage, Waiting
 from slipway_provisioner.store import demand
@@ -40,7 +40,7 @@ FROM worker WHERE pool_id = $1 AND state NOT IN ({states(ENDED)})"""
 # evidence a claim is confirmed by the worker's hook, or by claimed tasks in its queue since the worker registered.
 STARTS: Final = f"""
 SELECT count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["launch"])})
-        OR (w.state IN ({states(LEAVING)}) AND w.instance_id IS NULL))::int AS launch,
+        OR (w.state IN ({states(ASKED_TO_STOP)}) AND w.instance_id IS NULL))::int AS launch,
     count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["boot"])}))::int AS boot,
     count(*) FILTER (WHERE w.state IN ({states(IN_FLIGHT["claim"])}) AND w.first_claimed_at IS NULL
         AND CASE c.claim_evidence

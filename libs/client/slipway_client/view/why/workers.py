@@ -1,12 +1,14 @@
 """Explanation of a worker, from the decision that wanted it to its end."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from typing import Final
 
 from slipway_client.view import moments
 from slipway_client.view.phrases import count, queue
 from slipway_client.view.why.causes import raise_limit, shares
 from slipway_client.view.why.explanation import NOTHING, Cause, Explanation, Facts, explained
+from slipway_common.events.lifecycle import IN_FLIGHT, REGISTERED, WAITING, State
 
 
 def of_worker(worker: Facts, decision: Facts | None, lease_pool: Facts | None, *, now: datetime) -> Explanation:
@@ -23,49 +25,81 @@ def of_worker(worker: Facts, decision: Facts | None, lease_pool: Facts | None, *
         *_tasks(worker, now),
         *_end(worker, now),
     ]
-    cause, effect = _cause(worker, lease_pool)
+    # A newer provisioner may know a state that this command does not.
+    cause, effect = STATES.get(worker["state"], _ended)(worker, lease_pool)
     return explained("worker", worker["id"], [cause], effect, details)
 
 
-def _cause(worker: Facts, lease_pool: Facts | None) -> tuple[Cause, str]:
-    """The cause of a worker's state, and its effect."""
-    state, reason = worker["state"], worker.get("reason") or ""
-    batch = worker.get("batch") or {}
-    terminate = f"`slipway worker terminate {worker['id']} --reason …` gives up on it"
+Meaning = tuple[Cause, str]
+"""Cause of a worker's state, and its effect."""
 
-    def began(field: str) -> datetime | None:
-        return moments.at(worker[field]) if worker.get(field) else None
 
-    if state == "requested":
-        behind = f" to lease pool {lease_pool['id']}: {queue(lease_pool)}" if lease_pool else " to its account"
-        text = f"requested, waits for admission{behind}"
-        if worker.get("lease"):
-            text = f"requested, admitted by lease pool {worker['lease']['lease_pool_id']}, waits for its launch call"
-        remedy = raise_limit(lease_pool) if lease_pool and not worker.get("lease") else NOTHING
-        return Cause(text=text, since=began("requested_at"), remedy=remedy), "no instance yet"
-    if state == "launching":
-        at = moments.at(batch["started_at"]) if batch.get("started_at") else began("requested_at")
-        return Cause(text="launching, waits for the provider's answer", since=at), "no known instance yet"
-    if state == "starting":
-        text = "starting, its instance has not registered yet"
-        return Cause(
-            text=text, since=began("launched_at"), remedy=f"{NOTHING}; {terminate}"
-        ), "no task can be claimed on it yet"
-    if state == "running":
-        idle = worker.get("idle_since")
-        text = "running, idle" if idle else "running a task"
-        remedy = f"{NOTHING}; {terminate}"
-        if not idle:
-            claims = [event["at"] for event in (worker.get("timeline") or ()) if event["what"] == "claimed"]
-            at = moments.at(claims[-1]) if claims else began("registered_at")
-            return Cause(text=text, since=at, remedy=remedy), "its task goes on"
-        return Cause(text=text, since=began("idle_since"), remedy=remedy), "it can claim a task"
-    if state == "stopping":
-        text = f"draining: {reason or 'no reason given'}"
-        effect = "it claims no new task, and is billed until the provider reports its instance gone"
-        return Cause(text=text, since=began("stopping_at"), remedy=f"{NOTHING}: it is terminated"), effect
-    text = f"{state}: {reason or 'no reason given'}"
-    return Cause(text=text, since=began("ended_at")), "it claims no more tasks"
+def _requested(worker: Facts, lease_pool: Facts | None) -> Meaning:
+    text = f"requested, waits for admission to {_queue(lease_pool)}"
+    if worker.get("lease"):
+        text = f"requested, admitted by lease pool {worker['lease']['lease_pool_id']}, waits for its launch call"
+    remedy = raise_limit(lease_pool) if lease_pool and not worker.get("lease") else NOTHING
+    return Cause(text=text, since=_at(worker, "requested_at"), remedy=remedy), "no instance yet"
+
+
+def _launching(worker: Facts, _: Facts | None) -> Meaning:
+    since = _at(worker.get("batch") or {}, "started_at") or _at(worker, "requested_at")
+    return Cause(text="launching, waits for the provider's answer", since=since), "no known instance yet"
+
+
+def _starting(worker: Facts, _: Facts | None) -> Meaning:
+    cause = Cause(
+        text="starting, its instance has not registered yet",
+        since=_at(worker, "launched_at"),
+        remedy=_terminate(worker),
+    )
+    return cause, "no task can be claimed on it yet"
+
+
+def _running(worker: Facts, _: Facts | None) -> Meaning:
+    if worker.get("idle_since"):
+        text, since, effect = "running, idle", _at(worker, "idle_since"), "it can claim a task"
+    else:
+        claims = [event for event in (worker.get("timeline") or ()) if event["what"] == "claimed"]
+        since = _at(claims[-1], "at") if claims else _at(worker, "registered_at")
+        text, effect = "running a task", "its task goes on"
+    return Cause(text=text, since=since, remedy=_terminate(worker)), effect
+
+
+def _stopping(worker: Facts, _: Facts | None) -> Meaning:
+    cause = Cause(
+        text=f"draining: {worker.get('reason') or 'no reason given'}",
+        since=_at(worker, "stopping_at"),
+        remedy=f"{NOTHING}: it is terminated",
+    )
+    return cause, "it claims no new task, and is billed until the provider reports its instance gone"
+
+
+def _ended(worker: Facts, _: Facts | None) -> Meaning:
+    text = f"{worker['state']}: {worker.get('reason') or 'no reason given'}"
+    return Cause(text=text, since=_at(worker, "ended_at")), "it claims no more tasks"
+
+
+STATES: Final[Mapping[str, Callable[[Facts, Facts | None], Meaning]]] = {
+    State.REQUESTED: _requested,
+    State.LAUNCHING: _launching,
+    State.STARTING: _starting,
+    State.RUNNING: _running,
+    State.STOPPING: _stopping,
+    State.STOPPED: _ended,
+}
+
+
+def _queue(lease_pool: Facts | None) -> str:
+    return f"lease pool {lease_pool['id']}: {queue(lease_pool)}" if lease_pool else "its account"
+
+
+def _terminate(worker: Facts) -> str:
+    return f"{NOTHING}; `slipway worker terminate {worker['id']} --reason …` gives up on it"
+
+
+def _at(row: Facts, field: str) -> datetime | None:
+    return moments.at(row[field]) if row.get(field) else None
 
 
 def _decided(worker: Facts, decision: Facts | None, now: datetime) -> Iterator[str]:
@@ -90,7 +124,7 @@ def _admission(worker: Facts, now: datetime) -> Iterator[str]:
         waited = moments.spelled((moments.at(batch["started_at"]) - requested_at).total_seconds())
         by = f" by lease pool {lease['lease_pool_id']} (fencing token {lease['fencing_token']})" if lease else ""
         yield f"Admitted{by}: {waited} from the request to the call."
-    elif worker["state"] == "requested" and worker.get("reason"):
+    elif worker["state"] in WAITING and worker.get("reason"):
         yield f"Returned to the queue: {worker['reason']}."
 
 
@@ -109,7 +143,7 @@ def _call(worker: Facts, now: datetime) -> Iterator[str]:
         yield f"{call}: launched {took} later{repeats}, instance {worker['instance_id']}."
     elif worker.get("registered_at"):
         yield f"{call}: registered before the answer, instance {worker['instance_id']}."
-    elif worker["state"] == "launching":
+    elif worker["state"] in IN_FLIGHT["launch"]:
         yield f"{call}: no answer for {moments.spelled((now - began).total_seconds())}{repeats}."
     elif worker.get("failed_at"):
         yield f"{call}: refused{repeats}: {worker.get('reason') or batch.get('outcome') or 'no reason given'}."
@@ -123,7 +157,7 @@ def _boot(worker: Facts, now: datetime) -> Iterator[str]:
         took = (moments.at(worker["registered_at"]) - moments.at(launched)).total_seconds() if launched else 0.0
         if took > 0:  # otherwise it registered before the provider's answer, as the sentence about the call states
             yield f"Registered at {_clock(worker, 'registered_at', now)}, after a boot of {moments.spelled(took)}."
-    elif worker["state"] == "starting" and launched:
+    elif worker["state"] in IN_FLIGHT["boot"] and launched:
         yield f"Booting for {moments.spelled((now - moments.at(launched)).total_seconds())}."
     elif launched:
         yield "It never registered."
@@ -141,7 +175,7 @@ def _tasks(worker: Facts, now: datetime) -> Iterator[str]:
         last = claims[-1]["detail"]
         took = f"Claimed {count(len(claims), 'task')}, the first {moments.spelled(first)} after it registered"
         yield f"{took}; current: {last}." if finished < len(claims) else f"{took}; last: {last}."
-    if worker["state"] == "running" and worker.get("idle_since"):
+    if worker["state"] in REGISTERED and worker.get("idle_since"):
         idle = (now - moments.at(worker["idle_since"])).total_seconds()
         yield f"Idle for {moments.spelled(idle)}."
 
