@@ -4,40 +4,58 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+import sqlalchemy as sa
 
 from slipway_common.database.postgres import Connection
+from slipway_common.database.sql import Statement, array, arrays, columns, names
 from slipway_common.events.weight import SharedWindow, WeightChanged
+from slipway_provisioner.store.tables import launch_config, shared_window, weight
 
-UPSERT: Final = """
-INSERT INTO weight AS w (launch_config_id, revision, record, received_at)
-SELECT id, revision, record, slipway_clock()
-FROM unnest($1::text[], $2::bigint[], $3::jsonb[]) AS u (id, revision, record)
-ORDER BY id
-ON CONFLICT (launch_config_id) DO UPDATE SET revision = excluded.revision, record = excluded.record,
-    received_at = excluded.received_at
+RECORDED: Final = (weight.c.launch_config_id, weight.c.revision, weight.c.record)
+UPSERT: Final = f"""
+INSERT INTO weight AS w ({names(RECORDED)}, received_at)
+SELECT {names(RECORDED)}, slipway_clock() FROM unnest({arrays(RECORDED)}) AS u ({names(RECORDED)})
+ORDER BY launch_config_id
+ON CONFLICT (launch_config_id) DO UPDATE SET
+    ({names(RECORDED[1:])}, received_at) = ({names(RECORDED[1:], "excluded.")}, excluded.received_at)
 WHERE w.revision < excluded.revision
 RETURNING (record ->> 'pool_id') AS pool_id"""
-DELETE: Final = """
-DELETE FROM weight WHERE launch_config_id IN (
-    SELECT launch_config_id FROM weight WHERE launch_config_id = ANY($1::text[]) ORDER BY 1 FOR UPDATE)"""
+GIVEN: Final = weight.c.launch_config_id == sa.any_(array("ids", weight.c.launch_config_id))
+LOCKED: Final = sa.select(weight.c.launch_config_id).where(GIVEN).order_by(weight.c.launch_config_id).with_for_update()
+DELETE: Final = Statement(sa.delete(weight).where(weight.c.launch_config_id.in_(LOCKED)))
+# Fields of a shared window in an event, by the columns of its row.
+WINDOW: Final = {
+    shared_window.c[column]: field
+    for column, field in {
+        "key": "key",
+        "stage": "stage",
+        "version": "version",
+        "size": "window",
+        "state": "state",
+        "unconfirmed": "unconfirmed",
+        "reason": "reason",
+    }.items()
+}
+CHANGED: Final = tuple(WINDOW)[2:]
 # Versions that are not newer are dropped before rows are locked, since every record of a scope repeats the share.
-UPSERT_SHARED: Final = """
-INSERT INTO shared_window AS s (key, stage, version, size, state, unconfirmed, reason)
-SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::integer[], $5::text[], $6::integer[], $7::text[])
-    AS u (key, stage, version, size, state, unconfirmed, reason)
+UPSERT_SHARED: Final = f"""
+INSERT INTO shared_window AS s ({names(WINDOW)})
+SELECT * FROM unnest({arrays(WINDOW)}) AS u ({names(WINDOW)})
 WHERE NOT EXISTS (SELECT FROM shared_window k WHERE (k.key, k.stage) = (u.key, u.stage) AND k.version >= u.version)
 ORDER BY key, stage
-ON CONFLICT (key, stage) DO UPDATE SET version = excluded.version, size = excluded.size, state = excluded.state,
-    unconfirmed = excluded.unconfirmed, reason = excluded.reason
+ON CONFLICT (key, stage) DO UPDATE SET ({names(CHANGED)}) = ({names(CHANGED, "excluded.")})
 WHERE s.version < excluded.version
 RETURNING key"""
 # A success came between, so all failures since then count, even once there are as many as were forgiven.
 DELETE_FORGIVEN: Final = """
 DELETE FROM forgiven f USING shared_window s
 WHERE (s.key, s.stage) = (f.key, f.stage) AND s.key = ANY($1::text[]) AND s.unconfirmed < f.unconfirmed"""
-POOLS_OF: Final = """
-SELECT DISTINCT pool_id FROM launch_config WHERE state <> 'archived'
-    AND (image_key = ANY($1::text[]) OR quota_key = ANY($1::text[]) OR credential_key = ANY($1::text[]))"""
+SHARED_KEYS: Final = (launch_config.c.image_key, launch_config.c.quota_key, launch_config.c.credential_key)
+POOLS_OF: Final = Statement(
+    sa.select(launch_config.c.pool_id)
+    .distinct()
+    .where(launch_config.c.state != "archived", sa.or_(*(key == sa.any_(array("keys", key)) for key in SHARED_KEYS)))
+)
 
 
 async def upsert(tx: Connection, records: Sequence[tuple[int, WeightChanged]]) -> set[str]:
@@ -49,17 +67,15 @@ async def upsert(tx: Connection, records: Sequence[tuple[int, WeightChanged]]) -
 
 
 async def delete(db: Connection, config_ids: Sequence[str]) -> None:
-    await db.execute(DELETE, sorted(config_ids))
+    await db.execute(DELETE.text, *DELETE.arguments(ids=sorted(config_ids)))
 
 
 async def upsert_shared(tx: Connection, windows: Sequence[SharedWindow]) -> list[str]:
     """Store shared windows that are newer than their rows, each given once; returns the keys of those."""
     if not windows:
         return []
-    columns = zip(
-        *((s.key, s.stage, s.version, s.window, s.state, s.unconfirmed, s.reason) for s in windows), strict=True
-    )
-    return sorted({row["key"] for row in await tx.fetch(UPSERT_SHARED, *map(list, columns))})
+    changed = await tx.fetch(UPSERT_SHARED, *columns(windows, WINDOW.values()).values())
+    return sorted({row["key"] for row in changed})
 
 
 async def delete_outdated_forgiveness(tx: Connection, keys: Sequence[str]) -> None:
@@ -69,4 +85,4 @@ async def delete_outdated_forgiveness(tx: Connection, keys: Sequence[str]) -> No
 
 async def pools_of(db: Connection, keys: Sequence[str]) -> set[str]:
     """Pools with a config that uses one of the shared keys."""
-    return {row["pool_id"] for row in await db.fetch(POOLS_OF, keys)}
+    return {row["pool_id"] for row in await db.fetch(POOLS_OF.text, *POOLS_OF.arguments(keys=keys))}
