@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from slipway_local.servers.kafka import EmbeddedKafka
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-# One broken law must be one failed assertion, since mutants are judged by assertions. There is no deadline, since the
-# time of an example depends on the machine.
-settings.register_profile("one-at-a-time", report_multiple_bugs=False, deadline=None)
+# One broken law must be one failed assertion, since mutants are judged by assertions. Neither an example nor its
+# generation has a deadline, since their time depends on the machine.
+settings.register_profile(
+    "one-at-a-time", report_multiple_bugs=False, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("one-at-a-time")
 
 

@@ -19,6 +19,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q")
 MAKE = ("make", "--no-print-directory")
 NO_TESTS_COLLECTED = 5
 AT_A_TIME = 2
+LINES_REPEATED = 15
 
 
 class Layer(NamedTuple):
@@ -64,6 +65,9 @@ class End(NamedTuple):
         budget = LAYERS[self.name].budget_seconds
         over = f" (budget {budget:g} s)" if self.seconds > budget else ""
         return f"  {self.name:<14}{self.seconds:6.1f} s  {self.verdict}{over}"
+
+    def last_lines(self) -> list[str]:
+        return self.output.decode(errors="replace").splitlines()[-LINES_REPEATED:]
 
 
 def run(name: str) -> End:
@@ -114,6 +118,9 @@ def main(names: Sequence[str], *, fast: bool) -> int:
         sys.exit(f"no fast layer: {', '.join(sorted(left_out))}; run it without FAST=1")
     ends = run_all(wanted)
     failed = any(end.verdict != "ok" for end in ends)
+    for end in ends:
+        if end.verdict != "ok":  # what went wrong stands above hundreds of lines of other layers
+            print(f"── end of {end.name} ──", *end.last_lines(), sep="\n")
     print("── summary ──", *(end.line() for end in sorted(ends, key=lambda end: wanted.index(end.name))), sep="\n")
     print(f"  {'total':<14}{time.monotonic() - begin:6.1f} s  {'FAILED' if failed else 'ok'}")
     return 1 if failed else 0

@@ -151,7 +151,11 @@ async def copied(mutant: Mutant | None) -> AsyncIterator[Path]:
 def environment(copy: Path, given: Mapping[str, str]) -> dict[str, str]:
     """The copy's packages come before the installed ones, which are the unbroken tree; children inherit that."""
     paths = [copy, *sorted(copy.glob("libs/*")), *sorted(copy.glob("services/*"))]
-    changed = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "COLUMNS": "1000"}  # pytest cuts reasons to the columns
+    changed = {
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "PYTHONHASHSEED": "0",  # the order of a set may decide which examples a law sees
+        "COLUMNS": "1000",  # pytest cuts reasons to the columns
+    }
     if demand := given.get("DEMAND"):
         changed["DEMAND"] = str(Path(demand).resolve())  # the command runs in the copy
     return dict(given) | changed
@@ -247,6 +251,9 @@ async def check(mutants: Sequence[Mutant]) -> int:
     print("── before the renames → now ──", *before, sep="\n")
     missing = sum(line.endswith("MISSING") for line in before)
     red = sum(not reason for reason in reasons.values())
+    for mutant in mutants:
+        if reason := reasons[mutant.name]:
+            print(f"GREEN {mutant.name}: {mutant.claim}: {reason}")
     print(f"{red} of {len(mutants)} red; {len(before) - missing} of the {len(before)} claims of before listed")
     return 0 if red == len(mutants) and not missing and not unbroken.result() else 1
 

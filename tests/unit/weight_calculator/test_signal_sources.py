@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipway_common.base.settings import from_environment
@@ -149,6 +149,7 @@ raised_signals = st.lists(
 
 
 @given(raised_signals)
+@example([("degraded", ("config", "zone-a"), 2.0, "page")])
 def test_no_signal_raises_a_weight(given_signals: list[tuple[str, tuple[str, str], float | None, str]]) -> None:
     """No signal raises a window either; the lowest factor counts, not the product."""
     known = world()
